@@ -1,0 +1,254 @@
+// The block table of one space: who may touch which block, and under which key it is found.
+//
+// A block is in exactly one state, and the states sum to the capacity, always:
+//
+//   free         nobody may touch it                       -> leased (Lease)
+//   leased       one session writes                        -> sealed (Seal) | free (last Release) |
+//   quarantined (EndSession) sealed       refs > 0; its sharers read                -> cached (last Release)
+//   cached       refs = 0; content valid; evictable        -> sealed (Match) | free (Reclaim)
+//   quarantined  its session ended, its processes may run  -> free (FreeQuarantine)
+//
+// Only a cached block without resident children may be a victim. Block 0 is the null block and is no part of
+// the capacity.
+//
+// refs of a sealed block = holds of all sessions + sealed children + 1 if pinned. A session holds a block any
+// number of times: a lease or a match is one hold, Ref adds one, Release takes one; a session that ended
+// keeps its holds until FreeQuarantine, since its processes may still read. A sealed child holds its parent,
+// and so on up the chain (full attention groups): whatever is behind a cached block is cached too, so every
+// cached block can be had, leaf by leaf. A pinned block's parent is pinned too, at least as long.
+//
+// Credit. Each leased or sealed block is charged to at most one session: the one that took it from the
+// available (free or cached) ones. The charge ends when the block is available again, not when that session
+// lets go: memory that others still hold has not come back. So this holds always, and a session's guarantee
+// is always there to be leased:
+//
+//   free + cached  >=  promised = sum over open sessions of max(0, guaranteed - charged)
+//
+// Lease, Match, Pin and the parent link of Seal stop short of breaking it.
+//
+// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
+// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it.
+//
+// Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4 to 8, policy 8,
+// ghosts 4; a session adds 2 per block in the 1024-block pages that it holds blocks in.
+#ifndef KVPOOL_SERVER_POOL_BLOCK_POOL_H_
+#define KVPOOL_SERVER_POOL_BLOCK_POOL_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/support/block_ref.h"
+
+namespace kvpool {
+
+class ReplacementPolicy;
+
+enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined };
+inline constexpr int kBlockStates = 5;
+
+// Index of a session in the pool; reused once FreeQuarantine was called and no block is charged to it.
+enum class Holder : uint16_t {};
+inline constexpr Holder kNobody{0xffff};
+
+// Milliseconds on the caller's clock; only differences are used. Kept in 32 bits: ages beyond 49 days alias.
+using TimeMs = uint64_t;
+
+// A key in the form the index holds: 32 bytes as they came, or the SHA-256 of keys of other lengths, which
+// `raw` tells apart. Groups have separate key spaces.
+struct BlockKey {
+  std::array<uint8_t, 32> bytes;
+  uint8_t group = 0;
+  bool raw = true;
+
+  // REQUIRES: key.size() in [1, 64], group < 16.
+  static BlockKey From(std::string_view key, uint32_t group);
+  friend bool operator==(const BlockKey&, const BlockKey&) = default;
+};
+
+enum class Shortfall : uint8_t { kNone, kPressure, kCredit, kCap };
+enum class MissReason : uint8_t { kNone, kNeverSeen, kEvicted, kCredit, kCap, kWindow };
+enum class EvictReason : uint8_t { kBackground, kDirect, kOperator };
+inline constexpr int kEvictReasons = 3;
+
+// What a verb answers for one block.
+enum class Verdict : uint8_t {
+  kDone,
+  kDuplicate,     // Seal: the key exists; the canonical block is held instead.
+  kUnknownBlock,  // Id outside the capacity, or the null block.
+  kStale,         // The generation moved.
+  kNotHeld,       // The session has no hold on it.
+  kWrongState,    // Seal of a block that is not leased, Pin of one that is not resident, …
+  kTooManyHolds,  // 65535 holds by one session.
+  kOverPinBudget,
+  kOverCredit,  // Pin of a cached block that is promised to sessions.
+};
+
+struct SessionLimits {
+  uint32_t guaranteed = 0;  // Blocks.
+  uint32_t max_blocks = 0;  // Distinct blocks held at once; 0: no cap.
+};
+
+struct PoolOptions {
+  uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
+  std::vector<uint32_t>
+      windows;  // Per layer group: window in blocks, 0 for full attention. Its size is the number of groups.
+  double pin_budget = 0.25;  // Of the capacity: blocks pinned or retained above the default priority.
+  uint32_t ghosts = 0;       // Evicted keys remembered; 0: a quarter of max_blocks, at most 4 Mi.
+};
+
+struct SealEntry {
+  BlockRef block;
+  absl::Span<const BlockKey> keys;  // At least one; the last is the chain's.
+};
+
+struct SealOutcome {
+  Verdict verdict = Verdict::kDone;
+  BlockRef canonical;
+};
+
+struct GroupQuery {
+  uint32_t group = 0;
+  absl::Span<const BlockKey> keys;
+  uint32_t tokens_per_block = 1;
+};
+
+struct MatchOutcome {
+  uint64_t tokens = 0;
+  // Parallel to the queries: blocks in sequence order; kNullRef before a window.
+  std::vector<std::vector<BlockRef>> blocks;
+  MissReason miss = MissReason::kNone;
+};
+
+struct LeaseOutcome {
+  uint32_t leased = 0;
+  Shortfall shortfall = Shortfall::kNone;
+};
+
+struct BlockView {
+  BlockRef ref;
+  BlockState state;
+  BlockKey key;
+  uint32_t refs;
+  BlockId parent;
+  uint32_t children;
+  bool pinned;
+  uint8_t priority;
+  Holder owner;
+  uint32_t age_ms;   // Since it was sealed.
+  uint32_t idle_ms;  // Since it was last used.
+};
+
+// A reclaimed block, as histograms and logs want it.
+struct Eviction {
+  BlockId block;
+  BlockKey key;
+  uint32_t lifetime_ms;
+  uint32_t idle_ms;
+};
+
+// Counters since the pool was made; only grow.
+struct PoolCounters {
+  uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
+  uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;
+  uint64_t regret = 0;  // Looked up after they were evicted, while remembered.
+  std::array<uint64_t, kEvictReasons> evicted{};
+};
+
+class BlockPool {
+ public:
+  // The policy sees every event and chooses victims; owned.
+  BlockPool(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks.
+  absl::Status Grow(uint32_t blocks);
+
+  // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised (with the numbers), or at 65,534
+  // sessions.
+  absl::StatusOr<Holder> AddSession(const SessionLimits& limits);
+  // The session ends: its leases become quarantined; what it shares stays held. Its guarantee ends.
+  void EndSession(Holder session);
+  // No process of the session is left: quarantined blocks become free, its holds on sealed ones end.
+  // REQUIRES: EndSession was called. Answers how many holds came back.
+  uint64_t FreeQuarantine(Holder session);
+
+  // Appends up to `count` refs of free blocks, now leased, or none if fewer than `min` are to be had.
+  // Reclaims (reason kDirect) when free blocks run short.
+  LeaseOutcome Lease(Holder session, TimeMs now, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
+
+  // Seals blocks that are consecutive in one sequence. `parent`: key of the block in front of the first, or
+  // null. outcomes is parallel to entries.
+  void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
+            absl::Span<SealOutcome> outcomes);
+
+  // Longest prefix resident in every group asked; takes a hold on each block answered.
+  void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
+
+  // One hold fewer on each. Given root first; touched tail first, so that LRU takes leaves before parents.
+  void Release(Holder session, TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
+  void Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
+  // Answers how many were resident and current.
+  uint32_t Touch(TimeMs now, absl::Span<const BlockRef> blocks);
+  // Pins each block and the chain in front of it.
+  void Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
+  // Skips blocks that a pinned child keeps pinned. Tail first.
+  uint32_t Unpin(absl::Span<const BlockRef> blocks);
+  void SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::Span<const BlockRef> blocks,
+                    absl::Span<Verdict> verdicts);
+  // Ends pins and retentions whose time is over.
+  void Expire(TimeMs now);
+
+  // Frees up to `count` of what the policy would have leave; answers how many. `log`, if given, gets each.
+  uint32_t Reclaim(TimeMs now, uint32_t count, EvictReason reason, std::vector<Eviction>* log);
+  // Frees these, if they are still what they were when they were judged; skips refs whose generation moved,
+  // and blocks that may not leave. Parents in the list leave after their children whatever the order.
+  uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
+                   std::vector<Eviction>* log);
+
+  // ---- Views
+  uint32_t capacity() const;  // Blocks, the null block not included: the sum of the states.
+  std::array<uint32_t, kBlockStates> counts() const;
+  uint32_t available() const;  // free + cached.
+  uint32_t promised() const;   // As in the invariant above.
+  uint32_t pinned() const;
+  uint32_t pin_budget() const;
+  const PoolCounters& counters() const;
+  // Direct evictions since the last call, for histograms. Bounded: at most 4096 are kept.
+  std::vector<Eviction> TakeDirectEvictions();
+  // NOT_FOUND outside the capacity.
+  absl::StatusOr<BlockView> View(BlockId block, TimeMs now) const;
+  // The resident block of a key, or kNullRef.
+  BlockRef Find(const BlockKey& key) const;
+  // Resident children of a block: O(capacity); for people.
+  std::vector<BlockId> Children(BlockId block) const;
+  // When a remembered key was evicted: milliseconds ago; NOT_FOUND if it is not remembered.
+  absl::StatusOr<uint32_t> EvictedAgo(const BlockKey& key, TimeMs now) const;
+  struct Holdings {
+    uint32_t leased = 0, referenced = 0, charged = 0;
+    SessionLimits limits;
+  };
+  Holdings holdings(Holder session) const;
+  uint32_t holds(Holder session, BlockId block) const;
+  // Unused guarantee of a session: what it can lease whatever others do.
+  uint32_t guaranteed_free(Holder session) const;
+  const ReplacementPolicy& policy() const;
+  // Walks everything and aborts on the first broken invariant. O(capacity): for tests and for the operator.
+  void CheckInvariants() const;
+
+ private:
+  class Rep;
+  std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_BLOCK_POOL_H_
