@@ -1,0 +1,180 @@
+// The daemon without its sockets: spaces, sessions, members, and every verb.
+//
+//   attach socket -> OnAttached, OnSlabAck, OnHangup, OnProcessDead      (one thread, the attach server's)
+//   gRPC          -> OpenSession, AddMember, Apply, operator verbs        (any thread)
+//   housekeeping  -> growth, background reclaim, expiry                   (one thread of its own)
+//
+// Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
+// fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
+//
+// A session ends once: by CloseSession, by hang-up of a member's attach socket, by death of a member, by a
+// slab that a member could not map, or by an operator. Its blocks come free when the pidfd of every member
+// has fired; a session that closed itself gives everything back at once, which is the engine's word that
+// nothing of it still runs.
+#ifndef KVPOOL_SERVER_DAEMON_H_
+#define KVPOOL_SERVER_DAEMON_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda/device.h"
+#include "kvpool/v1/attach.pb.h"
+#include "kvpool/v1/engine.pb.h"
+#include "kvpool/v1/operator.pb.h"
+#include "server/clock.h"
+#include "server/pool/block_pool.h"
+
+namespace kvpool {
+
+// The process at the other end of an attach connection. Calls queue and return at once; they come from any
+// thread, under no lock of the daemon.
+class AttachPeer {
+ public:
+  virtual ~AttachPeer() = default;
+  // `fd` travels with the frame if it is valid.
+  virtual void Send(const v1::AttachFrame& frame, UniqueFd fd) = 0;
+  // Sends `closed` and hangs up. OnHangup follows; the pidfd stays watched until OnProcessDead.
+  virtual void Close(const std::string& reason) = 0;
+};
+
+struct PeerCredentials {
+  int64_t pid = 0;  // 0: not visible in the daemon's pid namespace.
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+};
+
+// Names an attach connection inside the daemon.
+enum class AttachId : uint64_t {};
+
+// Told that something waits for a member's stream. Cheap, any thread, must not call into the daemon.
+class StreamListener {
+ public:
+  virtual ~StreamListener() = default;
+  virtual void OnPending() = 0;     // Call TakePending.
+  virtual void OnSuperseded() = 0;  // A newer stream of the member took over: end with ABORTED.
+};
+
+struct DaemonOptions {
+  std::string version;
+  uint64_t epoch = 1;       // Of this start of the daemon.
+  uint64_t slab_bytes = 0;  // 0: 64 MiB on host, 256 MiB on cuda; rounded up to whole blocks and granules.
+  std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
+  double low_watermark = 0.005;  // Free blocks below this share of the capacity: reclaim in the background …
+  double high_watermark = 0.01;  // … until this share is free.
+  std::string policy = "lru";
+  double pin_budget = 0.25;
+  uint32_t max_sessions = 1024;  // Open, or ended and not yet gone.
+  uint32_t max_members = 64;     // Of one session.
+  uint64_t idle_space_ms =
+      3600 * 1000;  // A space without sessions is closed after this, or when others need its memory.
+  // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
+  std::map<std::string, std::vector<uint32_t>> tenant_uids;
+  bool housekeeping_thread = true;  // False: tests call HousekeepOnce.
+};
+
+// A histogram as Prometheus wants it: counts per bucket (not cumulative) and the sum, in seconds.
+struct HistogramSnapshot {
+  std::vector<double> bounds;
+  std::vector<uint64_t> counts;  // bounds.size() + 1.
+  double sum = 0;
+};
+
+struct SpaceSnapshot {
+  uint64_t space = 0;
+  std::string tenant, kind, policy;
+  std::array<uint32_t, kBlockStates> blocks{};
+  uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
+  uint64_t slab_bytes = 0;
+  bool pressure = false;
+  PoolCounters pool;
+  std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
+  HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
+};
+
+struct DaemonSnapshot {
+  std::vector<SpaceSnapshot> spaces;
+  std::vector<v1::DeviceInfo> devices;
+  std::map<std::string, uint64_t>
+      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, operator.
+  std::map<std::string, uint64_t> step_operations;  // By verb.
+  // Evicted blocks and other counters of spaces that are gone, so that sums over spaces never fall: kept
+  // under space 0.
+  uint64_t step_batches = 0, reconnects = 0;
+  bool draining = false;
+  double uptime_seconds = 0;
+};
+
+// One process of a session, as callers hold it: stays valid after the session's end, and then answers
+// ABORTED.
+class Member;
+
+class Daemon {
+ public:
+  // Takes the devices. INVALID_ARGUMENT names the option and its limits.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
+                                                       std::vector<std::unique_ptr<Device>> devices,
+                                                       const Clock* clock);
+  virtual ~Daemon() = default;
+
+  // ---- Attach connections
+  struct Welcome {
+    AttachId id;
+    v1::AttachFrame frame;
+  };
+  virtual absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer,
+                                             const PeerCredentials& credentials,
+                                             const std::string& client_name) = 0;
+  virtual void OnSlabAck(AttachId id, const v1::SlabAck& ack) = 0;
+  // The connection is gone: no verb of the session is obeyed any more. The process may run on.
+  virtual void OnHangup(AttachId id) = 0;
+  // The process is gone. Comes once, before or after OnHangup; the id is forgotten after both.
+  virtual void OnProcessDead(AttachId id) = 0;
+
+  // ---- Engine verbs
+  virtual absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result) = 0;
+  virtual absl::Status AddMember(const v1::AddMember& request, v1::AddMemberResult* result) = 0;
+  // UNAUTHENTICATED: no member has this token.
+  virtual absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token) = 0;
+  // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
+  // the member's stream. A repeated sequence gets the first answer again.
+  virtual void Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+                     v1::StepResponse* response) = 0;
+  // One verb outside the stream; `done` is called once, inside the call or, for a verb that was parked, later
+  // on any thread.
+  virtual void ApplyUnary(const v1::Call& call, v1::Operation operation,
+                          std::function<void(const v1::OperationResult&)> done) = 0;
+  // Makes `listener` the member's stream; the one before is superseded.
+  virtual void BindStream(const std::shared_ptr<Member>& member,
+                          std::shared_ptr<StreamListener> listener) = 0;
+  virtual void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) = 0;
+  // Moves pending completions and notices into the response; false: there were none.
+  virtual bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) = 0;
+
+  // ---- Operator verbs
+  virtual absl::Status Evict(const v1::EvictRequest& request, v1::EvictResponse* response) = 0;
+  virtual absl::Status ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response) = 0;
+  virtual absl::Status ListSessions(const v1::ListSessionsRequest& request,
+                                    v1::ListSessionsResponse* response) = 0;
+  virtual absl::Status ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response) = 0;
+  virtual absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response) = 0;
+  virtual absl::Status Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response) = 0;
+  virtual absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response) = 0;
+  virtual absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) = 0;
+  virtual absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) = 0;
+
+  virtual DaemonSnapshot Snapshot() = 0;
+  // One round of growth, background reclaim, expiry and closing of idle spaces.
+  virtual void HousekeepOnce() = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DAEMON_H_
