@@ -1,8 +1,8 @@
 // Where KV memory lives: one GPU, or host memory.
 //
-// A device makes slabs. A slab is one physical allocation, visible to the daemon from its making and to a member
-// process once that process has imported the slab's handle. Whoever holds a mapping or an open fd holds the
-// memory: the death of the daemon frees nothing that an engine still maps.
+// A device makes slabs. A slab is one physical allocation, visible to the daemon from its making and to a
+// member process once that process has imported the slab's handle. Whoever holds a mapping or an open fd
+// holds the memory: the death of the daemon frees nothing that an engine still maps.
 //
 //   made by            handed over as                 imported by
 //   MakeSlab           a file descriptor (dup'ed)     MemberMemory::MapSlab
@@ -26,8 +26,8 @@ namespace kvpool {
 
 using IpcHandle = std::array<std::byte, 64>;
 
-// One physical allocation on a device, owned and mapped by this process; all zero when made. Destroying it unmaps it
-// here and gives up this process's hold; the memory itself goes when the last importer lets go.
+// One physical allocation on a device, owned and mapped by this process; all zero when made. Destroying it
+// unmaps it here and gives up this process's hold; the memory itself goes when the last importer lets go.
 class Slab {
  public:
   virtual ~Slab() = default;
@@ -54,35 +54,40 @@ class Device {
   // Memory in all, and what is free of it now as the system reports it.
   virtual size_t total_bytes() const = 0;
   virtual absl::StatusOr<size_t> free_bytes() const = 0;
-  // Zeroed, and the zeros are in memory, before this returns. RESOURCE_EXHAUSTED: the device is out of memory, with
-  // the bytes asked for and the bytes free. INVALID_ARGUMENT: bytes is 0 or not a multiple of the granularity.
+  // Zeroed, and the zeros are in memory, before this returns. RESOURCE_EXHAUSTED: the device is out of
+  // memory, with the bytes asked for and the bytes free. INVALID_ARGUMENT: bytes is 0 or not a multiple of
+  // the granularity.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) = 0;
   // One allocation to be handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
 };
 
 // A member process's view of one space on one device: a reservation of addresses that slabs are mapped into.
-// address(b) = base + b * block_stride_bytes holds across slabs. Until FinishWarmup the whole range is private scratch,
-// if it was asked for, and slabs that arrive are imported and held back. Host ranges are MADV_DONTFORK.
-// Thread-compatible: one thread maps.
+// address(b) = base + b * block_stride_bytes holds across slabs. Until FinishWarmup the whole range is
+// private scratch, if it was asked for, and slabs that arrive are imported and held back. Host ranges are
+// MADV_DONTFORK. Thread-compatible: one thread maps.
 class MemberMemory {
  public:
   virtual ~MemberMemory() = default;
   virtual uint64_t base() const = 0;
   virtual size_t reserved_bytes() const = 0;
-  // Imports `fd` (closed in any case) and maps it at base + offset_bytes; during warm-up it is imported now and mapped by
-  // FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size, or the range is not reserved or already mapped.
+  // Imports `fd` (closed in any case) and maps it at base + offset_bytes; during warm-up it is imported now
+  // and mapped by FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size, or the range is not
+  // reserved or already mapped.
   virtual absl::Status MapSlab(UniqueFd fd, size_t offset_bytes, size_t bytes) = 0;
-  // Opens an IPC handle as the whole space; base() moves to where the driver put it. Cuda only, before any other mapping.
+  // Opens an IPC handle as the whole space; base() moves to where the driver put it. Cuda only, before any
+  // other mapping.
   virtual absl::Status MapIpcSlab(const IpcHandle& handle, size_t bytes) = 0;
-  // Replaces scratch by the slabs held back, over the same addresses. The caller's device work on scratch must be done.
+  // Replaces scratch by the slabs held back, over the same addresses. The caller's device work on scratch
+  // must be done.
   virtual absl::Status FinishWarmup() = 0;
 };
 
 struct MemberMemoryOptions {
-  size_t reserve_bytes = 0;   // Multiple of the granularity.
+  size_t reserve_bytes = 0;  // Multiple of the granularity.
   bool warmup_scratch = false;
-  // Physical memory behind scratch on a GPU: one allocation of this size, mapped over and over across the range.
+  // Physical memory behind scratch on a GPU: one allocation of this size, mapped over and over across the
+  // range.
   size_t scratch_bytes = 0;
 };
 
@@ -94,13 +99,13 @@ struct HostDeviceOptions {
 std::unique_ptr<Device> MakeHostDevice(const HostDeviceOptions& options);
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveHostMemory(const MemberMemoryOptions& options);
 
-// GPUs, through the driver API. "0" (an ordinal, resolved to its UUID at once) or "GPU-…". With no driver: UNAVAILABLE with
-// the loader's words; in a binary built without CUDA: UNIMPLEMENTED, "built without CUDA".
+// GPUs, through the driver API. "0" (an ordinal, resolved to its UUID at once) or "GPU-…". With no driver:
+// UNAVAILABLE with the loader's words; in a binary built without CUDA: UNIMPLEMENTED, "built without CUDA".
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const std::string& ordinal_or_uuid);
 absl::StatusOr<int> CudaDeviceCount();
 // `uuid_bytes` as Device::uuid_bytes() gave them; the member's primary context is used.
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveCudaMemory(const std::string& uuid_bytes,
-                                                               const MemberMemoryOptions& options);
+                                                                const MemberMemoryOptions& options);
 
 }  // namespace kvpool
 

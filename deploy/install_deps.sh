@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Installs what kvpool needs on Debian 12. Usage: deploy/install_deps.sh [build|test]
+#
+#   build   what the daemon, the tools and the release tests need (the default)
+#   test    also what the other presets and the checks of rules and dashboards need
+#
+# Asks dpkg first, so it takes a second and no network when all is there. Needs root or sudo only to install.
+# The CUDA compiler is the NVIDIA wheels in build/deps/cuda, unless this machine has CUDA Toolkit 13:
+#   KVPOOL_CUDA_ROOT=DIR   use this toolkit          KVPOOL_CUDA_ROOT=none   build without CUDA
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+BUILD_PACKAGES=(
+  ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libgmock-dev libgrpc++-dev libgtest-dev libprotobuf-dev
+  libssl-dev ninja-build pkg-config prometheus-cpp-dev protobuf-compiler protobuf-compiler-grpc
+  python3 python3-venv  # the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
+  zlib1g-dev)
+TEST_PACKAGES=(
+  clang)  # thread-safety analysis: g++ has none
+CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
+  'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+  'nvidia-nvvm==13.0.*')
+
+say() { echo "deps: $*"; }
+die() { echo "deps: $*" >&2; exit 1; }
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -- "$@"; fi
+}
+
+# Prints those of its arguments that dpkg does not know as installed.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || echo "$package"
+  done
+}
+
+install_packages() {
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  [ ${#missing[@]} -gt 0 ] || return 0
+  command -v apt-get >/dev/null || die "no apt-get here; install by other means: ${missing[*]}"
+  [ "$(id -u)" = 0 ] || command -v sudo >/dev/null || die "needs root or sudo to install: ${missing[*]}"
+  say "installing ${#missing[@]} Debian packages: ${missing[*]}"
+  as_root apt-get -q update
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends "${missing[@]}"
+}
+
+# True if DIR/bin/nvcc is of CUDA 13 and makes device code here.
+nvcc_works() {
+  local root=$1 scratch status=0
+  [ -x "$root/bin/nvcc" ] || return 1
+  "$root/bin/nvcc" --version | grep -q 'release 13\.' || return 1
+  scratch=$(mktemp -d)
+  echo '__global__ void Probe(int* out) { *out = 1; }' >"$scratch/probe.cu"
+  "$root/bin/nvcc" -arch=sm_90 -fatbin -o "$scratch/probe.fatbin" "$scratch/probe.cu" >/dev/null 2>&1 || status=1
+  rm -rf "$scratch"
+  return $status
+}
+
+# The toolkit that `nvcc` in PATH belongs to: it may be a script elsewhere, so nvcc is asked for its own TOP.
+toolkit_in_path() {
+  local top
+  command -v nvcc >/dev/null || return 1
+  top=$(nvcc --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)
+  [ -n "$top" ] && readlink -f "$top"
+}
+
+install_cuda_wheels() {
+  local venv=build/deps/cuda log=build/logs/cuda_wheels.log
+  say "no CUDA Toolkit 13 on this machine: installing the NVIDIA wheels in $venv (log: $log)"
+  rm -rf "$venv"
+  mkdir -p build/deps build/logs
+  # pip brings its own list of authorities; the system's is the one this machine was set up with.
+  PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    bash -c 'python3 -m venv "$0" && "$0/bin/pip" install --only-binary :all: "$@"' "$venv" "${CUDA_WHEELS[@]}" >"$log" 2>&1
+}
+
+# Prints the root of the wheels' toolkit, if they are installed.
+wheel_toolkit() {
+  local root
+  for root in "$PWD"/build/deps/cuda/lib/python3*/site-packages/nvidia/cu13; do
+    [ -x "$root/bin/nvcc" ] && echo "$root" && return 0
+  done
+  return 1
+}
+
+# Finds or installs a CUDA 13 compiler and leaves its root in build/deps/cuda_root: empty if there is none.
+find_cuda() {
+  local root
+  mkdir -p build/deps
+  if [ "${KVPOOL_CUDA_ROOT:-}" = none ]; then
+    say "building without CUDA, as asked (KVPOOL_CUDA_ROOT=none)"
+    : >build/deps/cuda_root
+    return
+  fi
+  if [ -n "${KVPOOL_CUDA_ROOT:-}" ]; then
+    nvcc_works "$KVPOOL_CUDA_ROOT" || die "KVPOOL_CUDA_ROOT=$KVPOOL_CUDA_ROOT has no working bin/nvcc of CUDA 13"
+    echo "$KVPOOL_CUDA_ROOT" >build/deps/cuda_root
+    return
+  fi
+  # Found before, and still there: not probed again.
+  root=$(cat build/deps/cuda_root 2>/dev/null || true)
+  [ -n "$root" ] && [ -x "$root/bin/nvcc" ] && return
+  for root in /usr/local/cuda "$(toolkit_in_path || true)" "$(wheel_toolkit || true)"; do
+    if [ -n "$root" ] && nvcc_works "$root"; then
+      echo "$root" >build/deps/cuda_root
+      return
+    fi
+  done
+  if install_cuda_wheels && root=$(wheel_toolkit) && nvcc_works "$root"; then
+    echo "$root" >build/deps/cuda_root
+  else
+    say "no CUDA compiler to be had (build/logs/cuda_wheels.log says why): the binaries will say \"built without CUDA\""
+    : >build/deps/cuda_root
+  fi
+}
+
+# promtool checks and tests the alert rules. Its package would start a service, so it is only unpacked.
+unpack_promtool() {
+  local promtool=$PWD/build/deps/prometheus/usr/bin/promtool log=build/logs/promtool.log
+  { command -v promtool >/dev/null || [ -x "$promtool" ]; } && return
+  mkdir -p build/deps/prometheus build/logs
+  say "unpacking promtool from Debian's prometheus package in build/deps/prometheus (log: $log)"
+  (
+    cd build/deps/prometheus
+    # The first try finds no candidate where the lists were never fetched.
+    apt-get -q download prometheus || { as_root apt-get -q update && apt-get -q download prometheus; }
+    dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb
+  ) >"$log" 2>&1 || say "promtool is not to be had ($log says why): the checks that need it will be skipped"
+}
+
+case "${1:-build}" in
+  build) install_packages "${BUILD_PACKAGES[@]}" ;;
+  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool ;;
+  *) die "unknown set '$1': build or test" ;;
+esac
+find_cuda
+root=$(cat build/deps/cuda_root)
+say "all there; CUDA compiler: ${root:-none}"

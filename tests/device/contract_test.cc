@@ -1,0 +1,420 @@
+// What every device promises (cuda/device.h), asked of the one that KVPOOL_TEST_DEVICE names. Memory crosses
+// to other processes over a real socket, and they die for real.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/device/peer.h"
+#include "tests/device/test_device.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr size_t kCapacityBytes = size_t{256} << 20;
+constexpr uint64_t kWord = 0x0123456789abcdef;
+
+class DeviceContract : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<TestDevice>> test_device = OpenTestDevice(kCapacityBytes);
+    if (absl::IsUnavailable(test_device.status()) || absl::IsUnimplemented(test_device.status())) {
+      GTEST_SKIP() << "no such device here: " << test_device.status();
+    }
+    ASSERT_TRUE(test_device.ok()) << test_device.status();
+    test_device_ = std::move(*test_device);
+    granule_ = device().granularity_bytes();
+  }
+
+  Device& device() { return test_device_->device(); }
+
+  std::unique_ptr<Slab> MakeSlab(size_t bytes) {
+    absl::StatusOr<std::unique_ptr<Slab>> slab = device().MakeSlab(bytes);
+    EXPECT_TRUE(slab.ok()) << slab.status();
+    return slab.ok() ? std::move(*slab) : nullptr;
+  }
+  static UniqueFd Export(const Slab& slab) {
+    absl::StatusOr<UniqueFd> fd = slab.Export();
+    EXPECT_TRUE(fd.ok()) << fd.status();
+    return fd.ok() ? std::move(*fd) : UniqueFd();
+  }
+  std::unique_ptr<MemberMemory> Reserve(const MemberMemoryOptions& options) {
+    absl::StatusOr<std::unique_ptr<MemberMemory>> member = test_device_->Reserve(options);
+    EXPECT_TRUE(member.ok()) << member.status();
+    return member.ok() ? std::move(*member) : nullptr;
+  }
+  static std::unique_ptr<Peer> StartPeer() {
+    absl::StatusOr<std::unique_ptr<Peer>> peer = Peer::Start();
+    EXPECT_TRUE(peer.ok()) << peer.status();
+    return peer.ok() ? std::move(*peer) : nullptr;
+  }
+  uint64_t Read(uint64_t address) {
+    const absl::StatusOr<uint64_t> word = test_device_->Read(address);
+    EXPECT_TRUE(word.ok()) << word.status();
+    return word.value_or(~uint64_t{0});
+  }
+  void Write(uint64_t address, uint64_t word) {
+    const absl::Status status = test_device_->Write(address, word);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  std::unique_ptr<TestDevice> test_device_;
+  size_t granule_ = 0;
+};
+
+void ExpectStatus(const absl::Status& status, absl::StatusCode code, const std::string& words) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+}
+
+TEST_F(DeviceContract, SaysWhatItIs) {
+  EXPECT_FALSE(device().name().empty());
+  EXPECT_GE(granule_, size_t{2} << 20);
+  EXPECT_GT(device().total_bytes(), 0u);
+  const absl::StatusOr<size_t> free_bytes = device().free_bytes();
+  ASSERT_TRUE(free_bytes.ok()) << free_bytes.status();
+  EXPECT_LE(*free_bytes, device().total_bytes());
+  if (device().id() == "host") {
+    EXPECT_EQ(device().uuid_bytes(), "");
+  } else {
+    EXPECT_EQ(device().uuid_bytes().size(), 16u);
+    EXPECT_EQ(device().id().size(), std::string("GPU-8c0d1f5e-0000-0000-0000-000000000000").size());
+  }
+}
+
+TEST_F(DeviceContract, SlabsAreZeroedAlsoWhenTheirMemoryWasUsedBefore) {
+  for (int round = 0; round < 3; ++round) {
+    const std::unique_ptr<Slab> slab = MakeSlab(4 * granule_);
+    ASSERT_NE(slab, nullptr);
+    EXPECT_EQ(slab->bytes(), 4 * granule_);
+    for (size_t offset = 0; offset < slab->bytes(); offset += granule_ / 2) {
+      EXPECT_EQ(Read(slab->address() + offset), 0u);
+      Write(slab->address() + offset, kWord);
+    }
+    EXPECT_EQ(Read(slab->address() + slab->bytes() - 8), 0u);
+  }
+}
+
+TEST_F(DeviceContract, SizesThatAreNoMultipleOfTheGranularityAreRefused) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, granule_ - 1, granule_ + 4096}) {
+    ExpectStatus(device().MakeSlab(bytes).status(), absl::StatusCode::kInvalidArgument,
+                 std::to_string(bytes));
+  }
+}
+
+TEST_F(DeviceContract, OutOfMemorySaysHowMuchWasAskedAndHowMuchIsFree) {
+  const size_t bytes = (device().total_bytes() / granule_ + 1) * granule_;
+  const absl::Status status = device().MakeSlab(bytes).status();
+  ExpectStatus(status, absl::StatusCode::kResourceExhausted, std::to_string(bytes) + " bytes asked");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("free"));
+  // Nothing was lost by asking.
+  EXPECT_NE(MakeSlab(granule_), nullptr);
+}
+
+TEST_F(DeviceContract, MemberInAnotherProcessSeesTheSameBytesAtTheSameOffset) {
+  const std::unique_ptr<Slab> first = MakeSlab(2 * granule_);
+  const std::unique_ptr<Slab> second = MakeSlab(granule_);
+  const std::unique_ptr<Peer> peer = StartPeer();
+  ASSERT_TRUE(peer->Reserve({.reserve_bytes = 8 * granule_}).ok());
+  ASSERT_TRUE(peer->Map(Export(*first), 0, 2 * granule_).ok());
+  ASSERT_TRUE(peer->Map(Export(*second), 2 * granule_, granule_).ok());
+  // Both directions, at both ends of both slabs.
+  Write(first->address() + 2 * granule_ - 8, 1);
+  Write(second->address(), 2);
+  EXPECT_EQ(peer->Read(2 * granule_ - 8).value(), 1u);
+  EXPECT_EQ(peer->Read(2 * granule_).value(), 2u);
+  ASSERT_TRUE(peer->Write(0, 3).ok());
+  ASSERT_TRUE(peer->Write(3 * granule_ - 8, 4).ok());
+  EXPECT_EQ(Read(first->address()), 3u);
+  EXPECT_EQ(Read(second->address() + granule_ - 8), 4u);
+}
+
+TEST_F(DeviceContract, TwoMembersShareWithoutTheOwnerTouchingAnything) {
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<Peer> writer = StartPeer();
+  const std::unique_ptr<Peer> reader = StartPeer();
+  for (Peer* peer : {writer.get(), reader.get()}) {
+    ASSERT_TRUE(peer->Reserve({.reserve_bytes = granule_}).ok());
+    ASSERT_TRUE(peer->Map(Export(*slab), 0, granule_).ok());
+  }
+  ASSERT_TRUE(writer->Write(4096, kWord).ok());
+  EXPECT_EQ(reader->Read(4096).value(), kWord);
+}
+
+TEST_F(DeviceContract, MemoryOutlivesTheProcessThatMadeIt) {
+  const std::unique_ptr<Peer> owner = StartPeer();
+  absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_TRUE(owner->Write(64, kWord).ok());
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(std::move(*fd), 0, granule_).ok());
+  owner->Kill();
+  EXPECT_EQ(Read(member->base() + 64), kWord);
+  Write(member->base() + 64, kWord + 1);
+  EXPECT_EQ(Read(member->base() + 64), kWord + 1);
+}
+
+TEST_F(DeviceContract, AnOpenFdAloneHoldsTheMemory) {
+  const std::unique_ptr<Peer> owner = StartPeer();
+  absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_TRUE(owner->Write(64, kWord).ok());
+  owner->Kill();
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(std::move(*fd), 0, granule_).ok());
+  EXPECT_EQ(Read(member->base() + 64), kWord);
+}
+
+TEST_F(DeviceContract, TheOwnerDoesNotNoticeAMembersDeath) {
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<Peer> member = StartPeer();
+  ASSERT_TRUE(member->Reserve({.reserve_bytes = granule_}).ok());
+  ASSERT_TRUE(member->Map(Export(*slab), 0, granule_).ok());
+  ASSERT_TRUE(member->Write(128, kWord).ok());
+  member->Kill();
+  EXPECT_EQ(Read(slab->address() + 128), kWord);
+}
+
+TEST_F(DeviceContract, ASlabThatItsOwnerGaveUpStaysWithTheMember) {
+  std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*slab), 0, granule_).ok());
+  Write(slab->address(), kWord);
+  slab.reset();
+  EXPECT_EQ(Read(member->base()), kWord);
+}
+
+TEST_F(DeviceContract, FdsOfTheWrongKindAreRefusedAndClosed) {
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
+  UniqueFd pipe_out(pipe_ends[1]);
+  const size_t fds_before = CountOpenFds() - 1;  // Less the end of the pipe that is handed over.
+  const std::vector<int> wrong = {
+      pipe_ends[0],
+      ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0),
+      ::open("/dev/null", O_RDWR | O_CLOEXEC),
+      ::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+      ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC),
+  };
+  for (const int fd : wrong) {
+    ASSERT_GE(fd, 0);
+    ExpectStatus(member->MapSlab(UniqueFd(fd), 0, granule_), absl::StatusCode::kInvalidArgument, "slab fd");
+  }
+  ExpectStatus(member->MapSlab(UniqueFd(), 0, granule_), absl::StatusCode::kInvalidArgument, "slab fd");
+  EXPECT_EQ(CountOpenFds(), fds_before);
+  // The refusals cost the range nothing.
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  EXPECT_TRUE(member->MapSlab(Export(*slab), 0, granule_).ok());
+}
+
+TEST_F(DeviceContract, FdsOfTheWrongSizeAreRefused) {
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 8 * granule_});
+  const std::unique_ptr<Slab> slab = MakeSlab(2 * granule_);
+  ExpectStatus(member->MapSlab(Export(*slab), 0, 3 * granule_), absl::StatusCode::kInvalidArgument,
+               std::to_string(3 * granule_));
+  if (device().id() == "host") {
+    // A GPU's driver does not tell how large the memory behind an fd is: there, only too much is refused.
+    ExpectStatus(member->MapSlab(Export(*slab), 0, granule_), absl::StatusCode::kInvalidArgument,
+                 std::to_string(granule_));
+  }
+  EXPECT_TRUE(member->MapSlab(Export(*slab), 0, 2 * granule_).ok());
+}
+
+TEST_F(DeviceContract, RangesOutsideTheReservationOrInUseAreRefused) {
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 4 * granule_});
+  const std::unique_ptr<Slab> slab = MakeSlab(2 * granule_);
+  const size_t far = ~size_t{0} / granule_ * granule_;
+  for (const size_t offset : {size_t{1}, size_t{4096}, 3 * granule_, 4 * granule_, far, far - granule_}) {
+    ExpectStatus(member->MapSlab(Export(*slab), offset, 2 * granule_), absl::StatusCode::kInvalidArgument,
+                 std::to_string(offset));
+  }
+  ASSERT_TRUE(member->MapSlab(Export(*slab), granule_, 2 * granule_).ok());
+  Write(slab->address(), kWord);
+  for (const size_t offset : {size_t{0}, granule_, 2 * granule_}) {
+    ExpectStatus(member->MapSlab(Export(*slab), offset, 2 * granule_), absl::StatusCode::kInvalidArgument,
+                 "is mapped at offset");
+  }
+  EXPECT_EQ(Read(member->base() + granule_), kWord);
+}
+
+TEST_F(DeviceContract, ReservationsMustBeWhole) {
+  for (const size_t bytes : {size_t{0}, size_t{4096}, granule_ + 1}) {
+    ExpectStatus(test_device_->Reserve({.reserve_bytes = bytes}).status(), absl::StatusCode::kInvalidArgument,
+                 "reserve_bytes");
+  }
+  // More addresses than there are.
+  EXPECT_FALSE(test_device_->Reserve({.reserve_bytes = ~size_t{0} / granule_ * granule_}).ok());
+}
+
+TEST_F(DeviceContract, WarmupWritesNeverReachTheSlabs) {
+  const std::unique_ptr<Slab> before = MakeSlab(granule_);
+  const std::unique_ptr<Slab> after = MakeSlab(granule_);
+  Write(before->address(), kWord);
+  // Scratch of 2 granules under 5: it is mapped over and over, and the last time not whole.
+  const std::unique_ptr<MemberMemory> member =
+      Reserve({.reserve_bytes = 5 * granule_, .warmup_scratch = true, .scratch_bytes = 2 * granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*before), 0, granule_).ok());
+  for (size_t offset = 0; offset < 5 * granule_; offset += granule_) Write(member->base() + offset, 0xdead);
+  Write(member->base() + 5 * granule_ - 8, 0xdead);
+  EXPECT_EQ(Read(before->address()), kWord);
+  ExpectStatus(member->MapSlab(Export(*before), 0, granule_), absl::StatusCode::kInvalidArgument,
+               "is mapped at offset");
+
+  const uint64_t base = member->base();
+  ASSERT_TRUE(member->FinishWarmup().ok());
+  EXPECT_EQ(member->base(), base);
+  EXPECT_EQ(Read(base), kWord);
+  ASSERT_TRUE(member->MapSlab(Export(*after), granule_, granule_).ok());
+  EXPECT_EQ(Read(base + granule_), 0u);
+  ExpectStatus(member->FinishWarmup(), absl::StatusCode::kFailedPrecondition, "not warming up");
+}
+
+TEST_F(DeviceContract, SlabsHeldBackDuringWarmupOutliveTheirOwner) {
+  const std::unique_ptr<Peer> owner = StartPeer();
+  absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_TRUE(owner->Write(8, kWord).ok());
+  const std::unique_ptr<MemberMemory> member =
+      Reserve({.reserve_bytes = 2 * granule_, .warmup_scratch = true, .scratch_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(std::move(*fd), granule_, granule_).ok());
+  owner->Kill();
+  ASSERT_TRUE(member->FinishWarmup().ok());
+  EXPECT_EQ(Read(member->base() + granule_ + 8), kWord);
+}
+
+// mincore answers ENOMEM for addresses that are not mapped.
+bool IsMappedHere(uint64_t address) {
+  unsigned char resident;
+  return ::mincore(reinterpret_cast<void*>(address), 4096, &resident) == 0;
+}
+
+TEST_F(DeviceContract, ForkedChildrenDoNotSeeHostMemory) {
+  if (device().id() != "host")
+    GTEST_SKIP() << "about host memory: a GPU's addresses mean nothing to a forked child";
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<MemberMemory> member =
+      Reserve({.reserve_bytes = 2 * granule_, .warmup_scratch = true, .scratch_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*slab), 0, granule_).ok());
+  for (const bool warm : {false, true}) {
+    if (warm) {
+      ASSERT_TRUE(member->FinishWarmup().ok());
+    }
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::_exit(IsMappedHere(slab->address()) + 2 * IsMappedHere(member->base()) +
+              4 * IsMappedHere(member->base() + granule_));
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << "after warm-up: " << warm;
+    EXPECT_TRUE(IsMappedHere(slab->address()) && IsMappedHere(member->base()));
+  }
+}
+
+TEST_F(DeviceContract, IpcHandleOpensTheWholeSpace) {
+  if (!test_device_->makes_ipc_slabs()) {
+    ExpectStatus(device().MakeIpcSlab(granule_).status(), absl::StatusCode::kUnimplemented,
+                 "cuda devices only");
+    const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+    ExpectStatus(member->MapIpcSlab(IpcHandle{}, granule_), absl::StatusCode::kUnimplemented,
+                 "cuda devices only");
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<Slab>> slab = device().MakeIpcSlab(2 * granule_);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_EQ(Read((*slab)->address() + 8), 0u);
+  ExpectStatus((*slab)->Export().status(), absl::StatusCode::kFailedPrecondition, "IPC");
+  const absl::StatusOr<IpcHandle> handle = (*slab)->ipc_handle();
+  ASSERT_TRUE(handle.ok()) << handle.status();
+  const std::unique_ptr<Peer> peer = StartPeer();
+  ASSERT_TRUE(peer->Reserve({.reserve_bytes = 2 * granule_}).ok());
+  const absl::Status mapped = peer->MapIpc(*handle, 2 * granule_);
+  ASSERT_TRUE(mapped.ok()) << mapped;
+  ASSERT_TRUE(peer->Write(2 * granule_ - 8, kWord).ok());
+  EXPECT_EQ(Read((*slab)->address() + 2 * granule_ - 8), kWord);
+  Write((*slab)->address(), kWord + 1);
+  EXPECT_EQ(peer->Read(0).value(), kWord + 1);
+}
+
+TEST_F(DeviceContract, OnlySlabsOfOneKindInOneSpace) {
+  if (!test_device_->makes_ipc_slabs()) GTEST_SKIP() << "this device has no IPC slabs";
+  const std::unique_ptr<Peer> owner = StartPeer();
+  const absl::StatusOr<IpcHandle> handle = owner->MakeIpcSlab(granule_);
+  ASSERT_TRUE(handle.ok()) << handle.status();
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  ExpectStatus(slab->ipc_handle().status(), absl::StatusCode::kFailedPrecondition, "IPC");
+
+  const std::unique_ptr<MemberMemory> with_slab = Reserve({.reserve_bytes = 2 * granule_});
+  ASSERT_TRUE(with_slab->MapSlab(Export(*slab), 0, granule_).ok());
+  ExpectStatus(with_slab->MapIpcSlab(*handle, granule_), absl::StatusCode::kFailedPrecondition, "slab");
+
+  const std::unique_ptr<MemberMemory> with_handle = Reserve({.reserve_bytes = 2 * granule_});
+  ASSERT_TRUE(with_handle->MapIpcSlab(*handle, granule_).ok());
+  EXPECT_EQ(with_handle->reserved_bytes(), granule_);
+  ExpectStatus(with_handle->MapSlab(Export(*slab), 0, granule_), absl::StatusCode::kFailedPrecondition,
+               "IPC");
+  ExpectStatus(with_handle->MapIpcSlab(*handle, granule_), absl::StatusCode::kFailedPrecondition, "IPC");
+}
+
+TEST_F(DeviceContract, AHandleThatNobodyMadeIsRefused) {
+  if (!test_device_->makes_ipc_slabs()) GTEST_SKIP() << "this device has no IPC slabs";
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  IpcHandle handle;
+  handle.fill(std::byte{0x5a});
+  EXPECT_FALSE(member->MapIpcSlab(handle, granule_).ok());
+}
+
+TEST_F(DeviceContract, ManySlabsLeaveNothingBehind) {
+  constexpr size_t kSlabs = 24;
+  size_t fds_after_first_round = 0;
+  size_t mappings_after_first_round = 0;
+  for (int round = 0; round < 3; ++round) {
+    {
+      const std::unique_ptr<MemberMemory> member = Reserve(
+          {.reserve_bytes = kSlabs * granule_, .warmup_scratch = true, .scratch_bytes = 2 * granule_});
+      std::vector<std::unique_ptr<Slab>> slabs;
+      for (size_t i = 0; i < kSlabs; ++i) {
+        slabs.push_back(MakeSlab(granule_));
+        ASSERT_TRUE(member->MapSlab(Export(*slabs.back()), i * granule_, granule_).ok());
+        if (i == kSlabs / 2) {
+          ASSERT_TRUE(member->FinishWarmup().ok());
+        }
+      }
+    }
+    // A device may keep some of what its first use opened.
+    if (round == 0) {
+      fds_after_first_round = CountOpenFds();
+      mappings_after_first_round = CountMappings();
+    }
+  }
+  EXPECT_EQ(CountOpenFds(), fds_after_first_round);
+  EXPECT_EQ(CountMappings(), mappings_after_first_round);
+}
+
+TEST_F(DeviceContract, MembersHoldNoFdsOfMappedSlabs) {
+  const std::unique_ptr<Peer> peer = StartPeer();
+  ASSERT_TRUE(peer->Reserve({.reserve_bytes = 4 * granule_}).ok());
+  const uint64_t fds_before = peer->OpenFds().value();
+  for (size_t i = 0; i < 4; ++i) {
+    const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+    ASSERT_TRUE(peer->Map(Export(*slab), i * granule_, granule_).ok());
+  }
+  EXPECT_EQ(peer->OpenFds().value(), fds_before);
+}
+
+}  // namespace
+}  // namespace kvpool

@@ -1,0 +1,36 @@
+// Which device a run of the contract is about, chosen by KVPOOL_TEST_DEVICE ("host" or "cuda"), and how a
+// test reads and writes its memory.
+#ifndef KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
+#define KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda/device.h"
+
+namespace kvpool {
+
+class TestDevice {
+ public:
+  virtual ~TestDevice() = default;
+  virtual Device& device() = 0;
+  virtual bool makes_ipc_slabs() const = 0;
+  virtual absl::StatusOr<std::unique_ptr<MemberMemory>> Reserve(const MemberMemoryOptions& options) = 0;
+  // 8 bytes at an address of the device, written and read in order.
+  virtual absl::StatusOr<uint64_t> Read(uint64_t address) = 0;
+  virtual absl::Status Write(uint64_t address, uint64_t word) = 0;
+};
+
+// UNAVAILABLE: no such device on this machine, with the reason. `capacity_bytes` bounds the host device only.
+absl::StatusOr<std::unique_ptr<TestDevice>> OpenTestDevice(size_t capacity_bytes);
+
+// How many fds this process has open, and how many ranges it has mapped.
+size_t CountOpenFds();
+size_t CountMappings();
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
