@@ -43,6 +43,9 @@ class AttachPeer {
   virtual void Send(const v1::AttachFrame& frame, UniqueFd fd) = 0;
   // Sends `closed` and hangs up. OnHangup follows; the pidfd stays watched until OnProcessDead.
   virtual void Close(const std::string& reason) = 0;
+  // OpenSession or AddMember has taken its token: from now on it is a member's, and no longer counts among the
+  // connections that may be dropped to make room for others.
+  virtual void Bound() = 0;
 };
 
 struct PeerCredentials {

@@ -89,9 +89,10 @@ absl::StatusOr<ReceiveOutcome> ReceiveFrame(int socket, v1::AttachFrame* frame, 
     }
     const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (received < 0) {
-      if (errno == EINTR) continue;
+      // ECONNRESET comes once, ahead of frames that did arrive: the last of them may say why.
+      if (errno == EINTR || errno == ECONNRESET) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return ReceiveOutcome::kWouldBlock;
-      if (errno == ECONNRESET || errno == ENOTCONN) return ReceiveOutcome::kHangup;
+      if (errno == ENOTCONN) return ReceiveOutcome::kHangup;
       return absl::UnavailableError(absl::StrCat("receiving on the attach socket: ", ErrnoText(errno)));
     }
     UniqueFd taken;

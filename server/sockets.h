@@ -1,0 +1,44 @@
+// Unix sockets of the daemon, and the files that keep a second daemon off them.
+#ifndef KVPOOL_SERVER_SOCKETS_H_
+#define KVPOOL_SERVER_SOCKETS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+// Longest path that fits in a socket address.
+inline constexpr size_t kMaxSocketPathBytes = 107;
+
+// Raises the soft limit on open files to the hard one; answers the limit.
+absl::StatusOr<uint64_t> RaiseOpenFileLimit();
+
+// Makes the directory (and its parents) with mode 0750 if it is missing. An existing one stays as it is.
+absl::Status MakeDirectory(const std::string& path);
+
+// Locks a file, made if it is missing, for as long as the answer is open. ALREADY_EXISTS: another process
+// holds it, with the pid that it wrote there.
+absl::StatusOr<UniqueFd> LockFile(const std::string& path);
+
+// A file's new content all at once: written beside it, synced, renamed.
+absl::Status WriteFileAtomically(const std::string& path, const std::string& content);
+
+// Numeric id of a group given by name or number. NOT_FOUND names it.
+absl::StatusOr<uint32_t> GroupId(const std::string& group);
+
+struct ListenOptions {
+  std::string path;
+  int type = 0;                   // SOCK_STREAM or SOCK_SEQPACKET.
+  std::optional<uint32_t> group;  // Owner group of the socket; otherwise the process's.
+};
+// A non-blocking listener, mode 0660. Replaces what is at the path: hold the lock that makes it yours.
+absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SOCKETS_H_
