@@ -64,11 +64,10 @@ build_and_test() {
   step "$preset-tests" run_ctest "$preset" "$@" || true  # the failed tests are in the results
 }
 
-# Aborting at the first report makes a test fail whose assertions would not. The libraries of Debian are not instrumented:
-# what tsan.supp leaves out has its reason there.
+# Stopping at the first report makes a test fail whose assertions would not. Debian's libraries are not instrumented: what
+# tsan.supp leaves out has its reason there.
 sanitizers() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
-  export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
 }
