@@ -39,7 +39,8 @@ absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials)
   if (errno != ENOPROTOOPT) return absl::UnavailableError(absl::StrCat("SO_PEERPIDFD: ", strerror(errno)));
   if (credentials.pid <= 0) {
     return absl::FailedPreconditionError(
-        "the process is in a pid namespace that this daemon does not see, and this kernel has no SO_PEERPIDFD "
+        "the process is in a pid namespace that this daemon does not see, and this kernel has no "
+        "SO_PEERPIDFD "
         "(Linux 6.5): run both in one pid namespace (Kubernetes: shareProcessNamespace)");
   }
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(credentials.pid), 0)));
@@ -47,8 +48,8 @@ absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials)
     return absl::FailedPreconditionError(
         absl::StrCat("pidfd_open of pid ", credentials.pid, ": ", strerror(errno)));
   }
-  // The pid may have been given to another process before it was opened. The peer's socket is still open only if the
-  // peer was alive until now (or a child of it holds the socket; that child then hangs up for both).
+  // The pid may have been given to another process before it was opened. The peer's socket is still open only
+  // if the peer was alive until now (or a child of it holds the socket; that child then hangs up for both).
   pollfd waiting{.fd = socket, .events = POLLRDHUP, .revents = 0};
   if (poll(&waiting, 1, 0) == 1) {
     return absl::FailedPreconditionError("the process that connected has already ended");

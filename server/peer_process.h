@@ -14,7 +14,8 @@ bool ProcessEnded(int pidfd);
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
 // A pidfd of the process that connected `socket`: the kernel's own where it has SO_PEERPIDFD (6.5), otherwise
-// opened by pid, which needs that pid to be visible here. FAILED_PRECONDITION: it is not, or the process is gone.
+// opened by pid, which needs that pid to be visible here. FAILED_PRECONDITION: it is not, or the process is
+// gone.
 absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials);
 
 }  // namespace kvpool

@@ -68,8 +68,8 @@ absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
     if (errno != EWOULDBLOCK) return SystemError(absl::StrCat("locking ", path), errno);
     std::array<char, 32> pid{};
     const ssize_t size = pread(lock.get(), pid.data(), pid.size() - 1, 0);
-    return absl::AlreadyExistsError(absl::StrCat(
-        path, " is locked by another kvpoold, pid ", size > 0 ? std::string(pid.data(), size) : "unknown"));
+    return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
+                                                 size > 0 ? std::string(pid.data(), size) : "unknown"));
   }
   if (ftruncate(lock.get(), 0) != 0) return SystemError(absl::StrCat("truncating ", path), errno);
   RETURN_IF_ERROR(WriteAll(lock.get(), absl::StrCat(getpid()), path));
@@ -109,7 +109,8 @@ absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path.c_str(), path.size());
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return SystemError(absl::StrCat("replacing ", path), errno);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT)
+    return SystemError(absl::StrCat("replacing ", path), errno);
   // Nobody may connect between bind and chmod: connecting needs listen().
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return SystemError(absl::StrCat("binding ", path), errno);

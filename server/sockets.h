@@ -21,8 +21,8 @@ absl::StatusOr<uint64_t> RaiseOpenFileLimit();
 // Makes the directory (and its parents) with mode 0750 if it is missing. An existing one stays as it is.
 absl::Status MakeDirectory(const std::string& path);
 
-// Locks a file, made if it is missing, for as long as the answer is open. ALREADY_EXISTS: another process holds it,
-// with the pid that it wrote there.
+// Locks a file, made if it is missing, for as long as the answer is open. ALREADY_EXISTS: another process
+// holds it, with the pid that it wrote there.
 absl::StatusOr<UniqueFd> LockFile(const std::string& path);
 
 // A file's new content all at once: written beside it, synced, renamed.
