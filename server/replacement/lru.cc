@@ -39,7 +39,7 @@ void LruPolicy::OnChildless(BlockId block) {
   Node& node = nodes_[Index(block)];
   if (node.place != kAside) return;
   node.place = kReady;
-  ready_.emplace(node.priority, node.order, Index(block));
+  ready_.insert(KeyOf(Index(block)));
 }
 
 void LruPolicy::Victims(uint32_t count, const Chain& chain, std::vector<BlockId>* victims) {
@@ -49,7 +49,7 @@ void LruPolicy::Victims(uint32_t count, const Chain& chain, std::vector<BlockId>
     if (b == 0) return;
     Node& node = nodes_[b];
     if (node.place == kReady) {
-      ready_.erase({node.priority, node.order, b});
+      ready_.erase(KeyOf(b));
     } else {
       Unlink(b);
     }
@@ -75,7 +75,7 @@ void LruPolicy::Remove(uint32_t block) {
   if (node.place == kListed) {
     Unlink(block);
   } else if (node.place == kReady) {
-    ready_.erase({node.priority, node.order, block});
+    ready_.erase(KeyOf(block));
   }
   node.place = kNowhere;
 }
@@ -94,10 +94,8 @@ uint32_t LruPolicy::First() const {
     if (present_[word] != 0) listed = lists_[word * 64 + std::countr_zero(present_[word])].oldest;
   }
   if (ready_.empty()) return listed;
-  const auto& [priority, order, ready] = *ready_.begin();
-  if (listed == 0) return ready;
-  const Node& node = nodes_[listed];
-  return ReadyKey(node.priority, node.order, listed) < *ready_.begin() ? listed : ready;
+  if (listed == 0 || *ready_.begin() < KeyOf(listed)) return std::get<uint32_t>(*ready_.begin());
+  return listed;
 }
 
 }  // namespace kvpool

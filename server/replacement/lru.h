@@ -40,7 +40,7 @@ class LruPolicy final : public ReplacementPolicy {
   double bytes_per_block() const override { return sizeof(Node); }
 
  private:
-  enum Place : int64_t { kNowhere, kListed, kAside, kReady };
+  enum Place : uint64_t { kNowhere, kListed, kAside, kReady };
   struct Node {
     uint32_t older;  // Towards the next victim; 0 at the end, as block 0 is never cached.
     uint32_t newer;
@@ -53,19 +53,22 @@ class LruPolicy final : public ReplacementPolicy {
     uint32_t oldest = 0;
     uint32_t newest = 0;
   };
-  using ReadyKey = std::tuple<int, int64_t, uint32_t>;  // Priority, order, block.
+  using Key = std::tuple<int, int64_t, uint32_t>;  // Priority, order, block.
 
   void Append(uint32_t block, uint8_t priority);
   // Out of wherever it is.
   void Remove(uint32_t block);
   void Unlink(uint32_t block);
-  // The least block by (priority, order) of lists and ready_, or 0.
+  Key KeyOf(uint32_t block) const {
+    return {static_cast<int>(nodes_[block].priority), nodes_[block].order, block};
+  }
+  // The least by key of the lists and ready_, or 0.
   uint32_t First() const;
 
   VirtualArray<Node> nodes_;
   std::array<List, kMaxPriority + 1> lists_;
   std::array<uint64_t, (kMaxPriority + 64) / 64> present_{};  // Bit p: lists_[p] is not empty.
-  absl::btree_set<ReadyKey> ready_;
+  absl::btree_set<Key> ready_;
   int64_t last_order_ = 0;
   int64_t first_order_ = 0;
   uint32_t size_ = 0;
