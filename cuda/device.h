@@ -91,6 +91,10 @@ struct MemberMemoryOptions {
   size_t scratch_bytes = 0;
 };
 
+// True for a GPU error after which its context, and all that was in it, is unusable for the rest of the
+// process: the daemon must say so and end.
+bool IsSticky(const absl::Status& status);
+
 // Host memory. `capacity_bytes` is what total_bytes() reports.
 struct HostDeviceOptions {
   size_t capacity_bytes = 0;

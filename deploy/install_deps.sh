@@ -16,7 +16,8 @@ BUILD_PACKAGES=(
   python3 python3-venv  # the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
   zlib1g-dev)
 TEST_PACKAGES=(
-  clang)  # thread-safety analysis: g++ has none
+  clang  # thread-safety analysis: g++ has none
+  clang-format)
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')

@@ -4,6 +4,7 @@
 KVPOOL_JOBS=${KVPOOL_JOBS:-$(nproc)}
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1  # checkouts in other folders share one cache
 KVPOOL_STARTED=$SECONDS
+KVPOOL_WRAP=()  # what builds and tests run under; a build lists the tests by running them
 
 say() {
   local elapsed=$((SECONDS - KVPOOL_STARTED))
@@ -38,6 +39,6 @@ build() {
   shift
   (
     flock 9
-    configure "$preset" && cmake --build --preset "$preset" --parallel "$KVPOOL_JOBS" --target "$@"
+    configure "$preset" && "${KVPOOL_WRAP[@]}" cmake --build --preset "$preset" --parallel "$KVPOOL_JOBS" --target "$@"
   ) 9>build/.lock
 }

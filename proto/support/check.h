@@ -6,14 +6,14 @@
 #include <cstdlib>
 
 // KVPOOL_CHECK(refs > 0, "block %u has no holder", id): prints and aborts.
-#define KVPOOL_CHECK(condition, ...)                                                          \
-  do {                                                                                        \
-    if (__builtin_expect(!(condition), 0)) {                                                  \
+#define KVPOOL_CHECK(condition, ...)                                                         \
+  do {                                                                                       \
+    if (__builtin_expect(!(condition), 0)) {                                                 \
       std::fprintf(stderr, "%s:%d: invariant broken: %s: ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                                                      \
-      std::fputc('\n', stderr);                                                               \
-      std::abort();                                                                           \
-    }                                                                                         \
+      std::fprintf(stderr, __VA_ARGS__);                                                     \
+      std::fputc('\n', stderr);                                                              \
+      std::abort();                                                                          \
+    }                                                                                        \
   } while (false)
 
 #endif  // KVPOOL_PROTO_SUPPORT_CHECK_H_

@@ -3,34 +3,45 @@
 // A block is in exactly one state, and the states sum to the capacity, always:
 //
 //   free         nobody may touch it                       -> leased (Lease)
-//   leased       one session writes                        -> sealed (Seal) | free (last Release) |
-//   quarantined (EndSession) sealed       refs > 0; its sharers read                -> cached (last Release)
+//   leased       one session writes                        -> sealed (Seal) | free (last Release)
+//                                                             | quarantined (EndSession)
+//   sealed       refs > 0; its sharers read                -> cached (last Release)
 //   cached       refs = 0; content valid; evictable        -> sealed (Match) | free (Reclaim)
 //   quarantined  its session ended, its processes may run  -> free (FreeQuarantine)
 //
 // Only a cached block without resident children may be a victim. Block 0 is the null block and is no part of
 // the capacity.
 //
+// Generation. It moves when a block is leased. A ref answered by Lease names that life of the block: the same
+// ref is good while the block is leased, sealed, cached and matched by others, until the block is freed; then
+// it is stale. A block in the last of its 2^32 lives is *spent*: when that ends it is retired, quarantined
+// for ever. So that no promise is broken by this, a spent block is never counted as available and stays
+// charged until its session ends.
+//
 // refs of a sealed block = holds of all sessions + sealed children + 1 if pinned. A session holds a block any
 // number of times: a lease or a match is one hold, Ref adds one, Release takes one; a session that ended
 // keeps its holds until FreeQuarantine, since its processes may still read. A sealed child holds its parent,
 // and so on up the chain (full attention groups): whatever is behind a cached block is cached too, so every
-// cached block can be had, leaf by leaf. A pinned block's parent is pinned too, at least as long.
+// cached block can be had, leaf by leaf. A pinned block's parent is pinned too, at least as long. Blocks of
+// windowed groups have no parents.
 //
 // Credit. Each leased or sealed block is charged to at most one session: the one that took it from the
 // available (free or cached) ones. The charge ends when the block is available again, not when that session
 // lets go: memory that others still hold has not come back. So this holds always, and a session's guarantee
 // is always there to be leased:
 //
-//   free + cached  >=  promised = sum over open sessions of max(0, guaranteed - charged)
+//   available = free + cached - spent cached  >=  promised = sum over open sessions of max(0, guaranteed -
+//   charged)
 //
-// Lease, Match, Pin and the parent link of Seal stop short of breaking it.
+// Lease, Match, Pin and Seal (the hold on a canonical block, the link to a parent) stop short of breaking it.
 //
 // BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
-// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it.
+// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it. A verb of a
+// session that has ended, or never was, does nothing: kNotHeld, kCap.
 //
-// Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4 to 8, policy 8,
-// ghosts 4; a session adds 2 per block in the 1024-block pages that it holds blocks in.
+// Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
+// (index and ghosts up to twice that at other capacities); a session adds 2 per block in the 1024-block pages
+// that it holds blocks in.
 #ifndef KVPOOL_SERVER_POOL_BLOCK_POOL_H_
 #define KVPOOL_SERVER_POOL_BLOCK_POOL_H_
 
@@ -57,7 +68,8 @@ inline constexpr int kBlockStates = 5;
 enum class Holder : uint16_t {};
 inline constexpr Holder kNobody{0xffff};
 
-// Milliseconds on the caller's clock; only differences are used. Kept in 32 bits: ages beyond 49 days alias.
+// Milliseconds on the caller's clock; only differences are used. Ages are kept in 32 bits: beyond 49 days
+// they alias. Verbs without a time happen at the latest that was given.
 using TimeMs = uint64_t;
 
 // A key in the form the index holds: 32 bytes as they came, or the SHA-256 of keys of other lengths, which
@@ -82,12 +94,14 @@ enum class Verdict : uint8_t {
   kDone,
   kDuplicate,     // Seal: the key exists; the canonical block is held instead.
   kUnknownBlock,  // Id outside the capacity, or the null block.
-  kStale,         // The generation moved.
+  kStale,         // The generation moved, or the block is free.
   kNotHeld,       // The session has no hold on it.
-  kWrongState,    // Seal of a block that is not leased, Pin of one that is not resident, …
+  kWrongState,  // Seal of a block that is not leased, Pin of one that is not resident. Seal without a key, or
+                // with keys of several groups or of one that the pool lacks.
   kTooManyHolds,  // 65535 holds by one session.
   kOverPinBudget,
-  kOverCredit,  // Pin of a cached block that is promised to sessions.
+  kOverCredit,  // Pin of a cached block that is promised to sessions, or Seal of a key whose block is.
+  kOverCap,     // Seal: the key exists, and one block more held is beyond SessionLimits::max_blocks.
 };
 
 struct SessionLimits {
@@ -96,21 +110,24 @@ struct SessionLimits {
 };
 
 struct PoolOptions {
-  uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
-  std::vector<uint32_t>
-      windows;  // Per layer group: window in blocks, 0 for full attention. Its size is the number of groups.
+  uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included. At least 1.
+  // Per layer group: window in blocks, 0 for full attention. Its size is the number of groups, 1 to 16.
+  std::vector<uint32_t> windows;
   double pin_budget = 0.25;  // Of the capacity: blocks pinned or retained above the default priority.
   uint32_t ghosts = 0;       // Evicted keys remembered; 0: a quarter of max_blocks, at most 4 Mi.
+  // The first lease of a block makes the next generation. A pool that takes over memory whose old refs may
+  // still be around begins behind theirs.
+  uint32_t first_generation = 0;
 };
 
 struct SealEntry {
   BlockRef block;
-  absl::Span<const BlockKey> keys;  // At least one; the last is the chain's.
+  absl::Span<const BlockKey> keys;  // At least one, of one group; the last is the chain's.
 };
 
 struct SealOutcome {
   Verdict verdict = Verdict::kDone;
-  BlockRef canonical;
+  BlockRef canonical;  // kNullRef unless kDone or kDuplicate.
 };
 
 struct GroupQuery {
@@ -173,7 +190,7 @@ class BlockPool {
   absl::Status Grow(uint32_t blocks);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised (with the numbers), or at 65,534
-  // sessions.
+  // sessions. INVALID_ARGUMENT: guaranteed above max_blocks.
   absl::StatusOr<Holder> AddSession(const SessionLimits& limits);
   // The session ends: its leases become quarantined; what it shares stays held. Its guarantee ends.
   void EndSession(Holder session);
@@ -187,10 +204,18 @@ class BlockPool {
 
   // Seals blocks that are consecutive in one sequence. `parent`: key of the block in front of the first, or
   // null. outcomes is parallel to entries.
+  //
+  // Entries are applied in order. The chain's key decides: if it names a block already (sealed long ago, or
+  // by an entry before), that one is canonical and held once more. Other keys that name a block already keep
+  // naming it; the rest name this one. The parent of a block is the one that the chain's key of the entry in
+  // front then names; there is no link if that is not resident, is of another group, or cached and promised
+  // to sessions.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
             absl::Span<SealOutcome> outcomes);
 
-  // Longest prefix resident in every group asked; takes a hold on each block answered.
+  // Longest prefix resident in every group asked, of a length that is a whole number of blocks in each; takes
+  // a hold on each block answered. A prefix that credit or the cap do not cover is answered shorter. Nothing
+  // is answered to a query of a group that the pool lacks, or with tokens_per_block 0.
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
 
   // One hold fewer on each. Given root first; touched tail first, so that LRU takes leaves before parents.
@@ -207,7 +232,8 @@ class BlockPool {
   // Ends pins and retentions whose time is over.
   void Expire(TimeMs now);
 
-  // Frees up to `count` of what the policy would have leave; answers how many. `log`, if given, gets each.
+  // Frees up to `count` of what the policy would have leave; answers how many. `log`, if given, gets each
+  // block that left, the spent ones among them, which are not freed.
   uint32_t Reclaim(TimeMs now, uint32_t count, EvictReason reason, std::vector<Eviction>* log);
   // Frees these, if they are still what they were when they were judged; skips refs whose generation moved,
   // and blocks that may not leave. Parents in the list leave after their children whatever the order.
@@ -217,8 +243,8 @@ class BlockPool {
   // ---- Views
   uint32_t capacity() const;  // Blocks, the null block not included: the sum of the states.
   std::array<uint32_t, kBlockStates> counts() const;
-  uint32_t available() const;  // free + cached.
-  uint32_t promised() const;   // As in the invariant above.
+  uint32_t available() const;  // As in the invariant above; so is promised.
+  uint32_t promised() const;
   uint32_t pinned() const;
   uint32_t pin_budget() const;
   const PoolCounters& counters() const;
@@ -241,6 +267,8 @@ class BlockPool {
   // Unused guarantee of a session: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
+  // Bytes of tables once every block up to max_blocks is in use, sessions' holds not included.
+  uint64_t bookkeeping_bytes() const;
   // Walks everything and aborts on the first broken invariant. O(capacity): for tests and for the operator.
   void CheckInvariants() const;
 

@@ -18,11 +18,12 @@
 namespace kvpool {
 
 inline constexpr uint8_t kDefaultPriority = 50;
+inline constexpr uint8_t kMaxPriority = 100;
 
 // What the pool tells a policy of a block.
 struct BlockFacts {
   uint64_t now_ms = 0;
-  uint8_t priority = kDefaultPriority;  // Retention: 0 leaves first, 100 last.
+  uint8_t priority = kDefaultPriority;  // Retention: 0 leaves first, kMaxPriority last.
 };
 
 // Called under the pool's lock, tens of nanoseconds each.
@@ -36,19 +37,23 @@ class ReplacementPolicy {
   virtual void OnUncached(BlockId block) = 0;
   // A cached block was used (Touch).
   virtual void OnTouched(BlockId block, const BlockFacts& facts) = 0;
-  // Its retention changed or ran out.
+  // The retention of a cached block changed or ran out.
   virtual void OnPriority(BlockId block, uint8_t priority) = 0;
-  // A cached block that Victims passed over because it had children has none any more.
+  // The last resident child of a cached block left, whether or not Victims ever passed the block over.
   virtual void OnChildless(BlockId block) = 0;
-  // Appends up to `count` victims in order. `childless(b)` says whether a cached block has no resident
-  // children; a block that has some must not be answered, and must not be examined again before OnChildless.
-  // The pool evicts what is answered at once.
+  // Appends up to `count` victims in order, none only if no cached block is childless. `childless(b)` says
+  // whether a cached block has no resident children; a block that has some must not be answered, and must not
+  // be examined again before its OnChildless, OnTouched or OnPriority: a chain of a million blocks in front
+  // of one dear leaf is looked at once, not at each call. The pool evicts what is answered at once; where the
+  // next choice may hang on that (a parent whose last child just left), it asks for one at a time.
   class Chain {
    public:
     virtual ~Chain() = default;
     virtual bool childless(BlockId block) const = 0;
   };
   virtual void Victims(uint32_t count, const Chain& chain, std::vector<BlockId>* victims) = 0;
+  // Blocks it believes to be cached.
+  virtual uint32_t size() const = 0;
   // Bytes of bookkeeping per block of capacity.
   virtual double bytes_per_block() const = 0;
 };

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/device/cuda_test_device.h"
 
 namespace kvpool {
 namespace {
@@ -42,7 +43,8 @@ class HostTestDevice : public TestDevice {
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenTestDevice(size_t capacity_bytes) {
   const char* kind = std::getenv("KVPOOL_TEST_DEVICE");
   if (kind == nullptr || std::string(kind) == "host") return std::make_unique<HostTestDevice>(capacity_bytes);
-  return absl::InvalidArgumentError(absl::StrCat("KVPOOL_TEST_DEVICE: ", kind, " is not host"));
+  if (std::string(kind) == "cuda") return OpenCudaTestDevice();
+  return absl::InvalidArgumentError(absl::StrCat("KVPOOL_TEST_DEVICE: ", kind, " is neither host nor cuda"));
 }
 
 size_t CountOpenFds() {

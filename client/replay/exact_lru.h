@@ -1,0 +1,56 @@
+// What a shared prefix cache with LRU would do with a trace, request after request, nothing in flight.
+//
+// The yardstick for replays: written to be obviously right, not fast. A request hits its leading run of
+// resident blocks, takes room for the rest, and at its end touches its blocks from the tail to the root. So a
+// parent is always used later than its children, and the least recently used block is a leaf.
+#ifndef KVPOOL_CLIENT_REPLAY_EXACT_LRU_H_
+#define KVPOOL_CLIENT_REPLAY_EXACT_LRU_H_
+
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/replay/trace.h"
+
+namespace kvpool::replay {
+
+struct HitCounts {
+  uint64_t requests = 0;
+  uint64_t blocks = 0, hit_blocks = 0;
+  uint64_t tokens = 0, hit_tokens = 0;
+  uint64_t evictions = 0;
+
+  double block_ratio() const {
+    return blocks == 0 ? 0 : static_cast<double>(hit_blocks) / static_cast<double>(blocks);
+  }
+  double token_ratio() const {
+    return tokens == 0 ? 0 : static_cast<double>(hit_tokens) / static_cast<double>(tokens);
+  }
+};
+
+class ExactLru {
+ public:
+  explicit ExactLru(uint64_t capacity_blocks) : capacity_(capacity_blocks) {}
+
+  // Answers how many leading blocks were resident. REQUIRES: the request has at most capacity blocks.
+  uint64_t Serve(const Request& request);
+  const HitCounts& counts() const { return counts_; }
+
+ private:
+  const uint64_t capacity_;
+  std::list<uint64_t> order_;  // Hash ids, most recently used first.
+  std::unordered_map<uint64_t, std::list<uint64_t>::iterator> resident_;
+  HitCounts counts_;
+};
+
+// Serves all. INVALID_ARGUMENT: a request has more blocks than the capacity.
+absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, uint64_t capacity_blocks);
+
+// Blocks of the largest request.
+uint64_t LargestRequestBlocks(const std::vector<Request>& requests);
+
+}  // namespace kvpool::replay
+
+#endif  // KVPOOL_CLIENT_REPLAY_EXACT_LRU_H_

@@ -1,0 +1,23 @@
+// Linked in place of the CUDA sources where the toolkit was not found.
+#include "absl/status/status.h"
+#include "cuda/block_stamper.h"
+#include "cuda/device.h"
+#include "cuda/fence_events.h"
+
+namespace kvpool {
+namespace {
+
+absl::Status Absent() { return absl::UnimplementedError("built without CUDA"); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const std::string&) { return Absent(); }
+absl::StatusOr<int> CudaDeviceCount() { return Absent(); }
+absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveCudaMemory(const std::string&,
+                                                                const MemberMemoryOptions&) {
+  return Absent();
+}
+absl::StatusOr<std::unique_ptr<BlockStamper>> OpenCudaStamper(const std::string&) { return Absent(); }
+absl::StatusOr<std::unique_ptr<FenceEvents>> OpenCudaFenceEvents(const std::string&) { return Absent(); }
+
+}  // namespace kvpool

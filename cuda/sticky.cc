@@ -1,0 +1,18 @@
+#include "cuda/sticky.h"
+
+#include "absl/strings/cord.h"
+#include "cuda/device.h"
+
+namespace kvpool {
+namespace {
+
+// A payload, not a code: a code could be anybody's.
+constexpr char kStickyUrl[] = "kvpool/sticky";
+
+}  // namespace
+
+void MarkSticky(absl::Status* status) { status->SetPayload(kStickyUrl, absl::Cord()); }
+
+bool IsSticky(const absl::Status& status) { return status.GetPayload(kStickyUrl).has_value(); }
+
+}  // namespace kvpool

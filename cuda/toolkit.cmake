@@ -1,0 +1,51 @@
+# The CUDA toolkit: KVPOOL_CUDA_ROOT (a folder with bin/nvcc), else nvcc in PATH, else /usr/local/cuda.
+# Sets KVPOOL_NVCC and KVPOOL_CUDA_INCLUDE, both empty where there is none. CMake's own CUDA language is not used: CMake 3.25 does
+# not know CUDA20, and all we need of nvcc is one command.
+option(KVPOOL_CUDA "Compile the CUDA device in where the toolkit is found" ON)
+set(KVPOOL_CUDA_ROOT "" CACHE PATH "CUDA toolkit to use before any other")
+set(KVPOOL_NVCC "")
+set(KVPOOL_CUDA_INCLUDE "")
+if(KVPOOL_CUDA)
+  if(KVPOOL_CUDA_ROOT)
+    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS ${KVPOOL_CUDA_ROOT}/bin NO_DEFAULT_PATH)
+    if(NOT KVPOOL_NVCC_PROGRAM)
+      message(FATAL_ERROR "KVPOOL_CUDA_ROOT: there is no bin/nvcc in ${KVPOOL_CUDA_ROOT}")
+    endif()
+  else()
+    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS /usr/local/cuda/bin)
+  endif()
+  if(KVPOOL_NVCC_PROGRAM)
+    set(KVPOOL_NVCC ${KVPOOL_NVCC_PROGRAM})
+    # nvcc may be a link or a script that stands elsewhere: it is asked where its toolkit is.
+    execute_process(COMMAND ${KVPOOL_NVCC} --dryrun -x cu -c /dev/null ERROR_VARIABLE dryrun OUTPUT_QUIET
+                    COMMAND_ERROR_IS_FATAL ANY)
+    string(REGEX MATCH "_HERE_=([^\n]+)" line "${dryrun}")
+    set(nvcc_folder ${CMAKE_MATCH_1})
+    find_path(KVPOOL_CUDA_HEADERS cuda.h
+              PATHS ${nvcc_folder}/../include ${nvcc_folder}/../targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include
+              NO_DEFAULT_PATH REQUIRED)
+    set(KVPOOL_CUDA_INCLUDE ${KVPOOL_CUDA_HEADERS})
+    message(STATUS "CUDA: ${KVPOOL_NVCC}, headers in ${KVPOOL_CUDA_INCLUDE}")
+  else()
+    message(STATUS "CUDA: no nvcc found; building without CUDA")
+  endif()
+endif()
+
+# kvpool_fatbin(<output> <source.cu>): machine code for each architecture we name, and PTX that later ones compile from. A kernel
+# that spills registers or uses local memory does not build.
+function(kvpool_fatbin output source)
+  set(architectures)
+  foreach(sm 75 80 86 89 90 100 120)
+    list(APPEND architectures -gencode arch=compute_${sm},code=sm_${sm})
+  endforeach()
+  # PTX of 100, not of 120: code for 110 can be made from it too.
+  list(APPEND architectures -gencode arch=compute_100,code=compute_100)
+  add_custom_command(
+    OUTPUT ${output}
+    COMMAND ${KVPOOL_NVCC} -fatbin -std=c++20 -O3 -I ${PROJECT_SOURCE_DIR} ${architectures}
+            -Xptxas -warn-spills,-warn-lmem-usage,-Werror -MD -MF ${output}.d -o ${output} ${source}
+    DEPENDS ${source}
+    DEPFILE ${output}.d
+    COMMENT "Compiling ${source} for every GPU architecture"
+    VERBATIM)
+endfunction()

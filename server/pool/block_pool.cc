@@ -1,0 +1,315 @@
+// Sessions, leases, holds and views. Seal and Match, Reclaim, pins and the invariants have files of their
+// own.
+#include "server/pool/block_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+
+namespace {
+
+// How far ahead of its use a record is asked for: about the latency of memory over the time of one block.
+constexpr size_t kPrefetchBlocks = 8;
+constexpr size_t kMaxSessions = 65534;
+
+}  // namespace
+
+BlockPool::BlockPool(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy)
+    : rep_(std::make_unique<Rep>(options, std::move(policy))) {}
+BlockPool::~BlockPool() = default;
+
+absl::Status BlockPool::Grow(uint32_t blocks) {
+  const uint32_t most = rep_->options.max_blocks - 1;
+  if (blocks > most - rep_->capacity) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(blocks, " blocks more asked, ", rep_->capacity, " there are, ", most, " at most"));
+  }
+  rep_->capacity += blocks;
+  rep_->counts[static_cast<size_t>(BlockState::kFree)] += blocks;
+  return absl::OkStatus();
+}
+
+// -------------------------------------------------------------------------------------------- sessions
+
+absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits) {
+  Rep& r = *rep_;
+  if (limits.max_blocks != 0 && limits.guaranteed > limits.max_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        limits.guaranteed, " blocks guaranteed asked, above the cap of ", limits.max_blocks, " held"));
+  }
+  const uint32_t unpromised = r.available() - r.promised;
+  if (limits.guaranteed > unpromised) {
+    return absl::ResourceExhaustedError(absl::StrCat(limits.guaranteed, " blocks guaranteed asked, ",
+                                                     unpromised, " unpromised of ", r.capacity));
+  }
+  size_t slot = r.sessions.size();
+  if (!r.unused_slots.empty()) {
+    slot = r.unused_slots.back();
+    r.unused_slots.pop_back();
+  } else if (slot == kMaxSessions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMaxSessions, " sessions are in the pool, all there can be"));
+  } else {
+    r.sessions.push_back({.holds = HoldTable(&r.hold_pages)});
+  }
+  Rep::Session& s = r.sessions[slot];
+  s.phase = Rep::Phase::kOpen;
+  s.limits = limits;
+  s.many_holds = false;
+  r.promised += limits.guaranteed;
+  return Holder{static_cast<uint16_t>(slot)};
+}
+
+void BlockPool::EndSession(Holder session) {
+  Rep& r = *rep_;
+  Rep::Session* const s = r.OpenSession(session);
+  if (s == nullptr) return;
+  r.promised -= Rep::Unused(*s);
+  s->phase = Rep::Phase::kEnded;
+  s->holds.ForEach([&](uint32_t b, uint32_t) {
+    if (r.records[b].state() == BlockState::kLeased) r.SetState(b, BlockState::kQuarantined);
+  });
+  s->leased = 0;
+  // What stands in for spent blocks is this session's guarantee, which is over.
+  for (const uint32_t b : r.spent_blocks) {
+    if (Holder{r.records[b].owner} == session) r.EndCharge(b);
+  }
+}
+
+uint64_t BlockPool::FreeQuarantine(Holder session) {
+  Rep& r = *rep_;
+  const auto slot = static_cast<size_t>(session);
+  if (slot >= r.sessions.size()) return 0;
+  Rep::Session& s = r.sessions[slot];
+  KVPOOL_CHECK(s.phase != Rep::Phase::kOpen, "session %zu is open: its processes may write its blocks", slot);
+  if (s.phase != Rep::Phase::kEnded) return 0;
+  uint64_t ended = 0;
+  s.holds.ForEach([&](uint32_t b, uint32_t holds) {
+    ended += holds;
+    s.holds.Subtract(b, holds);
+    if (r.records[b].state() == BlockState::kQuarantined) {
+      r.Free(b);
+    } else {
+      r.DropRefs(b, holds);
+    }
+  });
+  s.held = 0;
+  s.phase = Rep::Phase::kGone;
+  r.ReuseIfIdle(slot);
+  return ended;
+}
+
+// ------------------------------------------------------------------------------------- leases and holds
+
+LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32_t min,
+                              std::vector<BlockRef>* out) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  Rep::Session* const s = r.OpenSession(session);
+  if (s == nullptr) return {.leased = 0, .shortfall = Shortfall::kCap};
+  const uint32_t cap_room = Rep::CapRoom(*s);
+  const uint32_t headroom = r.Headroom(*s);
+  uint32_t n = std::min({count, cap_room, headroom});
+  LeaseOutcome outcome;
+  if (n < count) {
+    if (n == cap_room) {
+      outcome.shortfall = Shortfall::kCap;
+    } else {
+      outcome.shortfall = r.available() > n ? Shortfall::kCredit : Shortfall::kPressure;
+    }
+    if (n < min) n = 0;
+  }
+  r.EvictUntilFree(n, EvictReason::kDirect, nullptr);
+  KVPOOL_CHECK(r.count(BlockState::kFree) >= n, "%u blocks are free where %u are available",
+               r.count(BlockState::kFree), r.available());
+  out->reserve(out->size() + n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t b = r.PopFree();
+    BlockRecord& record = r.records[b];
+    record.generation = (record.generation == 0 ? r.options.first_generation : record.generation) + 1;
+    if (record.spent()) r.spent_blocks.push_back(b);
+    record.parent = 0;
+    record.refs = 1;
+    r.SetState(b, BlockState::kLeased);
+    r.Charge(b, session);
+    r.AddHold(s, b);
+    out->push_back(r.RefOf(b));
+  }
+  s->leased += n;
+  r.counters.leased += n;
+  outcome.leased = n;
+  return outcome;
+}
+
+void BlockPool::Release(Holder session, TimeMs now, absl::Span<const BlockRef> blocks,
+                        absl::Span<Verdict> verdicts) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  Rep::Session* const s = r.OpenSession(session);
+  const auto prefetch = [&](size_t i) {
+    if (Index(blocks[i].id) > r.capacity) return;
+    r.records.Prefetch(Index(blocks[i].id));
+    if (s != nullptr) s->holds.Prefetch(Index(blocks[i].id));
+  };
+  for (size_t i = blocks.size(); i-- > 0 && blocks.size() - i <= kPrefetchBlocks;) prefetch(i);
+  for (size_t i = blocks.size(); i-- > 0;) {
+    if (i >= kPrefetchBlocks) prefetch(i - kPrefetchBlocks);
+    verdicts[i] = r.Resolve(blocks[i]);
+    if (verdicts[i] != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    if (s == nullptr || s->holds.count(b) == 0) {
+      verdicts[i] = Verdict::kNotHeld;
+      continue;
+    }
+    r.DropHold(s, b);
+    ++r.counters.released;
+    BlockRecord& record = r.records[b];
+    if (record.state() == BlockState::kLeased) {
+      if (--record.refs != 0) continue;
+      --s->leased;
+      r.Free(b);
+    } else {
+      record.accessed_ms = static_cast<uint32_t>(now);
+      r.DropRefs(b, 1);
+    }
+  }
+}
+
+void BlockPool::Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts) {
+  Rep& r = *rep_;
+  Rep::Session* const s = r.OpenSession(session);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    verdicts[i] = r.Resolve(blocks[i]);
+    if (verdicts[i] != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    const uint32_t holds = s == nullptr ? 0 : s->holds.count(b);
+    if (holds == 0) {
+      verdicts[i] = Verdict::kNotHeld;
+    } else if (holds == kMaxHolds) {
+      verdicts[i] = Verdict::kTooManyHolds;
+    } else {
+      r.AddHold(s, b);
+      ++r.records[b].refs;  // Leased or sealed, as it is held.
+    }
+  }
+}
+
+uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  uint32_t touched = 0;
+  for (size_t i = blocks.size(); i-- > 0;) {
+    if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    if (!r.records[b].resident()) continue;
+    ++touched;
+    r.records[b].accessed_ms = static_cast<uint32_t>(now);
+    if (r.records[b].state() == BlockState::kCached) {
+      r.policy->OnTouched(blocks[i].id, {.now_ms = now, .priority = r.priority(b)});
+    }
+  }
+  return touched;
+}
+
+// ----------------------------------------------------------------------------------------------- views
+
+uint32_t BlockPool::capacity() const { return rep_->capacity; }
+std::array<uint32_t, kBlockStates> BlockPool::counts() const { return rep_->counts; }
+uint32_t BlockPool::available() const { return rep_->available(); }
+uint32_t BlockPool::promised() const { return rep_->promised; }
+uint32_t BlockPool::pinned() const { return rep_->protected_blocks; }
+uint32_t BlockPool::pin_budget() const { return rep_->pin_budget(); }
+const PoolCounters& BlockPool::counters() const { return rep_->counters; }
+const ReplacementPolicy& BlockPool::policy() const { return *rep_->policy; }
+
+uint64_t BlockPool::bookkeeping_bytes() const {
+  const Rep& r = *rep_;
+  return r.records.bytes() + r.index.bytes() + r.ghosts.bytes() +
+         static_cast<uint64_t>(r.policy->bytes_per_block() * r.options.max_blocks);
+}
+
+std::vector<Eviction> BlockPool::TakeDirectEvictions() { return std::exchange(rep_->direct_evictions, {}); }
+
+absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
+  const Rep& r = *rep_;
+  const uint32_t b = Index(block);
+  if (b == 0 || b > r.capacity) {
+    return absl::NotFoundError(absl::StrCat("block ", b, " is not one of 1 to ", r.capacity));
+  }
+  const BlockRecord& record = r.records[b];
+  BlockView view = {.ref = r.RefOf(b),
+                    .state = record.state(),
+                    .key = {},
+                    .refs = record.refs,
+                    .parent = kNullBlock,
+                    .children = record.children,
+                    .pinned = record.has(BlockRecord::kPinned),
+                    .priority = r.priority(b),
+                    .owner = kNobody,
+                    .age_ms = 0,
+                    .idle_ms = 0};
+  if (record.resident()) {
+    const auto now32 = static_cast<uint32_t>(now);
+    view.key = record.block_key();
+    view.parent = BlockId{record.parent};
+    view.age_ms = now32 - record.sealed_ms;
+    view.idle_ms = now32 - record.accessed_ms;
+  }
+  if (record.state() != BlockState::kFree) view.owner = Holder{record.owner};
+  return view;
+}
+
+BlockRef BlockPool::Find(const BlockKey& key) const {
+  const uint32_t b = rep_->Find(key);
+  return b == 0 ? kNullRef : rep_->RefOf(b);
+}
+
+std::vector<BlockId> BlockPool::Children(BlockId block) const {
+  std::vector<BlockId> children;
+  if (block == kNullBlock || Index(block) > rep_->capacity) return children;
+  for (uint32_t b = 1; b < rep_->next_new; ++b) {
+    const BlockRecord& record = rep_->records[b];
+    if (record.resident() && record.parent == Index(block)) children.push_back(BlockId{b});
+  }
+  return children;
+}
+
+absl::StatusOr<uint32_t> BlockPool::EvictedAgo(const BlockKey& key, TimeMs now) const {
+  if (rep_->Find(key) != 0) return absl::NotFoundError("the key is resident");
+  const GhostTable::Ghost* const ghost = rep_->ghosts.Find(HashKey(key));
+  if (ghost == nullptr) return absl::NotFoundError("no eviction of the key is remembered");
+  return static_cast<uint32_t>(now) - ghost->evicted_ms;
+}
+
+BlockPool::Holdings BlockPool::holdings(Holder session) const {
+  const auto slot = static_cast<size_t>(session);
+  if (slot >= rep_->sessions.size()) return {};
+  const Rep::Session& s = rep_->sessions[slot];
+  Holdings holdings = {.charged = s.charged, .limits = s.limits};
+  if (s.phase == Rep::Phase::kOpen) {
+    holdings.leased = s.leased;
+    holdings.referenced = s.held - s.leased;
+  } else {
+    s.holds.ForEach([&](uint32_t b, uint32_t) {
+      ++(rep_->records[b].resident() ? holdings.referenced : holdings.leased);
+    });
+  }
+  return holdings;
+}
+
+uint32_t BlockPool::holds(Holder session, BlockId block) const {
+  const auto slot = static_cast<size_t>(session);
+  return slot < rep_->sessions.size() ? rep_->sessions[slot].holds.count(Index(block)) : 0;
+}
+
+uint32_t BlockPool::guaranteed_free(Holder session) const {
+  const auto slot = static_cast<size_t>(session);
+  return slot < rep_->sessions.size() ? Rep::Unused(rep_->sessions[slot]) : 0;
+}
+
+}  // namespace kvpool

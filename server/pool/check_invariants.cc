@@ -1,0 +1,206 @@
+// Every sentence of the class comment, verified from scratch.
+#include <array>
+#include <vector>
+
+#include "proto/support/check.h"
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+
+void PrefixIndex::CheckInvariants(uint32_t capacity) const {
+  uint32_t resident = 0;
+  for (uint32_t b = 1; b <= capacity; ++b) {
+    if (!records_[b].resident()) continue;
+    ++resident;
+    const BlockKey key = records_[b].block_key();
+    KVPOOL_CHECK(Find(HashKey(key), key) == b, "block %u is not found under its key", b);
+    KVPOOL_CHECK(records_[b].has(BlockRecord::kAliased) == keys_of_.contains(b), "block %u aliases", b);
+  }
+  uint32_t indexed = 0;
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (uint32_t b = buckets_[bucket]; b != 0; b = records_[b].next_in_bucket) {
+      ++indexed;
+      KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
+      KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);
+      KVPOOL_CHECK((HashKey(records_[b].block_key()) & mask_) == bucket, "block %u is in bucket %zu", b,
+                   bucket);
+    }
+  }
+  KVPOOL_CHECK(indexed == resident, "%u blocks are indexed, %u resident", indexed, resident);
+  size_t aliases = 0;
+  for (const auto& [block, keys] : keys_of_) {
+    KVPOOL_CHECK(block <= capacity && records_[block].resident() && !keys.empty(), "aliases of block %u",
+                 block);
+    for (const BlockKey& key : keys) {
+      const auto it = aliases_.find(key);
+      KVPOOL_CHECK(it != aliases_.end() && it->second == block, "an alias of block %u names another", block);
+      KVPOOL_CHECK(Find(HashKey(key), key) == block, "an alias of block %u is another's chain key", block);
+    }
+    aliases += keys.size();
+  }
+  KVPOOL_CHECK(aliases == aliases_.size(), "%zu aliases of blocks, %zu in all", aliases, aliases_.size());
+}
+
+namespace {
+
+// Counted anew from the records.
+struct Recount {
+  explicit Recount(uint32_t capacity)
+      : holds(capacity + 1),
+        children(capacity + 1),
+        sealed_children(capacity + 1),
+        pinned_children(capacity + 1) {}
+  std::vector<uint64_t> holds;
+  std::vector<uint32_t> children, sealed_children, pinned_children;
+};
+
+}  // namespace
+
+void BlockPool::Rep::CheckStates() const {
+  std::array<uint32_t, kBlockStates> states{};
+  uint32_t spent = 0;
+  for (uint32_t b = 1; b <= capacity; ++b) {
+    const BlockRecord& r = records[b];
+    ++states[static_cast<size_t>(r.state())];
+    if (r.state() == BlockState::kCached && r.spent()) ++spent;
+    KVPOOL_CHECK(b < next_new || r.state() == BlockState::kFree, "block %u is beyond the blocks ever leased",
+                 b);
+    KVPOOL_CHECK(r.state() != BlockState::kFree || (r.refs == 0 && r.flags == 0), "free block %u has %u refs",
+                 b, r.refs);
+    KVPOOL_CHECK(!r.has(BlockRecord::kListed), "block %u is listed outside Reclaim", b);
+  }
+  for (size_t s = 0; s < states.size(); ++s) {
+    KVPOOL_CHECK(states[s] == counts[s], "%u blocks are in state %zu, %u counted", states[s], s, counts[s]);
+  }
+  KVPOOL_CHECK(spent == spent_cached, "%u spent blocks are cached, %u counted", spent, spent_cached);
+  KVPOOL_CHECK(policy->size() == count(BlockState::kCached), "the policy has %u blocks, %u are cached",
+               policy->size(), count(BlockState::kCached));
+
+  uint32_t stacked = 0;
+  std::vector<uint32_t> stack;
+  for (uint32_t b = free_top; b != 0; b = records[b].parent) {
+    KVPOOL_CHECK(b < next_new && records[b].state() == BlockState::kFree, "block %u is stacked, not free", b);
+    KVPOOL_CHECK(++stacked <= free_depth, "the stack of free blocks has a cycle at block %u", b);
+    stack.push_back(b);
+  }
+  KVPOOL_CHECK(stacked == free_depth && stacked + (capacity + 1 - next_new) == count(BlockState::kFree),
+               "%u blocks are stacked and %u new, %u free", stacked, capacity + 1 - next_new,
+               count(BlockState::kFree));
+  for (size_t i = 0; i + kFreeJump < stack.size(); ++i) {
+    KVPOOL_CHECK(records[stack[i]].next_in_bucket == stack[i + kFreeJump], "block %u jumps astray", stack[i]);
+  }
+}
+
+void BlockPool::Rep::CheckRefs() const {
+  Recount recount(capacity);
+  for (const Session& s : sessions) {
+    uint32_t held = 0, leased = 0;
+    s.holds.ForEach([&](uint32_t b, uint32_t holds) {
+      KVPOOL_CHECK(b >= 1 && b <= capacity, "block %u is held", b);
+      ++held;
+      if (records[b].state() == BlockState::kLeased) ++leased;
+      recount.holds[b] += holds;
+    });
+    KVPOOL_CHECK(held == s.held && leased == s.leased, "a session holds %u blocks, %u leased; %u, %u counted",
+                 held, leased, s.held, s.leased);
+    KVPOOL_CHECK(s.limits.max_blocks == 0 || held <= s.limits.max_blocks, "%u held above the cap of %u", held,
+                 s.limits.max_blocks);
+    KVPOOL_CHECK(held == 0 || s.phase == Phase::kOpen || s.phase == Phase::kEnded, "a gone session holds %u",
+                 held);
+  }
+  for (uint32_t b = 1; b <= capacity; ++b) {
+    const BlockRecord& r = records[b];
+    if (!r.resident() || r.parent == 0) continue;
+    KVPOOL_CHECK(r.parent <= capacity && records[r.parent].resident(),
+                 "the parent of block %u is not resident", b);
+    KVPOOL_CHECK(records[r.parent].group() == r.group() && options.windows[r.group()] == 0,
+                 "block %u has a parent that it must not have", b);
+    ++recount.children[r.parent];
+    if (r.state() == BlockState::kSealed) ++recount.sealed_children[r.parent];
+    if (r.has(BlockRecord::kPinned)) ++recount.pinned_children[r.parent];
+  }
+  for (uint32_t b = 1; b <= capacity; ++b) {
+    const BlockRecord& r = records[b];
+    const uint64_t refs =
+        recount.holds[b] + recount.sealed_children[b] + (r.has(BlockRecord::kPinned) ? 1 : 0);
+    KVPOOL_CHECK(r.refs == refs || r.state() == BlockState::kFree, "block %u has %u refs, not %lu", b, r.refs,
+                 refs);
+    KVPOOL_CHECK((r.state() == BlockState::kLeased || r.state() == BlockState::kSealed ||
+                  (r.state() == BlockState::kQuarantined && !r.has(BlockRecord::kRetired))) == (r.refs != 0),
+                 "block %u has %u refs in state %d", b, r.refs, static_cast<int>(r.state()));
+    if (r.resident())
+      KVPOOL_CHECK(r.children == recount.children[b], "block %u has %u children", b, r.children);
+    const auto p = protections.find(b);
+    KVPOOL_CHECK(r.has(BlockRecord::kProtected) == (p != protections.end()), "protection of block %u", b);
+    if (p == protections.end()) {
+      KVPOOL_CHECK(!r.has(BlockRecord::kPinned) && recount.pinned_children[b] == 0, "pin of block %u", b);
+    } else {
+      KVPOOL_CHECK(p->second.pinned_children == recount.pinned_children[b], "pinned children of block %u", b);
+      KVPOOL_CHECK(r.has(BlockRecord::kPinned) || recount.pinned_children[b] == 0,
+                   "block %u has a pinned child", b);
+    }
+  }
+}
+
+void BlockPool::Rep::CheckCharges() const {
+  std::vector<uint32_t> charged(sessions.size());
+  for (uint32_t b = 1; b < next_new; ++b) {
+    const BlockRecord& r = records[b];
+    const bool available = r.state() == BlockState::kFree || (r.state() == BlockState::kCached && !r.spent());
+    if (available) continue;
+    if (r.state() == BlockState::kLeased) {
+      KVPOOL_CHECK(r.owner < sessions.size() && sessions[r.owner].holds.count(b) == r.refs,
+                   "block %u is leased to %u, which does not hold it", b, r.owner);
+    }
+    if (Holder{r.owner} == kNobody) continue;
+    KVPOOL_CHECK(r.owner < sessions.size(), "block %u is charged to %u", b, r.owner);
+    ++charged[r.owner];
+  }
+  uint64_t promises = 0;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const Session& s = sessions[i];
+    KVPOOL_CHECK(charged[i] == s.charged, "session %zu is charged %u blocks, %u counted", i, charged[i],
+                 s.charged);
+    KVPOOL_CHECK(s.charged == 0 || s.phase != Phase::kUnused, "unused session %zu is charged", i);
+    promises += Unused(s);
+  }
+  KVPOOL_CHECK(promises == promised, "%lu blocks are promised, %u counted", promises, promised);
+  KVPOOL_CHECK(available() >= promised, "%u blocks are available, %u promised", available(), promised);
+}
+
+void BlockPool::Rep::CheckProtections() const {
+  uint32_t budgeted = 0;
+  size_t times = 0;
+  for (const auto& [b, p] : protections) {
+    const BlockRecord& r = records[b];
+    KVPOOL_CHECK(b <= capacity && r.resident(), "block %u is protected and not resident", b);
+    if (Budgeted(r, p)) ++budgeted;
+    if (p.retain_until != 0) {
+      ++times;
+      KVPOOL_CHECK(deadlines.contains({p.retain_until, b, Deadline::kRetention}), "retention of block %u", b);
+    }
+    KVPOOL_CHECK((p.retain_until != 0) == (p.priority != kDefaultPriority), "priority of block %u", b);
+    if (!r.has(BlockRecord::kPinned)) continue;
+    ++times;
+    KVPOOL_CHECK(deadlines.contains({p.pin_until, b, Deadline::kPin}), "pin of block %u", b);
+    KVPOOL_CHECK(r.state() == BlockState::kSealed, "block %u is pinned and not sealed", b);
+    if (r.parent == 0) continue;
+    const auto parent = protections.find(r.parent);
+    KVPOOL_CHECK(parent != protections.end() && records[r.parent].has(BlockRecord::kPinned) &&
+                     parent->second.pin_until >= p.pin_until,
+                 "the parent of pinned block %u is pinned for less", b);
+  }
+  KVPOOL_CHECK(budgeted == protected_blocks, "%u blocks are protected, %u counted", budgeted,
+               protected_blocks);
+  KVPOOL_CHECK(times == deadlines.size(), "%zu deadlines for %zu", deadlines.size(), times);
+}
+
+void BlockPool::CheckInvariants() const {
+  rep_->CheckStates();
+  rep_->CheckRefs();
+  rep_->CheckCharges();
+  rep_->CheckProtections();
+  rep_->index.CheckInvariants(rep_->capacity);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,69 @@
+// What left lately: evicted keys and when, in a table of fixed size that forgets the oldest of four.
+//
+// It answers "was this here?" for miss reasons, regret and Explain, never whether a block may be used: a
+// 64-bit fingerprint can, once in a very long while, remember a key that never was.
+#ifndef KVPOOL_SERVER_POOL_GHOST_TABLE_H_
+#define KVPOOL_SERVER_POOL_GHOST_TABLE_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "server/pool/virtual_array.h"
+
+namespace kvpool {
+
+class GhostTable {
+ public:
+  explicit GhostTable(uint32_t entries)
+      : sets_(std::bit_ceil(std::max<uint32_t>(1, entries / kWays))), mask_(sets_.size() - 1) {}
+
+  struct Ghost {
+    uint64_t fingerprint;  // The key's hash; 0: unused.
+    uint32_t evicted_ms;
+    bool asked;  // Regretted already: an eviction is regretted once.
+  };
+  static_assert(sizeof(Ghost) == 16);
+
+  void Prefetch(uint64_t hash) const { sets_.Prefetch(hash >> 32 & mask_); }
+
+  // The key left now. Remembers it instead of the one of its set that left first.
+  void Remember(uint64_t hash, uint32_t now_ms) {
+    Set& set = sets_[hash >> 32 & mask_];
+    const uint64_t fingerprint = Fingerprint(hash);
+    Ghost* place = &set.ghosts[0];
+    for (Ghost& ghost : set.ghosts) {
+      if (ghost.fingerprint == fingerprint || ghost.fingerprint == 0) {
+        place = &ghost;
+        break;
+      }
+      if (now_ms - ghost.evicted_ms > now_ms - place->evicted_ms) place = &ghost;
+    }
+    *place = {.fingerprint = fingerprint, .evicted_ms = now_ms, .asked = false};
+  }
+
+  // Null if it is not remembered. A key that came back is remembered still: ask the index first.
+  Ghost* Find(uint64_t hash) { return const_cast<Ghost*>(static_cast<const GhostTable*>(this)->Find(hash)); }
+  const Ghost* Find(uint64_t hash) const {
+    for (const Ghost& ghost : sets_[hash >> 32 & mask_].ghosts) {
+      if (ghost.fingerprint == Fingerprint(hash)) return &ghost;
+    }
+    return nullptr;
+  }
+
+  size_t bytes() const { return sets_.bytes(); }
+
+ private:
+  static constexpr uint32_t kWays = 4;
+  struct alignas(64) Set {
+    Ghost ghosts[kWays];
+  };
+  static uint64_t Fingerprint(uint64_t hash) { return hash != 0 ? hash : 1; }
+
+  VirtualArray<Set> sets_;
+  const uint64_t mask_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_GHOST_TABLE_H_

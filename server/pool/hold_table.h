@@ -1,0 +1,118 @@
+// How often a session holds each block: pages of 1024 counters that exist while one of them is not zero.
+//
+// A session that holds few blocks of a large pool costs few pages; walking what it holds costs the pages in
+// use, not the capacity.
+#ifndef KVPOOL_SERVER_POOL_HOLD_TABLE_H_
+#define KVPOOL_SERVER_POOL_HOLD_TABLE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+
+inline constexpr uint32_t kMaxHolds = UINT16_MAX;
+
+struct HoldPage {
+  static constexpr uint32_t kBlocks = 1024;
+  uint32_t live = 0;   // Counters that are not zero.
+  uint32_t place = 0;  // In HoldTable::used_.
+  uint16_t counts[kBlocks] = {};
+};
+
+// Pages without a live counter, for the next session that needs one: a magazine's worth of leases and
+// releases on scattered blocks would otherwise be as many calls of malloc. A page with nothing live is all
+// zero.
+class HoldPageStock {
+ public:
+  std::unique_ptr<HoldPage> Take() {
+    if (pages_.empty()) return std::make_unique<HoldPage>();
+    std::unique_ptr<HoldPage> page = std::move(pages_.back());
+    pages_.pop_back();
+    return page;
+  }
+  void Give(std::unique_ptr<HoldPage> page) {
+    if (pages_.size() < kMaxPages) pages_.push_back(std::move(page));
+  }
+
+ private:
+  static constexpr size_t kMaxPages = 1024;  // 2 MiB.
+  std::vector<std::unique_ptr<HoldPage>> pages_;
+};
+
+class HoldTable {
+ public:
+  explicit HoldTable(HoldPageStock* stock) : stock_(stock) {}
+
+  uint32_t count(uint32_t block) const {
+    const HoldPage* const page = FindPage(block);
+    return page == nullptr ? 0 : page->counts[block % HoldPage::kBlocks];
+  }
+  void Prefetch(uint32_t block) const {
+    const HoldPage* const page = FindPage(block);
+    if (page != nullptr) __builtin_prefetch(&page->counts[block % HoldPage::kBlocks], 1);
+  }
+  // One hold more; answers how many there are now. REQUIRES: count(block) < kMaxHolds.
+  uint32_t Add(uint32_t block) {
+    const uint32_t index = block / HoldPage::kBlocks;
+    if (index >= pages_.size()) pages_.resize(index + 1);
+    if (pages_[index] == nullptr) {
+      pages_[index] = stock_->Take();
+      pages_[index]->place = static_cast<uint32_t>(used_.size());
+      used_.push_back(index);
+    }
+    uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
+    KVPOOL_CHECK(count < kMaxHolds, "block %u has %u holds of one session", block, kMaxHolds);
+    if (count == 0) ++pages_[index]->live;
+    return ++count;
+  }
+  // `holds` fewer; answers how many are left. REQUIRES: 0 < holds <= count(block).
+  uint32_t Subtract(uint32_t block, uint32_t holds) {
+    const uint32_t index = block / HoldPage::kBlocks;
+    uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
+    KVPOOL_CHECK(holds > 0 && holds <= count, "block %u has %u holds, not %u", block, count, holds);
+    count = static_cast<uint16_t>(count - holds);
+    const uint32_t left = count;
+    if (left == 0 && --pages_[index]->live == 0) DropPage(index);
+    return left;
+  }
+  // Calls visit(block, holds) by ascending block id. `visit` may subtract from that block.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    std::vector<uint32_t> used = used_;
+    std::sort(used.begin(), used.end());
+    for (const uint32_t index : used) {
+      const HoldPage* page = pages_[index].get();
+      for (uint32_t i = 0, left = page->live; left != 0; ++i) {
+        if (page->counts[i] == 0) continue;
+        --left;
+        visit(index * HoldPage::kBlocks + i, uint32_t{page->counts[i]});
+      }
+    }
+  }
+
+ private:
+  const HoldPage* FindPage(uint32_t block) const {
+    const uint32_t index = block / HoldPage::kBlocks;
+    return index < pages_.size() ? pages_[index].get() : nullptr;
+  }
+  void DropPage(uint32_t index) {
+    const uint32_t place = pages_[index]->place;
+    used_[place] = used_.back();
+    pages_[used_[place]]->place = place;
+    used_.pop_back();
+    stock_->Give(std::move(pages_[index]));
+  }
+
+  HoldPageStock* stock_;
+  std::vector<std::unique_ptr<HoldPage>> pages_;  // By block / kBlocks; null where nothing is held.
+  std::vector<uint32_t> used_;                    // Which of them there are.
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_HOLD_TABLE_H_

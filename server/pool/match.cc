@@ -1,0 +1,354 @@
+// Match in three parts: how long a prefix is resident in every group, how much of it the session's credit and
+// cap cover, and only then the holds.
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint32_t kUnknown = UINT32_MAX;
+constexpr size_t kChunk = 32;
+
+}  // namespace
+
+// Lengths are counted in steps: the least number of tokens that is whole blocks in every group.
+class BlockPool::Rep::Matching {
+ public:
+  Matching(Rep* rep, Holder session, absl::Span<const GroupQuery> queries)
+      : r_(*rep), holder_(session), session_(*rep->OpenSession(session)), queries_(queries) {
+    if (r_.scratch_match.size() < queries.size()) r_.scratch_match.resize(queries.size());
+  }
+
+  void Run(MatchOutcome* out);
+
+ private:
+  // What holding a selection of blocks would take.
+  struct Cost {
+    uint32_t credit = 0;     // Available blocks.
+    uint32_t distinct = 0;   // Blocks that the session does not hold yet.
+    uint32_t overflows = 0;  // Blocks that it would hold too often.
+  };
+  class Window;
+
+  bool MeasureSteps();
+  uint64_t BlocksPerStep(size_t q) const { return step_tokens_ / queries_[q].tokens_per_block; }
+  uint32_t window(size_t q) const { return r_.options.windows[queries_[q].group]; }
+  std::vector<uint32_t>& found(size_t q) { return r_.scratch_match[q]; }
+  // First block of query q that a prefix of this many steps reads.
+  uint64_t First(size_t q, uint64_t steps) const;
+  void Resolve(size_t q, uint64_t begin, uint64_t end);
+  uint64_t LeadingRun(size_t q, uint64_t limit);
+  uint64_t LongestWindowed(uint64_t steps);
+  MissReason CountMisses(uint64_t run_steps, uint64_t steps);
+  bool Plain(uint64_t steps);
+  uint64_t Affordable(uint64_t steps, MissReason* miss);
+  std::vector<Cost> FullCosts(uint64_t steps);
+  // Counts it as regretted if it left and is not back; an eviction is regretted once.
+  void Regret(uint64_t hash, const BlockKey& key);
+  void Take(uint64_t steps, MatchOutcome* out);
+
+  Rep& r_;
+  const Holder holder_;
+  const Session& session_;
+  const absl::Span<const GroupQuery> queries_;
+  uint64_t step_tokens_ = 1;
+  uint64_t asked_steps_ = 0;
+};
+
+// False: the queries can't be answered.
+bool BlockPool::Rep::Matching::MeasureSteps() {
+  if (queries_.empty()) return false;
+  for (const GroupQuery& q : queries_) {
+    if (q.group >= r_.options.windows.size() || q.tokens_per_block == 0) return false;
+  }
+  uint64_t shortest = UINT64_MAX;
+  for (const GroupQuery& q : queries_) {
+    shortest = std::min<uint64_t>(shortest, uint64_t{q.tokens_per_block} * q.keys.size());
+  }
+  for (const GroupQuery& q : queries_) {
+    const auto step =
+        static_cast<unsigned __int128>(step_tokens_ / std::gcd(step_tokens_, q.tokens_per_block)) *
+        q.tokens_per_block;
+    if (step > shortest) return true;  // Not even one step was asked.
+    step_tokens_ = static_cast<uint64_t>(step);
+  }
+  asked_steps_ = shortest / step_tokens_;
+  return true;
+}
+
+uint64_t BlockPool::Rep::Matching::First(size_t q, uint64_t steps) const {
+  const uint64_t blocks = steps * BlocksPerStep(q);
+  return window(q) == 0 || blocks <= window(q) ? 0 : blocks - window(q);
+}
+
+// Looks up keys begin..end of query q, as far as that was not done yet.
+void BlockPool::Rep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
+  std::vector<uint32_t>& ids = found(q);
+  const absl::Span<const BlockKey> keys = queries_[q].keys;
+  std::array<uint64_t, kChunk> hashes;
+  for (uint64_t at = begin; at < end; at += kChunk) {
+    const uint64_t n = std::min<uint64_t>(kChunk, end - at);
+    for (uint64_t i = 0; i < n; ++i) {
+      hashes[i] = HashKey(keys[at + i]);
+      r_.index.PrefetchBucket(hashes[i]);
+    }
+    for (uint64_t i = 0; i < n; ++i) r_.index.PrefetchRecord(hashes[i]);
+    for (uint64_t i = 0; i < n; ++i) {
+      if (ids[at + i] == kUnknown) ids[at + i] = r_.index.Find(hashes[i], keys[at + i]);
+    }
+  }
+}
+
+// Steps, at most `limit`, whose blocks are all resident.
+uint64_t BlockPool::Rep::Matching::LeadingRun(size_t q, uint64_t limit) {
+  const uint64_t blocks = limit * BlocksPerStep(q);
+  for (uint64_t at = 0; at < blocks; at += kChunk) {
+    const uint64_t end = std::min<uint64_t>(at + kChunk, blocks);
+    Resolve(q, at, end);
+    for (uint64_t i = at; i < end; ++i) {
+      if (found(q)[i] == 0) return i / BlocksPerStep(q);
+    }
+  }
+  return limit;
+}
+
+// The most steps, at most `steps`, at whose end every windowed group has its last window.
+uint64_t BlockPool::Rep::Matching::LongestWindowed(uint64_t steps) {
+  for (size_t q = 0; q < queries_.size() && steps > 0;) {
+    const uint64_t before = steps;
+    if (window(q) != 0) {
+      const uint64_t first = First(q, steps);
+      uint64_t end = steps * BlocksPerStep(q);
+      while (end > first) {
+        const uint64_t begin = end - first > kChunk ? end - kChunk : first;
+        Resolve(q, begin, end);
+        while (end > begin && found(q)[end - 1] != 0) --end;
+        if (end > begin) break;
+      }
+      // Block end - 1 is missing: whatever is longer than it and not longer than `steps` needs it.
+      if (end > first) steps = (end - 1) / BlocksPerStep(q);
+    }
+    q = steps == before ? q + 1 : 0;  // Shorter: the queries before must agree again.
+  }
+  return steps;
+}
+
+void BlockPool::Rep::Matching::Regret(uint64_t hash, const BlockKey& key) {
+  GhostTable::Ghost* const ghost = r_.ghosts.Find(hash);
+  if (ghost == nullptr || ghost->asked || r_.index.Find(hash, key) != 0) return;
+  ghost->asked = true;
+  ++r_.counters.regret;
+}
+
+// Says why no more than `steps` are resident, and counts what the asked prefix would have needed and is gone.
+// Leading runs end at `run_steps`.
+MissReason BlockPool::Rep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
+  if (steps == asked_steps_) return MissReason::kNone;
+  MissReason reason = MissReason::kWindow;
+  std::array<uint64_t, kChunk> hashes;
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    const absl::Span<const BlockKey> keys = queries_[q].keys;
+    const uint64_t begin = window(q) == 0 ? run_steps * BlocksPerStep(q) : First(q, asked_steps_);
+    const uint64_t end = asked_steps_ * BlocksPerStep(q);
+    if (window(q) == 0 && steps == run_steps) {
+      for (uint64_t i = begin; i < begin + BlocksPerStep(q); ++i) {
+        if (found(q)[i] != 0) continue;
+        // Several groups may end here, for different reasons: an eviction is the one to do something about.
+        if (found(q)[i] == 0 && r_.ghosts.Find(HashKey(keys[i])) != nullptr) reason = MissReason::kEvicted;
+        if (reason != MissReason::kEvicted) reason = MissReason::kNeverSeen;
+        break;
+      }
+    }
+    for (uint64_t at = begin; at < end; at += kChunk) {
+      const uint64_t n = std::min<uint64_t>(kChunk, end - at);
+      for (uint64_t i = 0; i < n; ++i) {
+        hashes[i] = HashKey(keys[at + i]);
+        r_.ghosts.Prefetch(hashes[i]);
+      }
+      for (uint64_t i = 0; i < n; ++i) Regret(hashes[i], keys[at + i]);
+    }
+  }
+  return reason;
+}
+
+// True if it is plain at a glance that credit and cap cover all of it.
+bool BlockPool::Rep::Matching::Plain(uint64_t steps) {
+  uint64_t blocks = 0;
+  uint64_t cached = 0;
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    const std::vector<uint32_t>& ids = found(q);
+    const uint64_t first = First(q, steps);
+    const uint64_t end = steps * BlocksPerStep(q);
+    blocks += end - first;
+    for (uint64_t i = first; i < end; ++i) {
+      const BlockRecord& record = r_.records[ids[i]];
+      if (record.state() != BlockState::kCached) continue;
+      ++cached;
+      const bool parent_is_asked = record.parent == 0 || (i > first && record.parent == ids[i - 1]);
+      if (!parent_is_asked && r_.records[record.parent].state() == BlockState::kCached) return false;
+    }
+  }
+  return cached <= r_.Headroom(session_) && blocks <= CapRoom(session_) &&
+         (blocks + kManyHolds <= kMaxHolds && !session_.many_holds);
+}
+
+// What holding the leading runs takes, by number of steps.
+std::vector<BlockPool::Rep::Matching::Cost> BlockPool::Rep::Matching::FullCosts(uint64_t steps) {
+  std::vector<Cost> costs(steps + 1);
+  absl::flat_hash_set<uint32_t> taken;
+  absl::flat_hash_map<uint32_t, uint32_t> named;
+  Cost cost;
+  for (uint64_t step = 1; step <= steps; ++step) {
+    for (size_t q = 0; q < queries_.size(); ++q) {
+      if (window(q) != 0) continue;
+      for (uint64_t i = (step - 1) * BlocksPerStep(q); i < step * BlocksPerStep(q); ++i) {
+        const uint32_t b = found(q)[i];
+        const uint32_t times = ++named[b];
+        const uint32_t holds = session_.holds.count(b);
+        if (times == 1 && holds == 0) ++cost.distinct;
+        if (holds + times > kMaxHolds) ++cost.overflows;
+        for (uint32_t p = b; p != 0 && r_.records[p].state() == BlockState::kCached;
+             p = r_.records[p].parent) {
+          if (!taken.insert(p).second) break;
+          if (!r_.records[p].spent()) ++cost.credit;
+        }
+      }
+    }
+    costs[step] = cost;
+  }
+  return costs;
+}
+
+// What holding the windows takes, for fewer and fewer steps: each block comes in and goes out once.
+class BlockPool::Rep::Matching::Window {
+ public:
+  explicit Window(Matching* matching) : m_(*matching), spans_(matching->queries_.size()) {}
+
+  // REQUIRES: never more steps than before; every window is resident at this length.
+  Cost MoveTo(uint64_t steps) {
+    for (size_t q = 0; q < spans_.size(); ++q) {
+      if (m_.window(q) == 0) continue;
+      const Span next = {m_.First(q, steps), steps * m_.BlocksPerStep(q)};
+      Span& now = spans_[q];
+      if (now.begin == now.end) now = {next.end, next.end};
+      for (uint64_t i = next.begin; i < std::min(now.begin, next.end); ++i) Name(m_.found(q)[i]);
+      for (uint64_t i = std::max(next.end, now.begin); i < now.end; ++i) Unname(m_.found(q)[i]);
+      now = next;
+    }
+    return cost_;
+  }
+
+ private:
+  struct Span {
+    uint64_t begin = 0, end = 0;
+  };
+  bool Takes(uint32_t b) const {
+    const BlockRecord& record = m_.r_.records[b];
+    return record.state() == BlockState::kCached && !record.spent();
+  }
+  void Name(uint32_t b) {
+    const uint32_t times = ++named_[b];
+    const uint32_t holds = m_.session_.holds.count(b);
+    if (times == 1 && holds == 0) ++cost_.distinct;
+    if (times == 1 && Takes(b)) ++cost_.credit;
+    if (holds + times > kMaxHolds) ++cost_.overflows;
+  }
+  void Unname(uint32_t b) {
+    const uint32_t times = named_[b]--;
+    const uint32_t holds = m_.session_.holds.count(b);
+    if (holds + times > kMaxHolds) --cost_.overflows;
+    if (times == 1 && holds == 0) --cost_.distinct;
+    if (times == 1 && Takes(b)) --cost_.credit;
+  }
+
+  Matching& m_;
+  std::vector<Span> spans_;
+  absl::flat_hash_map<uint32_t, uint32_t> named_;
+  Cost cost_;
+};
+
+// The most steps, at most `steps`, that are resident and that credit and cap cover.
+uint64_t BlockPool::Rep::Matching::Affordable(uint64_t steps, MissReason* miss) {
+  const std::vector<Cost> full = FullCosts(steps);
+  const uint32_t headroom = r_.Headroom(session_);
+  const uint32_t cap_room = CapRoom(session_);
+  Window window(this);
+  while (steps > 0) {
+    const Cost windowed = window.MoveTo(steps);
+    const bool credit = uint64_t{full[steps].credit} + windowed.credit <= headroom;
+    const bool cap = uint64_t{full[steps].distinct} + windowed.distinct <= cap_room &&
+                     full[steps].overflows + windowed.overflows == 0;
+    if (credit && cap) return steps;
+    *miss = credit ? MissReason::kCap : MissReason::kCredit;
+    steps = LongestWindowed(steps - 1);
+  }
+  return 0;
+}
+
+void BlockPool::Rep::Matching::Take(uint64_t steps, MatchOutcome* out) {
+  Session& s = *r_.OpenSession(holder_);
+  const auto now32 = static_cast<uint32_t>(r_.now_ms);
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    std::vector<BlockRef>& refs = out->blocks[q];
+    const std::vector<uint32_t>& ids = found(q);
+    const uint64_t first = First(q, steps);
+    const uint64_t end = steps * BlocksPerStep(q);
+    refs.assign(first, kNullRef);
+    refs.reserve(end);
+    for (uint64_t i = first; i < end; ++i) {
+      s.holds.Prefetch(ids[i]);
+    }
+    for (uint64_t i = first; i < end; ++i) {
+      r_.AddRef(ids[i], holder_);
+      r_.AddHold(&s, ids[i]);
+      r_.records[ids[i]].accessed_ms = now32;
+      refs.push_back(r_.RefOf(ids[i]));
+    }
+    r_.counters.hit_blocks += end - first;
+  }
+  out->tokens = steps * step_tokens_;
+}
+
+void BlockPool::Rep::Matching::Run(MatchOutcome* out) {
+  if (!MeasureSteps()) {
+    out->miss = queries_.empty() ? MissReason::kNone : MissReason::kNeverSeen;
+    return;
+  }
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    found(q).assign(asked_steps_ * BlocksPerStep(q), kUnknown);
+    r_.counters.lookup_blocks += queries_[q].keys.size();
+  }
+  r_.counters.lookup_tokens += asked_steps_ * step_tokens_;
+  uint64_t run_steps = asked_steps_;
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    if (window(q) == 0) run_steps = LeadingRun(q, run_steps);
+  }
+  uint64_t steps = LongestWindowed(run_steps);
+  out->miss = CountMisses(run_steps, steps);
+  if (!Plain(steps)) steps = Affordable(steps, &out->miss);
+  Take(steps, out);
+  r_.counters.hit_tokens += out->tokens;
+}
+
+void BlockPool::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  out->tokens = 0;
+  out->miss = MissReason::kNone;
+  out->blocks.resize(queries.size());
+  for (std::vector<BlockRef>& refs : out->blocks) refs.clear();
+  if (r.OpenSession(session) == nullptr) {
+    out->miss = MissReason::kCap;
+    return;
+  }
+  ++r.counters.lookups;
+  Rep::Matching(&r, session, queries).Run(out);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,184 @@
+#include "server/pool/pool_rep.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+constexpr size_t kMaxDirectEvictions = 4096;
+constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
+
+}  // namespace
+
+BlockPool::Rep::Rep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
+    : options(pool_options),
+      records(pool_options.max_blocks),
+      index(pool_options.max_blocks, &records),
+      ghosts(pool_options.ghosts != 0 ? pool_options.ghosts
+                                      : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
+      policy(std::move(replacement)) {
+  KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
+  KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= 16, "%zu groups, not 1 to 16",
+               options.windows.size());
+  KVPOOL_CHECK(options.pin_budget >= 0 && options.pin_budget <= 1, "pin budget %g, not 0 to 1",
+               options.pin_budget);
+  KVPOOL_CHECK(options.first_generation < UINT32_MAX, "no generation is left");
+}
+
+Verdict BlockPool::Rep::Resolve(BlockRef ref) {
+  if (ref.id == kNullBlock || Index(ref.id) > capacity) return Verdict::kUnknownBlock;
+  const BlockRecord& r = records[Index(ref.id)];
+  if (r.generation != ref.generation || r.state() == BlockState::kFree) {
+    ++counters.refused_stale;
+    return Verdict::kStale;
+  }
+  return Verdict::kDone;
+}
+
+uint32_t BlockPool::Rep::CreditNeed(uint32_t b) const {
+  uint32_t need = 0;
+  for (; b != 0 && records[b].state() == BlockState::kCached; b = records[b].parent) {
+    if (!records[b].spent()) ++need;
+  }
+  return need;
+}
+
+void BlockPool::Rep::Charge(uint32_t b, Holder to) {
+  records[b].owner = static_cast<uint16_t>(to);
+  if (to == kNobody) return;
+  Session& s = sessions[static_cast<size_t>(to)];
+  if (Unused(s) > 0) --promised;
+  ++s.charged;
+}
+
+void BlockPool::Rep::EndCharge(uint32_t b) {
+  const Holder owner{records[b].owner};
+  if (owner == kNobody) return;
+  records[b].owner = static_cast<uint16_t>(kNobody);
+  Session& s = sessions[static_cast<size_t>(owner)];
+  --s.charged;
+  if (Unused(s) > 0) ++promised;
+  if (s.charged == 0) ReuseIfIdle(static_cast<size_t>(owner));
+}
+
+void BlockPool::Rep::ReuseIfIdle(size_t slot) {
+  Session& s = sessions[slot];
+  if (s.phase != Phase::kGone || s.charged != 0) return;
+  s.phase = Phase::kUnused;
+  unused_slots.push_back(static_cast<uint16_t>(slot));
+}
+
+void BlockPool::Rep::AddHold(Session* s, uint32_t b) {
+  const uint32_t holds = s->holds.Add(b);
+  if (holds == 1) ++s->held;
+  if (holds > kManyHolds) s->many_holds = true;
+}
+
+void BlockPool::Rep::DropHold(Session* s, uint32_t b) {
+  if (s->holds.Subtract(b, 1) == 0) --s->held;
+}
+
+void BlockPool::Rep::AddRef(uint32_t b, Holder taker) {
+  for (; b != 0; b = records[b].parent) {
+    BlockRecord& r = records[b];
+    if (r.refs++ != 0) return;
+    policy->OnUncached(BlockId{b});
+    SetState(b, BlockState::kSealed);
+    if (r.spent()) {
+      --spent_cached;
+    } else {
+      Charge(b, taker);
+    }
+  }
+}
+
+void BlockPool::Rep::DropRefs(uint32_t b, uint32_t refs) {
+  for (; b != 0; b = records[b].parent, refs = 1) {
+    BlockRecord& r = records[b];
+    KVPOOL_CHECK(r.state() == BlockState::kSealed && r.refs >= refs, "block %u has %u refs, not %u", b,
+                 r.refs, refs);
+    r.refs -= refs;
+    if (r.refs != 0) return;
+    SetState(b, BlockState::kCached);
+    if (r.spent()) {
+      ++spent_cached;
+    } else {
+      EndCharge(b);
+    }
+    policy->OnCached(BlockId{b}, {.now_ms = now_ms, .priority = priority(b)});
+  }
+}
+
+void BlockPool::Rep::Free(uint32_t b) {
+  BlockRecord& r = records[b];
+  r.refs = 0;
+  if (r.spent()) {
+    SetState(b, BlockState::kQuarantined);
+    r.flags = BlockRecord::kRetired;
+    return;
+  }
+  SetState(b, BlockState::kFree);
+  EndCharge(b);
+  r.flags = 0;
+  r.parent = free_top;
+  uint32_t& below = free_ring[free_depth++ % kFreeJump];
+  r.next_in_bucket = std::exchange(below, b);
+  free_top = b;
+}
+
+uint32_t BlockPool::Rep::PopFree() {
+  if (free_top == 0) return next_new++;
+  const uint32_t b = free_top;
+  const BlockRecord& r = records[b];
+  records.Prefetch(r.next_in_bucket);
+  free_ring[--free_depth % kFreeJump] = r.next_in_bucket;
+  free_top = r.parent;
+  return b;
+}
+
+void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
+  BlockRecord& r = records[b];
+  KVPOOL_CHECK(r.state() == BlockState::kCached && r.children == 0,
+               "block %u is to leave in state %d with %u children", b, static_cast<int>(r.state()),
+               r.children);
+  const auto now32 = static_cast<uint32_t>(now_ms);
+  const BlockKey key = r.block_key();
+  const uint64_t hash = HashKey(key);
+  scratch_aliases.clear();
+  index.Remove(hash, b, &scratch_aliases);
+  ghosts.Remember(hash, now32);
+  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+
+  const Eviction eviction = {
+      .block = BlockId{b}, .key = key, .lifetime_ms = now32 - r.sealed_ms, .idle_ms = now32 - r.accessed_ms};
+  if (log != nullptr) log->push_back(eviction);
+  if (reason == EvictReason::kDirect && direct_evictions.size() < kMaxDirectEvictions) {
+    direct_evictions.push_back(eviction);
+  }
+  ++counters.evicted[static_cast<size_t>(reason)];
+
+  policy->OnUncached(BlockId{b});
+  if (r.has(BlockRecord::kProtected)) SetPriority(b, kDefaultPriority, 0);
+  const uint32_t parent = r.parent;
+  if (r.spent()) --spent_cached;
+  Free(b);
+  if (parent != 0 && --records[parent].children == 0 && records[parent].state() == BlockState::kCached) {
+    policy->OnChildless(BlockId{parent});
+  }
+}
+
+uint32_t BlockPool::Rep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
+  const uint32_t before = count(BlockState::kFree);
+  while (count(BlockState::kFree) < free) {
+    scratch_victims.clear();
+    policy->Victims(1, *this, &scratch_victims);
+    if (scratch_victims.empty()) break;
+    Evict(Index(scratch_victims[0]), reason, log);
+  }
+  return count(BlockState::kFree) - before;
+}
+
+}  // namespace kvpool

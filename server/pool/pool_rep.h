@@ -1,0 +1,166 @@
+// What BlockPool is made of. For server/pool/*.cc only.
+#ifndef KVPOOL_SERVER_POOL_POOL_REP_H_
+#define KVPOOL_SERVER_POOL_POOL_REP_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "server/pool/block_pool.h"
+#include "server/pool/block_record.h"
+#include "server/pool/ghost_table.h"
+#include "server/pool/hold_table.h"
+#include "server/pool/prefix_index.h"
+#include "server/pool/virtual_array.h"
+#include "server/replacement/policy.h"
+
+namespace kvpool {
+
+// The steps that verbs are composed of. Each keeps the counts, charges and the policy in line with the
+// states; none checks credit: that is done before the first step is taken.
+class BlockPool::Rep final : public ReplacementPolicy::Chain {
+ public:
+  Rep(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
+
+  enum class Phase : uint8_t { kUnused, kOpen, kEnded, kGone };  // kGone: nothing left but charges.
+  struct Session {
+    Phase phase = Phase::kUnused;
+    SessionLimits limits;
+    uint32_t charged = 0;
+    uint32_t leased = 0;
+    uint32_t held = 0;        // Distinct blocks.
+    bool many_holds = false;  // Some block was held more than kManyHolds times.
+    HoldTable holds;
+  };
+  static constexpr uint32_t kManyHolds = kMaxHolds / 2;
+
+  struct Protection {
+    TimeMs pin_until = 0;
+    TimeMs retain_until = 0;
+    uint32_t pinned_children = 0;
+    uint8_t priority = kDefaultPriority;
+  };
+  enum class Deadline : uint8_t { kPin, kRetention };
+
+  // ---- Looking
+  bool childless(BlockId block) const override { return records[Index(block)].children == 0; }
+  BlockRef RefOf(uint32_t b) const { return {BlockId{b}, records[b].generation}; }
+  Session* OpenSession(Holder session) {
+    const auto i = static_cast<size_t>(session);
+    return i < sessions.size() && sessions[i].phase == Phase::kOpen ? &sessions[i] : nullptr;
+  }
+  // kDone if the ref names a life that is not over.
+  Verdict Resolve(BlockRef ref);
+  uint32_t Find(const BlockKey& key) const { return index.Find(HashKey(key), key); }
+  uint32_t count(BlockState state) const { return counts[static_cast<size_t>(state)]; }
+  uint32_t available() const { return count(BlockState::kFree) + count(BlockState::kCached) - spent_cached; }
+  static uint32_t Unused(const Session& s) {
+    return s.phase == Phase::kOpen && s.limits.guaranteed > s.charged ? s.limits.guaranteed - s.charged : 0;
+  }
+  // Available blocks that the session may take: what it was promised, and what nobody was.
+  uint32_t Headroom(const Session& s) const { return available() - promised + Unused(s); }
+  // Distinct blocks more that the session may hold.
+  static uint32_t CapRoom(const Session& s) {
+    return s.limits.max_blocks == 0 ? UINT32_MAX : s.limits.max_blocks - s.held;
+  }
+  // Available blocks that a ref on `b` takes: itself and the chain in front of it, as far as it is cached.
+  uint32_t CreditNeed(uint32_t b) const;
+  uint8_t priority(uint32_t b) const {
+    return records[b].has(BlockRecord::kProtected) ? protections.find(b)->second.priority : kDefaultPriority;
+  }
+  uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity); }
+
+  // ---- Steps
+  void SeeTime(TimeMs now) { now_ms = now; }
+  void SetState(uint32_t b, BlockState state) {
+    --counts[static_cast<size_t>(records[b].state())];
+    ++counts[static_cast<size_t>(state)];
+    records[b].set_state(state);
+  }
+  void Charge(uint32_t b, Holder to);
+  void EndCharge(uint32_t b);
+  void AddHold(Session* s, uint32_t b);
+  void DropHold(Session* s, uint32_t b);
+  // One ref more on a resident block; what this takes out of the cache is charged to `taker`.
+  void AddRef(uint32_t b, Holder taker);
+  // Fewer refs on a sealed block; what nobody refers to any more is cached, leaf before parent.
+  void DropRefs(uint32_t b, uint32_t refs);
+  // A leased, quarantined or cached block, out of the index, becomes free, or retired.
+  void Free(uint32_t b);
+  uint32_t PopFree();
+  // REQUIRES: cached and childless.
+  void Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log);
+  // Evicts one by one until so many blocks are free or nothing may leave; answers how many were freed.
+  uint32_t EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log);
+  void ReuseIfIdle(size_t slot);
+  // Seal (seal.cc): holds the block that the key names already; seals one block.
+  SealOutcome HoldCanonical(Holder session, uint32_t b);
+  SealOutcome SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent);
+
+  // ---- Protection (retention.cc)
+  static bool Budgeted(const BlockRecord& r, const Protection& p) {
+    return r.has(BlockRecord::kPinned) || p.priority > kDefaultPriority;
+  }
+  Verdict PinChain(uint32_t b, TimeMs until);
+  void StartPin(uint32_t b, TimeMs until);
+  // REQUIRES: pinned, and no child is.
+  void EndPin(uint32_t b);
+  // REQUIRES: resident. Answers whether the priority was another; telling the policy is the caller's.
+  bool SetPriority(uint32_t b, uint8_t priority, TimeMs until);
+  void DropProtectionIfIdle(uint32_t b);
+
+  class Matching;  // match.cc
+
+  // ---- check_invariants.cc
+  void CheckStates() const;
+  void CheckRefs() const;
+  void CheckCharges() const;
+  void CheckProtections() const;
+
+  // ---- The blocks
+  const PoolOptions options;
+  uint32_t capacity = 0;
+  uint32_t next_new = 1;  // First block that was never leased.
+  VirtualArray<BlockRecord> records;
+  PrefixIndex index;
+  GhostTable ghosts;
+  const std::unique_ptr<ReplacementPolicy> policy;
+  std::array<uint32_t, kBlockStates> counts{};
+  uint32_t spent_cached = 0;
+
+  // Freed blocks: a stack through the records' `parent`. Each also knows the block kFreeJump below it, so
+  // that popping many finds them in the CPU's cache; the jumps of the topmost blocks are in a ring, by depth.
+  static constexpr uint32_t kFreeJump = 16;
+  uint32_t free_top = 0;
+  uint32_t free_depth = 0;
+  std::array<uint32_t, kFreeJump> free_ring{};
+
+  // ---- The sessions
+  HoldPageStock hold_pages;
+  std::vector<Session> sessions;
+  std::vector<uint16_t> unused_slots;
+  uint32_t promised = 0;
+  std::vector<uint32_t> spent_blocks;  // Leased in their last generation: a few, ever.
+
+  // ---- Protection
+  absl::flat_hash_map<uint32_t, Protection> protections;
+  absl::btree_set<std::tuple<TimeMs, uint32_t, Deadline>> deadlines;
+  uint32_t protected_blocks = 0;  // Budgeted ones.
+
+  TimeMs now_ms = 0;
+  PoolCounters counters;
+  std::vector<Eviction> direct_evictions;
+
+  // Memory that verbs would otherwise allocate at each call.
+  std::vector<BlockId> scratch_victims;
+  std::vector<BlockKey> scratch_aliases;
+  std::vector<std::vector<uint32_t>> scratch_match;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_POOL_REP_H_

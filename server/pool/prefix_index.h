@@ -1,0 +1,107 @@
+// Key -> resident block.
+//
+// A chained hash table threaded through the block records, with as many buckets as blocks (rounded up to a
+// power of two) from the start: no rehash, no tombstone, no stall at any size. Each resident block is in
+// exactly one chain, under its chain's key; further keys of a block (aliases) are in a side map that is empty
+// as long as nobody uses any. A key names at most one block.
+#ifndef KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
+#define KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "proto/support/check.h"
+#include "server/pool/block_record.h"
+#include "server/pool/virtual_array.h"
+
+namespace kvpool {
+
+// Engines may bring keys that are anything but uniform (counters, zero-padded digests): every bit of the key
+// reaches every bit of the hash, by two rounds of the folded 64 x 64 -> 128 bit product (wyhash's mixer).
+inline uint64_t HashKey(const BlockKey& key) {
+  const auto fold = [](uint64_t a, uint64_t b) {
+    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  };
+  uint64_t words[4];
+  static_assert(sizeof(words) == sizeof(key.bytes));
+  std::memcpy(words, key.bytes.data(), sizeof(words));
+  const uint64_t space = uint64_t{key.group} << 1 | (key.raw ? 1 : 0);
+  // Odd constants of even bit density; any would do that no key is likely to equal.
+  const uint64_t left = fold(words[0] ^ 0xa0761d6478bd642fu, words[1] ^ 0xe7037ed1a0b428dbu);
+  const uint64_t right = fold(words[2] ^ 0x8ebc6af09c88c6e3u, words[3] ^ 0x589965cc75374cc3u);
+  return fold(left ^ 0x1d8e4e27c47d124fu ^ space * 0x9e3779b97f4a7c15u, right ^ 0xeb44accab455d165u);
+}
+
+struct BlockKeyHash {
+  size_t operator()(const BlockKey& key) const { return HashKey(key); }
+};
+
+class PrefixIndex {
+ public:
+  PrefixIndex(uint32_t max_blocks, VirtualArray<BlockRecord>* records)
+      : records_(*records), buckets_(std::bit_ceil(max_blocks)), mask_(buckets_.size() - 1) {}
+
+  void PrefetchBucket(uint64_t hash) const { buckets_.Prefetch(hash & mask_); }
+  // After PrefetchBucket had time to arrive.
+  void PrefetchRecord(uint64_t hash) const { records_.Prefetch(buckets_[hash & mask_]); }
+
+  // The block that the key names, or 0. REQUIRES: hash == HashKey(key), here and below.
+  uint32_t Find(uint64_t hash, const BlockKey& key) const {
+    for (uint32_t b = buckets_[hash & mask_]; b != 0; b = records_[b].next_in_bucket) {
+      if (records_[b].has_key(key)) return b;
+    }
+    if (aliases_.empty()) return 0;
+    const auto it = aliases_.find(key);
+    return it == aliases_.end() ? 0 : it->second;
+  }
+
+  // REQUIRES: the record has its key; nothing has that key yet.
+  void Insert(uint64_t hash, uint32_t block) {
+    uint32_t& head = buckets_[hash & mask_];
+    records_[block].next_in_bucket = head;
+    head = block;
+  }
+
+  // Takes the block's aliases out as well, and appends them to `aliases`.
+  void Remove(uint64_t hash, uint32_t block, std::vector<BlockKey>* aliases) {
+    uint32_t* link = &buckets_[hash & mask_];
+    while (*link != block) {
+      KVPOOL_CHECK(*link != 0, "block %u is not in the index under its key", block);
+      link = &records_[*link].next_in_bucket;
+    }
+    *link = records_[block].next_in_bucket;
+    if (!records_[block].has(BlockRecord::kAliased)) return;
+    const auto it = keys_of_.find(block);
+    for (const BlockKey& key : it->second) aliases_.erase(key);
+    aliases->insert(aliases->end(), it->second.begin(), it->second.end());
+    keys_of_.erase(it);
+    records_[block].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
+  }
+
+  // REQUIRES: nothing has that key yet.
+  void AddAlias(const BlockKey& key, uint32_t block) {
+    aliases_.emplace(key, block);
+    keys_of_[block].push_back(key);
+    records_[block].flags |= BlockRecord::kAliased;
+  }
+
+  size_t bytes() const { return buckets_.bytes(); }
+
+  // Aborts unless exactly the resident blocks of 1..capacity are to be found, each once.
+  void CheckInvariants(uint32_t capacity) const;
+
+ private:
+  VirtualArray<BlockRecord>& records_;
+  VirtualArray<uint32_t> buckets_;
+  const uint64_t mask_;
+  absl::flat_hash_map<BlockKey, uint32_t, BlockKeyHash> aliases_;
+  absl::flat_hash_map<uint32_t, std::vector<BlockKey>> keys_of_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_PREFIX_INDEX_H_

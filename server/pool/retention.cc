@@ -1,0 +1,161 @@
+// Pins and priorities: what protects blocks from reclaim, for a time and under a budget.
+#include <algorithm>
+
+#include "proto/support/check.h"
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+
+void BlockPool::Rep::DropProtectionIfIdle(uint32_t b) {
+  BlockRecord& r = records[b];
+  const auto it = protections.find(b);
+  if (r.has(BlockRecord::kPinned) || it->second.retain_until != 0) return;
+  protections.erase(it);
+  r.flags &= static_cast<uint8_t>(~BlockRecord::kProtected);
+}
+
+void BlockPool::Rep::StartPin(uint32_t b, TimeMs until) {
+  BlockRecord& r = records[b];
+  Protection& p = protections[b];
+  r.flags |= BlockRecord::kProtected;
+  if (r.has(BlockRecord::kPinned)) {
+    deadlines.erase({p.pin_until, b, Deadline::kPin});
+  } else {
+    if (!Budgeted(r, p)) ++protected_blocks;
+    r.flags |= BlockRecord::kPinned;
+    AddRef(b, kNobody);
+    if (r.parent != 0) ++protections[r.parent].pinned_children;
+  }
+  protections[b].pin_until = until;
+  deadlines.emplace(until, b, Deadline::kPin);
+}
+
+Verdict BlockPool::Rep::PinChain(uint32_t b, TimeMs until) {
+  // The pins in front of one that lasts long enough last long enough.
+  const auto lasts = [&](uint32_t p) {
+    return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
+  };
+  uint32_t more = 0;
+  std::vector<uint32_t> chain;
+  for (uint32_t p = b; p != 0 && !lasts(p); p = records[p].parent) {
+    const BlockRecord& r = records[p];
+    const bool budgeted = r.has(BlockRecord::kProtected) && Budgeted(r, protections.find(p)->second);
+    if (!budgeted) ++more;
+    chain.push_back(p);
+  }
+  if (protected_blocks + more > pin_budget() && more > 0) return Verdict::kOverPinBudget;
+  if (CreditNeed(b) > available() - promised) return Verdict::kOverCredit;
+  // Root first: the protection of a parent exists before a child counts itself there.
+  for (auto p = chain.rbegin(); p != chain.rend(); ++p) StartPin(*p, until);
+  return Verdict::kDone;
+}
+
+void BlockPool::Rep::EndPin(uint32_t b) {
+  BlockRecord& r = records[b];
+  Protection& p = protections.find(b)->second;
+  KVPOOL_CHECK(p.pinned_children == 0, "block %u has %u pinned children", b, p.pinned_children);
+  deadlines.erase({p.pin_until, b, Deadline::kPin});
+  r.flags &= static_cast<uint8_t>(~BlockRecord::kPinned);
+  if (!Budgeted(r, p)) --protected_blocks;
+  if (r.parent != 0) --protections.find(r.parent)->second.pinned_children;
+  DropProtectionIfIdle(b);
+  DropRefs(b, 1);
+}
+
+bool BlockPool::Rep::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
+  BlockRecord& r = records[b];
+  Protection& p = protections[b];
+  r.flags |= BlockRecord::kProtected;
+  if (Budgeted(r, p)) --protected_blocks;
+  if (p.retain_until != 0) deadlines.erase({p.retain_until, b, Deadline::kRetention});
+  const bool changed = p.priority != priority;
+  p.priority = priority;
+  p.retain_until = 0;
+  if (priority != kDefaultPriority) {
+    p.retain_until = std::max<TimeMs>(until, 1);
+    deadlines.emplace(p.retain_until, b, Deadline::kRetention);
+  }
+  if (Budgeted(r, p)) ++protected_blocks;
+  DropProtectionIfIdle(b);
+  return changed;
+}
+
+void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks,
+                    absl::Span<Verdict> verdicts) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    verdicts[i] = r.Resolve(blocks[i]);
+    if (verdicts[i] != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    verdicts[i] = r.records[b].resident() ? r.PinChain(b, until) : Verdict::kWrongState;
+  }
+}
+
+uint32_t BlockPool::Unpin(absl::Span<const BlockRef> blocks) {
+  Rep& r = *rep_;
+  uint32_t unpinned = 0;
+  for (size_t i = blocks.size(); i-- > 0;) {
+    if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    if (!r.records[b].has(BlockRecord::kPinned) || r.protections.find(b)->second.pinned_children != 0)
+      continue;
+    r.EndPin(b);
+    ++unpinned;
+  }
+  return unpinned;
+}
+
+void BlockPool::SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::Span<const BlockRef> blocks,
+                             absl::Span<Verdict> verdicts) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  priority = std::min(priority, kMaxPriority);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    verdicts[i] = r.Resolve(blocks[i]);
+    if (verdicts[i] != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    const BlockRecord& record = r.records[b];
+    if (!record.resident()) {
+      verdicts[i] = Verdict::kWrongState;
+      continue;
+    }
+    const bool budgeted =
+        record.has(BlockRecord::kProtected) && Rep::Budgeted(record, r.protections.find(b)->second);
+    if (priority > kDefaultPriority && !budgeted && r.protected_blocks >= r.pin_budget()) {
+      verdicts[i] = Verdict::kOverPinBudget;
+      continue;
+    }
+    if (r.SetPriority(b, priority, until) && record.state() == BlockState::kCached) {
+      r.policy->OnPriority(blocks[i].id, priority);
+    }
+  }
+}
+
+void BlockPool::Expire(TimeMs now) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  while (!r.deadlines.empty() && std::get<TimeMs>(*r.deadlines.begin()) <= now) {
+    const auto [until, b, deadline] = *r.deadlines.begin();
+    if (deadline == Rep::Deadline::kRetention) {
+      const bool changed = r.SetPriority(b, kDefaultPriority, 0);
+      if (changed && r.records[b].state() == BlockState::kCached) {
+        r.policy->OnPriority(BlockId{b}, kDefaultPriority);
+      }
+      continue;
+    }
+    // A parent's pin lasts as long as its children's: where both are over, this one ends with the last child.
+    r.deadlines.erase(r.deadlines.begin());
+    for (uint32_t p = b; p != 0;) {
+      const auto it = r.protections.find(p);
+      if (!r.records[p].has(BlockRecord::kPinned) || it->second.pin_until > now ||
+          it->second.pinned_children != 0)
+        break;
+      const uint32_t parent = r.records[p].parent;
+      r.EndPin(p);
+      p = parent;
+    }
+  }
+}
+
+}  // namespace kvpool

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <array>
+
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+namespace {
+
+// Entries whose memory is asked for together: enough to hide the latency of one by the work on the others.
+constexpr size_t kChunk = 32;
+
+bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
+  if (keys.empty() || keys.back().group >= groups) return false;
+  return std::all_of(keys.begin(), keys.end(),
+                     [&](const BlockKey& key) { return key.group == keys.back().group; });
+}
+
+}  // namespace
+
+// Holds the block that the key names already.
+SealOutcome BlockPool::Rep::HoldCanonical(Holder session, uint32_t b) {
+  Session& s = sessions[static_cast<size_t>(session)];
+  const uint32_t holds = s.holds.count(b);
+  if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};
+  if (holds == 0 && CapRoom(s) == 0) return {.verdict = Verdict::kOverCap};
+  if (CreditNeed(b) > Headroom(s)) return {.verdict = Verdict::kOverCredit};
+  AddRef(b, session);
+  AddHold(&s, b);
+  records[b].accessed_ms = static_cast<uint32_t>(now_ms);
+  ++counters.deduplicated;
+  return {.verdict = Verdict::kDuplicate, .canonical = RefOf(b)};
+}
+
+// `parent`: the block that the key in front names, or 0. `hash`: of the chain's key.
+SealOutcome BlockPool::Rep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent) {
+  const Verdict verdict = Resolve(entry.block);
+  if (verdict != Verdict::kDone) return {.verdict = verdict};
+  const uint32_t b = Index(entry.block.id);
+  BlockRecord& r = records[b];
+  if (r.state() != BlockState::kLeased) return {.verdict = Verdict::kWrongState};
+  if (Holder{r.owner} != session) return {.verdict = Verdict::kNotHeld};
+  const BlockKey& key = entry.keys.back();
+  if (const uint32_t canonical = index.Find(hash, key); canonical != 0) {
+    return HoldCanonical(session, canonical);
+  }
+
+  Session& s = sessions[static_cast<size_t>(session)];
+  const bool linked = parent != 0 && options.windows[key.group] == 0 &&
+                      records[parent].group() == key.group && CreditNeed(parent) <= Headroom(s);
+  r.parent = linked ? parent : 0;
+  if (linked) {
+    AddRef(parent, session);
+    ++records[parent].children;
+  }
+  r.children = 0;
+  r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
+  r.set_key(key);
+  SetState(b, BlockState::kSealed);
+  --s.leased;
+  index.Insert(hash, b);
+  for (const BlockKey& alias : entry.keys.subspan(0, entry.keys.size() - 1)) {
+    if (Find(alias) == 0) index.AddAlias(alias, b);
+  }
+  ++counters.sealed;
+  return {.verdict = Verdict::kDone, .canonical = RefOf(b)};
+}
+
+void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
+                     absl::Span<SealOutcome> outcomes) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  if (r.OpenSession(session) == nullptr) {
+    std::fill(outcomes.begin(), outcomes.end(), SealOutcome{.verdict = Verdict::kNotHeld});
+    return;
+  }
+  uint32_t in_front = parent == nullptr ? 0 : r.Find(*parent);
+  std::array<uint64_t, kChunk> hashes;
+  for (size_t begin = 0; begin < entries.size(); begin += kChunk) {
+    const size_t n = std::min(kChunk, entries.size() - begin);
+    for (size_t i = 0; i < n; ++i) {
+      const SealEntry& entry = entries[begin + i];
+      if (entry.keys.empty()) continue;
+      hashes[i] = HashKey(entry.keys.back());
+      r.index.PrefetchBucket(hashes[i]);
+      if (Index(entry.block.id) <= r.capacity) r.records.Prefetch(Index(entry.block.id));
+    }
+    for (size_t i = 0; i < n; ++i) {
+      if (!entries[begin + i].keys.empty()) r.index.PrefetchRecord(hashes[i]);
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const SealEntry& entry = entries[begin + i];
+      SealOutcome& outcome = outcomes[begin + i];
+      if (!KeysFit(entry.keys, r.options.windows.size())) {
+        outcome = {.verdict = Verdict::kWrongState};
+        in_front = 0;
+        continue;
+      }
+      outcome = r.SealOne(session, entry, hashes[i], in_front);
+      in_front = outcome.canonical != kNullRef ? Index(outcome.canonical.id)
+                                               : r.index.Find(hashes[i], entry.keys.back());
+    }
+  }
+}
+
+}  // namespace kvpool

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Everything that this machine can check, from nothing: packages, builds, tests, sanitizers, rules and dashboards.
+# Usage: tests/run.sh [--quick] [REGEX]
+#
+#   --quick   the release build and its tests only (under 10 minutes on two cores; all: under 40)
+#   REGEX     run only the tests whose names match, as ctest -R does
+#
+# Prints what it does, then a table of what passed, failed and was not run and why. Logs are in build/logs. Exit status 0 if
+# and only if nothing failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. deploy/lib.sh
+
+quick=no
+regex=.
+for argument in "$@"; do
+  case "$argument" in
+    --quick) quick=yes ;;
+    -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//;/^set/!p}' "$0" && exit 0 ;;
+    -*) echo "run.sh: unknown flag '$argument'" >&2 && exit 2 ;;
+    *) regex=$argument ;;
+  esac
+done
+
+results=build/results  # one file per check or run of ctest; tests/summary.py reads them
+rm -rf $results
+mkdir -p $results build/logs
+
+# check NAME COMMAND...: a step that counts as one test.
+check() {
+  local name=$1 started=$SECONDS outcome=passed
+  shift
+  step "$name" "$@" || outcome=failed
+  printf '%s\t%s\t%s\n' "$outcome" $((SECONDS - started)) "" >"$results/$name.check"
+  [ $outcome = passed ]
+}
+
+# not_run NAME REASON: counts as one skipped test.
+not_run() {
+  say "not run: $1: $2"
+  printf 'skipped\t0\t%s\n' "$2" >"$results/$1.check"
+}
+
+# run_ctest PRESET ARGUMENT...: the tests of one build. Each has a time limit, so that one that hangs can't take the rest along.
+run_ctest() {
+  local preset=$1
+  shift
+  # A run that dies early leaves no results file, which counts as a failure.
+  printf 'ctest\n' >"$results/$preset.ctest"
+  "${KVPOOL_WRAP[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 300 --parallel "$KVPOOL_JOBS" \
+    --output-junit "$PWD/$results/$preset.xml" -R "$regex" "$@"
+}
+
+# build_and_test PRESET CTEST_ARGUMENT...
+build_and_test() {
+  local preset=$1
+  shift
+  say "$preset: building (build/$preset)"
+  if ! check "$preset-build" build "$preset" all; then
+    not_run "$preset-tests" "the $preset build failed"
+    return
+  fi
+  say "$preset: testing"
+  step "$preset-tests" run_ctest "$preset" "$@" || true  # the failed tests are in the results
+}
+
+# Stopping at the first report makes a test fail whose assertions would not. Debian's libraries are not instrumented: what
+# tsan.supp leaves out has its reason there.
+sanitizers() {
+  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
+}
+
+say "packages (deploy/install_deps.sh test)"
+check packages deploy/install_deps.sh test || { python3 tests/summary.py $results; exit 1; }
+tail -n 1 build/logs/packages.log
+PATH=$PATH:$PWD/build/deps/prometheus/usr/bin
+
+build_and_test release
+if [ $quick = no ]; then
+  say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
+  check clang-build build clang proto/all cuda/all server/all client/all || true
+  sanitizers
+  # What tidy looks at does not change with the compiler, and a benchmark of a sanitizer's build says nothing.
+  build_and_test asan -LE 'tidy|bench'
+  # The thread sanitizer of g++ 12 has no room for itself where the kernel scatters mappings widely.
+  if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
+  build_and_test tsan -LE 'tidy|bench'
+fi
+say "done"
+python3 tests/summary.py $results

@@ -1,0 +1,48 @@
+#include "tests/support/fake_cuda/kernels.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "cuda/stamp.h"
+#include "tests/support/fake_cuda/state.h"
+
+namespace kvpool::fake {
+namespace {
+
+bool IsMapped(uint64_t address, size_t bytes, int protection) {
+  State& state = TheState();
+  const std::lock_guard lock(state.mu);
+  return IsAccessible(state, address, bytes, protection);
+}
+
+template <auto kBody, int kProtection>
+Work BindStamps(void** arguments) {
+  const StampBatch batch = *static_cast<const StampBatch*>(arguments[0]);
+  return [batch] {
+    for (uint32_t i = 0; i < batch.block_count; ++i) {
+      if (!IsMapped(batch.blocks[i].address, batch.words_per_block * sizeof(uint64_t), kProtection)) {
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+      }
+      kBody(HostLane(), batch, i);
+    }
+    return CUDA_SUCCESS;
+  };
+}
+
+constexpr HostKernel kKernels[] = {
+    {"kvpool_write_stamps", BindStamps<WriteStamp<HostLane>, PROT_WRITE>},
+    {"kvpool_verify_stamps", BindStamps<VerifyStamp<HostLane>, PROT_READ>},
+};
+
+}  // namespace
+
+const HostKernel* FindHostKernel(const char* name) {
+  const auto* found = std::ranges::find_if(
+      kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name, name) == 0; });
+  return found != std::end(kKernels) ? found : nullptr;
+}
+
+}  // namespace kvpool::fake

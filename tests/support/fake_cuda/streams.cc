@@ -1,0 +1,353 @@
+// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: what is queued
+// runs behind its caller's back, in order, so that a missing fence or synchronisation shows.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "tests/support/fake_cuda/kernels.h"
+#include "tests/support/fake_cuda/state.h"
+
+namespace kvpool::fake {
+namespace {
+
+// A point in a stream: passed once all before it is done.
+class Marker {
+ public:
+  void Pass() {
+    const std::lock_guard lock(mu_);
+    passed_ = true;
+    cv_.notify_all();
+  }
+  bool passed() {
+    const std::lock_guard lock(mu_);
+    return passed_;
+  }
+  void Wait() {
+    std::unique_lock lock(mu_);
+    cv_.wait(lock, [this] { return passed_; });
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable cv_;
+  bool passed_ = false;
+};
+
+class Queue {
+ public:
+  void Push(Work work) {
+    const std::lock_guard lock(mu_);
+    work_.push_back(std::move(work));
+    cv_.notify_one();
+  }
+  std::shared_ptr<Marker> Mark() {
+    auto marker = std::make_shared<Marker>();
+    Push([marker] {
+      marker->Pass();
+      return CUDA_SUCCESS;
+    });
+    return marker;
+  }
+  // Ends the thread once all that was queued is done.
+  void Close() {
+    const std::lock_guard lock(mu_);
+    closed_ = true;
+    cv_.notify_one();
+  }
+  // The body of the stream's thread.
+  void Run() {
+    while (true) {
+      std::unique_lock lock(mu_);
+      cv_.wait(lock, [this] { return !work_.empty() || closed_; });
+      if (work_.empty()) return;
+      const Work work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      const CUresult result = work();
+      if (result == CUDA_SUCCESS) continue;
+      State& state = TheState();
+      const std::lock_guard state_lock(state.mu);
+      state.lost = result;
+    }
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable cv_;
+  std::deque<Work> work_;
+  bool closed_ = false;
+};
+
+struct Event {
+  std::mutex mu;
+  std::shared_ptr<Marker> marker;  // None before the first record: such an event counts as done.
+};
+
+// The handles that are valid. Their objects are shared with the threads that use them.
+template <typename Object, typename Handle>
+class Handles {
+ public:
+  Handle Add(std::shared_ptr<Object> object) {
+    const std::lock_guard lock(mu_);
+    const auto handle = reinterpret_cast<Handle>(object.get());
+    objects_[handle] = std::move(object);
+    return handle;
+  }
+  std::shared_ptr<Object> Find(Handle handle) {
+    const std::lock_guard lock(mu_);
+    const auto found = objects_.find(handle);
+    return found != objects_.end() ? found->second : nullptr;
+  }
+  std::shared_ptr<Object> Remove(Handle handle) {
+    const std::lock_guard lock(mu_);
+    const auto found = objects_.find(handle);
+    if (found == objects_.end()) return nullptr;
+    std::shared_ptr<Object> object = std::move(found->second);
+    objects_.erase(found);
+    return object;
+  }
+
+ private:
+  std::mutex mu_;
+  std::map<Handle, std::shared_ptr<Object>> objects_;
+};
+
+// The default stream is not among them: using it waits for, and holds up, everybody else's work, and nothing
+// of ours may.
+Handles<Queue, CUstream>& Streams() {
+  static auto& streams = *new Handles<Queue, CUstream>();
+  return streams;
+}
+Handles<Event, CUevent>& Events() {
+  static auto& events = *new Handles<Event, CUevent>();
+  return events;
+}
+
+// The sticky error that the work before a point of synchronisation met.
+CUresult Outcome(State& state) {
+  const std::lock_guard lock(state.mu);
+  return state.lost;
+}
+
+CUresult Enqueue(CUstream stream, Work work) {
+  const std::shared_ptr<Queue> queue = Streams().Find(stream);
+  if (queue == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  queue->Push(std::move(work));
+  return CUDA_SUCCESS;
+}
+
+bool IsMapped(State& state, CUdeviceptr address, size_t bytes, int protection) {
+  const std::lock_guard lock(state.mu);
+  return IsAccessible(state, address, bytes, protection);
+}
+
+}  // namespace
+}  // namespace kvpool::fake
+
+using namespace kvpool::fake;  // NOLINT: entry points must be in the global namespace
+
+CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
+  return Call("cuStreamCreate", Needs::kContext, [&](State&) {
+    if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    auto queue = std::make_shared<Queue>();
+    std::thread([queue] { queue->Run(); }).detach();
+    *stream = Streams().Add(std::move(queue));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
+  return Call("cuStreamDestroy", Needs::kContext, [&](State&) {
+    const std::shared_ptr<Queue> queue = Streams().Remove(stream);
+    if (queue == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    queue->Close();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream stream) {
+  return Call("cuStreamSynchronize", Needs::kContext, [&](State& state) {
+    const std::shared_ptr<Queue> queue = Streams().Find(stream);
+    if (queue == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    queue->Mark()->Wait();
+    return Outcome(state);
+  });
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int) {
+  return Call("cuStreamWaitEvent", Needs::kContext, [&](State&) {
+    const std::shared_ptr<Event> found = Events().Find(event);
+    if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const std::lock_guard lock(found->mu);
+    return Enqueue(stream, [marker = found->marker] {
+      if (marker != nullptr) marker->Wait();
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                      unsigned int flags) {
+  return Call("cuStreamWriteValue64", Needs::kContext, [&](State& state) {
+    if (flags != 0 || !IsMapped(state, address, sizeof value, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
+    return Enqueue(stream, [address, value] {
+      std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                     unsigned int flags) {
+  return Call("cuStreamWaitValue64", Needs::kContext, [&](State& state) {
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || !IsMapped(state, address, sizeof value, PROT_READ)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return Enqueue(stream, [address, value] {
+      // The writer may be another process: there is nobody to be woken by. Cyclic, as documented.
+      const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
+      while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void* argument) {
+  return Call("cuLaunchHostFunc", Needs::kContext, [&](State&) {
+    return Enqueue(stream, [function, argument] {
+      function(argument);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned int) {
+  return Call("cuEventCreate", Needs::kContext, [&](State&) {
+    *event = Events().Add(std::make_shared<Event>());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent event) {
+  return Call("cuEventDestroy", Needs::kContext, [&](State&) {
+    return Events().Remove(event) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  });
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
+  return Call("cuEventRecord", Needs::kContext, [&](State&) {
+    const std::shared_ptr<Event> found = Events().Find(event);
+    const std::shared_ptr<Queue> queue = Streams().Find(stream);
+    if (found == nullptr || queue == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const std::lock_guard lock(found->mu);
+    found->marker = queue->Mark();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent event) {
+  return Call("cuEventQuery", Needs::kContext, [&](State& state) {
+    const std::shared_ptr<Event> found = Events().Find(event);
+    if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const std::lock_guard lock(found->mu);
+    if (found->marker != nullptr && !found->marker->passed()) return CUDA_ERROR_NOT_READY;
+    return Outcome(state);
+  });
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent event) {
+  return Call("cuEventSynchronize", Needs::kContext, [&](State& state) {
+    const std::shared_ptr<Event> found = Events().Find(event);
+    if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    std::shared_ptr<Marker> marker;
+    {
+      const std::lock_guard lock(found->mu);
+      marker = found->marker;
+    }
+    if (marker != nullptr) marker->Wait();
+    return Outcome(state);
+  });
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
+  return Call("cuMemsetD8Async", Needs::kContext, [&](State& state) {
+    if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
+    return Enqueue(stream, [=] {
+      void* const start = reinterpret_cast<void*>(address);
+      // Whole pages become holes, which read as zero and take no memory: large pools stay cheap to imitate.
+      if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyHtoDAsync", Needs::kContext, [&](State& state) {
+    if (!IsMapped(state, to, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
+    return Enqueue(stream, [=] {
+      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyDtoHAsync", Needs::kContext, [&](State& state) {
+    if (!IsMapped(state, from, bytes, PROT_READ)) return CUDA_ERROR_INVALID_VALUE;
+    return Enqueue(stream, [=] {
+      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
+  return Call("cuModuleLoadData", Needs::kContext, [&](State&) {
+    // A fat binary, by its first word; its code is for GPUs, so what is loaded is the host bodies.
+    constexpr uint32_t kFatBinary = 0xba55ed50;
+    uint32_t word;
+    std::memcpy(&word, image, sizeof word);
+    if (word != kFatBinary) return CUDA_ERROR_INVALID_IMAGE;
+    *module = reinterpret_cast<CUmodule>(const_cast<void*>(image));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule) {
+  return Call("cuModuleUnload", Needs::kContext, [](State&) { return CUDA_SUCCESS; });
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  return Call("cuModuleGetFunction", Needs::kContext, [&](State&) {
+    const HostKernel* kernel = FindHostKernel(name);
+    if (kernel == nullptr) return CUDA_ERROR_NOT_FOUND;
+    *function = reinterpret_cast<CUfunction>(const_cast<HostKernel*>(kernel));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                unsigned int block_z, unsigned int, CUstream stream, void** arguments,
+                                void**) {
+  return Call("cuLaunchKernel", Needs::kContext, [&](State&) {
+    constexpr unsigned int kMaxThreads = 1024;
+    constexpr unsigned int kMaxGridSide = 65535;  // Of y and z.
+    const uint64_t threads = uint64_t{block_x} * block_y * block_z;
+    if (threads == 0 || threads > kMaxThreads || grid_x == 0 || grid_y == 0 || grid_y > kMaxGridSide ||
+        grid_z == 0 || grid_z > kMaxGridSide) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return Enqueue(stream, reinterpret_cast<const HostKernel*>(function)->bind(arguments));
+  });
+}
