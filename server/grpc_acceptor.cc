@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcce
                                                                   std::function<void(UniqueFd)> hand_over) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
-  std::unique_ptr<GrpcAcceptor> acceptor(new GrpcAcceptor(options, std::move(hand_over), std::move(listener)));
+  std::unique_ptr<GrpcAcceptor> acceptor(
+      new GrpcAcceptor(options, std::move(hand_over), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
   return acceptor;
 }
@@ -161,7 +162,8 @@ bool GrpcAcceptor::Admit(int fd, uint32_t uid) {
 void GrpcAcceptor::ForgetClosed() {
   std::erase_if(handed_over_, [this](const auto& entry) {
     struct stat file;
-    if (fstat(entry.first, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == entry.second.inode) return false;
+    if (fstat(entry.first, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == entry.second.inode)
+      return false;
     --per_uid_[entry.second.uid];
     return true;
   });

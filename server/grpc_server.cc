@@ -74,9 +74,10 @@ class GrpcServer::Rep {
 
   Daemon* const daemon_;
   RpcStats* const stats_;
-  const std::vector<std::string> services_ = {v1::Engine::service_full_name(), v1::Operator::service_full_name(),
-                                              grpc::health::v1::Health::service_full_name(),
-                                              grpc::reflection::v1alpha::ServerReflection::service_full_name()};
+  const std::vector<std::string> services_ = {
+      v1::Engine::service_full_name(), v1::Operator::service_full_name(),
+      grpc::health::v1::Health::service_full_name(),
+      grpc::reflection::v1alpha::ServerReflection::service_full_name()};
   HealthState health_{services_};
   v1::Engine::AsyncService engine_service_;
   v1::Operator::AsyncService operator_service_;
@@ -137,8 +138,8 @@ void GrpcServer::Rep::Stop(std::chrono::milliseconds patience) {
   queues_.clear();
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options, Daemon* daemon,
-                                                              RpcStats* stats) {
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
+                                                              Daemon* daemon, RpcStats* stats) {
   auto rep = std::make_unique<Rep>(daemon, stats);
   RETURN_IF_ERROR(rep->Start(options));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(rep)));

@@ -100,7 +100,8 @@ class HealthWatch final : public RpcCall {
 
   health::HealthCheckResponse::ServingStatus Now() const {
     if (!state_->Knows(request_.service())) return health::HealthCheckResponse::SERVICE_UNKNOWN;
-    return state_->serving() ? health::HealthCheckResponse::SERVING : health::HealthCheckResponse::NOT_SERVING;
+    return state_->serving() ? health::HealthCheckResponse::SERVING
+                             : health::HealthCheckResponse::NOT_SERVING;
   }
 
   const HealthSite site_;
@@ -138,7 +139,8 @@ bool HealthState::Knows(const std::string& service) const {
 void AcceptHealthCalls(const HealthSite& site, HealthState* state) {
   AddUnary<health::HealthCheckRequest, health::HealthCheckResponse>(
       site, "Check", &health::Health::AsyncService::RequestCheck,
-      [state](health::HealthCheckRequest* request, health::HealthCheckResponse* response, const UnaryDone& done) {
+      [state](health::HealthCheckRequest* request, health::HealthCheckResponse* response,
+              const UnaryDone& done) {
         if (!state->Knows(request->service())) {
           return done(absl::NotFoundError(absl::StrCat("no service \"", request->service(), "\" here")));
         }

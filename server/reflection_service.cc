@@ -40,8 +40,8 @@ class ReflectionCall final : public RpcCall {
  public:
   static void Accept(const ReflectionSite& site, const std::vector<std::string>* services) {
     auto* call = new ReflectionCall(site, services);
-    site.service->RequestServerReflectionInfo(&call->context_, &call->stream_, site.queue->cq(), site.queue->cq(),
-                                              static_cast<RpcTag*>(&call->accept_tag_));
+    site.service->RequestServerReflectionInfo(&call->context_, &call->stream_, site.queue->cq(),
+                                              site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
   }
 
   // Its read or write has been cancelled and comes back.
@@ -78,8 +78,8 @@ class ReflectionCall final : public RpcCall {
   const std::vector<std::string>* const services_;
   grpc::ServerContext context_;
   reflection::ServerReflectionRequest request_;
-  grpc::ServerAsyncReaderWriter<reflection::ServerReflectionResponse, reflection::ServerReflectionRequest> stream_{
-      &context_};
+  grpc::ServerAsyncReaderWriter<reflection::ServerReflectionResponse, reflection::ServerReflectionRequest>
+      stream_{&context_};
   MethodTag<ReflectionCall> accept_tag_{this, &ReflectionCall::OnAccepted};
   MethodTag<ReflectionCall> read_tag_{this, &ReflectionCall::OnRead};
   MethodTag<ReflectionCall> write_tag_{this, &ReflectionCall::OnWritten};
@@ -108,9 +108,10 @@ reflection::ServerReflectionResponse Reflect(const reflection::ServerReflectionR
       const pb::Descriptor* type = pool.FindMessageTypeByName(asked.containing_type());
       const pb::FieldDescriptor* extension =
           type == nullptr ? nullptr : pool.FindExtensionByNumber(type, asked.extension_number());
-      AnswerFile(extension == nullptr ? nullptr : extension->file(),
-                 absl::StrCat("extension ", asked.extension_number(), " of \"", asked.containing_type(), "\""),
-                 &response);
+      AnswerFile(
+          extension == nullptr ? nullptr : extension->file(),
+          absl::StrCat("extension ", asked.extension_number(), " of \"", asked.containing_type(), "\""),
+          &response);
       break;
     }
     case reflection::ServerReflectionRequest::kAllExtensionNumbersOfType: {

@@ -12,7 +12,8 @@ namespace kvpool {
 
 // One answer. Pure: what is linked into the program does not change.
 grpc::reflection::v1alpha::ServerReflectionResponse Reflect(
-    const grpc::reflection::v1alpha::ServerReflectionRequest& request, const std::vector<std::string>& services);
+    const grpc::reflection::v1alpha::ServerReflectionRequest& request,
+    const std::vector<std::string>& services);
 
 // Waits for calls on the site's queue, for as long as it runs; `services` likewise.
 void AcceptReflectionCalls(const RpcSite<grpc::reflection::v1alpha::ServerReflection::AsyncService>& site,

@@ -47,22 +47,27 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
   using R = v1::OperationResult;
   AddPlain(site, daemon, "OpenSession", &E::RequestOpenSession, &Daemon::OpenSession);
   AddPlain(site, daemon, "AddMember", &E::RequestAddMember, &Daemon::AddMember);
-  AddVerb(site, daemon, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease, &R::lease);
+  AddVerb(site, daemon, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease,
+          &R::lease);
   AddVerb(site, daemon, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal, &O::mutable_seal, &R::seal);
-  AddVerb(site, daemon, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match, &O::mutable_match, &R::match);
-  AddVerb(site, daemon, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release, &O::mutable_release,
-          &R::release);
+  AddVerb(site, daemon, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match, &O::mutable_match,
+          &R::match);
+  AddVerb(site, daemon, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release,
+          &O::mutable_release, &R::release);
   AddVerb(site, daemon, "Ref", &E::RequestRef, &v1::RefRequest::mutable_ref, &O::mutable_ref, &R::ref);
-  AddVerb(site, daemon, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch, &O::mutable_touch, &R::touch);
-  AddVerb(site, daemon, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence, &O::mutable_fence, &R::fence);
+  AddVerb(site, daemon, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch, &O::mutable_touch,
+          &R::touch);
+  AddVerb(site, daemon, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence, &O::mutable_fence,
+          &R::fence);
   AddVerb(site, daemon, "Pin", &E::RequestPin, &v1::PinRequest::mutable_pin, &O::mutable_pin, &R::pin);
-  AddVerb(site, daemon, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin, &O::mutable_unpin, &R::unpin);
-  AddVerb(site, daemon, "SetRetention", &E::RequestSetRetention, &v1::SetRetentionRequest::mutable_set_retention,
-          &O::mutable_set_retention, &R::set_retention);
+  AddVerb(site, daemon, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin, &O::mutable_unpin,
+          &R::unpin);
+  AddVerb(site, daemon, "SetRetention", &E::RequestSetRetention,
+          &v1::SetRetentionRequest::mutable_set_retention, &O::mutable_set_retention, &R::set_retention);
   AddVerb(site, daemon, "WarmupDone", &E::RequestWarmupDone, &v1::WarmupDoneRequest::mutable_warmup_done,
           &O::mutable_warmup_done, &R::warmup_done);
-  AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession, &v1::CloseSessionRequest::mutable_close_session,
-          &O::mutable_close_session, &R::close_session);
+  AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession,
+          &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
   AcceptStepCalls(site, daemon);
 }
 

@@ -36,7 +36,8 @@ std::map<std::string, RpcStats::Method> RpcStats::Snapshot() const {
   for (const auto& [name, stats] : shards_) {
     Method& method = methods[name];
     if (method.seconds.bounds.empty()) {
-      for (const uint64_t bound : kRpcBucketsNs) method.seconds.bounds.push_back(static_cast<double>(bound) * 1e-9);
+      for (const uint64_t bound : kRpcBucketsNs)
+        method.seconds.bounds.push_back(static_cast<double>(bound) * 1e-9);
       method.seconds.counts.resize(kRpcBucketsNs.size() + 1);
     }
     for (size_t i = 0; i < stats.buckets_.size(); ++i) {

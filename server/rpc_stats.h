@@ -21,7 +21,7 @@ namespace kvpool {
 
 // Upper bounds. A round trip over a Unix socket takes 20 to 500 us.
 inline constexpr std::array<uint64_t, 15> kRpcBucketsNs = {
-    10'000,    25'000,     50'000,     100'000,    250'000,    500'000,     1'000'000,  2'500'000,
+    10'000,    25'000,     50'000,     100'000,    250'000,     500'000,     1'000'000,    2'500'000,
     5'000'000, 10'000'000, 25'000'000, 50'000'000, 100'000'000, 250'000'000, 1'000'000'000};
 
 // One method on one thread. That thread writes, any thread reads.

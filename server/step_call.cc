@@ -29,8 +29,8 @@ class StepCall final : public RpcCall {
  public:
   static void Accept(const StepMethod& method) {
     auto* call = new StepCall(method);
-    method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(), method.site.queue->cq(),
-                                     static_cast<RpcTag*>(&call->accept_tag_));
+    method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(),
+                                     method.site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
   }
 
   void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
@@ -74,7 +74,7 @@ class StepCall final : public RpcCall {
   std::string token_;
 
   ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
-  std::deque<std::unique_ptr<Reply>> replies_;        // Waiting for the write under way.
+  std::deque<std::unique_ptr<Reply>> replies_;  // Waiting for the write under way.
   std::vector<std::unique_ptr<Reply>> spare_replies_;
   bool reading_ = false, writing_ = false, hopping_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
@@ -145,8 +145,8 @@ void StepCall::Handle(const v1::StepRequest& request, v1::StepResponse* response
 }
 
 void StepCall::OpenMember(const v1::StepRequest& request, v1::StepResponse* response) {
-  const bool opens = request.operations_size() == 1 && (request.operations(0).has_open_session() ||
-                                                        request.operations(0).has_add_member());
+  const bool opens = request.operations_size() == 1 &&
+                     (request.operations(0).has_open_session() || request.operations(0).has_add_member());
   if (!opens) {
     const absl::Status bound = Bind(request.member_token());
     if (!bound.ok()) return End(bound);
@@ -156,7 +156,8 @@ void StepCall::OpenMember(const v1::StepRequest& request, v1::StepResponse* resp
   absl::Status status;
   std::string token;
   if (request.operations(0).has_open_session()) {
-    status = method_.daemon->OpenSession(request.operations(0).open_session(), result->mutable_open_session());
+    status =
+        method_.daemon->OpenSession(request.operations(0).open_session(), result->mutable_open_session());
     token = result->open_session().member_token();
   } else {
     status = method_.daemon->AddMember(request.operations(0).add_member(), result->mutable_add_member());

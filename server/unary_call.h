@@ -129,8 +129,9 @@ template <typename Request, typename Response, typename Service>
 void AddUnary(const RpcSite<Service>& site, const std::string& name,
               std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
               typename UnaryMethod<Service, Request, Response>::Handler handler) {
-  UnaryCall<Service, Request, Response>::Accept(std::make_shared<const UnaryMethod<Service, Request, Response>>(
-      UnaryMethod<Service, Request, Response>{site, site.stats->Add(name), accept, std::move(handler)}));
+  UnaryCall<Service, Request, Response>::Accept(
+      std::make_shared<const UnaryMethod<Service, Request, Response>>(
+          UnaryMethod<Service, Request, Response>{site, site.stats->Add(name), accept, std::move(handler)}));
 }
 
 }  // namespace kvpool
