@@ -1,0 +1,57 @@
+// Batches of verbs: exactly once, in order, parked where they have to wait. One handler for Step and for unary
+// calls.
+//
+//   sequence seen before     the first answer again, completions folded in; nothing is applied
+//   session ended            ABORTED with the reason
+//   `after` not passed, or
+//   behind a parked verb     parked: changes nothing now, is applied by the fence that lets it through
+//   else                     applied
+//
+// Not thread-safe: the space's mutex is around it, so a repetition can't overtake the first application.
+#ifndef KVPOOL_SERVER_BATCH_H_
+#define KVPOOL_SERVER_BATCH_H_
+
+#include <cstdint>
+
+#include "kvpool/v1/engine.pb.h"
+#include "server/deferred.h"
+#include "server/session.h"
+#include "server/space_state.h"
+#include "server/verbs.h"
+
+namespace kvpool {
+
+class Batches {
+ public:
+  Batches(SpaceState* state, BlockVerbs* verbs) : state_(*state), verbs_(*verbs) {}
+
+  void Apply(Member* member, const v1::StepRequest& request, uint64_t now, v1::StepResponse* response,
+             Deferred* deferred);
+  // The answer goes to `done` through `deferred`, or stays with the parked verb.
+  void ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done, uint64_t now,
+                  Deferred* deferred);
+  // Moves what is pending for the member's stream into the response.
+  bool TakePending(Member* member, v1::StepResponse* response);
+
+ private:
+  struct Place {  // Where an operation stands.
+    uint64_t sequence = 0;
+    uint32_t index = 0;
+    bool on_stream = true;
+  };
+  void ApplyOne(Member* member, const v1::Operation& operation, const Place& place, uint64_t now,
+                v1::OperationResult* result, Deferred* deferred);
+  void ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now, v1::OperationResult* result,
+                 Deferred* deferred);
+  void Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
+             Deferred* deferred);
+  void CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred);
+  void RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferred* deferred);
+
+  SpaceState& state_;
+  BlockVerbs& verbs_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_BATCH_H_

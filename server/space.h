@@ -1,0 +1,51 @@
+// The memory of one (tenant, fingerprint) and the sessions in it, behind one mutex.
+//
+// Locks, in this order: growth_mu (one thread at a time makes or destroys slabs; held across device calls),
+// the registry's mutex, mu. No device call, send or listener runs under mu.
+#ifndef KVPOOL_SERVER_SPACE_H_
+#define KVPOOL_SERVER_SPACE_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "proto/support/mutex.h"
+#include "server/batch.h"
+#include "server/clock.h"
+#include "server/device_budget.h"
+#include "server/space_state.h"
+#include "server/verbs.h"
+
+namespace kvpool {
+
+class Space {
+ public:
+  Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
+        DeviceBudget* budget, const Clock* clock);
+
+  // Makes one more slab on every rank, or on none. RESOURCE_EXHAUSTED: the space is at its largest, or the
+  // budget or a device is out of memory.
+  absl::Status MakeSlab(Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
+  // Destroys the slabs of a closed space.
+  void DestroySlabs() ABSL_LOCKS_EXCLUDED(growth_mu, mu);
+  // Sends what is in the outbox, in order, unless another thread is at it.
+  void SendFrames(Deferred* deferred) ABSL_LOCKS_EXCLUDED(mu);
+
+  const SpaceFacts facts;
+  Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
+  Mutex mu;
+  SpaceState state ABSL_GUARDED_BY(mu);
+  BlockVerbs verbs ABSL_GUARDED_BY(mu);
+  Batches batches ABSL_GUARDED_BY(mu);
+
+ private:
+  absl::StatusOr<SlabRow> MakeRow(uint64_t bytes);
+  void DestroyRow(SlabRow row);
+  absl::Status SendFrame(OutgoingFrame out);
+
+  DeviceBudget* const budget_;
+  const Clock* const clock_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_H_

@@ -1,0 +1,343 @@
+#include "server/space_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/replacement/policy.h"
+
+namespace kvpool {
+namespace {
+
+// A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
+constexpr uint64_t kStaleOwingMs = 5000;
+constexpr uint64_t kStaleIdleMs = 60000;
+
+}  // namespace
+
+SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
+                       std::unique_ptr<ReplacementPolicy> policy, uint64_t now)
+    : facts(*facts),
+      pool(options, std::move(policy)),
+      reclaim(kCallBounds),
+      lifetime(kLifeBounds),
+      idle_before_evict(kLifeBounds),
+      reuse_gap(kLifeBounds),
+      last_used_ms(now) {
+  quarter_slab_blocks_ = facts->geometry.blocks_in(facts->geometry.slab_bytes) / 4;
+}
+
+// ------------------------------------------------------------------------------------------------ sessions
+
+absl::Status SpaceState::Enter(Session* session, uint64_t now, Deferred* deferred) {
+  absl::StatusOr<Holder> holder = pool.AddSession(session->limits());
+  if (holder.ok()) {
+    session->holder = *holder;
+  } else {
+    // The promise may rest on slabs that were made and are not in the pool yet, as far as no other pending
+    // session counts on them.
+    uint64_t coming = made_blocks() - (grown == 0 ? 0 : pool.capacity() + 1);
+    for (const Session* other : pending_) coming -= std::min<uint64_t>(coming, other->limits().guaranteed);
+    if (coming < session->limits().guaranteed) return holder.status();
+    pending_.push_back(session);
+  }
+  sessions.push_back(session);
+  last_used_ms = now;
+  return absl::OkStatus();
+}
+
+void SpaceState::OnJoined(Session* session, uint64_t now, Deferred* deferred) {
+  Member* member = session->members.back().get();
+  member->last_call_ms = now;
+  if (draining) Post(member, v1::NOTICE_KIND_DRAIN, {});
+  if (pressure) Post(member, v1::NOTICE_KIND_PRESSURE, {.value = pool.available()});
+  SendSlabs(session, deferred);
+  UpdateReady(session, now, deferred);
+}
+
+void SpaceState::OnSlabAck(Member* member, const v1::SlabAck& ack, uint64_t now, Deferred* deferred) {
+  Session* session = member->session;
+  if (session->ended) return;
+  absl::Status status = member->slabs.Acknowledge(ack.slab());
+  if (status.ok() && !ack.error().empty()) status = absl::AbortedError(ack.error());
+  if (!status.ok()) {
+    EndSession(session, EndKind::kRefusedSlab,
+               absl::StrCat("session ", session->terms.id, " ended: member ", member->index, " (pid ",
+                            member->identity.credentials.pid, ") could not map slab ", ack.slab(), ": ",
+                            std::string(status.message())),
+               nullptr, now, deferred);
+    return;
+  }
+  growth_moved_ms_ = now;
+  SendSlabs(session, deferred);
+  UpdateReady(session, now, deferred);
+  Grow(now, deferred);
+}
+
+void SpaceState::OnProcessDead(Member* member, uint64_t now, Deferred* deferred) {
+  if (member->dead) return;
+  member->dead = true;
+  if (member->slabs.sent() > 0) --mapping_processes;
+  last_used_ms = now;
+  Session* session = member->session;
+  EndSession(session, EndKind::kMemberDied,
+             absl::StrCat("session ", session->terms.id, " ended: member ", member->index, " (pid ",
+                          member->identity.credentials.pid, ") died"),
+             member, now, deferred);
+  if (session->all_dead()) Free(session, now, deferred);
+}
+
+void SpaceState::EndSession(Session* session, EndKind kind, const std::string& reason, const Member* except,
+                            uint64_t now, Deferred* deferred) {
+  if (session->ended) return;
+  session->ended = true;
+  session->ready = false;
+  session->end_reason = reason;
+  if (session->holder != kNobody) pool.EndSession(session->holder);
+  std::erase(pending_, session);
+  v1::OperationResult aborted;
+  aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  aborted.set_message(reason);
+  while (std::optional<ParkedVerb> verb = session->parked.PopAny()) Complete(std::move(*verb), aborted, deferred);
+  PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
+  for (const auto& member : session->members) {
+    if (member.get() != except) deferred->hangups.push_back({member->identity.peer, reason});
+  }
+  deferred->ended.push_back({session->terms.id, kind, reason});
+  Grow(now, deferred);
+}
+
+uint64_t SpaceState::Free(Session* session, uint64_t now, Deferred* deferred) {
+  KVPOOL_CHECK(session->ended, "session %lu is open", session->terms.id);
+  const auto it = std::find(sessions.begin(), sessions.end(), session);
+  if (it == sessions.end()) return 0;  // Closed by itself before.
+  uint64_t holds = 0;
+  if (session->holder != kNobody) {
+    holds = pool.FreeQuarantine(session->holder);
+    if (session->sink != kNullRef) --holds;
+    session->holder = kNobody;
+  }
+  sessions.erase(it);
+  last_used_ms = now;
+  deferred->gone.push_back(session->terms.id);
+  UpdatePressure(deferred);
+  return holds;
+}
+
+// --------------------------------------------------------------------------------------------------- slabs
+
+uint32_t SpaceState::made_blocks() const {
+  return slabs.empty() ? 0 : slabs.back().first_block + slabs.back().block_count;
+}
+
+void SpaceState::AddSlab(SlabRow row, uint64_t now, Deferred* deferred) {
+  row.first_block = made_blocks();
+  row.made_ms = now;
+  slabs.push_back(std::move(row));
+  growing_ = true;
+  growth_moved_ms_ = now;
+  for (Session* session : sessions) SendSlabs(session, deferred);
+  Grow(now, deferred);
+}
+
+void SpaceState::SendSlabs(Session* session, Deferred* deferred) {
+  if (session->ended) return;
+  for (uint32_t in_flight = session->slabs_in_flight(); in_flight < kMaxSlabsInFlight; ++in_flight) {
+    // The rank that is furthest behind: ranks advance together.
+    Member* next = nullptr;
+    for (Member* member : session->by_rank) {
+      if (member == nullptr || member->slabs.sent() == slabs.size()) continue;
+      if (next == nullptr || member->slabs.sent() < next->slabs.sent()) next = member;
+    }
+    if (next == nullptr) break;
+    const uint32_t index = next->slabs.sent();
+    const SlabRow& row = slabs[index];
+    const uint32_t rank = next->identity.rank;
+    OutgoingFrame out;
+    out.session = session->shared_from_this();
+    out.peer = next->identity.peer;
+    out.slab = row.by_rank[rank];
+    v1::Slab* slab = out.frame.mutable_slab();
+    slab->set_slab(index);
+    slab->set_first_block(row.first_block);
+    slab->set_block_count(row.block_count);
+    slab->set_bytes(row.bytes);
+    slab->set_device_uuid(facts.devices[rank]->uuid_bytes());
+    outbox.push_back(std::move(out));
+    if (index == 0) ++mapping_processes;
+    next->slabs.Send();
+    deferred->send = true;
+  }
+}
+
+void SpaceState::Grow(uint64_t now, Deferred* deferred) {
+  while (grown < slabs.size()) {
+    const SlabRow& row = slabs[grown];
+    for (Session* session : sessions) {
+      if (!session->ready || session->mapped() > grown) continue;
+      if (now - row.made_ms < kPatienceMs) return;
+      session->ready = false;  // Until it has mapped the slab after all.
+    }
+    // The null block is no part of the pool's capacity.
+    const uint32_t blocks = grown == 0 ? row.block_count - 1 : row.block_count;
+    const absl::Status status = pool.Grow(blocks);
+    KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts.id, grown, status.ToString().c_str());
+    ++grown;
+    sealer.resize(row.first_block + row.block_count);
+    growth_moved_ms_ = now;
+    // At least one: a watermark that rounds to nothing would never ask for anything.
+    low_blocks_ = std::max<uint32_t>(1, std::ceil(facts.low_watermark * pool.capacity()));
+    high_blocks_ = std::max<uint32_t>(low_blocks_ + 1, std::ceil(facts.high_watermark * pool.capacity()));
+    EnterPending(now, deferred);
+    // By index: a session that is ended on the way leaves the list later, not now.
+    for (size_t i = 0; i < sessions.size(); ++i) UpdateReady(sessions[i], now, deferred);
+  }
+  if (!WantsSlab()) growing_ = false;
+  UpdatePressure(deferred);
+}
+
+void SpaceState::EnterPending(uint64_t now, Deferred* deferred) {
+  std::vector<Session*> waiting = std::exchange(pending_, {});
+  for (Session* session : waiting) {
+    absl::StatusOr<Holder> holder = pool.AddSession(session->limits());
+    if (holder.ok()) {
+      session->holder = *holder;
+    } else {
+      pending_.push_back(session);  // Its slab is a later one.
+    }
+  }
+}
+
+void SpaceState::UpdateReady(Session* session, uint64_t now, Deferred* deferred) {
+  if (session->ended) return;
+  const uint32_t mapped = std::min(session->mapped(), grown);
+  if (session->announced < mapped) {
+    while (session->announced < mapped) {
+      const SlabRow& row = slabs[session->announced];
+      for (const auto& member : session->members) {
+        OutgoingFrame out;
+        out.session = session->shared_from_this();
+        out.peer = member->identity.peer;
+        out.frame.mutable_slab_ready()->set_slab(session->announced);
+        out.frame.mutable_slab_ready()->set_capacity_blocks(row.first_block + row.block_count);
+        outbox.push_back(std::move(out));
+      }
+      ++session->announced;
+    }
+    deferred->send = true;
+    const SlabRow& last = slabs[mapped - 1];
+    PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = last.first_block + last.block_count - 1});
+  }
+  session->ready = session->holder != kNobody && grown > 0 && mapped == grown;
+  if (session->ready && session->sink == kNullRef) {
+    std::vector<BlockRef> sink;
+    pool.Lease(session->holder, now, 1, 1, &sink);
+    // Its guarantee covers it.
+    KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
+    session->sink = sink.front();
+  }
+}
+
+bool SpaceState::WantsSlab() const {
+  return grown < slabs.size() || (may_grow_ && free_blocks() < std::max(low_blocks_, quarter_slab_blocks_));
+}
+
+void SpaceState::set_may_grow(bool may_grow) {
+  may_grow_ = may_grow;
+  if (!WantsSlab()) growing_ = false;
+}
+
+std::vector<SlabRow> SpaceState::TakeSlabs() {
+  KVPOOL_CHECK(closed, "space %lu is open", facts.id);
+  return std::exchange(slabs, {});
+}
+
+// ------------------------------------------------------------------------------------------------- notices
+
+void SpaceState::Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text) {
+  member->notices.Post(kind, std::move(text));
+  if (!std::exchange(member->touched, true)) touched_.push_back(member);
+}
+
+void SpaceState::PostAll(Session* session, v1::NoticeKind kind, const NoticeBoard::Text& text) {
+  for (const auto& member : session->members) Post(member.get(), kind, text);
+}
+
+void SpaceState::Complete(ParkedVerb verb, const v1::OperationResult& result, Deferred* deferred) {
+  verb.member->answers.Complete(verb.sequence, verb.index, result);
+  if (verb.on_stream) {
+    v1::Completion& completion = verb.member->completions.emplace_back();
+    completion.set_sequence(verb.sequence);
+    completion.set_index(verb.index);
+    *completion.mutable_result() = result;
+    if (!std::exchange(verb.member->touched, true)) touched_.push_back(verb.member);
+  }
+  if (!verb.waiters.empty()) deferred->answers.push_back({std::move(verb.waiters), result});
+}
+
+void SpaceState::CollectWakes(Deferred* deferred) {
+  for (Member* member : touched_) {
+    member->touched = false;
+    if (member->listener != nullptr && member->pending()) deferred->wake.push_back(member->listener);
+  }
+  touched_.clear();
+}
+
+void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
+  if (!growing_ && WantsSlab()) {
+    growing_ = true;
+    growth_moved_ms_ = now;
+    deferred->housekeep = true;
+  }
+  if (!may_grow_ && free_blocks() < low_blocks_) deferred->housekeep = true;
+  UpdatePressure(deferred);
+}
+
+void SpaceState::UpdatePressure(Deferred* deferred) {
+  const uint32_t available = pool.available();
+  if (pressure ? available < high_blocks_ : available >= low_blocks_) return;
+  pressure = !pressure;
+  for (Session* session : sessions) {
+    if (session->ended) continue;
+    PostAll(session, v1::NOTICE_KIND_PRESSURE, {.on = pressure, .value = available});
+  }
+  if (pressure) AskForLeases(deferred);
+}
+
+void SpaceState::AskForLeases(Deferred* deferred) {
+  const uint32_t missing = high_blocks_ - std::min(high_blocks_, pool.available());
+  for (Session* session : sessions) {
+    if (session->ended || session->holder == kNobody) continue;
+    const BlockPool::Holdings holdings = pool.holdings(session->holder);
+    const uint32_t guaranteed = holdings.limits.guaranteed;
+    if (holdings.leased <= 1 || holdings.charged <= guaranteed) continue;
+    Post(session->lead(), v1::NOTICE_KIND_REVOKE,
+         {.value = std::min(missing, holdings.charged - guaranteed), .detail = "the space is under pressure"});
+  }
+}
+
+void SpaceState::Observe(const std::vector<Eviction>& evictions) {
+  for (const Eviction& eviction : evictions) {
+    lifetime.Observe(eviction.lifetime_ms / 1000.0);
+    idle_before_evict.Observe(eviction.idle_ms / 1000.0);
+  }
+}
+
+uint32_t SpaceState::stale_members(uint64_t now) const {
+  uint32_t stale = 0;
+  for (const Session* session : sessions) {
+    const bool holds = session->holder != kNobody && pool.holdings(session->holder).charged > 1;
+    for (const auto& member : session->members) {
+      const uint64_t quiet_ms = now - std::min(now, member->last_call_ms);
+      const bool owes = member->slabs.unacknowledged() > 0 || (session->ended && !member->dead) ||
+                        (!session->parked.empty() && !member->identity.scheduler && member->fence <= session->passed);
+      stale += (owes && quiet_ms >= kStaleOwingMs) || (holds && !member->dead && quiet_ms >= kStaleIdleMs);
+    }
+  }
+  return stale;
+}
+
+}  // namespace kvpool
