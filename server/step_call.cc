@@ -1,0 +1,262 @@
+#include "server/step_call.h"
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/rpc_arena.h"
+#include "server/step_listener.h"
+
+namespace kvpool {
+namespace {
+
+using EngineService = v1::Engine::AsyncService;
+
+// First blocks of the arenas: a batch of 64 one-block verbs and its answer fit.
+constexpr size_t kRequestBlockBytes = 16 * 1024;
+constexpr size_t kReplyBlockBytes = 16 * 1024;
+
+struct StepMethod {
+  RpcSite<EngineService> site;
+  MethodStats* stats;
+  Daemon* daemon;
+};
+
+// Belongs to its queue's thread.
+class StepCall final : public RpcCall {
+ public:
+  static void Accept(const StepMethod& method) {
+    auto* call = new StepCall(method);
+    method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(),
+                                     method.site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
+  }
+
+  void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
+
+ private:
+  using Reply = ArenaMessage<v1::StepResponse>;
+
+  explicit StepCall(const StepMethod& method) : method_(method) {}
+  ~StepCall() = default;
+
+  void OnAccepted(bool ok);
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnFinished(bool ok);
+  void OnHop(bool ok);
+
+  void Handle(const v1::StepRequest& request, v1::StepResponse* response);
+  // The first batch: makes this the stream of a member.
+  void OpenMember(const v1::StepRequest& request, v1::StepResponse* response);
+  absl::Status Bind(const std::string& token);
+  // Writes, reads and ends as far as the state allows.
+  void Pump();
+  void StartWrite(const v1::StepResponse& response);
+  std::unique_ptr<Reply> NewReply();
+  // The first end counts.
+  void End(const absl::Status& status);
+  void MarkEnding(const absl::Status& status);
+  void DeleteIfDone();
+
+  const StepMethod method_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReaderWriter<v1::StepResponse, v1::StepRequest> stream_{&context_};
+  MethodTag<StepCall> accept_tag_{this, &StepCall::OnAccepted};
+  MethodTag<StepCall> read_tag_{this, &StepCall::OnRead};
+  MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
+  MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
+  MethodTag<StepCall> hop_tag_{this, &StepCall::OnHop};
+
+  std::shared_ptr<Member> member_;
+  std::shared_ptr<StepListener> listener_;
+  std::string token_;
+
+  ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
+  std::deque<std::unique_ptr<Reply>> replies_;  // Waiting for the write under way.
+  std::vector<std::unique_ptr<Reply>> spare_replies_;
+  bool reading_ = false, writing_ = false, hopping_ = false;
+  bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
+  grpc::Status status_;
+};
+
+void StepCall::OnAccepted(bool ok) {
+  if (!ok) {  // The server stops.
+    delete this;
+    return;
+  }
+  if (!method_.site.queue->stopping()) Accept(method_);
+  method_.site.queue->Begin(this);
+  if (method_.site.unix_only && FromNetwork(context_)) {
+    return End(absl::PermissionDeniedError("this service is for the Unix socket only"));
+  }
+  Pump();
+}
+
+void StepCall::OnRead(bool ok) {
+  reading_ = false;
+  if (ending_) return DeleteIfDone();
+  if (!ok) {
+    half_closed_ = true;
+    return Pump();
+  }
+  const uint64_t begun_ns = NowNs();
+  std::unique_ptr<Reply> reply = NewReply();
+  Handle(*request_, reply->get());
+  method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>((*reply)->code()));
+  request_.Renew();
+  if (ending_) return;
+  replies_.push_back(std::move(reply));
+  Pump();
+}
+
+void StepCall::OnWritten(bool ok) {
+  writing_ = false;
+  if (!ok) MarkEnding(absl::CancelledError("the caller is gone"));
+  Pump();
+}
+
+void StepCall::OnHop(bool ok) {
+  hopping_ = false;
+  listener_->Landed();
+  if (ending_) return DeleteIfDone();
+  if (listener_->superseded()) return End(absl::AbortedError("a newer stream of this member took over"));
+  pending_ = true;
+  Pump();
+}
+
+void StepCall::OnFinished(bool ok) {
+  finished_ = true;
+  DeleteIfDone();
+}
+
+void StepCall::Handle(const v1::StepRequest& request, v1::StepResponse* response) {
+  if (member_ == nullptr) return OpenMember(request, response);
+  if (!request.member_token().empty() && request.member_token() != token_) {
+    response->set_sequence(request.sequence());
+    response->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    response->set_message("member_token is not that of this stream's first batch; leave it empty");
+    return;
+  }
+  listener_->BeginVerb();
+  method_.daemon->Apply(member_, request, response);
+  if (listener_->EndVerb()) pending_ = true;
+}
+
+void StepCall::OpenMember(const v1::StepRequest& request, v1::StepResponse* response) {
+  const bool opens = request.operations_size() == 1 &&
+                     (request.operations(0).has_open_session() || request.operations(0).has_add_member());
+  if (!opens) {
+    const absl::Status bound = Bind(request.member_token());
+    if (!bound.ok()) return End(bound);
+    return Handle(request, response);
+  }
+  v1::OperationResult* result = response->add_results();
+  absl::Status status;
+  std::string token;
+  if (request.operations(0).has_open_session()) {
+    status =
+        method_.daemon->OpenSession(request.operations(0).open_session(), result->mutable_open_session());
+    token = result->open_session().member_token();
+  } else {
+    status = method_.daemon->AddMember(request.operations(0).add_member(), result->mutable_add_member());
+    token = result->add_member().member_token();
+  }
+  if (status.ok()) status = Bind(token);
+  if (status.ok()) return;
+  result->clear_result();
+  result->set_code(status.raw_code());
+  result->set_message(std::string(status.message()));
+}
+
+absl::Status StepCall::Bind(const std::string& token) {
+  absl::StatusOr<std::shared_ptr<Member>> member = method_.daemon->FindMember(token);
+  if (!member.ok()) return member.status();
+  member_ = std::move(*member);
+  token_ = token;
+  listener_ = std::make_shared<StepListener>(method_.site.queue, &hop_tag_);
+  listener_->BeginVerb();
+  method_.daemon->BindStream(member_, listener_);
+  listener_->EndVerb();
+  pending_ = true;  // What came up while the member had no stream.
+  return absl::OkStatus();
+}
+
+std::unique_ptr<StepCall::Reply> StepCall::NewReply() {
+  if (spare_replies_.empty()) return std::make_unique<Reply>(kReplyBlockBytes);
+  std::unique_ptr<Reply> reply = std::move(spare_replies_.back());
+  spare_replies_.pop_back();
+  return reply;
+}
+
+void StepCall::StartWrite(const v1::StepResponse& response) {
+  writing_ = true;
+  grpc::WriteOptions options;
+  if (replies_.size() > 1) options.set_buffer_hint();  // More follows as soon as this one is taken.
+  stream_.Write(response, options, static_cast<RpcTag*>(&write_tag_));
+}
+
+void StepCall::Pump() {
+  if (finishing_) return;
+  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
+    pending_ = false;
+    std::unique_ptr<Reply> reply = NewReply();
+    if (method_.daemon->TakePending(member_, reply->get())) {
+      replies_.push_back(std::move(reply));
+    } else {
+      spare_replies_.push_back(std::move(reply));
+    }
+  }
+  if (!writing_ && !replies_.empty()) {
+    StartWrite(**replies_.front());
+    // The message has been serialised: its memory is free again.
+    replies_.front()->Renew();
+    if (spare_replies_.size() < 2) spare_replies_.push_back(std::move(replies_.front()));
+    replies_.pop_front();
+  }
+  if (half_closed_ && !writing_ && !ending_) MarkEnding(absl::OkStatus());
+  if (ending_) {
+    if (writing_) return;
+    finishing_ = true;
+    stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
+    return;
+  }
+  if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
+    reading_ = true;
+    stream_.Read(request_.get(), static_cast<RpcTag*>(&read_tag_));
+  }
+}
+
+void StepCall::End(const absl::Status& status) {
+  MarkEnding(status);
+  Pump();
+}
+
+void StepCall::MarkEnding(const absl::Status& status) {
+  if (ending_) return;
+  ending_ = true;
+  status_ = ToGrpcStatus(status);
+  if (!status.ok()) {
+    method_.stats->CountError(status.code());
+    replies_.clear();
+  }
+  if (listener_ != nullptr) {
+    method_.daemon->UnbindStream(member_, listener_.get());
+    hopping_ = listener_->Shut();
+  }
+}
+
+void StepCall::DeleteIfDone() {
+  if (!finished_ || reading_ || writing_ || hopping_) return;
+  method_.site.queue->End(this);
+  delete this;
+}
+
+}  // namespace
+
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
+  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .daemon = daemon});
+}
+
+}  // namespace kvpool
