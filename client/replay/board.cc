@@ -168,11 +168,4 @@ uint32_t Board::done() const {
       [](const RequestRecord& record) { return record.state.load(std::memory_order_acquire) == kDone; }));
 }
 
-bool Board::busy(uint32_t engine) const {
-  for (uint32_t i = 0; i < size_.requests; ++i) {
-    if (records_[i].state.load(std::memory_order_relaxed) == engine + 1) return true;
-  }
-  return false;
-}
-
 }  // namespace kvpool::replay

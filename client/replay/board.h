@@ -81,7 +81,6 @@ class Board {
   // ---- The process that started them
   // REQUIRES: the engine's process is gone. Answers how many requests are open again.
   uint32_t Reopen(uint32_t engine);
-  bool busy(uint32_t engine) const;  // Has a claim.
 
   RequestRecord& record(uint32_t request) const { return records_[request]; }
   EngineSlot& slot(uint32_t engine) const { return slots_[engine]; }

@@ -159,7 +159,7 @@ class Engine {
   }
 
   absl::StatusOr<Blocks> Lease(uint32_t count) {
-    if (count == 0) return Blocks();
+    if (count == 0) return Blocks(session_.get(), {});
     const Stopwatch watch;
     absl::StatusOr<Blocks> blocks = session_->Lease(count);
     if (blocks.ok()) {
