@@ -27,7 +27,7 @@ constexpr uint32_t kPageBlocks = 1000;  // ListBlocks' largest page.
 
 class StatusCommand : public Command {
  public:
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     ASSIGN_OR_RETURN(const v1::GetStatsResponse stats, daemon->GetStats({}));
     output.Print(stats, RenderStatus(stats));
     return absl::OkStatus();
@@ -36,7 +36,7 @@ class StatusCommand : public Command {
 
 class SpacesCommand : public Command {
  public:
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     ASSIGN_OR_RETURN(const v1::ListSpacesResponse spaces, daemon->ListSpaces({}));
     output.Print(spaces, RenderSpaces(spaces));
     return absl::OkStatus();
@@ -46,7 +46,7 @@ class SpacesCommand : public Command {
 class SessionsCommand : public Command {
  public:
   void AddFlags(Flags* flags) override { flags->Add("space", &space_, {}, "only sessions in this space"); }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::ListSessionsRequest request;
     request.set_space(space_);
     ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, daemon->ListSessions(request));
@@ -75,7 +75,7 @@ class BlocksCommand : public Command {
     }
     return absl::OkStatus();
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::ListBlocksRequest request;
     request.set_space(space_);
     request.set_state(StateFromName(state_));
@@ -115,7 +115,7 @@ class ExplainCommand : public Command {
     if (flags.given("block") && space_ == 0) return absl::InvalidArgumentError("--block needs --space=ID");
     return absl::OkStatus();
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::ExplainRequest request;
     request.set_space(space_);
     if (key_.empty()) {
@@ -151,7 +151,7 @@ class EvictCommand : public Command {
     return absl::InvalidArgumentError(
         "evict without a selection empties every cache: say --all if that is meant");
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::EvictRequest request;
     request.set_space(space_);
     request.set_count(count_);
@@ -193,7 +193,7 @@ class PinCommand : public Command {
     }
     return absl::OkStatus();
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::PinPrefixRequest request;
     request.set_space(space_);
     request.set_key(key_);
@@ -223,7 +223,7 @@ class DrainCommand : public Command {
     return cancel_ && wait_ ? absl::InvalidArgumentError("--cancel and --wait exclude each other")
                             : absl::OkStatus();
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     const absl::Time give_up = absl::Now() + timeout_;
     v1::DrainRequest request;
     request.set_cancel(cancel_);
@@ -258,7 +258,7 @@ class RevokeCommand : public Command {
   absl::Status Check(const Flags&) override {
     return blocks_ == 0 ? absl::InvalidArgumentError("revoke needs --blocks=N") : absl::OkStatus();
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::RevokeRequest request;
     request.set_session(session_);
     request.set_blocks(static_cast<uint32_t>(blocks_));
@@ -276,15 +276,15 @@ class HealthCommand : public Command {
   void AddFlags(Flags* flags) override {
     flags->Add("service", &service_, "a gRPC service, e.g. kvpool.v1.Engine; the whole daemon by default");
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
-    ASSIGN_OR_RETURN(const Health health, daemon->CheckHealth(service_));
-    const char* text = health == Health::kServing      ? "SERVING"
-                       : health == Health::kNotServing ? "NOT_SERVING"
-                                                       : "SERVICE_UNKNOWN";
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const tools::Health health, daemon->CheckHealth(service_));
+    const char* text = health == tools::Health::kServing      ? "SERVING"
+                       : health == tools::Health::kNotServing ? "NOT_SERVING"
+                                                              : "SERVICE_UNKNOWN";
     output.PrintText(output.json() ? absl::StrFormat("{\"status\":\"%s\"}\n", text)
                                    : absl::StrCat(text, "\n"));
-    return health == Health::kServing ? absl::OkStatus()
-                                      : absl::FailedPreconditionError("the daemon is not serving");
+    return health == tools::Health::kServing ? absl::OkStatus()
+                                             : absl::FailedPreconditionError("the daemon is not serving");
   }
 
  private:

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/ctl/connection.h"
 #include "client/tools/flags.h"
+#include "client/tools/operator_client.h"
 
 namespace google::protobuf {
 class Message;
@@ -35,7 +35,7 @@ class Command {
   virtual void AddFlags(tools::Flags* flags) {}
   // INVALID_ARGUMENT before anything was asked: the flags given don't make a request.
   virtual absl::Status Check(const tools::Flags& flags) { return absl::OkStatus(); }
-  virtual absl::Status Run(Connection* daemon, const Output& output) = 0;
+  virtual absl::Status Run(tools::OperatorClient* daemon, const Output& output) = 0;
 };
 
 struct CommandEntry {

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/ctl/commands.h"
-#include "client/ctl/connection.h"
 #include "client/tools/flags.h"
+#include "client/tools/operator_client.h"
 
 namespace kvpool::ctl {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 enum ExitStatus { kDone = 0, kRefused = 1, kUsage = 2, kUnreachable = 3 };
 
 struct Common {
-  Endpoint endpoint{.socket = DefaultSocket()};
+  tools::Endpoint endpoint{.socket = tools::DefaultSocket()};
   bool json = false;
   bool help = false;
 };
@@ -86,7 +86,8 @@ int Main(const std::vector<std::string>& arguments) {
   if (const absl::Status status = command->Check(flags); !status.ok())
     return UsageError(std::string(status.message()));
 
-  absl::StatusOr<std::unique_ptr<Connection>> daemon = Connection::Open(common.endpoint);
+  absl::StatusOr<std::unique_ptr<tools::OperatorClient>> daemon =
+      tools::OperatorClient::Open(common.endpoint);
   if (!daemon.ok()) return UsageError(std::string(daemon.status().message()));
   return ExitStatusOf(command->Run(daemon->get(), Output(common.json)));
 }

@@ -34,7 +34,7 @@ struct Frame {
   v1::ListSessionsResponse sessions;
 };
 
-absl::StatusOr<Frame> Ask(Connection* daemon) {
+absl::StatusOr<Frame> Ask(tools::OperatorClient* daemon) {
   Frame frame{.at = absl::Now()};
   ASSIGN_OR_RETURN(frame.stats, daemon->GetStats({}));
   ASSIGN_OR_RETURN(frame.spaces, daemon->ListSpaces({}));
@@ -175,7 +175,7 @@ class TopCommand : public Command {
     return absl::InvalidArgumentError(
         absl::StrCat("--interval: ", absl::FormatDuration(interval_), " is not 50ms to 1h"));
   }
-  absl::Status Run(Connection* daemon, const Output& output) override {
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     if (once_ || output.json() || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
       return Plain(daemon, output);
     const Screen screen;
@@ -196,7 +196,7 @@ class TopCommand : public Command {
 
  private:
   // For pipes and files: frames one below the other; as JSON, one GetStats answer each.
-  absl::Status Plain(Connection* daemon, const Output& output) const {
+  absl::Status Plain(tools::OperatorClient* daemon, const Output& output) const {
     ASSIGN_OR_RETURN(Frame before, Ask(daemon));
     output.Print(before.stats, Render(before, nullptr));
     while (!once_ && !std::ferror(stdout)) {

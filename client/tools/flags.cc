@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
@@ -136,10 +137,11 @@ absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::str
     }
     if (!absl::ConsumePrefix(&text, "--")) break;
     const size_t equals = text.find('=');
-    const absl::string_view name = text.substr(0, equals);
+    // --block_bytes is as good as --block-bytes.
+    const std::string name = absl::StrReplaceAll(text.substr(0, equals), {{"_", "-"}});
     Flag* flag = Find(name);
     if (flag == nullptr && equals == absl::string_view::npos && absl::StartsWith(name, "no-")) {
-      flag = Find(name.substr(3));
+      flag = Find(absl::string_view(name).substr(3));
       if (flag != nullptr && flag->is_bool) {
         RETURN_IF_ERROR(Set(flag, "false"));
         continue;
@@ -165,9 +167,12 @@ std::string Flags::Help() const {
   const auto head = [](const Flag& flag) {
     return absl::StrCat("  --", flag.name, flag.is_bool ? "" : absl::StrCat("=", flag.value_name));
   };
-  for (const Flag& flag : flags_) width = std::max(width, head(flag).size());
+  for (const Flag& flag : flags_) {
+    if (!flag.help.empty()) width = std::max(width, head(flag).size());
+  }
   std::string text;
   for (const Flag& flag : flags_) {
+    if (flag.help.empty()) continue;
     const std::string start = head(flag);
     absl::StrAppend(&text, start, std::string(width + 2 - start.size(), ' '), flag.help,
                     flag.default_text.empty() ? "" : absl::StrCat(" [", flag.default_text, "]"), "\n");

@@ -18,7 +18,8 @@ struct CountRange {
   uint64_t min = 0, max = ~uint64_t{0};
 };
 
-// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows.
+// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows. A flag
+// without help text is for the tool's own processes, and not shown.
 class Flags {
  public:
   void Add(const std::string& name, std::string* target, const std::string& help);

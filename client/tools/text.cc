@@ -61,6 +61,20 @@ std::string Percent(double part, double whole) {
 
 std::string Hex(absl::string_view bytes) { return absl::BytesToHexString(bytes); }
 
+std::string JsonQuote(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      quoted.append({'\\', c});
+    } else if (static_cast<uint8_t>(c) < 0x20) {
+      absl::StrAppendFormat(&quoted, "\\u%04x", c);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
 std::string Printable(absl::string_view text) {
   std::string out(text);
   for (char& c : out) {

@@ -15,6 +15,7 @@ std::string HumanCount(uint64_t count);          // "12,031"
 std::string HumanSeconds(double seconds);        // "850 ns", "1.2 ms", "42 s", "3 h 12 min"
 std::string Percent(double part, double whole);  // "36.6 %"; "-" of nothing
 std::string Hex(absl::string_view bytes);
+std::string JsonQuote(absl::string_view text);  // A JSON string, quotes included.
 
 // Aligned columns: text to the left, columns whose title starts with '>' to the right. Bytes that came from
 // others are made printable, so that a client's name can't move the cursor.

@@ -97,6 +97,7 @@ TEST(Text, NumbersForPeople) {
   EXPECT_EQ(HumanSeconds(1.25e-3), "1.25 ms");
   EXPECT_EQ(HumanSeconds(99.96), "1 min 39 s");
   EXPECT_EQ(HumanSeconds(11530), "3 h 12 min");
+  EXPECT_EQ(JsonQuote("a\"\\\n"), R"("a\"\\\u000a")");
   EXPECT_EQ(Percent(1, 0), "-");
   EXPECT_EQ(Percent(1, 3), "33.3 %");
 }

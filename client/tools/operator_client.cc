@@ -1,4 +1,4 @@
-#include "client/ctl/connection.h"
+#include "client/tools/operator_client.h"
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -18,7 +18,7 @@
 #include "kvpool/v1/operator.grpc.pb.h"
 #include "proto/support/status_macros.h"
 
-namespace kvpool::ctl {
+namespace kvpool::tools {
 namespace {
 
 using google::protobuf::internal::WireFormatLite;
@@ -132,7 +132,7 @@ std::string DefaultSocket() {
   return "/run/kvpool/kvpoold.sock";
 }
 
-class Connection::Rep {
+class OperatorClient::Rep {
  public:
   Rep(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)
       : endpoint_(std::move(endpoint)),
@@ -180,43 +180,45 @@ class Connection::Rep {
   const std::unique_ptr<v1::Operator::Stub> stub_;
 };
 
-Connection::Connection(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
-Connection::~Connection() = default;
+OperatorClient::OperatorClient(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
+OperatorClient::~OperatorClient() = default;
 
-absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const Endpoint& endpoint) {
+absl::StatusOr<std::unique_ptr<OperatorClient>> OperatorClient::Open(const Endpoint& endpoint) {
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
-  return std::unique_ptr<Connection>(new Connection(std::make_unique<Rep>(endpoint, std::move(channel))));
+  return std::unique_ptr<OperatorClient>(
+      new OperatorClient(std::make_unique<Rep>(endpoint, std::move(channel))));
 }
 
-absl::StatusOr<v1::EvictResponse> Connection::Evict(const v1::EvictRequest& request) {
+absl::StatusOr<v1::EvictResponse> OperatorClient::Evict(const v1::EvictRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Evict, request);
 }
-absl::StatusOr<v1::ListSpacesResponse> Connection::ListSpaces(const v1::ListSpacesRequest& request) {
+absl::StatusOr<v1::ListSpacesResponse> OperatorClient::ListSpaces(const v1::ListSpacesRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListSpaces, request);
 }
-absl::StatusOr<v1::ListSessionsResponse> Connection::ListSessions(const v1::ListSessionsRequest& request) {
+absl::StatusOr<v1::ListSessionsResponse> OperatorClient::ListSessions(
+    const v1::ListSessionsRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListSessions, request);
 }
-absl::StatusOr<v1::ListBlocksResponse> Connection::ListBlocks(const v1::ListBlocksRequest& request) {
+absl::StatusOr<v1::ListBlocksResponse> OperatorClient::ListBlocks(const v1::ListBlocksRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListBlocks, request);
 }
-absl::StatusOr<v1::GetStatsResponse> Connection::GetStats(const v1::GetStatsRequest& request) {
+absl::StatusOr<v1::GetStatsResponse> OperatorClient::GetStats(const v1::GetStatsRequest& request) {
   return rep_->Call(&v1::Operator::Stub::GetStats, request);
 }
-absl::StatusOr<v1::RevokeResponse> Connection::Revoke(const v1::RevokeRequest& request) {
+absl::StatusOr<v1::RevokeResponse> OperatorClient::Revoke(const v1::RevokeRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Revoke, request);
 }
-absl::StatusOr<v1::DrainResponse> Connection::Drain(const v1::DrainRequest& request) {
+absl::StatusOr<v1::DrainResponse> OperatorClient::Drain(const v1::DrainRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Drain, request);
 }
-absl::StatusOr<v1::ExplainResponse> Connection::Explain(const v1::ExplainRequest& request) {
+absl::StatusOr<v1::ExplainResponse> OperatorClient::Explain(const v1::ExplainRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Explain, request);
 }
-absl::StatusOr<v1::PinPrefixResponse> Connection::PinPrefix(const v1::PinPrefixRequest& request) {
+absl::StatusOr<v1::PinPrefixResponse> OperatorClient::PinPrefix(const v1::PinPrefixRequest& request) {
   return rep_->Call(&v1::Operator::Stub::PinPrefix, request);
 }
-absl::StatusOr<Health> Connection::CheckHealth(const std::string& service) {
+absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
   return rep_->CheckHealth(service);
 }
 
-}  // namespace kvpool::ctl
+}  // namespace kvpool::tools

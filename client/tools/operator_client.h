@@ -1,6 +1,6 @@
 // A daemon's operator verbs, each a call with a deadline.
-#ifndef KVPOOL_CLIENT_CTL_CONNECTION_H_
-#define KVPOOL_CLIENT_CTL_CONNECTION_H_
+#ifndef KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_
+#define KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_
 
 #include <memory>
 #include <string>
@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "kvpool/v1/operator.pb.h"
 
-namespace kvpool::ctl {
+namespace kvpool::tools {
 
 struct Endpoint {
   std::string socket;             // Path; see DefaultSocket.
@@ -28,11 +28,11 @@ enum class Health { kServing, kNotServing, kUnknownService };
 
 // Errors of the calls: UNAVAILABLE, and DEADLINE_EXCEEDED, when no daemon answers, with what to try; all
 // others are the daemon's own. UNIMPLEMENTED: the daemon is older than this tool.
-class Connection {
+class OperatorClient {
  public:
   // INVALID_ARGUMENT, NOT_FOUND: a PEM file is missing or can't be read.
-  static absl::StatusOr<std::unique_ptr<Connection>> Open(const Endpoint& endpoint);
-  ~Connection();
+  static absl::StatusOr<std::unique_ptr<OperatorClient>> Open(const Endpoint& endpoint);
+  ~OperatorClient();
 
   absl::StatusOr<v1::EvictResponse> Evict(const v1::EvictRequest& request);
   absl::StatusOr<v1::ListSpacesResponse> ListSpaces(const v1::ListSpacesRequest& request);
@@ -48,10 +48,10 @@ class Connection {
 
  private:
   class Rep;
-  explicit Connection(std::unique_ptr<Rep> rep);
+  explicit OperatorClient(std::unique_ptr<Rep> rep);
   std::unique_ptr<Rep> rep_;
 };
 
-}  // namespace kvpool::ctl
+}  // namespace kvpool::tools
 
-#endif  // KVPOOL_CLIENT_CTL_CONNECTION_H_
+#endif  // KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_
