@@ -27,6 +27,8 @@ class Blocks {
   // Adopts one hold on each ref.
   Blocks(Session* session, absl::Span<const BlockRef> refs)
       : session_(session), refs_(refs.begin(), refs.end()) {}
+  // `count` null refs, to be filled through slots().
+  Blocks(Session* session, uint32_t count) : session_(session), refs_(count) {}
   Blocks(Blocks&& other) noexcept : session_(other.session_), refs_(std::move(other.refs_)) {
     other.refs_.clear();
   }
@@ -47,6 +49,7 @@ class Blocks {
   bool empty() const { return refs_.empty(); }
   BlockRef operator[](size_t i) const { return refs_[i]; }
   absl::Span<const BlockRef> refs() const { return refs_; }
+  absl::Span<BlockRef> slots() { return absl::MakeSpan(refs_); }
 
   // Appends what `more` holds. REQUIRES: both of one session.
   void Append(Blocks&& more);

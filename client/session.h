@@ -67,6 +67,8 @@ struct SessionOptions {
   std::function<void(const v1::Notice&)> on_notice;
 };
 
+struct AnswerState;
+
 // Holds that a match took. Those that are not moved out are given back.
 struct MatchHit {
   uint64_t tokens = 0;         // Length of the common prefix.
@@ -88,11 +90,14 @@ struct SealOutcome {
 template <typename Answer>
 class Pending {
  public:
-  class State;
-  explicit Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit Pending(std::shared_ptr<AnswerState> state) : state_(std::move(state)) {}
   Pending(Pending&&) noexcept = default;
-  Pending& operator=(Pending&& other) noexcept;
-  ~Pending();
+  Pending& operator=(Pending&& other) noexcept {
+    Abandon();
+    state_ = std::move(other.state_);
+    return *this;
+  }
+  ~Pending() { Abandon(); }
 
   bool Ready() const;
   // Takes the answer, once. DEADLINE_EXCEEDED: it may be asked for again; other errors are the daemon's, or
@@ -100,7 +105,8 @@ class Pending {
   absl::StatusOr<Answer> Wait(Deadline deadline);
 
  private:
-  std::shared_ptr<State> state_;
+  void Abandon();
+  std::shared_ptr<AnswerState> state_;  // Null once taken.
 };
 using PendingMatch = Pending<MatchHit>;
 using PendingSeal = Pending<SealOutcome>;
@@ -200,7 +206,7 @@ class Session {
   // `refused`.
   void Release(absl::Span<const BlockRef> blocks, uint64_t after = kCurrentStep);
 
-  // ---- Sharing. RESOURCE_EXHAUSTED: 4096 commands are queued already, and nothing was done.
+  // ---- Sharing. RESOURCE_EXHAUSTED: 1024 calls are queued already, and nothing was done.
   absl::StatusOr<PendingMatch> Match(absl::Span<const GroupKeys> groups);
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
   // One more hold on blocks that this session holds.

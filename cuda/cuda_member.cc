@@ -1,4 +1,6 @@
 // A member's view of a space on a GPU.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -13,6 +15,13 @@
 
 namespace kvpool {
 namespace {
+
+// What another process sent did not open. Short of memory, or a GPU that is gone, is not the sender's fault; any other refusal
+// is about what was sent.
+absl::Status SendersFault(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status) || IsSticky(status)) return status;
+  return absl::InvalidArgumentError(status.message());
+}
 
 // One allocation mapped over and over, so that an engine's warm-up may write anywhere and costs little. The
 // driver maps allocations from their start only: what remains at the end of the range gets a smaller one.
@@ -62,9 +71,16 @@ class CudaMember : public MemberMemory {
     CUipcMemHandle driver_handle;
     std::memcpy(driver_handle.reserved, handle.data(), handle.size());
     CUdeviceptr address;
-    RETURN_IF_ERROR(context_->Check(
-        context_->driver().cuIpcOpenMemHandle(&address, driver_handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-        "ipc_handle: cuIpcOpenMemHandle"));
+    const CUresult result =
+        context_->driver().cuIpcOpenMemHandle(&address, driver_handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    const absl::Status status = context_->Check(result, "ipc_handle: cuIpcOpenMemHandle");
+    if (result == CUDA_ERROR_INVALID_CONTEXT) {
+      // The driver tells exporter and importer apart by their process ids alone.
+      return absl::FailedPreconditionError(
+          absl::StrCat(status.message(), "; the handle was made by a process of the same id, ", ::getpid(),
+                       ": in containers, let daemon and engine share a process namespace, or use slabs"));
+    }
+    if (!status.ok()) return SendersFault(status);
     ipc_ = CudaImport(context_, address);
     addresses_ = CudaAddresses();  // The driver chose the addresses itself.
     base_ = address;
@@ -98,9 +114,7 @@ class CudaMember : public MemberMemory {
                             &handle, by_value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                         absl::StrCat("slab fd ", fd.get(), ": cuMemImportFromShareableHandle"));
     if (status.ok()) return CudaAllocation(context_, handle);
-    // Short of handles, or a GPU that is gone, is not the sender's fault; any other refusal is about the fd.
-    if (absl::IsResourceExhausted(status) || IsSticky(status)) return status;
-    return absl::InvalidArgumentError(status.message());
+    return SendersFault(status);
   }
 
   absl::Status Map(const CudaAllocation& memory, size_t offset_bytes, size_t bytes) {
@@ -109,10 +123,10 @@ class CudaMember : public MemberMemory {
       mappings_.push_back(*std::move(mapping));
       return absl::OkStatus();
     }
-    if (absl::IsResourceExhausted(mapping.status()) || IsSticky(mapping.status())) return mapping.status();
-    return absl::InvalidArgumentError(absl::StrCat("slab of ", bytes, " bytes at offset ", offset_bytes,
-                                                   ": is the fd's memory that large? ",
-                                                   mapping.status().message()));
+    return SendersFault(
+        absl::Status(mapping.status().code(),
+                     absl::StrCat("slab of ", bytes, " bytes at offset ", offset_bytes,
+                                  ": is the fd's memory that large? ", mapping.status().message())));
   }
 
   const std::shared_ptr<const CudaContext> context_;

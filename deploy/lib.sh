@@ -30,7 +30,7 @@ step() {
 configure() {
   local root
   root=$(cat build/deps/cuda_root)
-  cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=$root"
+  cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=${root:-none}"
 }
 
 # build PRESET TARGET...: one build at a time in a checkout, so that the demo and the tests may run side by side.

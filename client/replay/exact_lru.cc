@@ -14,7 +14,8 @@ uint64_t ExactLru::Serve(const Request& request) {
     if (const auto found = resident_.find(*id); found != resident_.end()) order_.erase(found->second);
     resident_[*id] = order_.insert(order_.begin(), *id);
   }
-  while (resident_.size() > capacity_) {
+  const uint64_t room = options_.capacity_blocks - (options_.decode ? DecodeBlocks(request) : 0);
+  while (resident_.size() > room) {
     resident_.erase(order_.back());
     order_.pop_back();
     ++counts_.evictions;
@@ -27,20 +28,28 @@ uint64_t ExactLru::Serve(const Request& request) {
   return hits;
 }
 
-absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, uint64_t capacity_blocks) {
-  if (const uint64_t largest = LargestRequestBlocks(requests); largest > capacity_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the largest request has ", largest, " blocks, the pool ", capacity_blocks));
-  }
-  ExactLru cache(capacity_blocks);
-  for (const Request& request : requests) cache.Serve(request);
-  return cache.counts();
+uint64_t DecodeBlocks(const Request& request) {
+  const auto blocks = [](uint64_t tokens) { return (tokens + kTokensPerBlock - 1) / kTokensPerBlock; };
+  return blocks(uint64_t{request.input_tokens} + request.output_tokens) - blocks(request.input_tokens);
 }
 
-uint64_t LargestRequestBlocks(const std::vector<Request>& requests) {
+uint64_t LargestRequestBlocks(const std::vector<Request>& requests, const LargestRequestOptions& options) {
   uint64_t largest = 0;
-  for (const Request& request : requests) largest = std::max<uint64_t>(largest, request.hash_ids.size());
+  for (const Request& request : requests) {
+    largest = std::max(largest, request.hash_ids.size() + (options.decode ? DecodeBlocks(request) : 0));
+  }
   return largest;
+}
+
+absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, const ExactLruOptions& options) {
+  const uint64_t largest = LargestRequestBlocks(requests, {.decode = options.decode});
+  if (largest > options.capacity_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the largest request has ", largest, " blocks, the pool ", options.capacity_blocks));
+  }
+  ExactLru cache(options);
+  for (const Request& request : requests) cache.Serve(request);
+  return cache.counts();
 }
 
 }  // namespace kvpool::replay

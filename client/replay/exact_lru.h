@@ -30,26 +30,37 @@ struct HitCounts {
   }
 };
 
+struct ExactLruOptions {
+  uint64_t capacity_blocks = 0;
+  bool decode = false;  // A request also needs blocks for its answer, which nobody keeps.
+};
+
 class ExactLru {
  public:
-  explicit ExactLru(uint64_t capacity_blocks) : capacity_(capacity_blocks) {}
+  explicit ExactLru(const ExactLruOptions& options) : options_(options) {}
 
-  // Answers how many leading blocks were resident. REQUIRES: the request has at most capacity blocks.
+  // Answers how many leading blocks were resident. REQUIRES: the request fits into the capacity.
   uint64_t Serve(const Request& request);
   const HitCounts& counts() const { return counts_; }
 
  private:
-  const uint64_t capacity_;
+  const ExactLruOptions options_;
   std::list<uint64_t> order_;  // Hash ids, most recently used first.
   std::unordered_map<uint64_t, std::list<uint64_t>::iterator> resident_;
   HitCounts counts_;
 };
 
 // Serves all. INVALID_ARGUMENT: a request has more blocks than the capacity.
-absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, uint64_t capacity_blocks);
+absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, const ExactLruOptions& options);
+
+// Blocks that a request's answer needs beyond those of its prompt.
+uint64_t DecodeBlocks(const Request& request);
 
 // Blocks of the largest request.
-uint64_t LargestRequestBlocks(const std::vector<Request>& requests);
+struct LargestRequestOptions {
+  bool decode = false;
+};
+uint64_t LargestRequestBlocks(const std::vector<Request>& requests, const LargestRequestOptions& options);
 
 }  // namespace kvpool::replay
 

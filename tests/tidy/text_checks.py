@@ -74,7 +74,8 @@ def proto_style(tree):
 
 
 def _metric_names(text):
-    return set(re.findall(r"\bkvpool_[a-z0-9_]+", text))
+    # level:kvpool_name:operations is the name of a recorded series.
+    return set(re.findall(r"(?<![\w:])kvpool_[a-z0-9_]+(?![\w:])", text))
 
 
 def _defined_metrics(tree):

@@ -95,7 +95,7 @@ Request Make(std::vector<uint64_t> ids) {
 }
 
 TEST(ExactLru, CountsLeadingRunsOnly) {
-  ExactLru cache(4);
+  ExactLru cache({.capacity_blocks = 4});
   EXPECT_EQ(cache.Serve(Make({1, 2, 3})), 0u);
   EXPECT_EQ(cache.Serve(Make({1, 2, 4})), 2u);  // 1 2 4 3
   EXPECT_EQ(cache.Serve(Make({5})), 0u);        // 5 1 2 4: block 3 left
@@ -108,8 +108,20 @@ TEST(ExactLru, CountsLeadingRunsOnly) {
   EXPECT_EQ(cache.counts().hit_tokens, 2u * 512 + 512 + 511);
 }
 
+TEST(ExactLru, AnswersTakeRoomAndLeaveIt) {
+  ExactLru cache({.capacity_blocks = 4, .decode = true});
+  Request request = Make({1, 2, 3});
+  request.output_tokens = kTokensPerBlock;
+  EXPECT_EQ(DecodeBlocks(request), 1u);
+  cache.Serve(request);
+  EXPECT_EQ(cache.counts().evictions, 0u);
+  request.hash_ids = {1, 2, 4};
+  EXPECT_EQ(cache.Serve(request), 2u);
+  EXPECT_EQ(cache.counts().evictions, 1u);
+}
+
 TEST(ExactLru, ARequestMustFit) {
-  EXPECT_THAT(SimulateLru({Make({1, 2, 3})}, 2).status().message(),
+  EXPECT_THAT(SimulateLru({Make({1, 2, 3})}, {.capacity_blocks = 2}).status().message(),
               HasSubstr("the largest request has 3 blocks, the pool 2"));
 }
 
@@ -117,7 +129,8 @@ TEST(ExactLru, PublicTraceHasItsPublishedRatios) {
   const auto trace = PublicTrace();
   if (!trace.ok()) GTEST_SKIP() << trace.status().message();
   for (const auto& [capacity, ratio] : kTraceRatios) {
-    EXPECT_NEAR(SimulateLru(*trace, capacity)->block_ratio(), ratio, 0.0001) << capacity << " blocks";
+    EXPECT_NEAR(SimulateLru(*trace, {.capacity_blocks = capacity})->block_ratio(), ratio, 0.0001)
+        << capacity << " blocks";
   }
 }
 
@@ -149,7 +162,8 @@ class ConversationSeed : public ::testing::TestWithParam<uint64_t> {};
 TEST_P(ConversationSeed, HitRatiosAreTheTraces) {
   const auto requests = GenerateConversation({.seed = GetParam()});
   for (const auto& [capacity, ratio] : kTraceRatios) {
-    EXPECT_NEAR(SimulateLru(requests, capacity)->block_ratio(), ratio, 0.03) << capacity << " blocks";
+    EXPECT_NEAR(SimulateLru(requests, {.capacity_blocks = capacity})->block_ratio(), ratio, 0.03)
+        << capacity << " blocks";
   }
 }
 

@@ -257,6 +257,7 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAc
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return Call("cuMemUnmap", Needs::kInit, [&](State& state) {
+    DrainStreams();
     const std::lock_guard lock(state.mu);
     const auto found = state.mappings.find(address);
     if (found == state.mappings.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -284,6 +285,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, size_t bytes) {
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
   return Call("cuMemFree", Needs::kContext, [&](State& state) {
+    DrainStreams();
     const std::lock_guard lock(state.mu);
     const auto found = state.mappings.find(address);
     if (found == state.mappings.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -374,6 +376,7 @@ CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
 
 CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr address) {
   return Call("cuIpcCloseMemHandle", Needs::kContext, [&](State& state) {
+    DrainStreams();
     const std::lock_guard lock(state.mu);
     const auto found = state.imports.find(address);
     if (found == state.imports.end()) return CUDA_ERROR_INVALID_VALUE;

@@ -114,6 +114,9 @@ const char* NameOf(CUresult result);  // nullptr for numbers it does not know.
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();
 
+// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES: state.mu is not held.
+void DrainStreams();
+
 enum class Needs { kNothing, kInit, kContext };
 // What every call starts with: the delay asked for, then the reasons to fail.
 CUresult Begin(const char* call, Needs needs);

@@ -10,9 +10,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/kernels.h"
 #include "tests/support/fake_cuda/state.h"
@@ -108,6 +108,12 @@ class Handles {
     const auto found = objects_.find(handle);
     return found != objects_.end() ? found->second : nullptr;
   }
+  std::vector<std::shared_ptr<Object>> All() {
+    const std::lock_guard lock(mu_);
+    std::vector<std::shared_ptr<Object>> all;
+    for (const auto& [handle, object] : objects_) all.push_back(object);
+    return all;
+  }
   std::shared_ptr<Object> Remove(Handle handle) {
     const std::lock_guard lock(mu_);
     const auto found = objects_.find(handle);
@@ -152,6 +158,11 @@ bool IsMapped(State& state, CUdeviceptr address, size_t bytes, int protection) {
 }
 
 }  // namespace
+
+void DrainStreams() {
+  for (const std::shared_ptr<Queue>& queue : Streams().All()) queue->Mark()->Wait();
+}
+
 }  // namespace kvpool::fake
 
 using namespace kvpool::fake;  // NOLINT: entry points must be in the global namespace

@@ -1,0 +1,94 @@
+// One call of the engine on its way to the stream's thread, and the ring it travels in.
+#ifndef KVPOOL_CLIENT_COMMAND_H_
+#define KVPOOL_CLIENT_COMMAND_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "proto/support/block_ref.h"
+
+namespace kvpool {
+
+struct AnswerState;
+
+// Slots are used again and again, so that in the steady state no vector grows.
+struct Command {
+  enum class Verb {
+    kMatch,
+    kSeal,
+    kRelease,
+    kRef,
+    kTouch,
+    kPin,
+    kUnpin,
+    kSetRetention,
+    kWarmupDone,
+    kClose,
+    kFlush
+  };
+  struct Keys {
+    uint32_t group = 0;
+    uint32_t key_bytes = 0;
+    uint32_t count = 0;  // Keys.
+  };
+
+  Verb verb = Verb::kFlush;
+  uint64_t after = 0;
+  std::vector<BlockRef> blocks;
+  std::vector<Keys> groups;  // kMatch: of each group asked. kSeal: one, whose count is of keys per block.
+  std::string keys;          // Of all groups, one after another.
+  std::string parent_key;
+  uint32_t priority = 0;
+  uint64_t ttl_ms = 0;
+  std::shared_ptr<AnswerState> answer;  // Null: nobody waits.
+
+  // Blocks and keys it names: what the limit of a batch counts.
+  size_t names() const;
+};
+
+// One producer, one consumer, neither of which waits.
+class CommandRing {
+ public:
+  static constexpr size_t kCommands = 1024;
+
+  // Producer: the slot to fill, or null when the ring is full. Publish hands it over.
+  Command* Vacant() {
+    const uint64_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_.load(std::memory_order_acquire) == kCommands) return nullptr;
+    return &slots_[tail % kCommands];
+  }
+  void Publish() { tail_.store(tail_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst); }
+
+  // Consumer: the oldest command, or null. Pop returns its slot.
+  Command* Front() {
+    const uint64_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_seq_cst)) return nullptr;
+    return &slots_[head % kCommands];
+  }
+  void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
+
+  // Either side.
+  size_t size() const {
+    return tail_.load(std::memory_order_acquire) - head_.load(std::memory_order_acquire);
+  }
+
+ private:
+  alignas(64) std::atomic<uint64_t> head_{0};
+  alignas(64) std::atomic<uint64_t> tail_{0};
+  std::unique_ptr<Command[]> slots_{new Command[kCommands]};
+};
+
+inline size_t Command::names() const {
+  size_t names = blocks.size();
+  for (const Keys& group : groups) names += verb == Verb::kSeal ? blocks.size() * group.count : group.count;
+  return names;
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_COMMAND_H_

@@ -1,0 +1,333 @@
+#include "client/ctl/commands.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/ctl/render.h"
+#include "client/tools/text.h"
+#include "google/protobuf/util/json_util.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::ctl {
+namespace {
+
+using tools::Flags;
+using tools::HumanCount;
+
+constexpr uint64_t kMostBlocks = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMostGroups = 15;
+constexpr size_t kMostKeyBytes = 64;
+constexpr uint32_t kPageBlocks = 1000;  // ListBlocks' largest page.
+
+class StatusCommand : public Command {
+ public:
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const v1::GetStatsResponse stats, daemon->GetStats({}));
+    output.Print(stats, RenderStatus(stats));
+    return absl::OkStatus();
+  }
+};
+
+class SpacesCommand : public Command {
+ public:
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const v1::ListSpacesResponse spaces, daemon->ListSpaces({}));
+    output.Print(spaces, RenderSpaces(spaces));
+    return absl::OkStatus();
+  }
+};
+
+class SessionsCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override { flags->Add("space", &space_, {}, "only sessions in this space"); }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::ListSessionsRequest request;
+    request.set_space(space_);
+    ASSIGN_OR_RETURN(const v1::ListSessionsResponse sessions, daemon->ListSessions(request));
+    output.Print(sessions, RenderSessions(sessions));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0;
+};
+
+class BlocksCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {.min = 1}, "id of the space (see kvpoolctl spaces); needed");
+    flags->Add("state", &state_, "only blocks that are free, leased, sealed, cached or quarantined");
+    flags->Add("first", &first_, {.max = kMostBlocks}, "first block id");
+    flags->Add("limit", &limit_, {.min = 1, .max = kMostBlocks}, "most blocks to show");
+  }
+  absl::Status Check(const Flags&) override {
+    if (space_ == 0)
+      return absl::InvalidArgumentError("blocks needs --space=ID; kvpoolctl spaces lists them");
+    if (!state_.empty() && StateFromName(state_) == v1::BLOCK_STATE_UNSPECIFIED) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--state: \"", state_, "\" is not free, leased, sealed, cached or quarantined"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::ListBlocksRequest request;
+    request.set_space(space_);
+    request.set_state(StateFromName(state_));
+    request.set_first(static_cast<uint32_t>(first_));
+    v1::ListBlocksResponse all;
+    do {
+      const uint64_t wanted = limit_ - static_cast<uint64_t>(all.blocks_size());
+      request.set_limit(static_cast<uint32_t>(std::min<uint64_t>(wanted, kPageBlocks)));
+      ASSIGN_OR_RETURN(const v1::ListBlocksResponse page, daemon->ListBlocks(request));
+      all.MergeFrom(page);
+      all.set_next(page.next());
+      // A page that does not move on would be asked for for ever.
+      if (page.next() <= request.first()) break;
+      request.set_first(page.next());
+    } while (static_cast<uint64_t>(all.blocks_size()) < limit_);
+    output.Print(all, RenderBlocks(all));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0, first_ = 0, limit_ = 100;
+  std::string state_;
+};
+
+class ExplainCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {}, "id of the space; with --key, 0 looks in all");
+    flags->Add("block", &block_, {.min = 1, .max = kMostBlocks}, "why is this block here");
+    flags->AddBytes("key", &key_, kMostKeyBytes, "why is this prefix a hit or a miss");
+    flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
+  }
+  absl::Status Check(const Flags& flags) override {
+    if (flags.given("block") == flags.given("key")) {
+      return absl::InvalidArgumentError("explain needs --space=ID --block=ID, or --key=HEX");
+    }
+    if (flags.given("block") && space_ == 0) return absl::InvalidArgumentError("--block needs --space=ID");
+    return absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::ExplainRequest request;
+    request.set_space(space_);
+    if (key_.empty()) {
+      request.set_block(static_cast<uint32_t>(block_));
+    } else {
+      request.set_key(key_);
+      request.set_group(static_cast<uint32_t>(group_));
+    }
+    ASSIGN_OR_RETURN(const v1::ExplainResponse explanation, daemon->Explain(request));
+    output.Print(explanation, RenderExplanation(explanation));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0, block_ = 0, group_ = 0;
+  std::string key_;
+};
+
+class EvictCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {}, "only in this space");
+    flags->Add("tenant", &tenant_, "only in this tenant's spaces");
+    flags->Add("session", &session_, {}, "only what this session sealed");
+    flags->AddBytes("key", &key_, kMostKeyBytes, "only this prefix and what is behind it");
+    flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
+    flags->Add("count", &count_, {.min = 1}, "at most this many blocks");
+    flags->Add("all", &all_, "every cached block, where nothing else is given");
+  }
+  absl::Status Check(const Flags&) override {
+    const bool chosen = space_ != 0 || !tenant_.empty() || session_ != 0 || !key_.empty() || count_ != 0;
+    if (chosen || all_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "evict without a selection empties every cache: say --all if that is meant");
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::EvictRequest request;
+    request.set_space(space_);
+    request.set_count(count_);
+    request.set_key(key_);
+    request.set_group(static_cast<uint32_t>(group_));
+    request.set_session(session_);
+    request.set_tenant(tenant_);
+    ASSIGN_OR_RETURN(const v1::EvictResponse answer, daemon->Evict(request));
+    std::string text = absl::StrCat(HumanCount(answer.evicted()), " blocks evicted");
+    if (answer.held_back() != 0) {
+      absl::StrAppend(&text, ", ", HumanCount(answer.held_back()),
+                      " held back: in use, pinned, or in front of a block that stays");
+    }
+    output.Print(answer, text + "\n");
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0, session_ = 0, group_ = 0, count_ = 0;
+  std::string tenant_, key_;
+  bool all_ = false;
+};
+
+class PinCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->AddBytes("key", &key_, kMostKeyBytes, "last block of the prefix; needed");
+    flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
+    flags->Add("space", &space_, {}, "only in this space; every one that has the key by default");
+    flags->Add("ttl", &ttl_, "for how long, at most 24h");
+    flags->Add("unpin", &unpin_, "end the pin instead");
+  }
+  absl::Status Check(const Flags& flags) override {
+    if (key_.empty()) return absl::InvalidArgumentError("pin needs --key=HEX");
+    if (flags.given("ttl") == unpin_) return absl::InvalidArgumentError("pin needs --ttl=TIME, or --unpin");
+    if (ttl_ > absl::Hours(24) || (!unpin_ && ttl_ < absl::Milliseconds(1))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ttl: ", absl::FormatDuration(ttl_), " is not 1ms to 24h"));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::PinPrefixRequest request;
+    request.set_space(space_);
+    request.set_key(key_);
+    request.set_group(static_cast<uint32_t>(group_));
+    if (!unpin_) request.set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(ttl_)));
+    ASSIGN_OR_RETURN(const v1::PinPrefixResponse answer, daemon->PinPrefix(request));
+    output.Print(answer,
+                 absl::StrCat(HumanCount(answer.pinned()), " blocks ", unpin_ ? "unpinned\n" : "pinned\n"));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string key_;
+  uint64_t group_ = 0, space_ = 0;
+  absl::Duration ttl_;
+  bool unpin_ = false;
+};
+
+class DrainCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("cancel", &cancel_, "accept new sessions again");
+    flags->Add("wait", &wait_, "until no session is left");
+    flags->Add("timeout", &timeout_, "longest --wait; exit 1 if sessions are left then");
+  }
+  absl::Status Check(const Flags&) override {
+    return cancel_ && wait_ ? absl::InvalidArgumentError("--cancel and --wait exclude each other")
+                            : absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    const absl::Time give_up = absl::Now() + timeout_;
+    v1::DrainRequest request;
+    request.set_cancel(cancel_);
+    ASSIGN_OR_RETURN(v1::DrainResponse answer, daemon->Drain(request));
+    // The daemon has no call that waits: it would hold a thread of it for as long as an operator is patient.
+    while (wait_ && answer.sessions_left() > 0 && absl::Now() < give_up) {
+      absl::SleepFor(absl::Milliseconds(200));
+      ASSIGN_OR_RETURN(answer, daemon->Drain(request));
+    }
+    output.Print(answer, absl::StrCat(cancel_ ? "Not draining" : "Draining", ": ", answer.sessions_left(),
+                                      " sessions open\n"));
+    if (wait_ && answer.sessions_left() > 0) {
+      return absl::FailedPreconditionError(absl::StrCat(answer.sessions_left(), " sessions still open after ",
+                                                        absl::FormatDuration(timeout_),
+                                                        "; kvpoolctl sessions lists them"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  bool cancel_ = false, wait_ = false;
+  absl::Duration timeout_ = absl::Minutes(5);
+};
+
+class RevokeCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("blocks", &blocks_, {.min = 1, .max = kMostBlocks},
+               "how many leased, unused blocks of each session; needed");
+    flags->Add("session", &session_, {}, "only this session");
+  }
+  absl::Status Check(const Flags&) override {
+    return blocks_ == 0 ? absl::InvalidArgumentError("revoke needs --blocks=N") : absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::RevokeRequest request;
+    request.set_session(session_);
+    request.set_blocks(static_cast<uint32_t>(blocks_));
+    ASSIGN_OR_RETURN(const v1::RevokeResponse answer, daemon->Revoke(request));
+    output.Print(answer, absl::StrCat(answer.sessions_asked(), " sessions asked\n"));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t session_ = 0, blocks_ = 0;
+};
+
+class HealthCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("service", &service_, "a gRPC service, e.g. kvpool.v1.Engine; the whole daemon by default");
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const tools::Health health, daemon->CheckHealth(service_));
+    const char* text = health == tools::Health::kServing      ? "SERVING"
+                       : health == tools::Health::kNotServing ? "NOT_SERVING"
+                                                              : "SERVICE_UNKNOWN";
+    output.PrintText(output.json() ? absl::StrFormat("{\"status\":\"%s\"}\n", text)
+                                   : absl::StrCat(text, "\n"));
+    return health == tools::Health::kServing ? absl::OkStatus()
+                                             : absl::FailedPreconditionError("the daemon is not serving");
+  }
+
+ private:
+  std::string service_;
+};
+
+template <typename C>
+std::unique_ptr<Command> Make() {
+  return std::make_unique<C>();
+}
+
+constexpr CommandEntry kCommands[] = {
+    {"status", "the daemon, its memory and its counters", &Make<StatusCommand>},
+    {"top", "a live view; q ends it", &MakeTop},
+    {"spaces", "spaces: memory, layout, blocks by state", &Make<SpacesCommand>},
+    {"sessions", "sessions, their processes and what they hold", &Make<SessionsCommand>},
+    {"blocks", "blocks of a space", &Make<BlocksCommand>},
+    {"explain", "why a block is here, or a prefix is not", &Make<ExplainCommand>},
+    {"evict", "drop cached blocks", &Make<EvictCommand>},
+    {"pin", "protect a prefix from eviction", &Make<PinCommand>},
+    {"drain", "refuse new sessions", &Make<DrainCommand>},
+    {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
+    {"health", "exit 0 if the daemon serves: for probes", &Make<HealthCommand>},
+};
+
+}  // namespace
+
+absl::Span<const CommandEntry> Commands() { return kCommands; }
+
+void Output::Print(const google::protobuf::Message& message, const std::string& text) const {
+  if (!json_) return PrintText(text);
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  PrintText(status.ok() ? json : absl::StrFormat("{\"error\":\"%s\"}\n", std::string(status.message())));
+}
+
+void Output::PrintText(const std::string& text) const {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace kvpool::ctl

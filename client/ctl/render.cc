@@ -1,0 +1,187 @@
+#include "client/ctl/render.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "client/tools/text.h"
+
+namespace kvpool::ctl {
+namespace {
+
+using tools::Hex;
+using tools::HumanBytes;
+using tools::HumanCount;
+using tools::HumanSeconds;
+using tools::Percent;
+using tools::Printable;
+using tools::Table;
+
+// "strided" of ENCODING_STRIDED; the number where the name is not known.
+std::string EnumText(absl::string_view name, absl::string_view prefix, int number) {
+  if (name.empty()) return absl::StrCat(number);
+  absl::ConsumePrefix(&name, prefix);
+  return absl::AsciiStrToLower(name);
+}
+
+std::string CountsText(const v1::StateCounts& counts) {
+  return absl::StrFormat("%s free, %s leased, %s sealed, %s cached, %s quarantined of %s",
+                         HumanCount(counts.free()), HumanCount(counts.leased()), HumanCount(counts.sealed()),
+                         HumanCount(counts.cached()), HumanCount(counts.quarantined()),
+                         HumanCount(counts.capacity()));
+}
+
+std::string KindText(v1::SpaceKind kind) { return EnumText(v1::SpaceKind_Name(kind), "SPACE_KIND_", kind); }
+
+std::string LayoutText(const v1::Layout& layout) {
+  std::vector<std::string> groups;
+  for (const v1::LayerGroup& group : layout.groups()) {
+    std::string text = absl::StrFormat("%s: %d layers x %d tokens", group.name(), group.layers_size(),
+                                       group.tokens_per_block());
+    if (group.kv_heads() != 0) {
+      absl::StrAppend(&text, absl::StrFormat(", %d heads x %d/%d", group.kv_heads(), group.k_head_dim(),
+                                             group.v_head_dim()));
+    }
+    if (group.dtype() != v1::DTYPE_UNSPECIFIED) {
+      absl::StrAppend(&text, " ", EnumText(v1::Dtype_Name(group.dtype()), "DTYPE_", group.dtype()));
+    }
+    if (group.window_tokens() != 0) absl::StrAppend(&text, ", window ", group.window_tokens());
+    groups.push_back(std::move(text));
+  }
+  return absl::StrCat(EnumText(v1::Encoding_Name(layout.encoding()), "ENCODING_", layout.encoding()), ", ",
+                      HumanBytes(layout.block_bytes()), " a block; ", absl::StrJoin(groups, "; "));
+}
+
+std::string Limit(uint64_t limit) { return limit == 0 ? "-" : HumanCount(limit); }
+
+void AddBlock(const v1::BlockInfo& block, Table* table) {
+  const bool sealed = !block.key().empty();
+  table->Add({absl::StrCat(block.block()), absl::StrCat(block.generation()), StateName(block.state()),
+              sealed ? absl::StrCat(block.group()) : "-", absl::StrCat(block.refs()),
+              block.parent() == 0 ? "-" : absl::StrCat(block.parent()), absl::StrCat(block.children()),
+              block.pinned() ? "yes" : "-", absl::StrCat(block.priority()),
+              block.owner_session() == 0 ? "-" : absl::StrCat(block.owner_session()),
+              sealed ? HumanSeconds(block.age_seconds()) : "-",
+              sealed ? HumanSeconds(block.idle_seconds()) : "-", sealed ? Hex(block.key()) : "-"});
+}
+
+Table BlockTable() {
+  return Table({">BLOCK", ">GEN", "STATE", ">GROUP", ">REFS", ">PARENT", ">CHILDREN", "PINNED", ">PRIO",
+                ">SESSION", ">AGE", ">IDLE", "KEY"});
+}
+
+}  // namespace
+
+std::string StateName(int state) {
+  return EnumText(
+      v1::BlockState_IsValid(state) ? v1::BlockState_Name(static_cast<v1::BlockState>(state)) : "",
+      "BLOCK_STATE_", state);
+}
+
+v1::BlockState StateFromName(absl::string_view name) {
+  v1::BlockState state = v1::BLOCK_STATE_UNSPECIFIED;
+  v1::BlockState_Parse(absl::StrCat("BLOCK_STATE_", absl::AsciiStrToUpper(name)), &state);
+  return state;
+}
+
+std::string RenderStatus(const v1::GetStatsResponse& stats) {
+  std::string text = absl::StrFormat("kvpoold %s, up %s%s\n%d spaces, %d sessions\n\n",
+                                     Printable(stats.version()), HumanSeconds(stats.uptime_seconds()),
+                                     stats.draining() ? ", DRAINING" : "", stats.spaces(), stats.sessions());
+  Table devices({"DEVICE", "NAME", ">USED", ">CAPACITY", ">USED %"});
+  for (const v1::DeviceInfo& device : stats.devices()) {
+    devices.Add(
+        {device.device(), device.name(), HumanBytes(device.used_bytes()), HumanBytes(device.capacity_bytes()),
+         Percent(static_cast<double>(device.used_bytes()), static_cast<double>(device.capacity_bytes()))});
+  }
+  const double lookups = static_cast<double>(stats.lookup_blocks_total());
+  absl::StrAppend(&text, devices.Text(), "\nBlocks now:  ", CountsText(stats.blocks()), "\n");
+  absl::StrAppend(
+      &text, absl::StrFormat(
+                 "Since start: %s leased, %s sealed, %s deduplicated, %s released, %s evicted\n"
+                 "Matches:     %s of %s blocks hit (%s), %s of %s tokens (%s), %s misses on evicted blocks\n",
+                 HumanCount(stats.leased_total()), HumanCount(stats.sealed_total()),
+                 HumanCount(stats.deduplicated_total()), HumanCount(stats.released_total()),
+                 HumanCount(stats.evicted_total()), HumanCount(stats.hit_blocks_total()),
+                 HumanCount(stats.lookup_blocks_total()),
+                 Percent(static_cast<double>(stats.hit_blocks_total()), lookups),
+                 HumanCount(stats.hit_tokens_total()), HumanCount(stats.lookup_tokens_total()),
+                 Percent(static_cast<double>(stats.hit_tokens_total()),
+                         static_cast<double>(stats.lookup_tokens_total())),
+                 HumanCount(stats.regret_total())));
+  return text;
+}
+
+std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
+  if (spaces.spaces().empty()) return "No spaces: no engine has opened a session yet.\n";
+  Table table({">SPACE", "TENANT", "FINGERPRINT", "KIND", "DEVICES", ">MEMORY", ">SLABS", ">FREE", ">LEASED",
+               ">SEALED", ">CACHED", ">QUARANT.", ">CAPACITY", ">SESSIONS", ">PINNED", "POLICY"});
+  std::string layouts;
+  for (const v1::SpaceInfo& space : spaces.spaces()) {
+    const v1::StateCounts& blocks = space.blocks();
+    table.Add({absl::StrCat(space.space()), space.tenant(), Hex(space.fingerprint().substr(0, 6)),
+               KindText(space.kind()), absl::StrJoin(space.devices(), ","), HumanBytes(space.bytes()),
+               HumanCount(space.slabs()), HumanCount(blocks.free()), HumanCount(blocks.leased()),
+               HumanCount(blocks.sealed()), HumanCount(blocks.cached()), HumanCount(blocks.quarantined()),
+               HumanCount(blocks.capacity()), HumanCount(space.sessions()),
+               absl::StrCat(HumanCount(space.pinned_blocks()), "/", HumanCount(space.pin_budget_blocks())),
+               space.policy()});
+    absl::StrAppend(&layouts, "Space ", space.space(), " holds ", Printable(LayoutText(space.layout())),
+                    "\n");
+    for (const auto& [name, value] : space.facts()) {
+      absl::StrAppend(&layouts, "  ", Printable(name), ": ", Printable(value), "\n");
+    }
+  }
+  return absl::StrCat(table.Text(), "\n", layouts);
+}
+
+std::string RenderSessions(const v1::ListSessionsResponse& sessions) {
+  if (sessions.sessions().empty()) return "No sessions.\n";
+  Table table({">SESSION", ">SPACE", "TENANT", "CLIENT", ">LEASED", ">REFERENCED", ">CHARGED", ">GUARANTEED",
+               ">MAX", ">PARKED", "STATE"});
+  Table members({">SESSION", ">MEMBER", ">PID", ">UID", "ROLE", "ALIVE", ">FENCE", ">UNACKED SLABS", ">IDLE",
+                 "CLIENT"});
+  for (const v1::SessionInfo& session : sessions.sessions()) {
+    table.Add({absl::StrCat(session.session()), absl::StrCat(session.space()), session.tenant(),
+               session.client_name(), HumanCount(session.leased()), HumanCount(session.referenced()),
+               HumanCount(session.charged()), HumanCount(session.guaranteed()), Limit(session.max_blocks()),
+               HumanCount(session.parked()),
+               session.ended() ? absl::StrCat("ended: ", session.end_reason()) : "open"});
+    for (const v1::MemberInfo& member : session.members()) {
+      members.Add({absl::StrCat(session.session()), absl::StrCat(member.member()),
+                   member.pid() == 0 ? "-" : absl::StrCat(member.pid()), absl::StrCat(member.uid()),
+                   member.scheduler() ? "scheduler" : absl::StrCat("rank ", member.rank()),
+                   member.alive() ? "yes" : "no", absl::StrCat(member.fence()),
+                   absl::StrCat(member.slabs_unacknowledged()), HumanSeconds(member.idle_seconds()),
+                   member.client_name()});
+    }
+  }
+  return absl::StrCat(table.Text(), "\n", members.Text());
+}
+
+std::string RenderBlocks(const v1::ListBlocksResponse& blocks) {
+  if (blocks.blocks().empty()) return "No such blocks.\n";
+  Table table = BlockTable();
+  for (const v1::BlockInfo& block : blocks.blocks()) AddBlock(block, &table);
+  std::string text = table.Text();
+  if (blocks.next() != 0) absl::StrAppend(&text, "More from --first=", blocks.next(), "\n");
+  return text;
+}
+
+std::string RenderExplanation(const v1::ExplainResponse& explanation) {
+  std::string text = Printable(explanation.summary()) + "\n";
+  for (const std::string& detail : explanation.details())
+    absl::StrAppend(&text, "  ", Printable(detail), "\n");
+  if (!explanation.blocks().empty()) {
+    Table table = BlockTable();
+    for (const v1::BlockInfo& block : explanation.blocks()) AddBlock(block, &table);
+    absl::StrAppend(&text, "\n", table.Text());
+  }
+  return text;
+}
+
+}  // namespace kvpool::ctl

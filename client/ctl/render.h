@@ -1,0 +1,25 @@
+// The daemon's answers as people read them. Unknown enum values, from a newer daemon, show as numbers.
+#ifndef KVPOOL_CLIENT_CTL_RENDER_H_
+#define KVPOOL_CLIENT_CTL_RENDER_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "kvpool/v1/operator.pb.h"
+
+namespace kvpool::ctl {
+
+// "sealed" of BLOCK_STATE_SEALED; the number of a state that this build does not know.
+std::string StateName(int state);
+// BLOCK_STATE_UNSPECIFIED for a name that is none.
+v1::BlockState StateFromName(absl::string_view name);
+
+std::string RenderStatus(const v1::GetStatsResponse& stats);
+std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
+std::string RenderSessions(const v1::ListSessionsResponse& sessions);
+std::string RenderBlocks(const v1::ListBlocksResponse& blocks);
+std::string RenderExplanation(const v1::ExplainResponse& explanation);
+
+}  // namespace kvpool::ctl
+
+#endif  // KVPOOL_CLIENT_CTL_RENDER_H_

@@ -1,0 +1,272 @@
+#include "client/replay/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "client/prefix_hasher.h"
+#include "client/replay/exact_lru.h"
+#include "client/session.h"
+#include "cuda/block_stamper.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::replay {
+namespace {
+
+// A daemon that answers nothing for so long is stuck.
+constexpr auto kStuck = std::chrono::seconds(60);
+// How long a request that holds its hits waits for blocks. Two requests that wait for each other's blocks both give
+// theirs back after this and begin again.
+constexpr auto kLeasePatience = std::chrono::milliseconds(200);
+constexpr auto kPause =
+    std::chrono::milliseconds(1);  // Between looks at the board, or at a pool without room.
+
+Deadline In(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + time; }
+
+class Stopwatch {
+ public:
+  uint64_t ElapsedNs() const { return static_cast<uint64_t>(SteadyNs() - start_ns_); }
+
+ private:
+  const int64_t start_ns_ = SteadyNs();
+};
+
+uint64_t Digest(const PrefixKey& key) {
+  uint64_t digest;
+  std::memcpy(&digest, key.data(), sizeof(digest));
+  return digest;
+}
+
+absl::StatusOr<std::unique_ptr<BlockStamper>> OpenStamper(const std::string& device) {
+  if (device == "host") return MakeHostStamper();
+  // "GPU-8-4-4-4-12"
+  return OpenCudaStamper(
+      std::string(absl::HexStringToBytes(absl::StrReplaceAll(device, {{"GPU-", ""}, {"-", ""}}))));
+}
+
+class Engine {
+ public:
+  Engine(const EngineOptions& options, Board* board, std::unique_ptr<Session> session,
+         std::unique_ptr<BlockStamper> stamper)
+      : options_(options),
+        board_(board),
+        slot_(&board->slot(options.engine)),
+        session_(std::move(session)),
+        stamper_(std::move(stamper)),
+        hasher_(session_->hash_seed()) {}
+
+  absl::Status Run(const std::vector<Request>& requests) {
+    while (!board_->stopped()) {
+      const std::optional<uint32_t> index = board_->Claim(options_.engine);
+      if (!index.has_value()) {
+        // Another engine may yet be killed, and its request open again.
+        if (board_->done() == board_->size().requests) break;
+        std::this_thread::sleep_for(kPause);
+        continue;
+      }
+      const Request& request = requests[*index];
+      WaitForArrival(request);
+      bool served = false;
+      while (!served && !board_->stopped()) {
+        ASSIGN_OR_RETURN(served, Serve(request, &board_->record(*index)));
+        if (!served) {
+          slot_->retries.fetch_add(1, std::memory_order_relaxed);
+          std::this_thread::sleep_for(kPause);
+        }
+      }
+      if (served) board_->Done(*index);
+    }
+    return session_->Close(In(kStuck));
+  }
+
+ private:
+  void WaitForArrival(const Request& request) const {
+    if (options_.time_scale == 0) return;
+    const auto offset =
+        static_cast<int64_t>(static_cast<double>(request.timestamp_ms) * 1e6 * options_.time_scale);
+    while (!board_->stopped()) {
+      const int64_t left_ns = options_.start_ns + offset - SteadyNs();
+      if (left_ns <= 0) return;
+      // In pieces, so that a stop is noticed.
+      std::this_thread::sleep_for(
+          std::min(std::chrono::nanoseconds(left_ns), std::chrono::nanoseconds(kLeasePatience)));
+    }
+  }
+
+  // False: the pool had no room, nothing is held.
+  absl::StatusOr<bool> Serve(const Request& request, RequestRecord* record) {
+    const std::vector<PrefixKey> keys = Keys(request);
+    ASSIGN_OR_RETURN(MatchHit hit, Match(keys));
+    Blocks shared = std::move(hit.groups[0]);
+    RETURN_IF_ERROR(Verify(shared.refs(), keys, "hit"));
+
+    const size_t hits = shared.size();
+    const size_t missing = keys.size() - hits;
+    const size_t decode = options_.decode ? DecodeBlocks(request) : 0;
+    absl::StatusOr<Blocks> leased = Lease(static_cast<uint32_t>(missing + decode));
+    if (absl::IsDeadlineExceeded(leased.status()) || absl::IsResourceExhausted(leased.status())) return false;
+    RETURN_IF_ERROR(leased.status());
+    Blocks answer = leased->SplitFrom(missing);
+    RETURN_IF_ERROR(Stamp(leased->refs(), absl::MakeSpan(keys).subspan(hits)));
+
+    record->hit_blocks = static_cast<uint32_t>(hits);
+    record->deduplicated_blocks = 0;
+    if (missing > 0) {
+      RETURN_IF_ERROR(SealAndShare(keys, &shared, *std::move(leased), record));
+    }
+    RETURN_IF_ERROR(Verify(shared.refs(), keys, "shared"));
+    const Stopwatch watch;
+    answer.Release();
+    shared.Release();
+    Count(Verb::kRelease, watch.ElapsedNs());
+    return true;
+  }
+
+  std::vector<PrefixKey> Keys(const Request& request) const {
+    std::vector<PrefixKey> keys;
+    keys.reserve(request.hash_ids.size());
+    const PrefixKey* parent = &hasher_.root();
+    for (const uint64_t id : request.hash_ids) {
+      // The trace has ids in place of tokens.
+      const uint32_t tokens[] = {static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32)};
+      keys.push_back(hasher_.Next(*parent, tokens));
+      parent = &keys.back();
+    }
+    return keys;
+  }
+
+  absl::StatusOr<MatchHit> Match(const std::vector<PrefixKey>& keys) {
+    const Stopwatch watch;
+    const GroupKeys group{.keys = KeyBytes(keys), .key_bytes = sizeof(PrefixKey)};
+    ASSIGN_OR_RETURN(PendingMatch pending, session_->Match(absl::MakeConstSpan(&group, 1)));
+    ASSIGN_OR_RETURN(MatchHit hit, pending.Wait(In(kStuck)));
+    Count(Verb::kMatch, watch.ElapsedNs());
+    if (hit.groups.size() != 1 || hit.groups[0].size() > keys.size()) {
+      return absl::InternalError(absl::StrCat("a match of ", keys.size(), " keys in 1 group answered ",
+                                              hit.groups.size(), " groups"));
+    }
+    return hit;
+  }
+
+  absl::StatusOr<Blocks> Lease(uint32_t count) {
+    if (count == 0) return Blocks(session_.get(), {});
+    const Stopwatch watch;
+    absl::StatusOr<Blocks> blocks = session_->Lease(count);
+    if (blocks.ok()) {
+      Count(Verb::kLeaseLocal, watch.ElapsedNs());
+      return blocks;
+    }
+    if (!absl::IsResourceExhausted(blocks.status())) return blocks;
+    blocks = session_->LeaseWithin(count, In(kLeasePatience));
+    if (blocks.ok()) Count(Verb::kLeaseWait, watch.ElapsedNs());
+    return blocks;
+  }
+
+  // Seals `own`, and appends to `shared` what is then held under the keys: its blocks, or those that were there first.
+  absl::Status SealAndShare(const std::vector<PrefixKey>& keys, Blocks* shared, Blocks own,
+                            RequestRecord* record) {
+    const size_t hits = shared->size();
+    const Stopwatch watch;
+    ASSIGN_OR_RETURN(
+        PendingSeal pending,
+        session_->Seal({.blocks = own.refs(),
+                        .keys = KeyBytes(absl::MakeSpan(keys).subspan(hits)),
+                        .parent_key = hits == 0 ? std::string_view()
+                                                : KeyBytes(absl::MakeSpan(keys).subspan(hits - 1, 1))}));
+    Count(Verb::kSealLocal, watch.ElapsedNs());
+    ASSIGN_OR_RETURN(SealOutcome outcome, pending.Wait(In(kStuck)));
+    Count(Verb::kSealAnswer, watch.ElapsedNs());
+    if (!outcome.refused.empty()) {
+      return absl::InternalError(absl::StrCat("seal of block ", Index(own[outcome.refused[0].index()].id),
+                                              " refused: ", outcome.refused[0].message()));
+    }
+    // In sequence order whoever made them, so that the release touches the tail first.
+    std::vector<BlockRef> sequence;
+    std::vector<BlockRef> unused;
+    for (size_t i = 0; i < own.size(); ++i) {
+      sequence.push_back(outcome.canonical[i]);
+      if (outcome.canonical[i] == own[i]) continue;
+      unused.push_back(own[i]);
+      ++record->deduplicated_blocks;
+    }
+    own.Detach();
+    outcome.duplicates.Detach();
+    shared->Append(Blocks(session_.get(), sequence));
+    session_->Release(unused);
+    return absl::OkStatus();
+  }
+
+  std::vector<StampedBlock> Stamped(absl::Span<const BlockRef> refs, absl::Span<const PrefixKey> keys) const {
+    std::vector<StampedBlock> blocks;
+    blocks.reserve(refs.size());
+    for (size_t i = 0; i < refs.size(); ++i) {
+      blocks.push_back({.address = session_->address(refs[i].id),
+                        .key_digest = Digest(keys[i]),
+                        .block_ref = refs[i].Pack()});
+    }
+    return blocks;
+  }
+
+  absl::Status Stamp(absl::Span<const BlockRef> refs, absl::Span<const PrefixKey> keys) {
+    return stamper_->Write(Stamped(refs, keys), options_.layout.block_bytes());
+  }
+
+  absl::Status Verify(absl::Span<const BlockRef> refs, absl::Span<const PrefixKey> keys, const char* when) {
+    ASSIGN_OR_RETURN(const std::vector<uint64_t> wrong,
+                     stamper_->Verify(Stamped(refs, keys), options_.layout.block_bytes()));
+    slot_->checked_blocks.fetch_add(refs.size(), std::memory_order_relaxed);
+    for (size_t i = 0; i < wrong.size(); ++i) {
+      if (wrong[i] == 0) continue;
+      slot_->corrupt_blocks.fetch_add(1, std::memory_order_relaxed);
+      std::fprintf(stderr,
+                   "CORRUPTION: engine %u (pid %d): %s block %u generation %u has %llu wrong words of %llu\n",
+                   options_.engine, getpid(), when, Index(refs[i].id), refs[i].generation,
+                   static_cast<unsigned long long>(wrong[i]),
+                   static_cast<unsigned long long>(options_.layout.block_bytes() / 8));
+    }
+    return absl::OkStatus();
+  }
+
+  void Count(Verb verb, uint64_t ns) { slot_->verbs[static_cast<size_t>(verb)].Add(ns); }
+
+  const EngineOptions& options_;
+  Board* const board_;
+  EngineSlot* const slot_;
+  const std::unique_ptr<Session> session_;
+  const std::unique_ptr<BlockStamper> stamper_;
+  const PrefixHasher hasher_;
+};
+
+}  // namespace
+
+int64_t SteadyNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+absl::Status RunEngine(const EngineOptions& options, const std::vector<Request>& requests, Board* board) {
+  SessionOptions session_options;
+  session_options.socket = options.socket;
+  session_options.client_name = absl::StrCat("kvpool-replay engine ", options.engine);
+  session_options.layout = options.layout;
+  session_options.fingerprint.set_digest(options.run);
+  (*session_options.fingerprint.mutable_facts())["made by"] = "kvpool-replay";
+  session_options.magazine_blocks = options.magazine_blocks;
+  ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(session_options));
+  ASSIGN_OR_RETURN(std::unique_ptr<BlockStamper> stamper, OpenStamper(options.device));
+  board->slot(options.engine).sessions.fetch_add(1, std::memory_order_relaxed);
+  return Engine(options, board, std::move(session), std::move(stamper)).Run(requests);
+}
+
+}  // namespace kvpool::replay

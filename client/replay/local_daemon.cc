@@ -1,0 +1,76 @@
+#include "client/replay/local_daemon.h"
+
+#include <signal.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/tools/operator_client.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::replay {
+namespace {
+
+constexpr uint64_t kPageBytes = 2 << 20;  // Slabs are whole numbers of these.
+constexpr auto kStartsWithin = std::chrono::seconds(30);
+
+std::string SocketIn(const std::string& folder) { return folder + "/kvpoold.sock"; }
+
+// OK once it serves; an error when it ended, or takes too long.
+absl::Status WaitUntilServing(ChildProcess* process, const std::string& socket) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<tools::OperatorClient> client,
+                   tools::OperatorClient::Open({.socket = socket, .deadline = absl::Seconds(1)}));
+  const auto give_up = std::chrono::steady_clock::now() + kStartsWithin;
+  while (true) {
+    // A channel that failed to connect waits before it tries again, so look for the socket first.
+    if (std::filesystem::exists(socket)) {
+      const absl::StatusOr<tools::Health> health = client->CheckHealth("");
+      if (health.ok() && *health == tools::Health::kServing) return absl::OkStatus();
+    }
+    if (const std::optional<int> ended = process->TryWait(); ended.has_value()) {
+      return absl::UnavailableError(absl::StrCat("kvpoold ended before it served: ", DescribeEnd(*ended)));
+    }
+    if (std::chrono::steady_clock::now() > give_up) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("kvpoold does not serve after ", kStartsWithin.count(), " s"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const std::string& program,
+                                                                const LocalDaemonOptions& options) {
+  std::string folder = (std::filesystem::temp_directory_path() / "kvpool-replay-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return absl::ErrnoToStatus(errno, folder);
+  // One slab: block 0 is no part of the capacity, and the pool has its size from the start.
+  const uint64_t bytes = (options.blocks + 1) * options.block_bytes;
+  const uint64_t capacity = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  std::vector<std::string> arguments = {
+      absl::StrCat("--socket=", SocketIn(folder)), absl::StrCat("--state-dir=", folder), "--device=host",
+      absl::StrCat("--capacity=", capacity), absl::StrCat("--slab-bytes=", capacity)};
+  arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
+  ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(program, arguments));
+  std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(std::move(folder), std::move(process)));
+  RETURN_IF_ERROR(WaitUntilServing(&daemon->process_, daemon->socket_));
+  return daemon;
+}
+
+LocalDaemon::LocalDaemon(std::string folder, ChildProcess process)
+    : folder_(std::move(folder)), socket_(SocketIn(folder_)), process_(std::move(process)) {}
+
+LocalDaemon::~LocalDaemon() {
+  process_.Signal(SIGTERM);
+  process_.Wait();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+}  // namespace kvpool::replay

@@ -1,0 +1,40 @@
+// A kvpoold of the replay's own, on host memory, in a folder that goes with it.
+#ifndef KVPOOL_CLIENT_REPLAY_LOCAL_DAEMON_H_
+#define KVPOOL_CLIENT_REPLAY_LOCAL_DAEMON_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/replay/child_process.h"
+
+namespace kvpool::replay {
+
+struct LocalDaemonOptions {
+  uint64_t blocks = 0;  // The pool's capacity, rounded up to whole pages of 2 MiB.
+  uint64_t block_bytes = 0;
+  std::vector<std::string> flags;  // More flags, as they are.
+};
+
+class LocalDaemon {
+ public:
+  // Returns when it serves. `program`: kvpoold.
+  static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const std::string& program,
+                                                            const LocalDaemonOptions& options);
+  ~LocalDaemon();
+
+  const std::string& socket() const { return socket_; }
+
+ private:
+  LocalDaemon(std::string folder, ChildProcess process);
+
+  const std::string folder_;
+  const std::string socket_;
+  ChildProcess process_;
+};
+
+}  // namespace kvpool::replay
+
+#endif  // KVPOOL_CLIENT_REPLAY_LOCAL_DAEMON_H_

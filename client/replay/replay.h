@@ -1,0 +1,60 @@
+// A replay: engine processes against one daemon, kills included, and what came of it.
+#ifndef KVPOOL_CLIENT_REPLAY_REPLAY_H_
+#define KVPOOL_CLIENT_REPLAY_REPLAY_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/replay/board.h"
+#include "client/replay/exact_lru.h"
+#include "client/replay/trace.h"
+#include "kvpool/v1/operator.pb.h"
+
+namespace kvpool::replay {
+
+struct ReplayOptions {
+  std::string socket;
+  std::string run;  // Digest of the space's fingerprint.
+  uint32_t engines = 2;
+  uint64_t magazine_blocks =
+      0;  // Of each engine; 0: chosen so that all of them are a small part of the pool.
+  uint64_t block_bytes = 0;
+  bool decode = false;
+  double time_scale = 0;
+  double kill_one_at = 0;   // Kill one engine when this share of the requests is done; 0: none.
+  uint64_t kill_every = 0;  // Kill one engine each time that so many are done; 0: none.
+  uint64_t seed = 1;        // Chooses who is killed.
+  bool progress = false;    // Show how far it is, on stderr, when it takes longer than 2 s.
+  // Starts engine `slot` as a process: flags that the command line does not have.
+  std::vector<std::string> engine_arguments;
+};
+
+struct ReplayResult {
+  uint32_t engines = 0;
+  double seconds = 0;
+  HitCounts hits;   // As the engines had them; evictions as the daemon counts them.
+  HitCounts exact;  // Of the exact simulation.
+  uint64_t capacity_blocks = 0;
+  uint64_t deduplicated_blocks = 0;
+  uint64_t checked_blocks = 0, corrupt_blocks = 0;
+  uint64_t retries = 0;  // Requests begun again because the pool was short.
+  uint64_t kills = 0, reopened = 0, sessions = 0;
+  std::array<Durations, kVerbs> verbs;
+  v1::StateCounts states;  // Of the space after the last engine left.
+};
+
+// Runs it. Errors: no daemon, an engine that failed, blocks that did not come back.
+absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& options,
+                                                     const std::vector<Request>& requests);
+
+// For people, and for programs.
+std::string RenderTable(const ReplayResult& result);
+std::string RenderJson(const ReplayResult& result, const std::string& workload);
+
+}  // namespace kvpool::replay
+
+#endif  // KVPOOL_CLIENT_REPLAY_REPLAY_H_

@@ -1,0 +1,91 @@
+// What a replay says at its end.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/replay/replay.h"
+#include "client/tools/text.h"
+
+namespace kvpool::replay {
+namespace {
+
+using tools::HumanCount;
+using tools::HumanSeconds;
+
+double PerSecond(uint64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+std::string Points(double difference) { return absl::StrFormat("%+.2f points", 100 * difference); }
+
+std::string HitsJson(const HitCounts& hits) {
+  return absl::StrFormat(
+      R"("hit_blocks":%d,"block_hit_ratio":%.6f,"hit_tokens":%d,"token_hit_ratio":%.6f,"evicted_blocks":%d)",
+      hits.hit_blocks, hits.block_ratio(), hits.hit_tokens, hits.token_ratio(), hits.evictions);
+}
+
+}  // namespace
+
+std::string RenderTable(const ReplayResult& result) {
+  const HitCounts& hits = result.hits;
+  std::string text = absl::StrFormat(
+      "%s requests, %s blocks, %d engines, pool of %s blocks: %s (%s requests/s, %s blocks/s)\n",
+      HumanCount(hits.requests), HumanCount(hits.blocks), result.engines, HumanCount(result.capacity_blocks),
+      HumanSeconds(result.seconds),
+      HumanCount(static_cast<uint64_t>(PerSecond(hits.requests, result.seconds))),
+      HumanCount(static_cast<uint64_t>(PerSecond(hits.blocks, result.seconds))));
+  tools::Table ratios({"", ">REPLAY", ">EXACT LRU", ">DIFFERENCE"});
+  ratios.Add({"block hit ratio", absl::StrFormat("%.4f", hits.block_ratio()),
+              absl::StrFormat("%.4f", result.exact.block_ratio()),
+              Points(hits.block_ratio() - result.exact.block_ratio())});
+  ratios.Add({"token hit ratio", absl::StrFormat("%.4f", hits.token_ratio()),
+              absl::StrFormat("%.4f", result.exact.token_ratio()),
+              Points(hits.token_ratio() - result.exact.token_ratio())});
+  ratios.Add({"evicted blocks", HumanCount(hits.evictions), HumanCount(result.exact.evictions), ""});
+  tools::Table verbs({"VERB", ">COUNT", ">P50", ">P99", ">MAX"});
+  for (int verb = 0; verb < kVerbs; ++verb) {
+    const Durations& durations = result.verbs[static_cast<size_t>(verb)];
+    if (durations.count() == 0) continue;
+    const auto human = [](uint64_t ns) { return HumanSeconds(static_cast<double>(ns) * 1e-9); };
+    verbs.Add({VerbName(static_cast<Verb>(verb)), HumanCount(durations.count()),
+               human(durations.QuantileNs(0.5)), human(durations.QuantileNs(0.99)),
+               human(durations.max_ns())});
+  }
+  absl::StrAppend(&text, "\n", ratios.Text(), "\n", verbs.Text(), "\n");
+  if (result.kills > 0) {
+    absl::StrAppend(&text, HumanCount(result.kills), " engines killed and restarted, ",
+                    HumanCount(result.reopened), " requests served again\n");
+  }
+  absl::StrAppend(&text, HumanCount(result.deduplicated_blocks), " blocks deduplicated, ",
+                  HumanCount(result.retries), " requests begun again for want of blocks\n",
+                  HumanCount(result.checked_blocks), " blocks checked, ", HumanCount(result.corrupt_blocks),
+                  " corruptions\n");
+  return text;
+}
+
+std::string RenderJson(const ReplayResult& result, const std::string& workload) {
+  std::string verbs;
+  for (int verb = 0; verb < kVerbs; ++verb) {
+    const Durations& durations = result.verbs[static_cast<size_t>(verb)];
+    absl::StrAppendFormat(&verbs, R"(%s"%s":{"count":%d,"p50_ns":%d,"p99_ns":%d,"max_ns":%d})",
+                          verb == 0 ? "" : ",", VerbName(static_cast<Verb>(verb)), durations.count(),
+                          durations.QuantileNs(0.5), durations.QuantileNs(0.99), durations.max_ns());
+  }
+  const v1::StateCounts& states = result.states;
+  return absl::StrFormat(
+      R"({"workload":%s,"engines":%d,"seconds":%.3f,"requests":%d,"requests_per_second":%.1f,"blocks":%d,)"
+      R"("blocks_per_second":%.1f,"tokens":%d,%s,"exact":{"capacity_blocks":%d,%s},"block_hit_ratio_difference":%.6f,)"
+      R"("deduplicated_blocks":%d,"checked_blocks":%d,"corrupt_blocks":%d,"retries":%d,"kills":%d,"reopened":%d,)"
+      R"("sessions":%d,"states":{"free":%d,"leased":%d,"sealed":%d,"cached":%d,"quarantined":%d,"capacity":%d},)"
+      R"("verbs":{%s}})"
+      "\n",
+      tools::JsonQuote(workload), result.engines, result.seconds, result.hits.requests,
+      PerSecond(result.hits.requests, result.seconds), result.hits.blocks,
+      PerSecond(result.hits.blocks, result.seconds), result.hits.tokens, HitsJson(result.hits),
+      result.capacity_blocks, HitsJson(result.exact), result.hits.block_ratio() - result.exact.block_ratio(),
+      result.deduplicated_blocks, result.checked_blocks, result.corrupt_blocks, result.retries, result.kills,
+      result.reopened, result.sessions, states.free(), states.leased(), states.sealed(), states.cached(),
+      states.quarantined(), states.capacity(), verbs);
+}
+
+}  // namespace kvpool::replay

@@ -1,0 +1,224 @@
+#include "client/tools/operator_client.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "kvpool/v1/operator.grpc.pb.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::tools {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+
+// Replies are bounded by ListBlocks' 1,000 blocks and by sessions, of which a daemon has at most a few
+// thousand.
+constexpr int kMostReplyBytes = 64 << 20;
+
+absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (text.empty())
+    return absl::NotFoundError(absl::StrCat("--", flag, "=", path, ": missing, empty or not readable"));
+  return text;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
+  // A proxy for the outside world has no business between an operator and this machine's daemon.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (endpoint.address.empty()) {
+    return grpc::CreateCustomChannel("unix:" + endpoint.socket, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  if (endpoint.tls_ca.empty() || endpoint.tls_cert.empty() || endpoint.tls_key.empty()) {
+    return absl::InvalidArgumentError(
+        "--address needs --tls-ca, --tls-cert and --tls-key: operator verbs over TCP are served with mutual "
+        "TLS only");
+  }
+  grpc::SslCredentialsOptions tls;
+  ASSIGN_OR_RETURN(tls.pem_root_certs, ReadPem("tls-ca", endpoint.tls_ca));
+  ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadPem("tls-cert", endpoint.tls_cert));
+  ASSIGN_OR_RETURN(tls.pem_private_key, ReadPem("tls-key", endpoint.tls_key));
+  if (!endpoint.tls_name.empty()) arguments.SetSslTargetNameOverride(endpoint.tls_name);
+  return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
+}
+
+// What to try when nobody answers at the endpoint.
+std::string Advice(const Endpoint& endpoint) {
+  if (!endpoint.address.empty()) {
+    return absl::StrCat("Is kvpoold's --operator-address ", endpoint.address,
+                        ", and do both sides trust the other's CA?");
+  }
+  struct stat status;
+  if (stat(endpoint.socket.c_str(), &status) != 0) {
+    return absl::StrCat(
+        "There is no such socket: is kvpoold running, and on this path? Try --socket=PATH or "
+        "KVPOOL_SOCKET.");
+  }
+  if (!S_ISSOCK(status.st_mode)) return "That is not a socket.";
+  if (access(endpoint.socket.c_str(), R_OK | W_OK) != 0) {
+    return absl::StrCat("The socket is there, but user ", getuid(), " may not use it: it belongs to user ",
+                        status.st_uid, ", group ", status.st_gid, ".");
+  }
+  return "The socket is there: kvpoold has ended without removing it, or is stuck (see its log).";
+}
+
+absl::Status ToAbsl(const grpc::Status& status, const Endpoint& endpoint) {
+  if (status.ok()) return absl::OkStatus();
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded) {
+    const std::string where = endpoint.address.empty() ? endpoint.socket : endpoint.address;
+    const std::string why = code == absl::StatusCode::kDeadlineExceeded
+                                ? absl::StrCat("no answer within ", absl::FormatDuration(endpoint.deadline))
+                                : status.error_message();
+    return absl::Status(code,
+                        absl::StrCat("cannot reach kvpoold at ", where, ": ", why, "\n", Advice(endpoint)));
+  }
+  if (code == absl::StatusCode::kUnimplemented) {
+    return absl::UnimplementedError("this kvpoold is older than kvpoolctl and does not know the verb");
+  }
+  return absl::Status(code, status.error_message());
+}
+
+std::string SerializeHealthRequest(const std::string& service) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream out(&stream);
+  if (!service.empty()) WireFormatLite::WriteString(1, service, &out);
+  out.Trim();
+  return bytes;
+}
+
+// grpc.health.v1.HealthCheckResponse{ServingStatus status = 1}: 1 is SERVING.
+bool IsServing(const grpc::ByteBuffer& response) {
+  grpc::Slice slice;
+  if (!response.DumpToSingleSlice(&slice).ok()) return false;
+  google::protobuf::io::CodedInputStream in(slice.begin(), static_cast<int>(slice.size()));
+  uint64_t status = 0;
+  while (const uint32_t tag = in.ReadTag()) {
+    if (tag == WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_VARINT)) {
+      if (!in.ReadVarint64(&status)) return false;
+    } else if (!WireFormatLite::SkipField(&in, tag)) {
+      return false;
+    }
+  }
+  return status == 1;
+}
+
+}  // namespace
+
+std::string DefaultSocket() {
+  if (const char* path = std::getenv("KVPOOL_SOCKET"); path != nullptr && *path != '\0') return path;
+  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder != '\0') {
+    const std::string path = absl::StrCat(folder, "/kvpool/kvpoold.sock");
+    struct stat status;
+    if (stat(path.c_str(), &status) == 0) return path;
+  }
+  return "/run/kvpool/kvpoold.sock";
+}
+
+class OperatorClient::Rep {
+ public:
+  Rep(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)
+      : endpoint_(std::move(endpoint)),
+        channel_(std::move(channel)),
+        stub_(v1::Operator::NewStub(channel_)) {}
+
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::Operator::Stub::*method)(grpc::ClientContext*,
+                                                                           const Request&, Response*),
+                                const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    Response response;
+    RETURN_IF_ERROR(ToAbsl((stub_.get()->*method)(&context, request, &response), endpoint_));
+    return response;
+  }
+
+  absl::StatusOr<Health> CheckHealth(const std::string& service) {
+    grpc::ClientContext context;
+    context.set_deadline(Deadline());
+    grpc::CompletionQueue queue;
+    const grpc::Slice slice(SerializeHealthRequest(service));
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    auto call = grpc::GenericStub(channel_).PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
+                                                             request, &queue);
+    call->StartCall();
+    call->Finish(&response, &status, nullptr);
+    void* tag;
+    bool ok;
+    queue.Next(&tag, &ok);
+    if (status.error_code() == grpc::StatusCode::NOT_FOUND) return Health::kUnknownService;
+    RETURN_IF_ERROR(ToAbsl(status, endpoint_));
+    return IsServing(response) ? Health::kServing : Health::kNotServing;
+  }
+
+ private:
+  std::chrono::system_clock::time_point Deadline() const {
+    return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(endpoint_.deadline);
+  }
+
+  const Endpoint endpoint_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Operator::Stub> stub_;
+};
+
+OperatorClient::OperatorClient(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
+OperatorClient::~OperatorClient() = default;
+
+absl::StatusOr<std::unique_ptr<OperatorClient>> OperatorClient::Open(const Endpoint& endpoint) {
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
+  return std::unique_ptr<OperatorClient>(
+      new OperatorClient(std::make_unique<Rep>(endpoint, std::move(channel))));
+}
+
+absl::StatusOr<v1::EvictResponse> OperatorClient::Evict(const v1::EvictRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Evict, request);
+}
+absl::StatusOr<v1::ListSpacesResponse> OperatorClient::ListSpaces(const v1::ListSpacesRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::ListSpaces, request);
+}
+absl::StatusOr<v1::ListSessionsResponse> OperatorClient::ListSessions(
+    const v1::ListSessionsRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::ListSessions, request);
+}
+absl::StatusOr<v1::ListBlocksResponse> OperatorClient::ListBlocks(const v1::ListBlocksRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::ListBlocks, request);
+}
+absl::StatusOr<v1::GetStatsResponse> OperatorClient::GetStats(const v1::GetStatsRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::GetStats, request);
+}
+absl::StatusOr<v1::RevokeResponse> OperatorClient::Revoke(const v1::RevokeRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Revoke, request);
+}
+absl::StatusOr<v1::DrainResponse> OperatorClient::Drain(const v1::DrainRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Drain, request);
+}
+absl::StatusOr<v1::ExplainResponse> OperatorClient::Explain(const v1::ExplainRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Explain, request);
+}
+absl::StatusOr<v1::PinPrefixResponse> OperatorClient::PinPrefix(const v1::PinPrefixRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::PinPrefix, request);
+}
+absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
+  return rep_->CheckHealth(service);
+}
+
+}  // namespace kvpool::tools

@@ -1,0 +1,57 @@
+// A daemon's operator verbs, each a call with a deadline.
+#ifndef KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_
+#define KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kvpool/v1/operator.pb.h"
+
+namespace kvpool::tools {
+
+struct Endpoint {
+  std::string socket;             // Path; see DefaultSocket.
+  std::string address;            // HOST:PORT; when set, TLS over TCP instead of the socket.
+  std::string tls_ca;             // PEM files. The daemon's certificate must be signed by this.
+  std::string tls_cert, tls_key;  // This client's; the daemon asks for them.
+  std::string tls_name;           // Name in the daemon's certificate, where HOST is not it.
+  absl::Duration deadline = absl::Seconds(5);
+};
+
+// Where kvpoold listens unless told otherwise: $KVPOOL_SOCKET, else $XDG_RUNTIME_DIR/kvpool/kvpoold.sock if
+// there is such a file, else /run/kvpool/kvpoold.sock.
+std::string DefaultSocket();
+
+enum class Health { kServing, kNotServing, kUnknownService };
+
+// Errors of the calls: UNAVAILABLE, and DEADLINE_EXCEEDED, when no daemon answers, with what to try; all
+// others are the daemon's own. UNIMPLEMENTED: the daemon is older than this tool.
+class OperatorClient {
+ public:
+  // INVALID_ARGUMENT, NOT_FOUND: a PEM file is missing or can't be read.
+  static absl::StatusOr<std::unique_ptr<OperatorClient>> Open(const Endpoint& endpoint);
+  ~OperatorClient();
+
+  absl::StatusOr<v1::EvictResponse> Evict(const v1::EvictRequest& request);
+  absl::StatusOr<v1::ListSpacesResponse> ListSpaces(const v1::ListSpacesRequest& request);
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request);
+  absl::StatusOr<v1::ListBlocksResponse> ListBlocks(const v1::ListBlocksRequest& request);
+  absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request);
+  absl::StatusOr<v1::RevokeResponse> Revoke(const v1::RevokeRequest& request);
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
+  absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request);
+  absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);
+  // grpc.health.v1.Health/Check; "" asks about the server as a whole.
+  absl::StatusOr<Health> CheckHealth(const std::string& service);
+
+ private:
+  class Rep;
+  explicit OperatorClient(std::unique_ptr<Rep> rep);
+  std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace kvpool::tools
+
+#endif  // KVPOOL_CLIENT_TOOLS_OPERATOR_CLIENT_H_

@@ -1,0 +1,298 @@
+// What the CUDA device makes of drivers that are absent, old, short of memory or broken; over the fake driver, which is
+// told by environment how to fail. Each case runs in a process of its own, since a process has one driver for life.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cuda/block_stamper.h"
+#include "cuda/cuda_context.h"
+#include "cuda/device.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/support/status_macros.h"
+#include "tests/device/test_device.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr size_t kMiB = size_t{1} << 20;
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+// What `body` answers in a fresh child process with these variables set, as text; "sticky " before errors that are.
+std::string InChild(const Environment& environment, const std::function<absl::Status()>& body) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+    const absl::Status status = body();
+    const std::string text = absl::StrCat(IsSticky(status) ? "sticky " : "", status.ToString());
+    const bool written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::_exit(written ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, got);
+  ::close(ends[0]);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the child died; it said: " << text;
+  return text;
+}
+
+absl::Status OpenFirst() { return OpenCudaDevice("0").status(); }
+
+TEST(CudaDriver, NoLibraryIsUnavailableWithTheLoadersWords) {
+  EXPECT_THAT(InChild({{"KVPOOL_LIBCUDA", "/nonexistent/libcuda.so.1"}}, OpenFirst),
+              AllOf(StartsWith("UNAVAILABLE: no CUDA driver"), HasSubstr("cannot open shared object file")));
+}
+
+TEST(CudaDriver, ALibraryWithoutTheFunctionsIsTooOld) {
+  EXPECT_THAT(InChild({{"KVPOOL_LIBCUDA", "libm.so.6"}}, OpenFirst),
+              AllOf(StartsWith("UNAVAILABLE"), HasSubstr("libm.so.6 is too old: it has no cuInit")));
+}
+
+TEST(CudaDriver, NoGpuIsUnavailable) {
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_DEVICES", "0"}}, OpenFirst),
+              AllOf(StartsWith("UNAVAILABLE: cuInit"), HasSubstr("CUDA_ERROR_NO_DEVICE")));
+}
+
+TEST(CudaDriver, AGpuThatCannotShareMemorySaysWhatItLacks) {
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "vmm"}}, OpenFirst),
+              AllOf(StartsWith("UNIMPLEMENTED: GPU-"), HasSubstr("virtual memory management")));
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "fd"}}, OpenFirst),
+              AllOf(StartsWith("UNIMPLEMENTED: GPU-"), HasSubstr("file descriptors")));
+}
+
+TEST(CudaDriver, AForkedChildIsToldSoInsteadOfHanging) {
+  const std::string answer = InChild({}, [] {
+    const absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice("0");
+    if (!device.ok()) return device.status();
+    const std::string inner = InChild({}, [&] { return (*device)->MakeSlab(2 * kMiB).status(); });
+    return absl::UnknownError(inner);
+  });
+  EXPECT_THAT(answer, HasSubstr("CUDA_ERROR_NOT_INITIALIZED"));
+}
+
+TEST(CudaDevices, AreFoundByOrdinalAndByUuid) {
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_DEVICES", "3"}},
+                    [] {
+                      ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> second, OpenCudaDevice("1"));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> third, OpenCudaDevice("2"));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> again, OpenCudaDevice(second->id()));
+                      const bool good = count == 3 && again->id() == second->id() &&
+                                        third->id() != second->id() && again->name() == second->name();
+                      return good ? absl::OkStatus() : absl::InternalError("mixed up");
+                    }),
+            "OK");
+}
+
+TEST(CudaDevices, WrongNamesAreRefusedWithWhatThereIs) {
+  const Environment two = {{"KVPOOL_FAKE_CUDA_DEVICES", "2"}};
+  EXPECT_THAT(InChild(two, [] { return OpenCudaDevice("2").status(); }),
+              AllOf(StartsWith("NOT_FOUND"), HasSubstr("GPU 2 asked, this process sees 2 GPUs")));
+  EXPECT_THAT(
+      InChild(two, [] { return OpenCudaDevice("GPU-00000000-0000-0000-0000-000000000000").status(); }),
+      AllOf(StartsWith("NOT_FOUND: no GPU-00000000"), HasSubstr("among the 2 GPUs this process sees: GPU-")));
+  for (const std::string name :
+       {"", "-1", "gpu0", "GPU-123", "GPU-0000000g-0000-0000-0000-000000000000", "0x0"}) {
+    EXPECT_THAT(InChild(two, [&] { return OpenCudaDevice(name).status(); }),
+                StartsWith("INVALID_ARGUMENT: device: "))
+        << name;
+  }
+  EXPECT_THAT(InChild(two, [] { return ReserveCudaMemory("short", {.reserve_bytes = 2 * kMiB}).status(); }),
+              AllOf(StartsWith("INVALID_ARGUMENT: device_uuid"), HasSubstr("5 bytes, 16 wanted")));
+}
+
+TEST(CudaDevices, OutOfMemoryHasNumbers) {
+  EXPECT_THAT(
+      InChild({{"KVPOOL_FAKE_CUDA_DEVICE_BYTES", std::to_string(8 * kMiB)}},
+              [] {
+                ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeSlab(6 * kMiB));
+                return device->MakeSlab(4 * kMiB).status();
+              }),
+      AllOf(
+          StartsWith("RESOURCE_EXHAUSTED: GPU-"),
+          HasSubstr("4194304 bytes asked, 2097152 of 8388608 free: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY")));
+}
+
+// Reservations, and mappings of device memory, in this process. Threads that start meanwhile map small things of their own.
+size_t CountDeviceRanges() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long first = 0;
+    unsigned long end = 0;
+    std::sscanf(line.c_str(), "%lx-%lx", &first, &end);
+    const bool reserved = absl::StrContains(line, " ---p ") && (end - first) % (2 * kMiB) == 0;
+    count += reserved || absl::StrContains(line, "fake-cuda-memory");
+  }
+  return count;
+}
+
+// One driver call fails once. The operation reports it, loses nothing, and works when asked again.
+absl::Status FailsOnceThenWorks(const std::string& call,
+                                const std::function<absl::Status(Device&)>& operation) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+  ASSIGN_OR_RETURN(const size_t free_before, device->free_bytes());
+  const size_t fds_before = CountOpenFds();
+  const size_t ranges_before = CountDeviceRanges();
+  const absl::Status first = operation(*device);
+  if (first.ok()) return absl::InternalError(absl::StrCat("the failure of ", call, " was overlooked"));
+  if (IsSticky(first)) return absl::InternalError(absl::StrCat("not sticky: ", first.ToString()));
+  const absl::Status second = operation(*device);
+  if (!second.ok()) return absl::InternalError(absl::StrCat("second try: ", second.ToString()));
+  ASSIGN_OR_RETURN(const size_t free_after, device->free_bytes());
+  if (free_after != free_before)
+    return absl::InternalError(absl::StrCat(free_before - free_after, " bytes lost"));
+  if (CountOpenFds() != fds_before) return absl::InternalError("an fd was left open");
+  if (CountDeviceRanges() != ranges_before) return absl::InternalError("a mapping was left");
+  return absl::OkStatus();
+}
+
+std::string FailOnce(const std::string& call, const std::string& nth,
+                     const std::function<absl::Status(Device&)>& operation) {
+  return InChild({{"KVPOOL_FAKE_CUDA_FAIL", absl::StrCat(call, "#", nth, "=CUDA_ERROR_OUT_OF_MEMORY")}},
+                 [&] { return FailsOnceThenWorks(call, operation); });
+}
+
+TEST(CudaDevices, EveryStepOfMakingASlabMayFail) {
+  for (const std::string call : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+                                 "cuMemsetD8Async", "cuStreamSynchronize", "cuMemExportToShareableHandle"}) {
+    EXPECT_EQ(FailOnce(call, "1",
+                       [](Device& device) {
+                         ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device.MakeSlab(4 * kMiB));
+                         return slab->Export().status();
+                       }),
+              "OK")
+        << call;
+  }
+  for (const std::string call :
+       {"cuMemAlloc", "cuMemsetD8Async", "cuStreamSynchronize", "cuIpcGetMemHandle"}) {
+    EXPECT_EQ(FailOnce(call, "1", [](Device& device) { return device.MakeIpcSlab(4 * kMiB).status(); }), "OK")
+        << call;
+  }
+}
+
+TEST(CudaDevices, EveryStepOfMappingASlabMayFail) {
+  // The slab's own reservation and mapping are the first of their kind in the process, the member's come after.
+  for (const auto& [call, nth] :
+       std::vector<std::pair<std::string, std::string>>{{"cuMemImportFromShareableHandle", "1"},
+                                                        {"cuMemMap", "2"},
+                                                        {"cuMemSetAccess", "2"},
+                                                        {"cuMemAddressReserve", "2"}}) {
+    EXPECT_EQ(FailOnce(call, nth,
+                       [](Device& device) {
+                         ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device.MakeSlab(4 * kMiB));
+                         ASSIGN_OR_RETURN(
+                             const std::unique_ptr<MemberMemory> member,
+                             ReserveCudaMemory(device.uuid_bytes(), {.reserve_bytes = 8 * kMiB}));
+                         ASSIGN_OR_RETURN(UniqueFd fd, slab->Export());
+                         return member->MapSlab(std::move(fd), 4 * kMiB, 4 * kMiB);
+                       }),
+              "OK")
+        << call;
+  }
+}
+
+TEST(CudaDevices, EveryStepOfWarmupMayFail) {
+  // Reserving maps scratch twice, once in full and once for the rest; the slab is mapped last.
+  for (const auto& [call, nth] : std::vector<std::pair<std::string, std::string>>{{"cuMemCreate", "2"},
+                                                                                  {"cuMemCreate", "3"},
+                                                                                  {"cuMemMap", "2"},
+                                                                                  {"cuMemMap", "3"},
+                                                                                  {"cuMemMap", "4"},
+                                                                                  {"cuMemSetAccess", "4"}}) {
+    EXPECT_EQ(FailOnce(call, nth,
+                       [](Device& device) {
+                         ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device.MakeSlab(4 * kMiB));
+                         ASSIGN_OR_RETURN(
+                             const std::unique_ptr<MemberMemory> member,
+                             ReserveCudaMemory(device.uuid_bytes(), {.reserve_bytes = 6 * kMiB,
+                                                                     .warmup_scratch = true,
+                                                                     .scratch_bytes = 4 * kMiB}));
+                         ASSIGN_OR_RETURN(UniqueFd fd, slab->Export());
+                         RETURN_IF_ERROR(member->MapSlab(std::move(fd), 0, 4 * kMiB));
+                         return member->FinishWarmup();
+                       }),
+              "OK")
+        << call << " " << nth;
+  }
+}
+
+TEST(CudaDevices, AnUncorrectableErrorIsStickyAndStaysSo) {
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuStreamSynchronize#2=CUDA_ERROR_ECC_UNCORRECTABLE"}},
+                      [] {
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeSlab(2 * kMiB));
+                        if (!IsSticky(device->MakeSlab(2 * kMiB).status()))
+                          return absl::InternalError("not sticky");
+                        return device->free_bytes().status();
+                      }),
+              AllOf(StartsWith("sticky DATA_LOSS"), HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE")));
+}
+
+TEST(CudaDevices, AKernelThatReachesOutsideTakesTheContextAlong) {
+  EXPECT_THAT(InChild({},
+                      [] {
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeSlab(2 * kMiB));
+                        ASSIGN_OR_RETURN(const std::unique_ptr<BlockStamper> stamper,
+                                         OpenCudaStamper(device->uuid_bytes()));
+                        return stamper->Write({{.address = slab->address() + 1 * kMiB}}, 2 * kMiB);
+                      }),
+              AllOf(StartsWith("sticky DATA_LOSS"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
+}
+
+TEST(CudaDevices, WorkFromAnyThreadAndLeaveItsContextAlone) {
+  EXPECT_EQ(InChild({},
+                    [] {
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                      ASSIGN_OR_RETURN(const Driver* driver, LoadDriver());
+                      absl::Status made;
+                      std::thread([&] { made = device->MakeSlab(2 * kMiB).status(); }).join();
+                      RETURN_IF_ERROR(made);
+                      CUcontext context;
+                      const CUresult popped = driver->cuCtxPopCurrent(&context);
+                      return popped == CUDA_ERROR_INVALID_CONTEXT
+                                 ? absl::OkStatus()
+                                 : absl::InternalError("a context was left behind");
+                    }),
+            "OK");
+}
+
+TEST(CudaDevices, AnIpcHandleOfThisVeryProcessIsRefusedWithTheLikelyReason) {
+  EXPECT_THAT(InChild({},
+                      [] {
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                        ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeIpcSlab(2 * kMiB));
+                        ASSIGN_OR_RETURN(const IpcHandle handle, slab->ipc_handle());
+                        ASSIGN_OR_RETURN(
+                            const std::unique_ptr<MemberMemory> member,
+                            ReserveCudaMemory(device->uuid_bytes(), {.reserve_bytes = 2 * kMiB}));
+                        return member->MapIpcSlab(handle, 2 * kMiB);
+                      }),
+              AllOf(StartsWith("FAILED_PRECONDITION: ipc_handle"), HasSubstr("process namespace")));
+}
+
+}  // namespace
+}  // namespace kvpool

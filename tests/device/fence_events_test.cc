@@ -1,0 +1,126 @@
+// Fences on an engine's stream: not passed while the work before them runs, passed after, and nobody waits who did not ask to.
+#include "cuda/fence_events.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cuda/cuda_context.h"
+#include "gtest/gtest.h"
+
+namespace kvpool {
+namespace {
+
+// Holds a stream up until it is opened: the step that an engine has queued.
+class Gate {
+ public:
+  void Open() {
+    const std::lock_guard lock(mu_);
+    open_ = true;
+    opened_.notify_all();
+  }
+  static void Wait(void* gate) {
+    auto* self = static_cast<Gate*>(gate);
+    std::unique_lock lock(self->mu_);
+    self->opened_.wait(lock, [self] { return self->open_; });
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+class FenceEventsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::shared_ptr<const CudaContext>> context = CudaContext::Open("0");
+    if (absl::IsUnavailable(context.status())) GTEST_SKIP() << "no such device here: " << context.status();
+    ASSERT_TRUE(context.ok()) << context.status();
+    context_ = *context;
+    absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+    ASSERT_TRUE(current.ok()) << current.status();
+    absl::StatusOr<CudaStream> stream = MakeStream(context_);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    stream_ = *std::move(stream);
+    absl::StatusOr<std::unique_ptr<FenceEvents>> fences = OpenCudaFenceEvents(context_->uuid_bytes());
+    ASSERT_TRUE(fences.ok()) << fences.status();
+    fences_ = *std::move(fences);
+  }
+
+  void HoldUpStream(Gate* gate) {
+    const auto launch = reinterpret_cast<decltype(&cuLaunchHostFunc)>(FindDriverFunction("cuLaunchHostFunc"));
+    ASSERT_NE(launch, nullptr);
+    const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+    ASSERT_EQ(launch(stream_.get(), Gate::Wait, gate), CUDA_SUCCESS);
+  }
+  std::unique_ptr<FenceEvent> Record() {
+    absl::StatusOr<std::unique_ptr<FenceEvent>> fence = fences_->Record(stream_.get());
+    EXPECT_TRUE(fence.ok()) << fence.status();
+    return fence.ok() ? *std::move(fence) : nullptr;
+  }
+
+  std::shared_ptr<const CudaContext> context_;
+  CudaStream stream_;
+  std::unique_ptr<FenceEvents> fences_;
+};
+
+TEST_F(FenceEventsTest, PassesWhenTheWorkBeforeItIsDone) {
+  Gate first_step;
+  Gate second_step;
+  HoldUpStream(&first_step);
+  const std::unique_ptr<FenceEvent> first = Record();
+  HoldUpStream(&second_step);
+  const std::unique_ptr<FenceEvent> second = Record();
+  EXPECT_FALSE(first->Done().value());
+  EXPECT_FALSE(second->Done().value());
+  first_step.Open();
+  EXPECT_TRUE(first->Wait().ok());
+  EXPECT_TRUE(first->Done().value());
+  EXPECT_FALSE(second->Done().value());
+  second_step.Open();
+  EXPECT_TRUE(second->Wait().ok());
+  EXPECT_TRUE(second->Done().value());
+}
+
+TEST_F(FenceEventsTest, AnotherThreadMayWait) {
+  Gate step;
+  HoldUpStream(&step);
+  const std::unique_ptr<FenceEvent> fence = Record();
+  absl::Status waited = absl::UnknownError("not yet");
+  std::thread waiter([&] { waited = fence->Wait(); });
+  step.Open();
+  waiter.join();
+  EXPECT_TRUE(waited.ok()) << waited;
+}
+
+TEST_F(FenceEventsTest, AnEventUsedAgainMeansItsNewPoint) {
+  Record()->Wait().IgnoreError();
+  Gate step;
+  HoldUpStream(&step);
+  const std::unique_ptr<FenceEvent> fence = Record();
+  EXPECT_FALSE(fence->Done().value());
+  step.Open();
+  EXPECT_TRUE(fence->Wait().ok());
+}
+
+TEST_F(FenceEventsTest, GivenBackBeforeItIsDone) {
+  Gate step;
+  HoldUpStream(&step);
+  Record().reset();
+  const std::unique_ptr<FenceEvent> fence = Record();
+  EXPECT_FALSE(fence->Done().value());
+  step.Open();
+  EXPECT_TRUE(fence->Wait().ok());
+}
+
+TEST_F(FenceEventsTest, OutlivesThePoolItCameFrom) {
+  const std::unique_ptr<FenceEvent> fence = Record();
+  fences_.reset();
+  EXPECT_TRUE(fence->Wait().ok());
+}
+
+}  // namespace
+}  // namespace kvpool
