@@ -74,8 +74,8 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
   TakePending(member, response);
 }
 
-void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done, uint64_t now,
-                         Deferred* deferred) {
+void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done,
+                         uint64_t now, Deferred* deferred) {
   v1::StepResponse response;
   v1::OperationResult* result = response.add_results();
   Session* session = member->session;
@@ -152,8 +152,8 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
     SetStatus(absl::ResourceExhaustedError(
                   absl::StrCat("verb for after step ", due, ": ", session->parked.size(), " verbs with ",
                                session->parked.names() - session->parked.size(), " blocks are parked, ",
-                               member->completions.size(), " completions wait; limit ", ParkedVerbs::kMaxNames,
-                               " in all; step ", session->passed, " is passed")),
+                               member->completions.size(), " completions wait; limit ",
+                               ParkedVerbs::kMaxNames, " in all; step ", session->passed, " is passed")),
               result);
     return;
   }
@@ -167,8 +167,8 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
   result->set_parked(true);
 }
 
-void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now, v1::OperationResult* result,
-                        Deferred* deferred) {
+void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now,
+                        v1::OperationResult* result, Deferred* deferred) {
   switch (operation.verb_case()) {
     case v1::Operation::kFence:
       return Fence(member, operation.fence(), now, result, deferred);
@@ -199,8 +199,8 @@ void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::Op
                     Deferred* deferred) {
   Session* session = member->session;
   if (member->identity.scheduler) {
-    SetStatus(absl::FailedPreconditionError(
-                  absl::StrCat("fence from member ", member->index, ", the scheduler; only ranks report fences")),
+    SetStatus(absl::FailedPreconditionError(absl::StrCat("fence from member ", member->index,
+                                                         ", the scheduler; only ranks report fences")),
               result);
     return;
   }
@@ -220,8 +220,8 @@ void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::Op
 void Batches::CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred) {
   Session* session = member->session;
   state_.EndSession(session, EndKind::kClosed,
-                    absl::StrCat("session ", session->terms.id, " was closed by member ", member->index), member,
-                    now, deferred);
+                    absl::StrCat("session ", session->terms.id, " was closed by member ", member->index),
+                    member, now, deferred);
   // The engine's word that nothing of it still runs.
   result->set_released_blocks(state_.Free(session, now, deferred));
 }

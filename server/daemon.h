@@ -8,13 +8,14 @@
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
 //
 // A session ends once: by CloseSession, by hang-up of a member's attach socket, by death of a member, by a
-// slab that a member could not map, or by an operator. Its blocks come free when the pidfd of every member
+// slab that a member could not map or that could not be sent. Its blocks come free when the pidfd of every member
 // has fired; a session that closed itself gives everything back at once, which is the engine's word that
 // nothing of it still runs.
 #ifndef KVPOOL_SERVER_DAEMON_H_
 #define KVPOOL_SERVER_DAEMON_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -67,8 +68,9 @@ class StreamListener {
 
 struct DaemonOptions {
   std::string version;
-  uint64_t epoch = 1;       // Of this start of the daemon.
-  uint64_t slab_bytes = 0;  // 0: 64 MiB on host, 256 MiB on cuda; rounded up to whole blocks and granules.
+  uint64_t epoch = 1;  // Of this start of the daemon.
+  uint64_t slab_bytes =
+      0;  // 0: 64 MiB on host, 256 MiB on cuda. As many whole blocks and granules as fit, at least one.
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
   double low_watermark = 0.005;  // Free blocks below this share of the capacity: reclaim in the background …
   double high_watermark = 0.01;  // … until this share is free.
@@ -96,6 +98,7 @@ struct SpaceSnapshot {
   std::array<uint32_t, kBlockStates> blocks{};
   uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
   uint64_t slab_bytes = 0;
+  uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
   bool pressure = false;
   PoolCounters pool;
   std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
@@ -106,7 +109,7 @@ struct DaemonSnapshot {
   std::vector<SpaceSnapshot> spaces;
   std::vector<v1::DeviceInfo> devices;
   std::map<std::string, uint64_t>
-      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, operator.
+      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, unsent_slab.
   std::map<std::string, uint64_t> step_operations;  // By verb.
   // Evicted blocks and other counters of spaces that are gone, so that sums over spaces never fall: kept
   // under space 0.
@@ -119,63 +122,95 @@ struct DaemonSnapshot {
 // ABORTED.
 class Member;
 
+class DeviceBudget;
+class Housekeeper;
+class Registry;
+class RetiredCounters;
+class Session;
+class Space;
+struct Deferred;
+
 class Daemon {
  public:
   // Takes the devices. INVALID_ARGUMENT names the option and its limits.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        std::vector<std::unique_ptr<Device>> devices,
                                                        const Clock* clock);
-  virtual ~Daemon() = default;
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
 
   // ---- Attach connections
   struct Welcome {
     AttachId id;
     v1::AttachFrame frame;
   };
-  virtual absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer,
-                                             const PeerCredentials& credentials,
-                                             const std::string& client_name) = 0;
-  virtual void OnSlabAck(AttachId id, const v1::SlabAck& ack) = 0;
+  absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                                     const std::string& client_name);
+  void OnSlabAck(AttachId id, const v1::SlabAck& ack);
   // The connection is gone: no verb of the session is obeyed any more. The process may run on.
-  virtual void OnHangup(AttachId id) = 0;
+  void OnHangup(AttachId id);
   // The process is gone. Comes once, before or after OnHangup; the id is forgotten after both.
-  virtual void OnProcessDead(AttachId id) = 0;
+  void OnProcessDead(AttachId id);
 
   // ---- Engine verbs
-  virtual absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result) = 0;
-  virtual absl::Status AddMember(const v1::AddMember& request, v1::AddMemberResult* result) = 0;
+  absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result);
+  absl::Status AddMember(const v1::AddMember& request, v1::AddMemberResult* result);
   // UNAUTHENTICATED: no member has this token.
-  virtual absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token) = 0;
+  absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
   // the member's stream. A repeated sequence gets the first answer again.
-  virtual void Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
-                     v1::StepResponse* response) = 0;
+  void Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+             v1::StepResponse* response);
   // One verb outside the stream; `done` is called once, inside the call or, for a verb that was parked, later
   // on any thread.
-  virtual void ApplyUnary(const v1::Call& call, v1::Operation operation,
-                          std::function<void(const v1::OperationResult&)> done) = 0;
+  void ApplyUnary(const v1::Call& call, v1::Operation operation,
+                  std::function<void(const v1::OperationResult&)> done);
   // Makes `listener` the member's stream; the one before is superseded.
-  virtual void BindStream(const std::shared_ptr<Member>& member,
-                          std::shared_ptr<StreamListener> listener) = 0;
-  virtual void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) = 0;
+  void BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener);
+  void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
   // Moves pending completions and notices into the response; false: there were none.
-  virtual bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) = 0;
+  bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response);
 
   // ---- Operator verbs
-  virtual absl::Status Evict(const v1::EvictRequest& request, v1::EvictResponse* response) = 0;
-  virtual absl::Status ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response) = 0;
-  virtual absl::Status ListSessions(const v1::ListSessionsRequest& request,
-                                    v1::ListSessionsResponse* response) = 0;
-  virtual absl::Status ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response) = 0;
-  virtual absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response) = 0;
-  virtual absl::Status Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response) = 0;
-  virtual absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response) = 0;
-  virtual absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) = 0;
-  virtual absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) = 0;
+  absl::Status Evict(const v1::EvictRequest& request, v1::EvictResponse* response);
+  absl::Status ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response);
+  absl::Status ListSessions(const v1::ListSessionsRequest& request, v1::ListSessionsResponse* response);
+  absl::Status ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response);
+  absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response);
+  absl::Status Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response);
+  absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response);
+  absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response);
+  absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
 
-  virtual DaemonSnapshot Snapshot() = 0;
+  DaemonSnapshot Snapshot();
   // One round of growth, background reclaim, expiry and closing of idle spaces.
-  virtual void HousekeepOnce() = 0;
+  void HousekeepOnce();
+
+ private:
+  Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
+  // Carries out what a call left to do when it let go of the space's mutex.
+  void Settle(Space* space, Deferred* deferred);
+  absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request,
+                                                   const PeerCredentials& credentials);
+  // Enters the session, making the slabs that its guarantee needs.
+  absl::Status Promise(Session* session, Deferred* deferred);
+  void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
+  // Destroys a closed space's memory and keeps its counters.
+  void Retire(const std::shared_ptr<Space>& space);
+  void Housekeep(const std::shared_ptr<Space>& space);
+  void ReclaimAhead(Space* space);
+  std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
+
+  const DaemonOptions options_;
+  const std::vector<std::unique_ptr<Device>> devices_;
+  const Clock* const clock_;
+  const uint64_t start_ms_;
+  std::unique_ptr<DeviceBudget> budget_;
+  std::unique_ptr<Registry> registry_;
+  std::unique_ptr<RetiredCounters> retired_;
+  std::atomic<uint64_t> reconnects_{0};
+  std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
 };
 
 }  // namespace kvpool

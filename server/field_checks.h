@@ -2,6 +2,9 @@
 #ifndef KVPOOL_SERVER_FIELD_CHECKS_H_
 #define KVPOOL_SERVER_FIELD_CHECKS_H_
 
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+
 #include <cstdint>
 #include <string>
 
@@ -25,7 +28,7 @@ inline absl::Status CheckSize(absl::string_view field, const std::string& value,
 // A field of a newer contract may change what the others mean: it is refused, not skipped.
 template <typename Message>
 absl::Status CheckKnown(absl::string_view what, const Message& message) {
-  const auto& unknown = message.unknown_fields();
+  const google::protobuf::UnknownFieldSet& unknown = message.GetReflection()->GetUnknownFields(message);
   if (unknown.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(what, " has unknown field ", unknown.field(0).number()));
 }

@@ -113,7 +113,7 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
     AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_);
-    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_);
+    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_);
     AcceptHealthCalls(Site(&health_service_, queue.get(), false), &health_);
     AcceptReflectionCalls(Site(&reflection_service_, queue.get(), false), &services_);
     queue->Start();

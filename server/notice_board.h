@@ -43,7 +43,8 @@ class NoticeBoard {
   // A new stream: the one before may have lost what it took. An asked-for revoke is not asked for twice.
   void PostAgain() {
     for (int kind = 1; kind < v1::NoticeKind_ARRAYSIZE; ++kind) {
-      if (kind != v1::NOTICE_KIND_REVOKE && (known_ & 1u << kind) != 0 && notices_[kind].on) posted_ |= 1u << kind;
+      if (kind != v1::NOTICE_KIND_REVOKE && (known_ & 1u << kind) != 0 && notices_[kind].on)
+        posted_ |= 1u << kind;
     }
   }
 

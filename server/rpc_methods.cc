@@ -71,7 +71,7 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
   AcceptStepCalls(site, daemon);
 }
 
-void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon) {
+void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health) {
   using S = OperatorService;
   AddPlain(site, daemon, "Evict", &S::RequestEvict, &Daemon::Evict);
   AddPlain(site, daemon, "ListSpaces", &S::RequestListSpaces, &Daemon::ListSpaces);
@@ -79,7 +79,13 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon) {
   AddPlain(site, daemon, "ListBlocks", &S::RequestListBlocks, &Daemon::ListBlocks);
   AddPlain(site, daemon, "GetStats", &S::RequestGetStats, &Daemon::GetStats);
   AddPlain(site, daemon, "Revoke", &S::RequestRevoke, &Daemon::Revoke);
-  AddPlain(site, daemon, "Drain", &S::RequestDrain, &Daemon::Drain);
+  AddUnary<v1::DrainRequest, v1::DrainResponse>(
+      site, "Drain", &S::RequestDrain,
+      [daemon, health](v1::DrainRequest* request, v1::DrainResponse* response, const UnaryDone& done) {
+        const absl::Status drained = daemon->Drain(*request, response);
+        if (drained.ok()) health->SetServing(request->cancel());
+        done(drained);
+      });
   AddPlain(site, daemon, "Explain", &S::RequestExplain, &Daemon::Explain);
   AddPlain(site, daemon, "PinPrefix", &S::RequestPinPrefix, &Daemon::PinPrefix);
 }

@@ -3,6 +3,13 @@
 namespace kvpool {
 namespace {
 
+// Whole numbers are cheaper to compare with what the clock says.
+constexpr auto kBoundsNs = [] {
+  std::array<uint64_t, std::size(kCallBounds)> bounds{};
+  for (size_t i = 0; i < bounds.size(); ++i) bounds[i] = static_cast<uint64_t>(kCallBounds[i] * 1e9 + 0.5);
+  return bounds;
+}();
+
 // Cheaper than fetch_add: there is one writer.
 void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -12,7 +19,7 @@ void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
 
 void MethodStats::Record(uint64_t nanoseconds, absl::StatusCode code) {
   size_t bucket = 0;
-  while (bucket < kRpcBucketsNs.size() && nanoseconds > kRpcBucketsNs[bucket]) ++bucket;
+  while (bucket < kBoundsNs.size() && nanoseconds > kBoundsNs[bucket]) ++bucket;
   Add(buckets_[bucket], 1);
   Add(sum_ns_, nanoseconds);
   if (code != absl::StatusCode::kOk) CountError(code);
@@ -36,9 +43,8 @@ std::map<std::string, RpcStats::Method> RpcStats::Snapshot() const {
   for (const auto& [name, stats] : shards_) {
     Method& method = methods[name];
     if (method.seconds.bounds.empty()) {
-      for (const uint64_t bound : kRpcBucketsNs)
-        method.seconds.bounds.push_back(static_cast<double>(bound) * 1e-9);
-      method.seconds.counts.resize(kRpcBucketsNs.size() + 1);
+      method.seconds.bounds.assign(std::begin(kCallBounds), std::end(kCallBounds));
+      method.seconds.counts.resize(kRpcBuckets);
     }
     for (size_t i = 0; i < stats.buckets_.size(); ++i) {
       method.seconds.counts[i] += stats.buckets_[i].load(std::memory_order_relaxed);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,13 +17,11 @@
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
 #include "server/daemon.h"
+#include "server/histogram.h"
 
 namespace kvpool {
 
-// Upper bounds. A round trip over a Unix socket takes 20 to 500 us.
-inline constexpr std::array<uint64_t, 15> kRpcBucketsNs = {
-    10'000,    25'000,     50'000,     100'000,    250'000,     500'000,     1'000'000,    2'500'000,
-    5'000'000, 10'000'000, 25'000'000, 50'000'000, 100'000'000, 250'000'000, 1'000'000'000};
+inline constexpr size_t kRpcBuckets = std::size(kCallBounds) + 1;
 
 // One method on one thread. That thread writes, any thread reads.
 class MethodStats {
@@ -32,7 +31,7 @@ class MethodStats {
 
  private:
   friend class RpcStats;
-  std::array<std::atomic<uint64_t>, kRpcBucketsNs.size() + 1> buckets_{};
+  std::array<std::atomic<uint64_t>, kRpcBuckets> buckets_{};
   std::atomic<uint64_t> sum_ns_{0};
   std::array<std::atomic<uint64_t>, 17> errors_{};  // By status code.
 };

@@ -35,7 +35,8 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
           absl::StrCat("space ", facts.id, " has all of its ", geometry.max_blocks, " blocks"));
     }
   }
-  const DeviceBudget::Want want{.bytes = std::min(geometry.slab_bytes, left_bytes), .unit = geometry.unit_bytes};
+  const DeviceBudget::Want want{.bytes = std::min(geometry.slab_bytes, left_bytes),
+                                .unit = geometry.unit_bytes};
   absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {

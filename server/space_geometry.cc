@@ -37,8 +37,8 @@ absl::StatusOr<SpaceGeometry> ComputeGeometry(const GeometryRequest& request) {
       break;
     }
   }
-  KVPOOL_CHECK(geometry.unit_bytes > 0, "no stride for blocks of %lu bytes in slabs of %lu", request.block_bytes,
-               limit);
+  KVPOOL_CHECK(geometry.unit_bytes > 0, "no stride for blocks of %lu bytes in slabs of %lu",
+               request.block_bytes, limit);
   geometry.slab_bytes = limit / geometry.unit_bytes * geometry.unit_bytes;
 
   const uint64_t units = request.max_bytes / geometry.unit_bytes;

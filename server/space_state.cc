@@ -101,7 +101,8 @@ void SpaceState::EndSession(Session* session, EndKind kind, const std::string& r
   v1::OperationResult aborted;
   aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));
   aborted.set_message(reason);
-  while (std::optional<ParkedVerb> verb = session->parked.PopAny()) Complete(std::move(*verb), aborted, deferred);
+  while (std::optional<ParkedVerb> verb = session->parked.PopAny())
+    Complete(std::move(*verb), aborted, deferred);
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
     if (member.get() != except) deferred->hangups.push_back({member->identity.peer, reason});
@@ -192,8 +193,7 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
     low_blocks_ = std::max<uint32_t>(1, std::ceil(facts.low_watermark * pool.capacity()));
     high_blocks_ = std::max<uint32_t>(low_blocks_ + 1, std::ceil(facts.high_watermark * pool.capacity()));
     EnterPending(now, deferred);
-    // By index: a session that is ended on the way leaves the list later, not now.
-    for (size_t i = 0; i < sessions.size(); ++i) UpdateReady(sessions[i], now, deferred);
+    for (Session* session : sessions) UpdateReady(session, now, deferred);
   }
   if (!WantsSlab()) growing_ = false;
   UpdatePressure(deferred);
@@ -241,9 +241,7 @@ void SpaceState::UpdateReady(Session* session, uint64_t now, Deferred* deferred)
   }
 }
 
-bool SpaceState::WantsSlab() const {
-  return grown < slabs.size() || (may_grow_ && free_blocks() < std::max(low_blocks_, quarter_slab_blocks_));
-}
+bool SpaceState::NeedsSlab() const { return may_grow_ && grown == slabs.size() && short_of_free(); }
 
 void SpaceState::set_may_grow(bool may_grow) {
   may_grow_ = may_grow;
@@ -314,8 +312,9 @@ void SpaceState::AskForLeases(Deferred* deferred) {
     const BlockPool::Holdings holdings = pool.holdings(session->holder);
     const uint32_t guaranteed = holdings.limits.guaranteed;
     if (holdings.leased <= 1 || holdings.charged <= guaranteed) continue;
-    Post(session->lead(), v1::NOTICE_KIND_REVOKE,
-         {.value = std::min(missing, holdings.charged - guaranteed), .detail = "the space is under pressure"});
+    Post(
+        session->lead(), v1::NOTICE_KIND_REVOKE,
+        {.value = std::min(missing, holdings.charged - guaranteed), .detail = "the space is under pressure"});
   }
 }
 
@@ -332,8 +331,9 @@ uint32_t SpaceState::stale_members(uint64_t now) const {
     const bool holds = session->holder != kNobody && pool.holdings(session->holder).charged > 1;
     for (const auto& member : session->members) {
       const uint64_t quiet_ms = now - std::min(now, member->last_call_ms);
-      const bool owes = member->slabs.unacknowledged() > 0 || (session->ended && !member->dead) ||
-                        (!session->parked.empty() && !member->identity.scheduler && member->fence <= session->passed);
+      const bool owes =
+          member->slabs.unacknowledged() > 0 || (session->ended && !member->dead) ||
+          (!session->parked.empty() && !member->identity.scheduler && member->fence <= session->passed);
       stale += (owes && quiet_ms >= kStaleOwingMs) || (holds && !member->dead && quiet_ms >= kStaleIdleMs);
     }
   }

@@ -11,6 +11,7 @@
 #ifndef KVPOOL_SERVER_SPACE_STATE_H_
 #define KVPOOL_SERVER_SPACE_STATE_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -92,8 +93,8 @@ class SpaceState {
   void OnSlabAck(Member* member, const v1::SlabAck& ack, uint64_t now, Deferred* deferred);
   void OnProcessDead(Member* member, uint64_t now, Deferred* deferred);
   // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
-  void EndSession(Session* session, EndKind kind, const std::string& reason, const Member* except, uint64_t now,
-                  Deferred* deferred);
+  void EndSession(Session* session, EndKind kind, const std::string& reason, const Member* except,
+                  uint64_t now, Deferred* deferred);
   // Gives back what the ended session held; answers how many holds, the sink not counted.
   uint64_t Free(Session* session, uint64_t now, Deferred* deferred);
 
@@ -104,8 +105,11 @@ class SpaceState {
   uint32_t made_blocks() const;  // In all slabs, the null block included.
   // Is a slab on its way, close enough to wait for?
   bool GrowthInFlight(uint64_t now) const { return growing_ && now - growth_moved_ms_ < kGrowthStallMs; }
-  // Growth ahead of demand: are too few blocks free?
-  bool WantsSlab() const;
+  // Growth ahead of demand: are too few blocks free, and may a slab be made?
+  bool NeedsSlab() const;
+  // The same, or a slab is on its way to the members.
+  bool WantsSlab() const { return grown < slabs.size() || NeedsSlab(); }
+  bool short_of_free() const { return free_blocks() < std::max(low_blocks_, quarter_slab_blocks_); }
   bool may_grow() const { return may_grow_; }
   void set_may_grow(bool may_grow);
   std::vector<SlabRow> TakeSlabs();
@@ -134,7 +138,7 @@ class SpaceState {
   std::vector<SlabRow> slabs;
   uint32_t grown = 0;  // Slabs in the pool.
   std::deque<OutgoingFrame> outbox;
-  bool sending = false;  // Some thread empties the outbox: frames keep their order.
+  bool sending = false;          // Some thread empties the outbox: frames keep their order.
   std::vector<uint32_t> sealer;  // By block: session that sealed it, 32 bits of its id; 0: none.
   SpaceCounters counters;
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/field_checks.h"
+#include "server/replacement/policy.h"
 
 namespace kvpool {
 namespace {
@@ -27,7 +28,8 @@ absl::Status Check(const v1::Lease& lease) {
   RETURN_IF_ERROR(CheckKnown("lease", lease));
   RETURN_IF_ERROR(CheckRange("lease.count", lease.count(), 1, kMaxNames));
   if (lease.min() > lease.count()) {
-    return Invalid(absl::StrCat("lease.min is ", lease.min(), "; must be at most lease.count, ", lease.count()));
+    return Invalid(
+        absl::StrCat("lease.min is ", lease.min(), "; must be at most lease.count, ", lease.count()));
   }
   return absl::OkStatus();
 }
@@ -42,8 +44,9 @@ absl::Status Check(const v1::Seal& seal, uint32_t groups) {
   // At most 65536 * 8 * 64: no overflow after the checks above.
   const uint64_t expected = seal.blocks_size() * keys_per_block * seal.key_bytes();
   if (seal.keys().size() != expected) {
-    return Invalid(absl::StrCat("seal.keys has ", seal.keys().size(), " bytes; ", seal.blocks_size(), " blocks * ",
-                                keys_per_block, " keys * ", seal.key_bytes(), " bytes are ", expected));
+    return Invalid(absl::StrCat("seal.keys has ", seal.keys().size(), " bytes; ", seal.blocks_size(),
+                                " blocks * ", keys_per_block, " keys * ", seal.key_bytes(), " bytes are ",
+                                expected));
   }
   if (!seal.parent_key().empty() && seal.parent_key().size() != seal.key_bytes()) {
     return Invalid(absl::StrCat("seal.parent_key has ", seal.parent_key().size(),
@@ -68,7 +71,8 @@ absl::Status Check(const v1::Match& match, uint32_t groups) {
       return Invalid(absl::StrCat("match.groups.keys has ", keys.keys().size(),
                                   " bytes; must be a multiple of key_bytes, ", keys.key_bytes()));
     }
-    RETURN_IF_ERROR(CheckRange("keys in match.groups.keys", keys.keys().size() / keys.key_bytes(), 0, kMaxNames));
+    RETURN_IF_ERROR(
+        CheckRange("keys in match.groups.keys", keys.keys().size() / keys.key_bytes(), 0, kMaxNames));
   }
   return absl::OkStatus();
 }
@@ -179,7 +183,8 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) 
   RETURN_IF_ERROR(CheckKnown("operation", operation));
   if (operation.after() != 0) {
     if (!MayWait(operation.verb_case())) {
-      return Invalid(absl::StrCat("after is ", operation.after(), "; not allowed with lease, match, touch, fence, ",
+      return Invalid(absl::StrCat("after is ", operation.after(),
+                                  "; not allowed with lease, match, touch, fence, ",
                                   "open_session, add_member"));
     }
     RETURN_IF_ERROR(CheckRange("after", operation.after(), 0, INT64_MAX));

@@ -20,7 +20,6 @@ inline constexpr uint32_t kMaxKeysPerBlock = 8;
 inline constexpr uint32_t kMaxBatchOperations = 4096;
 inline constexpr uint32_t kMaxNames = 65536;  // Blocks and keys of one batch, blocks of one verb.
 inline constexpr uint32_t kMaxRanks = 64;
-inline constexpr uint32_t kMaxPriority = 100;
 inline constexpr uint64_t kMaxTtlMs = 86400000;  // A day.
 inline constexpr size_t kMaxClientNameBytes = 128;
 inline constexpr uint32_t kMaxListedBlocks = 1000;

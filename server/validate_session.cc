@@ -50,8 +50,8 @@ absl::Status CheckPlane(const std::string& field, const v1::Plane& plane, const 
   RETURN_IF_ERROR(CheckKnown(field, plane));
   const uint32_t element_bytes = ElementBytes(group.dtype());
   if (plane.dim_stride_bytes() < element_bytes) {
-    return Invalid(absl::StrCat(field, ".dim_stride_bytes is ", plane.dim_stride_bytes(),
-                                "; an element has ", element_bytes, " bytes"));
+    return Invalid(absl::StrCat(field, ".dim_stride_bytes is ", plane.dim_stride_bytes(), "; an element has ",
+                                element_bytes, " bytes"));
   }
   // Each product is below 2^64 * 2^12, so their sum stays far below 2^128.
   using Wide = unsigned __int128;
@@ -142,7 +142,8 @@ absl::Status CheckTenant(const std::string& tenant) {
   RETURN_IF_ERROR(CheckSize("tenant", tenant, 0, kMaxTenantBytes));
   for (const char c : tenant) {
     if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
-      return Invalid(absl::StrCat("tenant has byte ", static_cast<unsigned char>(c), "; allowed are [A-Za-z0-9._-]"));
+      return Invalid(
+          absl::StrCat("tenant has byte ", static_cast<unsigned char>(c), "; allowed are [A-Za-z0-9._-]"));
     }
   }
   return absl::OkStatus();
@@ -174,8 +175,8 @@ absl::Status ValidateOpenSession(const v1::OpenSession& request) {
   if (!request.has_fingerprint()) return Invalid("fingerprint is missing");
   RETURN_IF_ERROR(CheckFingerprint(request.fingerprint()));
   if (request.device_uuids_size() != 0 && request.device_uuids_size() != static_cast<int>(ranks)) {
-    return Invalid(absl::StrCat("device_uuids has ", request.device_uuids_size(), " entries; must have none or ", ranks,
-                                ", one a rank"));
+    return Invalid(absl::StrCat("device_uuids has ", request.device_uuids_size(),
+                                " entries; must have none or ", ranks, ", one a rank"));
   }
   if (!v1::SpaceKind_IsValid(request.kind())) {
     return Invalid(absl::StrCat("kind is ", static_cast<int>(request.kind()), "; must be 0 to ",

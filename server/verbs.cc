@@ -125,8 +125,8 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       return result->mutable_unpin()->set_unpinned(state_.pool.Unpin(refs_));
     case v1::Operation::kSetRetention: {
       const v1::SetRetention& retention = operation.set_retention();
-      state_.pool.SetRetention(now, now + retention.ttl_ms(), static_cast<uint8_t>(retention.priority()), refs_,
-                               absl::MakeSpan(verdicts_));
+      state_.pool.SetRetention(now, now + retention.ttl_ms(), static_cast<uint8_t>(retention.priority()),
+                               refs_, absl::MakeSpan(verdicts_));
       return Refuse(*session, blocks, result->mutable_set_retention()->mutable_refused());
     }
     case v1::Operation::kFence:
@@ -204,7 +204,8 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
     return;
   }
   keys_.clear();
-  for (const v1::GroupKeys& group : match.groups()) AppendKeys(group.keys(), group.key_bytes(), group.group());
+  for (const v1::GroupKeys& group : match.groups())
+    AppendKeys(group.keys(), group.key_bytes(), group.group());
   queries_.clear();
   size_t first = 0;
   for (const v1::GroupKeys& group : match.groups()) {
@@ -244,8 +245,8 @@ void BlockVerbs::Unpack(const Session& session, const Refs& wire) {
 void BlockVerbs::Refuse(const Session& session, const Refs& wire, Refusals* refusals) {
   for (size_t i = 0; i < verdicts_.size(); ++i) {
     if (verdicts_[i] == Verdict::kDone) continue;
-    RefuseOne(session, static_cast<uint32_t>(i), BlockRef::Unpack(wire.Get(static_cast<int>(i))), verdicts_[i],
-              refusals);
+    RefuseOne(session, static_cast<uint32_t>(i), BlockRef::Unpack(wire.Get(static_cast<int>(i))),
+              verdicts_[i], refusals);
   }
 }
 
@@ -281,7 +282,8 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
       return absl::StrCat(block, " generation ", ref.generation, " is stale: now at generation ",
                           view->ref.generation);
     case Verdict::kNotHeld:
-      return absl::StrCat(block, " is ", StateName(view->state), ", and not held by session ", session.terms.id);
+      return absl::StrCat(block, " is ", StateName(view->state), ", and not held by session ",
+                          session.terms.id);
     case Verdict::kWrongState:
       return absl::StrCat(block, " is ", StateName(view->state));
     case Verdict::kTooManyHolds:

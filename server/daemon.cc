@@ -1,0 +1,316 @@
+#include "server/daemon.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/support/status_macros.h"
+#include "server/deferred.h"
+#include "server/device_budget.h"
+#include "server/field_checks.h"
+#include "server/housekeeper.h"
+#include "server/log.h"
+#include "server/registry.h"
+#include "server/replacement/policy.h"
+#include "server/retired_counters.h"
+#include "server/session.h"
+#include "server/snapshot.h"
+#include "server/space.h"
+#include "server/validate.h"
+
+namespace kvpool {
+namespace {
+
+// Holders in a pool have 16 bits, and one that ended stays taken while blocks are charged to it.
+constexpr uint32_t kMostSessions = 32768;
+// Blocks reclaimed under one hold of a space's mutex: some 20 us.
+constexpr uint32_t kReclaimSlice = 256;
+
+absl::Status CheckShare(absl::string_view field, double value) {
+  if (value >= 0 && value <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be 0 to 1"));
+}
+
+absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  if (devices.empty()) return absl::InvalidArgumentError("no devices; at least one is needed");
+  if (options.device_capacity_bytes.size() != devices.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("device_capacity_bytes has ",
+                                                   options.device_capacity_bytes.size(), " entries for ",
+                                                   devices.size(), " devices"));
+  }
+  for (size_t i = 0; i < devices.size(); ++i) {
+    RETURN_IF_ERROR(CheckRange(absl::StrCat("capacity of device ", devices[i]->id(), " in bytes"),
+                               options.device_capacity_bytes[i], devices[i]->granularity_bytes(),
+                               devices[i]->total_bytes()));
+  }
+  RETURN_IF_ERROR(CheckShare("low_watermark", options.low_watermark));
+  RETURN_IF_ERROR(CheckShare("high_watermark", options.high_watermark));
+  if (options.low_watermark > options.high_watermark) {
+    return absl::InvalidArgumentError(absl::StrCat("low_watermark is ", options.low_watermark,
+                                                   "; must be at most high_watermark, ",
+                                                   options.high_watermark));
+  }
+  RETURN_IF_ERROR(CheckShare("pin_budget", options.pin_budget));
+  RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
+  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
+  return MakeReplacementPolicy(options.policy, 1).status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
+                                                      std::vector<std::unique_ptr<Device>> devices,
+                                                      const Clock* clock) {
+  RETURN_IF_ERROR(CheckOptions(options, devices));
+  return std::unique_ptr<Daemon>(new Daemon(options, std::move(devices), clock));
+}
+
+Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock)
+    : options_(options), devices_(std::move(devices)), clock_(clock), start_ms_(clock->NowMs()) {
+  std::vector<DeviceBudget::Capacity> capacities;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});
+  }
+  budget_ = std::make_unique<DeviceBudget>(capacities);
+  registry_ = std::make_unique<Registry>(options_.max_sessions);
+  retired_ = std::make_unique<RetiredCounters>();
+  if (options_.housekeeping_thread) housekeeper_ = std::make_unique<Housekeeper>([this] { HousekeepOnce(); });
+}
+
+Daemon::~Daemon() {
+  housekeeper_.reset();
+  // Callers may keep members, and members keep their space: its memory must not outlive the devices.
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    {
+      MutexLock lock(&space->mu);
+      space->state.closed = true;
+      space->state.outbox.clear();
+    }
+    space->DestroySlabs();
+  }
+}
+
+void Daemon::Settle(Space* space, Deferred* deferred) {
+  if (deferred->send) space->SendFrames(deferred);
+  for (const auto& listener : deferred->wake) listener->OnPending();
+  for (const auto& listener : deferred->superseded) listener->OnSuperseded();
+  for (const Deferred::Answer& answer : deferred->answers) {
+    for (const Waiter& waiter : answer.waiters) waiter(answer.result);
+  }
+  for (const Deferred::Hangup& hangup : deferred->hangups) hangup.peer->Close(hangup.reason);
+  for (const Deferred::Ended& ended : deferred->ended) {
+    registry_->Ended(ended.kind);
+    LogInfo("session ended",
+            {{"session", ended.session}, {"kind", EndKindName(ended.kind)}, {"reason", ended.reason}});
+  }
+  for (const uint64_t session : deferred->gone) registry_->Gone(session);
+  if (deferred->housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
+}
+
+// --------------------------------------------------------------------------------------- attach connections
+
+absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> peer,
+                                                   const PeerCredentials& credentials,
+                                                   const std::string& client_name) {
+  RETURN_IF_ERROR(ValidateClientName(client_name));
+  const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, client_name);
+  Welcome welcome{.id = attached.id};
+  welcome.frame.mutable_welcome()->set_attach_token(attached.token);
+  welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
+  return welcome;
+}
+
+void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
+  const std::shared_ptr<Member> member = registry_->MemberOf(id);
+  if (member == nullptr) return;  // Nothing was sent to it: its acknowledgement means nothing.
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.state.OnSlabAck(member.get(), ack, clock_->NowMs(), &deferred);
+    space.state.AfterVerbs(clock_->NowMs(), &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::OnHangup(AttachId id) {
+  EndByAttachment(registry_->HangUp(id), /*hung_up=*/true, /*dead=*/false);
+}
+
+void Daemon::OnProcessDead(AttachId id) {
+  EndByAttachment(registry_->Die(id), /*hung_up=*/false, /*dead=*/true);
+}
+
+void Daemon::EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead) {
+  if (member == nullptr) return;
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    const uint64_t now = clock_->NowMs();
+    if (dead) space.state.OnProcessDead(member.get(), now, &deferred);
+    if (hung_up) {
+      space.state.EndSession(
+          member->session, EndKind::kHangup,
+          absl::StrCat("session ", member->session->terms.id, " ended: member ", member->index, " (pid ",
+                       member->identity.credentials.pid, ") hung up"),
+          member.get(), now, &deferred);
+    }
+    space.state.AfterVerbs(now, &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+// ------------------------------------------------------------------------------------------- engine verbs
+
+absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view token) {
+  std::shared_ptr<Member> member = registry_->FindMember(token);
+  if (member == nullptr) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("member_token (", token.size(), " bytes) is of no member"));
+  }
+  return member;
+}
+
+void Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+                   v1::StepResponse* response) {
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.batches.Apply(member.get(), request, clock_->NowMs(), response, &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
+                        std::function<void(const v1::OperationResult&)> done) {
+  const absl::StatusOr<std::shared_ptr<Member>> member = FindMember(call.member_token());
+  if (!member.ok()) {
+    v1::OperationResult result;
+    result.set_code(static_cast<int>(member.status().code()));
+    result.set_message(std::string(member.status().message()));
+    done(result);
+    return;
+  }
+  Space& space = *(*member)->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.batches.ApplyUnary(member->get(), call, std::move(operation), std::move(done), clock_->NowMs(),
+                             &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener) {
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    if (member->listener != nullptr) deferred.superseded.push_back(std::move(member->listener));
+    member->listener = std::move(listener);
+    if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
+    member->notices.PostAgain();
+    if (member->pending()) deferred.wake.push_back(member->listener);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) {
+  Space& space = *member->session->space;
+  std::shared_ptr<StreamListener> unbound;  // Destroyed outside the mutex.
+  MutexLock lock(&space.mu);
+  if (member->listener.get() == listener) unbound = std::move(member->listener);
+}
+
+bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) {
+  Space& space = *member->session->space;
+  MutexLock lock(&space.mu);
+  return space.batches.TakePending(member.get(), response);
+}
+
+// ------------------------------------------------------------------------------------------- housekeeping
+
+void Daemon::HousekeepOnce() {
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
+  const uint64_t now = clock_->NowMs();
+  if (now < options_.idle_space_ms) return;
+  while (std::shared_ptr<Space> idle = registry_->CloseIdle(now - options_.idle_space_ms + 1, {}))
+    Retire(idle);
+}
+
+void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
+  Deferred deferred;
+  bool needs_slab = false;
+  const bool room = budget_->Room(space->facts.rank_devices) >= space->facts.geometry.unit_bytes;
+  {
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint64_t now = clock_->NowMs();
+    // A space that could not grow may when others have given back.
+    if (!state.may_grow() && room && now >= state.retry_growth_ms && !state.slabs.empty() &&
+        state.made_blocks() < space->facts.geometry.max_blocks && state.short_of_free()) {
+      state.set_may_grow(true);
+    }
+    needs_slab = state.NeedsSlab() && !state.slabs.empty();
+  }
+  if (needs_slab) {
+    MutexLock growth(&space->growth_mu);
+    // What it says is said already, or no news: the pool goes on at its present capacity.
+    space->MakeSlab(&deferred).IgnoreError();
+  }
+  ReclaimAhead(space.get());
+  {
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint64_t now = clock_->NowMs();
+    state.Grow(now, &deferred);
+    state.pool.Expire(now);
+    state.Observe(state.pool.TakeDirectEvictions());
+    state.AfterVerbs(now, &deferred);
+    state.CollectWakes(&deferred);
+    // One slab at a time: the next round comes when this one is mapped, or after a tick.
+    deferred.housekeep = state.NeedsSlab();
+  }
+  Settle(space.get(), &deferred);
+}
+
+void Daemon::ReclaimAhead(Space* space) {
+  bool reclaiming = false;
+  std::vector<Eviction> evictions;
+  while (true) {
+    evictions.clear();
+    const auto start = std::chrono::steady_clock::now();
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint32_t free = state.free_blocks();
+    if (state.WantsSlab() || (reclaiming ? free >= state.high_blocks() : free >= state.low_blocks())) return;
+    reclaiming = true;
+    const uint32_t count = std::min(kReclaimSlice, state.high_blocks() - free);
+    if (state.pool.Reclaim(clock_->NowMs(), count, EvictReason::kBackground, &evictions) == 0) return;
+    state.Observe(evictions);
+    state.reclaim.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+}
+
+void Daemon::Retire(const std::shared_ptr<Space>& space) {
+  space->DestroySlabs();
+  SpaceSnapshot last;
+  SpaceCounters counters;
+  {
+    MutexLock lock(&space->mu);
+    last = SnapshotOf(space->state, clock_->NowMs());
+    counters = space->state.counters;
+  }
+  retired_->Add(last, counters);
+  LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
+}
+
+}  // namespace kvpool

@@ -1,0 +1,33 @@
+// The devices that the daemon is given, from what the command line says.
+#ifndef KVPOOL_SERVER_DEVICES_H_
+#define KVPOOL_SERVER_DEVICES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cuda/device.h"
+
+namespace kvpool {
+
+struct OpenedDevices {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<uint64_t> capacity_bytes;  // Parallel.
+  std::string choice;                    // Why these, for the log: "auto: 2 GPUs", "auto: host, because …".
+};
+
+// "8GiB", "512MiB", "1000000" or a share of `total_bytes`: "0.5", "50%". INVALID_ARGUMENT names the forms and the limits.
+absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_bytes);
+// As above, without fractions.
+absl::StatusOr<uint64_t> ParseBytes(std::string_view text);
+
+// `specification`: "auto" (every GPU that the driver shows, otherwise host), "host", "cuda:N" or "cuda:GPU-…", the last
+// two in a comma list for tensor-parallel ranks.
+absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DEVICES_H_

@@ -1,0 +1,38 @@
+// The command line and the config file of kvpoold.
+#ifndef KVPOOL_SERVER_FLAGS_H_
+#define KVPOOL_SERVER_FLAGS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/daemon.h"
+#include "server/grpc_server.h"
+#include "server/log.h"
+
+namespace kvpool {
+
+// What was asked for, checked as far as it can be without opening anything.
+struct Settings {
+  LogOptions log;
+  std::string device, capacity;  // As OpenDevices takes them.
+  std::string socket, state_dir, metrics_listen;
+  std::optional<uint32_t> socket_group;
+  int rpc_threads = 0;
+  std::string operator_tls_listen;
+  TlsFiles operator_tls;
+  std::chrono::milliseconds shutdown_grace{0};
+  DaemonOptions daemon;  // Without epoch, version and device capacities.
+
+  std::string attach_socket() const { return socket + ".attach"; }
+};
+
+// Parses argv and the files named by --config. Ends the process for --help and, with code 2, for flags that do not exist.
+// INVALID_ARGUMENT names flag, value and limits.
+absl::StatusOr<Settings> ParseSettings(int argc, char** argv);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_FLAGS_H_

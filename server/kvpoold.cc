@@ -1,0 +1,146 @@
+#include "server/kvpoold.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "cuda/device.h"
+#include "proto/support/status_macros.h"
+#include "server/clock.h"
+#include "server/devices.h"
+#include "server/log.h"
+#include "server/sockets.h"
+
+namespace kvpool {
+namespace {
+
+// Open files beside connections: logs, locks, epoll sets, libraries, the metrics port and those who scrape it.
+constexpr uint64_t kOtherFiles = 96;
+// Smallest slab that is worth counting on; each has a descriptor.
+constexpr uint64_t kUsualSlabBytes = 64 << 20;
+
+// How many descriptors connections may use of `limit`.
+int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes) {
+  uint64_t slabs = 0;
+  for (const uint64_t bytes : capacity_bytes) slabs += bytes / (slab_bytes == 0 ? kUsualSlabBytes : slab_bytes) + 1;
+  const uint64_t kept = std::min(slabs + kOtherFiles, limit / 2);
+  return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
+}
+
+std::string CudaFacts() {
+  const absl::StatusOr<int> gpus = CudaDeviceCount();
+  if (gpus.ok()) return absl::StrCat(*gpus, " GPUs");
+  return absl::IsUnimplemented(gpus.status()) ? "built without" : "no driver";
+}
+
+std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
+  std::string ids;
+  for (const auto& device : devices) absl::StrAppend(&ids, ids.empty() ? "" : ",", device->id());
+  return ids;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings) {
+  ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
+  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(state_dir)));
+  RETURN_IF_ERROR(kvpoold->Open(settings));
+  return kvpoold;
+}
+
+absl::Status Kvpoold::Open(const Settings& settings) {
+  const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  RETURN_IF_ERROR(MakeDirectory(settings.socket.substr(0, settings.socket.rfind('/'))));
+  ASSIGN_OR_RETURN(socket_lock_, LockFile(settings.socket + ".lock"));
+  socket_ = settings.socket;
+  attach_socket_ = settings.attach_socket();
+
+  ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
+  for (size_t i = 0; i < opened.devices.size(); ++i) {
+    LogInfo("device", {{"device", opened.devices[i]->id()},
+                       {"name", opened.devices[i]->name()},
+                       {"capacity_bytes", opened.capacity_bytes[i]},
+                       {"chosen", opened.choice}});
+  }
+  const std::string device_ids = DeviceIds(opened.devices);
+  ASSIGN_OR_RETURN(const uint64_t open_files, RaiseOpenFileLimit());
+  const int fd_ceiling = ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes);
+
+  DaemonOptions options = settings.daemon;
+  options.version = KVPOOL_VERSION;
+  options.epoch = state_dir_.epoch();
+  options.device_capacity_bytes = std::move(opened.capacity_bytes);
+  ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock()));
+
+  // A member costs a socket, and its process a pidfd.
+  const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
+  ASSIGN_OR_RETURN(attach_server_, AttachServer::Start({.path = attach_socket_,
+                                                        .group = settings.socket_group,
+                                                        .max_connections = max_attached,
+                                                        .fd_ceiling = fd_ceiling},
+                                                       EventsOf(daemon_.get())));
+  ASSIGN_OR_RETURN(grpc_server_,
+                   GrpcServer::Start({.socket_path = socket_,
+                                      .group = settings.socket_group,
+                                      .threads = settings.rpc_threads,
+                                      .fd_ceiling = fd_ceiling,
+                                      .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
+                                      .operator_address = settings.operator_tls_listen,
+                                      .operator_tls = settings.operator_tls},
+                                     daemon_.get(), &rpc_stats_));
+  if (!settings.metrics_listen.empty()) {
+    MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
+                          .rpc = [this] { return rpc_stats_.Snapshot(); },
+                          .attach = [this] { return attach_server_->Stats(); },
+                          .build = {.version = KVPOOL_VERSION, .cuda = CudaFacts()},
+                          .start_time_seconds = start_time_seconds};
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(settings.metrics_listen, std::move(sources)));
+  }
+  ServingFacts facts{.version = KVPOOL_VERSION,
+                     .socket = socket_,
+                     .attach_socket = attach_socket_,
+                     .metrics_host = settings.metrics_listen.substr(0, settings.metrics_listen.rfind(':')),
+                     .devices = device_ids,
+                     .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
+                     .operator_port = grpc_server_->operator_port()};
+  RETURN_IF_ERROR(state_dir_.Announce(facts));
+  LogInfo("serving", {{"socket", socket_},
+                      {"epoch", state_dir_.epoch()},
+                      {"metrics_port", facts.metrics_port},
+                      {"operator_port", facts.operator_port},
+                      {"open_files", open_files},
+                      {"version", KVPOOL_VERSION}});
+  return absl::OkStatus();
+}
+
+Kvpoold::~Kvpoold() { Stop(); }
+
+uint32_t Kvpoold::Drain() {
+  grpc_server_->SetServing(false);
+  v1::DrainResponse response;
+  const absl::Status drained = daemon_->Drain(v1::DrainRequest(), &response);
+  if (!drained.ok()) LogWarning("drain failed", {{"error", drained}});
+  return response.sessions_left();
+}
+
+void Kvpoold::Stop() {
+  state_dir_.Withdraw();
+  metrics_server_.reset();
+  if (grpc_server_ != nullptr) {
+    unlink(socket_.c_str());
+    grpc_server_->Stop(std::chrono::milliseconds(200));
+    grpc_server_.reset();
+  }
+  if (attach_server_ != nullptr) {
+    unlink(attach_socket_.c_str());
+    attach_server_.reset();
+  }
+  daemon_.reset();
+}
+
+}  // namespace kvpool

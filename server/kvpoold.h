@@ -1,0 +1,48 @@
+// The daemon with everything around it: locks, devices, sockets, metrics.
+#ifndef KVPOOL_SERVER_KVPOOLD_H_
+#define KVPOOL_SERVER_KVPOOLD_H_
+
+#include <chrono>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "server/attach_server.h"
+#include "server/daemon.h"
+#include "server/flags.h"
+#include "server/grpc_server.h"
+#include "server/metrics.h"
+#include "server/rpc_stats.h"
+#include "server/state_dir.h"
+
+namespace kvpool {
+
+class Kvpoold {
+ public:
+  // Serves from here on. INVALID_ARGUMENT: what was asked for cannot be; ALREADY_EXISTS: another daemon is at the socket
+  // or the state directory.
+  static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings);
+  ~Kvpoold();
+
+  // Says to everybody that the end is near; answers how many sessions are still open. May be repeated.
+  uint32_t Drain();
+  // Ends calls, hangs up, and removes the sockets.
+  void Stop();
+
+ private:
+  explicit Kvpoold(StateDir state_dir) : state_dir_(std::move(state_dir)) {}
+  absl::Status Open(const Settings& settings);
+
+  // In the order they are made; what comes later uses what came before.
+  StateDir state_dir_;
+  UniqueFd socket_lock_;
+  std::string socket_, attach_socket_;
+  std::unique_ptr<Daemon> daemon_;
+  RpcStats rpc_stats_;
+  std::unique_ptr<AttachServer> attach_server_;
+  std::unique_ptr<GrpcServer> grpc_server_;
+  std::unique_ptr<MetricsServer> metrics_server_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_KVPOOLD_H_

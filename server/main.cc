@@ -1,0 +1,62 @@
+// kvpoold: owns the KV-cache memory of GPUs and leases it to LLM engines. Ends with 0 after SIGTERM or SIGINT, with 2 if
+// what was asked for cannot be, and with 1 for everything else.
+#include <signal.h>
+#include <time.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "server/flags.h"
+#include "server/kvpoold.h"
+#include "server/log.h"
+
+namespace {
+
+constexpr auto kDrainPoll = std::chrono::milliseconds(20);
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "kvpoold: %s\n", std::string(status.message()).c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+// SIGTERM and SIGINT. Blocked before the first thread starts, so that no thread gets them: they are waited for.
+sigset_t BlockEndSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+// Gives sessions until the grace is over to end by themselves; a second signal ends it.
+void DrainFor(kvpool::Kvpoold* kvpoold, std::chrono::milliseconds grace, const sigset_t& signals) {
+  const timespec poll{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kDrainPoll).count()};
+  const auto end = std::chrono::steady_clock::now() + grace;
+  while (kvpoold->Drain() > 0 && std::chrono::steady_clock::now() < end) {
+    if (sigtimedwait(&signals, nullptr, &poll) > 0) return;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings(argc, argv);
+  if (!settings.ok()) return Fail(settings.status());
+  kvpool::SetLog(settings->log);
+  const sigset_t signals = BlockEndSignals();
+
+  absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
+  if (!kvpoold.ok()) return Fail(kvpoold.status());
+
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  kvpool::LogInfo("shutting down", {{"signal", signal_number}});
+  DrainFor(kvpoold->get(), settings->shutdown_grace, signals);
+  (*kvpoold)->Stop();
+  kvpool::LogInfo("ended");
+  return 0;
+}

@@ -1,0 +1,264 @@
+#include "server/metrics.h"
+
+#include <prometheus/exposer.h>
+
+#include <algorithm>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// In the order of BlockState, EvictReason and v1::Shortfall.
+constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
+constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+
+// The families of one scrape, in the order they are added.
+class Families {
+ public:
+  // A family; samples are added to it until the next one is begun.
+  void Gauge(const char* name, const char* help) { Begin(name, help, MetricType::Gauge); }
+  void Counter(const char* name, const char* help) { Begin(name, help, MetricType::Counter); }
+  void Histogram(const char* name, const char* help) { Begin(name, help, MetricType::Histogram); }
+
+  using Labels = std::initializer_list<std::pair<const char*, std::string>>;
+  void Add(Labels labels, double value) {
+    ClientMetric& metric = Sample(labels);
+    metric.gauge.value = value;
+    metric.counter.value = value;
+  }
+  void Add(Labels labels, const HistogramSnapshot& snapshot) {
+    prometheus::ClientMetric::Histogram& histogram = Sample(labels).histogram;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < snapshot.counts.size(); ++i) {
+      cumulative += snapshot.counts[i];
+      histogram.bucket.push_back({cumulative, i < snapshot.bounds.size()
+                                                  ? snapshot.bounds[i]
+                                                  : std::numeric_limits<double>::infinity()});
+    }
+    histogram.sample_count = cumulative;
+    histogram.sample_sum = snapshot.sum;
+  }
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  void Begin(const char* name, const char* help, MetricType type) {
+    families_.push_back({name, help, type, {}});
+  }
+  ClientMetric& Sample(Labels labels) {
+    ClientMetric& metric = families_.back().metric.emplace_back();
+    for (const auto& [name, value] : labels) metric.label.push_back({name, value});
+    return metric;
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+std::string Id(const SpaceSnapshot& space) { return absl::StrCat(space.space); }
+
+// One value of each open space, for gauges. Space 0 stands for those that are gone, and only has counters.
+template <typename Value>
+void EachOpenSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    if (space.space != 0) out->Add({{"space", Id(space)}}, value(space));
+  }
+}
+
+// One value of each space, for counters.
+template <typename Value>
+void EachSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, value(space));
+}
+
+void AddMemory(const DaemonSnapshot& daemon, Families* out) {
+  using Space = SpaceSnapshot;
+  out->Gauge("kvpool_blocks", "Blocks by state; the states sum to the capacity.");
+  for (const Space& space : daemon.spaces) {
+    if (space.space == 0) continue;
+    for (int state = 0; state < kBlockStates; ++state) {
+      out->Add({{"space", Id(space)}, {"state", kStates[state]}}, space.blocks[state]);
+    }
+  }
+  out->Gauge("kvpool_capacity_blocks", "Blocks of the space without the null block.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.capacity); });
+  out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slabs); });
+  out->Gauge("kvpool_slab_bytes", "Size of a slab on one rank.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slab_bytes); });
+  out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
+  for (const v1::DeviceInfo& device : daemon.devices) {
+    out->Add({{"device", device.device()}}, static_cast<double>(device.capacity_bytes()));
+  }
+  out->Gauge("kvpool_device_used_bytes", "Device memory in slabs.");
+  for (const v1::DeviceInfo& device : daemon.devices) {
+    out->Add({{"device", device.device()}}, static_cast<double>(device.used_bytes()));
+  }
+  out->Gauge("kvpool_pinned_blocks", "Blocks pinned or retained above the default priority.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pinned); });
+  out->Gauge("kvpool_pin_budget_blocks", "Most blocks that may be pinned or retained.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pin_budget); });
+  out->Gauge("kvpool_pressure", "1 while free and reclaimable blocks are below the low watermark.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return space.pressure ? 1.0 : 0.0; });
+  out->Counter("kvpool_growth_failures_total", "Slabs that a device refused although the budget had room.");
+  EachSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.growth_failures); });
+}
+
+void AddSessions(const DaemonSnapshot& daemon, Families* out) {
+  using Space = SpaceSnapshot;
+  const auto open = std::count_if(daemon.spaces.begin(), daemon.spaces.end(),
+                                  [](const Space& space) { return space.space != 0; });
+  out->Gauge("kvpool_spaces", "Open spaces.");
+  out->Add({}, static_cast<double>(open));
+  out->Gauge("kvpool_space_info", "1; what the space is.");
+  for (const Space& space : daemon.spaces) {
+    if (space.space == 0) continue;
+    out->Add({{"space", Id(space)}, {"tenant", space.tenant}, {"kind", space.kind}, {"policy", space.policy}},
+             1);
+  }
+  out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.sessions); });
+  out->Gauge("kvpool_members_stale", "Members that are alive and have not called for a while.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.members_stale); });
+  out->Counter("kvpool_sessions_ended_total", "Sessions that ended, by reason.");
+  for (const auto& [reason, count] : daemon.sessions_ended) {
+    out->Add({{"reason", reason}}, static_cast<double>(count));
+  }
+  out->Counter("kvpool_reconnects_total", "Streams that took over from an older one of the same member.");
+  out->Add({}, static_cast<double>(daemon.reconnects));
+  out->Gauge("kvpool_draining", "1 after a drain was asked for.");
+  out->Add({}, daemon.draining ? 1 : 0);
+}
+
+void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
+  struct PoolCounter {
+    const char* name;
+    const char* help;
+    uint64_t PoolCounters::*value;
+  };
+  static constexpr PoolCounter kCounters[] = {
+      {"kvpool_leased_blocks_total", "Blocks leased.", &PoolCounters::leased},
+      {"kvpool_released_blocks_total", "Holds on blocks given back.", &PoolCounters::released},
+      {"kvpool_sealed_blocks_total", "Blocks sealed under a new key.", &PoolCounters::sealed},
+      {"kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already.", &PoolCounters::deduplicated},
+      {"kvpool_lookups_total", "Matches.", &PoolCounters::lookups},
+      {"kvpool_lookup_blocks_total", "Keys asked for in matches.", &PoolCounters::lookup_blocks},
+      {"kvpool_hit_blocks_total", "Keys found in matches.", &PoolCounters::hit_blocks},
+      {"kvpool_lookup_tokens_total", "Tokens asked for in matches.", &PoolCounters::lookup_tokens},
+      {"kvpool_hit_tokens_total", "Tokens found in matches.", &PoolCounters::hit_tokens},
+      {"kvpool_regret_blocks_total", "Keys asked for after they were evicted.", &PoolCounters::regret},
+      {"kvpool_stale_refs_total", "Block refs refused because the block had changed hands.",
+       &PoolCounters::refused_stale},
+  };
+  for (const PoolCounter& counter : kCounters) {
+    out->Counter(counter.name, counter.help);
+    EachSpace(daemon, out,
+              [&](const SpaceSnapshot& space) { return static_cast<double>(space.pool.*counter.value); });
+  }
+  out->Counter("kvpool_lease_shortfalls_total", "Leases of fewer blocks than asked for, by reason.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t reason = 1; reason < std::size(kShortfalls); ++reason) {
+      out->Add({{"space", Id(space)}, {"reason", kShortfalls[reason]}},
+               static_cast<double>(space.shortfalls[reason]));
+    }
+  }
+  out->Gauge("kvpool_parked_verbs", "Verbs that wait for a step.");
+  EachOpenSpace(daemon, out, [](const SpaceSnapshot& space) { return static_cast<double>(space.parked); });
+  out->Counter("kvpool_step_batches_total", "Batches of operations applied.");
+  out->Add({}, static_cast<double>(daemon.step_batches));
+  out->Counter("kvpool_step_operations_total", "Operations applied, by verb.");
+  for (const auto& [verb, count] : daemon.step_operations) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
+}
+
+void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
+  out->Counter("kvpool_evicted_blocks_total", "Cached blocks reclaimed.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (int reason = 0; reason < kEvictReasons; ++reason) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"reason", kReasons[reason]}},
+               static_cast<double>(space.pool.evicted[reason]));
+    }
+  }
+  struct SpaceHistogram {
+    const char* name;
+    const char* help;
+    HistogramSnapshot SpaceSnapshot::*value;
+  };
+  static constexpr SpaceHistogram kHistograms[] = {
+      {"kvpool_reclaim_seconds", "Time of one round of background reclaim.", &SpaceSnapshot::reclaim},
+      {"kvpool_block_lifetime_seconds", "From seal to eviction.", &SpaceSnapshot::lifetime},
+      {"kvpool_block_idle_before_evict_seconds", "From last use to eviction.", &SpaceSnapshot::idle_before_evict},
+      {"kvpool_block_reuse_gap_seconds", "From one use of a block to the next.", &SpaceSnapshot::reuse_gap},
+  };
+  for (const SpaceHistogram& histogram : kHistograms) {
+    out->Histogram(histogram.name, histogram.help);
+    for (const SpaceSnapshot& space : daemon.spaces) {
+      out->Add({{"space", Id(space)}}, space.*histogram.value);
+    }
+  }
+}
+
+void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const AttachStats& attach,
+                  Families* out) {
+  out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
+  for (const auto& [method, stats] : rpc) out->Add({{"method", method}}, stats.seconds);
+  out->Counter("kvpool_rpc_errors_total", "RPCs, and batches of Step, that failed as a whole.");
+  for (const auto& [method, stats] : rpc) {
+    for (const auto& [code, count] : stats.errors) {
+      out->Add({{"method", method}, {"code", code}}, static_cast<double>(count));
+    }
+  }
+  out->Gauge("kvpool_attach_connections", "Open attach connections.");
+  out->Add({}, static_cast<double>(attach.connections));
+  out->Counter("kvpool_attach_refused_total",
+               "Attach connections refused or closed for a fault of theirs, by reason.");
+  for (const auto& [reason, count] : attach.refused)
+    out->Add({{"reason", reason}}, static_cast<double>(count));
+}
+
+}  // namespace
+
+std::vector<MetricFamily> MetricsCollector::Collect() const {
+  Families out;
+  const DaemonSnapshot daemon = sources_.daemon();
+  AddMemory(daemon, &out);
+  AddSessions(daemon, &out);
+  AddVerbs(daemon, &out);
+  AddReclaim(daemon, &out);
+  AddTransport(sources_.rpc(), sources_.attach(), &out);
+  out.Gauge("kvpool_build_info", "1; what this daemon is.");
+  out.Add({{"version", sources_.build.version}, {"cuda", sources_.build.cuda}}, 1);
+  out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");
+  out.Add({}, sources_.start_time_seconds);
+  return out.Take();
+}
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                                    MetricSources sources) {
+  try {
+    auto exposer = std::make_unique<prometheus::Exposer>(address);
+    auto collector = std::make_shared<MetricsCollector>(std::move(sources));
+    exposer->RegisterCollectable(collector);
+    return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(exposer), std::move(collector)));
+  } catch (const std::exception& error) {  // The library's way to say that it cannot listen.
+    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address, ": ", error.what()));
+  }
+}
+
+MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
+                             std::shared_ptr<MetricsCollector> collector)
+    : collector_(std::move(collector)), exposer_(std::move(exposer)) {}
+MetricsServer::~MetricsServer() = default;
+int MetricsServer::port() const { return exposer_->GetListeningPorts().front(); }
+
+}  // namespace kvpool

@@ -1,0 +1,235 @@
+#include "server/registry.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/random_bytes.h"
+
+namespace kvpool {
+namespace {
+
+constexpr size_t kAttachTokenBytes = 32;
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------------- attachments
+
+Registry::Attached Registry::Attach(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                                    const std::string& client_name) {
+  MutexLock lock(&mu_);
+  const Attached attached{AttachId{next_attach_++}, RandomBytes(kAttachTokenBytes)};
+  Attachment& attachment = attachments_[attached.id];
+  attachment.peer = std::move(peer);
+  attachment.credentials = credentials;
+  attachment.client_name = client_name;
+  attachment.token = attached.token;
+  attach_tokens_[attached.token] = attached.id;
+  return attached;
+}
+
+absl::StatusOr<Registry::Claimed> Registry::Claim(const std::string& token, bool new_session) {
+  MutexLock lock(&mu_);
+  const auto it = attach_tokens_.find(token);
+  if (it == attach_tokens_.end()) {
+    return absl::UnauthenticatedError("attach_token is of no connection to the attach socket");
+  }
+  Attachment& attachment = attachments_.at(it->second);
+  if (attachment.use != Use::kWaiting) {
+    return absl::FailedPreconditionError("attach_token was used already; each connection serves once");
+  }
+  if (new_session) {
+    if (draining_) return absl::UnavailableError("the daemon is draining: it opens no sessions");
+    const size_t sessions = sessions_.size() + opening_sessions_;
+    if (sessions >= max_sessions_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(sessions, " sessions are open or not yet gone; max_sessions is ", max_sessions_));
+    }
+    ++opening_sessions_;
+  }
+  attachment.use = Use::kOpening;
+  return Claimed{it->second, attachment.peer, attachment.credentials, attachment.client_name};
+}
+
+void Registry::Unclaim(AttachId id, bool new_session) {
+  MutexLock lock(&mu_);
+  if (new_session) --opening_sessions_;
+  attachments_.at(id).use = Use::kWaiting;
+  ForgetIfOver(id);
+}
+
+Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member,
+                              bool new_session) {
+  MutexLock lock(&mu_);
+  Attachment& attachment = attachments_.at(id);
+  attachment.use = Use::kBound;
+  attachment.member = std::shared_ptr<Member>(session, member);
+  member_tokens_[member->identity.token] = attachment.member;
+  if (new_session) {
+    --opening_sessions_;
+    sessions_[session->terms.id] = session;
+  }
+  const Fate fate = attachment.fate;
+  ForgetIfOver(id);
+  return fate;
+}
+
+std::shared_ptr<Member> Registry::MemberOf(AttachId id) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  return it == attachments_.end() ? nullptr : it->second.member;
+}
+
+std::shared_ptr<Member> Registry::HangUp(AttachId id) { return Meet(id, &Fate::hung_up); }
+
+std::shared_ptr<Member> Registry::Die(AttachId id) { return Meet(id, &Fate::dead); }
+
+std::shared_ptr<Member> Registry::Meet(AttachId id, bool Fate::*event) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  if (it == attachments_.end()) return nullptr;
+  it->second.fate.*event = true;
+  std::shared_ptr<Member> member = it->second.member;
+  ForgetIfOver(id);
+  return member;
+}
+
+void Registry::ForgetIfOver(AttachId id) {
+  const auto it = attachments_.find(id);
+  const Attachment& attachment = it->second;
+  // An unbound token of a connection that is gone opens nothing any more.
+  if (attachment.fate.hung_up && attachment.use == Use::kWaiting) attach_tokens_.erase(attachment.token);
+  // While it is being opened, Bind or Unclaim comes.
+  if (!attachment.fate.hung_up || !attachment.fate.dead || attachment.use == Use::kOpening) return;
+  attach_tokens_.erase(attachment.token);
+  if (attachment.member != nullptr) member_tokens_.erase(attachment.member->identity.token);
+  attachments_.erase(it);
+}
+
+std::shared_ptr<Member> Registry::FindMember(std::string_view token) {
+  MutexLock lock(&mu_);
+  const auto it = member_tokens_.find(absl::string_view(token.data(), token.size()));
+  return it == member_tokens_.end() ? nullptr : it->second;
+}
+
+// ------------------------------------------------------------------------------------------------ sessions
+
+uint64_t Registry::NextSessionId() {
+  MutexLock lock(&mu_);
+  return next_session_++;
+}
+
+std::shared_ptr<Session> Registry::FindSession(uint64_t id) {
+  MutexLock lock(&mu_);
+  const auto it = sessions_.find(id);
+  return it == sessions_.end() ? nullptr : it->second;
+}
+
+std::vector<std::shared_ptr<Session>> Registry::Sessions() {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Session>> sessions;
+  for (const auto& [id, session] : sessions_) sessions.push_back(session);
+  return sessions;
+}
+
+void Registry::Ended(EndKind kind) {
+  MutexLock lock(&mu_);
+  ++ended_by_reason_[std::string(EndKindName(kind))];
+}
+
+void Registry::Gone(uint64_t session) {
+  MutexLock lock(&mu_);
+  sessions_.erase(session);
+}
+
+std::map<std::string, uint64_t> Registry::ended_by_reason() {
+  MutexLock lock(&mu_);
+  return ended_by_reason_;
+}
+
+// -------------------------------------------------------------------------------------------------- spaces
+
+absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& key, const MakeSpace& make) {
+  MutexLock lock(&mu_);
+  auto it = spaces_.find(key);
+  if (it == spaces_.end()) {
+    absl::StatusOr<std::shared_ptr<Space>> space = make(next_space_);
+    if (!space.ok()) return space.status();
+    ++next_space_;
+    it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
+  }
+  ++it->second.opening;
+  return it->second.space;
+}
+
+void Registry::FinishOpening(const Space& space) {
+  MutexLock lock(&mu_);
+  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
+    if (it->second.space.get() != &space) continue;
+    if (--it->second.opening > 0) return;
+    // Nothing came of it: it must not hold its key against others.
+    bool empty = false;
+    {
+      MutexLock space_lock(&it->second.space->mu);
+      empty = it->second.space->state.idle() && it->second.space->state.slabs.empty();
+    }
+    if (empty) spaces_.erase(it);
+    return;
+  }
+}
+
+std::vector<std::shared_ptr<Space>> Registry::Spaces() {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Space>> spaces;
+  for (const auto& [key, entry] : spaces_) spaces.push_back(entry.space);
+  std::sort(spaces.begin(), spaces.end(),
+            [](const auto& a, const auto& b) { return a->facts.id < b->facts.id; });
+  return spaces;
+}
+
+std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
+  MutexLock lock(&mu_);
+  for (const auto& [key, entry] : spaces_) {
+    if (entry.space->facts.id == id) return entry.space;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices) {
+  MutexLock lock(&mu_);
+  auto oldest = spaces_.end();
+  uint64_t oldest_ms = before_ms;
+  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
+    Space& space = *it->second.space;
+    if (it->second.opening > 0) continue;
+    const auto& own = space.facts.rank_devices;
+    if (!devices.empty() &&
+        std::find_first_of(own.begin(), own.end(), devices.begin(), devices.end()) == own.end()) {
+      continue;
+    }
+    MutexLock space_lock(&space.mu);
+    if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;
+    if (space.state.last_used_ms < oldest_ms) {
+      oldest = it;
+      oldest_ms = space.state.last_used_ms;
+    }
+  }
+  if (oldest == spaces_.end()) return nullptr;
+  std::shared_ptr<Space> space = std::move(oldest->second.space);
+  spaces_.erase(oldest);
+  MutexLock space_lock(&space->mu);
+  space->state.closed = true;
+  return space;
+}
+
+bool Registry::draining() {
+  MutexLock lock(&mu_);
+  return draining_;
+}
+
+void Registry::set_draining(bool draining) {
+  MutexLock lock(&mu_);
+  draining_ = draining;
+}
+
+}  // namespace kvpool

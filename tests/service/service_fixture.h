@@ -1,0 +1,137 @@
+// A daemon without sockets, and engines that talk to it by calling it.
+//
+// One block is 1 KiB, one granule 16 KiB and, unless a test says otherwise, one slab 16 blocks: small numbers,
+// so that a test can name every block.
+#ifndef KVPOOL_TESTS_SERVICE_SERVICE_FIXTURE_H_
+#define KVPOOL_TESTS_SERVICE_SERVICE_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/daemon.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/memory_device.h"
+
+namespace kvpool {
+
+inline constexpr uint64_t kBlockBytes = 1024;
+inline constexpr uint64_t kGranuleBytes = 16 << 10;
+inline constexpr uint32_t kSlabBlocks = 16;
+
+// What the attach socket would have carried.
+class FakePeer final : public AttachPeer {
+ public:
+  void Send(const v1::AttachFrame& frame, UniqueFd fd) override;
+  void Close(const std::string& reason) override;
+  void Bound() override { bound = true; }
+
+  std::vector<v1::Slab> slabs();         // Sent so far.
+  std::vector<v1::SlabReady> ready();    // Announced so far.
+  std::optional<std::string> closed();   // Why the daemon hung up.
+  uint32_t fds() const { return fds_; }  // That came with slab frames.
+  std::atomic<bool> bound{false};
+
+ private:
+  std::mutex mu_;
+  std::vector<v1::Slab> slabs_;
+  std::vector<v1::SlabReady> ready_;
+  std::optional<std::string> closed_;
+  std::atomic<uint32_t> fds_{0};
+};
+
+class FakeListener final : public StreamListener {
+ public:
+  void OnPending() override { ++pending; }
+  void OnSuperseded() override { ++superseded; }
+  std::atomic<int> pending{0}, superseded{0};
+};
+
+// One member process.
+class Engine {
+ public:
+  Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials);
+
+  absl::Status Open(const v1::OpenSession& request);
+  absl::Status Join(const Engine& inviter, const v1::AddMember& request);
+  // Maps what was sent; false: nothing to map.
+  bool MapSlabs();
+  void Die() {
+    daemon_->OnHangup(id);
+    daemon_->OnProcessDead(id);
+  }
+
+  // Unary calls. A call that is parked answers later: `answer` stays empty until then.
+  v1::OperationResult Do(v1::Operation operation);
+  void Send(v1::Operation operation, std::optional<v1::OperationResult>* answer);
+  std::vector<uint64_t> Lease(uint32_t count);
+  v1::LeaseResult LeaseAsked(uint32_t count, uint32_t min);
+  v1::SealResult Seal(const std::vector<uint64_t>& blocks, const std::vector<std::string>& keys,
+                      const std::string& parent = "", uint64_t after = 0);
+  v1::MatchResult Match(const std::vector<std::string>& keys);
+  v1::ReleaseResult Release(const std::vector<uint64_t>& blocks, uint64_t after = 0);
+  uint64_t Fence(uint64_t step);
+
+  v1::StepResponse Step(std::vector<v1::Operation> operations);
+  v1::StepResponse Step(const v1::StepRequest& request);
+  v1::StepResponse Pending();
+
+  AttachId id{};
+  std::string attach_token;
+  std::shared_ptr<FakePeer> peer = std::make_shared<FakePeer>();
+  std::shared_ptr<Member> member;
+  v1::OpenSessionResult opened;
+  std::string token;
+  uint64_t sequence = 0;
+  std::atomic<uint32_t> mapped{0};
+
+ private:
+  Daemon* const daemon_;
+};
+
+// Operations, for batches and for odd cases.
+v1::Operation LeaseOp(uint32_t count, uint32_t min = 0);
+v1::Operation ReleaseOp(const std::vector<uint64_t>& blocks, uint64_t after = 0);
+v1::Operation RefOp(const std::vector<uint64_t>& blocks);
+v1::Operation TouchOp(const std::vector<uint64_t>& blocks);
+v1::Operation PinOp(const std::vector<uint64_t>& blocks, uint64_t ttl_ms);
+v1::Operation UnpinOp(const std::vector<uint64_t>& blocks);
+v1::Operation RetainOp(const std::vector<uint64_t>& blocks, uint32_t priority, uint64_t ttl_ms);
+v1::Operation SealOp(const std::vector<uint64_t>& blocks, const std::vector<std::string>& keys,
+                     const std::string& parent = "", uint64_t after = 0);
+v1::Operation MatchOp(const std::vector<std::string>& keys);
+v1::Operation FenceOp(uint64_t step);
+v1::Operation WarmupDoneOp();
+v1::Operation CloseOp(uint64_t after = 0);
+
+// A 32-byte key.
+std::string Key(const std::string& name);
+std::vector<std::string> Keys(const std::string& prefix, int count);
+
+class ServiceTest : public testing::Test {
+ protected:
+  // `slabs`: capacity of each device in slabs of 16 blocks.
+  void StartDaemon(uint32_t slabs, int devices = 1);
+  std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
+  // Attached, opened, and all slabs mapped.
+  std::unique_ptr<Engine> OpenEngine(const v1::OpenSession& request, const std::string& name = "engine");
+  v1::OpenSession OpenRequest(const std::string& model = "model") const;
+  v1::AddMember JoinRequest(const Engine& inviter, uint32_t rank, const std::string& model = "model") const;
+  v1::StateCounts Blocks();
+  // All engines map until nothing is sent any more, with rounds of housekeeping between.
+  void Settle(const std::vector<Engine*>& engines);
+
+  FakeClock clock_;
+  DaemonOptions options_;
+  std::vector<std::unique_ptr<MemoryDevice::Script>> scripts_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SERVICE_SERVICE_FIXTURE_H_

@@ -1,0 +1,51 @@
+#include "tests/support/memory_device.h"
+
+#include <fcntl.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+namespace {
+
+// Bytes that nobody reads: the daemon itself never looks into a block.
+class MemorySlab final : public Slab {
+ public:
+  MemorySlab(size_t bytes, bool ipc, MemoryDevice::Script* script)
+      : bytes_(bytes), ipc_(ipc), script_(*script) {
+    ++script_.alive;
+  }
+  ~MemorySlab() override { --script_.alive; }
+  size_t bytes() const override { return bytes_; }
+  uint64_t address() const override { return 0; }
+  absl::StatusOr<UniqueFd> Export() const override {
+    if (ipc_) return absl::FailedPreconditionError("an IPC slab has no fd");
+    if (script_.fail_export) return absl::ResourceExhaustedError("dup: Too many open files");
+    return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC));
+  }
+  absl::StatusOr<IpcHandle> ipc_handle() const override {
+    if (!ipc_) return absl::FailedPreconditionError("no IPC slab");
+    return IpcHandle{std::byte{42}};
+  }
+
+ private:
+  const size_t bytes_;
+  const bool ipc_;
+  MemoryDevice::Script& script_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {
+  if (script_.on_make) script_.on_make();
+  if (script_.fail_after == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("out of memory: ", bytes, " bytes asked for, 0 free"));
+  }
+  if (script_.fail_after > 0) --script_.fail_after;
+  return std::make_unique<MemorySlab>(bytes, /*ipc=*/false, &script_);
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeIpcSlab(size_t bytes) {
+  return std::make_unique<MemorySlab>(bytes, /*ipc=*/true, &script_);
+}
+
+}  // namespace kvpool

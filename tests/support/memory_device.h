@@ -1,0 +1,46 @@
+// A device of plain memory with small granules, whose failures are at command. For tests of the daemon's logic,
+// where no process maps anything.
+#ifndef KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
+#define KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cuda/device.h"
+
+namespace kvpool {
+
+class MemoryDevice final : public Device {
+ public:
+  struct Script {
+    std::atomic<int> fail_after{
+        -1};  // Slabs made before MakeSlab fails like a device out of memory; -1: never.
+    std::atomic<bool> fail_export{false};  // As at the limit of open files.
+    std::atomic<int> alive{0};             // Slabs there are.
+    std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would.
+  };
+  // `script` outlives the device.
+  MemoryDevice(std::string id, size_t granularity_bytes, Script* script)
+      : id_(std::move(id)), granularity_bytes_(granularity_bytes), script_(*script) {}
+
+  const std::string& id() const override { return id_; }
+  const std::string& name() const override { return id_; }
+  std::string uuid_bytes() const override { return ""; }
+  size_t granularity_bytes() const override { return granularity_bytes_; }
+  size_t total_bytes() const override { return size_t{1} << 40; }
+  absl::StatusOr<size_t> free_bytes() const override { return total_bytes(); }
+  absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override;
+
+ private:
+  const std::string id_;
+  const size_t granularity_bytes_;
+  Script& script_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
