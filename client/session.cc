@@ -143,6 +143,25 @@ void Session::CompleteStep(uint64_t step) {
   if (before < step && rep_->usable()) rep_->stream->Wake(StepStream::Urgency::kSoon);
 }
 
+absl::Status Session::CompleteStepOnStream(uint64_t step, void* cuda_stream) {
+  RETURN_IF_ERROR(rep_->status());
+  if (rep_->fences == nullptr) {
+    if (rep_->attachment->base() == 0 || rep_->attachment->device_uuid().empty()) {
+      return absl::FailedPreconditionError(
+          "CompleteStepOnStream: this member's memory is not on a GPU; say CompleteStep");
+    }
+    ASSIGN_OR_RETURN(rep_->fences,
+                     DeviceFences::Open(rep_->attachment->device_uuid(),
+                                        {.on_done = [this](uint64_t done) { CompleteStep(done); },
+                                         .on_error =
+                                             [this](const absl::Status& error) {
+                                               rep_->state.End(error);
+                                               rep_->stream->Wake(StepStream::Urgency::kNow);
+                                             }}));
+  }
+  return rep_->fences->Record(step, cuda_stream);
+}
+
 // ---------------------------------------------------------------------------------------------- leases
 
 uint32_t Session::free_blocks() const {

@@ -9,6 +9,7 @@
 #include "client/attachment.h"
 #include "client/command.h"
 #include "client/conversation.h"
+#include "client/device_fences.h"
 #include "client/magazine.h"
 #include "client/session.h"
 #include "client/session_state.h"
@@ -71,6 +72,7 @@ class Session::Rep {
   std::unique_ptr<Conversation> conversation;
   std::unique_ptr<StepStream> stream;
   std::unique_ptr<Attachment> attachment;
+  std::unique_ptr<DeviceFences> fences;  // Made by the first step that ends on a stream.
 
  private:
   absl::Status OpenOn(std::string_view invitation, Deadline deadline);

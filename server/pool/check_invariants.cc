@@ -175,11 +175,11 @@ void BlockPool::Rep::CheckProtections() const {
     const BlockRecord& r = records[b];
     KVPOOL_CHECK(b <= capacity && r.resident(), "block %u is protected and not resident", b);
     if (Budgeted(r, p)) ++budgeted;
-    if (p.retain_until != 0) {
+    if (p.priority != kDefaultPriority) {
       ++times;
       KVPOOL_CHECK(deadlines.contains({p.retain_until, b, Deadline::kRetention}), "retention of block %u", b);
     }
-    KVPOOL_CHECK((p.retain_until != 0) == (p.priority != kDefaultPriority), "priority of block %u", b);
+    KVPOOL_CHECK(p.priority != kDefaultPriority || r.has(BlockRecord::kPinned), "protection of block %u", b);
     if (!r.has(BlockRecord::kPinned)) continue;
     ++times;
     KVPOOL_CHECK(deadlines.contains({p.pin_until, b, Deadline::kPin}), "pin of block %u", b);

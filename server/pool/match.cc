@@ -157,10 +157,11 @@ MissReason BlockPool::Rep::Matching::CountMisses(uint64_t run_steps, uint64_t st
     const uint64_t begin = window(q) == 0 ? run_steps * BlocksPerStep(q) : First(q, asked_steps_);
     const uint64_t end = asked_steps_ * BlocksPerStep(q);
     if (window(q) == 0 && steps == run_steps) {
+      Resolve(q, begin, begin + BlocksPerStep(q));
       for (uint64_t i = begin; i < begin + BlocksPerStep(q); ++i) {
         if (found(q)[i] != 0) continue;
         // Several groups may end here, for different reasons: an eviction is the one to do something about.
-        if (found(q)[i] == 0 && r_.ghosts.Find(HashKey(keys[i])) != nullptr) reason = MissReason::kEvicted;
+        if (r_.ghosts.Find(HashKey(keys[i])) != nullptr) reason = MissReason::kEvicted;
         if (reason != MissReason::kEvicted) reason = MissReason::kNeverSeen;
         break;
       }

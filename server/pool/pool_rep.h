@@ -40,7 +40,7 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
 
   struct Protection {
     TimeMs pin_until = 0;
-    TimeMs retain_until = 0;
+    TimeMs retain_until = 0;  // Of a priority that is not the default.
     uint32_t pinned_children = 0;
     uint8_t priority = kDefaultPriority;
   };

@@ -9,7 +9,7 @@ namespace kvpool {
 void BlockPool::Rep::DropProtectionIfIdle(uint32_t b) {
   BlockRecord& r = records[b];
   const auto it = protections.find(b);
-  if (r.has(BlockRecord::kPinned) || it->second.retain_until != 0) return;
+  if (r.has(BlockRecord::kPinned) || it->second.priority != kDefaultPriority) return;
   protections.erase(it);
   r.flags &= static_cast<uint8_t>(~BlockRecord::kProtected);
 }
@@ -67,14 +67,11 @@ bool BlockPool::Rep::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
   Protection& p = protections[b];
   r.flags |= BlockRecord::kProtected;
   if (Budgeted(r, p)) --protected_blocks;
-  if (p.retain_until != 0) deadlines.erase({p.retain_until, b, Deadline::kRetention});
+  if (p.priority != kDefaultPriority) deadlines.erase({p.retain_until, b, Deadline::kRetention});
   const bool changed = p.priority != priority;
   p.priority = priority;
-  p.retain_until = 0;
-  if (priority != kDefaultPriority) {
-    p.retain_until = std::max<TimeMs>(until, 1);
-    deadlines.emplace(p.retain_until, b, Deadline::kRetention);
-  }
+  p.retain_until = until;
+  if (priority != kDefaultPriority) deadlines.emplace(until, b, Deadline::kRetention);
   if (Budgeted(r, p)) ++protected_blocks;
   DropProtectionIfIdle(b);
   return changed;

@@ -52,7 +52,6 @@ SealOutcome BlockPool::Rep::SealOne(Holder session, const SealEntry& entry, uint
     AddRef(parent, session);
     ++records[parent].children;
   }
-  r.children = 0;
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
   SetState(b, BlockState::kSealed);

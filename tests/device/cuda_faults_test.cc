@@ -152,23 +152,21 @@ size_t CountDeviceRanges() {
 // One driver call fails once. The operation reports it, loses nothing, and works when asked again.
 absl::Status FailsOnceThenWorks(const std::string& call,
                                 const std::function<absl::Status(Device&)>& operation) {
-            1);  // An arena of malloc's for the stream's thread would count as a mapping of ours.
-            ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
-            ASSIGN_OR_RETURN(const size_t free_before, device->free_bytes());
-            const size_t fds_before = CountOpenFds();
-            const size_t ranges_before = CountDeviceRanges();
-            const absl::Status first = operation(*device);
-            if (first.ok())
-              return absl::InternalError(absl::StrCat("the failure of ", call, " was overlooked"));
-            if (IsSticky(first)) return absl::InternalError(absl::StrCat("not sticky: ", first.ToString()));
-            const absl::Status second = operation(*device);
-            if (!second.ok()) return absl::InternalError(absl::StrCat("second try: ", second.ToString()));
-            ASSIGN_OR_RETURN(const size_t free_after, device->free_bytes());
-            if (free_after != free_before)
-              return absl::InternalError(absl::StrCat(free_before - free_after, " bytes lost"));
-            if (CountOpenFds() != fds_before) return absl::InternalError("an fd was left open");
-            if (CountDeviceRanges() != ranges_before) return absl::InternalError("a mapping was left");
-            return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+  ASSIGN_OR_RETURN(const size_t free_before, device->free_bytes());
+  const size_t fds_before = CountOpenFds();
+  const size_t ranges_before = CountDeviceRanges();
+  const absl::Status first = operation(*device);
+  if (first.ok()) return absl::InternalError(absl::StrCat("the failure of ", call, " was overlooked"));
+  if (IsSticky(first)) return absl::InternalError(absl::StrCat("not sticky: ", first.ToString()));
+  const absl::Status second = operation(*device);
+  if (!second.ok()) return absl::InternalError(absl::StrCat("second try: ", second.ToString()));
+  ASSIGN_OR_RETURN(const size_t free_after, device->free_bytes());
+  if (free_after != free_before)
+    return absl::InternalError(absl::StrCat(free_before - free_after, " bytes lost"));
+  if (CountOpenFds() != fds_before) return absl::InternalError("an fd was left open");
+  if (CountDeviceRanges() != ranges_before) return absl::InternalError("a mapping was left");
+  return absl::OkStatus();
 }
 
 std::string FailOnce(const std::string& call, const std::string& nth,

@@ -1,0 +1,170 @@
+/* kvpool for engines in other languages: the C face of client/session.h, whose comments say more.
+ *
+ * A session leases blocks of KV cache that kvpoold owns, shares full ones under prefix keys, and finds what others have
+ * shared. Memory is mapped into this process: block b lies at kvpool_base + b * kvpool_block_stride_bytes.
+ *
+ * Functions that can fail answer KVPOOL_OK or one of google.rpc.Code; kvpool_last_error() then has the words, with the
+ * numbers, until the same thread's next call. One thread at a time uses a session and what came from it; status
+ * functions (marked) may be called from any thread. Pointers given to a call are read during it only.
+ */
+#ifndef KVPOOL_CLIENT_KVPOOL_H_
+#define KVPOOL_CLIENT_KVPOOL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  KVPOOL_OK = 0,
+  KVPOOL_INVALID_ARGUMENT = 3,    /* A field breaks its limit. */
+  KVPOOL_DEADLINE_EXCEEDED = 4,   /* Ask again. */
+  KVPOOL_NOT_FOUND = 5,           /* No such session, block, … */
+  KVPOOL_RESOURCE_EXHAUSTED = 8,  /* Too few blocks, a cap, a full queue. */
+  KVPOOL_FAILED_PRECONDITION = 9, /* Layout mismatch, closed session, a fork of the process that opened it. */
+  KVPOOL_ABORTED = 10,            /* The session ended. */
+  KVPOOL_UNAVAILABLE = 14         /* No daemon, or it is gone. */
+};
+
+typedef struct kvpool_session kvpool_session;
+typedef struct kvpool_match kvpool_match;
+typedef struct kvpool_seal kvpool_seal;
+
+/* A block ref: generation << 32 | block id. 0 names no block. */
+typedef uint64_t kvpool_block;
+
+/* `after` of a verb: apply it when the step begun last is done. 0: now. */
+#define KVPOOL_CURRENT_STEP UINT64_MAX
+
+/* Never null. "" if this thread's last call succeeded. */
+const char* kvpool_last_error(void);
+
+/* ---- Opening. Zeroed fields are defaults; strings may be NULL. */
+typedef struct {
+  size_t struct_size;      /* sizeof(kvpool_options), so that old callers go on working. */
+  const char* socket;      /* kvpoold's; NULL: $KVPOOL_SOCKET, or /run/kvpool/kvpoold.sock. */
+  const char* tenant;      /* NULL: "default". */
+  const char* client_name; /* For operators. */
+  const void* fingerprint; /* 1 to 64 bytes; equal digests share a space. */
+  size_t fingerprint_bytes;
+  const void* layout; /* A serialised kvpool.v1.Layout; NULL: opaque blocks, described by the next two. */
+  size_t layout_bytes;
+  uint64_t block_bytes;
+  uint32_t tokens_per_block;
+  uint32_t ranks; /* 0: 1. */
+  uint32_t rank;  /* This member's. */
+  int scheduler;  /* Not 0: this member maps nothing and reports no steps. */
+  uint32_t guaranteed_blocks;
+  uint32_t max_blocks;
+  uint32_t magazine_blocks; /* 0: 256. */
+  int warmup;               /* Not 0: private scratch until kvpool_finish_warmup. */
+  uint32_t open_timeout_ms; /* 0: 30000. */
+  uint64_t max_space_bytes; /* 0: all that the device has. */
+} kvpool_options;
+
+int kvpool_open(const kvpool_options* options, kvpool_session** session);
+/* `invitation` is from kvpool_invitation of a member that is in. */
+int kvpool_join(const kvpool_options* options, const void* invitation, size_t invitation_bytes,
+                kvpool_session** session);
+/* Ends the session and gives back all it holds. kvpool_free is still due. */
+int kvpool_close(kvpool_session* session, uint32_t timeout_ms);
+/* Closes it if every step begun is done, else hangs up. NULL is fine. Free its matches and seals first. */
+void kvpool_free(kvpool_session* session);
+
+/* ---- What it is */
+uint64_t kvpool_session_id(const kvpool_session* session);
+#define KVPOOL_INVITATION_BYTES 24
+void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
+int kvpool_status(const kvpool_session* session);               /* Any thread. KVPOOL_OK while it is open. */
+uint32_t kvpool_capacity_blocks(const kvpool_session* session); /* Any thread. */
+int kvpool_under_pressure(const kvpool_session* session);       /* Any thread. */
+int kvpool_draining(const kvpool_session* session);             /* Any thread. */
+uint64_t kvpool_base(const kvpool_session* session);            /* Address of block 0: host or device. */
+uint64_t kvpool_block_stride_bytes(const kvpool_session* session);
+uint32_t kvpool_max_blocks(const kvpool_session* session);
+kvpool_block kvpool_sink_block(
+    const kvpool_session* session); /* For padding writes; 0 before warm-up is over. */
+int kvpool_finish_warmup(kvpool_session* session);
+
+/* ---- Steps */
+uint64_t kvpool_begin_step(kvpool_session* session);
+void kvpool_begin_step_number(kvpool_session* session,
+                              uint64_t step);               /* For members that are told the number. */
+uint64_t kvpool_passed_step(const kvpool_session* session); /* Any thread. */
+void kvpool_complete_step(kvpool_session* session, uint64_t step);
+/* `cuda_stream`: a CUstream. The step is complete when what is on the stream now is done. */
+int kvpool_complete_step_on_stream(kvpool_session* session, uint64_t step, void* cuda_stream);
+
+/* ---- Leases */
+uint32_t kvpool_free_blocks(const kvpool_session* session);
+/* All `count` or none, without waiting. */
+int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count);
+int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms);
+/* Gives back one hold on each, root first. Never fails. */
+void kvpool_release(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t after);
+
+/* ---- Keys: SHA-256 chain of prefix_hasher.h. */
+#define KVPOOL_KEY_BYTES 32
+/* Writes count / tokens_per_block keys of full blocks. `salt` parts requests that must not share. */
+int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
+                       const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys);
+
+/* ---- Match */
+typedef struct {
+  uint32_t group;     /* Layer group. */
+  uint32_t key_bytes; /* 0: 32. */
+  const void* keys;   /* key_count * key_bytes bytes. */
+  size_t key_count;
+} kvpool_group_keys;
+
+/* Asks at once; *match is to be freed. */
+int kvpool_match_start(kvpool_session* session, const kvpool_group_keys* groups, size_t group_count,
+                       kvpool_match** match);
+int kvpool_match_ready(const kvpool_match* match);
+/* `miss` (a kvpool.v1.MissReason) may be NULL. KVPOOL_DEADLINE_EXCEEDED: ask again. */
+int kvpool_match_wait(kvpool_match* match, uint32_t timeout_ms, uint64_t* tokens, int* miss);
+/* Blocks of the group_index-th group asked for, in sequence order; 0 in front of a window. Their holds are the caller's from
+ * now on. `blocks` NULL: only *count is written. KVPOOL_RESOURCE_EXHAUSTED: there are more than `capacity`. */
+int kvpool_match_take(kvpool_match* match, size_t group_index, kvpool_block* blocks, size_t capacity,
+                      size_t* count);
+/* Gives back what was not taken. */
+void kvpool_match_free(kvpool_match* match);
+
+/* ---- Seal */
+typedef struct {
+  uint32_t group;
+  const kvpool_block* blocks; /* Consecutive blocks of one sequence. */
+  size_t block_count;
+  uint32_t key_bytes;      /* 0: 32. */
+  uint32_t keys_per_block; /* 0: 1. */
+  const void* keys;        /* block_count * keys_per_block * key_bytes bytes. */
+  const void* parent_key;  /* Of the block in front; NULL at the root. */
+  uint64_t after;
+} kvpool_seal_arguments;
+
+/* `seal` may be NULL: nobody waits. */
+int kvpool_seal_start(kvpool_session* session, const kvpool_seal_arguments* arguments, kvpool_seal** seal);
+int kvpool_seal_ready(const kvpool_seal* seal);
+/* Writes block_count refs: the block's own (it is sealed), another (its key existed), or 0 (refused). */
+int kvpool_seal_wait(kvpool_seal* seal, uint32_t timeout_ms, kvpool_block* canonical);
+/* Makes the holds on those other blocks the caller's. */
+void kvpool_seal_keep_duplicates(kvpool_seal* seal);
+/* Gives back the holds that were not kept. */
+void kvpool_seal_free(kvpool_seal* seal);
+
+/* ---- The rest: queued, applied in order. */
+int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
+int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);
+int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms);
+int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t count);
+int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, size_t count, uint32_t priority,
+                         uint64_t ttl_ms);
+int kvpool_flush(kvpool_session* session, uint32_t timeout_ms);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVPOOL_CLIENT_KVPOOL_H_ */

@@ -1,0 +1,163 @@
+// A diary: what was asked of a pool, as data. It is written by a generator that looks at the model alone, and
+// can be applied whole or in part, since a pool must take any order of anything.
+#ifndef KVPOOL_TESTS_POOL_DIARY_H_
+#define KVPOOL_TESTS_POOL_DIARY_H_
+
+#include <cstdint>
+#include <ostream>
+#include <random>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/pool/block_pool.h"
+#include "tests/pool/model.h"
+
+namespace kvpool::diary {
+
+struct Open {
+  uint32_t guaranteed, max_blocks;
+};
+struct Lease {
+  int session;
+  uint32_t count, min;
+};
+struct Seal {
+  struct Entry {
+    BlockRef block;
+    uint32_t group;
+    std::vector<uint32_t> keys;
+  };
+  int session;
+  ModelKey parent;  // Number 0: none.
+  std::vector<Entry> entries;
+};
+struct Match {
+  int session;
+  std::vector<Model::Query> queries;
+};
+struct Release {
+  int session;
+  std::vector<BlockRef> blocks;
+};
+struct Ref {
+  int session;
+  std::vector<BlockRef> blocks;
+};
+struct Touch {
+  std::vector<BlockRef> blocks;
+};
+struct Pin {
+  std::vector<BlockRef> blocks;
+  TimeMs ttl;
+};
+struct Unpin {
+  std::vector<BlockRef> blocks;
+};
+struct SetRetention {
+  std::vector<BlockRef> blocks;
+  uint8_t priority;
+  TimeMs ttl;
+};
+struct Expire {};
+struct Reclaim {
+  uint32_t count;
+};
+struct ReclaimVictims {
+  std::vector<BlockRef> victims;
+};
+struct End {
+  int session;
+};
+struct FreeQuarantine {
+  int session;
+};
+struct Grow {
+  uint32_t blocks;
+};
+struct Advance {
+  TimeMs by;
+};
+
+using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, Expire,
+                           Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Advance>;
+using Diary = std::vector<Entry>;
+
+// As it would be written in C++.
+std::string Print(const Entry& entry);
+
+// What a pool is, and how wild its days are.
+struct Setting {
+  std::string name;
+  PoolOptions options;
+  uint32_t blocks = 8;                 // At the start.
+  std::vector<uint32_t> tokens = {1};  // Per block, by group.
+  uint32_t key_depth = 5;              // Keys are the nodes of a binary tree of this depth.
+  uint32_t sessions = 4;
+
+  friend void PrintTo(const Setting& setting, std::ostream* os) { *os << setting.name; }
+};
+
+class Generator {
+ public:
+  Generator(const Setting& setting, uint64_t seed) : setting_(setting), random_(seed) {}
+  // Something that the pool may be asked in the model's state.
+  Entry Next(const Model& model);
+
+ private:
+  uint32_t Below(uint32_t n) { return n == 0 ? 0 : static_cast<uint32_t>(random_() % n); }
+  bool OneIn(uint32_t n) { return Below(n) == 0; }
+  int Session(const Model& model);
+  BlockRef AnyRef(const Model& model);
+  std::vector<BlockRef> Refs(const Model& model, int session);
+  std::vector<uint32_t> Walk();
+  Seal NextSeal(const Model& model);
+  Match NextMatch(const Model& model);
+
+  const Setting setting_;
+  std::mt19937_64 random_;
+};
+
+// A pool and its model, side by side.
+class Pair {
+ public:
+  explicit Pair(const Setting& setting);
+  // Applies the entry to both; answers how they differ, or nothing.
+  std::string Apply(const Entry& entry);
+  // Of all that can be looked at.
+  std::string Difference() const;
+  // Of what each key names: slower.
+  std::string DifferenceOfKeys() const;
+  const BlockPool& pool() const { return pool_; }
+  const Model& model() const { return model_; }
+
+ private:
+  std::string Do(const Open& e);
+  std::string Do(const Lease& e);
+  std::string Do(const Seal& e);
+  std::string Do(const Match& e);
+  std::string Do(const Release& e);
+  std::string Do(const Ref& e);
+  std::string Do(const Touch& e);
+  std::string Do(const Pin& e);
+  std::string Do(const Unpin& e);
+  std::string Do(const SetRetention& e);
+  std::string Do(const Expire& e);
+  std::string Do(const Reclaim& e);
+  std::string Do(const ReclaimVictims& e);
+  std::string Do(const End& e);
+  std::string Do(const FreeQuarantine& e);
+  std::string Do(const Grow& e);
+  std::string Do(const Advance& e);
+  std::string DifferenceOfBlock(uint32_t b) const;
+  std::string DifferenceOfLog(const std::vector<Eviction>& log, const std::vector<uint32_t>& expected) const;
+
+  const Setting setting_;
+  BlockPool pool_;
+  Model model_;
+  std::vector<ModelKey> keys_;  // All there are.
+};
+
+}  // namespace kvpool::diary
+
+#endif  // KVPOOL_TESTS_POOL_DIARY_H_

@@ -1,0 +1,176 @@
+// The pool against its model, over a million random steps. A failure prints the seed and the shortest diary
+// that still fails.
+//
+// Each diary is played in a child process: a broken invariant aborts, and that is a finding to shrink as well.
+#include "tests/pool/diary.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace kvpool::diary {
+namespace {
+
+constexpr uint32_t kStepsPerDiary = 8000;
+constexpr uint32_t kDiaries = KVPOOL_DIARIES;  // Of each setting: fewer where a sanitizer slows each step.
+constexpr uint32_t kStepsPerCheck = 64;        // Between two of the walks through everything.
+
+// Steps that the child has finished, told through shared memory since it may abort.
+class Progress {
+ public:
+  Progress()
+      : steps_(static_cast<volatile uint32_t*>(
+            mmap(nullptr, sizeof(uint32_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~Progress() { munmap(const_cast<uint32_t*>(steps_), sizeof(uint32_t)); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void Set(uint32_t steps) { *steps_ = steps; }
+  uint32_t Get() const { return *steps_; }
+
+ private:
+  volatile uint32_t* const steps_;
+};
+
+// True if `play` answers true and nothing aborts.
+template <typename Play>
+bool InChild(bool quiet, Play play) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (quiet) (void)!freopen("/dev/null", "w", stderr);
+    const bool fine = play();
+    std::fflush(nullptr);
+    _exit(fine ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool Step(Pair* pair, const Entry& entry, uint32_t step) {
+  std::string difference = pair->Apply(entry);
+  if (difference.empty()) difference = pair->Difference();
+  if (difference.empty() && step % kStepsPerCheck == 0) {
+    difference = pair->DifferenceOfKeys();
+    pair->pool().CheckInvariants();
+  }
+  if (difference.empty()) return true;
+  std::fprintf(stderr, "%s\n  %s\n", Print(entry).c_str(), difference.c_str());
+  return false;
+}
+
+bool Play(const Setting& setting, uint64_t seed, Progress* progress) {
+  Pair pair(setting);
+  Generator generator(setting, seed);
+  for (uint32_t step = 0; step < kStepsPerDiary; ++step) {
+    progress->Set(step);
+    if (!Step(&pair, generator.Next(pair.model()), step)) return false;
+  }
+  return true;
+}
+
+bool Replay(const Setting& setting, const Diary& diary) {
+  Pair pair(setting);
+  for (const Entry& entry : diary) {
+    if (!Step(&pair, entry, 0)) return false;
+  }
+  return true;
+}
+
+// The entries up to the one that failed; those before it did no harm, and are applied again to learn it.
+Diary Remember(const Setting& setting, uint64_t seed, uint32_t failed_step) {
+  Pair pair(setting);
+  Generator generator(setting, seed);
+  Diary diary;
+  for (uint32_t step = 0; step <= failed_step; ++step) {
+    diary.push_back(generator.Next(pair.model()));
+    if (step < failed_step) pair.Apply(diary.back());
+  }
+  return diary;
+}
+
+// Leaves out ever smaller pieces as long as it still fails.
+Diary Shrink(const Setting& setting, Diary diary) {
+  int attempts_left = 3000;
+  for (size_t piece = diary.size() / 2; piece > 0; piece = piece == 1 ? 0 : piece / 2) {
+    for (size_t at = 0; at < diary.size() && attempts_left-- > 0;) {
+      Diary shorter(diary.begin(), diary.begin() + at);
+      shorter.insert(shorter.end(), diary.begin() + std::min(at + piece, diary.size()), diary.end());
+      if (InChild(/*quiet=*/true, [&] { return Replay(setting, shorter); })) {
+        at += piece;
+      } else {
+        diary = std::move(shorter);
+      }
+    }
+  }
+  return diary;
+}
+
+class DiaryTest : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(DiaryTest, PoolAndModelAgree) {
+  const Setting& setting = GetParam();
+  const char* const given = std::getenv("KVPOOL_DIARY_SEED");
+  const uint64_t first_seed = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+  std::printf("seeds %lu to %lu (KVPOOL_DIARY_SEED sets the first), %u steps each\n", first_seed,
+              first_seed + kDiaries - 1, kStepsPerDiary);
+  Progress progress;
+  for (uint64_t seed = first_seed; seed < first_seed + kDiaries; ++seed) {
+    if (InChild(/*quiet=*/false, [&] { return Play(setting, seed, &progress); })) continue;
+    const Diary diary = Shrink(setting, Remember(setting, seed, progress.Get()));
+    std::string text;
+    for (const Entry& entry : diary) absl::StrAppend(&text, "    ", Print(entry), "\n");
+    InChild(/*quiet=*/false, [&] { return Replay(setting, diary); });
+    FAIL() << "seed " << seed << " fails at step " << progress.Get() << "; " << diary.size()
+           << " steps are enough:\n"
+           << text;
+  }
+}
+
+// Pools so small that everything collides, and larger ones with room for long chains.
+std::vector<Setting> Settings() {
+  const uint32_t nearly_spent = UINT32_MAX - 40;
+  return {
+      {.name = "Four",
+       .options = {.max_blocks = 5, .windows = {0}, .pin_budget = 0.5},
+       .blocks = 4,
+       .key_depth = 3},
+      {.name = "Eight", .options = {.max_blocks = 12, .windows = {0}, .pin_budget = 0.5}, .key_depth = 4},
+      {.name = "OneSession", .options = {.max_blocks = 17, .windows = {0}}, .blocks = 16, .sessions = 1},
+      {.name = "Crowd", .options = {.max_blocks = 25, .windows = {0}}, .blocks = 16, .sessions = 12},
+      {.name = "Chains",
+       .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 1},
+       .blocks = 64,
+       .key_depth = 8},
+      {.name = "Window", .options = {.max_blocks = 17, .windows = {2}}, .blocks = 16},
+      {.name = "FullAndWindow",
+       .options = {.max_blocks = 33, .windows = {0, 2}, .pin_budget = 0.4},
+       .blocks = 24,
+       .tokens = {1, 1}},
+      {.name = "BlockSizes",
+       .options = {.max_blocks = 49, .windows = {0, 1, 0, 3}},
+       .blocks = 48,
+       .tokens = {1, 1, 2, 3},
+       .key_depth = 7},
+      {.name = "Growing", .options = {.max_blocks = 65, .windows = {0, 0}}, .blocks = 0, .tokens = {2, 1}},
+      {.name = "Spent",
+       .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 0.5, .first_generation = nearly_spent},
+       .blocks = 32,
+       .key_depth = 4},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Pool, DiaryTest, ::testing::ValuesIn(Settings()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace kvpool::diary

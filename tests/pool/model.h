@@ -1,0 +1,130 @@
+// The block pool once more, written to be obviously right: states are derived from who holds what, sums are
+// counted when asked for, orders are lists that are searched. Quadratic; for pools of a few dozen blocks.
+#ifndef KVPOOL_TESTS_POOL_MODEL_H_
+#define KVPOOL_TESTS_POOL_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "server/pool/block_pool.h"
+
+namespace kvpool {
+
+// A key by its number; the pool's BlockKey is made of both.
+struct ModelKey {
+  uint32_t group = 0;
+  uint32_t number = 0;
+  friend auto operator<=>(const ModelKey&, const ModelKey&) = default;
+};
+BlockKey ToBlockKey(const ModelKey& key);
+
+class Model {
+ public:
+  explicit Model(const PoolOptions& options) : options(options), blocks(1) {}
+
+  enum class Phase { kUnused, kOpen, kEnded, kGone };
+  struct Session {
+    Phase phase = Phase::kUnused;
+    SessionLimits limits;
+  };
+  struct Block {
+    uint32_t generation = 0;
+    BlockState state = BlockState::kFree;
+    bool retired = false;
+    std::map<int, uint32_t> holds;  // By session.
+    int owner = -1;
+    std::vector<ModelKey> keys;  // The chain's first.
+    uint32_t parent = 0;
+    TimeMs sealed = 0, accessed = 0;
+    TimeMs pin_until = 0, retain_until = 0;
+    bool pinned = false;
+    uint8_t priority = 50;
+
+    bool resident() const { return state == BlockState::kSealed || state == BlockState::kCached; }
+    bool spent() const { return generation == UINT32_MAX; }
+  };
+  struct Query {
+    uint32_t group;
+    uint32_t tokens_per_block;
+    std::vector<uint32_t> numbers;
+  };
+
+  // ---- The verbs, as BlockPool has them.
+  bool Grow(uint32_t count);
+  int AddSession(const SessionLimits& limits);  // -1: refused.
+  void EndSession(int session);
+  uint64_t FreeQuarantine(int session);
+  LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
+  SealOutcome SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, uint32_t parent);
+  MatchOutcome Match(int session, const std::vector<Query>& queries);
+  Verdict Release(int session, BlockRef ref);
+  Verdict Ref(int session, BlockRef ref);
+  bool Touch(BlockRef ref);
+  Verdict Pin(BlockRef ref, TimeMs until);
+  bool Unpin(BlockRef ref);
+  Verdict SetRetention(BlockRef ref, uint8_t priority, TimeMs until);
+  void Expire();
+  uint32_t Reclaim(uint32_t count, EvictReason reason, std::vector<uint32_t>* log);
+  uint32_t Reclaim(const std::vector<BlockRef>& victims, EvictReason reason, std::vector<uint32_t>* log);
+
+  // ---- Derived
+  uint32_t Find(const ModelKey& key) const;
+  uint32_t count(BlockState state) const;
+  uint32_t available() const;
+  uint32_t promised() const;
+  uint32_t charged(int session) const;
+  uint32_t unused(int session) const;
+  uint32_t held(int session) const;
+  uint32_t holds(int session, uint32_t b) const;
+  uint32_t budgeted() const;
+  uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity()); }
+  uint32_t capacity() const { return static_cast<uint32_t>(blocks.size()) - 1; }
+  uint32_t refs(uint32_t b) const;
+  uint32_t children(uint32_t b) const;
+  bool open(int session) const {
+    return session >= 0 && session < static_cast<int>(sessions.size()) &&
+           sessions[session].phase == Phase::kOpen;
+  }
+
+  const PoolOptions options;
+  std::vector<Block> blocks;  // [0] is the null block.
+  std::vector<Session> sessions;
+  std::vector<uint32_t> direct_evictions;  // Since the caller cleared it.
+  PoolCounters counters;
+  TimeMs now = 0;
+  std::map<ModelKey, std::pair<TimeMs, bool>> evicted;  // When, and whether it was asked for since.
+
+ private:
+  Verdict Resolve(BlockRef ref);
+  bool IsBudgeted(uint32_t b) const { return blocks[b].pinned || blocks[b].priority > 50; }
+  bool HasPinnedChild(uint32_t b) const;
+  uint32_t CapRoom(int session) const;
+  uint32_t Headroom(int session) const { return available() - promised() + unused(session); }
+  // Available blocks among these and what is in front of them.
+  uint32_t CreditNeed(const std::set<uint32_t>& taken) const;
+  void SetOwner(uint32_t b, int owner);
+  // Brings sealed and cached in line with who holds what; what this takes is charged to `taker`.
+  void Settle(int taker);
+  void Cache(uint32_t b);
+  void Uncache(uint32_t b);
+  void Free(uint32_t b);
+  uint32_t Victim() const;
+  void Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log);
+  void SetPriority(uint32_t b, uint8_t priority, TimeMs until);
+  void EndPin(uint32_t b);
+  SealOutcome HoldCanonical(int session, uint32_t b);
+  MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,
+                         uint64_t steps);
+
+  std::map<int, std::vector<uint32_t>> order_;  // Cached blocks by priority, next victim first.
+  std::vector<uint32_t> free_stack_;
+  uint32_t next_new_ = 1;
+  std::vector<int> unused_slots_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_POOL_MODEL_H_
