@@ -19,8 +19,17 @@ namespace kvpool {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kSlabBytes = 64 * kMiB;
 constexpr uint64_t kKey = 7;
+
+// How much is asked of the GPU.
+struct Effort {
+  size_t slab_bytes = 64 * kMiB;
+  size_t stamp_bytes = 512 * kMiB;
+  int kills = 20;           // Of processes whose kernel runs.
+  uint64_t watch_ms = 500;  // After each.
+};
+// Of the fake driver nothing can be learnt: it only shows that the questions are put right.
+constexpr Effort kQuick = {.slab_bytes = 4 * kMiB, .stamp_bytes = 16 * kMiB, .kills = 2, .watch_ms = 20};
 
 // What was found. An error is: could not be found out, or not as the design needs it.
 using Answer = absl::StatusOr<std::string>;
@@ -37,21 +46,22 @@ struct Shared {
 };
 
 // One process exports memory with a stamp in it, another maps it.
-absl::StatusOr<Shared> Share(bool by_ipc) {
+absl::StatusOr<Shared> Share(const Effort& effort, bool by_ipc) {
   Shared shared;
   ASSIGN_OR_RETURN(shared.exporter, GpuProcess::Start());
   ASSIGN_OR_RETURN(shared.importer, GpuProcess::Start());
   UniqueFd fd;
   ASSIGN_OR_RETURN(
       const GpuAnswer made,
-      shared.exporter->Do({.op = by_ipc ? GpuOp::kMakeIpcSlab : GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1,
-                          &fd));
+      shared.exporter->Do({.op = by_ipc ? GpuOp::kMakeIpcSlab : GpuOp::kMakeSlab, .bytes = effort.slab_bytes},
+                          -1, &fd));
   RETURN_IF_ERROR(shared.exporter->Do({.op = GpuOp::kWriteStamp, .key = kKey}).status());
-  RETURN_IF_ERROR(
-      shared.importer
-          ->Do({.op = by_ipc ? GpuOp::kOpenIpc : GpuOp::kMapSlab, .bytes = kSlabBytes, .handle = made.handle},
-               fd.get())
-          .status());
+  RETURN_IF_ERROR(shared.importer
+                      ->Do({.op = by_ipc ? GpuOp::kOpenIpc : GpuOp::kMapSlab,
+                            .bytes = effort.slab_bytes,
+                            .handle = made.handle},
+                           fd.get())
+                      .status());
   RETURN_IF_ERROR(ExpectStamp(*shared.importer, kKey, "right after the import"));
   return shared;
 }
@@ -72,8 +82,8 @@ Answer CallCosts(size_t bytes) {
   return text + " us";
 }
 
-Answer ExporterKilled(bool by_ipc) {
-  ASSIGN_OR_RETURN(Shared shared, Share(by_ipc));
+Answer ExporterKilled(const Effort& effort, bool by_ipc) {
+  ASSIGN_OR_RETURN(Shared shared, Share(effort, by_ipc));
   ASSIGN_OR_RETURN(const uint64_t death_us, shared.exporter->Kill());
   RETURN_IF_ERROR(ExpectStamp(*shared.importer, kKey, "after the exporter's death"));
   RETURN_IF_ERROR(shared.importer->Do({.op = GpuOp::kWriteStamp, .key = kKey + 1}).status());
@@ -81,36 +91,36 @@ Answer ExporterKilled(bool by_ipc) {
   return absl::StrCat("the importer reads and writes on; SIGKILL to pidfd ", death_us, " us");
 }
 
-Answer ImporterKilled() {
-  ASSIGN_OR_RETURN(Shared shared, Share(false));
+Answer ImporterKilled(const Effort& effort) {
+  ASSIGN_OR_RETURN(Shared shared, Share(effort, false));
   RETURN_IF_ERROR(shared.importer->Kill().status());
   RETURN_IF_ERROR(ExpectStamp(*shared.exporter, kKey, "after the importer's death"));
   return "the exporter does not notice";
 }
 
-Answer OnlyAnFdHolds() {
+Answer OnlyAnFdHolds(const Effort& effort) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> exporter, GpuProcess::Start());
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> witness, GpuProcess::Start());
   UniqueFd fd;
-  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1, &fd).status());
+  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &fd).status());
   RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kWriteStamp, .key = kKey}).status());
   RETURN_IF_ERROR(exporter->Kill().status());
   // This process holds the fd and has no CUDA context. Somebody else's allocations must not land there.
   UniqueFd other;
-  RETURN_IF_ERROR(witness->Do({.op = GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1, &other).status());
+  RETURN_IF_ERROR(witness->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &other).status());
   RETURN_IF_ERROR(witness->Do({.op = GpuOp::kWriteStamp, .key = kKey + 1}).status());
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> heir, GpuProcess::Start());
-  RETURN_IF_ERROR(heir->Do({.op = GpuOp::kMapSlab, .bytes = kSlabBytes}, fd.get()).status());
+  RETURN_IF_ERROR(heir->Do({.op = GpuOp::kMapSlab, .bytes = effort.slab_bytes}, fd.get()).status());
   RETURN_IF_ERROR(ExpectStamp(*heir, kKey, "imported from an fd whose maker was dead"));
   return "it stays, and a new process can import it";
 }
 
-Answer FreedWithTheLastFd() {
+Answer FreedWithTheLastFd(const Effort& effort) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> witness, GpuProcess::Start());
   ASSIGN_OR_RETURN(const GpuAnswer before, witness->Do({.op = GpuOp::kFreeBytes}));
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> exporter, GpuProcess::Start());
   UniqueFd fd;
-  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1, &fd).status());
+  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &fd).status());
   RETURN_IF_ERROR(exporter->Kill().status());
   ASSIGN_OR_RETURN(const GpuAnswer held, witness->Do({.op = GpuOp::kFreeBytes}));
   fd.Reset();
@@ -118,21 +128,19 @@ Answer FreedWithTheLastFd() {
   const auto mib = [&](uint64_t bytes) {
     return static_cast<int64_t>(before.values[0] - bytes) / static_cast<int64_t>(kMiB);
   };
-  return absl::StrCat("of ", kSlabBytes / kMiB,
+  return absl::StrCat("of ", effort.slab_bytes / kMiB,
                       " MiB, missing while only the fd holds it: ", mib(held.values[0]),
                       " MiB; after closing it: ", mib(after.values[0]), " MiB");
 }
 
 // The one that decides when a dead engine's blocks may be given to others.
-Answer WritesAfterDeath() {
+Answer WritesAfterDeath(const Effort& effort) {
   constexpr uint64_t kForever = uint64_t{1} << 36;
-  constexpr uint64_t kWatchMs = 500;
-  constexpr int kRounds = 5;
   uint64_t latest_us = 0;
   uint64_t moves = 0;
   uint64_t slowest_death_us = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    ASSIGN_OR_RETURN(Shared shared, Share(false));
+  for (int round = 0; round < effort.kills; ++round) {
+    ASSIGN_OR_RETURN(Shared shared, Share(effort, false));
     GpuProcess& victim = *shared.exporter;
     GpuProcess& witness = *shared.importer;
     ASSIGN_OR_RETURN(const GpuAnswer before, witness.Do({.op = GpuOp::kSampleCounter}));
@@ -145,26 +153,27 @@ Answer WritesAfterDeath() {
     }
     ASSIGN_OR_RETURN(const uint64_t death_us, victim.Kill());
     slowest_death_us = std::max(slowest_death_us, death_us);
-    ASSIGN_OR_RETURN(const GpuAnswer watched, witness.Do({.op = GpuOp::kWatchCounter, .key = kWatchMs}));
+    ASSIGN_OR_RETURN(const GpuAnswer watched,
+                     witness.Do({.op = GpuOp::kWatchCounter, .key = effort.watch_ms}));
     moves += watched.values[0] != watched.values[1];
     latest_us = std::max(latest_us, watched.values[2]);
   }
   if (moves != 0) {
-    return absl::DataLossError(absl::StrCat("in ", moves, " of ", kRounds,
+    return absl::DataLossError(absl::StrCat("in ", moves, " of ", effort.kills,
                                             " kills a dead process's kernel wrote up to ", latest_us,
                                             " us after its pidfd had fired: quarantine must last longer"));
   }
-  return absl::StrCat("none in ", kRounds, " kills of a running kernel; SIGKILL to pidfd ", slowest_death_us,
-                      " us at most");
+  return absl::StrCat("none in ", effort.kills, " kills of a running kernel; SIGKILL to pidfd ",
+                      slowest_death_us, " us at most");
 }
 
-Answer ReadOnlyMapping() {
+Answer ReadOnlyMapping(const Effort& effort) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> exporter, GpuProcess::Start());
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> reader, GpuProcess::Start());
   UniqueFd fd;
-  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1, &fd).status());
+  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &fd).status());
   RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kWriteStamp, .key = kKey}).status());
-  RETURN_IF_ERROR(reader->Do({.op = GpuOp::kMapReadOnly, .bytes = kSlabBytes}, fd.get()).status());
+  RETURN_IF_ERROR(reader->Do({.op = GpuOp::kMapReadOnly, .bytes = effort.slab_bytes}, fd.get()).status());
   RETURN_IF_ERROR(ExpectStamp(*reader, kKey, "through a read-only mapping"));
   const absl::Status written = reader->Do({.op = GpuOp::kWriteStamp, .key = kKey + 1}).status();
   if (written.ok()) return absl::DataLossError("a write through a read-only mapping succeeded");
@@ -173,13 +182,13 @@ Answer ReadOnlyMapping() {
   return absl::StrCat("the writer loses its context (", written.message(), "), the owner is unharmed");
 }
 
-Answer ReexportOfAnImport() {
+Answer ReexportOfAnImport(const Effort& effort) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> exporter, GpuProcess::Start());
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> importer, GpuProcess::Start());
   UniqueFd fd;
-  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = kSlabBytes}, -1, &fd).status());
+  RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &fd).status());
   ASSIGN_OR_RETURN(const GpuAnswer answer,
-                   importer->Do({.op = GpuOp::kReexport, .bytes = kSlabBytes}, fd.get()));
+                   importer->Do({.op = GpuOp::kReexport, .bytes = effort.slab_bytes}, fd.get()));
   return answer.text;
 }
 
@@ -191,9 +200,10 @@ Answer StallOfRunningKernels() {
       answer.values[0], answer.values[1], answer.values[2], answer.values[3]);
 }
 
-Answer StampSpeed() {
+Answer StampSpeed(const Effort& effort) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuProcess> process, GpuProcess::Start());
-  ASSIGN_OR_RETURN(const GpuAnswer answer, process->Do({.op = GpuOp::kMeasureStamps, .bytes = 256 * kMiB}));
+  ASSIGN_OR_RETURN(const GpuAnswer answer,
+                   process->Do({.op = GpuOp::kMeasureStamps, .bytes = effort.stamp_bytes}));
   return absl::StrFormat("write %.1f GB/s, verify %.1f GB/s", answer.values[0] / 1e3, answer.values[1] / 1e3);
 }
 
@@ -204,8 +214,8 @@ Answer FenceCost() {
                          answer.values[1], answer.values[2]);
 }
 
-Answer SignalCost(bool by_event) {
-  ASSIGN_OR_RETURN(Shared shared, Share(false));
+Answer SignalCost(const Effort& effort, bool by_event) {
+  ASSIGN_OR_RETURN(Shared shared, Share(effort, false));
   if (by_event) {
     const absl::StatusOr<GpuAnswer> event = shared.exporter->Do({.op = GpuOp::kMakeEvent});
     if (absl::IsUnimplemented(event.status()))
@@ -234,31 +244,31 @@ struct Fact {
   std::function<Answer()> find;
 };
 
-std::vector<Fact> Facts() {
+std::vector<Fact> Facts(const Effort& effort) {
   std::vector<Fact> facts;
   facts.push_back({"GPU", WhatGpu});
   for (const size_t mib : {2, 64, 256, 1024}) {
     facts.push_back({absl::StrCat("driver calls, ", mib, " MiB"), [mib] { return CallCosts(mib * kMiB); }});
   }
-  facts.push_back({"exporter killed, VMM", [] { return ExporterKilled(false); }});
-  facts.push_back({"exporter killed, IPC", [] { return ExporterKilled(true); }});
-  facts.push_back({"importer killed", ImporterKilled});
-  facts.push_back({"memory that only an fd holds", OnlyAnFdHolds});
-  facts.push_back({"memory after the last fd", FreedWithTheLastFd});
-  facts.push_back({"writes after the pidfd fired", WritesAfterDeath});
-  facts.push_back({"read-only mapping", ReadOnlyMapping});
-  facts.push_back({"export of an import", ReexportOfAnImport});
+  facts.push_back({"exporter killed, VMM", [=] { return ExporterKilled(effort, false); }});
+  facts.push_back({"exporter killed, IPC", [=] { return ExporterKilled(effort, true); }});
+  facts.push_back({"importer killed", [=] { return ImporterKilled(effort); }});
+  facts.push_back({"memory that only an fd holds", [=] { return OnlyAnFdHolds(effort); }});
+  facts.push_back({"memory after the last fd", [=] { return FreedWithTheLastFd(effort); }});
+  facts.push_back({"writes after the pidfd fired", [=] { return WritesAfterDeath(effort); }});
+  facts.push_back({"read-only mapping", [=] { return ReadOnlyMapping(effort); }});
+  facts.push_back({"export of an import", [=] { return ReexportOfAnImport(effort); }});
   facts.push_back({"slabs made beside kernels", StallOfRunningKernels});
-  facts.push_back({"stamps", StampSpeed});
+  facts.push_back({"stamps", [=] { return StampSpeed(effort); }});
   facts.push_back({"fence", FenceCost});
-  facts.push_back({"order across processes, semaphore", [] { return SignalCost(false); }});
-  facts.push_back({"order across processes, IPC event", [] { return SignalCost(true); }});
+  facts.push_back({"order across processes, semaphore", [=] { return SignalCost(effort, false); }});
+  facts.push_back({"order across processes, IPC event", [=] { return SignalCost(effort, true); }});
   return facts;
 }
 
-int FindOut() {
+int FindOut(const Effort& effort) {
   int failures = 0;
-  for (const Fact& fact : Facts()) {
+  for (const Fact& fact : Facts(effort)) {
     const Answer answer = fact.find();
     const bool no_gpu = fact.question == "GPU" && !answer.ok();
     failures += !answer.ok();
@@ -278,5 +288,10 @@ int FindOut() {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--role") == 0) return kvpool::ServeGpuProcess();
-  return kvpool::FindOut();
+  const bool quick = argc == 2 && std::strcmp(argv[1], "--quick") == 0;
+  if (argc != 1 && !quick) {
+    std::fprintf(stderr, "usage: gpu_facts [--quick]\n");
+    return 2;
+  }
+  return kvpool::FindOut(quick ? kvpool::kQuick : kvpool::Effort());
 }
