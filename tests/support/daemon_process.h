@@ -1,0 +1,72 @@
+// A real kvpoold for tests: its own process, directory and ports, gone with its object.
+#ifndef KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
+#define KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace kvpool {
+
+struct DaemonProcessOptions {
+  std::string directory;  // Empty: a new one, removed with the object.
+  std::string capacity = "64MiB";
+  std::string slab_bytes = "4MiB";
+  std::string device = "host";
+  std::vector<std::string> flags;        // More of them; a later one wins.
+  std::vector<std::string> environment;  // "NAME=value", added to the test's own.
+};
+
+// How a program ended that was run to its end.
+struct ProgramEnd {
+  int exit_code = -1;  // -1: by a signal.
+  std::string output;  // stdout and stderr.
+};
+// Runs a program until it ends.
+ProgramEnd RunProgram(const std::vector<std::string>& command);
+
+class DaemonProcess {
+ public:
+  // Returns once the daemon serves. UNAVAILABLE: it ended before, with its log.
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options = {});
+  // kill -9 if it still runs.
+  ~DaemonProcess();
+
+  const std::string& directory() const { return directory_; }
+  std::string socket() const { return directory_ + "/kvpoold.sock"; }
+  std::string attach_socket() const { return socket() + ".attach"; }
+  std::string target() const { return "unix:" + socket(); }
+  pid_t pid() const { return pid_; }
+  int metrics_port() const { return metrics_port_; }
+  int operator_port() const { return operator_port_; }
+
+  // SIGTERM, and the exit code; -1: it ended by a signal.
+  int Stop();
+  // kill -9.
+  void Kill();
+  // The exposition text of /metrics.
+  absl::StatusOr<std::string> Metrics() const;
+  // Sum over all samples of `name` whose line contains `label`; 0 if there are none.
+  double Metric(const std::string& name, const std::string& label = "") const;
+  std::string Log() const;
+  // The binary under test.
+  static std::string Program();
+
+ private:
+  DaemonProcess() = default;
+  absl::Status Launch(const DaemonProcessOptions& options);
+  int Reap();
+
+  std::string directory_;
+  bool owns_directory_ = false;
+  pid_t pid_ = 0;
+  int metrics_port_ = 0, operator_port_ = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
