@@ -114,6 +114,7 @@ struct DaemonSnapshot {
   // Evicted blocks and other counters of spaces that are gone, so that sums over spaces never fall: kept
   // under space 0.
   uint64_t step_batches = 0, reconnects = 0;
+  uint32_t sessions_open = 0;
   bool draining = false;
   double uptime_seconds = 0;
 };
@@ -200,6 +201,8 @@ class Daemon {
   void Retire(const std::shared_ptr<Space>& space);
   void Housekeep(const std::shared_ptr<Space>& space);
   void ReclaimAhead(Space* space);
+  // Evicts these, or what the policy chooses, at most `count`; answers how many.
+  uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;

@@ -47,8 +47,9 @@ absl::StatusOr<Quantity> ParseQuantity(std::string_view text) {
 absl::StatusOr<uint64_t> ToBytes(std::string_view text, const Quantity& quantity) {
   const double bytes = quantity.number * static_cast<double>(quantity.unit == 0 ? 1 : quantity.unit);
   if (bytes < 1 || bytes > static_cast<double>(kMaxBytes)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", absl::string_view(text.data(), text.size()), "\" is ", bytes,
-                                                   " bytes; the limits are 1 and ", kMaxBytes));
+    return absl::InvalidArgumentError(absl::StrCat("\"", absl::string_view(text.data(), text.size()),
+                                                   "\" is ", bytes, " bytes; the limits are 1 and ",
+                                                   kMaxBytes));
   }
   return static_cast<uint64_t>(bytes);
 }
@@ -57,7 +58,8 @@ absl::StatusOr<uint64_t> ToBytes(std::string_view text, const Quantity& quantity
 constexpr char kDefaultCapacity[] = "0.5";
 
 absl::Status AddHost(const std::string& capacity, OpenedDevices* opened) {
-  const uint64_t ram = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+  const uint64_t ram =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
   ASSIGN_OR_RETURN(const uint64_t bytes, ParseCapacity(capacity, ram));
   opened->devices.push_back(MakeHostDevice({.capacity_bytes = bytes}));
   opened->capacity_bytes.push_back(bytes);
@@ -96,7 +98,8 @@ absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
 absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_bytes) {
   absl::string_view percent(text.data(), text.size());
   double number;
-  if (absl::ConsumeSuffix(&percent, "%") && absl::SimpleAtod(percent, &number) && number > 0 && number <= 100) {
+  if (absl::ConsumeSuffix(&percent, "%") && absl::SimpleAtod(percent, &number) && number > 0 &&
+      number <= 100) {
     return static_cast<uint64_t>(number / 100 * static_cast<double>(total_bytes));
   }
   ASSIGN_OR_RETURN(const Quantity quantity, ParseQuantity(text));
@@ -123,7 +126,8 @@ absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, cons
       RETURN_IF_ERROR(AddCuda(std::string(part), wanted, &opened));
     } else {
       return absl::InvalidArgumentError(absl::StrCat(
-          "\"", part, "\" is no device; write auto, host, cuda:N or cuda:GPU-…, or a comma list of the last three"));
+          "\"", part,
+          "\" is no device; write auto, host, cuda:N or cuda:GPU-…, or a comma list of the last three"));
     }
   }
   return opened;

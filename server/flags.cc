@@ -28,21 +28,26 @@
 #include "server/sockets.h"
 
 ABSL_FLAG(std::string, device, "auto",
-          "auto (every GPU that the driver shows, otherwise host), host, cuda:N or cuda:GPU-UUID; a comma list gives one "
+          "auto (every GPU that the driver shows, otherwise host), host, cuda:N or cuda:GPU-UUID; a comma "
+          "list gives one "
           "device to each tensor-parallel rank");
-ABSL_FLAG(std::string, capacity, "0.5", "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%)");
+ABSL_FLAG(std::string, capacity, "0.5",
+          "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%)");
 ABSL_FLAG(std::string, slab_bytes, "0", "size of a slab; 0: 64MiB on host, 256MiB on cuda");
 ABSL_FLAG(std::string, socket, "",
           "gRPC socket; the attach socket is beside it, with .attach added. Empty: kvpool/kvpoold.sock in "
           "$XDG_RUNTIME_DIR, or in /run");
-ABSL_FLAG(std::string, socket_group, "", "group, by name or number, that may use the sockets; empty: the daemon's own");
-ABSL_FLAG(std::string, state_dir, "", "where epoch, lock and kvpoold.json are kept; empty: the socket's directory");
+ABSL_FLAG(std::string, socket_group, "",
+          "group, by name or number, that may use the sockets; empty: the daemon's own");
+ABSL_FLAG(std::string, state_dir, "",
+          "where epoch, lock and kvpoold.json are kept; empty: the socket's directory");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9400",
           "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(std::string, log_format, "text", "text or json");
 ABSL_FLAG(std::string, policy, "lru", "replacement policy of new spaces; see the list above");
-ABSL_FLAG(double, low_watermark, 0.005, "reclaim in the background when less than this share of a space is free");
+ABSL_FLAG(double, low_watermark, 0.005,
+          "reclaim in the background when less than this share of a space is free");
 ABSL_FLAG(double, high_watermark, 0.01, "and stop when this share is free");
 ABSL_FLAG(double, pin_budget, 0.25, "most of a space that may be pinned or retained, 0 to 1");
 ABSL_FLAG(uint32_t, max_sessions, 1024, "sessions at once");
@@ -51,7 +56,8 @@ ABSL_FLAG(absl::Duration, idle_space, absl::Hours(1), "close a space that has ha
 ABSL_FLAG(std::string, tenant_uids, "",
           "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid");
 ABSL_FLAG(int, rpc_threads, 0, "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
-ABSL_FLAG(std::string, operator_tls_listen, "", "host:port for operator verbs over TCP with mutual TLS; empty: none");
+ABSL_FLAG(std::string, operator_tls_listen, "",
+          "host:port for operator verbs over TCP with mutual TLS; empty: none");
 ABSL_FLAG(std::string, operator_tls_cert, "", "PEM file with the daemon's certificate chain");
 ABSL_FLAG(std::string, operator_tls_key, "", "PEM file with its key");
 ABSL_FLAG(std::string, operator_tls_ca, "", "PEM file with the CA that signs operators' certificates");
@@ -89,7 +95,8 @@ absl::Status AppendConfig(const std::string& path, std::vector<std::string>* arg
   for (int number = 1; std::getline(file, line); ++number) {
     absl::string_view text = absl::StripAsciiWhitespace(line);
     if (text.empty() || text[0] == '#') continue;
-    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(text, absl::MaxSplits('=', 1));
     if (!absl::StrContains(text, "=")) {
       return absl::InvalidArgumentError(
           absl::StrCat("--config: ", path, ":", number, ": \"", text, "\" is not \"name = value\""));
@@ -114,7 +121,8 @@ absl::StatusOr<std::vector<std::string>> Arguments(int argc, char** argv) {
   }
   for (std::string& argument : arguments) {
     if (&argument == &arguments[0] || !absl::StartsWith(argument, "--")) continue;
-    const auto end = argument.begin() + static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
+    const auto end =
+        argument.begin() + static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
     std::replace(argument.begin() + 2, end, '-', '_');
     if (absl::StartsWith(argument, "--help")) help_wanted = true;
   }
@@ -137,7 +145,8 @@ absl::Status CheckCount(const char* name, int64_t value, int64_t low, int64_t hi
 
 absl::Status CheckDuration(const char* name, absl::Duration value, absl::Duration high) {
   if (value >= absl::ZeroDuration() && value <= high) return absl::OkStatus();
-  return BadFlag(name, absl::FormatDuration(value), absl::StrCat("the limits are 0 and ", absl::FormatDuration(high)));
+  return BadFlag(name, absl::FormatDuration(value),
+                 absl::StrCat("the limits are 0 and ", absl::FormatDuration(high)));
 }
 
 absl::Status ParseTenants(const std::string& text, std::map<std::string, std::vector<uint32_t>>* tenants) {
@@ -170,11 +179,12 @@ absl::Status ReadPaths(Settings* settings) {
   }
   if (settings->attach_socket().size() > kMaxSocketPathBytes) {
     return BadFlag("socket", settings->socket,
-                   absl::StrCat("with .attach it has ", settings->attach_socket().size(), " bytes; the limit is ",
-                                kMaxSocketPathBytes));
+                   absl::StrCat("with .attach it has ", settings->attach_socket().size(),
+                                " bytes; the limit is ", kMaxSocketPathBytes));
   }
   settings->state_dir = absl::GetFlag(FLAGS_state_dir);
-  if (settings->state_dir.empty()) settings->state_dir = settings->socket.substr(0, settings->socket.rfind('/'));
+  if (settings->state_dir.empty())
+    settings->state_dir = settings->socket.substr(0, settings->socket.rfind('/'));
   const std::string group = absl::GetFlag(FLAGS_socket_group);
   if (!group.empty()) {
     const absl::StatusOr<uint32_t> id = GroupId(group);

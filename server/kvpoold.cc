@@ -27,7 +27,8 @@ constexpr uint64_t kUsualSlabBytes = 64 << 20;
 // How many descriptors connections may use of `limit`.
 int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes) {
   uint64_t slabs = 0;
-  for (const uint64_t bytes : capacity_bytes) slabs += bytes / (slab_bytes == 0 ? kUsualSlabBytes : slab_bytes) + 1;
+  for (const uint64_t bytes : capacity_bytes)
+    slabs += bytes / (slab_bytes == 0 ? kUsualSlabBytes : slab_bytes) + 1;
   const uint64_t kept = std::min(slabs + kOtherFiles, limit / 2);
   return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
 }
@@ -84,15 +85,16 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                                                         .max_connections = max_attached,
                                                         .fd_ceiling = fd_ceiling},
                                                        EventsOf(daemon_.get())));
-  ASSIGN_OR_RETURN(grpc_server_,
-                   GrpcServer::Start({.socket_path = socket_,
-                                      .group = settings.socket_group,
-                                      .threads = settings.rpc_threads,
-                                      .fd_ceiling = fd_ceiling,
-                                      .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
-                                      .operator_address = settings.operator_tls_listen,
-                                      .operator_tls = settings.operator_tls},
-                                     daemon_.get(), &rpc_stats_));
+  ASSIGN_OR_RETURN(
+      grpc_server_,
+      GrpcServer::Start({.socket_path = socket_,
+                         .group = settings.socket_group,
+                         .threads = settings.rpc_threads,
+                         .fd_ceiling = fd_ceiling,
+                         .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
+                         .operator_address = settings.operator_tls_listen,
+                         .operator_tls = settings.operator_tls},
+                        daemon_.get(), &rpc_stats_));
   if (!settings.metrics_listen.empty()) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },

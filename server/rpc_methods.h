@@ -13,7 +13,8 @@ namespace kvpool {
 // Wait for calls on the site's queue, for as long as it runs.
 void AcceptEngineCalls(const RpcSite<v1::Engine::AsyncService>& site, Daemon* daemon);
 // `health` stops serving while the daemon drains.
-void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon, HealthState* health);
+void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon,
+                         HealthState* health);
 
 }  // namespace kvpool
 

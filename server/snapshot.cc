@@ -48,6 +48,7 @@ DaemonSnapshot Daemon::Snapshot() {
     MutexLock lock(&space->mu);
     snapshot.spaces.push_back(SnapshotOf(space->state, now));
     Accumulate(space->state.counters, &counters);
+    for (const Session* session : space->state.sessions) snapshot.sessions_open += session->ended ? 0 : 1;
   }
   for (size_t i = 0; i < devices_.size(); ++i) {
     v1::DeviceInfo& device = snapshot.devices.emplace_back();

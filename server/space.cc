@@ -40,6 +40,8 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
   absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
+    // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
+    KVPOOL_CHECK(!IsSticky(row.status()), "space %lu: %s", facts.id, row.status().ToString().c_str());
     if (bytes.ok()) budget_->Give(facts.rank_devices, *bytes);
     MutexLock lock(&mu);
     state.set_may_grow(false);

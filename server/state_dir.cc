@@ -36,7 +36,8 @@ absl::StatusOr<StateDir> StateDir::Open(const std::string& path) {
   ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + "/kvpoold.lock"));
   uint64_t last = 0;
   std::ifstream(path + "/epoch") >> last;
-  const uint64_t epoch = std::max<uint64_t>(last + 1, static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now())));
+  const uint64_t epoch =
+      std::max<uint64_t>(last + 1, static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now())));
   RETURN_IF_ERROR(WriteFileAtomically(path + "/epoch", absl::StrCat(epoch, "\n")));
   return StateDir(path, std::move(lock), epoch);
 }
@@ -47,7 +48,8 @@ absl::Status StateDir::Announce(const ServingFacts& facts) const {
       absl::StrCat("{\"pid\":", getpid(), ",\"epoch\":", epoch_, ",\"version\":", Quoted(facts.version),
                    ",\"socket\":", Quoted(facts.socket), ",\"attach_socket\":", Quoted(facts.attach_socket),
                    ",\"devices\":", Quoted(facts.devices), ",\"metrics_host\":", Quoted(facts.metrics_host),
-                   ",\"metrics_port\":", facts.metrics_port, ",\"operator_port\":", facts.operator_port, "}\n"));
+                   ",\"metrics_port\":", facts.metrics_port, ",\"operator_port\":", facts.operator_port,
+                   "}\n"));
 }
 
 void StateDir::Withdraw() const { std::remove((path_ + "/kvpoold.json").c_str()); }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "server/block_info.h"
 
 namespace kvpool {
 namespace {
@@ -67,22 +68,6 @@ v1::Shortfall WireShortfall(Shortfall shortfall) {
       return v1::SHORTFALL_CAP;
   }
   return v1::SHORTFALL_NONE;
-}
-
-const char* StateName(BlockState state) {
-  switch (state) {
-    case BlockState::kFree:
-      return "free";
-    case BlockState::kLeased:
-      return "leased";
-    case BlockState::kSealed:
-      return "sealed";
-    case BlockState::kCached:
-      return "cached";
-    case BlockState::kQuarantined:
-      return "quarantined";
-  }
-  return "";
 }
 
 // Engines write dummy K and V into scratch that lies where blocks will be: until it is gone, a block that
