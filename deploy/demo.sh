@@ -5,10 +5,95 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
 
+# start_daemon FOLDER: kvpoold on host memory; all it makes is in FOLDER. Returns when it serves.
+start_daemon() {
+  # 40 MiB in blocks of 4 KiB: about 10,000 blocks, where the trace's working set has 183,000.
+  build/release/bin/kvpoold --device=host --capacity=40MiB --slab_bytes=40MiB --metrics_listen=127.0.0.1:0 \
+    --socket="$1/kvpoold.sock" --state_dir="$1/state" >"$1/kvpoold.log" 2>&1 &
+  demo_daemon=$!
+  local tries=0
+  until build/release/bin/kvpoolctl --socket="$1/kvpoold.sock" health >/dev/null 2>&1; do
+    if ! kill -0 "$demo_daemon" 2>/dev/null || [ $((tries += 1)) -gt 300 ]; then
+      say "FAILED: kvpoold does not serve. Its log:" >&2
+      sed 's/^/    /' "$1/kvpoold.log" >&2
+      return 1
+    fi
+    sleep 0.1
+  done
+}
+
+# stop_demo FOLDER: ends what the demo started. Engines are kvpool-replay's own and end with it.
+stop_demo() {
+  local pid
+  for pid in ${demo_replay:-} ${demo_daemon:-}; do
+    kill "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
+  rm -rf "$1"
+}
+
+# conversation_trace: where the public trace is, if it is at hand.
+conversation_trace() {
+  local name=mooncake_conversation_trace.jsonl.gz place
+  for place in "${KVPOOL_TRACES:-}" "${KVPOOL_TRACES:-}/$name" "../shared/traces/$name"; do
+    if [ -f "$place" ]; then
+      echo "$place"
+      return
+    fi
+  done
+}
+
+# scrape PORT NAME...: the named metrics, with bash alone.
+scrape() {
+  local port=$1 pattern
+  shift
+  pattern=$(IFS='|' && echo "$*")
+  exec 3<>"/dev/tcp/127.0.0.1/$port"
+  printf 'GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n' >&3
+  grep -E "^($pattern)[{ ]" <&3 || true
+  exec 3>&-
+}
+
 run_demo() {
-  local bin=build/release/bin
-  "$bin/kvpoold" --help >/dev/null
-  say "kvpoold runs here: $bin/kvpoold --help shows its flags"
+  local work trace port
+  work=$(mktemp -d "${TMPDIR:-/tmp}/kvpool-demo-XXXXXX")
+  # shellcheck disable=SC2064  # the folder as it is now
+  trap "stop_demo '$work'" EXIT
+  export KVPOOL_SOCKET=$work/kvpoold.sock
+  local ctl=build/release/bin/kvpoolctl
+  say "starting kvpoold on host memory: 40 MiB, 10,239 blocks of 4 KiB"
+  start_daemon "$work"
+  port=$(sed -n 's/.*"metrics_port": *\([0-9]*\).*/\1/p' "$work/state/kvpoold.json")
+
+  local workload=(--workload=conversation --seed=1)
+  trace=$(conversation_trace)
+  if [ -n "$trace" ]; then
+    workload=(--trace="$trace")
+    say "replaying the public conversation trace: $trace"
+  else
+    say "replaying made requests: the public conversation trace is not at hand (the README says where anyone gets it)"
+  fi
+  say "two engine processes share the pool; one of them is killed with SIGKILL half way, and started again"
+  build/release/bin/kvpool-replay "${workload[@]}" --engines=2 --kill-one-at=0.5 &
+  demo_replay=$!
+  wait "$demo_replay"
+  demo_replay=
+
+  say "the daemon's own account (kvpoolctl status):"
+  "$ctl" status
+  say "a few of its metrics (http://127.0.0.1:$port/metrics):"
+  scrape "$port" kvpool_blocks kvpool_lookup_blocks_total kvpool_hit_blocks_total kvpool_evicted_blocks_total \
+    kvpool_sessions_ended_total
+  say "done. To look around yourself:"
+  cat <<'NEXT'
+    build/release/bin/kvpoold --device=host --capacity=1GiB --socket=/tmp/kvpoold.sock --state_dir=/tmp/kvpool &
+    export KVPOOL_SOCKET=/tmp/kvpoold.sock
+    build/release/bin/kvpool-replay --workload=conversation --engines=4 --kill-every=1000 &
+    build/release/bin/kvpoolctl top
+    build/release/bin/kvpoolctl spaces                       # then: blocks --space=1 --state=cached
+    build/release/bin/kvpoolctl explain --space=1 --block=7  # why is it here?
+    curl -s localhost:9400/metrics
+NEXT
 }
 
 say "packages (deploy/install_deps.sh)"

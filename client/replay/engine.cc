@@ -113,16 +113,17 @@ class Engine {
     const size_t hits = shared.size();
     const size_t missing = keys.size() - hits;
     const size_t decode = options_.decode ? DecodeBlocks(request) : 0;
-    absl::StatusOr<Blocks> leased = Lease(static_cast<uint32_t>(missing + decode));
-    if (absl::IsDeadlineExceeded(leased.status()) || absl::IsResourceExhausted(leased.status())) return false;
-    RETURN_IF_ERROR(leased.status());
-    Blocks answer = leased->SplitFrom(missing);
-    RETURN_IF_ERROR(Stamp(leased->refs(), absl::MakeSpan(keys).subspan(hits)));
+    Blocks leased;
+    const absl::Status room = Lease(static_cast<uint32_t>(missing + decode), &leased);
+    if (absl::IsDeadlineExceeded(room) || absl::IsResourceExhausted(room)) return false;
+    RETURN_IF_ERROR(room);
+    Blocks answer = leased.SplitFrom(missing);
+    RETURN_IF_ERROR(Stamp(leased.refs(), absl::MakeSpan(keys).subspan(hits)));
 
     record->hit_blocks = static_cast<uint32_t>(hits);
     record->deduplicated_blocks = 0;
     if (missing > 0) {
-      RETURN_IF_ERROR(SealAndShare(keys, &shared, *std::move(leased), record));
+      RETURN_IF_ERROR(SealAndShare(keys, &shared, std::move(leased), record));
     }
     RETURN_IF_ERROR(Verify(shared.refs(), keys, "shared"));
     const Stopwatch watch;
@@ -158,18 +159,19 @@ class Engine {
     return hit;
   }
 
-  absl::StatusOr<Blocks> Lease(uint32_t count) {
-    if (count == 0) return Blocks(session_.get(), {});
+  absl::Status Lease(uint32_t count, Blocks* out) {
+    if (count == 0) return absl::OkStatus();
     const Stopwatch watch;
+    Verb verb = Verb::kLeaseLocal;
     absl::StatusOr<Blocks> blocks = session_->Lease(count);
-    if (blocks.ok()) {
-      Count(Verb::kLeaseLocal, watch.ElapsedNs());
-      return blocks;
+    if (absl::IsResourceExhausted(blocks.status())) {
+      verb = Verb::kLeaseWait;
+      blocks = session_->LeaseWithin(count, In(kLeasePatience));
     }
-    if (!absl::IsResourceExhausted(blocks.status())) return blocks;
-    blocks = session_->LeaseWithin(count, In(kLeasePatience));
-    if (blocks.ok()) Count(Verb::kLeaseWait, watch.ElapsedNs());
-    return blocks;
+    RETURN_IF_ERROR(blocks.status());
+    Count(verb, watch.ElapsedNs());
+    *out = *std::move(blocks);
+    return absl::OkStatus();
   }
 
   // Seals `own`, and appends to `shared` what is then held under the keys: its blocks, or those that were there first.

@@ -53,9 +53,12 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const std::strin
   // One slab: block 0 is no part of the capacity, and the pool has its size from the start.
   const uint64_t bytes = (options.blocks + 1) * options.block_bytes;
   const uint64_t capacity = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  std::vector<std::string> arguments = {
-      absl::StrCat("--socket=", SocketIn(folder)), absl::StrCat("--state-dir=", folder), "--device=host",
-      absl::StrCat("--capacity=", capacity), absl::StrCat("--slab-bytes=", capacity)};
+  std::vector<std::string> arguments = {absl::StrCat("--socket=", SocketIn(folder)),
+                                        absl::StrCat("--state_dir=", folder),
+                                        "--device=host",
+                                        absl::StrCat("--capacity=", capacity),
+                                        absl::StrCat("--slab_bytes=", capacity),
+                                        "--metrics_listen="};
   arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
   ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(program, arguments));
   std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(std::move(folder), std::move(process)));
