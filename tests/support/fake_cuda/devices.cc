@@ -62,6 +62,11 @@ CUresult CUDAAPI cuGetErrorString(CUresult error, const char** words) {
   return *words != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+CUresult CUDAAPI cuDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuDeviceGetCount(int* count) {
   return Call("cuDeviceGetCount", Needs::kInit, [&](State& state) {
     *count = static_cast<int>(state.devices.size());

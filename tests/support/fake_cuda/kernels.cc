@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "cuda/stamp.h"
+#include "tests/gpu/probe_kernels.h"
 #include "tests/support/fake_cuda/state.h"
 
 namespace kvpool::fake {
@@ -32,7 +33,19 @@ Work BindStamps(void** arguments) {
   };
 }
 
+Work BindCount(void** arguments) {
+  const CountRequest request = *static_cast<const CountRequest*>(arguments[0]);
+  return [request] {
+    if (!IsMapped(reinterpret_cast<uint64_t>(request.counter), sizeof(uint64_t), PROT_WRITE)) {
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    CountUp(HostLane(), request);
+    return CUDA_SUCCESS;
+  };
+}
+
 constexpr HostKernel kKernels[] = {
+    {"kvpool_probe_count", BindCount},
     {"kvpool_write_stamps", BindStamps<WriteStamp<HostLane>, PROT_WRITE>},
     {"kvpool_verify_stamps", BindStamps<VerifyStamp<HostLane>, PROT_READ>},
 };

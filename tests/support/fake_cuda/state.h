@@ -6,7 +6,7 @@
 //
 // Point KVPOOL_LIBCUDA at it. What it imitates is set by the environment, read at cuInit:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
-//   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 1 GiB.
+//   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 4 GiB.
 //   KVPOOL_FAKE_CUDA_WITHOUT=vmm,fd     Attributes denied: an old GPU (vmm), a driver that can't pass fds
 //   (fd).
 //   KVPOOL_FAKE_CUDA_FAIL=cuMemCreate#3=CUDA_ERROR_OUT_OF_MEMORY,cuStreamSynchronize#2+=CUDA_ERROR_ECC_UNCORRECTABLE
@@ -42,7 +42,7 @@ struct Fault {
 
 struct Settings {
   int device_count = 1;
-  size_t device_bytes = size_t{1} << 30;
+  size_t device_bytes = size_t{4} << 30;
   std::set<std::string> without;
   std::vector<Fault> faults;
   std::map<std::string, int> latency_us;

@@ -255,6 +255,15 @@ CUresult CUDAAPI cuEventDestroy(CUevent event) {
   });
 }
 
+// Events stay in their process here, as the device's attributes say.
+CUresult CUDAAPI cuIpcGetEventHandle(CUipcEventHandle*, CUevent) {
+  return Call("cuIpcGetEventHandle", Needs::kContext, [](State&) { return CUDA_ERROR_NOT_SUPPORTED; });
+}
+
+CUresult CUDAAPI cuIpcOpenEventHandle(CUevent*, CUipcEventHandle) {
+  return Call("cuIpcOpenEventHandle", Needs::kContext, [](State&) { return CUDA_ERROR_NOT_SUPPORTED; });
+}
+
 CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
   return Call("cuEventRecord", Needs::kContext, [&](State&) {
     const std::shared_ptr<Event> found = Events().Find(event);

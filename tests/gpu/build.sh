@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes one folder with all that a machine with a GPU needs to run everything that needs one: our binaries, the libraries they
+# were linked with, and run.sh. It can be copied anywhere; there, only the C library of the machine is used.
+# Usage: tests/gpu/build.sh [FOLDER]      (build/gpu)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. deploy/lib.sh
+
+folder=${1:-build/gpu}
+binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test kvpoold kvpoolctl kvpool-replay)
+limit_mib=50
+
+if [ ! -e build/deps/cuda_root ]; then
+  say "packages (deploy/install_deps.sh)"
+  step gpu-packages deploy/install_deps.sh build
+fi
+say "building ${binaries[*]} (build/release; log: build/logs/gpu-build.log)"
+step gpu-build build release "${binaries[@]}" fake_cuda
+
+rm -rf "$folder"
+mkdir -p "$folder/bin" "$folder/lib" "$folder/fake"
+for binary in "${binaries[@]}"; do
+  strip -o "$folder/bin/$binary" "build/release/bin/$binary"
+done
+cp build/release/lib/fake_cuda/libcuda.so.1 "$folder/fake/"
+# All libraries but the C library's own, which go with the loader of the machine.
+ldd "$folder"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
+  grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv)\.so\.[0-9]+$' | xargs cp -Lt "$folder/lib"
+cp tests/gpu/run.sh "$folder/"
+
+needs=$(objdump -T "$folder"/bin/* "$folder"/lib/* | grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
+mib=$(du -sm "$folder" | cut -f 1)
+say "$folder: $mib MiB, needs glibc ${needs#GLIBC_} or later; copy it to a machine with a GPU and run its run.sh there"
+[ "$mib" -lt $limit_mib ] || { say "FAILED: $folder has $mib MiB, the limit is $limit_mib"; exit 1; }

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Runs everything that needs a GPU, on a machine that has one, and prints a table. No network and no packages are needed: the
+# binaries are in the folder that tests/gpu/build.sh makes, where a copy of this file lies beside them.
+# Usage: run.sh [--fake]
+#
+#   --fake   over the fake driver instead: shows that the checks themselves work, says nothing about a GPU
+#
+# Exit status: 0 all passed, 1 something failed, 2 nothing could be run.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+if [ ! -x "$here/bin/gpu_facts" ]; then
+  folder=$here/../../build/gpu  # called in the tree
+  [ -x "$folder/bin/gpu_facts" ] || "$here/build.sh"
+  here=$(cd "$folder" && pwd)
+fi
+export LD_LIBRARY_PATH=$here/lib PATH=$here/bin:$PATH KVPOOL_TEST_DEVICE=cuda
+facts_effort=()
+requests=20000
+if [ "${1:-}" = --fake ]; then
+  export KVPOOL_LIBCUDA=$here/fake/libcuda.so.1
+  facts_effort=(--quick)
+  requests=2000
+  echo "over the FAKE driver: none of this is about a GPU"
+elif [ $# -gt 0 ]; then
+  sed -n '2,/^set/{s/^# \{0,1\}//;/^set/!p}' "$0"
+  exit 2
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/kvpool-gpu-XXXXXX")
+daemon=
+cleanup() {
+  [ -z "$daemon" ] || kill "$daemon" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap cleanup EXIT
+table=()
+failed=0
+
+# check NAME COMMAND...: runs it, shows its output where it fails, and adds a line to the table.
+check() {
+  local name=$1 started=$SECONDS outcome=ok
+  shift
+  echo "== $name"
+  "$@" >"$work/$name.log" 2>&1 || outcome=FAIL
+  if [ $outcome = FAIL ]; then
+    tail -n 60 "$work/$name.log"
+    failed=1
+  fi
+  table+=("$(printf '%-5s %-28s %4d s' "$outcome" "$name" $((SECONDS - started)))")
+}
+
+# The whole of it: a daemon on the GPU, and engine processes that stamp and verify every block, one of them killed half way.
+serve_and_replay() {
+  kvpoold --device=cuda:0 --capacity="$1" --slab-bytes=64MiB --socket="$work/kvpoold.sock" --metrics-listen= \
+    >"$work/kvpoold.log" 2>&1 &
+  daemon=$!
+  local waited=0
+  until [ -S "$work/kvpoold.sock" ]; do
+    kill -0 $daemon || { cat "$work/kvpoold.log"; return 1; }
+    [ $((waited += 1)) -lt 600 ] || { echo "kvpoold does not listen after 60 s"; return 1; }
+    sleep 0.1
+  done
+  shift
+  local status=0
+  kvpool-replay --socket="$work/kvpoold.sock" --workload=conversation --requests=$requests --engines=2 --kill-one-at=0.5 "$@" ||
+    status=$?
+  kill -TERM $daemon
+  wait $daemon || status=$?
+  daemon=
+  [ $status -eq 0 ] || tail -n 30 "$work/kvpoold.log"
+  return $status
+}
+
+echo "== facts"
+status=0
+gpu_facts "${facts_effort[@]}" || status=$?
+if [ $status -eq 2 ]; then
+  echo "nothing was run: there is no GPU on this machine, or no driver for it"
+  exit 2
+fi
+[ $status -eq 0 ] || failed=1
+table+=("$(printf '%-5s %-28s' "$([ $status -eq 0 ] && echo ok || echo FAIL)" facts)")
+check device-contract device_contract_test
+check stamps stamper_test
+check fences fence_events_test
+check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
+check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
+
+echo
+printf '%s\n' "${table[@]}"
+[ $failed -eq 0 ] && echo "all passed" || echo "FAILED"
+exit $failed
