@@ -44,7 +44,7 @@ const char* kvpool_last_error(void);
 /* ---- Opening. Zeroed fields are defaults; strings may be NULL. */
 typedef struct {
   size_t struct_size;      /* sizeof(kvpool_options), so that old callers go on working. */
-  const char* socket;      /* kvpoold's; NULL: $KVPOOL_SOCKET, or /run/kvpool/kvpoold.sock. */
+  const char* socket;      /* kvpoold's; NULL: $KVPOOL_SOCKET, or where kvpoold listens by default. */
   const char* tenant;      /* NULL: "default". */
   const char* client_name; /* For operators. */
   const void* fingerprint; /* 1 to 64 bytes; equal digests share a space. */

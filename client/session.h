@@ -46,7 +46,7 @@ namespace kvpool {
 using Deadline = std::chrono::steady_clock::time_point;
 
 struct SessionOptions {
-  std::string socket;  // Of kvpoold's engine verbs; empty: $KVPOOL_SOCKET, or /run/kvpool/kvpoold.sock.
+  std::string socket;  // Of kvpoold's engine verbs; empty: see client/default_socket.h.
   std::string tenant;  // Empty: "default".
   std::string client_name;
   v1::Layout layout;            // See client/layouts.h.

@@ -3,28 +3,21 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "client/default_socket.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
-constexpr char kDefaultSocket[] = "/run/kvpool/kvpoold.sock";
 constexpr size_t kTokenBytes = 16;
 constexpr uint32_t kMaxMagazine = 65536;
 // Between two attempts at a lease that pressure left short: nothing says when another session lets go.
 constexpr std::chrono::milliseconds kLeaseRetry{2};
 
 std::atomic<uint64_t> fork_count{0};
-
-std::string SocketOf(const SessionOptions& options) {
-  if (!options.socket.empty()) return options.socket;
-  const char* set = std::getenv("KVPOOL_SOCKET");
-  return set != nullptr && *set != '\0' ? set : kDefaultSocket;
-}
 
 // An invitation is the session's id, 8 bytes little-endian, and the member token of whoever invites.
 absl::Status ReadInvitation(std::string_view invitation, uint64_t* session, std::string* token) {
@@ -71,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Session::Rep>> Session::Rep::Open(const SessionOp
 }
 
 absl::Status Session::Rep::OpenOn(std::string_view invitation, Deadline deadline) {
-  const std::string socket = SocketOf(options);
+  const std::string socket = options.socket.empty() ? DefaultSocket() : options.socket;
   ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket + ".attach", options.client_name, deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;

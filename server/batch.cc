@@ -53,6 +53,7 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
     case AnswerWindow::Seen::kRemembered:
       member->answers.Replay(request.sequence(), response);
       DropCompletions(request.sequence(), member);
+      SetFreeBlocks(*session, response);
       TakePending(member, response);
       return;
     case AnswerWindow::Seen::kNew:
@@ -71,7 +72,12 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
   }
   member->answers.Remember(request.sequence(), *response);
   state_.AfterVerbs(now, deferred);
+  SetFreeBlocks(*session, response);
   TakePending(member, response);
+}
+
+void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) const {
+  if (session.holder != kNobody) response->set_free_blocks(state_.pool.guaranteed_free(session.holder));
 }
 
 void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done,

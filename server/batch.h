@@ -46,6 +46,7 @@ class Batches {
   void Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
              Deferred* deferred);
   void CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred);
+  void SetFreeBlocks(const Session& session, v1::StepResponse* response) const;
   void RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferred* deferred);
 
   SpaceState& state_;

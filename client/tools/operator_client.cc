@@ -122,16 +122,6 @@ bool IsServing(const grpc::ByteBuffer& response) {
 
 }  // namespace
 
-std::string DefaultSocket() {
-  if (const char* path = std::getenv("KVPOOL_SOCKET"); path != nullptr && *path != '\0') return path;
-  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder != '\0') {
-    const std::string path = absl::StrCat(folder, "/kvpool/kvpoold.sock");
-    struct stat status;
-    if (stat(path.c_str(), &status) == 0) return path;
-  }
-  return "/run/kvpool/kvpoold.sock";
-}
-
 class OperatorClient::Rep {
  public:
   Rep(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/default_socket.h"
 #include "kvpool/v1/operator.pb.h"
 
 namespace kvpool::tools {
@@ -20,9 +21,7 @@ struct Endpoint {
   absl::Duration deadline = absl::Seconds(5);
 };
 
-// Where kvpoold listens unless told otherwise: $KVPOOL_SOCKET, else $XDG_RUNTIME_DIR/kvpool/kvpoold.sock if
-// there is such a file, else /run/kvpool/kvpoold.sock.
-std::string DefaultSocket();
+using ::kvpool::DefaultSocket;
 
 enum class Health { kServing, kNotServing, kUnknownService };
 

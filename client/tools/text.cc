@@ -44,6 +44,10 @@ std::string HumanCount(uint64_t count) {
   return digits;
 }
 
+std::string HumanCount(uint64_t count, absl::string_view noun) {
+  return absl::StrCat(HumanCount(count), " ", noun, count == 1 ? "" : "s");
+}
+
 std::string HumanSeconds(double seconds) {
   if (seconds < 999.5e-9) return absl::StrFormat("%.0f ns", seconds * 1e9);
   if (seconds < 999.5e-6) return Digits(seconds * 1e6) + " us";

@@ -1,0 +1,300 @@
+// Sessions with a real daemon: what an engine sees when all is well.
+#include "client/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/client/session_fixture.h"
+
+namespace kvpool {
+namespace {
+
+TEST_F(SessionTest, OpensWithMemoryAndGuarantee) {
+  StartDaemon();
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.guaranteed_blocks = 40;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  EXPECT_NE(session->base(), 0u);
+  EXPECT_GE(session->block_stride_bytes(), kBlockBytes);
+  EXPECT_EQ(session->hash_seed().size(), 32u);
+  EXPECT_FALSE(session->sink_block() == kNullRef);
+  EXPECT_GE(session->free_blocks(), 39u) << "the sink block is one of the guarantee";
+  auto all = session->LeaseWithin(39, Soon());
+  ASSERT_TRUE(all.ok()) << all.status();
+  std::set<uint64_t> ids;
+  for (const BlockRef ref : all->refs()) {
+    EXPECT_NE(ref.id, kNullBlock);
+    EXPECT_FALSE(ref == session->sink_block());
+    EXPECT_TRUE(ids.insert(ref.Pack()).second);
+  }
+}
+
+TEST_F(SessionTest, ReadsBackWhatItSealed) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 20), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  auto pending = session->Match({&asked, 1});
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  auto hit = pending->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  EXPECT_EQ(hit->tokens, 20u * kTokensPerBlock);
+  ASSERT_EQ(hit->groups[0].size(), 20u);
+  for (size_t i = 0; i < keys.size(); ++i)
+    EXPECT_TRUE(HasStamp(session->data(hit->groups[0][i]), keys[i])) << i;
+  EXPECT_EQ(session->counters().refused, 0u);
+}
+
+TEST_F(SessionTest, AnotherProcessSharesThePrefixInPlace) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  PeerProcess peer(daemon_->socket());
+  ASSERT_EQ(peer.Ask("share 7 24"), "ok");
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(7, 30), kTokensPerBlock);
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  auto hit = session->Match({&asked, 1})->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  ASSERT_EQ(hit->groups[0].size(), 24u);
+  EXPECT_EQ(hit->miss, v1::MISS_REASON_NEVER_SEEN);
+  for (size_t i = 0; i < 24; ++i) EXPECT_TRUE(HasStamp(session->data(hit->groups[0][i]), keys[i])) << i;
+  // And the other way round.
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), PrefixHasher(session->hash_seed()).Chain(TokensOf(8, 5), 16)));
+  EXPECT_EQ(peer.Ask("match 8 5"), "5 5");
+}
+
+TEST_F(SessionTest, TheMagazineIsLocal) {
+  StartDaemon();
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.guaranteed_blocks = 16;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  const SessionCounters before = session->counters();
+  for (int i = 0; i < 10000; ++i) {
+    auto block = session->Lease(1);
+    ASSERT_TRUE(block.ok()) << block.status();
+  }
+  EXPECT_EQ(session->counters().operations, before.operations);
+}
+
+TEST_F(SessionTest, LeaseSaysWhatItLacks) {
+  StartDaemon("8MiB");
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto none = session->Lease(100000);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(none.status().message()), ::testing::HasSubstr("100000 blocks asked"));
+}
+
+// Each block of the space, slab after slab, while the memory is already in use.
+TEST_F(SessionTest, TheSpaceGrowsUnderTheEngine) {
+  StartDaemon("32MiB");
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const uint32_t all = session->max_blocks() - 1;
+  ASSERT_GE(all, 6 * kSlabBlocks);
+  const PrefixKey mark{std::array<uint8_t, 32>{1, 2, 3}};
+  Blocks held;
+  while (held.size() + 1 < all) {
+    auto block = session->LeaseWithin(1, Soon());
+    ASSERT_TRUE(block.ok()) << block.status() << " after " << held.size();
+    Stamp(session->data((*block)[0]), mark);
+    held.Append(*std::move(block));
+  }
+  EXPECT_EQ(session->capacity_blocks(), session->max_blocks());
+  for (const BlockRef ref : held.refs()) EXPECT_TRUE(HasStamp(session->data(ref), mark));
+}
+
+TEST_F(SessionTest, ADuplicateSealAnswersTheOtherBlock) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 3), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  auto mine = session->LeaseWithin(3, Soon());
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  auto outcome = session->Seal({.blocks = mine->refs(), .keys = KeyBytes(keys)})->Wait(Soon());
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_EQ(outcome->duplicates.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_FALSE(outcome->canonical[i] == (*mine)[i]);
+    EXPECT_TRUE(HasStamp(session->data(outcome->canonical[i]), keys[i]));
+  }
+}
+
+TEST_F(SessionTest, ReleaseWaitsForItsStep) {
+  StartDaemon("8MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 0;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const uint32_t all = session->max_blocks() - 2;
+  auto everything = session->LeaseWithin(all, Soon());
+  ASSERT_TRUE(everything.ok()) << everything.status();
+  const uint64_t step = session->BeginStep();
+  everything->Release();
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  EXPECT_EQ(session->LeaseWithin(1, soon).status().code(), absl::StatusCode::kResourceExhausted);
+  session->CompleteStep(step);
+  EXPECT_TRUE(session->LeaseWithin(all, Soon()).ok());
+  EXPECT_EQ(session->passed_step(), step);
+}
+
+TEST_F(SessionTest, ASealBehindAStepIsFoundOnlyAfterIt) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 2), kTokensPerBlock);
+  auto blocks = session->LeaseWithin(2, Soon());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  const uint64_t step = session->BeginStep();
+  auto seal = session->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
+  ASSERT_TRUE(seal.ok()) << seal.status();
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  EXPECT_EQ(session->Match({&asked, 1})->Wait(Soon())->tokens, 0u);
+  EXPECT_FALSE(seal->Ready());
+  session->CompleteStep(step);
+  EXPECT_TRUE(seal->Wait(Soon()).ok());
+  EXPECT_EQ(session->Match({&asked, 1})->Wait(Soon())->tokens, 2u * kTokensPerBlock);
+}
+
+TEST_F(SessionTest, WarmupWritesGoToScratch) {
+  StartDaemon();
+  const auto other = Open();
+  ASSERT_NE(other, nullptr);
+  const auto keys = PrefixHasher(other->hash_seed()).Chain(TokensOf(3, 40), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(other.get(), keys));
+
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.warmup = true;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  EXPECT_FALSE(session->Lease(1).ok());
+  // An engine's dummy run: it writes low block ids, which others share by now.
+  for (uint32_t id = 1; id < kSlabBlocks; ++id) Stamp(session->data({BlockId{id}, 0}), PrefixKey{});
+  ASSERT_TRUE(session->FinishWarmup().ok());
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  auto hit = session->Match({&asked, 1})->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  ASSERT_EQ(hit->groups[0].size(), 40u);
+  for (size_t i = 0; i < keys.size(); ++i)
+    EXPECT_TRUE(HasStamp(session->data(hit->groups[0][i]), keys[i])) << i;
+  EXPECT_TRUE(session->LeaseWithin(4, Soon()).ok());
+}
+
+TEST_F(SessionTest, DroppedAnswersGiveTheirHoldsBack) {
+  StartDaemon("8MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 0;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 10), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  for (int i = 0; i < 50; ++i) {
+    auto dropped = session->Match({&asked, 1});
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    if (i % 2 == 0)
+      ASSERT_TRUE(session->Flush(Soon()).ok());  // Half of them are dropped after the answer came.
+  }
+  // Were one hold left, its block could not be reclaimed.
+  auto everything = session->LeaseWithin(session->max_blocks() - 2, Soon());
+  EXPECT_TRUE(everything.ok()) << everything.status();
+}
+
+TEST_F(SessionTest, RefsKeepABlockUntilTheLastIsGone) {
+  StartDaemon("8MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 0;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  auto block = session->LeaseWithin(1, Soon());
+  ASSERT_TRUE(block.ok()) << block.status();
+  auto fork = session->Ref(block->refs());
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  block->Release();
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  EXPECT_FALSE(session->LeaseWithin(session->max_blocks() - 2, soon).ok());
+  fork->Release();
+  EXPECT_TRUE(session->LeaseWithin(session->max_blocks() - 2, Soon()).ok());
+  EXPECT_EQ(session->counters().refused, 0u);
+}
+
+TEST_F(SessionTest, PinsTouchesAndRetentionAreTaken) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 4), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  auto hit = session->Match({&asked, 1})->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  const absl::Span<const BlockRef> blocks = hit->groups[0].refs();
+  EXPECT_TRUE(session->Touch(blocks).ok());
+  EXPECT_TRUE(session->Pin(blocks, std::chrono::minutes(1)).ok());
+  EXPECT_TRUE(session->SetRetention(blocks, 80, std::chrono::minutes(1)).ok());
+  EXPECT_TRUE(session->Unpin(blocks).ok());
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  EXPECT_EQ(session->counters().refused, 0u);
+}
+
+TEST_F(SessionTest, CallersMistakesAreNamed) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const GroupKeys ragged{.keys = "abc"};
+  EXPECT_EQ(session->Match({&ragged, 1}).status().code(), absl::StatusCode::kInvalidArgument);
+  auto block = session->LeaseWithin(1, Soon());
+  EXPECT_EQ(session->Seal({.blocks = block->refs(), .keys = "short"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(session->Touch({}).code(), absl::StatusCode::kInvalidArgument);
+  const BlockRef twice = (*block)[0];
+  block->Release();
+  session->Release({&twice, 1});
+  EXPECT_EQ(session->counters().refused, 1u);
+  EXPECT_EQ(session->CompleteStepOnStream(1, nullptr).code(), absl::StatusCode::kFailedPrecondition);
+
+  SessionOptions other = OptionsFor(daemon_->socket());
+  other.layout.set_block_bytes(2 * kBlockBytes);
+  EXPECT_EQ(Session::Open(other).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Session::Join(other, "too short").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionTest, ARankJoinsAndItsFenceCounts) {
+  StartDaemon("32MiB", {"--device=host,host"});
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.ranks = 2;
+  const auto first = Open(options);
+  ASSERT_NE(first, nullptr);
+  options.role.set_rank(1);
+  auto second = Session::Join(options, first->Invitation());
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ((*second)->block_stride_bytes(), first->block_stride_bytes());
+  auto blocks = first->LeaseWithin(1, Soon());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  // Each rank has memory of its own behind the same block.
+  Stamp(first->data((*blocks)[0]), PrefixKey{});
+  Stamp((*second)->data((*blocks)[0]), PrefixKey{std::array<uint8_t, 32>{9}});
+  EXPECT_TRUE(HasStamp(first->data((*blocks)[0]), PrefixKey{}));
+  const auto keys = PrefixHasher(first->hash_seed()).Chain(TokensOf(1, 1), kTokensPerBlock);
+  const uint64_t step = first->BeginStep();
+  (*second)->BeginStep(step);
+  auto seal = first->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
+  first->CompleteStep(step);
+  ASSERT_TRUE(first->Flush(Soon()).ok());
+  EXPECT_FALSE(seal->Ready());
+  (*second)->CompleteStep(step);
+  EXPECT_TRUE(seal->Wait(Soon()).ok());
+}
+
+}  // namespace
+}  // namespace kvpool
