@@ -153,7 +153,6 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   if (promised.ok()) {
     {
       MutexLock lock(&space->mu);
-      space->state.draining = registry_->draining();
       space->state.OnJoined(session.get(), clock_->NowMs(), &deferred);
       space->state.AfterVerbs(clock_->NowMs(), &deferred);
       space->state.CollectWakes(&deferred);

@@ -156,6 +156,10 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
     absl::StatusOr<std::shared_ptr<Space>> space = make(next_space_);
     if (!space.ok()) return space.status();
     ++next_space_;
+    {
+      MutexLock space_lock(&(*space)->mu);
+      (*space)->state.draining = draining_;
+    }
     it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
   }
   ++it->second.opening;
