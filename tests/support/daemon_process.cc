@@ -1,6 +1,5 @@
 #include "tests/support/daemon_process.h"
 
-<<<<<<< HEAD
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -24,6 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/unique_fd.h"
 
@@ -79,39 +80,10 @@ int ConnectToPort(int port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return -1;
   return connection.Release();
-=======
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "proto/support/check.h"
-#include "proto/support/status_macros.h"
-#include "proto/support/unique_fd.h"
-
-namespace kvpool {
-namespace {
-
-constexpr char kServing[] = "serving";
-
-void CopyRest(UniqueFd from, UniqueFd to) {
-  char buffer[4096];
-  ssize_t read_bytes = 0;
-  while ((read_bytes = read(from.get(), buffer, sizeof(buffer))) > 0) {
-    if (write(to.get(), buffer, static_cast<size_t>(read_bytes)) < 0) return;
-  }
->>>>>>> tools
 }
 
 }  // namespace
 
-<<<<<<< HEAD
 ProgramEnd RunProgram(const std::vector<std::string>& command) {
   char log[] = "/tmp/kvpool-run-XXXXXX";
   UniqueFd file(mkstemp(log));
@@ -121,6 +93,17 @@ ProgramEnd RunProgram(const std::vector<std::string>& command) {
   ProgramEnd end{.exit_code = pid > 0 ? ExitCode(status) : -1, .output = ReadAll(log)};
   unlink(log);
   return end;
+}
+
+TemporaryDirectory::TemporaryDirectory() {
+  const char* base = std::getenv("TMPDIR");
+  path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/kvpool.XXXXXX";
+  KVPOOL_CHECK(mkdtemp(path_.data()) != nullptr, "mkdtemp %s failed", path_.c_str());
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
 }
 
 std::string DaemonProcess::Program() { return KVPOOLD; }
@@ -144,7 +127,7 @@ absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
     return absl::InternalError(absl::StrCat("inotify: ", strerror(errno)));
   }
   std::filesystem::remove(directory_ + "/kvpoold.json");
-  std::vector<std::string> command = {Program(),
+  std::vector<std::string> command = {options.binary.empty() ? Program() : options.binary,
                                       "--device=" + options.device,
                                       "--capacity=" + options.capacity,
                                       "--slab_bytes=" + options.slab_bytes,
@@ -163,7 +146,7 @@ absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
     const int ready = poll(waiting.data(), waiting.size(), kPatienceMs);
     if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("kvpoold does not serve:\n", Log()));
     if (waiting[1].revents != 0) {
-      const int code = Reap();
+      const int code = ExitCode(Reap());
       return absl::UnavailableError(absl::StrCat("kvpoold ended with ", code, ":\n", Log()));
     }
     std::array<char, 4096> events;
@@ -173,88 +156,32 @@ absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
   const std::string json = ReadAll(facts);
   metrics_port_ = NumberIn(json, "metrics_port");
   operator_port_ = NumberIn(json, "operator_port");
-=======
-TemporaryDirectory::TemporaryDirectory() {
-  const char* base = std::getenv("TMPDIR");
-  path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/kvpool.XXXXXX";
-  KVPOOL_CHECK(mkdtemp(path_.data()) != nullptr, "mkdtemp %s failed", path_.c_str());
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const DaemonProcessOptions& options) {
-  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess);
-  RETURN_IF_ERROR(daemon->Spawn(options));
-  return daemon;
-}
-
-absl::Status DaemonProcess::Spawn(const DaemonProcessOptions& options) {
-  std::vector<std::string> arguments = {
-      options.binary,      "--device=host",       "--capacity=" + options.capacity,
-      "--metrics_listen=", "--socket=" + socket_, "--state_dir=" + directory_.path()};
-  arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2");
-  UniqueFd reader(ends[0]), writer(ends[1]);
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ < 0) return absl::ErrnoToStatus(errno, "fork");
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    dup2(writer.get(), STDOUT_FILENO);
-    dup2(writer.get(), STDERR_FILENO);
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-  writer.Reset();
-  return AwaitServing(reader.Release());
-}
-
-absl::Status DaemonProcess::AwaitServing(int pipe) {
-  UniqueFd reader(pipe);
-  const std::string log_path = directory_.path() + "/log";
-  UniqueFd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  if (!log.valid()) return absl::ErrnoToStatus(errno, log_path);
-  std::string text;
-  char buffer[4096];
-  while (text.find(kServing) == std::string::npos) {
-    const ssize_t read_bytes = read(reader.get(), buffer, sizeof(buffer));
-    if (read_bytes <= 0)
-      return absl::UnavailableError(absl::StrCat("kvpoold ended before it served:\n", text));
-    text.append(buffer, static_cast<size_t>(read_bytes));
-    if (write(log.get(), buffer, static_cast<size_t>(read_bytes)) < 0)
-      return absl::ErrnoToStatus(errno, log_path);
-  }
-  log_ = std::thread(CopyRest, std::move(reader), std::move(log));
->>>>>>> tools
   return absl::OkStatus();
 }
 
 DaemonProcess::~DaemonProcess() {
-<<<<<<< HEAD
   Kill();
   if (owns_directory_) std::filesystem::remove_all(directory_);
 }
 
 int DaemonProcess::Reap() {
   int status = 0;
-  waitpid(pid_, &status, 0);
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
   pid_ = 0;
-  return ExitCode(status);
+  return status;
 }
 
-int DaemonProcess::Stop() {
-  kill(pid_, SIGTERM);
+void DaemonProcess::Signal(int signal) const {
+  KVPOOL_CHECK(pid_ > 0 && kill(pid_, signal) == 0, "no daemon to send signal %d to", signal);
+}
+
+int DaemonProcess::End(int signal) {
+  Signal(signal);
   return Reap();
 }
+
+int DaemonProcess::Stop() { return ExitCode(End(SIGTERM)); }
 
 void DaemonProcess::Kill() {
   if (pid_ <= 0) return;
@@ -297,23 +224,4 @@ double DaemonProcess::Metric(const std::string& name, const std::string& label) 
 
 std::string DaemonProcess::Log() const { return ReadAll(directory_ + "/log"); }
 
-=======
-  if (pid_ > 0) End(SIGKILL);
-  if (log_.joinable()) log_.join();
-}
-
-void DaemonProcess::Signal(int signal) const {
-  KVPOOL_CHECK(pid_ > 0 && kill(pid_, signal) == 0, "no daemon to send signal %d to", signal);
-}
-
-int DaemonProcess::End(int signal) {
-  Signal(signal);
-  int status = 0;
-  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
-  return status;
-}
-
->>>>>>> tools
 }  // namespace kvpool
