@@ -77,8 +77,9 @@ class Magazine {
   const uint32_t target_;
   mutable SpinLock lock_;
   std::vector<BlockRef> stock_ ABSL_GUARDED_BY(lock_);
-  // By block id. Pages that no block of this session lies in stay untouched.
-  const std::unique_ptr<uint64_t[], Free> entries_ ABSL_PT_GUARDED_BY(lock_);
+  // By block id. Pages that no block of this session lies in stay untouched. Guarded by lock_, which the analysis can't be
+  // told of an array's unique_ptr.
+  const std::unique_ptr<uint64_t[], Free> entries_;
   uint32_t demand_ ABSL_GUARDED_BY(lock_) = 0;   // Largest Take that came up short since the last refill.
   uint64_t revoked_ ABSL_GUARDED_BY(lock_) = 0;  // Blocks the daemon wants back.
   uint32_t low_ ABSL_GUARDED_BY(lock_);          // With fewer than this a refill is due.

@@ -21,7 +21,7 @@ size_t Width(absl::string_view text) {
 
 // Three digits that mean something.
 std::string Digits(double value) {
-  return absl::StrFormat(value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
+  return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
 }
 
 }  // namespace

@@ -321,9 +321,9 @@ v1::StateCounts ServiceTest::Blocks() {
 
 void ServiceTest::Settle(const std::vector<Engine*>& engines) {
   for (bool any = true; any;) {
+    daemon_->HousekeepOnce();
     any = false;
     for (Engine* engine : engines) any = engine->MapSlabs() || any;
-    daemon_->HousekeepOnce();
   }
 }
 
