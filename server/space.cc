@@ -40,8 +40,6 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
   absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
-    // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
-    KVPOOL_CHECK(!IsSticky(row.status()), "space %lu: %s", facts.id, row.status().ToString().c_str());
     if (bytes.ok()) budget_->Give(facts.rank_devices, *bytes);
     MutexLock lock(&mu);
     state.set_may_grow(false);
@@ -79,6 +77,9 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
     absl::StatusOr<std::unique_ptr<Slab>> slab =
         facts.kind == v1::SPACE_KIND_IPC ? device->MakeIpcSlab(bytes) : device->MakeSlab(bytes);
     if (!slab.ok()) {
+      // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
+      KVPOOL_CHECK(!IsSticky(slab.status()), "space %lu: rank %zu: %s", facts.id, rank,
+                   slab.status().ToString().c_str());
       return absl::Status(slab.status().code(),
                           absl::StrCat("rank ", rank, ": ", std::string(slab.status().message())));
     }
