@@ -135,9 +135,11 @@ class EngineOnGpu : public ::testing::Test {
 };
 
 TEST_F(EngineOnGpu, WhatOneWritesAnotherReads) {
-  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> writer = Open(Options());
+  ASSERT_NE(writer, nullptr);
   const std::unique_ptr<Session> reader = Open(Options());
+  ASSERT_NE(reader, nullptr);
   // More than a slab of 4 MiB holds.
   const std::vector<PrefixKey> keys = Keys(*writer, 150);
   Share(writer.get(), keys);
@@ -146,7 +148,7 @@ TEST_F(EngineOnGpu, WhatOneWritesAnotherReads) {
 }
 
 TEST_F(EngineOnGpu, OneIpcHandleIsAWholeSpace) {
-  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartDaemon());
   SessionOptions options = Options();
   options.kind = v1::SPACE_KIND_IPC;
   options.max_space_bytes = 32 << 20;
@@ -158,8 +160,9 @@ TEST_F(EngineOnGpu, OneIpcHandleIsAWholeSpace) {
 }
 
 TEST_F(EngineOnGpu, WarmupLeavesOthersBlocksAlone) {
-  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> owner = Open(Options());
+  ASSERT_NE(owner, nullptr);
   const std::vector<PrefixKey> keys = Keys(*owner, 32);
   Share(owner.get(), keys);
   SessionOptions options = Options();
@@ -178,8 +181,9 @@ TEST_F(EngineOnGpu, WarmupLeavesOthersBlocksAlone) {
 }
 
 TEST_F(EngineOnGpu, ASealWaitsForTheStreamThatWrites) {
-  StartDaemon();
+  ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> session = Open(Options());
+  ASSERT_NE(session, nullptr);
   const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
   ASSERT_TRUE(current.ok()) << current.status();
   const absl::StatusOr<CudaStream> stream = MakeStream(context_);
