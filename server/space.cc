@@ -28,12 +28,12 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
   {
     MutexLock lock(&mu);
     if (state.closed) return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
-    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
-    if (left_bytes == 0) {
+    if (state.complete()) {
       state.set_may_grow(false);
       return absl::ResourceExhaustedError(
-          absl::StrCat("space ", facts.id, " has all of its ", geometry.max_blocks, " blocks"));
+          absl::StrCat("space ", facts.id, " has all of its ", state.made_blocks(), " blocks"));
     }
+    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.bytes = std::min(geometry.slab_bytes, left_bytes),
                                 .unit = geometry.unit_bytes};
@@ -58,7 +58,7 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
     closed = state.closed;
     if (!closed) {
       state.AddSlab(*row, clock_->NowMs(), deferred);
-      state.set_may_grow(room && state.made_blocks() < geometry.max_blocks);
+      state.set_may_grow(room && !state.complete());
     }
   }
   if (closed) {
