@@ -321,6 +321,20 @@ TEST_F(GrowthTest, IpcSpacesAreOneAllocation) {
   EXPECT_EQ(Space().slabs, 1);
 }
 
+TEST_F(GrowthTest, AnIpcSpaceTakesWhatIsLeftAndNoMoreLater) {
+  StartDaemon(4);
+  const auto other = OpenEngine(OpenRequest("other"));
+  v1::OpenSession request = OpenRequest();
+  request.set_kind(v1::SPACE_KIND_IPC);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(engine->peer->slabs()[0].block_count(), 48);
+  other->Die();
+  engine->Lease(46);
+  clock_.Advance(4000 * 1000);
+  Settle({engine.get()});
+  EXPECT_EQ(engine->peer->slabs().size(), 1);
+}
+
 TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   options_.low_watermark = 0.2;
   options_.high_watermark = 0.4;
@@ -333,6 +347,35 @@ TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().free(), 6);
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 6);
+}
+
+TEST_F(GrowthTest, ASpaceUnderPressureTakesTheMemoryOfAnIdleOne) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"));
+  a->Die();
+  const auto b = OpenEngine(OpenRequest("b"));
+  const std::vector<uint64_t> blocks = b->Lease(10);
+  for (int i = 0; i < 10; ++i) b->Seal({blocks[i]}, {Key("i" + std::to_string(i))});
+  b->Release(blocks);
+  b->Lease(4);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "what it has cached can go first";
+  b->Lease(10);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 2);
+  EXPECT_EQ(Space().capacity, 31);
+}
+
+TEST_F(GrowthTest, OnHostMemory) {
+  options_.housekeeping_thread = false;
+  options_.slab_bytes = 2 << 20;
+  options_.device_capacity_bytes = {4 << 20};
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(MakeHostDevice({.capacity_bytes = 4 << 20, .try_huge_pages = false}));
+  daemon_ = Daemon::Start(options_, std::move(devices), &clock_).value();
+  const auto engine = OpenEngine(OpenRequest());
+  EXPECT_EQ(engine->peer->fds(), 1);
+  EXPECT_EQ(engine->LeaseAsked(100, 100).blocks_size(), 100);
 }
 
 TEST(GeometryTest, StrideIsPaddedByTheLeastThatFits) {

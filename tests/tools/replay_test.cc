@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -71,6 +72,19 @@ TEST(Replay, ThePublicTraceWithTwoAndEightEngines) {
     EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
     EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.005) << engines;
   }
+}
+
+// The same over a GPU as the fake driver imitates it: stamps are written and read by the kernels' host bodies.
+TEST(Replay, OnAGpuOfTheFakeDriver) {
+  if (std::string(KVPOOL_FAKE_CUDA).empty()) GTEST_SKIP() << "built without CUDA, so there is no fake driver";
+  setenv("KVPOOL_LIBCUDA", KVPOOL_FAKE_CUDA, 1);
+  const auto result = ReplayJson({"--spawn-daemon", "--blocks=2000", "--daemon-flag=--device=cuda:0",
+                                  "--workload=conversation", "--requests=500", "--kill-every=100"});
+  unsetenv("KVPOOL_LIBCUDA");
+  EXPECT_EQ(Number(result, "kills"), 4);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0,
+              0.02);  // Kills cost a few of the few requests.
 }
 
 TEST(Replay, TimeScaleHoldsRequestsBack) {
