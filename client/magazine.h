@@ -82,8 +82,9 @@ class Magazine {
   const uint32_t target_;
   mutable SpinLock lock_;
   std::vector<BlockRef> stock_ ABSL_GUARDED_BY(lock_);
-  // By block id. Pages that no block of this session lies in stay untouched.
-  const std::unique_ptr<uint64_t[], Free> entries_ ABSL_PT_GUARDED_BY(lock_);
+  // By block id. Pages that no block of this session lies in stay untouched. Guarded by lock_, which the analysis can't be
+  // told of an array's unique_ptr.
+  const std::unique_ptr<uint64_t[], Free> entries_;
   uint32_t demand_ ABSL_GUARDED_BY(lock_) = 0;   // Largest Take that came up short and may come again.
   uint32_t forget_ ABSL_GUARDED_BY(lock_) = 0;   // Takes until it is held that it won't.
   uint64_t revoked_ ABSL_GUARDED_BY(lock_) = 0;  // Blocks the daemon wants back.

@@ -92,8 +92,11 @@ class CudaMember : public MemberMemory {
     if (!warming_up_) return absl::FailedPreconditionError("FinishWarmup: this member is not warming up");
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     scratch_ = Scratch();
-    for (const HeldBack& slab : held_back_) RETURN_IF_ERROR(Map(slab.memory, slab.offset_bytes, slab.bytes));
-    held_back_.clear();
+    while (!held_back_.empty()) {
+      const HeldBack& slab = held_back_.back();
+      RETURN_IF_ERROR(Map(slab.memory, slab.offset_bytes, slab.bytes));
+      held_back_.pop_back();  // Asked again after an error, it goes on where it stopped.
+    }
     warming_up_ = false;
     return absl::OkStatus();
   }

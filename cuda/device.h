@@ -72,14 +72,16 @@ class MemberMemory {
   virtual uint64_t base() const = 0;
   virtual size_t reserved_bytes() const = 0;
   // Imports `fd` (closed in any case) and maps it at base + offset_bytes; during warm-up it is imported now
-  // and mapped by FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size, or the range is not
-  // reserved or already mapped.
+  // and mapped by FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size (a GPU's driver tells only
+  // that it is less), or the range is not reserved or already mapped. FAILED_PRECONDITION: an IPC handle is
+  // mapped.
   virtual absl::Status MapSlab(UniqueFd fd, size_t offset_bytes, size_t bytes) = 0;
   // Opens an IPC handle as the whole space; base() moves to where the driver put it. Cuda only, before any
-  // other mapping.
+  // other mapping and without warm-up scratch, else FAILED_PRECONDITION; so too if the handle was made by a
+  // process of this process's own id, in another container or not.
   virtual absl::Status MapIpcSlab(const IpcHandle& handle, size_t bytes) = 0;
   // Replaces scratch by the slabs held back, over the same addresses. The caller's device work on scratch
-  // must be done.
+  // must be done. After an error it may be asked again.
   virtual absl::Status FinishWarmup() = 0;
 };
 

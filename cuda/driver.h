@@ -14,21 +14,23 @@
 
 // Every driver function we call. cuda.h renames many of these by macro to the version that fits its types
 // (cuMemAlloc is cuMemAlloc_v2): field, type and symbol follow, since all three come from the same expansion.
-#define KVPOOL_CUDA_DRIVER_FUNCTIONS(X)                                                                   \
-  X(cuInit)                                                                                               \
-  X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)             \
-      X(cuDeviceGetUuid) X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain)          \
-          X(cuDevicePrimaryCtxRelease) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuMemGetInfo)             \
-              X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) X(cuMemAddressReserve)      \
-                  X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                         \
-                      X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAlloc)     \
-                          X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuIpcGetMemHandle)            \
-                              X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemsetD8Async)             \
-                                  X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuStreamCreate)             \
-                                      X(cuStreamDestroy) X(cuStreamSynchronize) X(cuEventCreate)          \
-                                          X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)              \
-                                              X(cuEventSynchronize) X(cuModuleLoadData) X(cuModuleUnload) \
-                                                  X(cuModuleGetFunction) X(cuLaunchKernel)
+// clang-format off
+#define KVPOOL_CUDA_DRIVER_FUNCTIONS(X)                                                           \
+  X(cuInit) X(cuGetErrorName) X(cuGetErrorString)                                                 \
+  X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid)                        \
+  X(cuDeviceGetAttribute) X(cuDeviceTotalMem)                                                     \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxPushCurrent) X(cuCtxPopCurrent) \
+  X(cuMemGetInfo) X(cuMemGetAllocationGranularity)                                                \
+  X(cuMemCreate) X(cuMemRelease) X(cuMemAddressReserve) X(cuMemAddressFree)                       \
+  X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                                                     \
+  X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)                               \
+  X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                   \
+  X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)                               \
+  X(cuMemsetD8Async) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)                                    \
+  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)                                     \
+  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)       \
+  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel)
+// clang-format on
 
 namespace kvpool {
 

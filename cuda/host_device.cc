@@ -125,7 +125,8 @@ class HostDevice : public Device {
   size_t total_bytes() const override { return budget_->capacity_bytes(); }
   absl::StatusOr<size_t> free_bytes() const override {
     ASSIGN_OR_RETURN(const HostMemory memory, ReadHostMemory(""));
-    return std::min(budget_->free_bytes(), memory.available_bytes);
+    const size_t huge_bytes = try_huge_pages_ ? memory.huge_free_bytes : 0;
+    return std::min(budget_->free_bytes(), memory.available_bytes + huge_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) override {

@@ -83,6 +83,10 @@ absl::StatusOr<HostMemory> ReadHostMemory(const std::string& root) {
     return absl::UnavailableError(absl::StrCat(meminfo_path, ": no MemTotal or no MemAvailable"));
   }
   HostMemory memory = {.total_bytes = *total_kib << 10, .available_bytes = *available_kib << 10};
+  constexpr uint64_t kHugePageKib = 2048;
+  if (Field(meminfo, "Hugepagesize:") == kHugePageKib) {
+    memory.huge_free_bytes = Field(meminfo, "HugePages_Free:").value_or(0) * (kHugePageKib << 10);
+  }
   const std::string groups = ReadFile(absl::StrCat(root, "/proc/self/cgroup"));
   for (absl::string_view line : absl::StrSplit(groups, '\n')) {
     // hierarchy:controllers:path

@@ -122,9 +122,12 @@ absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
     // Spaces that nobody uses make room.
     std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, space.facts.rank_devices);
     if (idle == nullptr) {
+      const uint32_t held = registry_->held_idle_spaces();
       return absl::ResourceExhaustedError(absl::StrCat(
           "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
-          std::string(short_of.message()), "; the space can't grow: ", std::string(made.message())));
+          std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()),
+          held == 0 ? ""
+                    : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
     }
     Retire(idle);
   }
@@ -153,7 +156,6 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   if (promised.ok()) {
     {
       MutexLock lock(&space->mu);
-      space->state.draining = registry_->draining();
       space->state.OnJoined(session.get(), clock_->NowMs(), &deferred);
       space->state.AfterVerbs(clock_->NowMs(), &deferred);
       space->state.CollectWakes(&deferred);

@@ -120,7 +120,8 @@ class HealthWatch final : public RpcCall {
   grpc::Alarm alarm_ ABSL_GUARDED_BY(state_->mu_);
 };
 
-void HealthState::SetServing(bool serving) {
+// Each watch's mutex is this one, which the analysis can't see.
+void HealthState::SetServing(bool serving) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   MutexLock lock(&mu_);
   if (serving_ == serving) return;
   serving_ = serving;

@@ -1,15 +1,22 @@
 #include "server/metrics.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <prometheus/exposer.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/unique_fd.h"
 
 namespace kvpool {
 namespace {
@@ -149,7 +156,8 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
       {"kvpool_leased_blocks_total", "Blocks leased.", &PoolCounters::leased},
       {"kvpool_released_blocks_total", "Holds on blocks given back.", &PoolCounters::released},
       {"kvpool_sealed_blocks_total", "Blocks sealed under a new key.", &PoolCounters::sealed},
-      {"kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already.", &PoolCounters::deduplicated},
+      {"kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already.",
+       &PoolCounters::deduplicated},
       {"kvpool_lookups_total", "Matches.", &PoolCounters::lookups},
       {"kvpool_lookup_blocks_total", "Keys asked for in matches.", &PoolCounters::lookup_blocks},
       {"kvpool_hit_blocks_total", "Keys found in matches.", &PoolCounters::hit_blocks},
@@ -197,7 +205,8 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
   static constexpr SpaceHistogram kHistograms[] = {
       {"kvpool_reclaim_seconds", "Time of one round of background reclaim.", &SpaceSnapshot::reclaim},
       {"kvpool_block_lifetime_seconds", "From seal to eviction.", &SpaceSnapshot::lifetime},
-      {"kvpool_block_idle_before_evict_seconds", "From last use to eviction.", &SpaceSnapshot::idle_before_evict},
+      {"kvpool_block_idle_before_evict_seconds", "From last use to eviction.",
+       &SpaceSnapshot::idle_before_evict},
       {"kvpool_block_reuse_gap_seconds", "From one use of a block to the next.", &SpaceSnapshot::reuse_gap},
   };
   for (const SpaceHistogram& histogram : kHistograms) {
@@ -258,7 +267,26 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
 MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              std::shared_ptr<MetricsCollector> collector)
     : collector_(std::move(collector)), exposer_(std::move(exposer)) {}
-MetricsServer::~MetricsServer() = default;
+
+MetricsServer::~MetricsServer() {
+  // civetweb looks whether it is to stop once in two seconds, or when somebody connects.
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::atomic<bool> stopped{false};
+  std::thread stop([this, &stopped] {
+    exposer_.reset();
+    stopped = true;
+  });
+  while (!stopped) {
+    UniqueFd somebody(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    (void)connect(somebody.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  stop.join();
+}
+
 int MetricsServer::port() const { return exposer_->GetListeningPorts().front(); }
 
 }  // namespace kvpool

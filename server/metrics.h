@@ -55,7 +55,7 @@ class MetricsServer {
  private:
   MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, std::shared_ptr<MetricsCollector> collector);
   const std::shared_ptr<MetricsCollector> collector_;
-  const std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
 };
 
 }  // namespace kvpool

@@ -140,7 +140,6 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   response->set_version(options_.version);
   response->set_daemon_epoch(options_.epoch);
   response->set_uptime_seconds(snapshot.uptime_seconds);
-  PoolCounters pool;
   for (const SpaceSnapshot& space : snapshot.spaces) {
     FillCounts(space.blocks, space.capacity, response->mutable_blocks());
     if (space.space != 0) response->set_spaces(response->spaces() + 1);

@@ -134,7 +134,7 @@ std::vector<std::shared_ptr<Session>> Registry::Sessions() {
 
 void Registry::Ended(EndKind kind) {
   MutexLock lock(&mu_);
-  ++ended_by_reason_[std::string(EndKindName(kind))];
+  ++ended_[static_cast<size_t>(kind)];
 }
 
 void Registry::Gone(uint64_t session) {
@@ -144,7 +144,11 @@ void Registry::Gone(uint64_t session) {
 
 std::map<std::string, uint64_t> Registry::ended_by_reason() {
   MutexLock lock(&mu_);
-  return ended_by_reason_;
+  std::map<std::string, uint64_t> ended;
+  for (size_t kind = 0; kind < ended_.size(); ++kind) {
+    ended[std::string(EndKindName(static_cast<EndKind>(kind)))] = ended_[kind];
+  }
+  return ended;
 }
 
 // -------------------------------------------------------------------------------------------------- spaces
@@ -156,6 +160,10 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
     absl::StatusOr<std::shared_ptr<Space>> space = make(next_space_);
     if (!space.ok()) return space.status();
     ++next_space_;
+    {
+      MutexLock space_lock(&(*space)->mu);
+      (*space)->state.draining = draining_;
+    }
     it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
   }
   ++it->second.opening;
@@ -220,6 +228,16 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   MutexLock space_lock(&space->mu);
   space->state.closed = true;
   return space;
+}
+
+uint32_t Registry::held_idle_spaces() {
+  MutexLock lock(&mu_);
+  uint32_t held = 0;
+  for (const auto& [key, entry] : spaces_) {
+    MutexLock space_lock(&entry.space->mu);
+    held += entry.space->state.sessions.empty() && entry.space->state.mapping_processes > 0;
+  }
+  return held;
 }
 
 bool Registry::draining() {

@@ -61,6 +61,7 @@ void SpaceState::OnJoined(Session* session, uint64_t now, Deferred* deferred) {
 void SpaceState::OnSlabAck(Member* member, const v1::SlabAck& ack, uint64_t now, Deferred* deferred) {
   Session* session = member->session;
   if (session->ended) return;
+  member->last_call_ms = now;
   absl::Status status = member->slabs.Acknowledge(ack.slab());
   if (status.ok() && !ack.error().empty()) status = absl::AbortedError(ack.error());
   if (!status.ok()) {
@@ -241,6 +242,12 @@ void SpaceState::UpdateReady(Session* session, uint64_t now, Deferred* deferred)
   }
 }
 
+bool SpaceState::complete() const {
+  // An IPC space is one allocation for life, whatever its size came to be.
+  if (facts.kind == v1::SPACE_KIND_IPC) return !slabs.empty();
+  return made_blocks() == facts.geometry.max_blocks;
+}
+
 bool SpaceState::NeedsSlab() const { return may_grow_ && grown == slabs.size() && short_of_free(); }
 
 void SpaceState::set_may_grow(bool may_grow) {
@@ -288,8 +295,8 @@ void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
   if (!growing_ && WantsSlab()) {
     growing_ = true;
     growth_moved_ms_ = now;
-    deferred->housekeep = true;
   }
+  if (NeedsSlab()) deferred->housekeep = true;
   if (!may_grow_ && free_blocks() < low_blocks_) deferred->housekeep = true;
   UpdatePressure(deferred);
 }

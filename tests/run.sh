@@ -78,6 +78,12 @@ tail -n 1 build/logs/packages.log
 PATH=$PATH:$PWD/build/deps/prometheus/usr/bin
 
 build_and_test release
+if [ ! -s build/deps/cuda_root ]; then
+  not_run gpu-checks "built without CUDA"
+elif [ "$regex" = . ]; then
+  say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
+  check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
+fi
 if [ $quick = no ]; then
   say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
   check clang-build build clang proto/all cuda/all server/all client/all || true

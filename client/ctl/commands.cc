@@ -160,7 +160,7 @@ class EvictCommand : public Command {
     request.set_session(session_);
     request.set_tenant(tenant_);
     ASSIGN_OR_RETURN(const v1::EvictResponse answer, daemon->Evict(request));
-    std::string text = absl::StrCat(HumanCount(answer.evicted()), " blocks evicted");
+    std::string text = absl::StrCat(HumanCount(answer.evicted(), "block"), " evicted");
     if (answer.held_back() != 0) {
       absl::StrAppend(&text, ", ", HumanCount(answer.held_back()),
                       " held back: in use, pinned, or in front of a block that stays");
@@ -201,7 +201,7 @@ class PinCommand : public Command {
     if (!unpin_) request.set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(ttl_)));
     ASSIGN_OR_RETURN(const v1::PinPrefixResponse answer, daemon->PinPrefix(request));
     output.Print(answer,
-                 absl::StrCat(HumanCount(answer.pinned()), " blocks ", unpin_ ? "unpinned\n" : "pinned\n"));
+                 absl::StrCat(HumanCount(answer.pinned(), "block"), unpin_ ? " unpinned\n" : " pinned\n"));
     return absl::OkStatus();
   }
 
@@ -233,11 +233,11 @@ class DrainCommand : public Command {
       absl::SleepFor(absl::Milliseconds(200));
       ASSIGN_OR_RETURN(answer, daemon->Drain(request));
     }
-    output.Print(answer, absl::StrCat(cancel_ ? "Not draining" : "Draining", ": ", answer.sessions_left(),
-                                      " sessions open\n"));
+    output.Print(answer, absl::StrCat(cancel_ ? "Not draining" : "Draining", ": ",
+                                      HumanCount(answer.sessions_left(), "session"), " open\n"));
     if (wait_ && answer.sessions_left() > 0) {
-      return absl::FailedPreconditionError(absl::StrCat(answer.sessions_left(), " sessions still open after ",
-                                                        absl::FormatDuration(timeout_),
+      return absl::FailedPreconditionError(absl::StrCat(HumanCount(answer.sessions_left(), "session"),
+                                                        " still open after ", absl::FormatDuration(timeout_),
                                                         "; kvpoolctl sessions lists them"));
     }
     return absl::OkStatus();
@@ -263,7 +263,7 @@ class RevokeCommand : public Command {
     request.set_session(session_);
     request.set_blocks(static_cast<uint32_t>(blocks_));
     ASSIGN_OR_RETURN(const v1::RevokeResponse answer, daemon->Revoke(request));
-    output.Print(answer, absl::StrCat(answer.sessions_asked(), " sessions asked\n"));
+    output.Print(answer, absl::StrCat(HumanCount(answer.sessions_asked(), "session"), " asked\n"));
     return absl::OkStatus();
   }
 

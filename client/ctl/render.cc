@@ -89,9 +89,10 @@ v1::BlockState StateFromName(absl::string_view name) {
 }
 
 std::string RenderStatus(const v1::GetStatsResponse& stats) {
-  std::string text = absl::StrFormat("kvpoold %s, up %s%s\n%d spaces, %d sessions\n\n",
-                                     Printable(stats.version()), HumanSeconds(stats.uptime_seconds()),
-                                     stats.draining() ? ", DRAINING" : "", stats.spaces(), stats.sessions());
+  std::string text =
+      absl::StrFormat("kvpoold %s, up %s%s\n%s, %s\n\n", Printable(stats.version()),
+                      HumanSeconds(stats.uptime_seconds()), stats.draining() ? ", DRAINING" : "",
+                      HumanCount(stats.spaces(), "space"), HumanCount(stats.sessions(), "session"));
   Table devices({"DEVICE", "NAME", ">USED", ">CAPACITY", ">USED %"});
   for (const v1::DeviceInfo& device : stats.devices()) {
     devices.Add(

@@ -80,9 +80,10 @@ std::string RenderRates(const Frame& now, const Frame& before) {
 
 std::string Render(const Frame& now, const Frame* before) {
   const v1::GetStatsResponse& stats = now.stats;
-  std::string text = absl::StrFormat("kvpoold %s  up %s  %d spaces  %d sessions%s\n",
-                                     tools::Printable(stats.version()), HumanSeconds(stats.uptime_seconds()),
-                                     stats.spaces(), stats.sessions(), stats.draining() ? "  DRAINING" : "");
+  std::string text =
+      absl::StrFormat("kvpoold %s  up %s  %s  %s%s\n", tools::Printable(stats.version()),
+                      HumanSeconds(stats.uptime_seconds()), HumanCount(stats.spaces(), "space"),
+                      HumanCount(stats.sessions(), "session"), stats.draining() ? "  DRAINING" : "");
   for (const v1::DeviceInfo& device : stats.devices()) {
     absl::StrAppend(&text, tools::Printable(device.device()), ": ", HumanBytes(device.used_bytes()), " of ",
                     HumanBytes(device.capacity_bytes()), " in slabs\n");

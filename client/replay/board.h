@@ -20,7 +20,7 @@ namespace kvpool::replay {
 // What engines measure. Local: the engine's thread does not wait for the daemon.
 enum class Verb { kMatch, kLeaseLocal, kLeaseWait, kSealLocal, kSealAnswer, kRelease };
 inline constexpr int kVerbs = 6;
-const char* VerbName(Verb verb);  // As the report and JSON name it.
+const char* VerbName(Verb verb);  // As JSON names it.
 
 // Durations in classes an eighth of an octave wide. One process adds; any process reads.
 class Durations {

@@ -5,12 +5,32 @@
 #include "absl/strings/str_format.h"
 #include "client/replay/replay.h"
 #include "client/tools/text.h"
+#include "proto/support/check.h"
 
 namespace kvpool::replay {
 namespace {
 
 using tools::HumanCount;
 using tools::HumanSeconds;
+
+// What an engine waits for, in words.
+const char* VerbTitle(Verb verb) {
+  switch (verb) {
+    case Verb::kMatch:
+      return "match, answered";
+    case Verb::kLeaseLocal:
+      return "lease, from the magazine";
+    case Verb::kLeaseWait:
+      return "lease, magazine refilled";
+    case Verb::kSealLocal:
+      return "seal, queued";
+    case Verb::kSealAnswer:
+      return "seal, answered";
+    case Verb::kRelease:
+      return "release, queued";
+  }
+  KVPOOL_CHECK(false, "verb %d", static_cast<int>(verb));
+}
 
 double PerSecond(uint64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
@@ -29,9 +49,9 @@ std::string HitsJson(const HitCounts& hits) {
 std::string RenderTable(const ReplayResult& result) {
   const HitCounts& hits = result.hits;
   std::string text = absl::StrFormat(
-      "%s requests, %s blocks, %d engines, pool of %s blocks: %s (%s requests/s, %s blocks/s)\n",
-      HumanCount(hits.requests), HumanCount(hits.blocks), result.engines, HumanCount(result.capacity_blocks),
-      HumanSeconds(result.seconds),
+      "%s, %s, %s, pool of %s: %s (%s requests/s, %s blocks/s)\n", HumanCount(hits.requests, "request"),
+      HumanCount(hits.blocks, "block"), HumanCount(result.engines, "engine"),
+      HumanCount(result.capacity_blocks, "block"), HumanSeconds(result.seconds),
       HumanCount(static_cast<uint64_t>(PerSecond(hits.requests, result.seconds))),
       HumanCount(static_cast<uint64_t>(PerSecond(hits.blocks, result.seconds))));
   tools::Table ratios({"", ">REPLAY", ">EXACT LRU", ">DIFFERENCE"});
@@ -47,19 +67,19 @@ std::string RenderTable(const ReplayResult& result) {
     const Durations& durations = result.verbs[static_cast<size_t>(verb)];
     if (durations.count() == 0) continue;
     const auto human = [](uint64_t ns) { return HumanSeconds(static_cast<double>(ns) * 1e-9); };
-    verbs.Add({VerbName(static_cast<Verb>(verb)), HumanCount(durations.count()),
+    verbs.Add({VerbTitle(static_cast<Verb>(verb)), HumanCount(durations.count()),
                human(durations.QuantileNs(0.5)), human(durations.QuantileNs(0.99)),
                human(durations.max_ns())});
   }
   absl::StrAppend(&text, "\n", ratios.Text(), "\n", verbs.Text(), "\n");
   if (result.kills > 0) {
-    absl::StrAppend(&text, HumanCount(result.kills), " engines killed and restarted, ",
-                    HumanCount(result.reopened), " requests served again\n");
+    absl::StrAppend(&text, HumanCount(result.kills, "engine"), " killed and restarted, ",
+                    HumanCount(result.reopened, "request"), " served again\n");
   }
-  absl::StrAppend(&text, HumanCount(result.deduplicated_blocks), " blocks deduplicated, ",
-                  HumanCount(result.retries), " requests begun again for want of blocks\n",
-                  HumanCount(result.checked_blocks), " blocks checked, ", HumanCount(result.corrupt_blocks),
-                  " corruptions\n");
+  absl::StrAppend(&text, HumanCount(result.deduplicated_blocks, "block"), " deduplicated, ",
+                  HumanCount(result.retries, "request"), " begun again for want of blocks\n",
+                  HumanCount(result.checked_blocks, "block"), " checked, ",
+                  HumanCount(result.corrupt_blocks, "corruption"), "\n");
   return text;
 }
 

@@ -21,7 +21,7 @@ size_t Width(absl::string_view text) {
 
 // Three digits that mean something.
 std::string Digits(double value) {
-  return absl::StrFormat(value < 9.995 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
+  return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
 }
 
 }  // namespace
@@ -42,6 +42,10 @@ std::string HumanCount(uint64_t count) {
     digits.insert(static_cast<size_t>(at), 1, ',');
   }
   return digits;
+}
+
+std::string HumanCount(uint64_t count, absl::string_view noun) {
+  return absl::StrCat(HumanCount(count), " ", noun, count == 1 ? "" : "s");
 }
 
 std::string HumanSeconds(double seconds) {

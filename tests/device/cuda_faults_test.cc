@@ -239,6 +239,29 @@ TEST(CudaDevices, EveryStepOfWarmupMayFail) {
   }
 }
 
+TEST(CudaDevices, WarmupAskedAgainGoesOnWhereItStopped) {
+  // The slabs are mapped first and second, scratch third, the slabs in the member fourth and fifth.
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuMemMap#5=CUDA_ERROR_OUT_OF_MEMORY"}},
+                    [] {
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Slab> first, device->MakeSlab(2 * kMiB));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Slab> second, device->MakeSlab(2 * kMiB));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<MemberMemory> member,
+                                       ReserveCudaMemory(device->uuid_bytes(), {.reserve_bytes = 4 * kMiB,
+                                                                                .warmup_scratch = true,
+                                                                                .scratch_bytes = 4 * kMiB}));
+                      ASSIGN_OR_RETURN(UniqueFd first_fd, first->Export());
+                      RETURN_IF_ERROR(member->MapSlab(std::move(first_fd), 0, 2 * kMiB));
+                      ASSIGN_OR_RETURN(UniqueFd second_fd, second->Export());
+                      RETURN_IF_ERROR(member->MapSlab(std::move(second_fd), 2 * kMiB, 2 * kMiB));
+                      if (!absl::IsResourceExhausted(member->FinishWarmup())) {
+                        return absl::InternalError("the failure was overlooked");
+                      }
+                      return member->FinishWarmup();
+                    }),
+            "OK");
+}
+
 TEST(CudaDevices, AnUncorrectableErrorIsStickyAndStaysSo) {
   EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuStreamSynchronize#2=CUDA_ERROR_ECC_UNCORRECTABLE"}},
                       [] {

@@ -62,6 +62,16 @@ TEST_F(HostMemoryTest, VersionOneGroupsCountToo) {
   EXPECT_EQ(ReadHostMemory(root_)->available_bytes, 250000u);
 }
 
+TEST_F(HostMemoryTest, HugePagesAreCountedApart) {
+  const std::string pages = "MemTotal: 1000 kB\nMemAvailable: 800 kB\nHugePages_Free: 3\nHugepagesize: ";
+  Put("/proc/meminfo", pages + "2048 kB\n");
+  EXPECT_EQ(ReadHostMemory(root_)->huge_free_bytes, size_t{6} << 20);
+  EXPECT_EQ(ReadHostMemory(root_)->available_bytes, 800u << 10);
+  // Pages of another size are not what slabs are made of.
+  Put("/proc/meminfo", pages + "1048576 kB\n");
+  EXPECT_EQ(ReadHostMemory(root_)->huge_free_bytes, 0u);
+}
+
 TEST_F(HostMemoryTest, NoMeminfoIsAnErrorWithThePath) {
   std::filesystem::remove(root_ + "/proc/meminfo");
   const absl::Status status = ReadHostMemory(root_).status();

@@ -42,9 +42,7 @@ absl::StatusOr<std::unique_ptr<GpuProcess>> GpuProcess::Start() {
     ::_exit(127);
   }
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  std::unique_ptr<GpuProcess> process(new GpuProcess(pid, std::move(pidfd), std::move(sockets.first)));
-  if (!process->pidfd_.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
-  return process;
+  return std::unique_ptr<GpuProcess>(new GpuProcess(pid, std::move(pidfd), std::move(sockets.first)));
 }
 
 GpuProcess::~GpuProcess() {
@@ -81,7 +79,10 @@ absl::StatusOr<uint64_t> GpuProcess::Kill() {
   const auto start = std::chrono::steady_clock::now();
   if (::kill(pid_, SIGKILL) != 0) return absl::ErrnoToStatus(errno, "kill");
   pollfd death = {.fd = pidfd_.get(), .events = POLLIN};
-  while (::poll(&death, 1, -1) < 0 && errno == EINTR) {
+  while (pidfd_.valid() && ::poll(&death, 1, -1) < 0 && errno == EINTR) {
+  }
+  siginfo_t end;
+  while (!pidfd_.valid() && ::waitid(P_PID, pid_, &end, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }
   const auto took = std::chrono::steady_clock::now() - start;
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {

@@ -70,7 +70,8 @@ class GpuProcess {
   absl::StatusOr<GpuAnswer> Do(const GpuCommand& command, int fd = -1, UniqueFd* answer_fd = nullptr);
   // Sends a command that has no answer.
   absl::Status Send(const GpuCommand& command, int fd);
-  // SIGKILL. Returns when the pidfd has fired, which is what the daemon takes for death; values: microseconds it took.
+  // SIGKILL. Returns when the pidfd has fired, which is what the daemon takes for death: the microseconds it took. On a kernel
+  // without pidfds, when the process can be waited for.
   absl::StatusOr<uint64_t> Kill();
 
  private:

@@ -9,10 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "cuda/driver.h"
 
-#define KVPOOL_PROBE_FUNCTIONS(X) \
-  X(cuDriverGetVersion)           \
-  X(cuStreamWaitEvent)            \
-  X(cuStreamWriteValue64) X(cuStreamWaitValue64) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle)
+// clang-format off
+#define KVPOOL_PROBE_FUNCTIONS(X)                                                \
+  X(cuDriverGetVersion) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle)           \
+  X(cuStreamWaitEvent) X(cuStreamWriteValue64) X(cuStreamWaitValue64)
+// clang-format on
 
 namespace kvpool {
 

@@ -55,10 +55,10 @@ serve_and_replay() {
   kvpoold --device=cuda:0 --capacity="$1" --slab-bytes=64MiB --socket="$work/kvpoold.sock" --metrics-listen= \
     >"$work/kvpoold.log" 2>&1 &
   daemon=$!
-  local waited=0
-  until [ -S "$work/kvpoold.sock" ]; do
+  local tries=0
+  until kvpoolctl health --socket="$work/kvpoold.sock" >/dev/null 2>&1; do
     kill -0 $daemon || { cat "$work/kvpoold.log"; return 1; }
-    [ $((waited += 1)) -lt 600 ] || { echo "kvpoold does not listen after 60 s"; return 1; }
+    [ $((tries += 1)) -lt 600 ] || { echo "kvpoold does not serve"; return 1; }
     sleep 0.1
   done
   shift
@@ -84,6 +84,14 @@ table+=("$(printf '%-5s %-28s' "$([ $status -eq 0 ] && echo ok || echo FAIL)" fa
 check device-contract device_contract_test
 check stamps stamper_test
 check fences fence_events_test
+check engines engine_test
+# The sanitizer does not work everywhere that a GPU does: it is asked first.
+sanitize() { compute-sanitizer --tool memcheck --error-exitcode 9 stamper_test "$@"; }
+if sanitize --gtest_filter=StamperTest.NoBlocksAreNoWork >"$work/sanitizer.log" 2>&1; then
+  check memcheck sanitize
+else
+  table+=("$(printf '%-5s %-28s %s' skip memcheck "no compute-sanitizer, or it refuses this machine")")
+fi
 check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
 check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
 

@@ -96,8 +96,12 @@ std::string Print(const Entry& entry) { return absl::StrCat(std::visit(Printer()
 // --------------------------------------------------------------------------------------------- generating
 
 int Generator::Session(const Model& model) {
-  if (model.sessions.empty() || OneIn(60)) return static_cast<int>(Below(setting_.sessions + 3));
-  return static_cast<int>(Below(static_cast<uint32_t>(model.sessions.size())));
+  const auto slots = static_cast<uint32_t>(model.sessions.size());
+  for (int attempt = 0; attempt < 4 && slots != 0; ++attempt) {
+    const auto session = static_cast<int>(Below(slots));
+    if (model.open(session)) return session;
+  }
+  return static_cast<int>(Below(slots + 2));
 }
 
 BlockRef Generator::AnyRef(const Model& model) {
@@ -127,8 +131,9 @@ std::vector<uint32_t> Generator::Walk() {
   std::vector<uint32_t> walk;
   const uint32_t length = 1 + Below(setting_.key_depth);
   for (uint32_t node = 1; walk.size() < length; node = 2 * node + (OneIn(3) ? 1 : 0)) walk.push_back(node);
-  if (OneIn(12)) walk[Below(length)] = 1 + Below((1u << setting_.key_depth) - 1);
-  if (OneIn(30)) walk[Below(length)] = kFirstAlias + Below(kAliases);
+  if (OneIn(8)) walk.erase(walk.begin(), walk.begin() + Below(length));
+  if (OneIn(12)) walk[Below(static_cast<uint32_t>(walk.size()))] = 1 + Below((1u << setting_.key_depth) - 1);
+  if (OneIn(30)) walk[Below(static_cast<uint32_t>(walk.size()))] = kFirstAlias + Below(kAliases);
   return walk;
 }
 
@@ -177,12 +182,27 @@ Match Generator::NextMatch(const Model& model) {
   return match;
 }
 
+Release Generator::NextRelease(const Model& model, int session) {
+  if (!OneIn(4)) return {.session = session, .blocks = Refs(model, session)};
+  // All it has, or the pool would fill up with blocks that somebody forgot.
+  Release release = {.session = session, .blocks = {}};
+  for (uint32_t b = 1; b <= model.capacity(); ++b) {
+    for (uint32_t holds = model.holds(session, b); holds > 0; --holds) {
+      release.blocks.push_back({BlockId{b}, model.blocks[b].generation});
+    }
+  }
+  return release;
+}
+
 Entry Generator::Next(const Model& model) {
-  if (model.sessions.size() < setting_.sessions && OneIn(8)) {
+  uint32_t open = 0;
+  for (size_t s = 0; s < model.sessions.size(); ++s) open += model.open(static_cast<int>(s)) ? 1 : 0;
+  if (open < setting_.sessions && OneIn(open == 0 ? 1 : 6)) {
     return Open{.guaranteed = OneIn(2) ? 0 : Below(model.capacity() / 2 + 2),
                 .max_blocks = OneIn(2) ? 0 : 1 + Below(model.capacity())};
   }
-  const int session = Session(model);
+  int session = Session(model);
+  if (OneIn(30)) session = static_cast<int>(Below(setting_.sessions + 3));
   const uint32_t dice = Below(100);
   if (dice < 16) {
     const uint32_t count = Below(OneIn(8) ? model.capacity() + 3 : 6);
@@ -190,7 +210,7 @@ Entry Generator::Next(const Model& model) {
   }
   if (dice < 32) return NextSeal(model);
   if (dice < 48) return NextMatch(model);
-  if (dice < 66) return Release{.session = session, .blocks = Refs(model, session)};
+  if (dice < 66) return NextRelease(model, session);
   if (dice < 71) return Ref{.session = session, .blocks = Refs(model, session)};
   if (dice < 75) return Touch{.blocks = Refs(model, -1)};
   if (dice < 78) return Pin{.blocks = Refs(model, -1), .ttl = Below(40)};
@@ -202,8 +222,15 @@ Entry Generator::Next(const Model& model) {
   if (dice < 88) return Expire{};
   if (dice < 91) return Reclaim{.count = OneIn(20) ? UINT32_MAX : Below(4)};
   if (dice < 93) return ReclaimVictims{.victims = Refs(model, -1)};
-  if (dice < 94) return End{.session = session};
-  if (dice < 96) return FreeQuarantine{.session = session};
+  if (dice < 94 && OneIn(3)) return End{.session = session};
+  if (dice < 96) {
+    // Of a session that ended, if there is one.
+    for (size_t s = 0; s < model.sessions.size(); ++s) {
+      if (model.sessions[s].phase == Model::Phase::kEnded)
+        return FreeQuarantine{.session = static_cast<int>(s)};
+    }
+    return FreeQuarantine{.session = session};
+  }
   if (dice < 97) return Grow{.blocks = Below(3)};
   return Advance{.by = Below(20)};
 }

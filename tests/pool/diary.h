@@ -113,6 +113,7 @@ class Generator {
   std::vector<uint32_t> Walk();
   Seal NextSeal(const Model& model);
   Match NextMatch(const Model& model);
+  Release NextRelease(const Model& model, int session);
 
   const Setting setting_;
   std::mt19937_64 random_;

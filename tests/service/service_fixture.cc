@@ -46,7 +46,9 @@ absl::Status Engine::Open(const v1::OpenSession& request) {
   const absl::Status status = daemon_->OpenSession(with_token, &opened);
   if (!status.ok()) return status;
   token = opened.member_token();
-  member = daemon_->FindMember(token).value();
+  absl::StatusOr<std::shared_ptr<Member>> found = daemon_->FindMember(token);
+  if (!found.ok()) return found.status();  // It hung up and died meanwhile.
+  member = *std::move(found);
   return status;
 }
 
@@ -57,7 +59,9 @@ absl::Status Engine::Join(const Engine& inviter, const v1::AddMember& request) {
   const absl::Status status = daemon_->AddMember(with_token, &result);
   if (!status.ok()) return status;
   token = result.member_token();
-  member = daemon_->FindMember(token).value();
+  absl::StatusOr<std::shared_ptr<Member>> found = daemon_->FindMember(token);
+  if (!found.ok()) return found.status();  // It hung up and died meanwhile.
+  member = *std::move(found);
   return status;
 }
 
@@ -321,9 +325,9 @@ v1::StateCounts ServiceTest::Blocks() {
 
 void ServiceTest::Settle(const std::vector<Engine*>& engines) {
   for (bool any = true; any;) {
+    daemon_->HousekeepOnce();
     any = false;
     for (Engine* engine : engines) any = engine->MapSlabs() || any;
-    daemon_->HousekeepOnce();
   }
 }
 

@@ -1,34 +1,99 @@
 #include "tests/support/daemon_process.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <utility>
+#include <fstream>
+#include <sstream>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/unique_fd.h"
 
+extern char** environ;
+
 namespace kvpool {
 namespace {
 
-constexpr char kServing[] = "serving";
+constexpr int kPatienceMs = 60'000;  // A bound for machines under a sanitizer and other builds.
 
-void CopyRest(UniqueFd from, UniqueFd to) {
-  char buffer[4096];
-  ssize_t read_bytes = 0;
-  while ((read_bytes = read(from.get(), buffer, sizeof(buffer))) > 0) {
-    if (write(to.get(), buffer, static_cast<size_t>(read_bytes)) < 0) return;
-  }
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<char*> Pointers(std::vector<std::string>* strings) {
+  std::vector<char*> pointers;
+  for (std::string& text : *strings) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Starts a program with both outputs in `log` and SIGTERM as it is by default.
+pid_t Spawn(std::vector<std::string> command, std::vector<std::string> environment, const std::string& log) {
+  for (char** variable = environ; *variable != nullptr; ++variable) environment.push_back(*variable);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_adddup2(&files, 1, 2);
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, command[0].c_str(), &files, nullptr, Pointers(&command).data(),
+                                Pointers(&environment).data());
+  posix_spawn_file_actions_destroy(&files);
+  return error == 0 ? pid : -1;
+}
+
+int ExitCode(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
+
+// The number behind "name": in one line of JSON that we wrote ourselves.
+int NumberIn(const std::string& json, const std::string& name) {
+  const size_t at = json.find(absl::StrCat("\"", name, "\":"));
+  return at == std::string::npos ? 0 : atoi(json.c_str() + at + name.size() + 3);
+}
+
+// -1: nobody listens.
+int ConnectToPort(int port) {
+  UniqueFd connection(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return -1;
+  return connection.Release();
 }
 
 }  // namespace
+
+ProgramEnd RunProgram(const std::vector<std::string>& command) {
+  char log[] = "/tmp/kvpool-run-XXXXXX";
+  UniqueFd file(mkstemp(log));
+  const pid_t pid = Spawn(command, {}, log);
+  int status = 0;
+  if (pid > 0) waitpid(pid, &status, 0);
+  ProgramEnd end{.exit_code = pid > 0 ? ExitCode(status) : -1, .output = ReadAll(log)};
+  unlink(log);
+  return end;
+}
 
 TemporaryDirectory::TemporaryDirectory() {
   const char* base = std::getenv("TMPDIR");
@@ -41,61 +106,70 @@ TemporaryDirectory::~TemporaryDirectory() {
   std::filesystem::remove_all(path_, ignored);
 }
 
+std::string DaemonProcess::Program() { return KVPOOLD; }
+
 absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const DaemonProcessOptions& options) {
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess);
-  RETURN_IF_ERROR(daemon->Spawn(options));
+  daemon->directory_ = options.directory;
+  if (options.directory.empty()) {
+    char pattern[] = "/tmp/kvpoold-XXXXXX";
+    if (mkdtemp(pattern) == nullptr) return absl::InternalError(absl::StrCat("mkdtemp: ", strerror(errno)));
+    daemon->directory_ = pattern;
+    daemon->owns_directory_ = true;
+  }
+  RETURN_IF_ERROR(daemon->Launch(options));
   return daemon;
 }
 
-absl::Status DaemonProcess::Spawn(const DaemonProcessOptions& options) {
-  std::vector<std::string> arguments = {
-      options.binary,      "--device=host",       "--capacity=" + options.capacity,
-      "--metrics_listen=", "--socket=" + socket_, "--state_dir=" + directory_.path()};
-  arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2");
-  UniqueFd reader(ends[0]), writer(ends[1]);
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ < 0) return absl::ErrnoToStatus(errno, "fork");
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    dup2(writer.get(), STDOUT_FILENO);
-    dup2(writer.get(), STDERR_FILENO);
-    execv(argv[0], argv.data());
-    _exit(127);
+absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
+  UniqueFd changes(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  if (!changes.valid() || inotify_add_watch(changes.get(), directory_.c_str(), IN_MOVED_TO) < 0) {
+    return absl::InternalError(absl::StrCat("inotify: ", strerror(errno)));
   }
-  writer.Reset();
-  return AwaitServing(reader.Release());
-}
+  std::filesystem::remove(directory_ + "/kvpoold.json");
+  std::vector<std::string> command = {options.binary.empty() ? Program() : options.binary,
+                                      "--device=" + options.device,
+                                      "--capacity=" + options.capacity,
+                                      "--slab_bytes=" + options.slab_bytes,
+                                      "--socket=" + socket(),
+                                      "--state_dir=" + directory_,
+                                      "--metrics_listen=127.0.0.1:0",
+                                      "--shutdown_grace=200ms"};
+  command.insert(command.end(), options.flags.begin(), options.flags.end());
+  pid_ = Spawn(std::move(command), options.environment, directory_ + "/log");
+  if (pid_ <= 0) return absl::InternalError(absl::StrCat("cannot start ", Program()));
 
-absl::Status DaemonProcess::AwaitServing(int pipe) {
-  UniqueFd reader(pipe);
-  const std::string log_path = directory_.path() + "/log";
-  UniqueFd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  if (!log.valid()) return absl::ErrnoToStatus(errno, log_path);
-  std::string text;
-  char buffer[4096];
-  while (text.find(kServing) == std::string::npos) {
-    const ssize_t read_bytes = read(reader.get(), buffer, sizeof(buffer));
-    if (read_bytes <= 0)
-      return absl::UnavailableError(absl::StrCat("kvpoold ended before it served:\n", text));
-    text.append(buffer, static_cast<size_t>(read_bytes));
-    if (write(log.get(), buffer, static_cast<size_t>(read_bytes)) < 0)
-      return absl::ErrnoToStatus(errno, log_path);
+  UniqueFd death(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  const std::string facts = directory_ + "/kvpoold.json";
+  while (!std::filesystem::exists(facts)) {
+    std::array<pollfd, 2> waiting = {pollfd{changes.get(), POLLIN, 0}, pollfd{death.get(), POLLIN, 0}};
+    const int ready = poll(waiting.data(), waiting.size(), kPatienceMs);
+    if (ready == 0) return absl::DeadlineExceededError(absl::StrCat("kvpoold does not serve:\n", Log()));
+    if (waiting[1].revents != 0) {
+      const int code = ExitCode(Reap());
+      return absl::UnavailableError(absl::StrCat("kvpoold ended with ", code, ":\n", Log()));
+    }
+    std::array<char, 4096> events;
+    while (read(changes.get(), events.data(), events.size()) > 0) {
+    }
   }
-  log_ = std::thread(CopyRest, std::move(reader), std::move(log));
+  const std::string json = ReadAll(facts);
+  metrics_port_ = NumberIn(json, "metrics_port");
+  operator_port_ = NumberIn(json, "operator_port");
   return absl::OkStatus();
 }
 
 DaemonProcess::~DaemonProcess() {
-  if (pid_ > 0) End(SIGKILL);
-  if (log_.joinable()) log_.join();
+  Kill();
+  if (owns_directory_) std::filesystem::remove_all(directory_);
+}
+
+int DaemonProcess::Reap() {
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+  return status;
 }
 
 void DaemonProcess::Signal(int signal) const {
@@ -104,11 +178,50 @@ void DaemonProcess::Signal(int signal) const {
 
 int DaemonProcess::End(int signal) {
   Signal(signal);
-  int status = 0;
-  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
-  return status;
+  return Reap();
 }
+
+int DaemonProcess::Stop() { return ExitCode(End(SIGTERM)); }
+
+void DaemonProcess::Kill() {
+  if (pid_ <= 0) return;
+  kill(pid_, SIGKILL);
+  Reap();
+}
+
+absl::StatusOr<std::string> DaemonProcess::Metrics() const {
+  UniqueFd connection(ConnectToPort(metrics_port_));
+  if (!connection.valid()) return absl::UnavailableError("no connection to the metrics port");
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (send(connection.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
+    return absl::UnavailableError(absl::StrCat("asking for metrics: ", strerror(errno)));
+  }
+  std::string answer;
+  std::array<char, 65536> bytes;
+  ssize_t size;
+  while ((size = recv(connection.get(), bytes.data(), bytes.size(), 0)) > 0)
+    answer.append(bytes.data(), size);
+  const size_t body = answer.find("\r\n\r\n");
+  if (!absl::StartsWith(answer, "HTTP/1.1 200") || body == std::string::npos) {
+    return absl::UnavailableError(absl::StrCat("/metrics answered: ", answer.substr(0, 200)));
+  }
+  return answer.substr(body + 4);
+}
+
+double DaemonProcess::Metric(const std::string& name, const std::string& label) const {
+  double sum = 0;
+  const absl::StatusOr<std::string> text = Metrics();
+  if (!text.ok()) return 0;
+  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+    if (!absl::StartsWith(line, name) || !absl::StrContains(line, label)) continue;
+    const absl::string_view rest = line.substr(name.size());
+    if (rest.empty() || (rest[0] != '{' && rest[0] != ' ')) continue;
+    double value = 0;
+    if (absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) sum += value;
+  }
+  return sum;
+}
+
+std::string DaemonProcess::Log() const { return ReadAll(directory_ + "/log"); }
 
 }  // namespace kvpool

@@ -1,4 +1,4 @@
-// A real kvpoold in a directory of its own, for tests and benchmarks that cross process borders.
+// A real kvpoold for tests: its own process, directory and ports, gone with its object.
 #ifndef KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
 #define KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
 
@@ -6,10 +6,8 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace kvpool {
@@ -28,36 +26,62 @@ class TemporaryDirectory {
 };
 
 struct DaemonProcessOptions {
-  std::string binary;  // Of kvpoold.
+  std::string binary;     // Empty: the kvpoold of this build.
+  std::string directory;  // Empty: a new one, removed with the object.
   std::string capacity = "64MiB";
-  std::vector<std::string> flags;  // Added to host device, no metrics port, and the paths.
+  std::string slab_bytes = "4MiB";
+  std::string device = "host";
+  std::vector<std::string> flags;        // More of them; a later one wins.
+  std::vector<std::string> environment;  // "NAME=value", added to the test's own.
 };
+
+// How a program ended that was run to its end.
+struct ProgramEnd {
+  int exit_code = -1;  // -1: by a signal.
+  std::string output;  // stdout and stderr.
+};
+// Runs a program until it ends.
+ProgramEnd RunProgram(const std::vector<std::string>& command);
 
 class DaemonProcess {
  public:
-  // Returns when it serves. Its log goes to `log` in its directory. The daemon dies with the thread that started it.
-  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options);
+  // Returns once the daemon serves. UNAVAILABLE: it ended before, with its log.
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options = {});
+  // kill -9 if it still runs.
   ~DaemonProcess();
-  DaemonProcess(const DaemonProcess&) = delete;
-  DaemonProcess& operator=(const DaemonProcess&) = delete;
 
-  const std::string& socket() const { return socket_; }
+  const std::string& directory() const { return directory_; }
+  std::string socket() const { return directory_ + "/kvpoold.sock"; }
+  std::string attach_socket() const { return socket() + ".attach"; }
+  std::string target() const { return "unix:" + socket(); }
   pid_t pid() const { return pid_; }
-  // Sends a signal.
+  int metrics_port() const { return metrics_port_; }
+  int operator_port() const { return operator_port_; }
+
   void Signal(int signal) const;
-  // Sends it and waits for the end; answers the wait status.
+  // Sends a signal and waits for the end; answers the wait status.
   int End(int signal);
+  // SIGTERM, and the exit code; -1: it ended by a signal.
+  int Stop();
+  // kill -9.
+  void Kill();
+  // The exposition text of /metrics.
+  absl::StatusOr<std::string> Metrics() const;
+  // Sum over all samples of `name` whose line contains `label`; 0 if there are none.
+  double Metric(const std::string& name, const std::string& label = "") const;
+  std::string Log() const;
+  // The binary under test.
+  static std::string Program();
 
  private:
   DaemonProcess() = default;
-  absl::Status Spawn(const DaemonProcessOptions& options);
-  // Copies the daemon's log from `pipe` to a file until the line that says it serves; the rest is copied by a thread.
-  absl::Status AwaitServing(int pipe);
+  absl::Status Launch(const DaemonProcessOptions& options);
+  int Reap();
 
-  TemporaryDirectory directory_;
-  std::string socket_ = directory_.path() + "/kvpoold.sock";
-  pid_t pid_ = -1;
-  std::thread log_;
+  std::string directory_;
+  bool owns_directory_ = false;
+  pid_t pid_ = 0;
+  int metrics_port_ = 0, operator_port_ = 0;
 };
 
 }  // namespace kvpool

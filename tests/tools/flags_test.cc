@@ -93,6 +93,8 @@ TEST(Text, NumbersForPeople) {
   EXPECT_EQ(HumanCount(0), "0");
   EXPECT_EQ(HumanCount(999), "999");
   EXPECT_EQ(HumanCount(1234567), "1,234,567");
+  EXPECT_EQ(HumanCount(1, "block"), "1 block");
+  EXPECT_EQ(HumanCount(1200, "block"), "1,200 blocks");
   EXPECT_EQ(HumanSeconds(45e-9), "45 ns");
   EXPECT_EQ(HumanSeconds(1.25e-3), "1.25 ms");
   EXPECT_EQ(HumanSeconds(99.96), "1 min 39 s");

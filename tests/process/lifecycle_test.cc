@@ -1,0 +1,174 @@
+// Starting, refusing to start, ending, and what is seen from outside.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/support/attach_socket.h"
+#include "tests/support/daemon_process.h"
+
+namespace kvpool {
+namespace {
+
+TEST(LifecycleTest, ServesAndEndsCleanly) {
+  auto daemon = DaemonProcess::Start();
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  struct stat file;
+  ASSERT_EQ(stat((*daemon)->socket().c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0660u);
+  ASSERT_EQ(stat((*daemon)->attach_socket().c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0660u);
+  EXPECT_EQ((*daemon)->Stop(), 0);
+  EXPECT_FALSE(std::filesystem::exists((*daemon)->socket()));
+  EXPECT_FALSE(std::filesystem::exists((*daemon)->attach_socket()));
+  EXPECT_FALSE(std::filesystem::exists((*daemon)->directory() + "/kvpoold.json"));
+  EXPECT_TRUE(absl::StrContains((*daemon)->Log(), "ended"));
+}
+
+TEST(LifecycleTest, ASecondDaemonIsRefusedAndTheFirstGoesOn) {
+  auto first = DaemonProcess::Start();
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string other_state = (*first)->directory() + "/other";
+  for (const std::string& state_dir : {(*first)->directory(), other_state}) {
+    const ProgramEnd second =
+        RunProgram({DaemonProcess::Program(), "--device=host", "--capacity=64MiB",
+                    "--socket=" + (*first)->socket(), "--state_dir=" + state_dir, "--metrics_listen="});
+    EXPECT_EQ(second.exit_code, 1);
+    EXPECT_TRUE(absl::StrContains(second.output, absl::StrCat("pid ", (*first)->pid()))) << second.output;
+  }
+  EXPECT_TRUE(ConnectAttachSocket((*first)->attach_socket()).ok());
+  EXPECT_TRUE(std::filesystem::exists((*first)->socket()));
+}
+
+TEST(LifecycleTest, StartsOverWhatAKilledDaemonLeft) {
+  auto first = DaemonProcess::Start();
+  ASSERT_TRUE(first.ok()) << first.status();
+  (*first)->Kill();
+  EXPECT_TRUE(std::filesystem::exists((*first)->socket()));
+  auto epoch_of = [](const DaemonProcess& daemon) {
+    uint64_t epoch = 0;
+    std::ifstream(daemon.directory() + "/epoch") >> epoch;
+    return epoch;
+  };
+  const uint64_t before = epoch_of(**first);
+  auto second = DaemonProcess::Start({.directory = (*first)->directory()});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_GT(epoch_of(**second), before);
+}
+
+TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
+  struct {
+    std::string flag;
+    std::vector<std::string> named;
+  } const kCases[] = {
+      {"--capacity=lots", {"--capacity", "lots", "GiB"}},
+      {"--capacity=0", {"--capacity", "0"}},
+      {"--device=tpu", {"tpu", "auto"}},
+      {"--low_watermark=0.5", {"--low_watermark", "0.5", "0.01"}},
+      {"--pin_budget=7", {"--pin_budget", "7", "1"}},
+      {"--policy=clairvoyant", {"--policy", "clairvoyant", "lru"}},
+      {"--max_sessions=0", {"--max_sessions", "0", "1"}},
+      {"--log_level=loud", {"--log_level", "loud", "debug"}},
+      {"--tenant_uids=team", {"--tenant_uids", "team", "uid"}},
+      {"--socket=relative.sock", {"--socket", "relative.sock", "absolute"}},
+      {"--socket=/" + std::string(120, 's'), {"--socket", "107"}},
+      {"--operator_tls_listen=127.0.0.1:0", {"--operator_tls_listen", "--operator_tls_ca"}},
+      {"--rpc_threads=many", {"rpc_threads", "many"}},
+      {"--no_such_flag", {"no_such_flag"}},
+      {"--config=/nonexistent.conf", {"--config", "/nonexistent.conf"}},
+  };
+  for (const auto& bad : kCases) {
+    const ProgramEnd end = RunProgram({DaemonProcess::Program(), bad.flag});
+    EXPECT_EQ(end.exit_code, 2) << bad.flag << "\n" << end.output;
+    for (const std::string& word : bad.named) {
+      EXPECT_TRUE(absl::StrContains(end.output, word)) << bad.flag << " lacks " << word << ":\n"
+                                                       << end.output;
+    }
+  }
+}
+
+TEST(LifecycleTest, HelpListsFlagsAndPolicies) {
+  const ProgramEnd help = RunProgram({DaemonProcess::Program(), "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_TRUE(absl::StrContains(help.output, "lru:")) << help.output;
+  EXPECT_TRUE(absl::StrContains(help.output, "--shutdown_grace")) << help.output;
+}
+
+TEST(LifecycleTest, ReadsAConfigFile) {
+  char directory[] = "/tmp/kvpoold-XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string config = absl::StrCat(directory, "/kvpoold.conf");
+  std::ofstream(config) << "# A comment.\n\nlog-format = json\n pin_budget=0.5\n";
+  auto daemon = DaemonProcess::Start({.directory = directory, .flags = {"--config=" + config}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  EXPECT_TRUE(absl::StrContains((*daemon)->Log(), "\"event\":\"serving\"")) << (*daemon)->Log();
+  std::ofstream(config) << "pin_budget\n";
+  const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--config=" + config});
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(end.output, config + ":1")) << end.output;
+  daemon->reset();
+  std::filesystem::remove_all(directory);
+}
+
+TEST(LifecycleTest, MetricsPassPromtool) {
+  auto daemon = DaemonProcess::Start();
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto metrics = (*daemon)->Metrics();
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_TRUE(absl::StrContains(*metrics, "kvpool_build_info{version="));
+  EXPECT_EQ((*daemon)->Metric("kvpool_device_capacity_bytes"), 64 << 20);
+  // Only ours: what the exporter library says of itself is not up to us.
+  const std::string path = (*daemon)->directory() + "/metrics.txt";
+  std::ofstream file(path);
+  for (size_t at = 0; at < metrics->size();) {
+    const size_t end = metrics->find('\n', at);
+    const std::string line = metrics->substr(at, end - at);
+    if (!absl::StrContains(line, "exposer_")) file << line << "\n";
+    at = end + 1;
+  }
+  file.close();
+  const ProgramEnd found = RunProgram({"/bin/sh", "-c", "command -v ${PROMTOOL:-promtool}"});
+  if (found.exit_code != 0) GTEST_SKIP() << "promtool is not installed";
+  const ProgramEnd check =
+      RunProgram({"/bin/sh", "-c", absl::StrCat("${PROMTOOL:-promtool} check metrics < ", path)});
+  EXPECT_EQ(check.exit_code, 0) << check.output;
+  EXPECT_EQ(check.output, "");
+}
+
+TEST(LifecycleTest, SilentAndNoisyStrangersAtTheGrpcSocketHurtNobody) {
+  auto daemon = DaemonProcess::Start();
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  strncpy(address.sun_path, (*daemon)->socket().c_str(), sizeof(address.sun_path) - 1);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 1000; ++i) {
+    UniqueFd stranger(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    if (i % 2 == 1) {
+      const std::string noise = "GET / HTTP/1.1\r\nHost: kvpool\r\n\r\n";
+      (void)send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
+    }
+    strangers.push_back(std::move(stranger));
+  }
+  // The last noisy one is hung up on, and with it everything before has been looked at.
+  char byte;
+  EXPECT_LE(recv(strangers.back().get(), &byte, 1, 0), 0);
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", (*daemon)->pid(), "/fd"))) {
+    ++files;
+  }
+  EXPECT_LT(files, 200u);
+}
+
+}  // namespace
+}  // namespace kvpool

@@ -1,0 +1,67 @@
+// An engine without the client library: raw attach frames and generated stubs, so that what is tested is the protocol.
+#ifndef KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
+#define KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
+
+#include <grpcpp/channel.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvpool/v1/attach.pb.h"
+#include "kvpool/v1/engine.grpc.pb.h"
+#include "kvpool/v1/operator.grpc.pb.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+// A channel of its own: gRPC otherwise shares connections within a process.
+std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
+// 32-byte keys "PREFIX/0", "PREFIX/1", …, one string.
+std::string KeysOf(const std::string& prefix, int count);
+// Opaque blocks of 4 KiB and 16 tokens, one full-attention group.
+v1::OpenSession SmallSession(const std::string& attach_token);
+
+class RawEngine {
+ public:
+  // Connects the attach socket and says hello.
+  static absl::StatusOr<std::unique_ptr<RawEngine>> Attach(const std::string& socket);
+  // Attach, OpenSession, and mapping of what there is: ready to lease.
+  static absl::StatusOr<std::unique_ptr<RawEngine>> Open(const std::string& socket);
+
+  const std::string& attach_token() const { return attach_token_; }
+  v1::Engine::Stub& stub() { return *stub_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  const v1::OpenSessionResult& session() const { return session_; }
+  // Takes over a session that was opened by other means.
+  void Adopt(const v1::OpenSessionResult& session) { session_ = session; }
+  // Acknowledges slabs until one is ready.
+  absl::Status TakeSlabs();
+
+  // The head of the next unary call, and the next batch.
+  v1::Call NextCall(uint64_t after = 0);
+  v1::StepRequest NextBatch();
+
+  // One unary verb each.
+  absl::StatusOr<std::vector<uint64_t>> Lease(uint32_t count);
+  absl::StatusOr<v1::SealResult> Seal(const std::vector<uint64_t>& blocks, const std::string& keys);
+  absl::StatusOr<v1::MatchResult> Match(const std::string& keys);
+  absl::StatusOr<v1::ReleaseResult> Release(const std::vector<uint64_t>& blocks, uint64_t after = 0);
+  absl::StatusOr<v1::FenceResult> Fence(uint64_t step);
+
+ private:
+  std::string attach_token_;
+  UniqueFd attach_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Engine::Stub> stub_;
+  v1::OpenSessionResult session_;
+  uint64_t sequence_ = 0;
+};
+
+// The error of a call, gRPC's codes being Abseil's.
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_

@@ -1,0 +1,402 @@
+// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET LEASE SEAL" this
+// program is an engine that leases, seals under the keys of "shared", says so, and waits to be killed.
+#include <fcntl.h>
+#include <grpcpp/client_context.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/process/raw_engine.h"
+#include "tests/support/daemon_process.h"
+
+extern char** environ;
+
+namespace kvpool {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+using StepStream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
+
+int RunEngine(const std::string& socket, int lease, int seal) {
+  auto engine = RawEngine::Open(socket);
+  if (!engine.ok()) return printf("%s\n", engine.status().ToString().c_str()), 1;
+  auto blocks = (*engine)->Lease(lease);
+  if (!blocks.ok() || blocks->size() != static_cast<size_t>(lease)) return 2;
+  blocks->resize(seal);
+  auto sealed = (*engine)->Seal(*blocks, KeysOf("shared", seal));
+  if (!sealed.ok() || sealed->refused_size() != 0) return 3;
+  printf("ready\n");
+  fflush(stdout);
+  for (;;) pause();
+}
+
+// An engine in a process of its own.
+class EngineProcess {
+ public:
+  EngineProcess(const std::string& socket, int lease, int seal) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, ends[1], 1);
+    std::string words[] = {"rpc_test", "engine", socket, absl::StrCat(lease), absl::StrCat(seal)};
+    char* arguments[] = {words[0].data(), words[1].data(), words[2].data(),
+                         words[3].data(), words[4].data(), nullptr};
+    if (posix_spawn(&pid_, "/proc/self/exe", &files, nullptr, arguments, environ) != 0) std::abort();
+    posix_spawn_file_actions_destroy(&files);
+    close(ends[1]);
+    char word[6] = {};
+    const ssize_t size = read(ends[0], word, sizeof(word));
+    EXPECT_EQ(std::string(word, size > 0 ? size : 0), "ready\n");
+    close(ends[0]);
+  }
+  ~EngineProcess() { Kill(); }
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+class RpcTest : public ::testing::Test {
+ protected:
+  void Start(std::vector<std::string> flags = {}) {
+    auto daemon = DaemonProcess::Start({.flags = std::move(flags)});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = std::move(*daemon);
+    channel_ = ConnectTo(daemon_->target());
+    operators_ = v1::Operator::NewStub(channel_);
+  }
+  std::unique_ptr<RawEngine> OpenEngine() {
+    auto engine = RawEngine::Open(daemon_->socket());
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+  v1::StateCounts Blocks() {
+    v1::GetStatsResponse response;
+    grpc::ClientContext context;
+    const absl::Status status = FromGrpc(operators_->GetStats(&context, v1::GetStatsRequest(), &response));
+    EXPECT_TRUE(status.ok()) << status;
+    return response.blocks();
+  }
+  v1::ListSessionsResponse Sessions() {
+    v1::ListSessionsResponse response;
+    grpc::ClientContext context;
+    const absl::Status status =
+        FromGrpc(operators_->ListSessions(&context, v1::ListSessionsRequest(), &response));
+    EXPECT_TRUE(status.ok()) << status;
+    return response;
+  }
+  // Asks until it is so; each question is a round trip.
+  template <typename Question>
+  static bool Eventually(Question question) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!question()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Operator::Stub> operators_;
+};
+
+TEST_F(RpcTest, TwoProcessesShareAPrefixAndAKilledOneGivesBackTheRest) {
+  Start();
+  auto survivor = OpenEngine();
+  ASSERT_NE(survivor, nullptr);
+  const v1::StateCounts before = Blocks();
+  EngineProcess engine(daemon_->socket(), 16, 8);
+
+  const auto match = survivor->Match(KeysOf("shared", 10));
+  ASSERT_TRUE(match.ok()) << match.status();
+  EXPECT_EQ(match->tokens(), 8u * 16);
+  EXPECT_EQ(match->miss(), v1::MISS_REASON_NEVER_SEEN);
+
+  engine.Kill();
+  EXPECT_TRUE(Eventually([&] {
+    const v1::StateCounts now = Blocks();
+    EXPECT_EQ(now.free() + now.leased() + now.sealed() + now.cached() + now.quarantined(), now.capacity());
+    return now.quarantined() == 0 && now.leased() == before.leased();
+  }));
+  EXPECT_EQ(Blocks().sealed(), 8u);
+  EXPECT_EQ(Sessions().sessions_size(), 1);
+  EXPECT_EQ(daemon_->Metric("kvpool_sessions_ended_total"), 1);
+}
+
+TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  const auto blocks = engine->Lease(4);
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  const auto sealed = engine->Seal(*blocks, KeysOf("a", 4));
+  ASSERT_TRUE(sealed.ok()) << sealed.status();
+  const auto matched = engine->Match(KeysOf("a", 5));
+  ASSERT_TRUE(matched.ok()) << matched.status();
+  const std::vector<uint64_t> strangers = {(uint64_t{9} << 32) | 17, (uint64_t{1} << 32) | 999999};
+  const auto released = engine->Release(strangers);
+  ASSERT_TRUE(released.ok()) << released.status();
+  EXPECT_EQ(released->refused_size(), 2);
+  const auto fenced = engine->Fence(3);
+  ASSERT_TRUE(fenced.ok()) << fenced.status();
+
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  v1::StepRequest batch = engine->NextBatch();
+  v1::GroupKeys* group = batch.add_operations()->mutable_match()->add_groups();
+  group->set_key_bytes(32);
+  group->set_keys(KeysOf("a", 5));
+  batch.add_operations()->mutable_release()->mutable_blocks()->Add(strangers.begin(), strangers.end());
+  batch.add_operations()->mutable_fence()->set_step(3);
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.sequence(), batch.sequence());
+  ASSERT_EQ(answer.results_size(), 3) << answer.DebugString();
+  EXPECT_EQ(answer.results(0).match().SerializeAsString(), matched->SerializeAsString());
+  EXPECT_EQ(answer.results(1).release().SerializeAsString(), released->SerializeAsString());
+  EXPECT_EQ(answer.results(2).fence().SerializeAsString(), fenced->SerializeAsString());
+
+  // The same batch again: the first answer again.
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse again;
+  ASSERT_TRUE(stream->Read(&again));
+  EXPECT_EQ(again.results(0).SerializeAsString(), answer.results(0).SerializeAsString());
+  stream->WritesDone();
+  while (stream->Read(&again)) {
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(RpcTest, AStreamOpensItsOwnSession) {
+  Start();
+  auto engine = RawEngine::Attach(daemon_->socket());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = (*engine)->stub().Step(&context);
+  v1::StepRequest batch;
+  *batch.add_operations()->mutable_open_session() = SmallSession("not a token");
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_EQ(answer.results_size(), 1);
+  EXPECT_NE(answer.results(0).code(), 0);
+  EXPECT_FALSE(answer.results(0).message().empty());
+
+  *batch.mutable_operations(0)->mutable_open_session() = SmallSession((*engine)->attach_token());
+  ASSERT_TRUE(stream->Write(batch));
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_EQ(answer.results_size(), 1);
+  ASSERT_EQ(answer.results(0).code(), 0) << answer.results(0).message();
+  (*engine)->Adopt(answer.results(0).open_session());
+  ASSERT_TRUE((*engine)->TakeSlabs().ok());
+
+  batch = (*engine)->NextBatch();
+  batch.clear_member_token();
+  batch.add_operations()->mutable_lease()->set_count(3);
+  ASSERT_TRUE(stream->Write(batch));
+  do {  // A capacity notice may come first.
+    ASSERT_TRUE(stream->Read(&answer));
+  } while (answer.sequence() == 0);
+  EXPECT_EQ(answer.results(0).lease().blocks_size(), 3) << answer.DebugString();
+
+  batch = (*engine)->NextBatch();
+  batch.set_member_token("another member's");
+  ASSERT_TRUE(stream->Write(batch));
+  do {
+    ASSERT_TRUE(stream->Read(&answer));
+  } while (answer.sequence() == 0);
+  EXPECT_EQ(answer.code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
+}
+
+TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  v1::StepRequest batch = engine->NextBatch();
+  batch.set_member_token(std::string(16, 'x'));
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse answer;
+  EXPECT_FALSE(stream->Read(&answer));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
+
+  v1::LeaseRequest lease;
+  *lease.mutable_call() = engine->NextCall();
+  lease.mutable_call()->set_member_token(std::string(16, 'x'));
+  lease.mutable_lease()->set_count(1);
+  grpc::ClientContext lease_context;
+  v1::LeaseResult result;
+  EXPECT_EQ(engine->stub().Lease(&lease_context, lease, &result).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  // Counted once the answer is on its way.
+  EXPECT_TRUE(
+      Eventually([&] { return daemon_->Metric("kvpool_rpc_errors_total", "method=\"Lease\"") == 1; }));
+}
+
+TEST_F(RpcTest, AParkedUnaryCallAnswersWhenItsStepHasPassed) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  const auto blocks = engine->Lease(2);
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  v1::ReleaseRequest release;
+  *release.mutable_call() = engine->NextCall(/*after=*/5);
+  release.mutable_release()->mutable_blocks()->Add(blocks->begin(), blocks->end());
+  absl::Status released = absl::UnknownError("not yet");
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ReleaseResult result;
+    released = FromGrpc(engine->stub().Release(&context, release, &result));
+  });
+  EXPECT_TRUE(Eventually([&] { return Sessions().sessions(0).parked() == 1; }));
+  EXPECT_EQ(Sessions().sessions(0).leased(), 3u);  // Those two and the sink block.
+  EXPECT_TRUE(engine->Fence(5).ok());
+  caller.join();
+  EXPECT_TRUE(released.ok()) << released;
+  EXPECT_EQ(Sessions().sessions(0).leased(), 1u);
+}
+
+TEST_F(RpcTest, AParkedUnaryCallEndsWithTheDaemon) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  const auto blocks = engine->Lease(1);
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  absl::Status released;
+  v1::ReleaseRequest release;
+  *release.mutable_call() = engine->NextCall(/*after=*/5);
+  release.mutable_release()->add_blocks((*blocks)[0]);
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ReleaseResult result;
+    released = FromGrpc(engine->stub().Release(&context, release, &result));
+  });
+  EXPECT_TRUE(Eventually([&] { return Sessions().sessions(0).parked() == 1; }));
+  EXPECT_EQ(daemon_->Stop(), 0);
+  caller.join();
+  EXPECT_FALSE(released.ok());
+}
+
+TEST_F(RpcTest, ANewerStreamOfAMemberTakesOver) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  v1::StepResponse answer;
+  grpc::ClientContext older_context, newer_context;
+  const std::unique_ptr<StepStream> older = engine->stub().Step(&older_context);
+  v1::StepRequest batch = engine->NextBatch();
+  batch.add_operations()->mutable_lease()->set_count(1);
+  ASSERT_TRUE(older->Write(batch));
+  ASSERT_TRUE(older->Read(&answer));
+  const std::unique_ptr<StepStream> newer = engine->stub().Step(&newer_context);
+  batch = engine->NextBatch();
+  batch.add_operations()->mutable_lease()->set_count(1);
+  ASSERT_TRUE(newer->Write(batch));
+  ASSERT_TRUE(newer->Read(&answer));
+  EXPECT_EQ(answer.results(0).lease().blocks_size(), 1) << answer.DebugString();
+  while (older->Read(&answer)) {
+  }
+  EXPECT_EQ(older->Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(daemon_->Metric("kvpool_reconnects_total"), 1);
+}
+
+TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
+  Start();
+  auto greedy = OpenEngine();
+  auto other = OpenEngine();
+  ASSERT_TRUE(greedy != nullptr && other != nullptr);
+  // Each answer refuses 32768 blocks: far more than the stream's window holds.
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = greedy->stub().Step(&context);
+  constexpr int kBatches = 60;
+  std::thread writer([&] {
+    for (int i = 0; i < kBatches; ++i) {
+      v1::StepRequest batch = greedy->NextBatch();
+      auto* blocks = batch.add_operations()->mutable_release()->mutable_blocks();
+      for (uint64_t block = 0; block < 32768; ++block) blocks->Add(uint64_t{1} << 32 | (1'000'000 + block));
+      if (!stream->Write(batch)) return;
+    }
+    stream->WritesDone();
+  });
+  EXPECT_TRUE(Eventually([&] { return daemon_->Metric("kvpool_step_batches_total") >= 16; }));
+  // The others go on meanwhile; their calls are what time there is for more of its batches.
+  for (int i = 0; i < 500; ++i) ASSERT_TRUE(other->Fence(i + 1).ok());
+  EXPECT_LE(daemon_->Metric("kvpool_step_operations_total", "verb=\"release\""), 24);
+  v1::StepResponse answer;
+  int answers = 0;
+  while (stream->Read(&answer)) answers += answer.sequence() != 0 ? 1 : 0;
+  writer.join();
+  EXPECT_EQ(answers, kBatches);
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(RpcTest, SigtermDrainsTellsAndEnds) {
+  Start({"--shutdown_grace=60s"});
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  v1::StepRequest batch = engine->NextBatch();
+  batch.add_operations()->mutable_lease()->set_count(1);
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  kill(daemon_->pid(), SIGTERM);
+  bool drain = false;
+  while (!drain && stream->Read(&answer)) {
+    for (const v1::Notice& notice : answer.notices()) drain |= notice.kind() == v1::NOTICE_KIND_DRAIN;
+  }
+  EXPECT_TRUE(drain);
+  // A well-behaved engine closes its session; then there is nothing left to wait for.
+  batch = engine->NextBatch();
+  batch.add_operations()->mutable_close_session();
+  ASSERT_TRUE(stream->Write(batch));
+  while (stream->Read(&answer)) {
+  }
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(RpcTest, ThreadsCanBeMany) {
+  Start({"--rpc_threads=4"});
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  for (int i = 0; i < 50; ++i) {
+    grpc::ClientContext context;
+    const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+    v1::StepRequest batch = engine->NextBatch();
+    batch.add_operations()->mutable_fence()->set_step(i + 1);
+    ASSERT_TRUE(stream->Write(batch));
+    v1::StepResponse answer;
+    ASSERT_TRUE(stream->Read(&answer));
+    EXPECT_EQ(answer.results(0).fence().passed(), static_cast<uint64_t>(i + 1));
+    ASSERT_TRUE(engine->Fence(i + 1).ok());
+  }
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+}  // namespace
+}  // namespace kvpool
+
+int main(int argc, char** argv) {
+  if (argc == 5 && std::string(argv[1]) == "engine")
+    return kvpool::RunEngine(argv[2], atoi(argv[3]), atoi(argv[4]));
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,414 @@
+// Slabs: who makes them, who must map them before they count, and what happens when one can't be had.
+#include "server/space_geometry.h"
+#include "tests/service/service_fixture.h"
+
+namespace kvpool {
+namespace {
+
+class GrowthTest : public ServiceTest {
+ protected:
+  SpaceSnapshot Space(size_t index = 1) { return daemon_->Snapshot().spaces.at(index); }
+  uint64_t Used(int device = 0) { return daemon_->Snapshot().devices.at(device).used_bytes(); }
+  void Ack(Engine* engine, uint32_t slab) {
+    v1::SlabAck ack;
+    ack.set_slab(slab);
+    daemon_->OnSlabAck(engine->id, ack);
+  }
+};
+
+TEST_F(GrowthTest, ASessionLeasesOnlyWhatItsMembersMapped) {
+  StartDaemon(4);
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  ASSERT_EQ(engine->peer->slabs().size(), 1);
+  EXPECT_EQ(engine->peer->fds(), 1);
+  const v1::Slab slab = engine->peer->slabs()[0];
+  EXPECT_EQ(slab.block_count(), kSlabBlocks);
+  EXPECT_EQ(slab.bytes(), kSlabBlocks * kBlockBytes);
+  v1::LeaseResult lease = engine->LeaseAsked(1, 1);
+  EXPECT_EQ(lease.shortfall(), v1::SHORTFALL_GROWING);
+  EXPECT_EQ(lease.sink_block(), 0);
+  EXPECT_EQ(engine->Match(Keys("a", 1)).miss(), v1::MISS_REASON_GROWING);
+  engine->MapSlabs();
+  ASSERT_EQ(engine->peer->ready().size(), 1);
+  EXPECT_EQ(engine->peer->ready()[0].capacity_blocks(), kSlabBlocks);
+  EXPECT_EQ(engine->LeaseAsked(1, 1).blocks_size(), 1);
+}
+
+TEST_F(GrowthTest, GrowsAheadOfDemandUpToTheBudget) {
+  StartDaemon(3);
+  const auto engine = OpenEngine(OpenRequest());
+  EXPECT_EQ(Space().slabs, 1);
+  engine->Lease(11);  // 3 of 15 are free: fewer than a quarter of a slab.
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space().slabs, 2);
+  EXPECT_EQ(Space().capacity, 15) << "not mapped yet";
+  engine->MapSlabs();
+  EXPECT_EQ(Space().capacity, 31);
+  const v1::StepResponse told = engine->Pending();
+  ASSERT_EQ(told.notices_size(), 1);
+  EXPECT_EQ(told.notices(0).kind(), v1::NOTICE_KIND_CAPACITY);
+  EXPECT_EQ(told.notices(0).value(), 31);
+  engine->Lease(16);
+  Settle({engine.get()});
+  EXPECT_EQ(Space().capacity, 47);
+  EXPECT_EQ(Used(), 3 * kSlabBlocks * kBlockBytes);
+  EXPECT_EQ(engine->LeaseAsked(30, 1).blocks_size(), 19);
+}
+
+// While a slab is on its way nothing is evicted for a lease, for a quarter of a second.
+TEST_F(GrowthTest, GrowthAgainstMatch) {
+  StartDaemon(3);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(14);
+  for (int i = 0; i < 14; ++i) engine->Seal({blocks[i]}, {Key("c" + std::to_string(i))});
+  engine->Release(blocks);
+  v1::LeaseResult lease = engine->LeaseAsked(2, 1);
+  EXPECT_EQ(lease.shortfall(), v1::SHORTFALL_GROWING);
+  EXPECT_EQ(lease.blocks_size(), 0);
+  EXPECT_EQ(Blocks().cached(), 14);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(engine->Match({Key("c0")}).tokens(), 16) << "a match needs no slab";
+  clock_.Advance(249);
+  EXPECT_EQ(engine->LeaseAsked(2, 1).shortfall(), v1::SHORTFALL_GROWING);
+  clock_.Advance(1);
+  lease = engine->LeaseAsked(2, 1);
+  EXPECT_EQ(lease.blocks_size(), 2) << "growth is stalled: it evicts";
+  EXPECT_EQ(Blocks().cached(), 11);
+  engine->MapSlabs();
+  EXPECT_EQ(engine->LeaseAsked(2, 1).shortfall(), v1::SHORTFALL_NONE);
+  EXPECT_EQ(Blocks().cached(), 11);
+}
+
+TEST_F(GrowthTest, AtMostEightFramesAreUnacknowledged) {
+  StartDaemon(32);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(300);
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(request).ok());
+  EXPECT_EQ(Space().slabs, 19);
+  EXPECT_EQ(engine->peer->slabs().size(), 8);
+  Ack(engine.get(), 0);
+  EXPECT_EQ(engine->peer->slabs().size(), 9);
+  Ack(engine.get(), 3);
+  Ack(engine.get(), 2);
+  EXPECT_EQ(engine->peer->slabs().size(), 11);
+  EXPECT_EQ(engine->peer->ready().size(), 1) << "slab 1 is not mapped";
+  Ack(engine.get(), 1);
+  EXPECT_EQ(engine->peer->ready().size(), 4);
+  EXPECT_EQ(engine->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING);
+  engine->mapped = 4;
+  engine->MapSlabs();
+  EXPECT_EQ(engine->peer->slabs().size(), 19);
+  EXPECT_EQ(engine->LeaseAsked(300, 300).blocks_size(), 300);
+}
+
+TEST_F(GrowthTest, TheWindowIsOfTheSessionNotOfEachRank) {
+  StartDaemon(16, /*devices=*/2);
+  v1::OpenSession request = OpenRequest();
+  request.set_ranks(2);
+  request.set_guaranteed_blocks(150);
+  const auto rank0 = Attach(), rank1 = Attach();
+  ASSERT_TRUE(rank0->Open(request).ok());
+  EXPECT_EQ(rank0->peer->slabs().size(), 8);
+  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1)).ok());
+  EXPECT_EQ(rank1->peer->slabs().size(), 0);
+  Ack(rank0.get(), 0);
+  Ack(rank0.get(), 1);
+  EXPECT_EQ(rank1->peer->slabs().size(), 2) << "the rank that is behind comes first";
+  EXPECT_EQ(rank0->peer->slabs().size(), 8);
+  rank0->mapped = 2;
+  Settle({rank0.get(), rank1.get()});
+  EXPECT_EQ(rank0->LeaseAsked(150, 150).blocks_size(), 150);
+}
+
+TEST_F(GrowthTest, AllRanksOrNone) {
+  StartDaemon(4, /*devices=*/2);
+  scripts_[1]->fail_after = 0;
+  v1::OpenSession request = OpenRequest();
+  request.set_ranks(2);
+  const absl::Status refused = Attach()->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(refused.message()).find("rank 1: out of memory: 16384 bytes asked for, 0 free"),
+            std::string::npos)
+      << refused;
+  EXPECT_EQ(scripts_[0]->alive, 0);
+  EXPECT_EQ(Used(0) + Used(1), 0);
+  scripts_[1]->fail_after = 1;
+  const auto rank0 = OpenEngine(request), rank1 = Attach();
+  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1)).ok());
+  Settle({rank0.get(), rank1.get()});
+  rank0->Lease(14);
+  Settle({rank0.get(), rank1.get()});
+  EXPECT_EQ(Space().slabs, 1) << "rank 1 has no second slab";
+  EXPECT_EQ(scripts_[0]->alive, 1);
+  EXPECT_EQ(Used(0), Used(1));
+  EXPECT_EQ(Space().growth_failures, 1);
+  EXPECT_EQ(rank0->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_PRESSURE)
+      << "it goes on at its present capacity";
+  scripts_[1]->fail_after = -1;
+  clock_.Advance(10000);
+  Settle({rank0.get(), rank1.get()});
+  EXPECT_EQ(Space().slabs, 2) << "asked again later";
+}
+
+TEST_F(GrowthTest, JoiningASpaceNeedsAllOfItsSlabs) {
+  StartDaemon(4);
+  const auto old = OpenEngine(OpenRequest(), "old");
+  old->Lease(14);
+  Settle({old.get()});
+  old->Seal(old->Lease(1), Keys("a", 1));
+  const auto young = Attach("young");
+  ASSERT_TRUE(young->Open(OpenRequest()).ok());
+  EXPECT_EQ(young->peer->slabs().size(), 2);
+  Ack(young.get(), 0);
+  EXPECT_EQ(young->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING);
+  EXPECT_EQ(young->Match(Keys("a", 1)).tokens(), 0);
+  EXPECT_EQ(old->LeaseAsked(1, 1).blocks_size(), 1) << "others don't notice";
+  Ack(young.get(), 1);
+  EXPECT_EQ(young->Match(Keys("a", 1)).tokens(), 16);
+}
+
+TEST_F(GrowthTest, ANewSlabWaitsForEveryReadySession) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a"), b = OpenEngine(OpenRequest(), "b");
+  a->Lease(12);
+  daemon_->HousekeepOnce();
+  a->MapSlabs();
+  EXPECT_EQ(Space().capacity, 15) << "b has not mapped it";
+  EXPECT_EQ(a->peer->ready().size(), 1);
+  b->MapSlabs();
+  EXPECT_EQ(Space().capacity, 31);
+  EXPECT_EQ(a->peer->ready().size(), 2);
+  EXPECT_EQ(b->peer->ready().size(), 2);
+}
+
+TEST_F(GrowthTest, AStoppedProcessHoldsUpNobodyForLong) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a"), stopped = OpenEngine(OpenRequest(), "stopped");
+  a->Lease(12);
+  daemon_->HousekeepOnce();
+  a->MapSlabs();
+  clock_.Advance(500);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space().capacity, 15);
+  EXPECT_EQ(a->LeaseAsked(8, 0).blocks_size(), 1) << "what there is, without waiting";
+  clock_.Advance(500);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space().capacity, 31);
+  EXPECT_EQ(a->Lease(8).size(), 8);
+  // It wakes up: answers to it name the new slab only once it is mapped.
+  EXPECT_EQ(stopped->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING);
+  stopped->MapSlabs();
+  EXPECT_EQ(stopped->LeaseAsked(1, 1).blocks_size(), 1);
+}
+
+TEST_F(GrowthTest, AGuaranteeMayRestOnASlabThatOthersHaveYetToMap) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a");
+  a->Lease(12);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(10);
+  const auto b = OpenEngine(request, "b");
+  EXPECT_EQ(Space().slabs, 2);
+  EXPECT_EQ(b->LeaseAsked(10, 10).shortfall(), v1::SHORTFALL_GROWING) << "a has not mapped it";
+  EXPECT_EQ(b->Release({uint64_t{1} << 32 | 1}).refused_size(), 1)
+      << "it holds nothing, and can say nothing wrong";
+  a->MapSlabs();
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 7) << "31 - 13 held - 11 promised";
+  EXPECT_EQ(b->LeaseAsked(10, 10).blocks_size(), 10);
+}
+
+TEST_F(GrowthTest, APendingSessionMayEnd) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a");
+  a->Lease(12);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(10);
+  const auto b = OpenEngine(request, "b");
+  b->Die();
+  a->MapSlabs();
+  EXPECT_EQ(Space().capacity, 31);
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 18);
+  EXPECT_EQ(Space().sessions, 1);
+}
+
+TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"));
+  a->Seal(a->Lease(1), Keys("x", 1));
+  a->Do(CloseOp());
+  absl::Status refused = Attach()->Open([this] {
+    v1::OpenSession request = OpenRequest("big");
+    request.set_guaranteed_blocks(20);
+    return request;
+  }());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted)
+      << "the process that mapped it lives: its memory is not free";
+  EXPECT_NE(std::string(refused.message())
+                .find("device mem0: 16384 bytes asked for each rank, 0 of 32768 bytes left"),
+            std::string::npos)
+      << refused;
+  a->Die();
+  clock_.Advance(10);
+  const auto b = OpenEngine(OpenRequest("b"));
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "there was room for both";
+  const auto c = OpenEngine(OpenRequest("c"));
+  const DaemonSnapshot snapshot = daemon_->Snapshot();
+  ASSERT_EQ(snapshot.spaces.size(), 3);
+  EXPECT_EQ(snapshot.spaces[0].space, 0);
+  EXPECT_EQ(snapshot.spaces[0].pool.sealed, 1) << "counters of spaces that are gone stay";
+  EXPECT_EQ(snapshot.spaces[1].space, b->opened.space());
+  EXPECT_EQ(Attach()->Open(OpenRequest("d")).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(scripts_[0]->alive, 2);
+}
+
+TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {
+  options_.idle_space_ms = 1000;
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  clock_.Advance(5000);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 1);
+  engine->Die();
+  clock_.Advance(999);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 1);
+  clock_.Advance(1);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 0);
+  EXPECT_EQ(Used(), 0);
+  EXPECT_NE(OpenEngine(OpenRequest())->opened.space(), engine->opened.space());
+}
+
+TEST_F(GrowthTest, ASlabThatCanNotBeSentEndsTheSession) {
+  StartDaemon(4);
+  scripts_[0]->fail_export = true;
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  EXPECT_EQ(engine->peer->closed(), "session 1 ended: slab 0 could not be sent: dup: Too many open files");
+  EXPECT_EQ(daemon_->Snapshot().sessions_ended.at("unsent_slab"), 1);
+  scripts_[0]->fail_export = false;
+  EXPECT_EQ(OpenEngine(OpenRequest())->LeaseAsked(1, 1).blocks_size(), 1);
+}
+
+TEST_F(GrowthTest, TheLastSlabIsWhatIsLeft) {
+  StartDaemon(4);
+  v1::OpenSession request = OpenRequest();
+  request.set_max_space_bytes(3 * kSlabBlocks * kBlockBytes / 2);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(engine->opened.max_blocks(), 16) << "a slab can't be smaller than a granule";
+  request = OpenRequest("larger");
+  request.set_max_space_bytes(kBlockBytes);
+  EXPECT_EQ(Attach()->Open(request).message(),
+            "layout.block_bytes is 1024: with the null block a space needs at least 16384 bytes on each "
+            "rank, 1024 may "
+            "be used");
+}
+
+TEST_F(GrowthTest, IpcSpacesAreOneAllocation) {
+  StartDaemon(4);
+  v1::OpenSession request = OpenRequest();
+  request.set_kind(v1::SPACE_KIND_IPC);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(engine->opened.kind(), v1::SPACE_KIND_IPC);
+  ASSERT_EQ(engine->peer->slabs().size(), 1);
+  EXPECT_EQ(engine->peer->fds(), 0);
+  EXPECT_EQ(engine->peer->slabs()[0].ipc_handle().size(), 64);
+  EXPECT_EQ(engine->peer->slabs()[0].block_count(), 64);
+  engine->Lease(62);
+  Settle({engine.get()});
+  EXPECT_EQ(Space().slabs, 1);
+}
+
+TEST_F(GrowthTest, AnIpcSpaceTakesWhatIsLeftAndNoMoreLater) {
+  StartDaemon(4);
+  const auto other = OpenEngine(OpenRequest("other"));
+  v1::OpenSession request = OpenRequest();
+  request.set_kind(v1::SPACE_KIND_IPC);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(engine->peer->slabs()[0].block_count(), 48);
+  other->Die();
+  engine->Lease(46);
+  clock_.Advance(4000 * 1000);
+  Settle({engine.get()});
+  EXPECT_EQ(engine->peer->slabs().size(), 1);
+}
+
+TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
+  options_.low_watermark = 0.2;
+  options_.high_watermark = 0.4;
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(14);
+  for (int i = 0; i < 14; ++i) engine->Seal({blocks[i]}, {Key("r" + std::to_string(i))});
+  engine->Release(blocks);
+  EXPECT_EQ(Blocks().free(), 0);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().free(), 6);
+  EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 6);
+}
+
+TEST_F(GrowthTest, ASpaceUnderPressureTakesTheMemoryOfAnIdleOne) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"));
+  a->Die();
+  const auto b = OpenEngine(OpenRequest("b"));
+  const std::vector<uint64_t> blocks = b->Lease(10);
+  for (int i = 0; i < 10; ++i) b->Seal({blocks[i]}, {Key("i" + std::to_string(i))});
+  b->Release(blocks);
+  b->Lease(4);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "what it has cached can go first";
+  b->Lease(10);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 2);
+  EXPECT_EQ(Space().capacity, 31);
+}
+
+TEST_F(GrowthTest, OnHostMemory) {
+  options_.housekeeping_thread = false;
+  options_.slab_bytes = 2 << 20;
+  options_.device_capacity_bytes = {4 << 20};
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(MakeHostDevice({.capacity_bytes = 4 << 20, .try_huge_pages = false}));
+  daemon_ = Daemon::Start(options_, std::move(devices), &clock_).value();
+  const auto engine = OpenEngine(OpenRequest());
+  EXPECT_EQ(engine->peer->fds(), 1);
+  EXPECT_EQ(engine->LeaseAsked(100, 100).blocks_size(), 100);
+}
+
+TEST(GeometryTest, StrideIsPaddedByTheLeastThatFits) {
+  const auto compute = [](uint64_t block, uint64_t limit) {
+    return ComputeGeometry({.block_bytes = block,
+                            .granularity_bytes = 2 << 20,
+                            .slab_limit_bytes = limit,
+                            .max_bytes = uint64_t{1} << 40});
+  };
+  // A power of two needs no padding.
+  absl::StatusOr<SpaceGeometry> geometry = compute(1 << 20, 64 << 20);
+  EXPECT_EQ(geometry->block_stride_bytes, 1 << 20);
+  EXPECT_EQ(geometry->unit_bytes, 2 << 20);
+  EXPECT_EQ(geometry->slab_bytes, 64 << 20);
+  // 61 layers of a 576-wide latent, 64 tokens, bf16: 4,497,408 bytes = 2^12 * 1098, whose lcm with 2 MiB is 2.3 GB.
+  geometry = compute(4497408, 256 << 20);
+  EXPECT_EQ(geometry->block_stride_bytes % (64 << 10), 0);
+  EXPECT_LE(geometry->unit_bytes, 256 << 20);
+  EXPECT_LT(geometry->block_stride_bytes - 4497408, 64 << 10);
+  EXPECT_EQ(geometry->unit_bytes % geometry->block_stride_bytes, 0);
+  EXPECT_EQ(geometry->unit_bytes % (2 << 20), 0);
+  // A block larger than the limit is a slab by itself.
+  geometry = compute((100 << 20) + 1, 64 << 20);
+  EXPECT_EQ(geometry->block_stride_bytes, 102 << 20);
+  EXPECT_EQ(geometry->slab_bytes, 102 << 20);
+  // Ids have 32 bits.
+  geometry = ComputeGeometry({.block_bytes = 64,
+                              .granularity_bytes = 2 << 20,
+                              .slab_limit_bytes = 64 << 20,
+                              .max_bytes = uint64_t{1} << 60});
+  EXPECT_LE(geometry->max_blocks, UINT32_MAX - 1);
+  EXPECT_GT(geometry->max_blocks, 4000000000u);
+}
+
+}  // namespace
+}  // namespace kvpool

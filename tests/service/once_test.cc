@@ -1,0 +1,175 @@
+// Exactly once: what a member that lost an answer gets when it asks again.
+#include "server/answer_window.h"
+#include "tests/service/service_fixture.h"
+
+namespace kvpool {
+namespace {
+
+constexpr int kOutOfRange = static_cast<int>(absl::StatusCode::kOutOfRange);
+constexpr int kInvalid = static_cast<int>(absl::StatusCode::kInvalidArgument);
+constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
+
+class OnceTest : public ServiceTest {
+ protected:
+  v1::StepRequest Batch(uint64_t sequence, std::vector<v1::Operation> operations) {
+    v1::StepRequest request;
+    request.set_sequence(sequence);
+    for (v1::Operation& operation : operations) *request.add_operations() = std::move(operation);
+    return request;
+  }
+  v1::OperationResult Unary(Engine* engine, uint64_t sequence, v1::Operation operation) {
+    engine->sequence = sequence - 1;
+    return engine->Do(std::move(operation));
+  }
+};
+
+TEST_F(OnceTest, ARepeatedBatchGetsTheFirstAnswer) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const v1::StepRequest request = Batch(1, {LeaseOp(4), LeaseOp(2)});
+  const v1::StepResponse first = engine->Step(request);
+  v1::StepResponse again = engine->Step(request);
+  again.clear_notices();
+  v1::StepResponse without = first;
+  without.clear_notices();
+  EXPECT_EQ(again.SerializeAsString(), without.SerializeAsString());
+  EXPECT_EQ(Blocks().leased(), 7) << "six and the sink";
+}
+
+TEST_F(OnceTest, ReleaseRetriedAfterALostAnswerTakesOneHold) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  engine->Seal(blocks, Keys("a", 1));
+  engine->Do(RefOp(blocks));
+  const v1::StepRequest request = Batch(10, {ReleaseOp(blocks)});
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(engine->Step(request).results(0).release().refused_size(), 0);
+  EXPECT_EQ(Blocks().sealed(), 1) << "one of two holds is left";
+  // The same by unary call: numbers are shared.
+  EXPECT_EQ(Unary(engine.get(), 10, ReleaseOp(blocks)).release().refused_size(), 0);
+  EXPECT_EQ(Blocks().sealed(), 1);
+}
+
+TEST_F(OnceTest, CallsMayOvertakeOneAnotherInsideTheWindow) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  EXPECT_EQ(Unary(engine.get(), 9, LeaseOp(1)).lease().blocks_size(), 1);
+  EXPECT_EQ(Unary(engine.get(), 7, LeaseOp(2)).lease().blocks_size(), 2);
+  EXPECT_EQ(Unary(engine.get(), 8, LeaseOp(3)).lease().blocks_size(), 3);
+  EXPECT_EQ(Unary(engine.get(), 7, LeaseOp(2)).lease().blocks_size(), 2);
+  EXPECT_EQ(Blocks().leased(), 7);
+}
+
+TEST_F(OnceTest, WhatIsForgottenIsRefused) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  for (uint64_t i = 1; i <= 70; ++i) engine->Step(Batch(i, {TouchOp({1})}));
+  v1::StepResponse response = engine->Step(Batch(6, {LeaseOp(1)}));
+  EXPECT_EQ(response.code(), kOutOfRange);
+  EXPECT_EQ(response.message(), "sequence 6 is forgotten: answers through 6 are gone");
+  EXPECT_EQ(engine->Step(Batch(7, {LeaseOp(1)})).code(), 0);
+  v1::StepRequest acknowledging = Batch(71, {TouchOp({1})});
+  acknowledging.set_acknowledged(70);
+  engine->Step(acknowledging);
+  EXPECT_EQ(engine->Step(Batch(70, {LeaseOp(1)})).code(), kOutOfRange);
+  EXPECT_EQ(engine->Step(Batch(71, {TouchOp({1})})).results_size(), 1);
+  EXPECT_EQ(Blocks().leased(), 1) << "the sink";
+}
+
+TEST_F(OnceTest, SequenceZeroIsRefused) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const v1::StepResponse response = engine->Step(Batch(0, {LeaseOp(1)}));
+  EXPECT_EQ(response.code(), kInvalid);
+  EXPECT_EQ(response.message(), "sequence is 0; sequences start at 1");
+  EXPECT_EQ(Unary(engine.get(), 0, LeaseOp(1)).message(), "call.sequence is 0; sequences start at 1");
+}
+
+TEST_F(OnceTest, AcknowledgingTheFutureForgetsNothingNew) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  v1::StepRequest request = Batch(1, {LeaseOp(1)});
+  request.set_acknowledged(UINT64_MAX);
+  EXPECT_EQ(engine->Step(request).code(), 0);
+  EXPECT_EQ(engine->Step(Batch(2, {LeaseOp(1)})).code(), 0);
+}
+
+TEST_F(OnceTest, ARepeatedBatchCarriesWhatWasCompletedMeanwhile) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  const v1::StepRequest request = Batch(5, {ReleaseOp({blocks[0]}, 1), ReleaseOp({blocks[1]}, 2)});
+  v1::StepResponse response = engine->Step(request);
+  EXPECT_TRUE(response.results(0).parked());
+  engine->sequence = 5;
+  EXPECT_EQ(engine->Fence(1), 1);
+  response = engine->Step(request);
+  EXPECT_FALSE(response.results(0).parked());
+  EXPECT_TRUE(response.results(0).has_release());
+  EXPECT_TRUE(response.results(1).parked());
+  EXPECT_EQ(response.completions_size(), 0) << "told once, in place";
+  engine->Fence(2);
+  response = engine->Pending();
+  ASSERT_EQ(response.completions_size(), 1);
+  EXPECT_EQ(response.completions(0).sequence(), 5);
+  EXPECT_EQ(response.completions(0).index(), 1);
+}
+
+TEST_F(OnceTest, AParkedUnaryCallThatIsRetriedIsAppliedOnceAndAnsweredTwice) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  engine->Seal(blocks, Keys("a", 1));
+  engine->Do(RefOp(blocks));
+  std::optional<v1::OperationResult> first, second, third;
+  engine->sequence = 10;
+  engine->Send(ReleaseOp(blocks, 4), &first);
+  engine->sequence = 10;
+  engine->Send(ReleaseOp(blocks, 4), &second);
+  EXPECT_FALSE(first.has_value() || second.has_value());
+  engine->Fence(4);
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  EXPECT_EQ(first->release().refused_size(), 0);
+  EXPECT_EQ(Blocks().sealed(), 1) << "one of two holds is left";
+  engine->sequence = 10;
+  engine->Send(ReleaseOp(blocks, 4), &third);
+  ASSERT_TRUE(third.has_value());
+  EXPECT_FALSE(third->parked());
+  EXPECT_EQ(engine->Pending().completions_size(), 0) << "unary calls are no news for the stream";
+}
+
+TEST_F(OnceTest, CloseRetriedAfterALostAnswer) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  engine->Lease(3);
+  EXPECT_EQ(Unary(engine.get(), 20, CloseOp()).close_session().released_blocks(), 3);
+  EXPECT_EQ(Unary(engine.get(), 20, CloseOp()).close_session().released_blocks(), 3);
+  const v1::OperationResult later = Unary(engine.get(), 21, LeaseOp(1));
+  EXPECT_EQ(later.code(), kAborted);
+  EXPECT_EQ(later.message(), "session 1 was closed by member 0");
+}
+
+TEST(AnswerWindowTest, MemoryIsBounded) {
+  AnswerWindow window;
+  v1::StepResponse large;
+  for (int i = 0; i < 65536; ++i) large.add_results()->mutable_lease()->add_blocks(UINT64_MAX);
+  for (uint64_t i = 1; i <= 20; ++i) window.Remember(i, large);
+  EXPECT_GT(window.floor(), 10) << "20 answers of a MiB do not fit";
+  EXPECT_EQ(window.Look(20), AnswerWindow::Seen::kRemembered);
+  v1::StepResponse answer;
+  window.Replay(20, &answer);
+  EXPECT_EQ(answer.results_size(), large.results_size());
+  EXPECT_EQ(window.Look(1), AnswerWindow::Seen::kForgotten);
+}
+
+TEST(AnswerWindowTest, AJumpForgetsWhatIsFarBehind) {
+  AnswerWindow window;
+  window.Remember(1, {});
+  window.Remember(UINT64_MAX, {});
+  EXPECT_EQ(window.Look(1), AnswerWindow::Seen::kForgotten);
+  EXPECT_EQ(window.floor(), UINT64_MAX - 64);
+  EXPECT_EQ(window.Look(UINT64_MAX - 1), AnswerWindow::Seen::kNew);
+}
+
+}  // namespace
+}  // namespace kvpool

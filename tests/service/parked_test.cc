@@ -1,0 +1,195 @@
+// Verbs that wait: for a step, or behind a verb that does.
+#include "tests/service/service_fixture.h"
+
+namespace kvpool {
+namespace {
+
+constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
+constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
+constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
+
+class ParkedTest : public ServiceTest {
+ protected:
+  uint32_t Parked() { return daemon_->Snapshot().spaces.at(1).parked; }
+};
+
+// Free while a step is in flight: the block is nobody else's before the step is done.
+TEST_F(ParkedTest, AReleaseWaitsForItsStep) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(13);
+  std::optional<v1::OperationResult> answer;
+  engine->Send(ReleaseOp(blocks, 7), &answer);
+  EXPECT_FALSE(answer.has_value());
+  const auto other = OpenEngine(OpenRequest(), "other");
+  EXPECT_EQ(other->LeaseAsked(1, 1).blocks_size(), 0);
+  engine->Fence(6);
+  EXPECT_FALSE(answer.has_value());
+  engine->Fence(7);
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->release().refused_size(), 0);
+  EXPECT_EQ(Blocks().leased(), 2) << "the sinks";
+  EXPECT_EQ(other->LeaseAsked(1, 1).blocks_size(), 1);
+}
+
+TEST_F(ParkedTest, AStepThatIsPassedDoesNotPark) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  engine->Fence(5);
+  EXPECT_EQ(engine->Fence(3), 5) << "a fence never moves back";
+  EXPECT_EQ(engine->Release(blocks, 5).refused_size(), 0);
+}
+
+TEST_F(ParkedTest, LaterVerbsOnTheSameBlockWaitBehind) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(3);
+  // Seal after 4, then release now: were the release not to wait, it would free what is about to be sealed.
+  const v1::StepResponse response =
+      engine->Step({SealOp({blocks[0]}, {Key("a")}, "", 4), ReleaseOp({blocks[0]}), ReleaseOp({blocks[1]}),
+                    RefOp({blocks[2], blocks[0]}), TouchOp({blocks[0]}), MatchOp({Key("a")})});
+  EXPECT_TRUE(response.results(0).parked());
+  EXPECT_TRUE(response.results(1).parked());
+  EXPECT_FALSE(response.results(2).parked()) << "another block is not held up";
+  EXPECT_TRUE(response.results(3).parked()) << "one of its blocks is";
+  EXPECT_FALSE(response.results(4).parked()) << "a touch is advice";
+  EXPECT_FALSE(response.results(5).parked()) << "a match never waits";
+  EXPECT_EQ(response.results(5).match().tokens(), 0);
+  EXPECT_EQ(Parked(), 3);
+
+  const v1::StepResponse passed = engine->Step({FenceOp(4)});
+  ASSERT_EQ(passed.completions_size(), 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(passed.completions(i).sequence(), response.sequence());
+    EXPECT_EQ(passed.completions(i).result().code(), 0);
+  }
+  EXPECT_EQ(passed.completions(0).index(), 0);
+  EXPECT_EQ(passed.completions(1).index(), 1);
+  EXPECT_EQ(passed.completions(2).index(), 3);
+  EXPECT_EQ(passed.completions(0).result().seal().canonical(0), blocks[0]);
+  EXPECT_EQ(passed.completions(1).result().release().refused_size(), 0);
+  EXPECT_EQ(passed.completions(2).result().ref().refused(0).index(), 1) << "nobody holds it: it is cached";
+  EXPECT_EQ(Blocks().cached(), 1);
+  EXPECT_EQ(Parked(), 0);
+}
+
+TEST_F(ParkedTest, OrderOfABlockHoldsAcrossDifferentSteps) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  // The release names an earlier step than the seal before it.
+  engine->Step({SealOp(blocks, {Key("a")}, "", 9), ReleaseOp(blocks, 2)});
+  EXPECT_EQ(engine->Step({FenceOp(8)}).completions_size(), 0);
+  const v1::StepResponse passed = engine->Step({FenceOp(9)});
+  ASSERT_EQ(passed.completions_size(), 2);
+  EXPECT_EQ(passed.completions(0).index(), 0);
+  EXPECT_EQ(Blocks().cached(), 1);
+}
+
+TEST_F(ParkedTest, EveryRankMustPass) {
+  StartDaemon(2, /*devices=*/2);
+  v1::OpenSession request = OpenRequest();
+  request.set_ranks(2);
+  const auto rank0 = OpenEngine(request);
+  const auto rank1 = Attach();
+  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1)).ok());
+  const auto scheduler = Attach();
+  v1::AddMember join = JoinRequest(*rank0, 0);
+  join.mutable_role()->set_scheduler(true);
+  ASSERT_TRUE(scheduler->Join(*rank0, join).ok());
+  Settle({rank0.get(), rank1.get(), scheduler.get()});
+
+  const std::vector<uint64_t> blocks = scheduler->Lease(2);
+  std::optional<v1::OperationResult> answer;
+  scheduler->Send(ReleaseOp(blocks, 3), &answer);
+  EXPECT_EQ(rank0->Fence(5), 0);
+  EXPECT_FALSE(answer.has_value());
+  EXPECT_EQ(rank1->Fence(3), 3);
+  EXPECT_TRUE(answer.has_value());
+  const v1::OperationResult refused = scheduler->Do(FenceOp(9));
+  EXPECT_EQ(refused.code(), kFailedPrecondition);
+  EXPECT_EQ(refused.message(), "fence from member 2, the scheduler; only ranks report fences");
+}
+
+TEST_F(ParkedTest, CompletionsGoToTheMemberThatAsked) {
+  StartDaemon(2);
+  const auto rank = OpenEngine(OpenRequest());
+  const auto scheduler = Attach();
+  v1::AddMember join = JoinRequest(*rank, 0);
+  join.mutable_role()->set_scheduler(true);
+  ASSERT_TRUE(scheduler->Join(*rank, join).ok());
+  const auto listener = std::make_shared<FakeListener>();
+  daemon_->BindStream(scheduler->member, listener);
+  scheduler->Pending();
+  const std::vector<uint64_t> blocks = scheduler->Lease(1);
+  const v1::StepResponse sent = scheduler->Step({ReleaseOp(blocks, 1)});
+  const int before = listener->pending;
+  const v1::StepResponse fenced = rank->Step({FenceOp(1)});
+  EXPECT_EQ(fenced.completions_size(), 0);
+  EXPECT_EQ(listener->pending, before + 1);
+  const v1::StepResponse told = scheduler->Pending();
+  ASSERT_EQ(told.completions_size(), 1);
+  EXPECT_EQ(told.completions(0).sequence(), sent.sequence());
+  EXPECT_EQ(told.sequence(), 0);
+}
+
+TEST_F(ParkedTest, AbortWithTwoBatchesInFlight) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(4);
+  engine->Step({ReleaseOp({blocks[0]}, 1), ReleaseOp({blocks[1]}, 2)});
+  engine->Step({ReleaseOp({blocks[2]}, 3)});
+  std::optional<v1::OperationResult> unary;
+  engine->Send(ReleaseOp({blocks[3]}, 3), &unary);
+  engine->Fence(1);
+  daemon_->OnHangup(engine->id);
+  ASSERT_TRUE(unary.has_value());
+  EXPECT_EQ(unary->code(), kAborted);
+  const v1::StepResponse pending = engine->Pending();
+  ASSERT_EQ(pending.completions_size(), 3);
+  EXPECT_EQ(pending.completions(0).result().code(), 0);
+  EXPECT_EQ(pending.completions(1).result().code(), kAborted);
+  EXPECT_NE(pending.completions(1).result().message().find("hung up"), std::string::npos);
+  EXPECT_EQ(Blocks().quarantined(), 4) << "three blocks and the sink: parked verbs changed nothing";
+  daemon_->OnProcessDead(engine->id);
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+}
+
+TEST_F(ParkedTest, CloseMayWaitToo) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  std::optional<v1::OperationResult> sealed, closed, late;
+  engine->Send(SealOp({blocks[0]}, {Key("a")}, "", 5), &sealed);
+  engine->Send(CloseOp(5), &closed);
+  engine->Send(ReleaseOp({blocks[1]}, 6), &late);
+  EXPECT_FALSE(closed.has_value());
+  EXPECT_EQ(engine->Fence(5), 5);
+  ASSERT_TRUE(sealed.has_value() && closed.has_value() && late.has_value());
+  EXPECT_EQ(sealed->seal().canonical(0), blocks[0]);
+  EXPECT_EQ(closed->close_session().released_blocks(), 2);
+  EXPECT_EQ(late->code(), kAborted);
+  EXPECT_EQ(Blocks().cached(), 1);
+  EXPECT_EQ(Blocks().leased(), 0);
+}
+
+TEST_F(ParkedTest, ParkedBlocksAreBounded) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> many(60000, engine->Lease(1)[0]);
+  std::optional<v1::OperationResult> first, second;
+  engine->Send(ReleaseOp(many, 5), &first);
+  engine->Send(ReleaseOp(many, 5), &second);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->code(), kResourceExhausted);
+  EXPECT_EQ(
+      second->message(),
+      "verb for after step 5: 1 verbs with 60000 blocks are parked, 0 completions wait; limit 65536 in all; "
+      "step 0 is passed");
+  engine->Fence(5);
+  EXPECT_TRUE(first.has_value());
+}
+
+}  // namespace
+}  // namespace kvpool

@@ -1,0 +1,342 @@
+// kvpoolctl against a real daemon: every subcommand, its JSON, and its exit status.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "client/ctl/render.h"
+#include "client/layouts.h"
+#include "client/session.h"
+#include "client/tools/text.h"
+#include "google/protobuf/util/json_util.h"
+#include "kvpool/v1/operator.pb.h"
+#include "proto/support/unique_fd.h"
+#include "tests/support/daemon_process.h"
+#include "tests/tools/run_tool.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kDone = 0, kRefused = 1, kUsage = 2, kUnreachable = 3;
+constexpr size_t kKeyBytes = 32;
+constexpr uint32_t kChain = 4;  // Blocks of the prefix that the fixture seals.
+
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(30); }
+
+std::string Key(int i) { return std::string(kKeyBytes, static_cast<char>('a' + i)); }
+
+class Kvpoolctl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto daemon =
+        DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "2MiB", .flags = {"--slab_bytes=2MiB"}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    SessionOptions options;
+    options.socket = daemon_->socket();
+    options.tenant = "tests";
+    options.client_name = "kvpoolctl\x1btest";
+    options.layout = OpaqueLayout({.block_bytes = 4096});
+    options.fingerprint.set_digest("tests of kvpoolctl");
+    options.magazine_blocks = 8;
+    auto session = Session::Open(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    session_ = *std::move(session);
+    SealChain();
+  }
+
+  // Leaves a chain of kChain cached blocks.
+  void SealChain() {
+    auto blocks = session_->LeaseWithin(kChain, Soon());
+    ASSERT_TRUE(blocks.ok()) << blocks.status();
+    std::string keys;
+    for (uint32_t i = 0; i < kChain; ++i) keys += Key(static_cast<int>(i));
+    auto sealed = session_->Seal({.blocks = blocks->refs(), .keys = keys, .key_bytes = kKeyBytes});
+    ASSERT_TRUE(sealed.ok()) << sealed.status();
+    ASSERT_TRUE(sealed->Wait(Soon()).ok());
+    blocks->Release();
+    ASSERT_TRUE(session_->Flush(Soon()).ok());
+  }
+
+  ToolResult Run(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "--socket=" + daemon_->socket());
+    return RunTool(KVPOOL_KVPOOLCTL, arguments);
+  }
+  // The answer as the message that it is.
+  template <typename Message>
+  Message Ask(std::vector<std::string> arguments) const {
+    arguments.push_back("--json");
+    const ToolResult result = Run(arguments);
+    EXPECT_EQ(result.exit_status, kDone) << result.err;
+    Message message;
+    const auto status = google::protobuf::util::JsonStringToMessage(result.out, &message);
+    EXPECT_TRUE(status.ok()) << status.ToString() << ": " << result.out;
+    return message;
+  }
+  std::string StatePath(const std::string& name) const {
+    return (std::filesystem::path(daemon_->socket()).parent_path() / name).string();
+  }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<Session> session_;
+};
+
+TEST_F(Kvpoolctl, StatusAndTop) {
+  const auto stats = Ask<v1::GetStatsResponse>({"status"});
+  EXPECT_EQ(stats.sessions(), 1u);
+  EXPECT_EQ(stats.sealed_total(), kChain);
+  const v1::StateCounts& blocks = stats.blocks();
+  EXPECT_EQ(blocks.cached(), kChain);
+  EXPECT_EQ(blocks.free() + blocks.leased() + blocks.sealed() + blocks.cached() + blocks.quarantined(),
+            blocks.capacity());
+  EXPECT_THAT(Run({"status"}).out, HasSubstr("4 sealed, 0 deduplicated"));
+  EXPECT_EQ(Ask<v1::GetStatsResponse>({"top", "--once"}).sessions(), 1u);
+  EXPECT_THAT(Run({"top", "--once"}).out, HasSubstr("tests@"));
+}
+
+TEST_F(Kvpoolctl, SpacesAndSessions) {
+  const auto spaces = Ask<v1::ListSpacesResponse>({"spaces"});
+  ASSERT_EQ(spaces.spaces_size(), 1);
+  EXPECT_EQ(spaces.spaces(0).fingerprint(), "tests of kvpoolctl");
+  EXPECT_THAT(Run({"spaces"}).out, HasSubstr("opaque, 4 KiB a block"));
+  const auto sessions = Ask<v1::ListSessionsResponse>({"sessions"});
+  ASSERT_EQ(sessions.sessions_size(), 1);
+  EXPECT_EQ(sessions.sessions(0).session(), session_->id());
+  EXPECT_EQ(sessions.sessions(0).members(0).pid(), getpid());
+  const ToolResult text = Run({"sessions"});
+  EXPECT_THAT(text.out, HasSubstr("kvpoolctl?test"));
+  EXPECT_THAT(text.out, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(Kvpoolctl, BlocksInPages) {
+  const auto cached = Ask<v1::ListBlocksResponse>({"blocks", "--space=1", "--state=cached"});
+  ASSERT_EQ(cached.blocks_size(), static_cast<int>(kChain));
+  const auto page = Ask<v1::ListBlocksResponse>({"blocks", "--space=1", "--limit=5"});
+  EXPECT_EQ(page.blocks_size(), 5);
+  EXPECT_NE(page.next(), 0u);
+  const auto rest = Ask<v1::ListBlocksResponse>(
+      {"blocks", "--space=1", "--limit=1000000", "--first", std::to_string(page.next())});
+  EXPECT_EQ(rest.next(), 0u);
+  EXPECT_EQ(page.blocks_size() + rest.blocks_size(),
+            static_cast<int>(Ask<v1::GetStatsResponse>({"status"}).blocks().capacity()));
+  EXPECT_THAT(Run({"blocks", "--space=1", "--state=sealed"}).out, HasSubstr("No such blocks."));
+  EXPECT_THAT(Run({"blocks", "--space=1", "--state=cached"}).out, HasSubstr(tools::Hex(Key(1))));
+}
+
+TEST_F(Kvpoolctl, Explain) {
+  const auto by_key = Ask<v1::ExplainResponse>({"explain", "--key=" + tools::Hex(Key(1))});
+  ASSERT_GE(by_key.blocks_size(), 1);
+  EXPECT_EQ(by_key.blocks(0).key(), Key(1));
+  EXPECT_NE(by_key.summary(), "");
+  const std::string block = std::to_string(by_key.blocks(0).block());
+  const ToolResult text = Run({"explain", "--space=1", "--block", block});
+  EXPECT_EQ(text.exit_status, kDone);
+  EXPECT_THAT(text.out, HasSubstr(tools::Hex(Key(1))));
+  EXPECT_NE(Ask<v1::ExplainResponse>({"explain", "--key=00"}).summary(), "");
+}
+
+TEST_F(Kvpoolctl, PinHoldsBackAndEvictFrees) {
+  const std::string key = "--key=" + tools::Hex(Key(1));
+  EXPECT_EQ(Ask<v1::PinPrefixResponse>({"pin", key, "--ttl=1h"}).pinned(), 2u);
+  auto evicted = Ask<v1::EvictResponse>({"evict", "--all"});
+  EXPECT_EQ(evicted.evicted(), 2u);  // Those behind the pinned ones.
+  EXPECT_EQ(evicted.held_back(), 2u);
+  EXPECT_EQ(Ask<v1::PinPrefixResponse>({"pin", key, "--unpin"}).pinned(), 2u);
+  evicted = Ask<v1::EvictResponse>({"evict", key});
+  EXPECT_EQ(evicted.evicted(), 1u);
+  EXPECT_THAT(Run({"evict", "--space=1", "--tenant=tests"}).out, HasSubstr("1 block evicted"));
+  EXPECT_EQ(Ask<v1::GetStatsResponse>({"status"}).blocks().cached(), 0u);
+}
+
+TEST_F(Kvpoolctl, DrainAndRevoke) {
+  EXPECT_EQ(Ask<v1::RevokeResponse>({"revoke", "--blocks=1"}).sessions_asked(), 1u);
+  EXPECT_EQ(Ask<v1::DrainResponse>({"drain"}).sessions_left(), 1u);
+  EXPECT_TRUE(Ask<v1::GetStatsResponse>({"status"}).draining());
+  const ToolResult waited = Run({"drain", "--wait", "--timeout=10ms"});
+  EXPECT_EQ(waited.exit_status, kRefused);
+  EXPECT_THAT(waited.err, HasSubstr("1 session still open"));
+  ASSERT_TRUE(session_->Close(Soon()).ok());
+  EXPECT_EQ(Ask<v1::DrainResponse>({"drain", "--wait"}).sessions_left(), 0u);
+  EXPECT_EQ(Run({"drain", "--cancel"}).exit_status, kDone);
+  EXPECT_FALSE(Ask<v1::GetStatsResponse>({"status"}).draining());
+}
+
+TEST_F(Kvpoolctl, Health) {
+  const ToolResult healthy = Run({"health"});
+  EXPECT_EQ(healthy.exit_status, kDone);
+  EXPECT_EQ(healthy.out, "SERVING\n");
+  EXPECT_EQ(Run({"health", "--json"}).out, "{\"status\":\"SERVING\"}\n");
+  EXPECT_EQ(Run({"health", "--service=kvpool.v1.Engine"}).exit_status, kDone);
+  EXPECT_EQ(Run({"health", "--service=no.such"}).exit_status, kRefused);
+  daemon_->End(SIGKILL);
+  const ToolResult dead = Run({"health"});
+  EXPECT_EQ(dead.exit_status, kUnreachable);
+  EXPECT_THAT(dead.err, HasSubstr("kvpoold has ended without removing it"));
+}
+
+TEST_F(Kvpoolctl, TheDaemonsRefusalsAreExitStatus1) {
+  const ToolResult result = Run({"blocks", "--space=77"});
+  EXPECT_EQ(result.exit_status, kRefused);
+  EXPECT_THAT(result.err, HasSubstr("77"));
+}
+
+// A live view on a terminal of its own, ended by q.
+TEST_F(Kvpoolctl, TopOnATerminal) {
+  int terminal;
+  const std::string socket = "--socket=" + daemon_->socket();
+  winsize size{.ws_row = 40, .ws_col = 160};
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    execl(KVPOOL_KVPOOLCTL, KVPOOL_KVPOOLCTL, socket.c_str(), "top", "--interval=50ms", nullptr);
+    _exit(127);
+  }
+  const UniqueFd owned(terminal);
+  std::string shown;
+  char buffer[4096];
+  ssize_t bytes;
+  // Rates need two frames. Reading from a terminal that nobody has open any more fails.
+  while (shown.find("per second:") == std::string::npos &&
+         (bytes = read(terminal, buffer, sizeof(buffer))) > 0) {
+    shown.append(buffer, static_cast<size_t>(bytes));
+  }
+  EXPECT_THAT(shown, HasSubstr("q quit"));
+  EXPECT_THAT(shown, HasSubstr("per second:"));
+  ASSERT_EQ(write(terminal, "xq", 2), 2);
+  while ((bytes = read(terminal, buffer, sizeof(buffer))) > 0)
+    shown.append(buffer, static_cast<size_t>(bytes));
+  EXPECT_THAT(shown, HasSubstr("\x1b[?1049l"));  // The screen from before is back.
+  int status;
+  waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{}, "no command"},
+      {{"frobnicate"}, "no command frobnicate"},
+      {{"status", "extra"}, "unexpected argument extra"},
+      {{"status", "--frob"}, "no flag --frob"},
+      {{"blocks"}, "blocks needs --space=ID"},
+      {{"blocks", "--space=1", "--state=odd"},
+       "--state: \"odd\" is not free, leased, sealed, cached or quarantined"},
+      {{"explain"}, "explain needs --space=ID --block=ID, or --key=HEX"},
+      {{"explain", "--block=3"}, "--block needs --space=ID"},
+      {{"evict"}, "say --all if that is meant"},
+      {{"pin", "--key=00"}, "pin needs --ttl=TIME, or --unpin"},
+      {{"pin", "--key=00", "--ttl=25h"}, "--ttl: 25h is not 1ms to 24h"},
+      {{"pin", "--ttl=1h"}, "pin needs --key=HEX"},
+      {{"revoke"}, "revoke needs --blocks=N"},
+      {{"drain", "--cancel", "--wait"}, "--cancel and --wait exclude each other"},
+      {{"top", "--interval=1ms"}, "--interval: 1ms is not 50ms to 1h"},
+      {{"--address=localhost:1", "status"}, "--address needs --tls-ca, --tls-cert and --tls-key"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ToolResult result = RunTool(KVPOOL_KVPOOLCTL, arguments);
+    EXPECT_EQ(result.exit_status, kUsage) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+  EXPECT_EQ(RunTool(KVPOOL_KVPOOLCTL, {"--help"}).exit_status, kDone);
+  EXPECT_THAT(RunTool(KVPOOL_KVPOOLCTL, {"evict", "--help"}).out, HasSubstr("--tenant=TEXT"));
+}
+
+TEST(KvpoolctlUnreachable, ExitStatus3SaysWhatToTry) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path() + "/s";
+  ToolResult result = RunTool(KVPOOL_KVPOOLCTL, {"--socket=" + path, "status"});
+  EXPECT_EQ(result.exit_status, kUnreachable);
+  EXPECT_THAT(result.err, HasSubstr("There is no such socket"));
+  // Somebody who takes connections and never answers.
+  const UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{.sun_family = AF_UNIX};
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 4), 0);
+  result = RunTool(KVPOOL_KVPOOLCTL, {"--socket", path, "--deadline=200ms", "status"});
+  EXPECT_EQ(result.exit_status, kUnreachable);
+  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path));
+}
+
+// What a newer daemon says, in words that this build does not know.
+TEST(KvpoolctlRender, UnknownValuesShowAsNumbers) {
+  v1::ListBlocksResponse blocks;
+  blocks.add_blocks()->set_state(static_cast<v1::BlockState>(42));
+  blocks.GetReflection()->MutableUnknownFields(&blocks)->AddVarint(999, 1);
+  EXPECT_THAT(ctl::RenderBlocks(blocks), HasSubstr("42"));
+  v1::ListSpacesResponse spaces;
+  spaces.add_spaces()->mutable_layout()->set_encoding(static_cast<v1::Encoding>(43));
+  EXPECT_THAT(ctl::RenderSpaces(spaces), HasSubstr("holds 43, "));
+  EXPECT_EQ(ctl::StateName(v1::BLOCK_STATE_CACHED), "cached");
+  EXPECT_EQ(ctl::StateFromName("cached"), v1::BLOCK_STATE_CACHED);
+}
+
+// Certificates as an operator makes them, with the openssl program.
+class KvpoolctlTls : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::system("openssl version >/dev/null 2>&1") != 0)
+      GTEST_SKIP() << "no openssl program to make certificates";
+    Openssl(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=ca -keyout "
+        "ca.key -out ca.pem");
+    for (const std::string& name : {std::string("daemon"), std::string("operator")}) {
+      std::ofstream(folder_.path() + "/" + name + ".ext") << "subjectAltName=DNS:" << name << "\n";
+      Openssl("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=" + name + " -keyout " +
+              name + ".key -out " + name + ".csr");
+      Openssl("x509 -req -days 1 -in " + name + ".csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile " +
+              name + ".ext -out " + name + ".pem");
+    }
+  }
+  void Openssl(const std::string& command) {
+    const std::string line = "cd " + folder_.path() + " && openssl " + command + " >/dev/null 2>&1";
+    ASSERT_EQ(std::system(line.c_str()), 0) << line;
+  }
+  std::string File(const std::string& name) const { return folder_.path() + "/" + name; }
+
+  const TemporaryDirectory folder_;
+};
+
+TEST_F(KvpoolctlTls, OperatorVerbsOverTcp) {
+  auto daemon = DaemonProcess::Start(
+      {.binary = KVPOOL_KVPOOLD,
+       .flags = {"--operator_tls_listen=127.0.0.1:0", "--operator_tls_cert=" + File("daemon.pem"),
+                 "--operator_tls_key=" + File("daemon.key"), "--operator_tls_ca=" + File("ca.pem")}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  std::ifstream facts((std::filesystem::path((*daemon)->socket()).parent_path() / "kvpoold.json").string());
+  const std::string text((std::istreambuf_iterator<char>(facts)), std::istreambuf_iterator<char>());
+  const auto port = static_cast<int>(Number(ParseJson(text), "operator_port"));
+  std::vector<std::string> arguments = {"--address=127.0.0.1:" + std::to_string(port),
+                                        "--tls-ca=" + File("ca.pem"),
+                                        "--tls-cert=" + File("operator.pem"),
+                                        "--tls-key=" + File("operator.key"),
+                                        "--tls-name=daemon",
+                                        "status",
+                                        "--json"};
+  const ToolResult answered = RunTool(KVPOOL_KVPOOLCTL, arguments);
+  EXPECT_EQ(answered.exit_status, kDone) << answered.err;
+  EXPECT_EQ(Number(ParseJson(answered.out), "sessions"), 0);
+  arguments[4] = "--tls-name=somebody-else";
+  EXPECT_EQ(RunTool(KVPOOL_KVPOOLCTL, arguments).exit_status, kUnreachable);
+  arguments[1] = "--tls-ca=" + File("missing.pem");
+  EXPECT_EQ(RunTool(KVPOOL_KVPOOLCTL, arguments).exit_status, kUsage);
+}
+
+}  // namespace
+}  // namespace kvpool

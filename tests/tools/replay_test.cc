@@ -1,0 +1,167 @@
+// kvpool-replay as people run it: engine processes, kills, and a proof that corruption would be seen.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/layouts.h"
+#include "client/replay/trace.h"
+#include "client/session.h"
+#include "client/tools/text.h"
+#include "tests/support/daemon_process.h"
+#include "tests/tools/run_tool.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kRun[] = "a replay of the tests";
+constexpr uint32_t kBlockBytes = 4096;
+
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
+
+google::protobuf::Struct ReplayJson(std::vector<std::string> arguments, int exit_status = 0) {
+  arguments.push_back("--json");
+  const ToolResult result = RunTool(KVPOOL_REPLAY, arguments);
+  EXPECT_EQ(result.exit_status, exit_status) << result.err;
+  return result.out.empty() ? google::protobuf::Struct() : ParseJson(result.out);
+}
+
+// Another session of the space that engines of kRun use.
+absl::StatusOr<std::unique_ptr<Session>> JoinRun(const std::string& socket) {
+  SessionOptions options;
+  options.socket = socket;
+  options.layout = OpaqueLayout({.block_bytes = kBlockBytes, .tokens_per_block = replay::kTokensPerBlock});
+  options.fingerprint.set_digest(kRun);
+  (*options.fingerprint.mutable_facts())["made by"] = "kvpool-replay";
+  options.magazine_blocks = 1;
+  return Session::Open(options);
+}
+
+TEST(Replay, HitsWhatTheExactSimulationHits) {
+  for (const char* engines : {"--engines=1", "--engines=3"}) {
+    const auto result = ReplayJson({"--spawn-daemon", "--blocks=2000", "--workload=conversation", "--seed=5",
+                                    "--requests=1500", engines});
+    EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+    EXPECT_GT(Number(result, "checked_blocks"), Number(result, "blocks"));
+    EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.005) << engines;
+    const auto& states = result.fields().at("states").struct_value();
+    EXPECT_EQ(Number(states, "free") + Number(states, "cached"), Number(states, "capacity"));
+  }
+}
+
+TEST(Replay, AnswersTakeBlocksToo) {
+  const auto result = ReplayJson({"--spawn-daemon", "--blocks=1000", "--workload=conversation",
+                                  "--requests=800", "--decode", "--layout=2x2x8"});
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.005);
+}
+
+TEST(Replay, ThePublicTraceWithTwoAndEightEngines) {
+  const auto path = replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
+  if (!path.ok()) GTEST_SKIP() << path.status().message();
+  for (const char* engines : {"--engines=2", "--engines=8"}) {
+    const auto result = ReplayJson({"--spawn-daemon", "--blocks=10000", "--trace=" + *path, engines});
+    EXPECT_EQ(Number(result, "requests"), 12031);
+    EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+    EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.005) << engines;
+  }
+}
+
+// The same over a GPU as the fake driver imitates it: stamps are written and read by the kernels' host bodies.
+TEST(Replay, OnAGpuOfTheFakeDriver) {
+  if (std::string(KVPOOL_FAKE_CUDA).empty()) GTEST_SKIP() << "built without CUDA, so there is no fake driver";
+  setenv("KVPOOL_LIBCUDA", KVPOOL_FAKE_CUDA, 1);
+  const auto result = ReplayJson({"--spawn-daemon", "--blocks=2000", "--daemon-flag=--device=cuda:0",
+                                  "--workload=conversation", "--requests=500", "--kill-every=100"});
+  unsetenv("KVPOOL_LIBCUDA");
+  EXPECT_EQ(Number(result, "kills"), 4);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0,
+              0.02);  // Kills cost a few of the few requests.
+}
+
+TEST(Replay, TimeScaleHoldsRequestsBack) {
+  // 100 requests of the workload arrive within 30 s or so: a hundredth of that is some 300 ms.
+  const auto result =
+      ReplayJson({"--spawn-daemon", "--workload=conversation", "--requests=100", "--time-scale=0.01"});
+  EXPECT_GT(Number(result, "seconds"), 0.15);
+}
+
+TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
+  auto daemon =
+      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "8MiB", .flags = {"--slab_bytes=8MiB"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto result =
+      ReplayJson({"--socket=" + (*daemon)->socket(), "--run=" + tools::Hex(kRun), "--workload=conversation",
+                  "--seed=11", "--requests=2400", "--engines=3", "--kill-every=8"});
+  EXPECT_GE(Number(result, "kills"), 200);
+  EXPECT_GT(Number(result, "reopened"), 20);
+  EXPECT_EQ(Number(result, "requests"), 2400);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  const auto& states = result.fields().at("states").struct_value();
+  EXPECT_EQ(Number(states, "free") + Number(states, "cached"), Number(states, "capacity"));
+  // Every block can be had: all but the null block, which is no part of the capacity, and this session's sink.
+  auto session = JoinRun((*daemon)->socket());
+  ASSERT_TRUE(session.ok()) << session.status();
+  auto all = (*session)->LeaseWithin(static_cast<uint32_t>(Number(states, "capacity")) - 1, Soon());
+  EXPECT_TRUE(all.ok()) << all.status();
+}
+
+TEST(Replay, CorruptionIsSeen) {
+  auto daemon =
+      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "16MiB", .flags = {"--slab_bytes=16MiB"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const std::vector<std::string> arguments = {"--socket=" + (*daemon)->socket(), "--run=" + tools::Hex(kRun),
+                                              "--workload=conversation", "--requests=60"};
+  EXPECT_EQ(Number(ReplayJson(arguments), "corrupt_blocks"), 0);
+  auto session = JoinRun((*daemon)->socket());
+  ASSERT_TRUE(session.ok()) << session.status();
+  // One word of each block: what a stray write, or a block in two hands, leaves behind.
+  for (uint32_t block = 1; block < (*session)->capacity_blocks(); ++block) {
+    std::memset((*session)->data({.id = BlockId{block}}) + 1024, 0x5a, 8);
+  }
+  session->reset();
+  const auto result = ReplayJson(arguments, /*exit_status=*/1);
+  EXPECT_GT(Number(result, "hit_blocks"), 0);
+  EXPECT_GT(Number(result, "corrupt_blocks"), 0);
+}
+
+TEST(ReplayUsage, ExitStatus2NamesTheFlag) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--engines=0"}, "--engines: \"0\" is not a whole number of 1 to 256"},
+      {{"--workload=poems"}, "--workload: \"poems\" is not conversation"},
+      {{"--workload=conversation", "--trace=x"}, "--trace and --workload exclude each other"},
+      {{"--spawn-daemon", "--socket=x"}, "--spawn-daemon and --socket exclude each other"},
+      {{"--blocks=100"}, "--blocks and --daemon-flag are for --spawn-daemon"},
+      {{"--trace=/nowhere/t"}, "/nowhere/t: cannot be opened"},
+      {{"--workload=conversation", "--layout=1x2"}, "--layout: \"1x2\" is not opaque or LAYERSxHEADSxDIM"},
+      {{"--layout=1x1x8", "--block-bytes=64"}, "--block-bytes is for --layout=opaque"},
+      {{"stray"}, "unexpected argument stray"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ToolResult result = RunTool(KVPOOL_REPLAY, arguments);
+    EXPECT_EQ(result.exit_status, 2) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+}
+
+TEST(ReplayUsage, ExitStatus1SaysWhy) {
+  ToolResult result =
+      RunTool(KVPOOL_REPLAY, {"--workload=conversation", "--requests=5", "--socket=/nowhere/s"});
+  EXPECT_EQ(result.exit_status, 1);
+  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at /nowhere/s"));
+  result = RunTool(KVPOOL_REPLAY, {"--workload=conversation", "--requests=500", "--spawn-daemon",
+                                   "--blocks=16", "--block-bytes=131072"});
+  EXPECT_EQ(result.exit_status, 1);
+  EXPECT_THAT(result.err, HasSubstr("the largest request has"));
+}
+
+}  // namespace
+}  // namespace kvpool
