@@ -16,7 +16,7 @@
 namespace kvpool::bench {
 
 void BenchTwoClients(Figures* figures) {
-  const auto daemon = StartDaemon("2GiB");
+  const auto daemon = StartDaemon("512MiB");
   std::vector<std::unique_ptr<EngineProcess>> engines;
   for (const char* seed : {"1", "2"}) {
     engines.push_back(

@@ -21,7 +21,7 @@ namespace kvpool::bench {
 namespace {
 
 constexpr int kGroups = 16;  // Of four operations each.
-constexpr int kBlocksPerOperation = 4;
+constexpr int kBlocksPerOperation = 1;
 constexpr int kWarmupRounds = 200, kRounds = 3000;
 
 using Stream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
@@ -183,9 +183,10 @@ void BenchStep(Figures* figures) {
   context.TryCancel();
   stream->Finish();
   const double step = Percentile(step_us, 0.5), bare = Percentile(echo_us, 0.5);
-  figures->Note(absl::StrCat("step: 16 times Match, Lease, Seal and Release of 4 blocks in one batch; ",
-                             request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
-                             " rounds of each, taking turns"));
+  figures->Note(
+      absl::StrCat("step: 16 times Match, Lease and Seal of a block and Release of two in one batch; ",
+                   request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
+                   " rounds of each, taking turns"));
   figures->Add("Step round trip of 64 operations, median", step, "us");
   figures->Add("bare echo round trip of the same bytes, median", bare, "us");
   figures->Add("ratio of the medians", step / bare, "", AtMost(1.25));
