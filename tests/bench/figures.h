@@ -57,7 +57,12 @@ struct Section {
   void (*run)(Figures* figures);
 };
 
-void BenchPool(Figures* figures);  // pool_bench.cc
+void BenchPool(Figures* figures);        // pool_bench.cc
+void BenchMagazine(Figures* figures);    // client_bench.cc
+void BenchRequest(Figures* figures);     // client_bench.cc
+void BenchStep(Figures* figures);        // step_bench.cc
+void BenchTwoClients(Figures* figures);  // engines_bench.cc
+void BenchKill(Figures* figures);        // engines_bench.cc
 
 }  // namespace kvpool::bench
 

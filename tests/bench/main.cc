@@ -21,6 +21,11 @@ namespace {
 constexpr Section kSections[] = {
     {"pool", "the block pool alone, one thread: operations, bookkeeping, growth of cost with size",
      BenchPool},
+    {"magazine", "Lease and Release of one block from the client's magazine, one thread", BenchMagazine},
+    {"request", "a whole request of 64 blocks: the engine thread's own CPU time", BenchRequest},
+    {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},
+    {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
+    {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
 };
 
 struct Flags {
@@ -54,13 +59,13 @@ void PrintTable(const Machine& machine, const Figures& figures) {
   std::printf("%s, %ld cores; commit %s; build %s\n", machine.cpu.c_str(), machine.cores, KVPOOL_COMMIT,
               KVPOOL_BUILD);
   for (const std::string& note : figures.notes()) std::printf("%s\n", note.c_str());
-  std::printf("\n%-10s %-44s %14s %-10s %12s\n", "section", "figure", "value", "unit", "bound");
+  std::printf("\n%-11s %-44s %14s %-10s %12s\n", "section", "figure", "value", "unit", "bound");
   for (const Figure& f : figures.all()) {
     if (!f.skipped.empty()) {
-      std::printf("%-10s %-44s not measured: %s\n", f.section.c_str(), f.name.c_str(), f.skipped.c_str());
+      std::printf("%-11s %-44s not measured: %s\n", f.section.c_str(), f.name.c_str(), f.skipped.c_str());
       continue;
     }
-    std::printf("%-10s %-44s %14.6g %-10s %12s %s\n", f.section.c_str(), f.name.c_str(), f.value,
+    std::printf("%-11s %-44s %14.6g %-10s %12s %s\n", f.section.c_str(), f.name.c_str(), f.value,
                 f.unit.c_str(), BoundText(f).c_str(),
                 !f.bound  ? ""
                 : f.met() ? "met"
@@ -101,7 +106,7 @@ int Usage(std::string_view problem) {
   std::fprintf(stderr, "%.*s\nusage: kvpool-bench [--json] [--only=SECTION,...]\nsections:\n",
                static_cast<int>(problem.size()), problem.data());
   for (const Section& section : kSections) {
-    std::fprintf(stderr, "  %-10s %s\n", std::string(section.name).c_str(),
+    std::fprintf(stderr, "  %-11s %s\n", std::string(section.name).c_str(),
                  std::string(section.summary).c_str());
   }
   return 2;

@@ -1,0 +1,60 @@
+// What the sections with a real daemon have in common: the shape of their space, and engines in other processes
+// (bench_engine.cc).
+#ifndef KVPOOL_TESTS_BENCH_ENGINES_H_
+#define KVPOOL_TESTS_BENCH_ENGINES_H_
+
+#include <sys/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/session.h"
+#include "tests/support/daemon_process.h"
+
+namespace kvpool::bench {
+
+inline constexpr uint32_t kRequestBlocks = 64;
+inline constexpr uint32_t kTokensPerBlock = 16;
+inline constexpr uint64_t kBlockBytes = 4096;
+
+inline Deadline Patience() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
+
+// REQUIRES: not empty.
+inline double Percentile(std::vector<double> values, double share) {
+  const auto at = values.begin() + static_cast<ptrdiff_t>(share * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+SessionOptions EngineOptions(const std::string& socket);
+// A daemon on host memory. Ends the process if there is none: there is nothing to measure then.
+std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity);
+std::unique_ptr<Session> OpenSession(const SessionOptions& options);
+
+// A bench_engine that was started with these arguments.
+class EngineProcess {
+ public:
+  explicit EngineProcess(const std::vector<std::string>& arguments);
+  ~EngineProcess();
+  EngineProcess(const EngineProcess&) = delete;
+  EngineProcess& operator=(const EngineProcess&) = delete;
+  // The next line that it prints; ends the process if there is none.
+  std::string ReadLine();
+  // Lets it go on.
+  void WriteLine();
+  void Kill();
+
+ private:
+  pid_t pid_ = -1;
+  FILE* to_ = nullptr;
+  FILE* from_ = nullptr;
+};
+
+}  // namespace kvpool::bench
+
+#endif  // KVPOOL_TESTS_BENCH_ENGINES_H_

@@ -1,0 +1,94 @@
+// Several engine processes and one daemon: throughput, and what a kill costs.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/prefix_hasher.h"
+#include "client/tools/operator_client.h"
+#include "proto/support/check.h"
+#include "tests/bench/engines.h"
+#include "tests/bench/figures.h"
+
+namespace kvpool::bench {
+
+void BenchTwoClients(Figures* figures) {
+  const auto daemon = StartDaemon("512MiB");
+  std::vector<std::unique_ptr<EngineProcess>> engines;
+  for (const char* seed : {"1", "2"}) {
+    engines.push_back(
+        std::make_unique<EngineProcess>(std::vector<std::string>{"serve", daemon->socket(), seed, "5"}));
+  }
+  for (const auto& engine : engines) KVPOOL_CHECK(engine->ReadLine() == "ready", "bench_engine is not ready");
+  for (const auto& engine : engines) engine->WriteLine();
+  double operations_per_s = 0;
+  for (const auto& engine : engines) {
+    char* rest = nullptr;
+    const std::string line = engine->ReadLine();
+    const double operations = std::strtod(line.c_str(), &rest);
+    operations_per_s += operations / std::strtod(rest, nullptr);
+  }
+  figures->Note(
+      "two_clients: each serves requests of 64 blocks for 4096 documents of its own, 48 in flight; one "
+      "operation is one "
+      "key matched, or one block leased from the daemon, sealed, or given back to it; keys are made "
+      "beforehand");
+  figures->Add("block operations through the daemon", operations_per_s, "1/s", AtLeast(2e6));
+}
+
+void BenchKill(Figures* figures) {
+  constexpr int kKills = 500;
+  constexpr uint32_t kShared = 16;
+  const auto daemon = StartDaemon("64MiB");
+  auto opened = tools::OperatorClient::Open({.socket = daemon->socket()});
+  KVPOOL_CHECK(opened.ok(), "%s", opened.status().ToString().c_str());
+  const std::unique_ptr<tools::OperatorClient> operators = *std::move(opened);
+  SessionOptions options = EngineOptions(daemon->socket());
+  options.magazine_blocks = 0;
+  const auto session = OpenSession(options);
+  const uint32_t usable = session->max_blocks() - 2;  // Without the null block and this session's sink.
+  const PrefixHasher hasher(session->hash_seed());
+  std::vector<double> ms;
+  int corrupt = 0, wrong_sums = 0;
+  for (int round = 0; round < kKills; ++round) {
+    const std::vector<uint32_t> tokens(kShared * kTokensPerBlock, static_cast<uint32_t>(round));
+    const std::vector<PrefixKey> keys = hasher.Chain(tokens, kTokensPerBlock);
+    EngineProcess engine({"hold", daemon->socket(), absl::StrCat(usable - kShared - 1), absl::StrCat(round)});
+    KVPOOL_CHECK(engine.ReadLine() == "ready", "bench_engine is not ready");
+    // What it shared is held, so that only what died with it has to come back.
+    auto hit = session->Match(KeyBytes(keys))->Wait(Patience());
+    KVPOOL_CHECK(hit.ok(), "%s", hit.status().ToString().c_str());
+    const auto killed = std::chrono::steady_clock::now();
+    engine.Kill();
+    auto blocks = session->LeaseWithin(usable - kShared, Patience());
+    ms.push_back(
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - killed).count());
+    KVPOOL_CHECK(blocks.ok(), "%s", blocks.status().ToString().c_str());
+    const Blocks& shared = hit->groups[0];
+    corrupt += shared.size() != kShared;
+    for (const BlockRef block : blocks->refs()) std::memset(session->data(block), 0x11, kBlockBytes);
+    for (size_t i = 0; i < shared.size(); ++i) {
+      corrupt += std::memcmp(session->data(shared[i]), keys[i].data(), keys[i].size()) != 0;
+    }
+    const auto spaces = operators->ListSpaces({});
+    KVPOOL_CHECK(spaces.ok(), "%s", spaces.status().ToString().c_str());
+    const v1::StateCounts& count = spaces->spaces(0).blocks();
+    wrong_sums += count.free() + count.leased() + count.sealed() + count.cached() + count.quarantined() !=
+                  count.capacity();
+    blocks->Release();
+    hit->groups.clear();
+    KVPOOL_CHECK(session->Flush(Patience()).ok(), "flush failed");
+  }
+  figures->Note(absl::StrCat("kill: an engine holds ", usable - kShared, " of ", usable,
+                             " blocks; from SIGKILL until another session has leased them all; ", kKills,
+                             " rounds"));
+  figures->Add("SIGKILL to leasable again, median", Percentile(ms, 0.5), "ms");
+  figures->Add("SIGKILL to leasable again, p99", Percentile(ms, 0.99), "ms", AtMost(50));
+  figures->Add("corrupt blocks", corrupt, "blocks", AtMost(0));
+  figures->Add("states that did not sum to the capacity", wrong_sums, "times", AtMost(0));
+}
+
+}  // namespace kvpool::bench

@@ -1,0 +1,195 @@
+// The Step stream's round trip with 64 operations, against a bare gRPC echo stream that carries the same bytes both ways. Both
+// servers are async gRPC servers in a process of their own; both clients are one thread on a sync stream; the
+// rounds take turns.
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/attachment.h"
+#include "kvpool/v1/engine.grpc.pb.h"
+#include "proto/support/check.h"
+#include "tests/bench/engines.h"
+#include "tests/bench/figures.h"
+
+namespace kvpool::bench {
+namespace {
+
+constexpr int kGroups = 16;  // Of four operations each.
+constexpr int kBlocksPerOperation = 1;
+constexpr int kWarmupRounds = 200, kRounds = 3000;
+
+using Stream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
+
+std::unique_ptr<v1::Engine::Stub> Stub(const std::string& socket) {
+  return v1::Engine::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+}
+
+// A session without the client library: what it sends is what is measured.
+class RawSession {
+ public:
+  explicit RawSession(const std::string& socket) : stub_(Stub(socket)) {
+    auto attached = Attachment::Connect(socket + ".attach", "kvpool-bench", Patience());
+    KVPOOL_CHECK(attached.ok(), "%s", attached.status().ToString().c_str());
+    attachment_ = *std::move(attached);
+    const SessionOptions options = EngineOptions(socket);
+    v1::OpenSession request;
+    request.set_attach_token(attachment_->token());
+    *request.mutable_layout() = options.layout;
+    *request.mutable_fingerprint() = options.fingerprint;
+    grpc::ClientContext context;
+    const grpc::Status opened = stub_->OpenSession(&context, request, &session_);
+    KVPOOL_CHECK(opened.ok(), "OpenSession: %s", opened.error_message().c_str());
+    attachment_->Start({.block_stride_bytes = session_.block_stride_bytes(),
+                        .max_blocks = session_.max_blocks(),
+                        .slab_bytes = session_.slab_bytes()},
+                       &state_, [] {});
+    state_.signal.Await(Patience(), [this] { return state_.capacity_blocks.load() > 0; });
+    stream_ = stub_->Step(&stream_context_);
+    // Until the session may lease.
+    while (leased_.size() < kGroups * kBlocksPerOperation) {
+      v1::StepRequest first = Begin();
+      first.add_operations()->mutable_lease()->set_count(kGroups * kBlocksPerOperation);
+      const v1::StepResponse response = Say(first);
+      const auto& blocks = response.results(0).lease().blocks();
+      leased_.insert(leased_.end(), blocks.begin(), blocks.end());
+    }
+    leased_.resize(kGroups * kBlocksPerOperation);
+  }
+  ~RawSession() {
+    stream_context_.TryCancel();
+    stream_->Finish();
+  }
+
+  // 64 operations: each group matches what the last round sealed, leases, seals what the last round leased, and gives
+  // back that and what the last round matched.
+  v1::StepRequest NextBatch() {
+    v1::StepRequest request = Begin();
+    std::string keys(kGroups * kBlocksPerOperation * 32, '\0');
+    for (size_t i = 0; i < keys.size(); i += 32) {
+      const uint64_t name = ++keys_made_;
+      std::copy_n(reinterpret_cast<const char*>(&name), sizeof(name),
+                  keys.begin() + static_cast<ptrdiff_t>(i));
+    }
+    constexpr size_t kGroupKeyBytes = kBlocksPerOperation * 32;
+    for (int group = 0; group < kGroups; ++group) {
+      const size_t first = static_cast<size_t>(group) * kBlocksPerOperation;
+      v1::GroupKeys& asked = *request.add_operations()->mutable_match()->add_groups();
+      asked.set_key_bytes(32);
+      asked.set_keys(last_keys_.empty() ? keys.substr(first * 32, kGroupKeyBytes)
+                                        : last_keys_.substr(first * 32, kGroupKeyBytes));
+      request.add_operations()->mutable_lease()->set_count(kBlocksPerOperation);
+      v1::Seal& seal = *request.add_operations()->mutable_seal();
+      seal.set_key_bytes(32);
+      seal.set_keys(keys.substr(first * 32, kGroupKeyBytes));
+      v1::Release& release = *request.add_operations()->mutable_release();
+      for (size_t i = first; i < first + kBlocksPerOperation; ++i) {
+        seal.add_blocks(leased_[i]);
+        release.add_blocks(leased_[i]);
+        if (i < matched_.size()) release.add_blocks(matched_[i]);
+      }
+    }
+    last_keys_ = keys;
+    return request;
+  }
+  v1::StepResponse Say(const v1::StepRequest& request) {
+    v1::StepResponse response;
+    KVPOOL_CHECK(stream_->Write(request) && stream_->Read(&response), "the stream broke");
+    return response;
+  }
+  // Remembers what the next batch names.
+  void Take(const v1::StepResponse& response) {
+    leased_.clear();
+    matched_.clear();
+    for (const v1::OperationResult& result : response.results()) {
+      KVPOOL_CHECK(
+          result.code() == 0 && result.seal().refused_size() == 0 && result.release().refused_size() == 0,
+          "an operation was refused");
+      leased_.insert(leased_.end(), result.lease().blocks().begin(), result.lease().blocks().end());
+      if (!result.has_match()) continue;
+      const auto& hit = result.match().groups(0).blocks();
+      matched_.insert(matched_.end(), hit.begin(), hit.end());
+    }
+    KVPOOL_CHECK(leased_.size() == kGroups * kBlocksPerOperation, "%zu blocks leased", leased_.size());
+  }
+
+ private:
+  v1::StepRequest Begin() {
+    v1::StepRequest request;
+    request.set_member_token(session_.member_token());
+    request.set_acknowledged(sequence_);
+    request.set_sequence(++sequence_);
+    return request;
+  }
+
+  const std::unique_ptr<v1::Engine::Stub> stub_;
+  SessionState state_;
+  std::unique_ptr<Attachment> attachment_;
+  v1::OpenSessionResult session_;
+  grpc::ClientContext stream_context_;
+  std::unique_ptr<Stream> stream_;
+  uint64_t sequence_ = 0, keys_made_ = 0;
+  std::string last_keys_;
+  std::vector<uint64_t> leased_, matched_;
+};
+
+double UsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+void BenchStep(Figures* figures) {
+  const auto daemon = StartDaemon("64MiB");
+  RawSession session(daemon->socket());
+  v1::StepRequest request;
+  v1::StepResponse response;
+  for (int round = 0; round < kWarmupRounds; ++round) {
+    request = session.NextBatch();
+    response = session.Say(request);
+    session.Take(response);
+  }
+
+  const TemporaryDirectory directory;
+  const std::string answer = response.SerializeAsString();
+  std::ofstream(directory.path() + "/answer", std::ios::binary) << answer;
+  EngineProcess echo({"echo", directory.path() + "/echo.sock", directory.path() + "/answer", ""});
+  KVPOOL_CHECK(echo.ReadLine() == "ready", "the echo server is not ready");
+  const auto stub = Stub(directory.path() + "/echo.sock");
+  grpc::ClientContext context;
+  const std::unique_ptr<Stream> stream = stub->Step(&context);
+  const auto echo_once = [&] {
+    v1::StepResponse echoed;
+    KVPOOL_CHECK(stream->Write(request) && stream->Read(&echoed), "the echo stream broke");
+  };
+  for (int round = 0; round < kWarmupRounds; ++round) echo_once();
+
+  std::vector<double> step_us, echo_us;
+  for (int round = 0; round < kRounds; ++round) {
+    request = session.NextBatch();
+    const auto step_start = std::chrono::steady_clock::now();
+    response = session.Say(request);
+    step_us.push_back(UsSince(step_start));
+    session.Take(response);
+    const auto echo_start = std::chrono::steady_clock::now();
+    echo_once();
+    echo_us.push_back(UsSince(echo_start));
+  }
+  context.TryCancel();
+  stream->Finish();
+  const double step = Percentile(step_us, 0.5), bare = Percentile(echo_us, 0.5);
+  figures->Note(
+      absl::StrCat("step: 16 times Match, Lease and Seal of a block and Release of two in one batch; ",
+                   request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
+                   " rounds of each, taking turns"));
+  figures->Add("Step round trip of 64 operations, median", step, "us");
+  figures->Add("bare echo round trip of the same bytes, median", bare, "us");
+  figures->Add("ratio of the medians", step / bare, "", AtMost(1.25));
+}
+
+}  // namespace kvpool::bench
