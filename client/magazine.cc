@@ -9,6 +9,9 @@ namespace {
 
 // Under pressure a refill brings an eighth: enough to go on with, little enough to leave some to others.
 constexpr uint32_t kScarceShare = 8;
+constexpr uint32_t kFirstKeep = 16;
+// An engine that could not have many blocks asks again, and meanwhile takes few: so many Takes later it has given up.
+constexpr uint32_t kPatienceTakes = 256;
 
 }  // namespace
 
@@ -16,7 +19,8 @@ Magazine::Magazine(uint32_t max_blocks, uint32_t target)
     : max_blocks_(max_blocks),
       target_(target),
       entries_(static_cast<uint64_t*>(std::calloc(max_blocks, sizeof(uint64_t)))),
-      low_((target + 1) / 2) {
+      keep_(std::min(target, kFirstKeep)),
+      low_((keep_ + 1) / 2) {
   KVPOOL_CHECK(entries_ != nullptr, "no memory to track %u blocks", max_blocks);
 }
 
@@ -26,8 +30,10 @@ Magazine::Taken Magazine::Take(absl::Span<BlockRef> out) {
   const size_t count = out.size();
   if (stock_.size() < count) {
     demand_ = std::max(demand_, static_cast<uint32_t>(count));
+    forget_ = kPatienceTakes;
   } else {
     taken.ok = true;
+    if (demand_ > 0 && (count >= demand_ || --forget_ == 0)) demand_ = 0;
     for (BlockRef& ref : out) {
       ref = stock_.back();
       stock_.pop_back();
@@ -66,8 +72,7 @@ Magazine::PutOutcome Magazine::Put(absl::Span<const BlockRef> refs, bool fenced,
       ++outcome.refused;
     }
   }
-  const size_t high = size_t{2} * target_;
-  outcome.surplus = before <= high && stock_.size() > high;
+  outcome.surplus = before <= high() && stock_.size() > high();
   return outcome;
 }
 
@@ -88,7 +93,7 @@ uint32_t Magazine::stock() const {
 uint32_t Magazine::Wanted(bool scarce) {
   SpinLockHolder lock(&lock_);
   if (refilling_ || !asked_) return 0;
-  const uint32_t keep = scarce ? std::max(1u, target_ / kScarceShare) : target_;
+  const uint32_t keep = scarce ? std::min(keep_, std::max(1u, target_ / kScarceShare)) : keep_;
   const uint32_t aim = std::max(keep, demand_);
   low_ = (keep + 1) / 2;
   if (stock_.size() >= low_ && stock_.size() >= demand_) {
@@ -96,12 +101,13 @@ uint32_t Magazine::Wanted(bool scarce) {
     return 0;
   }
   refilling_ = true;
-  return aim - static_cast<uint32_t>(stock_.size());
+  if (!scarce) keep_ = std::min(target_, keep_ * 2);
+  return aim - std::min(aim, static_cast<uint32_t>(stock_.size()));
 }
 
 bool Magazine::NeedsCare() const {
   SpinLockHolder lock(&lock_);
-  return (asked_ && !refilling_) || revoked_ > 0 || stock_.size() > size_t{2} * target_;
+  return (asked_ && !refilling_) || revoked_ > 0 || stock_.size() > high();
 }
 
 void Magazine::Refill(absl::Span<const BlockRef> refs) {
@@ -112,24 +118,24 @@ void Magazine::Refill(absl::Span<const BlockRef> refs) {
     stock_.push_back(ref);
   }
   refilling_ = asked_ = false;
-  demand_ = 0;
 }
 
 void Magazine::Ask(uint32_t count) {
   SpinLockHolder lock(&lock_);
   demand_ = std::max(demand_, count);
+  forget_ = kPatienceTakes;
   asked_ = true;
 }
 
 void Magazine::Revoke(uint64_t count) {
   SpinLockHolder lock(&lock_);
   revoked_ = count;
+  keep_ = std::min(target_, kFirstKeep);
 }
 
 void Magazine::TakeSurplus(std::vector<BlockRef>* out) {
   SpinLockHolder lock(&lock_);
-  const size_t high = size_t{2} * target_;
-  const size_t surplus = stock_.size() > high ? stock_.size() - target_ : 0;
+  const size_t surplus = stock_.size() > high() ? stock_.size() - std::max(target_, demand_) : 0;
   size_t count = std::min<size_t>(stock_.size(), std::max<uint64_t>(surplus, revoked_));
   revoked_ = 0;
   // The oldest go: the newest are the ones that the engine's caches still hold.

@@ -14,6 +14,7 @@
 #ifndef KVPOOL_CLIENT_MAGAZINE_H_
 #define KVPOOL_CLIENT_MAGAZINE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -71,6 +72,10 @@ class Magazine {
   struct Free {
     void operator()(uint64_t* entries) const { std::free(entries); }
   };
+  // More blocks than this are a surplus.
+  size_t high() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
+    return std::max<size_t>(size_t{2} * target_, demand_);
+  }
   static uint64_t Entry(BlockRef ref, State state) { return uint64_t{ref.generation} << 2 | state; }
 
   const uint32_t max_blocks_;
@@ -80,10 +85,14 @@ class Magazine {
   // By block id. Pages that no block of this session lies in stay untouched. Guarded by lock_, which the analysis can't be
   // told of an array's unique_ptr.
   const std::unique_ptr<uint64_t[], Free> entries_;
-  uint32_t demand_ ABSL_GUARDED_BY(lock_) = 0;   // Largest Take that came up short since the last refill.
+  uint32_t demand_ ABSL_GUARDED_BY(lock_) = 0;   // Largest Take that came up short and may come again.
+  uint32_t forget_ ABSL_GUARDED_BY(lock_) = 0;   // Takes until it is held that it won't.
   uint64_t revoked_ ABSL_GUARDED_BY(lock_) = 0;  // Blocks the daemon wants back.
-  uint32_t low_ ABSL_GUARDED_BY(lock_);          // With fewer than this a refill is due.
-  bool asked_ ABSL_GUARDED_BY(lock_) = true;     // The stream's thread was woken, or a refill is under way.
+  // Blocks that a refill aims at: few at first, twice as many each time, up to target_. A session that leases little
+  // must not have cached blocks of others evicted for a stock that it never uses.
+  uint32_t keep_ ABSL_GUARDED_BY(lock_);
+  uint32_t low_ ABSL_GUARDED_BY(lock_);       // With fewer than this a refill is due.
+  bool asked_ ABSL_GUARDED_BY(lock_) = true;  // The stream's thread was woken, or a refill is under way.
   bool refilling_ ABSL_GUARDED_BY(lock_) = false;
 };
 

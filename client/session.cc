@@ -60,14 +60,16 @@ Session::~Session() {
 }
 
 absl::Status Session::Close(Deadline deadline) {
-  if (rep_->closed) return absl::OkStatus();
+  if (rep_->state.closed.load(std::memory_order_acquire)) return absl::OkStatus();
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kClose));
   const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
   command->answer = answer;
   rep_->Send(StepStream::Urgency::kNow);
-  RETURN_IF_ERROR(rep_->Await(*answer, deadline));
-  rep_->closed = true;
-  rep_->state.End(absl::FailedPreconditionError("the session was closed"));
+  const absl::Status answered = rep_->Await(*answer, deadline);
+  // ABORTED is the attach socket's word of the same, which may be quicker.
+  if (!answered.ok() && answered.code() != absl::StatusCode::kAborted) return answered;
+  rep_->state.closed.store(true, std::memory_order_release);
+  rep_->state.End(absl::AbortedError("the session was closed"));
   rep_->stream->Wake(StepStream::Urgency::kNow);
   return absl::OkStatus();
 }
@@ -117,16 +119,18 @@ absl::Status Session::FinishWarmup() {
   const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
   command->answer = answer;
   rep_->Send(StepStream::Urgency::kNow);
-  RETURN_IF_ERROR(rep_->Await(*answer, std::chrono::steady_clock::now() + rep_->options.open_timeout));
-  // The refill at opening was refused; this one is the first that can succeed.
-  rep_->magazine->Ask(std::min(1u, rep_->options.magazine_blocks));
-  rep_->stream->Wake(StepStream::Urgency::kNow);
-  return absl::OkStatus();
+  const Deadline deadline = std::chrono::steady_clock::now() + rep_->options.open_timeout;
+  RETURN_IF_ERROR(rep_->Await(*answer, deadline));
+  rep_->options.warmup = false;
+  return rep_->AwaitReady(deadline);
 }
 
 // ---------------------------------------------------------------------------------------------- steps
 
-uint64_t Session::BeginStep() { return ++rep_->current_step; }
+uint64_t Session::BeginStep() {
+  if (rep_->usable()) rep_->DrainOverflow();
+  return ++rep_->current_step;
+}
 void Session::BeginStep(uint64_t step) { rep_->current_step = std::max(rep_->current_step, step); }
 uint64_t Session::current_step() const { return rep_->current_step; }
 
@@ -175,6 +179,7 @@ uint32_t Session::free_blocks() const {
 
 absl::Status Session::LeaseRefs(absl::Span<BlockRef> out) {
   if (!rep_->usable()) return rep_->status();
+  rep_->DrainOverflow();
   const Magazine::Taken taken = rep_->magazine->Take(out);
   if (taken.ask) rep_->stream->Wake(StepStream::Urgency::kNow);
   if (taken.ok) return absl::OkStatus();
@@ -247,6 +252,11 @@ absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups) 
   rep_->state.match_keys_pending.fetch_add(names, std::memory_order_relaxed);
   rep_->Send(StepStream::Urgency::kNow);
   return pending;
+}
+
+absl::StatusOr<PendingMatch> Session::Match(std::string_view keys) {
+  const GroupKeys group{.group = 0, .keys = keys, .key_bytes = 32};
+  return Match({&group, 1});
 }
 
 absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {

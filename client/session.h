@@ -59,8 +59,9 @@ struct SessionOptions {
   uint32_t guaranteed_blocks = 0;  // Can always be leased, whatever others do.
   uint32_t max_blocks = 0;         // Cap on blocks held at once; 0: none.
   bool warmup = false;             // The range is private scratch until FinishWarmup.
-  // Leased blocks kept at hand. Refilled to `magazine_blocks` when fewer than half are left; beyond twice
-  // that the surplus goes back. 1 to 65536.
+  // Most leased blocks kept at hand: a session starts with 16 and keeps twice as many after each refill. One is due
+  // when fewer than half are left; beyond twice this number the surplus goes back. 0 to 65536; 0 makes every lease
+  // a round trip. Joined members keep none.
   uint32_t magazine_blocks = 256;
   std::chrono::milliseconds open_timeout{30000};
   // Called on the session's own threads for every notice; must not call into the session.
@@ -208,6 +209,8 @@ class Session {
 
   // ---- Sharing. RESOURCE_EXHAUSTED: 1024 calls are queued already, and nothing was done.
   absl::StatusOr<PendingMatch> Match(absl::Span<const GroupKeys> groups);
+  // Of group 0 alone, with keys of 32 bytes.
+  absl::StatusOr<PendingMatch> Match(std::string_view keys);
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
   // One more hold on blocks that this session holds.
   absl::StatusOr<Blocks> Ref(absl::Span<const BlockRef> blocks);

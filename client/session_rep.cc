@@ -125,7 +125,7 @@ absl::Status Session::Rep::OpenOn(std::string_view invitation, Deadline deadline
                                                                     .on_notice = options.on_notice,
                                                                     .member_token = member_token});
   stream->Start(conversation.get(), &state);
-  return AwaitGuarantee(deadline);
+  return AwaitReady(deadline);
 }
 
 // A rank has its first slab mapped; a session of one member can use it too. Where other members are to come,
@@ -144,18 +144,19 @@ absl::Status Session::Rep::AwaitMemory(Deadline deadline) {
                                                   state.capacity_blocks.load(), " blocks usable"));
 }
 
-absl::Status Session::Rep::AwaitGuarantee(Deadline deadline) {
-  if (!sole_member || options.warmup || options.guaranteed_blocks == 0) return absl::OkStatus();
+// The first lease tells that the session has mapped all there is: from then on it has a sink block, and Match looks up.
+absl::Status Session::Rep::AwaitReady(Deadline deadline) {
+  if (!sole_member || options.warmup) return absl::OkStatus();
   const uint32_t keep = std::min(options.guaranteed_blocks, std::max(1u, options.magazine_blocks));
   while (true) {
     const uint64_t refills = state.refills_answered.load(std::memory_order_seq_cst);
     const uint32_t stock = magazine->stock();
-    if (stock >= keep) return absl::OkStatus();
-    magazine->Ask(keep);
+    if (state.sink.load(std::memory_order_acquire) != 0 && stock >= keep) return absl::OkStatus();
+    magazine->Ask(std::max(1u, keep));
     stream->Wake(StepStream::Urgency::kNow);
-    const bool answered = AwaitRefill(refills, deadline);
+    const bool in_time = AwaitRefill(refills, deadline);
     RETURN_IF_ERROR(state.status());
-    if (!answered) {
+    if (!in_time) {
       return absl::DeadlineExceededError(
           absl::StrCat(options.guaranteed_blocks, " blocks are guaranteed, but after ",
                        options.open_timeout.count(), " ms only ", stock, " of the first ", keep,
@@ -181,6 +182,7 @@ uint64_t Session::Rep::FenceOf(uint64_t after) const {
 }
 
 bool Session::Rep::DrainOverflow() {
+  if (overflow.empty()) return true;
   size_t sent = 0;
   while (sent < overflow.size()) {
     Command* command = commands.Vacant();
@@ -193,6 +195,7 @@ bool Session::Rep::DrainOverflow() {
     ++sent;
   }
   overflow.erase(overflow.begin(), overflow.begin() + static_cast<ptrdiff_t>(sent));
+  stream->Wake(StepStream::Urgency::kNow);
   return overflow.empty();
 }
 

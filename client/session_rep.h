@@ -37,11 +37,15 @@ class Session::Rep {
   void Send(StepStream::Urgency urgency);
   // Queues a release, now or as soon as there is room for it.
   void QueueRelease(absl::Span<const BlockRef> refs, uint64_t after);
+  // Queues what QueueRelease kept back; false: there is still no room for all.
+  bool DrainOverflow();
   std::shared_ptr<AnswerState> NewAnswer(Session* session);
   // Waits for an answer and for nothing else of it than its status.
   absl::Status Await(const AnswerState& answer, Deadline deadline);
   // Blocks for a magazine that has fewer than it should; false: it was the deadline.
   bool AwaitRefill(uint64_t refills_before, Deadline deadline);
+  // Waits until the session may lease and match, and has what it was guaranteed, as far as a magazine holds it.
+  absl::Status AwaitReady(Deadline deadline);
   absl::Status Shortage(uint32_t count, uint32_t stock) const;
 
   const uint64_t born_ = ForkCount();
@@ -56,7 +60,6 @@ class Session::Rep {
 
   // ---- The engine thread's own
   uint64_t current_step = 0;
-  bool closed = false;
   // Releases that found the ring full, in order; bounded by what the session holds. While there are any,
   // nothing else is queued, so that no verb overtakes them.
   struct Overflow {
@@ -77,8 +80,6 @@ class Session::Rep {
  private:
   absl::Status OpenOn(std::string_view invitation, Deadline deadline);
   absl::Status AwaitMemory(Deadline deadline);
-  absl::Status AwaitGuarantee(Deadline deadline);
-  bool DrainOverflow();
 };
 
 }  // namespace kvpool

@@ -12,7 +12,7 @@
 namespace kvpool {
 
 struct SessionState {
-  // Says why the session is over; the first reason stays.
+  // Says why the session is over. The first reason stays.
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu) {
     {
       MutexLock lock(&mu);
@@ -23,6 +23,8 @@ struct SessionState {
     signal.Notify();
   }
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu) {
+    if (closed.load(std::memory_order_acquire))
+      return absl::FailedPreconditionError("the session was closed");
     if (open.load(std::memory_order_acquire)) return absl::OkStatus();
     MutexLock lock(&mu);
     return end_reason;
@@ -30,6 +32,7 @@ struct SessionState {
 
   AnswerSignal signal;  // Everything below that somebody may wait for.
   std::atomic<bool> open{true};
+  std::atomic<bool> closed{false};  // By the engine itself.
   mutable Mutex mu;
   absl::Status end_reason ABSL_GUARDED_BY(mu);
 

@@ -37,7 +37,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& socket) {
   // connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  // This is also how long a connection may take to come up: a busy machine needs more than a moment.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   return grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
 }
@@ -256,6 +257,8 @@ absl::StatusOr<v1::OpenSessionResult> StepStream::OpenSession(const v1::OpenSess
                                                               steady_clock::time_point deadline) {
   grpc::ClientContext context;
   SetDeadline(&context, deadline);
+  // The attach socket has answered, so there is a daemon: if it does not listen here yet, it soon will.
+  context.set_wait_for_ready(true);
   v1::OpenSessionResult result;
   const grpc::Status status = rep_->stub()->OpenSession(&context, request, &result);
   if (!status.ok()) return FromGrpc(status);
@@ -266,6 +269,8 @@ absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& r
                                                           steady_clock::time_point deadline) {
   grpc::ClientContext context;
   SetDeadline(&context, deadline);
+  // The attach socket has answered, so there is a daemon: if it does not listen here yet, it soon will.
+  context.set_wait_for_ready(true);
   v1::AddMemberResult result;
   const grpc::Status status = rep_->stub()->AddMember(&context, request, &result);
   if (!status.ok()) return FromGrpc(status);

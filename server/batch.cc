@@ -107,13 +107,9 @@ void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation ope
     return;
   }
   operation.set_after(call.after());
-  ApplyOne(member, operation, {.sequence = call.sequence(), .on_stream = false}, now, result, deferred);
+  ApplyOne(member, operation, {.sequence = call.sequence(), .waiter = &done}, now, result, deferred);
   member->answers.Remember(call.sequence(), response);
-  if (result->parked()) {
-    session->parked.Find(member, call.sequence(), 0)->waiters.push_back(std::move(done));
-  } else {
-    deferred->answers.push_back({{std::move(done)}, std::move(*result)});
-  }
+  if (!result->parked()) deferred->answers.push_back({{std::move(done)}, std::move(*result)});
   state_.AfterVerbs(now, deferred);
 }
 
@@ -167,7 +163,8 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
   verb.member = member;
   verb.sequence = place.sequence;
   verb.index = place.index;
-  verb.on_stream = place.on_stream;
+  verb.on_stream = place.waiter == nullptr;
+  if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
   verb.operation = operation;
   session->parked.Park(due, std::move(verb));
   result->set_parked(true);

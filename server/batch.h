@@ -37,7 +37,8 @@ class Batches {
   struct Place {  // Where an operation stands.
     uint64_t sequence = 0;
     uint32_t index = 0;
-    bool on_stream = true;
+    Waiter* waiter =
+        nullptr;  // Of a unary call: taken if the operation is parked. Null: it is on the stream.
   };
   void ApplyOne(Member* member, const v1::Operation& operation, const Place& place, uint64_t now,
                 v1::OperationResult* result, Deferred* deferred);

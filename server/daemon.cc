@@ -248,18 +248,25 @@ void Daemon::HousekeepOnce() {
 
 void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   Deferred deferred;
-  bool needs_slab = false;
+  bool needs_slab = false, needs_room = false;
   const bool room = budget_->Room(space->facts.rank_devices) >= space->facts.geometry.unit_bytes;
   {
     MutexLock lock(&space->mu);
     SpaceState& state = space->state;
     const uint64_t now = clock_->NowMs();
     // A space that could not grow may when others have given back.
-    if (!state.may_grow() && room && now >= state.retry_growth_ms && !state.slabs.empty() &&
-        state.made_blocks() < space->facts.geometry.max_blocks && state.short_of_free()) {
-      state.set_may_grow(true);
-    }
+    const bool stuck =
+        !state.may_grow() && !state.slabs.empty() && !state.complete() && state.short_of_free();
+    if (stuck && room && now >= state.retry_growth_ms) state.set_may_grow(true);
+    needs_room = stuck && !room && state.pressure;
     needs_slab = state.NeedsSlab() && !state.slabs.empty();
+  }
+  // With nothing left to evict it is dearer than a cache that no session uses.
+  if (needs_room) {
+    if (const auto idle = registry_->CloseIdle(UINT64_MAX, space->facts.rank_devices)) {
+      Retire(idle);
+      needs_slab = true;
+    }
   }
   if (needs_slab) {
     MutexLock growth(&space->growth_mu);
@@ -287,8 +294,8 @@ void Daemon::ReclaimAhead(Space* space) {
   std::vector<Eviction> evictions;
   while (true) {
     evictions.clear();
-    const auto start = std::chrono::steady_clock::now();
     MutexLock lock(&space->mu);
+    const auto start = std::chrono::steady_clock::now();
     SpaceState& state = space->state;
     const uint32_t free = state.free_blocks();
     if (state.WantsSlab() || (reclaiming ? free >= state.high_blocks() : free >= state.low_blocks())) return;

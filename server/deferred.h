@@ -17,6 +17,7 @@ namespace kvpool {
 
 // Why a session ended. The names are label values of a metric.
 enum class EndKind { kClosed, kMemberDied, kHangup, kRefusedSlab, kUnsentSlab };
+inline constexpr int kEndKinds = 5;
 constexpr std::string_view EndKindName(EndKind kind) {
   switch (kind) {
     case EndKind::kClosed:

@@ -134,7 +134,7 @@ std::vector<std::shared_ptr<Session>> Registry::Sessions() {
 
 void Registry::Ended(EndKind kind) {
   MutexLock lock(&mu_);
-  ++ended_by_reason_[std::string(EndKindName(kind))];
+  ++ended_[static_cast<size_t>(kind)];
 }
 
 void Registry::Gone(uint64_t session) {
@@ -144,7 +144,11 @@ void Registry::Gone(uint64_t session) {
 
 std::map<std::string, uint64_t> Registry::ended_by_reason() {
   MutexLock lock(&mu_);
-  return ended_by_reason_;
+  std::map<std::string, uint64_t> ended;
+  for (size_t kind = 0; kind < ended_.size(); ++kind) {
+    ended[std::string(EndKindName(static_cast<EndKind>(kind)))] = ended_[kind];
+  }
+  return ended;
 }
 
 // -------------------------------------------------------------------------------------------------- spaces
@@ -166,20 +170,17 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
   return it->second.space;
 }
 
-void Registry::FinishOpening(const Space& space) {
+std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   MutexLock lock(&mu_);
-  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
-    if (it->second.space.get() != &space) continue;
-    if (--it->second.opening > 0) return;
-    // Nothing came of it: it must not hold its key against others.
-    bool empty = false;
-    {
-      MutexLock space_lock(&it->second.space->mu);
-      empty = it->second.space->state.idle() && it->second.space->state.slabs.empty();
-    }
-    if (empty) spaces_.erase(it);
-    return;
-  }
+  const auto it = std::find_if(spaces_.begin(), spaces_.end(),
+                               [&space](const auto& entry) { return entry.second.space.get() == &space; });
+  if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
+  const std::shared_ptr<Space> finished = it->second.space;
+  MutexLock space_lock(&finished->mu);
+  if (!finished->state.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
+  finished->state.closed = true;
+  spaces_.erase(it);
+  return finished;
 }
 
 std::vector<std::shared_ptr<Space>> Registry::Spaces() {
@@ -224,6 +225,16 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   MutexLock space_lock(&space->mu);
   space->state.closed = true;
   return space;
+}
+
+uint32_t Registry::held_idle_spaces() {
+  MutexLock lock(&mu_);
+  uint32_t held = 0;
+  for (const auto& [key, entry] : spaces_) {
+    MutexLock space_lock(&entry.space->mu);
+    held += entry.space->state.sessions.empty() && entry.space->state.mapping_processes > 0;
+  }
+  return held;
 }
 
 bool Registry::draining() {

@@ -9,6 +9,7 @@
 #ifndef KVPOOL_SERVER_REGISTRY_H_
 #define KVPOOL_SERVER_REGISTRY_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -73,18 +74,22 @@ class Registry {
   // Counts an end; a session that is gone is found no more.
   void Ended(EndKind kind);
   void Gone(uint64_t session);
-  std::map<std::string, uint64_t> ended_by_reason();
+  std::map<std::string, uint64_t> ended_by_reason();  // Every reason there is.
 
   // ---- Spaces
   using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
   // The open space of the key, made if there is none; it can't be closed before FinishOpening.
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
-  void FinishOpening(const Space& space);
+  // Answers the space, now closed, if nothing came of it: no session and nothing sealed. It must not hold its key
+  // and its memory against others. Else null.
+  std::shared_ptr<Space> FinishOpening(const Space& space);
   std::vector<std::shared_ptr<Space>> Spaces();
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
   // has slabs on one of them. Null: there is none.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices);
+  // Spaces without sessions that can't be closed, as processes that mapped their slabs are alive.
+  uint32_t held_idle_spaces();
 
   bool draining();
   void set_draining(bool draining);
@@ -119,7 +124,7 @@ class Registry {
   absl::flat_hash_map<std::string, std::shared_ptr<Member>> member_tokens_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, uint64_t> ended_by_reason_ ABSL_GUARDED_BY(mu_);
+  std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // By EndKind.
 };
 
 }  // namespace kvpool

@@ -28,20 +28,18 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
   {
     MutexLock lock(&mu);
     if (state.closed) return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
-    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
-    if (left_bytes == 0) {
+    if (state.complete()) {
       state.set_may_grow(false);
       return absl::ResourceExhaustedError(
-          absl::StrCat("space ", facts.id, " has all of its ", geometry.max_blocks, " blocks"));
+          absl::StrCat("space ", facts.id, " has all of its ", state.made_blocks(), " blocks"));
     }
+    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.bytes = std::min(geometry.slab_bytes, left_bytes),
                                 .unit = geometry.unit_bytes};
   absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
-    // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
-    KVPOOL_CHECK(!IsSticky(row.status()), "space %lu: %s", facts.id, row.status().ToString().c_str());
     if (bytes.ok()) budget_->Give(facts.rank_devices, *bytes);
     MutexLock lock(&mu);
     state.set_may_grow(false);
@@ -60,7 +58,7 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
     closed = state.closed;
     if (!closed) {
       state.AddSlab(*row, clock_->NowMs(), deferred);
-      state.set_may_grow(room && state.made_blocks() < geometry.max_blocks);
+      state.set_may_grow(room && !state.complete());
     }
   }
   if (closed) {
@@ -79,6 +77,9 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
     absl::StatusOr<std::unique_ptr<Slab>> slab =
         facts.kind == v1::SPACE_KIND_IPC ? device->MakeIpcSlab(bytes) : device->MakeSlab(bytes);
     if (!slab.ok()) {
+      // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
+      KVPOOL_CHECK(!IsSticky(slab.status()), "space %lu: rank %zu: %s", facts.id, rank,
+                   slab.status().ToString().c_str());
       return absl::Status(slab.status().code(),
                           absl::StrCat("rank ", rank, ": ", std::string(slab.status().message())));
     }

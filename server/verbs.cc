@@ -145,6 +145,7 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   }
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
   answer->set_shortfall(shortfall);
+  if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) state_.lease_was_short = true;
   ++state_.counters.shortfalls[shortfall];
 }
 
@@ -253,7 +254,7 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
   const BlockPool& pool = state_.pool;
   const std::string block = absl::StrCat("block ", Index(ref.id));
   if (ref.id == kNullBlock) return absl::StrCat(block, " is the null block");
-  const absl::StatusOr<BlockView> view = pool.View(ref.id, state_.last_used_ms);
+  const absl::StatusOr<BlockView> view = pool.View(ref.id, /*now=*/0);  // Its ages are not looked at.
   if (!view.ok()) return absl::StrCat(block, " does not exist: ids end at ", pool.capacity());
   switch (verdict) {
     case Verdict::kDone:

@@ -139,11 +139,22 @@ uint32_t BlockPool::Rep::PopFree() {
   return b;
 }
 
+void BlockPool::Rep::PrefetchEviction(uint32_t b) const {
+  const BlockRecord& r = records[b];
+  const uint64_t hash = HashKey(r.block_key());
+  index.PrefetchBucket(hash);
+  ghosts.Prefetch(hash);
+  policy->Prefetch(BlockId{b});
+  records.Prefetch(r.parent);
+}
+
 void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
   BlockRecord& r = records[b];
   KVPOOL_CHECK(r.state() == BlockState::kCached && r.children == 0,
                "block %u is to leave in state %d with %u children", b, static_cast<int>(r.state()),
                r.children);
+  // Chains leave from the tail: the parent is likely next.
+  if (r.parent != 0) PrefetchEviction(r.parent);
   const auto now32 = static_cast<uint32_t>(now_ms);
   const BlockKey key = r.block_key();
   const uint64_t hash = HashKey(key);

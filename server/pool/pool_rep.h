@@ -92,6 +92,8 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
   // A leased, quarantined or cached block, out of the index, becomes free, or retired.
   void Free(uint32_t b);
   uint32_t PopFree();
+  // Asks for what evicting `b` will read, and for the record of the block in front of it.
+  void PrefetchEviction(uint32_t b) const;
   // REQUIRES: cached and childless.
   void Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log);
   // Evicts one by one until so many blocks are free or nothing may leave; answers how many were freed.

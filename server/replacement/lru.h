@@ -36,6 +36,7 @@ class LruPolicy final : public ReplacementPolicy {
   void OnPriority(BlockId block, uint8_t priority) override;
   void OnChildless(BlockId block) override;
   void Victims(uint32_t count, const Chain& chain, std::vector<BlockId>* victims) override;
+  void Prefetch(BlockId block) const override { nodes_.Prefetch(Index(block)); }
   uint32_t size() const override { return size_; }
   double bytes_per_block() const override { return sizeof(Node); }
 

@@ -52,6 +52,8 @@ class ReplacementPolicy {
     virtual bool childless(BlockId block) const = 0;
   };
   virtual void Victims(uint32_t count, const Chain& chain, std::vector<BlockId>* victims) = 0;
+  // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
+  virtual void Prefetch(BlockId block) const = 0;
   // Blocks it believes to be cached.
   virtual uint32_t size() const = 0;
   // Bytes of bookkeeping per block of capacity.

@@ -77,6 +77,42 @@ TEST_F(MagazineTest, ARefillAimsAtWhatATakeLacked) {
   EXPECT_EQ(magazine_.Wanted(false), 42u);
 }
 
+TEST(MagazineStart, KeepsFewUntilTheyAreUsed) {
+  Magazine magazine(1000, 64);
+  std::vector<BlockRef> taken(1);
+  uint32_t next = 1;
+  for (const uint32_t aim : {16u, 32u, 64u, 64u}) {
+    const uint32_t wanted = magazine.Wanted(false);
+    ASSERT_EQ(magazine.stock() + wanted, aim);
+    magazine.Refill(Range(next, wanted));
+    next += wanted;
+    while (!magazine.Take(absl::MakeSpan(taken)).ask) {
+    }
+  }
+}
+
+// Blocks that come in parts add up, though there are more of them than the magazine keeps otherwise.
+TEST_F(MagazineTest, WhatATakeWaitsForIsNoSurplus) {
+  Take(50);
+  ASSERT_EQ(magazine_.Wanted(false), 42u);
+  magazine_.Refill(Range(101, 30));
+  EXPECT_THAT(Surplus(), IsEmpty());
+  Take(50);
+  ASSERT_EQ(magazine_.Wanted(false), 12u);
+  magazine_.Refill(Range(201, 12));
+  EXPECT_THAT(Take(50), ::testing::SizeIs(50));
+}
+
+TEST_F(MagazineTest, ATakeThatNeverComesAgainIsForgotten) {
+  Take(50);
+  ASSERT_EQ(magazine_.Wanted(false), 42u);
+  magazine_.Refill(Range(101, 42));
+  for (int i = 0; i < 255; ++i) Put(Take(1));
+  EXPECT_THAT(Surplus(), IsEmpty());
+  Put(Take(1));
+  EXPECT_THAT(Surplus(), ::testing::SizeIs(42));
+}
+
 TEST_F(MagazineTest, KeepsFewUnderPressure) {
   Take(8);
   EXPECT_EQ(magazine_.Wanted(/*scarce=*/true), 1u);

@@ -203,8 +203,9 @@ TEST_F(SessionTest, DroppedAnswersGiveTheirHoldsBack) {
   for (int i = 0; i < 50; ++i) {
     auto dropped = session->Match({&asked, 1});
     ASSERT_TRUE(dropped.ok()) << dropped.status();
-    if (i % 2 == 0)
-      ASSERT_TRUE(session->Flush(Soon()).ok());  // Half of them are dropped after the answer came.
+    if (i % 2 == 0) {  // Half of them are dropped after the answer came.
+      ASSERT_TRUE(session->Flush(Soon()).ok());
+    }
   }
   // Were one hold left, its block could not be reclaimed.
   auto everything = session->LeaseWithin(session->max_blocks() - 2, Soon());

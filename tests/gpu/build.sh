@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
 folder=${1:-build/gpu}
-binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test kvpoold kvpoolctl kvpool-replay)
+binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test kvpoold kvpoolctl kvpool-replay)
 limit_mib=50
 
 if [ ! -e build/deps/cuda_root ]; then

@@ -84,6 +84,7 @@ table+=("$(printf '%-5s %-28s' "$([ $status -eq 0 ] && echo ok || echo FAIL)" fa
 check device-contract device_contract_test
 check stamps stamper_test
 check fences fence_events_test
+check engines engine_test
 # The sanitizer does not work everywhere that a GPU does: it is asked first.
 sanitize() { compute-sanitizer --tool memcheck --error-exitcode 9 stamper_test "$@"; }
 if sanitize --gtest_filter=StamperTest.NoBlocksAreNoWork >"$work/sanitizer.log" 2>&1; then

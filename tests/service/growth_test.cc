@@ -263,6 +263,21 @@ TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   EXPECT_EQ(scripts_[0]->alive, 2);
 }
 
+TEST_F(GrowthTest, AnOpeningThatFailsLeavesNothingBehind) {
+  StartDaemon(4);
+  scripts_[0]->fail_after = 1;
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(40);
+  EXPECT_EQ(Attach()->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(scripts_[0]->alive, 0) << "the one slab that was had went back";
+  EXPECT_EQ(Used(), 0);
+  scripts_[0]->fail_after = -1;
+  request.mutable_layout()->set_block_bytes(2048);
+  EXPECT_TRUE(Attach()->Open(request).code() == absl::StatusCode::kResourceExhausted) << "40 of 31 blocks";
+  request.set_guaranteed_blocks(20);
+  EXPECT_TRUE(Attach()->Open(request).ok()) << "nobody used the first layout under this fingerprint";
+}
+
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {
   options_.idle_space_ms = 1000;
   StartDaemon(2);
@@ -321,6 +336,20 @@ TEST_F(GrowthTest, IpcSpacesAreOneAllocation) {
   EXPECT_EQ(Space().slabs, 1);
 }
 
+TEST_F(GrowthTest, AnIpcSpaceTakesWhatIsLeftAndNoMoreLater) {
+  StartDaemon(4);
+  const auto other = OpenEngine(OpenRequest("other"));
+  v1::OpenSession request = OpenRequest();
+  request.set_kind(v1::SPACE_KIND_IPC);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(engine->peer->slabs()[0].block_count(), 48);
+  other->Die();
+  engine->Lease(46);
+  clock_.Advance(4000 * 1000);
+  Settle({engine.get()});
+  EXPECT_EQ(engine->peer->slabs().size(), 1);
+}
+
 TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   options_.low_watermark = 0.2;
   options_.high_watermark = 0.4;
@@ -333,6 +362,35 @@ TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().free(), 6);
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 6);
+}
+
+TEST_F(GrowthTest, ASpaceUnderPressureTakesTheMemoryOfAnIdleOne) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"));
+  a->Die();
+  const auto b = OpenEngine(OpenRequest("b"));
+  const std::vector<uint64_t> blocks = b->Lease(10);
+  for (int i = 0; i < 10; ++i) b->Seal({blocks[i]}, {Key("i" + std::to_string(i))});
+  b->Release(blocks);
+  b->Lease(4);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "what it has cached can go first";
+  b->Lease(10);
+  Settle({b.get()});
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 2);
+  EXPECT_EQ(Space().capacity, 31);
+}
+
+TEST_F(GrowthTest, OnHostMemory) {
+  options_.housekeeping_thread = false;
+  options_.slab_bytes = 2 << 20;
+  options_.device_capacity_bytes = {4 << 20};
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(MakeHostDevice({.capacity_bytes = 4 << 20, .try_huge_pages = false}));
+  daemon_ = Daemon::Start(options_, std::move(devices), &clock_).value();
+  const auto engine = OpenEngine(OpenRequest());
+  EXPECT_EQ(engine->peer->fds(), 1);
+  EXPECT_EQ(engine->LeaseAsked(100, 100).blocks_size(), 100);
 }
 
 TEST(GeometryTest, StrideIsPaddedByTheLeastThatFits) {

@@ -154,12 +154,13 @@ enum Late { LATE_A = 1; }
         self.expect(self.check(text_checks.readme, {
             "README.md": "[gone](docs/gone.md)\n```sh\nbuild/release/bin/kvpoold --listen=x --nope   # words --here\n"
                          "build/release/bin/ghost\ndeploy/demo.sh --quick\ngit status --short\nfrobnicate\n```\n"
-                         "```text\nnot a command\n```\n",
+                         "```text\nnot a command\n```\n```cpp\nint main() {}\n```\n```cpp\nint mian() {}\n```\n",
+            "client/examples/engine.cc": "int main() {}\n",
             "CMakePresets.json": '{"configurePresets": [{"name": "release"}]}',
             "server/CMakeLists.txt": "add_executable(kvpoold main.cc)\n",
             "server/main.cc": 'flags.Add("listen", &listen);', "deploy/demo.sh": "#!/bin/bash\n"}),
             "kvpoold has no flag --nope", "ghost is not built", "demo.sh has no flag --quick", "frobnicate does not exist",
-            "link to docs/gone.md")
+            "link to docs/gone.md", "the cpp block 'int mian")
 
 
 class SummaryTest(unittest.TestCase):

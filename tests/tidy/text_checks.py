@@ -195,7 +195,8 @@ def _flag_exists(flag, sources):
 
 
 def readme(tree):
-    """Commands in the README's `sh` blocks start a script or program that exists, with flags that it knows; links lead somewhere."""
+    """Commands in the README's `sh` blocks start a script or program that exists, with flags that it knows; `cpp` blocks are
+    files; links lead somewhere."""
     errors = []
     if not tree.exists("README.md"):
         return ["README.md: missing"]
@@ -226,6 +227,11 @@ def readme(tree):
             for flag in (word.split("=")[0] for word in words[1:] if word.startswith("--") and len(word) > 2):
                 if not _flag_exists(flag, help_text):
                     errors.append(f"README.md: '{line.strip()}': {command} has no flag {flag}")
+    # A `cpp` block is a program of the tree, word for word: those are built and run.
+    examples = {tree.text(name) for name in tree.sources() if "/examples/" in name}
+    for block in re.findall(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if block not in examples:
+            errors.append(f"README.md: the cpp block '{block.splitlines()[0]} …' is no file in an examples folder")
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if "://" not in target and not (tree.root / target).exists():
             errors.append(f"README.md: link to {target}, which does not exist")

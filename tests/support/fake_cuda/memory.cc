@@ -368,8 +368,11 @@ CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle,
     }
     *address = MapAnywhere(*memory);
     if (*address == 0) return CUDA_ERROR_MAP_FAILED;
-    state.imports[*address] = {
-        .mapping = {.bytes = content.bytes, .memory = std::move(memory)}, .handle = key, .opened = 1};
+    Import& import = state.imports[*address];
+    import.mapping.bytes = content.bytes;
+    import.mapping.memory = std::move(memory);
+    import.handle = key;
+    import.opened = 1;
     return CUDA_SUCCESS;
   });
 }

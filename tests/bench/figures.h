@@ -1,0 +1,64 @@
+// What a benchmark measured, and against which bound.
+#ifndef KVPOOL_TESTS_BENCH_FIGURES_H_
+#define KVPOOL_TESTS_BENCH_FIGURES_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvpool::bench {
+
+// At least or at most `limit`.
+struct Bound {
+  bool at_least;
+  double limit;
+};
+constexpr Bound AtLeast(double limit) { return {.at_least = true, .limit = limit}; }
+constexpr Bound AtMost(double limit) { return {.at_least = false, .limit = limit}; }
+
+struct Figure {
+  std::string section;
+  std::string name;
+  double value = 0;
+  std::string unit;
+  std::optional<Bound> bound;
+  std::string skipped;  // Why there is no value.
+
+  bool met() const {
+    if (!bound) return true;
+    return skipped.empty() && (bound->at_least ? value >= bound->limit : value <= bound->limit);
+  }
+};
+
+// Collects the figures of the sections that run.
+class Figures {
+ public:
+  void BeginSection(std::string_view section) { section_ = section; }
+  void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
+  // A figure that this machine can't measure.
+  void Skip(std::string_view name, std::string_view why);
+  // How a section was run: sizes, counts, mixes.
+  void Note(std::string_view text);
+
+  const std::vector<Figure>& all() const { return figures_; }
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  std::string section_;
+  std::vector<Figure> figures_;
+  std::vector<std::string> notes_;
+};
+
+// A part of the bench: a function in a file of its own, and one line in main.cc.
+struct Section {
+  std::string_view name;
+  std::string_view summary;
+  void (*run)(Figures* figures);
+};
+
+void BenchPool(Figures* figures);  // pool_bench.cc
+
+}  // namespace kvpool::bench
+
+#endif  // KVPOOL_TESTS_BENCH_FIGURES_H_

@@ -1,0 +1,106 @@
+/* The C ABI as a C program uses it: opens a session with a real daemon, leases, writes, seals, and finds it again. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/kvpool.h"
+
+#define CHECK(condition)                                                                           \
+  do {                                                                                             \
+    if (!(condition)) {                                                                            \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, kvpool_last_error()); \
+      exit(1);                                                                                     \
+    }                                                                                              \
+  } while (0)
+
+enum { kBlocks = 8, kTokensPerBlock = 16, kBlockBytes = 4096, kTimeoutMs = 60000 };
+
+static char* address_of(kvpool_session* session, kvpool_block block) {
+  return (char*)(uintptr_t)(kvpool_base(session) + (uint32_t)block * kvpool_block_stride_bytes(session));
+}
+
+/* Writes and seals a sequence, and gives it back: it stays in the cache. */
+static void share(kvpool_session* session, const uint8_t* keys) {
+  kvpool_block blocks[kBlocks], canonical[kBlocks];
+  CHECK(kvpool_lease_within(session, blocks, kBlocks, kTimeoutMs) == KVPOOL_OK);
+  for (int i = 0; i < kBlocks; ++i) memset(address_of(session, blocks[i]), 'a' + i, kBlockBytes);
+  kvpool_seal_arguments arguments = {.blocks = blocks,
+                                     .block_count = kBlocks,
+                                     .keys = keys,
+                                     .after = KVPOOL_CURRENT_STEP};
+  kvpool_seal* seal = NULL;
+  CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_OK);
+  CHECK(kvpool_seal_wait(seal, kTimeoutMs, canonical) == KVPOOL_OK);
+  CHECK(kvpool_seal_ready(seal));
+  CHECK(memcmp(blocks, canonical, sizeof(blocks)) == 0);
+  kvpool_seal_free(seal);
+  CHECK(kvpool_touch(session, blocks, kBlocks) == KVPOOL_OK);
+  CHECK(kvpool_ref(session, blocks, 1) == KVPOOL_OK);
+  kvpool_release(session, blocks, 1, 0);
+  kvpool_release(session, blocks, kBlocks, KVPOOL_CURRENT_STEP);
+  CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
+}
+
+static void find(kvpool_session* session, const uint8_t* keys) {
+  const kvpool_group_keys asked = {.keys = keys, .key_count = kBlocks};
+  kvpool_match* match = NULL;
+  uint64_t tokens = 0;
+  size_t count = 0;
+  kvpool_block blocks[kBlocks];
+  CHECK(kvpool_match_start(session, &asked, 1, &match) == KVPOOL_OK);
+  CHECK(kvpool_match_wait(match, kTimeoutMs, &tokens, NULL) == KVPOOL_OK);
+  CHECK(kvpool_match_ready(match));
+  CHECK(tokens == kBlocks * kTokensPerBlock);
+  CHECK(kvpool_match_take(match, 0, blocks, 1, &count) == KVPOOL_RESOURCE_EXHAUSTED);
+  CHECK(kvpool_match_take(match, 1, blocks, kBlocks, &count) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_match_take(match, 0, blocks, kBlocks, &count) == KVPOOL_OK);
+  CHECK(count == kBlocks);
+  kvpool_match_free(match);
+  for (int i = 0; i < kBlocks; ++i) CHECK(address_of(session, blocks[i])[kBlockBytes - 1] == 'a' + i);
+  kvpool_release(session, blocks, count, 0);
+}
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  kvpool_options options = {.struct_size = sizeof(options),
+                            .socket = argv[1],
+                            .client_name = "kvpool_c_test",
+                            .fingerprint = "c",
+                            .fingerprint_bytes = 1,
+                            .block_bytes = kBlockBytes,
+                            .tokens_per_block = kTokensPerBlock,
+                            .guaranteed_blocks = 32,
+                            .magazine_blocks = 16};
+  kvpool_session* session = NULL;
+  CHECK(kvpool_open(&options, &session) == KVPOOL_OK);
+  CHECK(kvpool_status(session) == KVPOOL_OK);
+  CHECK(kvpool_session_id(session) != 0);
+  CHECK(kvpool_free_blocks(session) >= 16);
+  CHECK(kvpool_sink_block(session) != 0);
+  CHECK(kvpool_capacity_blocks(session) > kBlocks && kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
+  CHECK(!kvpool_draining(session));
+
+  uint32_t tokens[kBlocks * kTokensPerBlock];
+  uint8_t keys[kBlocks * KVPOOL_KEY_BYTES];
+  for (uint32_t i = 0; i < kBlocks * kTokensPerBlock; ++i) tokens[i] = i;
+  CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
+  share(session, keys);
+  find(session, keys);
+
+  kvpool_block too_many[1];
+  CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);
+  CHECK(kvpool_match_start(session, NULL, 0, NULL) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "Match.groups") != NULL);
+  const uint64_t step = kvpool_begin_step(session);
+  kvpool_complete_step(session, step);
+  CHECK(kvpool_passed_step(session) == step);
+  CHECK(kvpool_complete_step_on_stream(session, step, NULL) == KVPOOL_FAILED_PRECONDITION);
+
+  CHECK(kvpool_close(session, kTimeoutMs) == KVPOOL_OK);
+  CHECK(kvpool_status(session) == KVPOOL_FAILED_PRECONDITION);
+  kvpool_free(session);
+  options.struct_size = 0;
+  CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
+  puts("ok");
+  return 0;
+}

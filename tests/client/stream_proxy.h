@@ -1,0 +1,48 @@
+// Stands between engines and the daemon's gRPC socket and cuts connections when told: a stream that breaks while the
+// attach socket, which goes straight to the daemon, lives.
+#ifndef KVPOOL_TESTS_CLIENT_STREAM_PROXY_H_
+#define KVPOOL_TESTS_CLIENT_STREAM_PROXY_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "proto/support/mutex.h"
+#include "proto/support/unique_fd.h"
+#include "tests/support/daemon_process.h"
+
+namespace kvpool {
+
+class StreamProxy {
+ public:
+  explicit StreamProxy(const std::string& daemon_socket);
+  ~StreamProxy();
+  StreamProxy(const StreamProxy&) = delete;
+  StreamProxy& operator=(const StreamProxy&) = delete;
+
+  const std::string& socket() const { return socket_; }
+  // Closes every connection, and with it whatever was under way; answers how many there were. New ones are taken.
+  int Cut() ABSL_LOCKS_EXCLUDED(mu_);
+  // What the daemon says is held back, then lost with the next Cut.
+  void HoldAnswers(bool hold) { hold_answers_.store(hold); }
+
+ private:
+  void Run();
+  // Copies what is there to read; false: that end is closed.
+  static bool Copy(int from, int to);
+
+  const std::string daemon_socket_;
+  TemporaryDirectory directory_;
+  const std::string socket_ = directory_.path() + "/proxy.sock";
+  UniqueFd listener_, wake_;
+  std::atomic<bool> stop_{false}, hold_answers_{false};
+  Mutex mu_;
+  std::vector<std::pair<UniqueFd, UniqueFd>> connections_ ABSL_GUARDED_BY(mu_);  // Engine's, daemon's.
+  std::thread thread_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_CLIENT_STREAM_PROXY_H_
