@@ -77,33 +77,37 @@ sanitizers() {
   export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
 }
 
-say "packages (deploy/install_deps.sh test)"
-check packages deploy/install_deps.sh test || { python3 tests/summary.py $results; exit 1; }
-tail -n 1 build/logs/packages.log
-PATH=$PATH:$PWD/build/deps/prometheus/usr/bin
+# A function, so that the shell has read all of it before it begins: a checkout may change while the tests run.
+main() {
+  say "packages (deploy/install_deps.sh test)"
+  check packages deploy/install_deps.sh test || { python3 tests/summary.py $results; exit 1; }
+  tail -n 1 build/logs/packages.log
+  PATH=$PATH:$PWD/build/deps/prometheus/usr/bin
 
-build_and_test release
-if [ ! -s build/deps/cuda_root ]; then
-  not_run gpu-checks "built without CUDA"
-elif [ "$regex" = . ]; then
-  say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
-  check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
-fi
-if [ $quick = no ]; then
-  if [ -x build/release/bin/kvpool-bench ]; then
-    say "the figures that kvpool promises (kvpool-bench; all of them: build/logs/bench.log)"
-    check bench bench && { grep -E 'MISSED' build/logs/bench.log || say "each met on this machine, now"; }
-  else
-    not_run bench "the release build failed"
+  build_and_test release
+  if [ ! -s build/deps/cuda_root ]; then
+    not_run gpu-checks "built without CUDA"
+  elif [ "$regex" = . ]; then
+    say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
+    check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
   fi
-  say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
-  check clang-build build clang proto/all cuda/all server/all client/all || true
-  sanitizers
-  # What tidy looks at does not change with the compiler, and a benchmark of a sanitizer's build says nothing.
-  build_and_test asan -LE 'tidy|bench'
-  # The thread sanitizer of g++ 12 has no room for itself where the kernel scatters mappings widely.
-  if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
-  build_and_test tsan -LE 'tidy|bench'
-fi
-say "done"
-python3 tests/summary.py $results
+  if [ $quick = no ]; then
+    if [ -x build/release/bin/kvpool-bench ]; then
+      say "the figures that kvpool promises (kvpool-bench; all of them: build/logs/bench.log)"
+      check bench bench && { grep -E 'MISSED' build/logs/bench.log || say "each met on this machine, now"; }
+    else
+      not_run bench "the release build failed"
+    fi
+    say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
+    check clang-build build clang proto/all cuda/all server/all client/all || true
+    sanitizers
+    # What tidy looks at does not change with the compiler, and a benchmark of a sanitizer's build says nothing.
+    build_and_test asan -LE 'tidy|bench'
+    # The thread sanitizer of g++ 12 has no room for itself where the kernel scatters mappings widely.
+    if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
+    build_and_test tsan -LE 'tidy|bench'
+  fi
+  say "done"
+  python3 tests/summary.py $results
+}
+main; exit
