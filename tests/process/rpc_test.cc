@@ -250,6 +250,20 @@ TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
       Eventually([&] { return daemon_->Metric("kvpool_rpc_errors_total", "method=\"Lease\"") == 1; }));
 }
 
+TEST_F(RpcTest, AnAttachTokenServesOnce) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  grpc::ClientContext context;
+  v1::OpenSessionResult second;
+  const grpc::Status status =
+      engine->stub().OpenSession(&context, SmallSession(engine->attach_token()), &second);
+  EXPECT_FALSE(status.ok());
+  EXPECT_FALSE(status.error_message().empty());
+  EXPECT_EQ(Sessions().sessions_size(), 1);
+  EXPECT_TRUE(engine->Lease(1).ok());  // The first goes on.
+}
+
 TEST_F(RpcTest, AParkedUnaryCallAnswersWhenItsStepHasPassed) {
   Start();
   auto engine = OpenEngine();
