@@ -34,12 +34,14 @@ stop_demo() {
 
 # conversation_trace: where the public trace is, if it is at hand.
 conversation_trace() {
-  local name=mooncake_conversation_trace.jsonl.gz place
-  for place in "${KVPOOL_TRACES:-}" "${KVPOOL_TRACES:-}/$name" "../shared/traces/$name"; do
-    if [ -f "$place" ]; then
-      echo "$place"
-      return
-    fi
+  local folder place
+  for folder in "${KVPOOL_TRACES:-}" ../shared/traces; do
+    for place in "$folder" "$folder/conversation_trace.jsonl" "$folder/mooncake_conversation_trace.jsonl.gz"; do
+      if [ -f "$place" ]; then
+        echo "$place"
+        return
+      fi
+    done
   done
 }
 

@@ -1,5 +1,6 @@
 // OpenSession and AddMember.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,14 +54,19 @@ class Claim {
 // While it lives the space can't be closed.
 class Opening {
  public:
-  Opening(Registry* registry, std::shared_ptr<Space> space) : registry_(registry), space_(std::move(space)) {}
+  using Retire = std::function<void(const std::shared_ptr<Space>&)>;
+  Opening(Registry* registry, std::shared_ptr<Space> space, Retire retire)
+      : registry_(registry), space_(std::move(space)), retire_(std::move(retire)) {}
   Opening(const Opening&) = delete;
   Opening& operator=(const Opening&) = delete;
-  ~Opening() { registry_->FinishOpening(*space_); }
+  ~Opening() {
+    if (const std::shared_ptr<Space> closed = registry_->FinishOpening(*space_)) retire_(closed);
+  }
 
  private:
   Registry* const registry_;
   const std::shared_ptr<Space> space_;
+  const Retire retire_;
 };
 
 MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) {
@@ -137,7 +143,8 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   RETURN_IF_ERROR(ValidateOpenSession(request));
   ASSIGN_OR_RETURN(Claim claim, Claim::Take(registry_.get(), request.attach_token(), /*new_session=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, claim->credentials));
-  const Opening opening(registry_.get(), space);
+  const Opening opening(registry_.get(), space,
+                        [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
 
   SessionTerms terms{
@@ -218,6 +225,8 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
   }
   const Registry::Fate fate = claim.Bind(session, member);
   claim->peer->Bound();
+  LogInfo("member joined",
+          {{"session", session->terms.id}, {"member", member->index}, {"pid", claim->credentials.pid}});
   Settle(space.get(), &deferred);
   EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
   return absl::OkStatus();

@@ -170,20 +170,17 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
   return it->second.space;
 }
 
-void Registry::FinishOpening(const Space& space) {
+std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   MutexLock lock(&mu_);
-  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
-    if (it->second.space.get() != &space) continue;
-    if (--it->second.opening > 0) return;
-    // Nothing came of it: it must not hold its key against others.
-    bool empty = false;
-    {
-      MutexLock space_lock(&it->second.space->mu);
-      empty = it->second.space->state.idle() && it->second.space->state.slabs.empty();
-    }
-    if (empty) spaces_.erase(it);
-    return;
-  }
+  const auto it = std::find_if(spaces_.begin(), spaces_.end(),
+                               [&space](const auto& entry) { return entry.second.space.get() == &space; });
+  if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
+  const std::shared_ptr<Space> finished = it->second.space;
+  MutexLock space_lock(&finished->mu);
+  if (!finished->state.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
+  finished->state.closed = true;
+  spaces_.erase(it);
+  return finished;
 }
 
 std::vector<std::shared_ptr<Space>> Registry::Spaces() {

@@ -80,7 +80,9 @@ class Registry {
   using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
   // The open space of the key, made if there is none; it can't be closed before FinishOpening.
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
-  void FinishOpening(const Space& space);
+  // Answers the space, now closed, if nothing came of it: no session and nothing sealed. It must not hold its key
+  // and its memory against others. Else null.
+  std::shared_ptr<Space> FinishOpening(const Space& space);
   std::vector<std::shared_ptr<Space>> Spaces();
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,

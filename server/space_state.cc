@@ -12,6 +12,8 @@
 namespace kvpool {
 namespace {
 
+// Sessions are asked for unused leases at most this often.
+constexpr uint64_t kAskAgainMs = 100;
 // A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
 constexpr uint64_t kStaleOwingMs = 5000;
 constexpr uint64_t kStaleIdleMs = 60000;
@@ -125,7 +127,7 @@ uint64_t SpaceState::Free(Session* session, uint64_t now, Deferred* deferred) {
   sessions.erase(it);
   last_used_ms = now;
   deferred->gone.push_back(session->terms.id);
-  UpdatePressure(deferred);
+  UpdatePressure(now);
   return holds;
 }
 
@@ -197,7 +199,7 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
     for (Session* session : sessions) UpdateReady(session, now, deferred);
   }
   if (!WantsSlab()) growing_ = false;
-  UpdatePressure(deferred);
+  UpdatePressure(now);
 }
 
 void SpaceState::EnterPending(uint64_t now, Deferred* deferred) {
@@ -297,11 +299,12 @@ void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
     growth_moved_ms_ = now;
   }
   if (NeedsSlab()) deferred->housekeep = true;
+  if (std::exchange(lease_was_short, false) && now - asked_ms_ >= kAskAgainMs) AskForLeases(now);
   if (!may_grow_ && free_blocks() < low_blocks_) deferred->housekeep = true;
-  UpdatePressure(deferred);
+  UpdatePressure(now);
 }
 
-void SpaceState::UpdatePressure(Deferred* deferred) {
+void SpaceState::UpdatePressure(uint64_t now) {
   const uint32_t available = pool.available();
   if (pressure ? available < high_blocks_ : available >= low_blocks_) return;
   pressure = !pressure;
@@ -309,11 +312,13 @@ void SpaceState::UpdatePressure(Deferred* deferred) {
     if (session->ended) continue;
     PostAll(session, v1::NOTICE_KIND_PRESSURE, {.on = pressure, .value = available});
   }
-  if (pressure) AskForLeases(deferred);
+  if (pressure) AskForLeases(now);
 }
 
-void SpaceState::AskForLeases(Deferred* deferred) {
-  const uint32_t missing = high_blocks_ - std::min(high_blocks_, pool.available());
+void SpaceState::AskForLeases(uint64_t now) {
+  asked_ms_ = now;
+  // What is available may all be promised: then it is not for the one who came short.
+  const uint32_t missing = std::max(low_blocks_, high_blocks_ - std::min(high_blocks_, pool.available()));
   for (Session* session : sessions) {
     if (session->ended || session->holder == kNobody) continue;
     const BlockPool::Holdings holdings = pool.holdings(session->holder);

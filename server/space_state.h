@@ -144,6 +144,7 @@ class SpaceState {
   SpaceCounters counters;
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   uint32_t mapping_processes = 0;  // That were sent a slab and have not died.
+  bool lease_was_short = false;    // Since verbs were last looked after: others may hold more than they use.
   bool pressure = false;
   bool draining = false;
   bool closed = false;
@@ -154,14 +155,15 @@ class SpaceState {
   void SendSlabs(Session* session, Deferred* deferred);
   void EnterPending(uint64_t now, Deferred* deferred);
   void UpdateReady(Session* session, uint64_t now, Deferred* deferred);
-  void UpdatePressure(Deferred* deferred);
-  void AskForLeases(Deferred* deferred);
+  void UpdatePressure(uint64_t now);
+  void AskForLeases(uint64_t now);
 
   std::vector<Session*> pending_;  // Guarantees that wait for slabs that were made and are not grown.
   std::vector<Member*> touched_;
   uint32_t low_blocks_ = 0;
   uint32_t high_blocks_ = 0;
   uint32_t quarter_slab_blocks_ = 0;
+  uint64_t asked_ms_ = 0;         // When sessions were last asked for leases.
   bool may_grow_ = true;          // As far as is known: there is room in the space and in the budget.
   bool growing_ = false;          // A slab is wanted, or under way …
   uint64_t growth_moved_ms_ = 0;  // … and made its last step then.

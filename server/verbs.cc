@@ -145,6 +145,7 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   }
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
   answer->set_shortfall(shortfall);
+  if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) state_.lease_was_short = true;
   ++state_.counters.shortfalls[shortfall];
 }
 

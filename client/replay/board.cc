@@ -73,6 +73,7 @@ struct Board::Header {
   // No request in front of the lower 32 bits is open. The upper 32 move with each Reopen, so that an engine that looked
   // before it can't move the mark past what was opened.
   std::atomic<uint64_t> first_open;
+  std::atomic<uint32_t> hold_from;
   std::atomic<uint32_t> stop;
 };
 
@@ -92,6 +93,7 @@ absl::StatusOr<Board> Board::Create(Size size) {
   auto* header = static_cast<Header*>(memory);  // All zero: open requests, empty counts.
   header->requests = size.requests;
   header->engines = size.engines;
+  header->hold_from = size.requests;
   return Board(std::move(fd), memory, bytes);
 }
 
@@ -130,7 +132,8 @@ Board::~Board() {
 
 std::optional<uint32_t> Board::Claim(uint32_t engine) {
   uint64_t mark = header_->first_open.load(std::memory_order_acquire);
-  for (auto i = static_cast<uint32_t>(mark); i < size_.requests; ++i) {
+  const uint32_t end = header_->hold_from.load(std::memory_order_acquire);
+  for (auto i = static_cast<uint32_t>(mark); i < end; ++i) {
     uint32_t open = 0;
     if (!records_[i].state.compare_exchange_strong(open, engine + 1, std::memory_order_acq_rel)) continue;
     // Another engine may have moved the mark, or a Reopen: then theirs stands.
@@ -160,6 +163,17 @@ uint32_t Board::Reopen(uint32_t engine) {
     moved = ((mark >> 32) + 1) << 32 | std::min(static_cast<uint32_t>(mark), first);
   } while (!header_->first_open.compare_exchange_weak(mark, moved, std::memory_order_acq_rel));
   return reopened;
+}
+
+void Board::HoldFrom(uint64_t request) {
+  header_->hold_from.store(static_cast<uint32_t>(std::min<uint64_t>(request, size_.requests)),
+                           std::memory_order_release);
+}
+
+bool Board::busy(uint32_t engine) const {
+  return std::any_of(records_, records_ + size_.requests, [&](const RequestRecord& record) {
+    return record.state.load(std::memory_order_relaxed) == engine + 1;
+  });
 }
 
 uint32_t Board::done() const {

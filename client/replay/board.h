@@ -81,6 +81,9 @@ class Board {
   // ---- The process that started them
   // REQUIRES: the engine's process is gone. Answers how many requests are open again.
   uint32_t Reopen(uint32_t engine);
+  // Engines find no open request from this one on, until it is moved: kills that are due are not outrun.
+  void HoldFrom(uint64_t request);
+  bool busy(uint32_t engine) const;  // Has a claim.
 
   RequestRecord& record(uint32_t request) const { return records_[request]; }
   EngineSlot& slot(uint32_t engine) const { return slots_[engine]; }

@@ -73,7 +73,7 @@ class Fleet {
     if (options.kill_one_at > 0) {
       kill_once_at_ = static_cast<uint32_t>(options.kill_one_at * board->size().requests);
     }
-    next_kill_at_ = options.kill_every;
+    if (options.kill_every > 0) ScheduleKill(options.kill_every);
   }
 
   absl::Status Start() {
@@ -119,13 +119,30 @@ class Fleet {
       return true;
     }
     if (next_kill_at_ == 0 || done < next_kill_at_) return false;
-    next_kill_at_ += options_.kill_every;
+    ScheduleKill(next_kill_at_ + options_.kill_every);
     return true;
+  }
+
+  // Engines may be ahead of the next kill by as much as lies between two, so that it finds them at work.
+  void ScheduleKill(uint64_t done) {
+    next_kill_at_ = done;
+    board_->HoldFrom(done + options_.kill_every);
+  }
+
+  // Three times in four somebody who serves a request, if anybody does: otherwise most kills would find an engine that
+  // is only starting.
+  uint32_t ChooseVictim() {
+    std::vector<uint32_t> busy;
+    for (uint32_t engine = 0; engine < processes_.size(); ++engine) {
+      if (board_->busy(engine)) busy.push_back(engine);
+    }
+    if (busy.empty() || dice_() % 4 == 0) return static_cast<uint32_t>(dice_() % processes_.size());
+    return busy[dice_() % busy.size()];
   }
 
   // SIGKILL, in the middle of whatever it does; the next process in its place goes on.
   absl::Status KillOne() {
-    const auto engine = static_cast<uint32_t>(dice_() % processes_.size());
+    const uint32_t engine = ChooseVictim();
     processes_[engine].Signal(SIGKILL);
     const int end = processes_[engine].Wait();
     // It may have ended by itself just before.

@@ -19,7 +19,9 @@
 namespace kvpool::replay {
 namespace {
 
-constexpr char kConversationTrace[] = "mooncake_conversation_trace.jsonl.gz";
+// As published, and as it is kept beside a checkout.
+constexpr const char* kConversationTraces[] = {"conversation_trace.jsonl",
+                                               "mooncake_conversation_trace.jsonl.gz"};
 // A request of 65,536 blocks, the most that one verb may name, has ids of at most 20 digits.
 constexpr size_t kMaxLineBytes = 2 << 20;
 constexpr uint64_t kMaxBlocks = 65536;
@@ -245,9 +247,11 @@ absl::StatusOr<std::string> FindConversationTrace(const std::string& fallback) {
   for (const std::string& place : {std::string(configured == nullptr ? "" : configured), fallback}) {
     if (place.empty()) continue;
     if (IsFile(place)) return place;
-    std::string path = absl::StrCat(place, "/", kConversationTrace);
-    if (IsFile(path)) return path;
-    absl::StrAppend(&looked, looked.empty() ? "" : ", ", path);
+    for (const char* name : kConversationTraces) {
+      std::string path = absl::StrCat(place, "/", name);
+      if (IsFile(path)) return path;
+      absl::StrAppend(&looked, looked.empty() ? "" : ", ", path);
+    }
   }
   return absl::NotFoundError(absl::StrCat("no conversation trace at ", looked,
                                           "; name the file, or the folder it is in, in KVPOOL_TRACES"));

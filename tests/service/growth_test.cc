@@ -263,6 +263,21 @@ TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   EXPECT_EQ(scripts_[0]->alive, 2);
 }
 
+TEST_F(GrowthTest, AnOpeningThatFailsLeavesNothingBehind) {
+  StartDaemon(4);
+  scripts_[0]->fail_after = 1;
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(40);
+  EXPECT_EQ(Attach()->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(scripts_[0]->alive, 0) << "the one slab that was had went back";
+  EXPECT_EQ(Used(), 0);
+  scripts_[0]->fail_after = -1;
+  request.mutable_layout()->set_block_bytes(2048);
+  EXPECT_TRUE(Attach()->Open(request).code() == absl::StatusCode::kResourceExhausted) << "40 of 31 blocks";
+  request.set_guaranteed_blocks(20);
+  EXPECT_TRUE(Attach()->Open(request).ok()) << "nobody used the first layout under this fingerprint";
+}
+
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {
   options_.idle_space_ms = 1000;
   StartDaemon(2);

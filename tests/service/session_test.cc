@@ -400,6 +400,24 @@ TEST_F(SessionTest, PressureHasHysteresisAndAsksForLeasesBack) {
   EXPECT_FALSE(told.notices(0).on());
 }
 
+TEST_F(SessionTest, ALeaseThatComesShortAsksThoseWhoHoldMoreThanTheirGuarantee) {
+  StartDaemon(1);
+  const auto rich = OpenEngine(OpenRequest(), "rich");
+  const auto poor = OpenEngine(OpenRequest(), "poor");
+  rich->Lease(13);
+  rich->Pending();
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(100);
+    EXPECT_EQ(poor->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_PRESSURE);
+    EXPECT_EQ(poor->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_PRESSURE);
+    const v1::StepResponse told = rich->Pending();
+    ASSERT_EQ(told.notices_size(), 1);
+    EXPECT_EQ(told.notices(0).kind(), v1::NOTICE_KIND_REVOKE);
+    EXPECT_GE(told.notices(0).value(), 1);
+  }
+  EXPECT_EQ(rich->Pending().notices_size(), 0);
+}
+
 TEST_F(SessionTest, AHungMemberIsStaleNotDead) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());

@@ -160,7 +160,7 @@ enum Late { LATE_A = 1; }
             "server/CMakeLists.txt": "add_executable(kvpoold main.cc)\n",
             "server/main.cc": 'flags.Add("listen", &listen);', "deploy/demo.sh": "#!/bin/bash\n"}),
             "kvpoold has no flag --nope", "ghost is not built", "demo.sh has no flag --quick", "frobnicate does not exist",
-            "link to docs/gone.md", "the cpp block 'int mian")
+            "the cpp block 'int mian", "link to docs/gone.md")
 
 
 class SummaryTest(unittest.TestCase):

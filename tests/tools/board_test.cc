@@ -42,6 +42,14 @@ TEST(Board, HandsOutInOrderAndReopens) {
   EXPECT_EQ(board->Claim(1), 3u);
   EXPECT_EQ(board->Claim(0), 4u);
   EXPECT_EQ(board->Claim(0), std::nullopt);
+  EXPECT_TRUE(board->busy(1));
+  EXPECT_EQ(board->Reopen(1), 3u);
+  EXPECT_FALSE(board->busy(1));
+  board->HoldFrom(2);
+  EXPECT_EQ(board->Claim(1), 1u);
+  EXPECT_EQ(board->Claim(1), std::nullopt);
+  board->HoldFrom(100);
+  EXPECT_EQ(board->Claim(1), 2u);
   EXPECT_EQ(board->done(), 1u);
   EXPECT_FALSE(board->stopped());
   board->Stop();

@@ -81,7 +81,7 @@ TEST(Replay, OnAGpuOfTheFakeDriver) {
   const auto result = ReplayJson({"--spawn-daemon", "--blocks=2000", "--daemon-flag=--device=cuda:0",
                                   "--workload=conversation", "--requests=500", "--kill-every=100"});
   unsetenv("KVPOOL_LIBCUDA");
-  EXPECT_EQ(Number(result, "kills"), 4);
+  EXPECT_GE(Number(result, "kills"), 4);
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
   EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0,
               0.02);  // Kills cost a few of the few requests.
@@ -101,8 +101,8 @@ TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
   const auto result =
       ReplayJson({"--socket=" + (*daemon)->socket(), "--run=" + tools::Hex(kRun), "--workload=conversation",
                   "--seed=11", "--requests=2400", "--engines=3", "--kill-every=8"});
-  EXPECT_GE(Number(result, "kills"), 200);
-  EXPECT_GT(Number(result, "reopened"), 20);
+  EXPECT_GE(Number(result, "kills"), 290);
+  EXPECT_GT(Number(result, "reopened"), 50);
   EXPECT_EQ(Number(result, "requests"), 2400);
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
   const auto& states = result.fields().at("states").struct_value();

@@ -107,6 +107,24 @@ TEST_F(TraceFile, ErrorsNameFileAndLine) {
               HasSubstr(":1: the line is longer"));
 }
 
+TEST_F(TraceFile, ThePublicTraceIsFoundUnderItsName) {
+  const char* saved = std::getenv("KVPOOL_TRACES");
+  const std::string before = saved == nullptr ? "" : saved;
+  setenv("KVPOOL_TRACES", folder_.c_str(), 1);
+  EXPECT_THAT(FindConversationTrace("/nowhere").status().message(),
+              HasSubstr((folder_ / "conversation_trace.jsonl").string()));
+  std::ofstream(folder_ / "conversation_trace.jsonl") << kTwo;
+  EXPECT_EQ(FindConversationTrace("/nowhere").value_or(""), (folder_ / "conversation_trace.jsonl").string());
+  const std::string path = Write(kTwo);
+  setenv("KVPOOL_TRACES", path.c_str(), 1);
+  EXPECT_EQ(FindConversationTrace("/nowhere").value_or(""), path);
+  if (saved == nullptr) {
+    unsetenv("KVPOOL_TRACES");
+  } else {
+    setenv("KVPOOL_TRACES", before.c_str(), 1);
+  }
+}
+
 TEST_F(TraceFile, ATruncatedArchiveIsNotAShortTrace) {
   const std::string path = WriteGzip(kTwo);
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 12);
