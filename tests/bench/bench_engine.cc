@@ -95,6 +95,8 @@ int ServeFor(const std::string& socket, uint32_t seed, double seconds) {
   };
   // Uncounted: the space grows, the pool fills.
   serve_until(std::chrono::steady_clock::now() + kWarmup);
+  std::printf("counting\n");
+  std::fflush(stdout);
   const auto start = std::chrono::steady_clock::now();
   const uint64_t operations = serve_until(
       start + std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));

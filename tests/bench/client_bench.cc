@@ -32,7 +32,7 @@ double UsSince(Clock::time_point start) {
 
 void BenchMagazine(Figures* figures) {
   constexpr int kRounds = 2000, kPairs = 1000;
-  const auto daemon = StartDaemon("64MiB");
+  const auto daemon = StartDaemon("64MiB", "64MiB");
   SessionOptions options = EngineOptions(daemon->socket());
   options.guaranteed_blocks = 64;
   const auto session = OpenSession(options);
@@ -52,7 +52,7 @@ void BenchMagazine(Figures* figures) {
 
 void BenchRequest(Figures* figures) {
   constexpr int kRequests = 4000;
-  const auto daemon = StartDaemon("256MiB");
+  const auto daemon = StartDaemon("256MiB", "64MiB");
   SessionOptions options = EngineOptions(daemon->socket());
   options.magazine_blocks = 512;
   const auto session = OpenSession(options);

@@ -22,8 +22,8 @@ SessionOptions EngineOptions(const std::string& socket) {
   return options;
 }
 
-std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity) {
-  auto daemon = DaemonProcess::Start({.capacity = capacity, .slab_bytes = "64MiB"});
+std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes) {
+  auto daemon = DaemonProcess::Start({.capacity = capacity, .slab_bytes = slab_bytes});
   KVPOOL_CHECK(daemon.ok(), "%s", daemon.status().ToString().c_str());
   return *std::move(daemon);
 }

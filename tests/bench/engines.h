@@ -33,7 +33,7 @@ inline double Percentile(std::vector<double> values, double share) {
 
 SessionOptions EngineOptions(const std::string& socket);
 // A daemon on host memory. Ends the process if there is none: there is nothing to measure then.
-std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity);
+std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes);
 std::unique_ptr<Session> OpenSession(const SessionOptions& options);
 
 // A bench_engine that was started with these arguments.

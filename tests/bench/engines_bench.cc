@@ -14,9 +14,29 @@
 #include "tests/bench/figures.h"
 
 namespace kvpool::bench {
+namespace {
+
+// Operators see what the daemon did.
+std::unique_ptr<tools::OperatorClient> Operators(const DaemonProcess& daemon) {
+  auto opened = tools::OperatorClient::Open({.socket = daemon.socket()});
+  KVPOOL_CHECK(opened.ok(), "%s", opened.status().ToString().c_str());
+  return *std::move(opened);
+}
+
+// Block operations that the daemon has done: keys looked up, blocks leased, sealed, and given back.
+double OperationsOf(tools::OperatorClient* operators) {
+  const auto stats = operators->GetStats({});
+  KVPOOL_CHECK(stats.ok(), "%s", stats.status().ToString().c_str());
+  return static_cast<double>(stats->lookup_blocks_total() + stats->leased_total() + stats->sealed_total() +
+                             stats->deduplicated_total() + stats->released_total());
+}
+
+}  // namespace
 
 void BenchTwoClients(Figures* figures) {
-  const auto daemon = StartDaemon("512MiB");
+  using Clock = std::chrono::steady_clock;
+  const auto daemon = StartDaemon("512MiB", "64MiB");
+  const auto operators = Operators(*daemon);
   std::vector<std::unique_ptr<EngineProcess>> engines;
   for (const char* seed : {"1", "2"}) {
     engines.push_back(
@@ -24,28 +44,34 @@ void BenchTwoClients(Figures* figures) {
   }
   for (const auto& engine : engines) KVPOOL_CHECK(engine->ReadLine() == "ready", "bench_engine is not ready");
   for (const auto& engine : engines) engine->WriteLine();
-  double operations_per_s = 0;
+  for (const auto& engine : engines)
+    KVPOOL_CHECK(engine->ReadLine() == "counting", "bench_engine does not count");
+  const double before = OperationsOf(operators.get());
+  const auto start = Clock::now();
+  double said_per_s = 0;
   for (const auto& engine : engines) {
     char* rest = nullptr;
     const std::string line = engine->ReadLine();
     const double operations = std::strtod(line.c_str(), &rest);
-    operations_per_s += operations / std::strtod(rest, nullptr);
+    said_per_s += operations / std::strtod(rest, nullptr);
   }
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double done_per_s = (OperationsOf(operators.get()) - before) / seconds;
   figures->Note(
       "two_clients: each serves requests of 64 blocks for 4096 documents of its own, 48 in flight; one "
       "operation is one "
       "key matched, or one block leased from the daemon, sealed, or given back to it; keys are made "
-      "beforehand");
-  figures->Add("block operations through the daemon", operations_per_s, "1/s", AtLeast(2e6));
+      "beforehand; the "
+      "pool holds a quarter of the documents, and the first two seconds are not counted");
+  figures->Add("block operations, as the daemon counts them", done_per_s, "1/s", AtLeast(2e6));
+  figures->Add("block operations, as the clients count them", said_per_s, "1/s");
 }
 
 void BenchKill(Figures* figures) {
   constexpr int kKills = 500;
   constexpr uint32_t kShared = 16;
-  const auto daemon = StartDaemon("64MiB");
-  auto opened = tools::OperatorClient::Open({.socket = daemon->socket()});
-  KVPOOL_CHECK(opened.ok(), "%s", opened.status().ToString().c_str());
-  const std::unique_ptr<tools::OperatorClient> operators = *std::move(opened);
+  const auto daemon = StartDaemon("16MiB", "4MiB");
+  const auto operators = Operators(*daemon);
   SessionOptions options = EngineOptions(daemon->socket());
   options.magazine_blocks = 0;
   const auto session = OpenSession(options);

@@ -145,7 +145,7 @@ double UsSince(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 void BenchStep(Figures* figures) {
-  const auto daemon = StartDaemon("64MiB");
+  const auto daemon = StartDaemon("64MiB", "64MiB");
   RawSession session(daemon->socket());
   v1::StepRequest request;
   v1::StepResponse response;
