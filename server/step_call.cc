@@ -106,7 +106,6 @@ void StepCall::OnRead(bool ok) {
   std::unique_ptr<Reply> reply = NewReply();
   Handle(*request_, reply->get());
   method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>((*reply)->code()));
-  request_.Renew();
   if (ending_) return;
   replies_.push_back(std::move(reply));
   Pump();
@@ -225,6 +224,7 @@ void StepCall::Pump() {
   }
   if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
+    request_.Renew();  // Only now: the answer to the last batch is on its way, and does not wait for its memory to be freed.
     stream_.Read(request_.get(), static_cast<RpcTag*>(&read_tag_));
   }
 }
