@@ -224,7 +224,8 @@ void StepCall::Pump() {
   }
   if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
-    request_.Renew();  // Only now: taking a large batch apart must not keep its answer waiting.
+    request_
+        .Renew();  // Only now: the answer to the last batch is on its way, and does not wait for its memory to be freed.
     stream_.Read(request_.get(), static_cast<RpcTag*>(&read_tag_));
   }
 }

@@ -278,6 +278,14 @@ TEST_F(GrowthTest, AnOpeningThatFailsLeavesNothingBehind) {
   EXPECT_TRUE(Attach()->Open(request).ok()) << "nobody used the first layout under this fingerprint";
 }
 
+TEST_F(GrowthTest, ACorruptedPoolIsNeverServed) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  engine->Lease(14);
+  scripts_[0]->lost = true;
+  EXPECT_DEATH(daemon_->HousekeepOnce(), "space 1: rank 0: INTERNAL: .*CUDA_ERROR_ECC_UNCORRECTABLE");
+}
+
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {
   options_.idle_space_ms = 1000;
   StartDaemon(2);

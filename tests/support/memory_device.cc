@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include "absl/strings/str_cat.h"
+#include "cuda/sticky.h"
 
 namespace kvpool {
 namespace {
@@ -37,6 +38,11 @@ class MemorySlab final : public Slab {
 
 absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {
   if (script_.on_make) script_.on_make();
+  if (script_.lost) {
+    absl::Status lost = absl::InternalError("cuMemCreate: CUDA_ERROR_ECC_UNCORRECTABLE");
+    MarkSticky(&lost);
+    return lost;
+  }
   if (script_.fail_after == 0) {
     return absl::ResourceExhaustedError(absl::StrCat("out of memory: ", bytes, " bytes asked for, 0 free"));
   }

@@ -18,6 +18,7 @@ class MemoryDevice final : public Device {
   struct Script {
     std::atomic<int> fail_after{
         -1};  // Slabs made before MakeSlab fails like a device out of memory; -1: never.
+    std::atomic<bool> lost{false};         // MakeSlab fails as on a GPU whose context is gone.
     std::atomic<bool> fail_export{false};  // As at the limit of open files.
     std::atomic<int> alive{0};             // Slabs there are.
     std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would.
