@@ -55,8 +55,9 @@ Session::~Session() {
     return;
   }
   const bool idle = rep_->current_step <= rep_->state.completed_step.load(std::memory_order_acquire);
-  // A failure to say goodbye has one consequence, which hanging up takes care of.
-  if (idle && !rep_->joined) Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
+  // Only a session's sole member can vouch for all of it: where others may have work on the device, hanging up leaves it
+  // to their pidfds. A failure to say goodbye has one consequence, which hanging up takes care of too.
+  if (idle && rep_->sole_member) Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
 }
 
 absl::Status Session::Close(Deadline deadline) {

@@ -146,12 +146,13 @@ class Session {
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        std::string_view invitation);
-  // Closes the session if every step begun is done. Otherwise kernels may still run: it only hangs up, and
-  // its blocks come free when its processes are gone. A joined member always only hangs up.
+  // Closes the session if this is its sole member and every step begun is done. Otherwise kernels may still run: it
+  // only hangs up, and its blocks come free when its processes are gone.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  // Sends what is queued, ends the session and gives back all that it holds. Outstanding Blocks turn void.
+  // Sends what is queued, ends the session and gives back all that it holds, at once: the caller's word that no member has
+  // work on the device any more. Outstanding Blocks turn void.
   absl::Status Close(Deadline deadline);
 
   // ---- What it is

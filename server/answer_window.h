@@ -24,8 +24,9 @@ namespace kvpool {
 class AnswerWindow {
  public:
   static constexpr uint64_t kAnswers = 64;
-  // Serialised. The largest answer is half a MiB (65,536 refs), so a window of ordinary ones is never cut.
-  static constexpr size_t kMaxBytes = 4 << 20;
+  // Serialised. The largest answer is half a MiB (65,536 refs); a stream has at most 16 unanswered batches, whose answers
+  // must all be here when it breaks.
+  static constexpr size_t kMaxBytes = 16 << 20;
 
   enum class Seen { kNew, kRemembered, kForgotten };
   Seen Look(uint64_t sequence) const;

@@ -12,6 +12,9 @@
 namespace kvpool {
 namespace {
 
+// Repetitions of one parked unary call that wait for its end together.
+constexpr size_t kMaxWaiters = 16;
+
 template <typename Message>  // OperationResult or StepResponse: both carry a code and a message.
 void SetStatus(const absl::Status& status, Message* message) {
   message->set_code(static_cast<int>(status.code()));
@@ -27,6 +30,15 @@ absl::Status Forgotten(uint64_t sequence, uint64_t floor) {
 void DropCompletions(uint64_t sequence, Member* member) {
   std::erase_if(member->completions,
                 [sequence](const v1::Completion& completion) { return completion.sequence() == sequence; });
+  std::erase_if(member->sent_completions,
+                [sequence](const SentCompletion& sent) { return sent.completion.sequence() == sequence; });
+}
+
+// What was sent up to now has arrived when the answer to this batch, which is behind it on the stream, has.
+void ConfirmBy(uint64_t sequence, Member* member) {
+  for (SentCompletion& sent : member->sent_completions) {
+    if (sent.confirmed_by == 0) sent.confirmed_by = sequence;
+  }
 }
 
 }  // namespace
@@ -46,6 +58,9 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
     return;
   }
   member->answers.Acknowledge(request.acknowledged());
+  std::erase_if(member->sent_completions, [&request](const SentCompletion& sent) {
+    return sent.confirmed_by != 0 && sent.confirmed_by <= request.acknowledged();
+  });
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), member->answers.floor()), response);
@@ -55,6 +70,7 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
       DropCompletions(request.sequence(), member);
       SetFreeBlocks(*session, response);
       TakePending(member, response);
+      ConfirmBy(request.sequence(), member);
       return;
     case AnswerWindow::Seen::kNew:
       break;
@@ -70,10 +86,19 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
     ApplyOne(member, operation, place, now, response->add_results(), deferred);
     ++place.index;
   }
+  if (!member->completions.empty()) {
+    // Parked and applied inside this batch: the answer has the result, for a repetition too.
+    for (v1::Completion& completion : member->completions) {
+      if (completion.sequence() != request.sequence()) continue;
+      *response->mutable_results(static_cast<int>(completion.index())) = completion.result();
+    }
+    DropCompletions(request.sequence(), member);
+  }
   member->answers.Remember(request.sequence(), *response);
   state_.AfterVerbs(now, deferred);
   SetFreeBlocks(*session, response);
   TakePending(member, response);
+  ConfirmBy(request.sequence(), member);
 }
 
 void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) const {
@@ -125,8 +150,16 @@ void Batches::RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferr
     result = first.results(0);
   }
   if (result.parked()) {
-    member->session->parked.Find(member, sequence, 0)->waiters.push_back(std::move(done));
-    return;
+    std::vector<Waiter>& waiters = member->session->parked.Find(member, sequence, 0)->waiters;
+    if (waiters.size() < kMaxWaiters) {
+      waiters.push_back(std::move(done));
+      return;
+    }
+    result.Clear();
+    SetStatus(
+        absl::ResourceExhaustedError(absl::StrCat("sequence ", sequence, " is parked and ", waiters.size(),
+                                                  " calls wait for it already; limit ", kMaxWaiters)),
+        &result);
   }
   deferred->answers.push_back({{std::move(done)}, std::move(result)});
 }
@@ -149,7 +182,8 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
     ApplyVerb(member, operation, now, result, deferred);
     return;
   }
-  const size_t names = session->parked.names() + member->completions.size() + BlocksOf(operation).size() + 1;
+  const size_t names = session->parked.names() + member->completions.size() +
+                       member->sent_completions.size() + BlocksOf(operation).size() + 1;
   if (names > ParkedVerbs::kMaxNames) {
     SetStatus(absl::ResourceExhaustedError(
                   absl::StrCat("verb for after step ", due, ": ", session->parked.size(), " verbs with ",
@@ -231,7 +265,10 @@ void Batches::CloseSession(Member* member, uint64_t now, v1::CloseSessionResult*
 
 bool Batches::TakePending(Member* member, v1::StepResponse* response) {
   if (!member->pending()) return false;
-  for (v1::Completion& completion : member->completions) *response->add_completions() = std::move(completion);
+  for (v1::Completion& completion : member->completions) {
+    *response->add_completions() = completion;
+    member->sent_completions.push_back({std::move(completion), 0});
+  }
   member->completions.clear();
   member->notices.Take(response);
   return true;

@@ -218,6 +218,9 @@ void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<S
     member->listener = std::move(listener);
     if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
     member->notices.PostAgain();
+    for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
+      member->completions.push_front(std::move(member->sent_completions.back().completion));
+    }
     if (member->pending()) deferred.wake.push_back(member->listener);
   }
   Settle(&space, &deferred);

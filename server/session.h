@@ -49,6 +49,12 @@ class SlabAcks {
   uint32_t count_ = 0;
 };
 
+// A completion on its way: it has arrived when the answer to batch `confirmed_by` is acknowledged. 0: none followed it yet.
+struct SentCompletion {
+  v1::Completion completion;
+  uint64_t confirmed_by = 0;
+};
+
 struct MemberIdentity {
   AttachId attach{};
   std::shared_ptr<AttachPeer> peer;
@@ -72,6 +78,8 @@ class Member {
   AnswerWindow answers;
   NoticeBoard notices;
   std::deque<v1::Completion> completions;
+  // Taken by a stream and not known to have arrived: the next stream gets them again.
+  std::deque<SentCompletion> sent_completions;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
   SlabAcks slabs;

@@ -156,6 +156,17 @@ void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t 
 }
 
 void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result) {
+  if (!session->ready) {
+    // Its canonical block could lie in a slab that this session has not mapped.
+    for (int i = 0; i < seal.blocks_size(); ++i) {
+      result->add_canonical(0);
+      v1::Refusal* refused = result->add_refused();
+      refused->set_index(static_cast<uint32_t>(i));
+      refused->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
+      refused->set_message("a member of the session has not mapped every slab yet: seal again when it has");
+    }
+    return;
+  }
   const size_t keys_per_block = seal.keys_per_block() == 0 ? 1 : seal.keys_per_block();
   keys_.clear();
   AppendKeys(seal.keys(), seal.key_bytes(), seal.group());

@@ -94,6 +94,20 @@ TEST_F(OnceTest, AcknowledgingTheFutureForgetsNothingNew) {
   EXPECT_EQ(engine->Step(Batch(2, {LeaseOp(1)})).code(), 0);
 }
 
+TEST_F(OnceTest, WhatIsParkedAndAppliedInOneBatchIsAnsweredInPlace) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  const v1::StepRequest request = Batch(5, {ReleaseOp(blocks, 1), FenceOp(1)});
+  for (int time = 0; time < 2; ++time) {
+    const v1::StepResponse response = engine->Step(request);
+    EXPECT_FALSE(response.results(0).parked());
+    EXPECT_TRUE(response.results(0).has_release());
+    EXPECT_EQ(response.results(1).fence().passed(), 1);
+    EXPECT_EQ(response.completions_size(), 0);
+  }
+}
+
 TEST_F(OnceTest, ARepeatedBatchCarriesWhatWasCompletedMeanwhile) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
@@ -153,11 +167,11 @@ TEST(AnswerWindowTest, MemoryIsBounded) {
   AnswerWindow window;
   v1::StepResponse large;
   for (int i = 0; i < 65536; ++i) large.add_results()->mutable_lease()->add_blocks(UINT64_MAX);
-  for (uint64_t i = 1; i <= 20; ++i) window.Remember(i, large);
-  EXPECT_GT(window.floor(), 10) << "20 answers of a MiB do not fit";
-  EXPECT_EQ(window.Look(20), AnswerWindow::Seen::kRemembered);
+  for (uint64_t i = 1; i <= 40; ++i) window.Remember(i, large);
+  EXPECT_GT(window.floor(), 20) << "40 answers of a MiB do not fit";
+  EXPECT_EQ(window.Look(40), AnswerWindow::Seen::kRemembered);
   v1::StepResponse answer;
-  window.Replay(20, &answer);
+  window.Replay(40, &answer);
   EXPECT_EQ(answer.results_size(), large.results_size());
   EXPECT_EQ(window.Look(1), AnswerWindow::Seen::kForgotten);
 }

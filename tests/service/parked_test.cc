@@ -134,6 +134,27 @@ TEST_F(ParkedTest, CompletionsGoToTheMemberThatAsked) {
   EXPECT_EQ(told.sequence(), 0);
 }
 
+TEST_F(ParkedTest, ACompletionLostWithItsStreamComesAgain) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  daemon_->BindStream(engine->member, std::make_shared<FakeListener>());
+  engine->Step({ReleaseOp(blocks, 1)});
+  engine->Fence(1);
+  EXPECT_EQ(engine->Pending().completions_size(), 1);
+  EXPECT_EQ(engine->Pending().completions_size(), 0) << "once a stream";
+  daemon_->BindStream(engine->member, std::make_shared<FakeListener>());
+  const v1::StepResponse again = engine->Step({TouchOp(blocks)});
+  ASSERT_EQ(again.completions_size(), 1);
+  EXPECT_TRUE(again.completions(0).result().has_release());
+  v1::StepRequest acknowledging;
+  acknowledging.set_sequence(++engine->sequence);
+  acknowledging.set_acknowledged(again.sequence());
+  engine->Step(acknowledging);
+  daemon_->BindStream(engine->member, std::make_shared<FakeListener>());
+  EXPECT_EQ(engine->Pending().completions_size(), 0) << "it is known to have arrived";
+}
+
 TEST_F(ParkedTest, AbortWithTwoBatchesInFlight) {
   StartDaemon(2);
   const auto engine = OpenEngine(OpenRequest());

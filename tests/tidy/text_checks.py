@@ -15,7 +15,7 @@ BANNED = [
 # Programs of the system that the README may show; everything else in a `sh` block must be ours.
 SYSTEM_PROGRAMS = {
     "cat", "cd", "cmake", "cp", "ctest", "curl", "docker", "export", "git", "grep", "grpcurl", "gzip", "head", "kill", "kubectl",
-    "ls", "mkdir", "ninja", "podman", "promtool", "python3", "rm", "sudo", "g++", "pip",
+    "ls", "mkdir", "ninja", "podman", "promtool", "python3", "rm", "sudo", "g++", "pip", "until",
 }
 
 
