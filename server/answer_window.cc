@@ -56,7 +56,7 @@ void AnswerWindow::Charge(Slot* slot, size_t bytes) {
   while (bytes_ > kMaxBytes && floor_ + 1 < newest_) RaiseFloor(floor_ + 1);
 }
 
-void AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
+std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
   KVPOOL_CHECK(Look(sequence) == Seen::kNew, "answer %lu is there already", sequence);
   if (slots_ == nullptr) slots_ = std::make_unique<std::array<Slot, kAnswers>>();
   newest_ = std::max(newest_, sequence);
@@ -65,6 +65,7 @@ void AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
   slot.sequence = sequence;
   answer.SerializeToString(&slot.answer);
   Charge(&slot, slot.answer.size());
+  return slot.answer;
 }
 
 void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
@@ -78,6 +79,9 @@ void AnswerWindow::Replay(uint64_t sequence, v1::StepResponse* answer) const {
   KVPOOL_CHECK(Look(sequence) == Seen::kRemembered, "answer %lu is not there", sequence);
   const Slot& slot = (*slots_)[sequence % kAnswers];
   KVPOOL_CHECK(answer->ParseFromString(slot.answer), "answer %lu does not parse", sequence);
+  answer->clear_notices();
+  answer->clear_completions();
+  answer->clear_free_blocks();
   for (const auto& [index, result] : slot.completed) *answer->mutable_results(index) = result;
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,11 +32,13 @@ class AnswerWindow {
   enum class Seen { kNew, kRemembered, kForgotten };
   Seen Look(uint64_t sequence) const;
   void Acknowledge(uint64_t through);
-  // REQUIRES: Look(sequence) == kNew.
-  void Remember(uint64_t sequence, const v1::StepResponse& answer);
+  // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the bound on
+  // memory has pushed it out already. REQUIRES: Look(sequence) == kNew.
+  std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer);
   // A parked operation of a remembered answer was applied; ignored if it is forgotten.
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
-  // The first answer, with the completions so far in their places.
+  // The results of the first answer, with the completions so far in their places. What else the first answer carried
+  // (notices, completions of other batches, free blocks) was of its time.
   // REQUIRES: Look(sequence) == kRemembered.
   void Replay(uint64_t sequence, v1::StepResponse* answer) const;
 

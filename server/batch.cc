@@ -43,19 +43,19 @@ void ConfirmBy(uint64_t sequence, Member* member) {
 
 }  // namespace
 
-void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now, v1::StepResponse* response,
-                    Deferred* deferred) {
+std::string_view Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now,
+                                v1::StepResponse* response, Deferred* deferred) {
   response->set_sequence(request.sequence());
   member->last_call_ms = now;
   ++state_.counters.batches;
   Session* session = member->session;
   if (!request.member_token().empty() && request.member_token() != member->identity.token) {
     SetStatus(absl::InvalidArgumentError("member_token is not that of this stream"), response);
-    return;
+    return {};
   }
   if (const absl::Status status = ValidateBatch(request); !status.ok()) {
     SetStatus(status, response);
-    return;
+    return {};
   }
   member->answers.Acknowledge(request.acknowledged());
   std::erase_if(member->sent_completions, [&request](const SentCompletion& sent) {
@@ -64,21 +64,21 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), member->answers.floor()), response);
-      return;
+      return {};
     case AnswerWindow::Seen::kRemembered:
       member->answers.Replay(request.sequence(), response);
       DropCompletions(request.sequence(), member);
       SetFreeBlocks(*session, response);
       TakePending(member, response);
       ConfirmBy(request.sequence(), member);
-      return;
+      return {};
     case AnswerWindow::Seen::kNew:
       break;
   }
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
     TakePending(member, response);
-    return;
+    return {};
   }
   response->mutable_results()->Reserve(request.operations_size());
   Place place{.sequence = request.sequence()};
@@ -94,11 +94,11 @@ void Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now
     }
     DropCompletions(request.sequence(), member);
   }
-  member->answers.Remember(request.sequence(), *response);
   state_.AfterVerbs(now, deferred);
   SetFreeBlocks(*session, response);
   TakePending(member, response);
   ConfirmBy(request.sequence(), member);
+  return member->answers.Remember(request.sequence(), *response);
 }
 
 void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) const {

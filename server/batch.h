@@ -12,6 +12,7 @@
 #define KVPOOL_SERVER_BATCH_H_
 
 #include <cstdint>
+#include <string_view>
 
 #include "kvpool/v1/engine.pb.h"
 #include "server/deferred.h"
@@ -25,8 +26,9 @@ class Batches {
  public:
   Batches(SpaceState* state, BlockVerbs* verbs) : state_(*state), verbs_(*verbs) {}
 
-  void Apply(Member* member, const v1::StepRequest& request, uint64_t now, v1::StepResponse* response,
-             Deferred* deferred);
+  // The answer in serialised form too, where there is one already: until the member's next call.
+  std::string_view Apply(Member* member, const v1::StepRequest& request, uint64_t now,
+                         v1::StepResponse* response, Deferred* deferred);
   // The answer goes to `done` through `deferred`, or stays with the parked verb.
   void ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done, uint64_t now,
                   Deferred* deferred);

@@ -107,6 +107,7 @@ void Daemon::Settle(Space* space, Deferred* deferred) {
   }
   for (const uint64_t session : deferred->gone) registry_->Gone(session);
   if (deferred->housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
+  if (deferred->reclaim && options_.housekeeping_thread) ReclaimAhead(space);
 }
 
 // --------------------------------------------------------------------------------------- attach connections
@@ -176,17 +177,25 @@ absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view toke
   return member;
 }
 
-void Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
-                   v1::StepResponse* response) {
+bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+                   v1::StepResponse* response, std::string* wire) {
   Space& space = *member->session->space;
   Deferred deferred;
+  if (wire != nullptr) wire->clear();
   {
     MutexLock lock(&space.mu);
-    space.batches.Apply(member.get(), request, clock_->NowMs(), response, &deferred);
+    const std::string_view remembered =
+        space.batches.Apply(member.get(), request, clock_->NowMs(), response, &deferred);
+    if (wire != nullptr) wire->assign(remembered);
     space.state.CollectWakes(&deferred);
   }
+  if (wire != nullptr && wire->empty()) response->SerializeToString(wire);
+  const bool tidy = std::exchange(deferred.reclaim, false);
   Settle(&space, &deferred);
+  return tidy;
 }
+
+void Daemon::Tidy(const std::shared_ptr<Member>& member) { ReclaimAhead(member->session->space.get()); }
 
 void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
                         std::function<void(const v1::OperationResult&)> done) {

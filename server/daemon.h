@@ -82,7 +82,7 @@ struct DaemonOptions {
       3600 * 1000;  // A space without sessions is closed after this, or when others need its memory.
   // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
   std::map<std::string, std::vector<uint32_t>> tenant_uids;
-  bool housekeeping_thread = true;  // False: tests call HousekeepOnce.
+  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
 };
 
 // A histogram as Prometheus wants it: counts per bucket (not cumulative) and the sum, in seconds.
@@ -160,9 +160,12 @@ class Daemon {
   // UNAUTHENTICATED: no member has this token.
   absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
-  // the member's stream. A repeated sequence gets the first answer again.
-  void Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
-             v1::StepResponse* response);
+  // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer serialised.
+  // True: call Tidy once the answer is on its way.
+  bool Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+             v1::StepResponse* response, std::string* wire = nullptr);
+  // Reclaims ahead of the next verbs what the last ones used up.
+  void Tidy(const std::shared_ptr<Member>& member);
   // One verb outside the stream; `done` is called once, inside the call or, for a verb that was parked, later
   // on any thread.
   void ApplyUnary(const v1::Call& call, v1::Operation operation,
@@ -200,6 +203,7 @@ class Daemon {
   // Destroys a closed space's memory and keeps its counters.
   void Retire(const std::shared_ptr<Space>& space);
   void Housekeep(const std::shared_ptr<Space>& space);
+  // Up to the high watermark, if free blocks are below the low one.
   void ReclaimAhead(Space* space);
   // Evicts these, or what the policy chooses, at most `count`; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);

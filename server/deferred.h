@@ -57,6 +57,7 @@ struct Deferred {
   std::vector<uint64_t> gone;                               // Sessions whose blocks all came back.
   bool send = false;                                        // The space's outbox has frames.
   bool housekeep = false;                                   // There is work for the housekeeper.
+  bool reclaim = false;                                     // Blocks are to be reclaimed: few, here.
 };
 
 }  // namespace kvpool

@@ -79,7 +79,7 @@ class GrpcServer::Rep {
       grpc::health::v1::Health::service_full_name(),
       grpc::reflection::v1alpha::ServerReflection::service_full_name()};
   HealthState health_{services_};
-  v1::Engine::AsyncService engine_service_;
+  EngineService engine_service_;
   v1::Operator::AsyncService operator_service_;
   grpc::health::v1::Health::AsyncService health_service_;
   grpc::reflection::v1alpha::ServerReflection::AsyncService reflection_service_;

@@ -3,12 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "server/step_call.h"
-
 namespace kvpool {
 namespace {
 
-using EngineService = v1::Engine::AsyncService;
 using OperatorService = v1::Operator::AsyncService;
 
 // A method that the daemon answers at once.

@@ -2,16 +2,16 @@
 #ifndef KVPOOL_SERVER_RPC_METHODS_H_
 #define KVPOOL_SERVER_RPC_METHODS_H_
 
-#include "kvpool/v1/engine.grpc.pb.h"
 #include "kvpool/v1/operator.grpc.pb.h"
 #include "server/daemon.h"
 #include "server/health_service.h"
+#include "server/step_call.h"
 #include "server/unary_call.h"
 
 namespace kvpool {
 
 // Wait for calls on the site's queue, for as long as it runs.
-void AcceptEngineCalls(const RpcSite<v1::Engine::AsyncService>& site, Daemon* daemon);
+void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon);
 // `health` stops serving while the daemon drains.
 void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon,
                          HealthState* health);

@@ -17,6 +17,8 @@ constexpr uint64_t kAskAgainMs = 100;
 // A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
 constexpr uint64_t kStaleOwingMs = 5000;
 constexpr uint64_t kStaleIdleMs = 60000;
+// So many are reclaimed by the thread that used them up, after its answer: 5 us, as long as it takes to wake another.
+constexpr uint32_t kReclaimHere = 64;
 
 }  // namespace
 
@@ -300,7 +302,10 @@ void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
   }
   if (NeedsSlab()) deferred->housekeep = true;
   if (std::exchange(lease_was_short, false) && now - asked_ms_ >= kAskAgainMs) AskForLeases(now);
-  if (!may_grow_ && free_blocks() < low_blocks_) deferred->housekeep = true;
+  if (!may_grow_ && free_blocks() < low_blocks_) {
+    const bool few = high_blocks_ - free_blocks() <= kReclaimHere;
+    (few ? deferred->reclaim : deferred->housekeep) = true;
+  }
   UpdatePressure(now);
 }
 

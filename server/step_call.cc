@@ -12,8 +12,6 @@
 namespace kvpool {
 namespace {
 
-using EngineService = v1::Engine::AsyncService;
-
 // First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take. What does not fit is
 // allocated anew for every batch, in sizes that make malloc tidy up its free lists each time.
 constexpr size_t kRequestBlockBytes = 128 * 1024;
@@ -37,8 +35,6 @@ class StepCall final : public RpcCall {
   void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
 
  private:
-  using Reply = ArenaMessage<v1::StepResponse>;
-
   explicit StepCall(const StepMethod& method) : method_(method) {}
   ~StepCall() = default;
 
@@ -48,14 +44,15 @@ class StepCall final : public RpcCall {
   void OnFinished(bool ok);
   void OnHop(bool ok);
 
-  void Handle(const v1::StepRequest& request, v1::StepResponse* response);
+  // These fill response_ and, if it has a serialised form already, wire_.
+  void Handle();
   // The first batch: makes this the stream of a member.
-  void OpenMember(const v1::StepRequest& request, v1::StepResponse* response);
+  void OpenMember();
   absl::Status Bind(const std::string& token);
   // Writes, reads and ends as far as the state allows.
   void Pump();
-  void StartWrite(const v1::StepResponse& response);
-  std::unique_ptr<Reply> NewReply();
+  // Appends response_ to replies_.
+  void Reply();
   // The first end counts.
   void End(const absl::Status& status);
   void MarkEnding(const absl::Status& status);
@@ -63,7 +60,7 @@ class StepCall final : public RpcCall {
 
   const StepMethod method_;
   grpc::ServerContext context_;
-  grpc::ServerAsyncReaderWriter<v1::StepResponse, v1::StepRequest> stream_{&context_};
+  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
   MethodTag<StepCall> accept_tag_{this, &StepCall::OnAccepted};
   MethodTag<StepCall> read_tag_{this, &StepCall::OnRead};
   MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
@@ -74,9 +71,12 @@ class StepCall final : public RpcCall {
   std::shared_ptr<StepListener> listener_;
   std::string token_;
 
+  grpc::ByteBuffer received_;
   ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
-  std::deque<std::unique_ptr<Reply>> replies_;  // Waiting for the write under way.
-  std::vector<std::unique_ptr<Reply>> spare_replies_;
+  ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
+  std::string wire_;
+  std::deque<grpc::ByteBuffer> replies_;  // Waiting for the write under way.
+  bool tidy_ = false;                     // The daemon wants Tidy when the answer is on its way.
   bool reading_ = false, writing_ = false, hopping_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   grpc::Status status_;
@@ -103,12 +103,18 @@ void StepCall::OnRead(bool ok) {
     return Pump();
   }
   const uint64_t begun_ns = NowNs();
-  std::unique_ptr<Reply> reply = NewReply();
-  Handle(*request_, reply->get());
-  method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>((*reply)->code()));
+  if (!grpc::SerializationTraits<v1::StepRequest>::Deserialize(&received_, request_.get()).ok()) {
+    return End(absl::InvalidArgumentError("the message is not a StepRequest"));
+  }
+  Handle();
+  method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>(response_->code()));
   if (ending_) return;
-  replies_.push_back(std::move(reply));
+  Reply();
   Pump();
+  // What the caller need not wait for.
+  if (std::exchange(tidy_, false)) method_.daemon->Tidy(member_);
+  request_.Renew();
+  response_.Renew();
 }
 
 void StepCall::OnWritten(bool ok) {
@@ -131,28 +137,30 @@ void StepCall::OnFinished(bool ok) {
   DeleteIfDone();
 }
 
-void StepCall::Handle(const v1::StepRequest& request, v1::StepResponse* response) {
-  if (member_ == nullptr) return OpenMember(request, response);
+void StepCall::Handle() {
+  if (member_ == nullptr) return OpenMember();
+  const v1::StepRequest& request = *request_;
   if (!request.member_token().empty() && request.member_token() != token_) {
-    response->set_sequence(request.sequence());
-    response->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
-    response->set_message("member_token is not that of this stream's first batch; leave it empty");
+    response_->set_sequence(request.sequence());
+    response_->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    response_->set_message("member_token is not that of this stream's first batch; leave it empty");
     return;
   }
   listener_->BeginVerb();
-  method_.daemon->Apply(member_, request, response);
+  tidy_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
-void StepCall::OpenMember(const v1::StepRequest& request, v1::StepResponse* response) {
+void StepCall::OpenMember() {
+  const v1::StepRequest& request = *request_;
   const bool opens = request.operations_size() == 1 &&
                      (request.operations(0).has_open_session() || request.operations(0).has_add_member());
   if (!opens) {
     const absl::Status bound = Bind(request.member_token());
     if (!bound.ok()) return End(bound);
-    return Handle(request, response);
+    return Handle();
   }
-  v1::OperationResult* result = response->add_results();
+  v1::OperationResult* result = response_->add_results();
   absl::Status status;
   std::string token;
   if (request.operations(0).has_open_session()) {
@@ -183,36 +191,26 @@ absl::Status StepCall::Bind(const std::string& token) {
   return absl::OkStatus();
 }
 
-std::unique_ptr<StepCall::Reply> StepCall::NewReply() {
-  if (spare_replies_.empty()) return std::make_unique<Reply>(kReplyBlockBytes);
-  std::unique_ptr<Reply> reply = std::move(spare_replies_.back());
-  spare_replies_.pop_back();
-  return reply;
-}
-
-void StepCall::StartWrite(const v1::StepResponse& response) {
-  writing_ = true;
-  grpc::WriteOptions options;
-  if (replies_.size() > 1) options.set_buffer_hint();  // More follows as soon as this one is taken.
-  stream_.Write(response, options, static_cast<RpcTag*>(&write_tag_));
+void StepCall::Reply() {
+  if (wire_.empty()) response_->SerializeToString(&wire_);
+  const grpc::Slice slice(wire_);
+  replies_.emplace_back(&slice, 1);
+  wire_.clear();
+  if (wire_.capacity() > kReplyBlockBytes) wire_.shrink_to_fit();
 }
 
 void StepCall::Pump() {
   if (finishing_) return;
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
     pending_ = false;
-    std::unique_ptr<Reply> reply = NewReply();
-    if (method_.daemon->TakePending(member_, reply->get())) {
-      replies_.push_back(std::move(reply));
-    } else {
-      spare_replies_.push_back(std::move(reply));
-    }
+    response_.Renew();
+    if (method_.daemon->TakePending(member_, response_.get())) Reply();
   }
   if (!writing_ && !replies_.empty()) {
-    StartWrite(**replies_.front());
-    // The message has been serialised: its memory is free again.
-    replies_.front()->Renew();
-    if (spare_replies_.size() < 2) spare_replies_.push_back(std::move(replies_.front()));
+    writing_ = true;
+    grpc::WriteOptions options;
+    if (replies_.size() > 1) options.set_buffer_hint();  // More follows as soon as this one is taken.
+    stream_.Write(replies_.front(), options, static_cast<RpcTag*>(&write_tag_));
     replies_.pop_front();
   }
   if (half_closed_ && !writing_ && !ending_) MarkEnding(absl::OkStatus());
@@ -224,9 +222,7 @@ void StepCall::Pump() {
   }
   if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
-    request_
-        .Renew();  // Only now: the answer to the last batch is on its way, and does not wait for its memory to be freed.
-    stream_.Read(request_.get(), static_cast<RpcTag*>(&read_tag_));
+    stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
   }
 }
 

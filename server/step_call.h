@@ -20,8 +20,11 @@ namespace kvpool {
 
 inline constexpr size_t kMaxUnanswered = 16;
 
+// Step in bytes: an answer is serialised once, for the wire and for repetitions.
+using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
+
 // Waits for Step calls on the site's queue, for as long as the queue runs.
-void AcceptStepCalls(const RpcSite<v1::Engine::AsyncService>& site, Daemon* daemon);
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon);
 
 }  // namespace kvpool
 

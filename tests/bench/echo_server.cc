@@ -8,11 +8,13 @@
 #include <iterator>
 #include <memory>
 
+#include "absl/synchronization/mutex.h"
 #include "proto/support/check.h"
 
 namespace kvpool::bench {
 
 int ServeEcho(const std::string& socket, const std::string& answer_file) {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // As kvpoold does.
   std::ifstream file(answer_file, std::ios::binary);
   const std::string answer((std::istreambuf_iterator<char>(file)), {});
   const grpc::Slice slice(answer);

@@ -44,6 +44,7 @@ class EngineProcess {
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
   // The next line that it prints; ends the process if there is none.
+  pid_t pid() const { return pid_; }
   std::string ReadLine();
   // Lets it go on.
   void WriteLine();

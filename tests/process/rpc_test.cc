@@ -2,6 +2,7 @@
 // program is an engine that leases, seals under the keys of "shared", says so, and waits to be killed.
 #include <fcntl.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -248,6 +249,31 @@ TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
   // Counted once the answer is on its way.
   EXPECT_TRUE(
       Eventually([&] { return daemon_->Metric("kvpool_rpc_errors_total", "method=\"Lease\"") == 1; }));
+}
+
+TEST_F(RpcTest, BytesThatAreNoBatchEndTheStream) {
+  Start();
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  const auto stream = stub.PrepareCall(&context, "/kvpool.v1.Engine/Step", &queue);
+  const auto next = [&] {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    return ok;
+  };
+  stream->StartCall(nullptr);
+  ASSERT_TRUE(next());
+  const grpc::Slice slice("\xff\xff\xff");
+  stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+  EXPECT_TRUE(next());
+  grpc::Status status;
+  stream->Finish(&status, nullptr);
+  EXPECT_TRUE(next());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "the message is not a StepRequest");
+  EXPECT_NE(OpenEngine(), nullptr) << "others do not notice";
 }
 
 TEST_F(RpcTest, AnAttachTokenServesOnce) {

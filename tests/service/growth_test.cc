@@ -372,6 +372,28 @@ TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 6);
 }
 
+// What few blocks are short is not worth the waking of a thread.
+TEST_F(GrowthTest, ABatchTidiesUpAfterItself) {
+  options_.low_watermark = 0.2;
+  options_.high_watermark = 0.4;
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(11);
+  for (int i = 0; i < 11; ++i) engine->Seal({blocks[i]}, {Key("r" + std::to_string(i))});
+  engine->Release(blocks);
+  v1::StepRequest request;
+  request.set_sequence(++engine->sequence);
+  v1::StepResponse response;
+  EXPECT_FALSE(daemon_->Apply(engine->member, request, &response)) << "3 of 15 are free, the low watermark";
+  request.set_sequence(++engine->sequence);
+  *request.add_operations() = LeaseOp(1);
+  EXPECT_TRUE(daemon_->Apply(engine->member, request, &response));
+  EXPECT_EQ(Blocks().free(), 2) << "not before the answer is on its way";
+  daemon_->Tidy(engine->member);
+  EXPECT_EQ(Blocks().free(), 6);
+  EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 4);
+}
+
 TEST_F(GrowthTest, ASpaceUnderPressureTakesTheMemoryOfAnIdleOne) {
   StartDaemon(2);
   const auto a = OpenEngine(OpenRequest("a"));

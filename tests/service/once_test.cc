@@ -163,6 +163,42 @@ TEST_F(OnceTest, CloseRetriedAfterALostAnswer) {
   EXPECT_EQ(later.message(), "session 1 was closed by member 0");
 }
 
+TEST_F(OnceTest, TheWireSaysWhatTheAnswerSays) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const auto apply = [&](const v1::StepRequest& request) {
+    v1::StepResponse response, read;
+    std::string wire = "of the last batch";
+    daemon_->Apply(engine->member, request, &response, &wire);
+    EXPECT_TRUE(read.ParseFromString(wire));
+    EXPECT_EQ(read.SerializeAsString(), response.SerializeAsString());
+    return response;
+  };
+  const v1::StepResponse first = apply(Batch(1, {LeaseOp(2), FenceOp(1)}));
+  EXPECT_EQ(first.results_size(), 2);
+  EXPECT_EQ(first.results(0).lease().blocks_size(), 2);
+  EXPECT_EQ(apply(Batch(1, {LeaseOp(2), FenceOp(1)})).results(0).lease().blocks_size(), 2) << "again";
+  v1::StepRequest refused = Batch(0, {LeaseOp(1)});
+  EXPECT_EQ(apply(refused).code(), kInvalid);
+}
+
+TEST(AnswerWindowTest, RepeatsResultsAndNothingElse) {
+  v1::StepResponse first;
+  first.set_sequence(1);
+  first.add_results()->mutable_lease()->add_blocks(7);
+  first.add_notices()->set_kind(v1::NOTICE_KIND_PRESSURE);
+  first.add_completions()->set_sequence(1);
+  first.set_free_blocks(3);
+  AnswerWindow window;
+  EXPECT_EQ(window.Remember(1, first), first.SerializeAsString());
+  v1::StepResponse again;
+  window.Replay(1, &again);
+  first.clear_notices();
+  first.clear_completions();
+  first.clear_free_blocks();
+  EXPECT_EQ(again.SerializeAsString(), first.SerializeAsString());
+}
+
 TEST(AnswerWindowTest, MemoryIsBounded) {
   AnswerWindow window;
   v1::StepResponse large;
