@@ -313,6 +313,7 @@ void Daemon::ReclaimAhead(Space* space) {
     if (state.WantsSlab() || (reclaiming ? free >= state.high_blocks() : free >= state.low_blocks())) return;
     reclaiming = true;
     const uint32_t count = std::min(kReclaimSlice, state.high_blocks() - free);
+    evictions.reserve(count);
     if (state.pool.Reclaim(clock_->NowMs(), count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
     state.reclaim.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

@@ -14,9 +14,13 @@
 
 namespace kvpool {
 
-inline absl::Status CheckRange(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
+[[gnu::cold]] inline absl::Status OutOfRange(absl::string_view field, uint64_t value, uint64_t low,
+                                             uint64_t high) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be ", low, " to ", high));
+}
+
+inline absl::Status CheckRange(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
+  return value >= low && value <= high ? absl::OkStatus() : OutOfRange(field, value, low, high);
 }
 
 inline absl::Status CheckSize(absl::string_view field, const std::string& value, size_t low, size_t high) {
@@ -25,14 +29,24 @@ inline absl::Status CheckSize(absl::string_view field, const std::string& value,
   return absl::InvalidArgumentError(absl::StrCat(field, " has ", value.size(), " bytes; must have ", limit));
 }
 
-// A field of a newer contract may change what the others mean: it is refused, not skipped.
-template <typename Message>
-absl::Status CheckKnown(absl::string_view what, const Message& message) {
-  // Looked up once a type: the way there from a message costs more than the rest of a verb's checks.
-  static const google::protobuf::Reflection* const reflection = Message::default_instance().GetReflection();
-  const google::protobuf::UnknownFieldSet& unknown = reflection->GetUnknownFields(message);
-  if (unknown.empty()) return absl::OkStatus();
+// What generated code of proto3 keeps to itself: reflection answers the same at ten times the price, which for the
+// verbs of a batch is a tenth of what they cost.
+class UnknownFields : private google::protobuf::Message {
+ public:
+  static bool In(const google::protobuf::Message& message) {
+    return (message.*&UnknownFields::_internal_metadata_).have_unknown_fields();
+  }
+};
+
+[[gnu::cold]] inline absl::Status HasUnknown(absl::string_view what,
+                                             const google::protobuf::Message& message) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
   return absl::InvalidArgumentError(absl::StrCat(what, " has unknown field ", unknown.field(0).number()));
+}
+
+// A field of a newer contract may change what the others mean: it is refused, not skipped.
+inline absl::Status CheckKnown(absl::string_view what, const google::protobuf::Message& message) {
+  return UnknownFields::In(message) ? HasUnknown(what, message) : absl::OkStatus();
 }
 
 }  // namespace kvpool
