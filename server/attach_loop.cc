@@ -376,16 +376,14 @@ void AttachLoop::Detach(Connection* connection) {
   const ConnectionState state = connection->state;
   if (state != ConnectionState::kGreeted && state != ConnectionState::kBound) return;
   const auto process = processes_.find(connection->process);
-  events_.hangup(connection->attach);
+  // Greeted or bound tells nothing here: the letter that says so may still be in the mailbox.
+  const bool awaited = events_.hangup(connection->attach);
   if (process == processes_.end()) return;  // It has ended, and the daemon was told.
   process->second.connections.erase(connection->id);
-  // Nobody has named its token, so nothing waits for the end of its process: forget it now, or a process that
-  // connects over and over makes both sides remember it over and over.
-  if (state == ConnectionState::kGreeted) {
-    std::erase(process->second.attached, connection->attach);
-    events_.process_dead(connection->attach);
-    if (process->second.attached.empty()) Unwatch(&process->second);
-  }
+  if (awaited) return;
+  // Forget it now, or a process that connects over and over makes us remember it over and over.
+  std::erase(process->second.attached, connection->attach);
+  if (process->second.attached.empty()) Unwatch(&process->second);
 }
 
 void AttachLoop::Forget(Connection* connection) {

@@ -19,7 +19,7 @@ AttachEvents EventsOf(Daemon* daemon) {
             return daemon->OnAttached(std::move(peer), credentials, name);
           },
       .slab_ack = [daemon](AttachId id, const v1::SlabAck& ack) { daemon->OnSlabAck(id, ack); },
-      .hangup = [daemon](AttachId id) { daemon->OnHangup(id); },
+      .hangup = [daemon](AttachId id) { return daemon->OnHangup(id); },
       .process_dead = [daemon](AttachId id) { daemon->OnProcessDead(id); },
   };
 }

@@ -15,7 +15,8 @@
 //
 // A process is watched through one pidfd, however often it connects, from its first greeted connection until
 // it ends: its death ends its connections even if a forked child holds their sockets, and a connection that
-// hangs up does not end the watch while it was bound.
+// hangs up ends the watch only if the daemon says that nothing waits for the process. That a process is dead
+// is said when its pidfd fires, and never otherwise.
 #ifndef KVPOOL_SERVER_ATTACH_SERVER_H_
 #define KVPOOL_SERVER_ATTACH_SERVER_H_
 
@@ -37,7 +38,7 @@ struct AttachEvents {
                                                 const std::string& client_name)>
       attached;
   std::function<void(AttachId, const v1::SlabAck&)> slab_ack;
-  std::function<void(AttachId)> hangup;
+  std::function<bool(AttachId)> hangup;
   std::function<void(AttachId)> process_dead;
 };
 AttachEvents EventsOf(Daemon* daemon);

@@ -137,8 +137,10 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
   Settle(&space, &deferred);
 }
 
-void Daemon::OnHangup(AttachId id) {
-  EndByAttachment(registry_->HangUp(id), /*hung_up=*/true, /*dead=*/false);
+bool Daemon::OnHangup(AttachId id) {
+  const Registry::HungUp hung_up = registry_->HangUp(id);
+  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/false);
+  return hung_up.awaited;
 }
 
 void Daemon::OnProcessDead(AttachId id) {

@@ -149,9 +149,11 @@ class Daemon {
   absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                      const std::string& client_name);
   void OnSlabAck(AttachId id, const v1::SlabAck& ack);
-  // The connection is gone: no verb of the session is obeyed any more. The process may run on.
-  void OnHangup(AttachId id);
-  // The process is gone. Comes once, before or after OnHangup; the id is forgotten after both.
+  // The connection is gone: no verb of the session is obeyed any more. The process may run on. True: something
+  // waits for its end, as the connection is a member's or an opening has taken its token. False: it was
+  // nobody's, and the id is forgotten.
+  bool OnHangup(AttachId id);
+  // The process is gone, as its pidfd says. Comes once, before or after OnHangup; the id is forgotten after both.
   void OnProcessDead(AttachId id);
 
   // ---- Engine verbs

@@ -80,15 +80,23 @@ std::shared_ptr<Member> Registry::MemberOf(AttachId id) {
   return it == attachments_.end() ? nullptr : it->second.member;
 }
 
-std::shared_ptr<Member> Registry::HangUp(AttachId id) { return Meet(id, &Fate::hung_up); }
-
-std::shared_ptr<Member> Registry::Die(AttachId id) { return Meet(id, &Fate::dead); }
-
-std::shared_ptr<Member> Registry::Meet(AttachId id, bool Fate::*event) {
+Registry::HungUp Registry::HangUp(AttachId id) {
   MutexLock lock(&mu_);
   const auto it = attachments_.find(id);
+  if (it == attachments_.end()) return {};
+  Attachment& attachment = it->second;
+  attachment.fate.hung_up = true;
+  HungUp hung_up{.member = attachment.member, .awaited = attachment.use != Use::kWaiting};
+  ForgetIfOver(id);
+  return hung_up;
+}
+
+std::shared_ptr<Member> Registry::Die(AttachId id) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  // An opening that failed may have let go of a connection that was hung up on.
   if (it == attachments_.end()) return nullptr;
-  it->second.fate.*event = true;
+  it->second.fate.dead = true;
   std::shared_ptr<Member> member = it->second.member;
   ForgetIfOver(id);
   return member;
@@ -97,10 +105,9 @@ std::shared_ptr<Member> Registry::Meet(AttachId id, bool Fate::*event) {
 void Registry::ForgetIfOver(AttachId id) {
   const auto it = attachments_.find(id);
   const Attachment& attachment = it->second;
-  // An unbound token of a connection that is gone opens nothing any more.
-  if (attachment.fate.hung_up && attachment.use == Use::kWaiting) attach_tokens_.erase(attachment.token);
   // While it is being opened, Bind or Unclaim comes.
-  if (!attachment.fate.hung_up || !attachment.fate.dead || attachment.use == Use::kOpening) return;
+  if (!attachment.fate.hung_up || attachment.use == Use::kOpening) return;
+  if (attachment.use == Use::kBound && !attachment.fate.dead) return;
   attach_tokens_.erase(attachment.token);
   if (attachment.member != nullptr) member_tokens_.erase(attachment.member->identity.token);
   attachments_.erase(it);

@@ -1,7 +1,8 @@
 // Who is connected, which sessions there are, and which spaces: all that is looked up by token, id or key.
 //
 //   attachment   waiting -> opening (Claim) -> bound (Bind), or back to waiting (the opening failed)
-//                forgotten once it is both hung up and dead; its tokens with it
+//                hung up while waiting: forgotten, as nobody can name it any more; bound: forgotten once it is
+//                both hung up and dead. Its tokens with it
 //   session      from Bind to Gone; counted against max_sessions from Claim on
 //   space        open -> closed (CloseIdle), only while no session is in it or being opened in it
 //
@@ -62,8 +63,13 @@ class Registry {
 
   // The member behind an attachment, or null; the pointer keeps its session.
   std::shared_ptr<Member> MemberOf(AttachId id);
-  // Answers the member, or null, and forgets the attachment if that was the second of both.
-  std::shared_ptr<Member> HangUp(AttachId id);
+  // Both answer the member, or null. Between them and an opening the mutex decides: either the opening finds no
+  // token, or the hang-up knows that the end of the process is awaited.
+  struct HungUp {
+    std::shared_ptr<Member> member;
+    bool awaited = false;  // The process's end will matter. False: the attachment is forgotten.
+  };
+  HungUp HangUp(AttachId id);
   std::shared_ptr<Member> Die(AttachId id);
   std::shared_ptr<Member> FindMember(std::string_view token);
 
@@ -109,7 +115,6 @@ class Registry {
     std::shared_ptr<Space> space;
     uint32_t opening = 0;
   };
-  std::shared_ptr<Member> Meet(AttachId id, bool Fate::*event);
   void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t max_sessions_;

@@ -15,6 +15,7 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,6 +59,7 @@ class Recorder {
             [this](AttachId id) {
               MutexLock lock(&mu_);
               Note(absl::StrCat("hangup ", static_cast<uint64_t>(id)));
+              return awaited_.count(id) > 0;
             },
         .process_dead =
             [this](AttachId id) {
@@ -87,6 +89,16 @@ class Recorder {
     MutexLock lock(&mu_);
     return credentials_.at(id - 1);
   }
+  // A session is being opened with this one's token, or will be.
+  void Await(size_t id) {
+    MutexLock lock(&mu_);
+    awaited_.insert(AttachId{id});
+  }
+  // It was opened.
+  void Bind(size_t id) {
+    Await(id);
+    Peer(id)->Bound();
+  }
   void RefuseEverybody() {
     MutexLock lock(&mu_);
     refuse_ = true;
@@ -104,6 +116,7 @@ class Recorder {
   Mutex mu_;
   CondVar changed_;
   bool refuse_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<AttachId> awaited_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> log_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<AttachPeer>> peers_ ABSL_GUARDED_BY(mu_);
   std::vector<PeerCredentials> credentials_ ABSL_GUARDED_BY(mu_);
@@ -197,7 +210,7 @@ TEST_F(AttachServerTest, PassesDescriptorsInOrder) {
   Start();
   UniqueFd socket = Attach();
   UniqueFd memory(memfd_create("slab", MFD_CLOEXEC));
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   for (uint32_t i = 0; i < 40; ++i) {
     v1::AttachFrame slab;
     slab.mutable_slab()->set_slab(i);
@@ -285,19 +298,6 @@ TEST_F(AttachServerTest, PacketsOfNoBytesAreNotDeath) {
   EXPECT_EQ(recorder_.Count("hangup 1"), 0);
 }
 
-TEST_F(AttachServerTest, HangupOfAMemberLeavesItsProcessWatched) {
-  Start();
-  UniqueFd member = Attach();
-  recorder_.Peer(1)->Bound();
-  // A second connection's round trip shows that the letter was read.
-  UniqueFd other = Attach();
-  member.Reset();
-  EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
-  other.Reset();
-  EXPECT_TRUE(recorder_.WaitFor("dead 2"));  // Never bound: nothing waits for its process.
-  EXPECT_EQ(recorder_.Count("dead 1"), 0);
-}
-
 // Runs `body` with a connected socket in a child process that then stays until it is killed.
 class Child {
  public:
@@ -329,12 +329,66 @@ class Child {
   pid_t pid_ = 0;
 };
 
+int CountPidfds() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // The iterator's own descriptor among them.
+    count += absl::StrContains(std::filesystem::read_symlink(entry, gone).string(), "pidfd");
+  }
+  return count;
+}
+
+TEST_F(AttachServerTest, HangupOfAMemberLeavesItsProcessWatched) {
+  Start();
+  UniqueFd member = Attach();
+  recorder_.Bind(1);
+  // A second connection's round trip shows that the letter was read.
+  UniqueFd other = Attach();
+  member.Reset();
+  EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
+  other.Reset();
+  EXPECT_TRUE(recorder_.WaitFor("hangup 2"));
+  UniqueFd third = Attach();
+  EXPECT_EQ(recorder_.Count("dead 1") + recorder_.Count("dead 2"), 0);
+}
+
+// An engine that hangs up and lives on may still have work on the device: also if it does so before the letter that it is
+// bound has come, here never.
+TEST_F(AttachServerTest, HangupWhileItsSessionIsOpenedIsNotDeath) {
+  Start();
+  recorder_.Await(1);
+  Child child([this] { Attach(); });
+  ASSERT_TRUE(recorder_.WaitFor("hangup 1"));
+  UniqueFd other = Attach();  // The server is done with the hang-up.
+  EXPECT_EQ(recorder_.Count("dead 1"), 0);
+  child.Kill();
+  EXPECT_TRUE(recorder_.WaitFor("dead 1"));
+}
+
+TEST_F(AttachServerTest, AConnectionThatWasNobodysIsForgotten) {
+  Start();
+  UniqueFd member = Attach();
+  recorder_.Await(1);
+  Child child([this] { Attach(); });
+  ASSERT_TRUE(recorder_.WaitFor("hangup 2"));
+  UniqueFd third = Attach();  // The server is done with the hang-up.
+  EXPECT_EQ(CountPidfds(), 1) << "that of this process";
+  child.Kill();
+  member.Reset();
+  ASSERT_TRUE(recorder_.WaitFor("hangup 1"));
+  third.Reset();
+  ASSERT_TRUE(recorder_.WaitFor("hangup 3"));
+  UniqueFd fourth = Attach();
+  EXPECT_EQ(CountPidfds(), 1) << "its first connection is awaited";
+  EXPECT_EQ(recorder_.Count("dead 1") + recorder_.Count("dead 2") + recorder_.Count("dead 3"), 0);
+}
+
 TEST_F(AttachServerTest, DeathOfAProcessIsBothHangupAndDeath) {
   Start();
   Child child([this] { Attach().Release(); });
   ASSERT_TRUE(recorder_.WaitFor("attached 1"));
   EXPECT_EQ(recorder_.Credentials(1).pid, child.pid());
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   child.Kill();
   EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
   EXPECT_TRUE(recorder_.WaitFor("dead 1"));
@@ -356,7 +410,7 @@ TEST_F(AttachServerTest, AForkedChildDoesNotKeepTheMemberAlive) {
   pid_t grandchild = 0;
   ASSERT_EQ(read(grandchild_pipe[0], &grandchild, sizeof(grandchild)),
             static_cast<ssize_t>(sizeof(grandchild)));
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   child.Kill();
   EXPECT_TRUE(recorder_.WaitFor("dead 1"));
   EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
@@ -369,7 +423,7 @@ TEST_F(AttachServerTest, AForkedChildDoesNotKeepTheMemberAlive) {
 TEST_F(AttachServerTest, AStoppedProcessIsNotDead) {
   Start();
   Child child([this] { Attach().Release(); });
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   kill(child.pid(), SIGSTOP);
   UniqueFd other = Attach();  // The server goes on.
   EXPECT_EQ(recorder_.Count("hangup 1"), 0);
@@ -382,7 +436,7 @@ TEST_F(AttachServerTest, ProcessesThatConnectOverAndOverCostOneDescriptor) {
   Start();
   for (uint64_t i = 1; i <= 200; ++i) {
     UniqueFd socket = Attach();
-    recorder_.Peer(i)->Bound();
+    recorder_.Bind(i);
     socket.Reset();
     ASSERT_TRUE(recorder_.WaitFor(absl::StrCat("hangup ", i)));
   }
@@ -407,7 +461,7 @@ TEST_F(AttachServerTest, AClientThatDoesNotReadIsClosed) {
   options_.close_timeout_ms = 50;
   Start();
   UniqueFd socket = Attach();
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   UniqueFd other = Attach();
   v1::AttachFrame ready;
   ready.mutable_slab_ready()->set_capacity_blocks(1);
@@ -430,7 +484,7 @@ TEST_F(AttachServerTest, TheDaemonsRefusalReachesTheClient) {
 TEST_F(AttachServerTest, ThousandsOfHalfOpenConnectionsHurtNobody) {
   Start();
   UniqueFd member = Attach();
-  recorder_.Peer(1)->Bound();
+  recorder_.Bind(1);
   std::vector<UniqueFd> half_open;
   for (int i = 0; i < 2000; ++i) half_open.push_back(Connect());
   // The member still talks, and a newcomer still gets in.
@@ -451,7 +505,7 @@ TEST_F(AttachServerTest, ConnectionsThatNeverOpenASessionAreFew) {
   UniqueFd fifth = Connect();
   ASSERT_EQ(SendFrame(fifth.get(), Hello()).value(), SendOutcome::kSent);
   EXPECT_TRUE(absl::StrContains(ClosedReason(fifth), "4 connections without a session"));
-  recorder_.Peer(2)->Bound();
+  recorder_.Bind(2);
   UniqueFd sixth = Attach();
 }
 

@@ -271,6 +271,38 @@ TEST_F(SessionTest, HangupQuarantinesUntilEveryProcessIsDead) {
   EXPECT_EQ(daemon_->FindMember(rank0->token).status().code(), absl::StatusCode::kUnauthenticated);
 }
 
+// Only the registry knows whether a token was taken: the attach socket learns it from a letter that may come late.
+TEST_F(SessionTest, AHangupSaysWhetherTheProcessIsWaitedFor) {
+  options_.idle_space_ms = 0;
+  StartDaemon(4);
+  const auto nobodys = Attach();
+  EXPECT_FALSE(daemon_->OnHangup(nobodys->id));
+  EXPECT_FALSE(daemon_->OnHangup(nobodys->id)) << "forgotten";
+  daemon_->OnProcessDead(nobodys->id);
+
+  const auto engine = Attach();
+  scripts_[0]->on_make = [&] { EXPECT_TRUE(daemon_->OnHangup(engine->id)) << "it is being opened"; };
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  scripts_[0]->on_make = nullptr;
+  EXPECT_EQ(EndedBy("hangup"), 1);
+  EXPECT_EQ(engine->peer->slabs().size(), 1) << "its process may map this";
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 1) << "and has not ended";
+  daemon_->OnProcessDead(engine->id);
+  clock_.Advance(1);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 0);
+
+  const auto failing = Attach();
+  scripts_[0]->on_make = [&] { EXPECT_TRUE(daemon_->OnHangup(failing->id)); };
+  scripts_[0]->fail_after = 0;
+  EXPECT_FALSE(failing->Open(OpenRequest()).ok());
+  scripts_[0]->on_make = nullptr;
+  scripts_[0]->fail_after = -1;
+  EXPECT_EQ(failing->Open(OpenRequest()).code(), absl::StatusCode::kUnauthenticated);
+  daemon_->OnProcessDead(failing->id);
+}
+
 TEST_F(SessionTest, DeathAloneEndsASession) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
