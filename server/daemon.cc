@@ -322,8 +322,13 @@ void Daemon::ReclaimAhead(Space* space) {
   }
 }
 
+void Daemon::Destroy(Space* closing) {
+  closing->DestroySlabs();
+  registry_->Closed(*closing);
+}
+
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
-  space->DestroySlabs();
+  Destroy(space.get());
   SpaceSnapshot last;
   SpaceCounters counters;
   {

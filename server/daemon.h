@@ -201,8 +201,13 @@ class Daemon {
                                                    const PeerCredentials& credentials);
   // Enters the session, making the slabs that its guarantee needs.
   absl::Status Promise(Session* session, Deferred* deferred);
+  // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
+  // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
+  bool MakeRoom(const Space& space, uint64_t spaces_closed);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
-  // Destroys a closed space's memory and keeps its counters.
+  // Destroys a closing space's memory, or waits for the thread that is at it: any number may ask.
+  void Destroy(Space* closing);
+  // The same, and keeps its counters: for who closed it.
   void Retire(const std::shared_ptr<Space>& space);
   void Housekeep(const std::shared_ptr<Space>& space);
   // Up to the high watermark, if free blocks are below the low one.

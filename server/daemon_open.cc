@@ -122,21 +122,27 @@ absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
       short_of = space.state.Enter(session, clock_->NowMs(), deferred);
     }
     if (!absl::IsResourceExhausted(short_of)) return short_of;
+    const uint64_t closed = registry_->spaces_closed();
     const absl::Status made = space.MakeSlab(deferred);
-    if (made.ok()) continue;
+    if (made.ok() || (absl::IsResourceExhausted(made) && MakeRoom(space, closed))) continue;
     if (!absl::IsResourceExhausted(made)) return made;
-    // Spaces that nobody uses make room.
-    std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, space.facts.rank_devices);
-    if (idle == nullptr) {
-      const uint32_t held = registry_->held_idle_spaces();
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
-          std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()),
-          held == 0 ? ""
-                    : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
-    }
-    Retire(idle);
+    const uint32_t held = registry_->held_idle_spaces();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
+        std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()),
+        held == 0 ? "" : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
   }
+}
+
+bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed) {
+  const absl::Span<const size_t> devices = space.facts.rank_devices;
+  if (const std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, devices)) {
+    Retire(idle);
+    return true;
+  }
+  // Another thread may be closing one at this moment: it takes no longer than closing it here.
+  for (const std::shared_ptr<Space>& closing : registry_->Closing(devices)) Destroy(closing.get());
+  return registry_->spaces_closed() != spaces_closed;
 }
 
 absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result) {

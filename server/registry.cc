@@ -11,6 +11,11 @@ namespace {
 
 constexpr size_t kAttachTokenBytes = 32;
 
+bool IsOn(const Space& space, absl::Span<const size_t> devices) {
+  const std::vector<size_t>& own = space.facts.rank_devices;
+  return std::find_first_of(own.begin(), own.end(), devices.begin(), devices.end()) != own.end();
+}
+
 }  // namespace
 
 // --------------------------------------------------------------------------------------------- attachments
@@ -186,6 +191,7 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   MutexLock space_lock(&finished->mu);
   if (!finished->state.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
   finished->state.closed = true;
+  closing_.push_back(finished);
   spaces_.erase(it);
   return finished;
 }
@@ -214,11 +220,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
     Space& space = *it->second.space;
     if (it->second.opening > 0) continue;
-    const auto& own = space.facts.rank_devices;
-    if (!devices.empty() &&
-        std::find_first_of(own.begin(), own.end(), devices.begin(), devices.end()) == own.end()) {
-      continue;
-    }
+    if (!devices.empty() && !IsOn(space, devices)) continue;
     MutexLock space_lock(&space.mu);
     if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;
     if (space.state.last_used_ms < oldest_ms) {
@@ -229,9 +231,29 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   if (oldest == spaces_.end()) return nullptr;
   std::shared_ptr<Space> space = std::move(oldest->second.space);
   spaces_.erase(oldest);
+  closing_.push_back(space);
   MutexLock space_lock(&space->mu);
   space->state.closed = true;
   return space;
+}
+
+std::vector<std::shared_ptr<Space>> Registry::Closing(absl::Span<const size_t> devices) {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Space>> closing;
+  for (const auto& space : closing_) {
+    if (IsOn(*space, devices)) closing.push_back(space);
+  }
+  return closing;
+}
+
+void Registry::Closed(const Space& space) {
+  MutexLock lock(&mu_);
+  spaces_closed_ += std::erase_if(closing_, [&space](const auto& other) { return other.get() == &space; });
+}
+
+uint64_t Registry::spaces_closed() {
+  MutexLock lock(&mu_);
+  return spaces_closed_;
 }
 
 uint32_t Registry::held_idle_spaces() {

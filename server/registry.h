@@ -4,7 +4,8 @@
 //                hung up while waiting: forgotten, as nobody can name it any more; bound: forgotten once it is
 //                both hung up and dead. Its tokens with it
 //   session      from Bind to Gone; counted against max_sessions from Claim on
-//   space        open -> closed (CloseIdle), only while no session is in it or being opened in it
+//   space        open -> closing (CloseIdle, FinishOpening), only while no session is in it or being opened in
+//                it -> gone (Closed), once its slabs are destroyed
 //
 // Thread-safe. Its mutex is taken before a space's, and held across neither device calls nor sends.
 #ifndef KVPOOL_SERVER_REGISTRY_H_
@@ -94,6 +95,12 @@ class Registry {
   // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
   // has slabs on one of them. Null: there is none.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices);
+  // Spaces on these devices that are being closed: their memory is on its way back.
+  std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
+  // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.
+  void Closed(const Space& space);
+  // Counts the spaces that are gone. If nothing is closing and this has not moved, no memory came back meanwhile.
+  uint64_t spaces_closed();
   // Spaces without sessions that can't be closed, as processes that mapped their slabs are alive.
   uint32_t held_idle_spaces();
 
@@ -129,6 +136,8 @@ class Registry {
   absl::flat_hash_map<std::string, std::shared_ptr<Member>> member_tokens_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
+  uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;
   std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // By EndKind.
 };
 

@@ -25,7 +25,7 @@ class Space {
   // Makes one more slab on every rank, or on none. RESOURCE_EXHAUSTED: the space is at its largest, or the
   // budget or a device is out of memory.
   absl::Status MakeSlab(Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
-  // Destroys the slabs of a closed space.
+  // Destroys the slabs of a closed space. When it returns they are gone, whichever thread destroyed them.
   void DestroySlabs() ABSL_LOCKS_EXCLUDED(growth_mu, mu);
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Deferred* deferred) ABSL_LOCKS_EXCLUDED(mu);

@@ -246,17 +246,10 @@ TEST_F(RaceTest, CloseOfAnIdleSpaceAgainstOpen) {
   options_.idle_space_ms = 0;
   StartDaemon(1);
   for (int round = 0; round < kRounds; ++round) {
-    auto engine = Attach();
+    const auto engine = Attach();
     absl::Status opened;
     AtOnce([&] { opened = engine->Open(OpenRequest()); }, [&] { daemon_->HousekeepOnce(); });
-    if (!opened.ok()) {
-      // The device's only slab was the closing space's and on its way back: no memory just now, and asking again gets it.
-      EXPECT_EQ(opened.code(), absl::StatusCode::kResourceExhausted) << opened;
-      engine->Die();
-      engine = Attach();
-      opened = engine->Open(OpenRequest());
-    }
-    EXPECT_TRUE(opened.ok()) << opened;
+    ASSERT_TRUE(opened.ok()) << opened;
     engine->MapSlabs();
     EXPECT_EQ(engine->LeaseAsked(1, 1).blocks_size(), 1);
     engine->Die();
@@ -265,6 +258,37 @@ TEST_F(RaceTest, CloseOfAnIdleSpaceAgainstOpen) {
   daemon_->HousekeepOnce();
   EXPECT_EQ(scripts_[0]->alive, 0);
   EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), 0);
+}
+
+TEST_F(RaceTest, AnOpeningWaitsForTheMemoryOfAClosingSpace) {
+  options_.idle_space_ms = 0;
+  StartDaemon(1);
+  for (int round = 0; round < 20; ++round) {
+    OpenEngine(OpenRequest("old"))->Die();
+    clock_.Advance(1);
+    const auto engine = Attach();
+    absl::Status opened;
+    std::atomic<bool> over{false};
+    std::thread opening;
+    scripts_[0]->on_destroy = [&] {
+      opening = std::thread([&] {
+        opened = engine->Open(OpenRequest("new"));
+        over = true;
+      });
+      // Beside what became of the older spaces. It asks for memory next, which is not back yet.
+      while (daemon_->Snapshot().spaces.size() == 1 && !over) std::this_thread::yield();
+      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    };
+    daemon_->HousekeepOnce();
+    scripts_[0]->on_destroy = nullptr;
+    opening.join();
+    ASSERT_TRUE(opened.ok()) << opened;
+    EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), kSlabBlocks * kBlockBytes);
+    engine->Die();
+    clock_.Advance(1);
+    daemon_->HousekeepOnce();
+    EXPECT_EQ(scripts_[0]->alive, 0);
+  }
 }
 
 TEST_F(RaceTest, TheHousekeepersThreadGrowsAndReclaims) {

@@ -15,7 +15,10 @@ class MemorySlab final : public Slab {
       : bytes_(bytes), ipc_(ipc), script_(*script) {
     ++script_.alive;
   }
-  ~MemorySlab() override { --script_.alive; }
+  ~MemorySlab() override {
+    if (script_.on_destroy) script_.on_destroy();
+    --script_.alive;
+  }
   size_t bytes() const override { return bytes_; }
   uint64_t address() const override { return 0; }
   absl::StatusOr<UniqueFd> Export() const override {

@@ -21,7 +21,8 @@ class MemoryDevice final : public Device {
     std::atomic<bool> lost{false};         // MakeSlab fails as on a GPU whose context is gone.
     std::atomic<bool> fail_export{false};  // As at the limit of open files.
     std::atomic<int> alive{0};             // Slabs there are.
-    std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would.
+    std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would …
+    std::function<void()> on_destroy;      // … and before a slab is gone.
   };
   // `script` outlives the device.
   MemoryDevice(std::string id, size_t granularity_bytes, Script* script)
