@@ -139,6 +139,11 @@ uint32_t SpaceState::made_blocks() const {
   return slabs.empty() ? 0 : slabs.back().first_block + slabs.back().block_count;
 }
 
+uint32_t SpaceState::blocks_mapped_by(const Session& session) const {
+  const uint32_t mapped = session.mapped();
+  return mapped == 0 ? 0 : slabs[mapped - 1].first_block + slabs[mapped - 1].block_count;
+}
+
 void SpaceState::AddSlab(SlabRow row, uint64_t now, Deferred* deferred) {
   row.first_block = made_blocks();
   row.made_ms = now;

@@ -103,7 +103,9 @@ class SpaceState {
   // Puts slabs into the pool that all ready sessions have mapped.
   void Grow(uint64_t now, Deferred* deferred);
   uint32_t made_blocks() const;  // In all slabs, the null block included.
-  bool complete() const;         // It has all the slabs it can ever have.
+  // Ids below this one lie in slabs that every rank of the session has mapped.
+  uint32_t blocks_mapped_by(const Session& session) const;
+  bool complete() const;  // It has all the slabs it can ever have.
   // Is a slab on its way, close enough to wait for?
   bool GrowthInFlight(uint64_t now) const { return growing_ && now - growth_moved_ms_ < kGrowthStallMs; }
   // Growth ahead of demand: are too few blocks free, and may a slab be made?

@@ -156,17 +156,6 @@ void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t 
 }
 
 void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result) {
-  if (!session->ready) {
-    // Its canonical block could lie in a slab that this session has not mapped.
-    for (int i = 0; i < seal.blocks_size(); ++i) {
-      result->add_canonical(0);
-      v1::Refusal* refused = result->add_refused();
-      refused->set_index(static_cast<uint32_t>(i));
-      refused->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
-      refused->set_message("a member of the session has not mapped every slab yet: seal again when it has");
-    }
-    return;
-  }
   const size_t keys_per_block = seal.keys_per_block() == 0 ? 1 : seal.keys_per_block();
   keys_.clear();
   AppendKeys(seal.keys(), seal.key_bytes(), seal.group());
@@ -177,19 +166,53 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
   outcomes_.assign(refs_.size(), {});
   BlockKey parent;
   if (!seal.parent_key().empty()) parent = BlockKey::From(seal.parent_key(), seal.group());
-  state_.pool.Seal(session->holder, now, seal.parent_key().empty() ? nullptr : &parent, entries_,
-                   absl::MakeSpan(outcomes_));
+  const BlockKey* in_front = seal.parent_key().empty() ? nullptr : &parent;
+  unmapped_.clear();
+  if (session->ready) {
+    state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_));
+  } else {
+    SealMapped(*session, now, in_front);
+  }
   result->mutable_canonical()->Reserve(seal.blocks_size());
   for (size_t i = 0; i < outcomes_.size(); ++i) {
     const SealOutcome& outcome = outcomes_[i];
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
-    if (outcome.verdict == Verdict::kDone) {
+    if (!unmapped_.empty() && unmapped_[i]) {
+      RefuseUnmapped(static_cast<uint32_t>(i), entries_[i], result->mutable_refused());
+    } else if (outcome.verdict == Verdict::kDone) {
       state_.sealer[Index(outcome.canonical.id)] = static_cast<uint32_t>(session->terms.id);
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(i)));
       RefuseOne(*session, static_cast<uint32_t>(i), ref, outcome.verdict, result->mutable_refused());
     }
   }
+}
+
+void BlockVerbs::SealMapped(const Session& session, TimeMs now, const BlockKey* in_front) {
+  const uint32_t end = state_.blocks_mapped_by(session);
+  unmapped_.resize(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const BlockKey& key = entries_[i].keys.back();
+    // What is sealed on the way are blocks that the session was leased, which it has mapped.
+    const BlockRef canonical = state_.pool.Find(key);
+    unmapped_[i] = canonical != kNullRef && Index(canonical.id) >= end;
+    if (!unmapped_[i]) {
+      state_.pool.Seal(session.holder, now, in_front, absl::MakeConstSpan(&entries_[i], 1),
+                       absl::MakeSpan(&outcomes_[i], 1));
+    }
+    in_front = &key;
+  }
+}
+
+void BlockVerbs::RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals) {
+  v1::Refusal* refusal = refusals->Add();
+  refusal->set_index(index);
+  refusal->set_code(Code(absl::StatusCode::kUnavailable));
+  if (refusals->size() > kExplainedRefusals) return;
+  refusal->set_message(absl::StrCat("the key is that of block ",
+                                    Index(state_.pool.Find(entry.keys.back()).id),
+                                    ", in a slab that a member of the session has not mapped yet: seal again "
+                                    "when it has"));
 }
 
 void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result) {

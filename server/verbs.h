@@ -2,7 +2,8 @@
 //
 //   lease match                        only for a ready session that is past its warm-up
 //   seal release ref touch pin unpin   for any open session; blocks it can't be applied to are refused one by
-//   set_retention                      one, the others are done
+//   set_retention                      one, the others are done. A seal answers no canonical block that the
+//                                      session has not mapped
 //
 // Refs go from the packed field of the request to the pool and back without allocation per block: the vectors
 // here are reused. Not thread-safe: the space's mutex is around it.
@@ -33,6 +34,10 @@ class BlockVerbs {
 
   void Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
   void Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result);
+  // Seals for a session that is behind on mapping slabs: those blocks whose key is not that of a block in a slab
+  // that it has not mapped. Marks the others in unmapped_.
+  void SealMapped(const Session& session, TimeMs now, const BlockKey* in_front);
+  void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
   void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
   void SampleReuse(TimeMs now);
 
@@ -50,6 +55,7 @@ class BlockVerbs {
   std::vector<BlockKey> keys_;
   std::vector<SealEntry> entries_;
   std::vector<SealOutcome> outcomes_;
+  std::vector<bool> unmapped_;  // By entry, if any is.
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
 };

@@ -203,6 +203,45 @@ TEST_F(GrowthTest, AStoppedProcessHoldsUpNobodyForLong) {
   EXPECT_EQ(stopped->LeaseAsked(1, 1).blocks_size(), 1);
 }
 
+// Seals go on, but answer no block that the session could not read.
+TEST_F(GrowthTest, ASessionThatIsBehindIsAnsweredNoBlockItHasNotMapped) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a"), behind = OpenEngine(OpenRequest(), "behind");
+  const std::vector<uint64_t> own = behind->Lease(4);
+  const std::vector<uint64_t> near = a->Lease(1);
+  a->Lease(8);
+  daemon_->HousekeepOnce();
+  a->MapSlabs();
+  clock_.Advance(1000);
+  daemon_->HousekeepOnce();
+  ASSERT_EQ(Space().capacity, 31);
+  ASSERT_EQ(behind->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING);
+  uint64_t far = 0;
+  while (uint32_t(far) < kSlabBlocks) far = a->Lease(1)[0];
+  a->Seal({far}, {Key("far")});
+  a->Seal(near, {Key("near")});
+
+  v1::SealResult sealed =
+      behind->Seal({own[0], own[1], own[2], own[3]}, {Key("x"), Key("far"), Key("near"), Key("y")});
+  ASSERT_EQ(sealed.canonical_size(), 4);
+  EXPECT_EQ(sealed.canonical(0), own[0]);
+  EXPECT_EQ(sealed.canonical(1), 0);
+  EXPECT_EQ(sealed.canonical(2), near[0]) << "in the slab that it has mapped";
+  EXPECT_EQ(sealed.canonical(3), own[3]);
+  ASSERT_EQ(sealed.refused_size(), 1);
+  EXPECT_EQ(sealed.refused(0).index(), 1);
+  EXPECT_EQ(sealed.refused(0).code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(sealed.refused(0).message(),
+            "the key is that of block " + std::to_string(uint32_t(far)) +
+                ", in a slab that a member of the session has not mapped yet: seal again when it has");
+  EXPECT_EQ(behind->Release({far}).refused_size(), 1) << "it was given no hold on it";
+  EXPECT_EQ(behind->Seal({own[1]}, {Key("far")}, Key("x")).canonical(0), 0);
+  behind->MapSlabs();
+  sealed = behind->Seal({own[1]}, {Key("far")}, Key("x"));
+  EXPECT_EQ(sealed.canonical(0), far);
+  EXPECT_EQ(behind->Release({far, own[1]}).refused_size(), 0);
+}
+
 TEST_F(GrowthTest, AGuaranteeMayRestOnASlabThatOthersHaveYetToMap) {
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest(), "a");
