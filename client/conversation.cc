@@ -232,6 +232,12 @@ void Conversation::OnResponse(v1::StepResponse* response) {
     if (batch_status.code() == absl::StatusCode::kAborted ||
         batch_status.code() == absl::StatusCode::kUnauthenticated) {
       parts_.state->End(absl::AbortedError(batch_status.message()));
+    } else if (batch_status.code() == absl::StatusCode::kOutOfRange) {
+      // It may have been applied or not: blocks that it leased or released are in nobody's books. Going on could
+      // use a block that is another's by now.
+      parts_.state->End(absl::UnavailableError(
+          absl::StrCat("detached: the daemon has lost the answer to batch ", response->sequence(),
+                       ", and what became of it is not known (", batch_status.message(), ")")));
     }
   }
   parts_.state->signal.Notify();

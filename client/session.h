@@ -12,9 +12,9 @@
 //
 //   open       all verbs work
 //   ended      the daemon ended it (status(): ABORTED and why)          | Lease and Match answer status();
-//   detached   the daemon is gone   (status(): UNAVAILABLE and why)     | Release, Seal and the like do
-//   nothing; forked     this process is a fork of the one that opened it         | mappings stay valid (but
-//   not in a fork)
+//   detached   the daemon is gone, or has lost an answer
+//              (status(): UNAVAILABLE and why)                          | Release, Seal and the like do nothing;
+//   forked     this process is a fork of the one that opened it         | mappings stay valid (but not in a fork)
 //
 // A broken stream is no state: it is opened again, and batches without an answer are sent again, applied
 // once.

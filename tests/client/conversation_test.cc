@@ -208,6 +208,29 @@ TEST_F(ConversationTest, ARefusedBatchAnswersAllItsOperations) {
   EXPECT_EQ(answer->status, absl::InvalidArgumentError("no"));
 }
 
+// The daemon may have applied the batch and forgotten: nothing that is known about blocks is sure any more.
+TEST_F(ConversationTest, ABatchWhoseAnswerIsLostDetaches) {
+  Introduce();
+  const auto lost = Say(Command::Verb::kSeal, {Block(1)});
+  Next();
+  const auto later = Say(Command::Verb::kMatch, {});
+  conversation_.StartStream();
+  v1::StepResponse response;
+  response.set_sequence(Next().sequence());
+  response.set_code(static_cast<int>(absl::StatusCode::kOutOfRange));
+  response.set_message("sequence 2 is forgotten: answers through 66 are gone");
+  conversation_.OnResponse(&response);
+  EXPECT_EQ(lost->phase, AnswerState::kReady);
+  EXPECT_EQ(lost->status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_FALSE(state_.open);
+  const absl::Status detached = state_.status();
+  EXPECT_EQ(detached, absl::UnavailableError(
+                          "detached: the daemon has lost the answer to batch 2, and what became of it is not "
+                          "known (sequence 2 is forgotten: answers through 66 are gone)"));
+  conversation_.Abort(detached);
+  EXPECT_EQ(later->status, detached);
+}
+
 TEST_F(ConversationTest, AbortAnswersAllThatWaits) {
   Introduce();
   const auto sent = Say(Command::Verb::kMatch, {});
