@@ -51,8 +51,16 @@ class SessionFailureTest : public SessionTest {
     EXPECT_TRUE(spaces.ok()) << spaces.status();
     return spaces->spaces(0).blocks();
   }
+  // The only session once the daemon has ended it; empty if it is gone without a trace.
+  v1::SessionInfo AwaitEnd() {
+    for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
+      const auto listed = Operator().ListSessions({});
+      if (!listed.ok() || listed->sessions().empty()) break;
+      if (listed->sessions(0).ended()) return listed->sessions(0);
+    }
+    return {};
+  }
 
- private:
   std::unique_ptr<tools::OperatorClient> operator_;
 };
 
@@ -251,6 +259,54 @@ TEST_F(SessionFailureTest, AStoppedPeerKeepsWhatItHolds) {
   EXPECT_FALSE(session->LeaseWithin(session->max_blocks() - 2 - 30, shortly).ok());
   peer.End(SIGKILL);
   EXPECT_TRUE(LeaseAllBut(session.get(), 0).ok());
+}
+
+// ---------------------------------------------------------------------------------------------- goodbyes
+
+// All of it comes back at once: the only process said that nothing of it runs.
+TEST_F(SessionFailureTest, ASoleMemberThatIsDoneClosesItsSession) {
+  StartDaemon("16MiB");
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  std::vector<BlockRef> refs(4);
+  ASSERT_TRUE(session->LeaseRefsWithin(absl::MakeSpan(refs), Soon()).ok());
+  session.reset();
+  EXPECT_TRUE(Operator().ListSessions({})->sessions().empty());
+  EXPECT_EQ(Counts().leased() + Counts().quarantined(), 0u);
+}
+
+TEST_F(SessionFailureTest, ASoleMemberThatIsNotDoneOnlyHangsUp) {
+  StartDaemon("16MiB");
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  std::vector<BlockRef> refs(4);
+  ASSERT_TRUE(session->LeaseRefsWithin(absl::MakeSpan(refs), Soon()).ok());
+  session->BeginStep();
+  session.reset();
+  EXPECT_THAT(AwaitEnd().end_reason(), HasSubstr("hung up"));
+  EXPECT_GE(Counts().quarantined(), 4u) << "its process lives";
+}
+
+// One of several can't know what the others still do on the device, and so frees nothing.
+TEST_F(SessionFailureTest, OneOfSeveralMembersOnlyHangsUp) {
+  for (const bool opener_leaves : {false, true}) {
+    StartDaemon("16MiB", {"--device=host,host"});
+    SessionOptions options = OptionsFor(daemon_->socket());
+    options.ranks = 2;
+    auto first = Open(options);
+    ASSERT_NE(first, nullptr);
+    options.role.set_rank(1);
+    auto second = Session::Join(options, first->Invitation());
+    ASSERT_TRUE(second.ok()) << second.status();
+    std::vector<BlockRef> refs(4);
+    ASSERT_TRUE(first->LeaseRefsWithin(absl::MakeSpan(refs), Soon()).ok());
+    (opener_leaves ? first : *second).reset();
+    EXPECT_THAT(AwaitEnd().end_reason(), HasSubstr("hung up"));
+    EXPECT_GE(Counts().quarantined(), 4u) << "the other member may be writing to them";
+    (opener_leaves ? *second : first).reset();
+    EXPECT_GE(Counts().quarantined(), 4u) << "the process of both lives";
+    operator_.reset();
+  }
 }
 
 TEST_F(SessionFailureTest, AForkedChildMayDropTheSession) {
