@@ -94,7 +94,8 @@ struct MemberMemoryOptions {
 };
 
 // True for a GPU error after which its context, and all that was in it, is unusable for the rest of the
-// process: the daemon must say so and end.
+// process: the daemon must say so and end. Every later call meets it again, free_bytes() among them: what a
+// destructor could not report is found there.
 bool IsSticky(const absl::Status& status);
 
 // Host memory. `capacity_bytes` is what total_bytes() reports.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/deferred.h"
 #include "server/device_budget.h"
@@ -27,6 +28,8 @@ namespace {
 constexpr uint32_t kMostSessions = 32768;
 // Blocks reclaimed under one hold of a space's mutex: some 20 us.
 constexpr uint32_t kReclaimSlice = 256;
+// A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
+constexpr uint64_t kDeviceCheckMs = 1000;
 
 absl::Status CheckShare(absl::string_view field, double value) {
   if (value >= 0 && value <= 1) return absl::OkStatus();
@@ -252,7 +255,19 @@ bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse
 
 // ------------------------------------------------------------------------------------------- housekeeping
 
+void Daemon::CheckDevices(uint64_t now) {
+  if (now < device_check_ms_.load(std::memory_order_relaxed)) return;
+  device_check_ms_.store(now + kDeviceCheckMs, std::memory_order_relaxed);
+  for (const std::unique_ptr<Device>& device : devices_) {
+    // Any call would do: a context that is gone answers all of them with the error that ended it. What other errors there
+    // are is for those to say who need the device.
+    const absl::Status status = device->free_bytes().status();
+    KVPOOL_CHECK(!IsSticky(status), "device %s: %s", device->id().c_str(), status.ToString().c_str());
+  }
+}
+
 void Daemon::HousekeepOnce() {
+  CheckDevices(clock_->NowMs());
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
   const uint64_t now = clock_->NowMs();
   if (now < options_.idle_space_ms) return;

@@ -190,7 +190,7 @@ class Daemon {
   absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
 
   DaemonSnapshot Snapshot();
-  // One round of growth, background reclaim, expiry and closing of idle spaces.
+  // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
   void HousekeepOnce();
 
  private:
@@ -209,6 +209,8 @@ class Daemon {
   void Destroy(Space* closing);
   // The same, and keeps its counters: for who closed it.
   void Retire(const std::shared_ptr<Space>& space);
+  // Asks each device, once a second, whether it is still there.
+  void CheckDevices(uint64_t now);
   void Housekeep(const std::shared_ptr<Space>& space);
   // Up to the high watermark, if free blocks are below the low one.
   void ReclaimAhead(Space* space);
@@ -224,6 +226,7 @@ class Daemon {
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
+  std::atomic<uint64_t> device_check_ms_{0};  // When devices are asked next.
   std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
 };
 

@@ -13,6 +13,15 @@
 
 namespace kvpool {
 
+namespace {
+
+// A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
+void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
+  KVPOOL_CHECK(!IsSticky(status), "space %lu: %s: %s", space, doing.c_str(), status.ToString().c_str());
+}
+
+}  // namespace
+
 Space::Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
              DeviceBudget* budget, const Clock* clock)
     : facts(std::move(facts)),
@@ -77,9 +86,7 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
     absl::StatusOr<std::unique_ptr<Slab>> slab =
         facts.kind == v1::SPACE_KIND_IPC ? device->MakeIpcSlab(bytes) : device->MakeSlab(bytes);
     if (!slab.ok()) {
-      // The GPU's context is gone, and with it what blocks hold: a corrupted pool is never served.
-      KVPOOL_CHECK(!IsSticky(slab.status()), "space %lu: rank %zu: %s", facts.id, rank,
-                   slab.status().ToString().c_str());
+      CheckNotLost(slab.status(), facts.id, absl::StrCat("rank ", rank));
       return absl::Status(slab.status().code(),
                           absl::StrCat("rank ", rank, ": ", std::string(slab.status().message())));
     }
@@ -124,6 +131,7 @@ void Space::SendFrames(Deferred* deferred) {
     const std::shared_ptr<Session> session = out.session;
     const uint32_t slab = out.frame.slab().slab();
     if (const absl::Status status = SendFrame(std::move(out)); !status.ok()) {
+      CheckNotLost(status, facts.id, absl::StrCat("sending slab ", slab));
       MutexLock lock(&mu);
       state.EndSession(session.get(), EndKind::kUnsentSlab,
                        absl::StrCat("session ", session->terms.id, " ended: slab ", slab,

@@ -320,9 +320,17 @@ TEST_F(GrowthTest, AnOpeningThatFailsLeavesNothingBehind) {
 TEST_F(GrowthTest, ACorruptedPoolIsNeverServed) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
-  engine->Lease(14);
+  const auto newcomer = Attach();
+  daemon_->HousekeepOnce();
   scripts_[0]->lost = true;
-  EXPECT_DEATH(daemon_->HousekeepOnce(), "space 1: rank 0: INTERNAL: .*CUDA_ERROR_ECC_UNCORRECTABLE");
+  EXPECT_DEATH(newcomer->Open(OpenRequest()).IgnoreError(),
+               "space 1: sending slab 0: DATA_LOSS: CUDA_ERROR_ECC_UNCORRECTABLE");
+  const std::vector<uint64_t> blocks = engine->Lease(14);
+  EXPECT_DEATH(daemon_->HousekeepOnce(), "space 1: rank 0: DATA_LOSS: CUDA_ERROR_ECC_UNCORRECTABLE");
+  engine->Release(blocks);
+  daemon_->HousekeepOnce();  // Nobody wants anything of the device …
+  clock_.Advance(1000);      // … and it is looked after all the same.
+  EXPECT_DEATH(daemon_->HousekeepOnce(), "device mem0: DATA_LOSS: CUDA_ERROR_ECC_UNCORRECTABLE");
 }
 
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {

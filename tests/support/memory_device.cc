@@ -8,6 +8,12 @@
 namespace kvpool {
 namespace {
 
+absl::Status Lost() {
+  absl::Status lost = absl::DataLossError("CUDA_ERROR_ECC_UNCORRECTABLE");
+  MarkSticky(&lost);
+  return lost;
+}
+
 // Bytes that nobody reads: the daemon itself never looks into a block.
 class MemorySlab final : public Slab {
  public:
@@ -23,6 +29,7 @@ class MemorySlab final : public Slab {
   uint64_t address() const override { return 0; }
   absl::StatusOr<UniqueFd> Export() const override {
     if (ipc_) return absl::FailedPreconditionError("an IPC slab has no fd");
+    if (script_.lost) return Lost();
     if (script_.fail_export) return absl::ResourceExhaustedError("dup: Too many open files");
     return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC));
   }
@@ -39,13 +46,14 @@ class MemorySlab final : public Slab {
 
 }  // namespace
 
+absl::StatusOr<size_t> MemoryDevice::free_bytes() const {
+  if (script_.lost) return Lost();
+  return total_bytes();
+}
+
 absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {
   if (script_.on_make) script_.on_make();
-  if (script_.lost) {
-    absl::Status lost = absl::InternalError("cuMemCreate: CUDA_ERROR_ECC_UNCORRECTABLE");
-    MarkSticky(&lost);
-    return lost;
-  }
+  if (script_.lost) return Lost();
   if (script_.fail_after == 0) {
     return absl::ResourceExhaustedError(absl::StrCat("out of memory: ", bytes, " bytes asked for, 0 free"));
   }

@@ -18,7 +18,7 @@ class MemoryDevice final : public Device {
   struct Script {
     std::atomic<int> fail_after{
         -1};  // Slabs made before MakeSlab fails like a device out of memory; -1: never.
-    std::atomic<bool> lost{false};         // MakeSlab fails as on a GPU whose context is gone.
+    std::atomic<bool> lost{false};         // Everything fails as on a GPU whose context is gone.
     std::atomic<bool> fail_export{false};  // As at the limit of open files.
     std::atomic<int> alive{0};             // Slabs there are.
     std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would …
@@ -33,7 +33,7 @@ class MemoryDevice final : public Device {
   std::string uuid_bytes() const override { return ""; }
   size_t granularity_bytes() const override { return granularity_bytes_; }
   size_t total_bytes() const override { return size_t{1} << 40; }
-  absl::StatusOr<size_t> free_bytes() const override { return total_bytes(); }
+  absl::StatusOr<size_t> free_bytes() const override;
   absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override;
 
