@@ -411,12 +411,17 @@ void AttachLoop::Count(std::string_view label) {
 
 absl::StatusOr<AttachLoop::Process*> AttachLoop::WatchPeer(const Connection& connection) {
   const int64_t pid = connection.peer.pid;
-  // A process that is watched and has not ended still owns its pid, so this is the same one.
+  ASSIGN_OR_RETURN(UniqueFd pidfd, PidfdOf(connection.socket.get(), connection.peer));
+  // A forked child may hold the socket and say hello: what it would do, no pidfd of ours tells the end of.
+  if (ProcessEnded(pidfd.get())) {
+    return absl::FailedPreconditionError(absl::StrCat("pid ", pid, ", which connected, has already ended"));
+  }
+  // Two processes of one pid, neither of which has ended, are the same one. The first half has just been seen: a pid that
+  // is watched may be in the second hand.
   if (const auto known = process_of_pid_.find(pid); pid > 0 && known != process_of_pid_.end()) {
     Process& process = processes_.at(known->second);
     if (!ProcessEnded(process.pidfd.get())) return &process;
   }
-  ASSIGN_OR_RETURN(UniqueFd pidfd, PidfdOf(connection.socket.get(), connection.peer));
   const uint64_t id = next_id_++;
   RETURN_IF_ERROR(Watch(pidfd.get(), Key(Source::kProcess, id), EPOLLIN));
   Process& process = processes_[id];

@@ -420,6 +420,38 @@ TEST_F(AttachServerTest, AForkedChildDoesNotKeepTheMemberAlive) {
   close(grandchild_pipe[1]);
 }
 
+// Whoever says hello on the socket of a process that has ended is not the one that would be watched.
+TEST_F(AttachServerTest, AnEndedProcessHasNoMember) {
+  Start();
+  int ready[2], go[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(go, O_CLOEXEC), 0);
+  const pid_t connector = fork();
+  if (connector == 0) {
+    UniqueFd socket = Connect();
+    if (fork() == 0) {
+      char byte;
+      close(go[1]);
+      const bool told = read(go[0], &byte, 1) == 0;
+      const bool sent = told && SendFrame(socket.get(), Hello()).ok();
+      const char answer = sent && Receive(socket).has_closed() ? 'c' : '?';
+      _exit(write(ready[1], &answer, 1) == 1 ? 0 : 1);
+    }
+    _exit(0);
+  }
+  // A zombie has ended, too: it is reaped only when the answer has come.
+  siginfo_t ended;
+  ASSERT_EQ(waitid(P_PID, connector, &ended, WEXITED | WNOWAIT), 0);
+  close(go[1]);
+  char answer = 0;
+  EXPECT_EQ(read(ready[0], &answer, 1), 1);
+  EXPECT_EQ(answer, 'c') << "refused";
+  EXPECT_EQ(Refused("process"), 1u);
+  EXPECT_EQ(recorder_.Count("attached 1"), 0);
+  waitpid(connector, nullptr, 0);
+  for (const int fd : {ready[0], ready[1], go[0]}) close(fd);
+}
+
 TEST_F(AttachServerTest, AStoppedProcessIsNotDead) {
   Start();
   Child child([this] { Attach().Release(); });
