@@ -117,14 +117,17 @@ absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
   MutexLock growth(&space.growth_mu);
   while (true) {
     absl::Status short_of;
+    bool complete = false;
     {
       MutexLock lock(&space.mu);
       short_of = space.state.Enter(session, clock_->NowMs(), deferred);
+      complete = space.state.complete();
     }
     if (!absl::IsResourceExhausted(short_of)) return short_of;
     const uint64_t closed = registry_->spaces_closed();
     const absl::Status made = space.MakeSlab(deferred);
-    if (made.ok() || (absl::IsResourceExhausted(made) && MakeRoom(space, closed))) continue;
+    // A space at its largest has no use for the memory of others.
+    if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
     if (!absl::IsResourceExhausted(made)) return made;
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(

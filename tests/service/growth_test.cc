@@ -302,6 +302,19 @@ TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   EXPECT_EQ(scripts_[0]->alive, 2);
 }
 
+TEST_F(GrowthTest, ASpaceAtItsLargestTakesNoMemoryOfOthers) {
+  StartDaemon(4);
+  const auto idle = OpenEngine(OpenRequest("idle"));
+  idle->Seal(idle->Lease(1), Keys("kept", 1));
+  idle->Die();
+  v1::OpenSession request = OpenRequest("small");
+  request.set_max_space_bytes(kSlabBlocks * kBlockBytes);
+  request.set_guaranteed_blocks(10);
+  const auto engine = OpenEngine(request);
+  EXPECT_EQ(Attach()->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(OpenEngine(OpenRequest("idle"))->Match(Keys("kept", 1)).tokens(), 16);
+}
+
 TEST_F(GrowthTest, AnOpeningThatFailsLeavesNothingBehind) {
   StartDaemon(4);
   scripts_[0]->fail_after = 1;
