@@ -1,11 +1,16 @@
 // A GPU that is lost ends the daemon, whichever call meets it first. Over the fake driver.
 #include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <string>
 
 #include "absl/strings/match.h"
+#include "proto/support/unique_fd.h"
 #include "tests/process/raw_engine.h"
 #include "tests/support/daemon_process.h"
 
@@ -20,9 +25,14 @@ std::unique_ptr<DaemonProcess> StartOnFakeGpu(const std::string& faults) {
   return daemon.ok() ? *std::move(daemon) : nullptr;
 }
 
+constexpr int kPatienceMs = 60000;  // Bound on a wait that ends by itself much earlier.
+
 // Waits until it has ended by itself.
 void ExpectEndsFor(DaemonProcess* daemon, const std::string& reason) {
-  const int status = daemon->End(0);
+  const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon->pid(), 0)));
+  pollfd death{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&death, 1, kPatienceMs), 1) << "it goes on";
+  const int status = daemon->End(SIGKILL);  // Of one that has ended: no more than its wait status.
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT) << "wait status " << status;
   EXPECT_TRUE(absl::StrContains(daemon->Log(), reason)) << daemon->Log();
   EXPECT_TRUE(absl::StrContains(daemon->Log(), "CUDA_ERROR_ECC_UNCORRECTABLE")) << daemon->Log();
