@@ -170,9 +170,11 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const absl::Status promised = Promise(session.get(), &deferred);
   Registry::Fate fate;
   if (promised.ok()) {
+    fate = claim.Bind(session, member);
+    claim->peer->Bound();
     {
       MutexLock lock(&space->mu);
-      space->state.OnJoined(session.get(), clock_->NowMs(), &deferred);
+      space->state.OnJoined(member, clock_->NowMs(), &deferred);
       space->state.AfterVerbs(clock_->NowMs(), &deferred);
       space->state.CollectWakes(&deferred);
       FillMember(*member, space->facts, options_.epoch, result);
@@ -180,8 +182,6 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
       result->set_space(space->facts.id);
       result->set_sink_block(session->sink.Pack());
     }
-    fate = claim.Bind(session, member);
-    claim->peer->Bound();
     LogInfo("session opened", {{"session", session->terms.id},
                                {"space", space->facts.id},
                                {"tenant", space->facts.tenant},
@@ -228,12 +228,15 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
                                                        options_.max_members));
     }
     member = session->AddMember(Identify(*claim, request.role()));
-    space->state.OnJoined(session.get(), clock_->NowMs(), &deferred);
-    space->state.CollectWakes(&deferred);
     FillMember(*member, space->facts, options_.epoch, result);
   }
   const Registry::Fate fate = claim.Bind(session, member);
   claim->peer->Bound();
+  {
+    MutexLock lock(&space->mu);
+    space->state.OnJoined(member, clock_->NowMs(), &deferred);
+    space->state.CollectWakes(&deferred);
+  }
   LogInfo("member joined",
           {{"session", session->terms.id}, {"member", member->index}, {"pid", claim->credentials.pid}});
   Settle(space.get(), &deferred);

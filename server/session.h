@@ -85,6 +85,7 @@ class Member {
   SlabAcks slabs;
   uint64_t fence = 0;
   bool warmup_done = false;
+  bool joined = false;  // Bound to its attachment: what it acknowledges is heard. It gets no slab before.
   bool dead = false;
   bool touched = false;  // Is in SpaceState's list of members to wake.
   uint64_t last_call_ms = 0;

@@ -53,8 +53,10 @@ absl::Status SpaceState::Enter(Session* session, uint64_t now, Deferred* deferre
   return absl::OkStatus();
 }
 
-void SpaceState::OnJoined(Session* session, uint64_t now, Deferred* deferred) {
-  Member* member = session->members.back().get();
+void SpaceState::OnJoined(Member* member, uint64_t now, Deferred* deferred) {
+  Session* session = member->session;
+  if (session->ended) return;
+  member->joined = true;
   member->last_call_ms = now;
   if (draining) Post(member, v1::NOTICE_KIND_DRAIN, {});
   if (pressure) Post(member, v1::NOTICE_KIND_PRESSURE, {.value = pool.available()});
@@ -160,7 +162,7 @@ void SpaceState::SendSlabs(Session* session, Deferred* deferred) {
     // The rank that is furthest behind: ranks advance together.
     Member* next = nullptr;
     for (Member* member : session->by_rank) {
-      if (member == nullptr || member->slabs.sent() == slabs.size()) continue;
+      if (member == nullptr || !member->joined || member->slabs.sent() == slabs.size()) continue;
       if (next == nullptr || member->slabs.sent() < next->slabs.sent()) next = member;
     }
     if (next == nullptr) break;

@@ -89,7 +89,7 @@ class SpaceState {
   // Enters a new session. RESOURCE_EXHAUSTED: its guarantee needs more slabs than there are.
   absl::Status Enter(Session* session, uint64_t now, Deferred* deferred);
   // A member has joined: slabs go out to it.
-  void OnJoined(Session* session, uint64_t now, Deferred* deferred);
+  void OnJoined(Member* member, uint64_t now, Deferred* deferred);
   void OnSlabAck(Member* member, const v1::SlabAck& ack, uint64_t now, Deferred* deferred);
   void OnProcessDead(Member* member, uint64_t now, Deferred* deferred);
   // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
