@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.."
 # start_daemon FOLDER: kvpoold on host memory; all it makes is in FOLDER. Returns when it serves.
 start_daemon() {
   # 40 MiB in blocks of 4 KiB: about 10,000 blocks, where the trace's working set has 183,000.
-  build/release/bin/kvpoold --device=host --capacity=40MiB --slab_bytes=40MiB --metrics_listen=127.0.0.1:0 \
-    --socket="$1/kvpoold.sock" --state_dir="$1/state" >"$1/kvpoold.log" 2>&1 &
+  build/release/bin/kvpoold --device=host --capacity=40MiB --slab-bytes=40MiB --metrics-listen=127.0.0.1:0 \
+    --socket="$1/kvpoold.sock" --state-dir="$1/state" >"$1/kvpoold.log" 2>&1 &
   demo_daemon=$!
   local tries=0
   until build/release/bin/kvpoolctl --socket="$1/kvpoold.sock" health >/dev/null 2>&1; do
@@ -88,7 +88,7 @@ run_demo() {
     kvpool_sessions_ended_total
   say "done. To look around yourself:"
   cat <<'NEXT'
-    build/release/bin/kvpoold --device=host --capacity=1GiB --socket=/tmp/kvpoold.sock --state_dir=/tmp/kvpool &
+    build/release/bin/kvpoold --device=host --capacity=1GiB --socket=/tmp/kvpoold.sock --state-dir=/tmp/kvpool &
     export KVPOOL_SOCKET=/tmp/kvpoold.sock
     build/release/bin/kvpool-replay --workload=conversation --engines=4 --kill-every=1000 &
     build/release/bin/kvpoolctl top

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/daemon.h"
@@ -24,14 +25,15 @@ struct Settings {
   std::string operator_tls_listen;
   TlsFiles operator_tls;
   std::chrono::milliseconds shutdown_grace{0};
+  std::string reply;     // What --help or --version asked for: to be printed instead of serving. Else empty.
   DaemonOptions daemon;  // Without epoch, version and device capacities.
 
   std::string attach_socket() const { return socket + ".attach"; }
 };
 
-// Parses argv and the files named by --config. Ends the process for --help and, with code 2, for flags that do not exist.
+// Parses the command line (without the program's name) and the files named by --config, which it wins over.
 // INVALID_ARGUMENT names flag, value and limits.
-absl::StatusOr<Settings> ParseSettings(int argc, char** argv);
+absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments);
 
 }  // namespace kvpool
 

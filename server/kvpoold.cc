@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "cuda/device.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/version.h"
 #include "server/clock.h"
 #include "server/devices.h"
 #include "server/log.h"
@@ -73,7 +74,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   const int fd_ceiling = ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes);
 
   DaemonOptions options = settings.daemon;
-  options.version = KVPOOL_VERSION;
+  options.version = Version();
   options.epoch = state_dir_.epoch();
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock()));
@@ -99,11 +100,11 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
                           .attach = [this] { return attach_server_->Stats(); },
-                          .build = {.version = KVPOOL_VERSION, .cuda = CudaFacts()},
+                          .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
     ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(settings.metrics_listen, std::move(sources)));
   }
-  ServingFacts facts{.version = KVPOOL_VERSION,
+  ServingFacts facts{.version = Version(),
                      .socket = socket_,
                      .attach_socket = attach_socket_,
                      .metrics_host = settings.metrics_listen.substr(0, settings.metrics_listen.rfind(':')),
@@ -116,7 +117,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                       {"metrics_port", facts.metrics_port},
                       {"operator_port", facts.operator_port},
                       {"open_files", open_files},
-                      {"version", KVPOOL_VERSION}});
+                      {"version", Version()}});
   return absl::OkStatus();
 }
 

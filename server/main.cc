@@ -47,8 +47,12 @@ void DrainFor(kvpool::Kvpoold* kvpoold, std::chrono::milliseconds grace, const s
 int main(int argc, char** argv) {
   // Debian builds Abseil with its checks on: each of gRPC's locks looks for cycles, 3 % of a round trip.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings(argc, argv);
+  const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings({argv + 1, argv + argc});
   if (!settings.ok()) return Fail(settings.status());
+  if (!settings->reply.empty()) {
+    std::fputs(settings->reply.c_str(), stdout);
+    return 0;
+  }
   kvpool::SetLog(settings->log);
   const sigset_t signals = BlockEndSignals();
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "client/tools/flags.h"
+#include "proto/support/flags.h"
 #include "client/tools/operator_client.h"
 
 namespace google::protobuf {
@@ -32,9 +32,9 @@ class Output {
 class Command {
  public:
   virtual ~Command() = default;
-  virtual void AddFlags(tools::Flags* flags) {}
+  virtual void AddFlags(Flags* flags) {}
   // INVALID_ARGUMENT before anything was asked: the flags given don't make a request.
-  virtual absl::Status Check(const tools::Flags& flags) { return absl::OkStatus(); }
+  virtual absl::Status Check(const Flags& flags) { return absl::OkStatus(); }
   virtual absl::Status Run(tools::OperatorClient* daemon, const Output& output) = 0;
 };
 

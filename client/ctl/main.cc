@@ -9,8 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/ctl/commands.h"
-#include "client/tools/flags.h"
 #include "client/tools/operator_client.h"
+#include "proto/support/flags.h"
+#include "proto/support/version.h"
 
 namespace kvpool::ctl {
 namespace {
@@ -21,9 +22,10 @@ struct Common {
   tools::Endpoint endpoint{.socket = tools::DefaultSocket()};
   bool json = false;
   bool help = false;
+  bool version = false;
 };
 
-void AddCommonFlags(Common* common, tools::Flags* flags) {
+void AddCommonFlags(Common* common, Flags* flags) {
   flags->Add("socket", &common->endpoint.socket, "kvpoold's Unix socket (also KVPOOL_SOCKET)");
   flags->Add("address", &common->endpoint.address,
              "HOST:PORT of kvpoold's operator verbs instead, with mutual TLS");
@@ -32,9 +34,10 @@ void AddCommonFlags(Common* common, tools::Flags* flags) {
   flags->Add("tls-key", &common->endpoint.tls_key, "PEM file: its private key");
   flags->Add("tls-name", &common->endpoint.tls_name,
              "name in the daemon's certificate, where HOST is not it");
-  flags->Add("deadline", &common->endpoint.deadline, "longest wait for an answer");
+  flags->Add("deadline", &common->endpoint.deadline, {.max = absl::Hours(1)}, "longest wait for an answer");
   flags->Add("json", &common->json, "answers as JSON, field names as in kvpool/v1/operator.proto");
   flags->Add("help", &common->help, "this text");
+  flags->Add("version", &common->version, "what this build is");
 }
 
 int UsageError(const std::string& what) {
@@ -42,7 +45,7 @@ int UsageError(const std::string& what) {
   return kUsage;
 }
 
-int Help(const tools::Flags& flags, const CommandEntry* command) {
+int Help(const Flags& flags, const CommandEntry* command) {
   std::string text = command != nullptr
                          ? absl::StrFormat("kvpoolctl %s [FLAGS]: %s\n", command->name, command->summary)
                          : "kvpoolctl [FLAGS] COMMAND [FLAGS]: ask and steer kvpoold\n\nCommands:\n";
@@ -64,10 +67,14 @@ int ExitStatusOf(const absl::Status& status) {
 
 int Main(const std::vector<std::string>& arguments) {
   Common common;
-  tools::Flags flags;
+  Flags flags;
   AddCommonFlags(&common, &flags);
   absl::StatusOr<std::vector<std::string>> rest = flags.Parse(arguments);
   if (!rest.ok()) return UsageError(std::string(rest.status().message()));
+  if (common.version) {
+    std::fputs(VersionText("kvpoolctl").c_str(), stdout);
+    return kDone;
+  }
   if (rest->empty())
     return common.help ? Help(flags, nullptr) : UsageError("no command; see kvpoolctl --help");
   const CommandEntry* entry = nullptr;

@@ -167,14 +167,10 @@ class Screen {
 
 class TopCommand : public Command {
  public:
-  void AddFlags(tools::Flags* flags) override {
-    flags->Add("interval", &interval_, "time between frames");
+  void AddFlags(Flags* flags) override {
+    flags->Add("interval", &interval_, {.min = absl::Milliseconds(50), .max = absl::Hours(1)},
+               "time between frames");
     flags->Add("once", &once_, "one frame, without rates, and end");
-  }
-  absl::Status Check(const tools::Flags&) override {
-    if (interval_ >= absl::Milliseconds(50) && interval_ <= absl::Hours(1)) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("--interval: ", absl::FormatDuration(interval_), " is not 50ms to 1h"));
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     if (once_ || output.json() || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))

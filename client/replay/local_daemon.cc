@@ -54,11 +54,11 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const std::strin
   const uint64_t bytes = (options.blocks + 1) * options.block_bytes;
   const uint64_t capacity = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::vector<std::string> arguments = {absl::StrCat("--socket=", SocketIn(folder)),
-                                        absl::StrCat("--state_dir=", folder),
+                                        absl::StrCat("--state-dir=", folder),
                                         "--device=host",
                                         absl::StrCat("--capacity=", capacity),
-                                        absl::StrCat("--slab_bytes=", capacity),
-                                        "--metrics_listen="};
+                                        absl::StrCat("--slab-bytes=", capacity),
+                                        "--metrics-listen="};
   arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
   ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(program, arguments));
   std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(std::move(folder), std::move(process)));

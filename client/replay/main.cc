@@ -23,10 +23,11 @@
 #include "client/replay/local_daemon.h"
 #include "client/replay/replay.h"
 #include "client/replay/trace.h"
-#include "client/tools/flags.h"
 #include "client/tools/operator_client.h"
 #include "client/tools/text.h"
+#include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/version.h"
 
 namespace kvpool::replay {
 namespace {
@@ -45,7 +46,7 @@ struct Settings {
   bool spawn_daemon = false;
   uint64_t blocks = 10000;
   std::vector<std::string> daemon_flags;
-  bool json = false, help = false;
+  bool json = false, help = false, version = false;
   ReplayOptions replay{.socket = tools::DefaultSocket()};
   uint64_t engines = 2;
   // What an engine process is told by the one that started it.
@@ -53,7 +54,7 @@ struct Settings {
   std::string engine_device;
 };
 
-void AddFlags(Settings* s, tools::Flags* flags) {
+void AddFlags(Settings* s, Flags* flags) {
   flags->Add("trace", &s->trace, "requests as JSON lines in Mooncake's form, plain or gzip");
   flags->Add("workload", &s->workload,
              "conversation: made requests, shaped like the public conversation trace");
@@ -78,6 +79,7 @@ void AddFlags(Settings* s, tools::Flags* flags) {
                   "name of the space; a new one by default, so that nothing is cached yet");
   flags->Add("json", &s->json, "the result as JSON");
   flags->Add("help", &s->help, "this text");
+  flags->Add("version", &s->version, "what this build is");
   flags->Add("engine-slot", &s->engine_slot, {}, "");
   flags->Add("engine-board", &s->engine_board, {}, "");
   flags->Add("engine-start-ns", &s->engine_start_ns, {}, "");
@@ -127,7 +129,7 @@ absl::StatusOr<v1::Layout> MakeLayout(const Settings& s) {
   return PagedLayout(options);
 }
 
-absl::Status CheckFlags(const Settings& s, const tools::Flags& flags) {
+absl::Status CheckFlags(const Settings& s, const Flags& flags) {
   if (!s.trace.empty() && !s.workload.empty()) {
     return absl::InvalidArgumentError("--trace and --workload exclude each other");
   }
@@ -191,13 +193,17 @@ int Main(const std::vector<std::string>& arguments) {
     return exit_status;
   };
   Settings settings;
-  tools::Flags flags;
+  Flags flags;
   AddFlags(&settings, &flags);
   absl::StatusOr<std::vector<std::string>> rest = flags.Parse(arguments);
   if (rest.ok() && !rest->empty()) {
     rest = absl::InvalidArgumentError(absl::StrCat("unexpected argument ", rest->front(), "; see --help"));
   }
   if (!rest.ok()) return fail(rest.status(), 2);
+  if (settings.version) {
+    std::fputs(VersionText("kvpool-replay").c_str(), stdout);
+    return 0;
+  }
   if (settings.help) {
     std::printf(
         "kvpool-replay [FLAGS]: serve recorded requests with engine processes, and prove the memory right\n\n"

@@ -61,7 +61,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
 // What to try when nobody answers at the endpoint.
 std::string Advice(const Endpoint& endpoint) {
   if (!endpoint.address.empty()) {
-    return absl::StrCat("Is kvpoold's --operator_tls_listen ", endpoint.address,
+    return absl::StrCat("Is kvpoold's --operator-tls-listen ", endpoint.address,
                         ", and do both sides trust the other's CA?");
   }
   struct stat status;

@@ -1,9 +1,10 @@
 // kvpool-bench: the figures that kvpool promises, measured on this machine.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "proto/support/flags.h"
+#include "proto/support/version.h"
 #include "tests/bench/figures.h"
 
 namespace kvpool::bench {
@@ -26,11 +29,6 @@ constexpr Section kSections[] = {
     {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},
     {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
-};
-
-struct Flags {
-  std::vector<std::string> only;  // Empty: all.
-  bool json = false;
 };
 
 struct Machine {
@@ -56,7 +54,7 @@ std::string BoundText(const Figure& figure) {
 }
 
 void PrintTable(const Machine& machine, const Figures& figures) {
-  std::printf("%s, %ld cores; commit %s; build %s\n", machine.cpu.c_str(), machine.cores, KVPOOL_COMMIT,
+  std::printf("%s, %ld cores; commit %s; build %s\n", machine.cpu.c_str(), machine.cores, Commit(),
               KVPOOL_BUILD);
   for (const std::string& note : figures.notes()) std::printf("%s\n", note.c_str());
   std::printf("\n%-11s %-44s %14s %-10s %12s\n", "section", "figure", "value", "unit", "bound");
@@ -98,52 +96,57 @@ void PrintJson(const Machine& machine, const Figures& figures) {
   std::printf(
       "{\n  \"cpu\": %s,\n  \"cores\": %ld,\n  \"commit\": %s,\n  \"build\": %s,\n  \"notes\": [%s],\n"
       "  \"figures\": [\n%s\n  ]\n}\n",
-      Quoted(machine.cpu).c_str(), machine.cores, Quoted(KVPOOL_COMMIT).c_str(), Quoted(KVPOOL_BUILD).c_str(),
+      Quoted(machine.cpu).c_str(), machine.cores, Quoted(Commit()).c_str(), Quoted(KVPOOL_BUILD).c_str(),
       notes.c_str(), absl::StrJoin(rows, ",\n").c_str());
 }
 
-int Usage(std::string_view problem) {
-  std::fprintf(stderr, "%.*s\nusage: kvpool-bench [--json] [--only=SECTION,...]\nsections:\n",
-               static_cast<int>(problem.size()), problem.data());
-  for (const Section& section : kSections) {
-    std::fprintf(stderr, "  %-11s %s\n", std::string(section.name).c_str(),
-                 std::string(section.summary).c_str());
-  }
+int Fail(absl::string_view problem) {
+  std::fprintf(stderr, "kvpool-bench: %s\n", std::string(problem).c_str());
   return 2;
 }
 
-bool Wanted(const Flags& flags, std::string_view section) {
-  for (const std::string& only : flags.only) {
-    if (only == section) return true;
+int Help(const Flags& flags) {
+  std::printf(
+      "kvpool-bench [FLAGS]: the figures that kvpool promises, measured on this "
+      "machine\n\nFlags:\n%s\nSections:\n",
+      flags.Help().c_str());
+  for (const Section& section : kSections) {
+    std::printf("  %-11s %s\n", std::string(section.name).c_str(), std::string(section.summary).c_str());
   }
-  return flags.only.empty();
+  std::printf("\nExit status: 0 every bound is met, 1 one is missed, 2 usage.\n");
+  return 0;
 }
 
-int Main(int argc, char** argv) {
+int Main(const std::vector<std::string>& arguments) {
+  std::string only;
+  bool json = false, help = false, version = false;
   Flags flags;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view arg = argv[i];
-    if (arg == "--json") {
-      flags.json = true;
-    } else if (arg.starts_with("--only=")) {
-      flags.only = absl::StrSplit(argv[i] + std::strlen("--only="), ',');
-    } else {
-      return Usage(absl::StrCat("unknown argument \"", argv[i], "\""));
-    }
+  flags.Add("only", &only, "sections to measure, with commas between them; all by default");
+  flags.Add("json", &json, "the figures as JSON");
+  flags.Add("help", &help, "this text");
+  flags.Add("version", &version, "what this build is");
+  const absl::StatusOr<std::vector<std::string>> rest = flags.Parse(arguments);
+  if (!rest.ok()) return Fail(rest.status().message());
+  if (!rest->empty()) return Fail(absl::StrCat("unexpected argument ", rest->front(), "; see --help"));
+  if (help) return Help(flags);
+  if (version) {
+    std::fputs(VersionText("kvpool-bench").c_str(), stdout);
+    return 0;
   }
-  for (const std::string& only : flags.only) {
-    bool known = false;
-    for (const Section& section : kSections) known |= section.name == only;
-    if (!known) return Usage(absl::StrCat("--only: no section \"", only, "\""));
+  const std::vector<std::string> wanted = absl::StrSplit(only, ',', absl::SkipEmpty());
+  for (const std::string& name : wanted) {
+    const bool known = std::any_of(std::begin(kSections), std::end(kSections),
+                                   [&name](const Section& section) { return section.name == name; });
+    if (!known) return Fail(absl::StrCat("--only: no section \"", name, "\"; see --help"));
   }
   Figures figures;
   for (const Section& section : kSections) {
-    if (!Wanted(flags, section.name)) continue;
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) continue;
     std::fprintf(stderr, "%s ...\n", std::string(section.name).c_str());
     figures.BeginSection(section.name);
     section.run(&figures);
   }
-  (flags.json ? PrintJson : PrintTable)(ThisMachine(), figures);
+  (json ? PrintJson : PrintTable)(ThisMachine(), figures);
   for (const Figure& figure : figures.all()) {
     if (!figure.met()) return 1;
   }
@@ -153,4 +156,4 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace kvpool::bench
 
-int main(int argc, char** argv) { return kvpool::bench::Main(argc, argv); }
+int main(int argc, char** argv) { return kvpool::bench::Main({argv + 1, argv + argc}); }

@@ -177,7 +177,7 @@ TEST_F(SessionFailureTest, TheDaemonsDeathDetaches) {
 }
 
 TEST_F(SessionFailureTest, ACleanShutdownSaysWhy) {
-  StartDaemon("32MiB", {"--shutdown_grace=0s"});
+  StartDaemon("32MiB", {"--shutdown-grace=0s"});
   std::promise<void> draining;
   SessionOptions options = OptionsFor(daemon_->socket());
   options.on_notice = [&draining, told = false](const v1::Notice& notice) mutable {

@@ -101,7 +101,7 @@ int PeerProcess::End(int signal) {
 }
 
 void SessionTest::StartDaemon(const std::string& capacity, std::vector<std::string> flags) {
-  flags.push_back("--slab_bytes=4MiB");
+  flags.push_back("--slab-bytes=4MiB");
   auto daemon =
       DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = capacity, .flags = std::move(flags)});
   ASSERT_TRUE(daemon.ok()) << daemon.status();

@@ -111,8 +111,8 @@ def free_port():
 
 def run(root, bins, tools, folder, daemons):
     socket = folder / "kvpoold.sock"
-    daemons.start("kvpoold", folder / "kvpoold.log", bins / "kvpoold", "--device=host", "--capacity=32MiB", "--slab_bytes=8MiB",
-                  f"--socket={socket}", f"--state_dir={folder}", "--metrics_listen=127.0.0.1:0")
+    daemons.start("kvpoold", folder / "kvpoold.log", bins / "kvpoold", "--device=host", "--capacity=32MiB", "--slab-bytes=8MiB",
+                  f"--socket={socket}", f"--state-dir={folder}", "--metrics-listen=127.0.0.1:0")
     state = folder / "kvpoold.json"
     until("kvpoold.json", lambda: daemons.check() and state.exists())
     port = json.loads(state.read_text(encoding="utf-8"))["metrics_port"]

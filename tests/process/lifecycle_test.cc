@@ -40,7 +40,7 @@ TEST(LifecycleTest, ASecondDaemonIsRefusedAndTheFirstGoesOn) {
   for (const std::string& state_dir : {(*first)->directory(), other_state}) {
     const ProgramEnd second =
         RunProgram({DaemonProcess::Program(), "--device=host", "--capacity=64MiB",
-                    "--socket=" + (*first)->socket(), "--state_dir=" + state_dir, "--metrics_listen="});
+                    "--socket=" + (*first)->socket(), "--state-dir=" + state_dir, "--metrics-listen="});
     EXPECT_EQ(second.exit_code, 1);
     EXPECT_TRUE(absl::StrContains(second.output, absl::StrCat("pid ", (*first)->pid()))) << second.output;
   }
@@ -72,17 +72,17 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--capacity=lots", {"--capacity", "lots", "GiB"}},
       {"--capacity=0", {"--capacity", "0"}},
       {"--device=tpu", {"tpu", "auto"}},
-      {"--low_watermark=0.5", {"--low_watermark", "0.5", "0.01"}},
-      {"--pin_budget=7", {"--pin_budget", "7", "1"}},
+      {"--low-watermark=0.5", {"--low-watermark", "0.5", "0.01"}},
+      {"--pin-budget=7", {"--pin-budget", "7", "0 to 1"}},
       {"--policy=clairvoyant", {"--policy", "clairvoyant", "lru"}},
-      {"--max_sessions=0", {"--max_sessions", "0", "1"}},
-      {"--log_level=loud", {"--log_level", "loud", "debug"}},
-      {"--tenant_uids=team", {"--tenant_uids", "team", "uid"}},
+      {"--max-sessions=0", {"--max-sessions", "0", "1"}},
+      {"--log-level=loud", {"--log-level", "loud", "debug"}},
+      {"--tenant-uids=team", {"--tenant-uids", "team", "uid"}},
       {"--socket=relative.sock", {"--socket", "relative.sock", "absolute"}},
       {"--socket=/" + std::string(120, 's'), {"--socket", "107"}},
-      {"--operator_tls_listen=127.0.0.1:0", {"--operator_tls_listen", "--operator_tls_ca"}},
-      {"--rpc_threads=many", {"rpc_threads", "many"}},
-      {"--no_such_flag", {"no_such_flag"}},
+      {"--operator-tls-listen=127.0.0.1:0", {"--operator-tls-listen", "--operator-tls-ca"}},
+      {"--rpc-threads=many", {"--rpc-threads", "many", "64"}},
+      {"--no_such_flag", {"kvpoold: no flag --no-such-flag; see --help"}},
       {"--config=/nonexistent.conf", {"--config", "/nonexistent.conf"}},
   };
   for (const auto& bad : kCases) {
@@ -99,7 +99,7 @@ TEST(LifecycleTest, HelpListsFlagsAndPolicies) {
   const ProgramEnd help = RunProgram({DaemonProcess::Program(), "--help"});
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(help.output, "lru:")) << help.output;
-  EXPECT_TRUE(absl::StrContains(help.output, "--shutdown_grace")) << help.output;
+  EXPECT_TRUE(absl::StrContains(help.output, "--shutdown-grace")) << help.output;
 }
 
 TEST(LifecycleTest, ReadsAConfigFile) {
@@ -114,8 +114,19 @@ TEST(LifecycleTest, ReadsAConfigFile) {
   const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--config=" + config});
   EXPECT_EQ(end.exit_code, 2);
   EXPECT_TRUE(absl::StrContains(end.output, config + ":1")) << end.output;
+  // The command line wins, in whichever order.
+  std::ofstream(config) << "log-level = loud\n";
+  const ProgramEnd won =
+      RunProgram({DaemonProcess::Program(), "--log-level=info", "--config=" + config, "--capacity=0"});
+  EXPECT_TRUE(absl::StrContains(won.output, "--capacity=0")) << won.output;
   daemon->reset();
   std::filesystem::remove_all(directory);
+}
+
+TEST(LifecycleTest, SaysItsVersion) {
+  const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--version"});
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_TRUE(absl::StartsWith(end.output, "kvpoold 0.")) << end.output;
 }
 
 TEST(LifecycleTest, MetricsPassPromtool) {

@@ -388,7 +388,7 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
 }
 
 TEST_F(RpcTest, SigtermDrainsTellsAndEnds) {
-  Start({"--shutdown_grace=60s"});
+  Start({"--shutdown-grace=60s"});
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
   grpc::ClientContext context;
@@ -414,7 +414,7 @@ TEST_F(RpcTest, SigtermDrainsTellsAndEnds) {
 }
 
 TEST_F(RpcTest, ThreadsCanBeMany) {
-  Start({"--rpc_threads=4"});
+  Start({"--rpc-threads=4"});
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
   for (int i = 0; i < 50; ++i) {

@@ -128,8 +128,8 @@ class OperatorTlsTest : public ::testing::Test {
       done)")});
     ASSERT_EQ(made.exit_code, 0) << made.output;
     daemon_ = StartDaemon(
-        {"--operator_tls_listen=127.0.0.1:0", "--operator_tls_cert=" + directory_ + "/daemon.pem",
-         "--operator_tls_key=" + directory_ + "/daemon.key", "--operator_tls_ca=" + directory_ + "/ca.pem"});
+        {"--operator-tls-listen=127.0.0.1:0", "--operator-tls-cert=" + directory_ + "/daemon.pem",
+         "--operator-tls-key=" + directory_ + "/daemon.key", "--operator-tls-ca=" + directory_ + "/ca.pem"});
     ASSERT_NE(daemon_, nullptr);
   }
   void TearDown() override {

@@ -130,11 +130,11 @@ absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
   std::vector<std::string> command = {options.binary.empty() ? Program() : options.binary,
                                       "--device=" + options.device,
                                       "--capacity=" + options.capacity,
-                                      "--slab_bytes=" + options.slab_bytes,
+                                      "--slab-bytes=" + options.slab_bytes,
                                       "--socket=" + socket(),
-                                      "--state_dir=" + directory_,
-                                      "--metrics_listen=127.0.0.1:0",
-                                      "--shutdown_grace=200ms"};
+                                      "--state-dir=" + directory_,
+                                      "--metrics-listen=127.0.0.1:0",
+                                      "--shutdown-grace=200ms"};
   command.insert(command.end(), options.flags.begin(), options.flags.end());
   pid_ = Spawn(std::move(command), options.environment, directory_ + "/log");
   if (pid_ <= 0) return absl::InternalError(absl::StrCat("cannot start ", Program()));

@@ -1,5 +1,5 @@
 // Flags, numbers and tables of the tools.
-#include "client/tools/flags.h"
+#include "proto/support/flags.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/tools/text.h"
+#include "proto/support/version.h"
 
 namespace kvpool::tools {
 namespace {
@@ -31,7 +32,7 @@ struct Values {
     flags.Add("off", &off, "another");
     flags.Add("count", &count, {.min = 1, .max = 10}, "a count");
     flags.Add("share", &share, 1, "a share");
-    flags.Add("time", &time, "a time");
+    flags.Add("time", &time, {.max = absl::Hours(1)}, "a time");
     flags.AddBytes("key", &key, 4, "a key");
     flags.AddRepeated("name", &names, "names");
   }
@@ -70,6 +71,7 @@ TEST(Flags, ErrorsNameFlagValueAndLimit) {
   EXPECT_EQ(v.Error({"--count=-1"}), "--count: \"-1\" is not a whole number of 1 to 10");
   EXPECT_EQ(v.Error({"--share=nan"}), "--share: \"nan\" is not a number of 0 to 1");
   EXPECT_EQ(v.Error({"--time=5"}), "--time: \"5\" is not a time like 300ms, 10s or 2h");
+  EXPECT_EQ(v.Error({"--time=2h"}), "--time: \"2h\" is not a time of 1ms to 1h");
   EXPECT_EQ(v.Error({"--key=123"}), "--key: \"123\" is not an even number of hex digits");
   EXPECT_EQ(v.Error({"--key=0102030405"}), "--key: 5 bytes; 1 to 4 are allowed");
   EXPECT_EQ(v.Error({"--on=maybe"}), "--on: \"maybe\" is not true or false");
@@ -82,6 +84,21 @@ TEST(Flags, HelpShowsDefaults) {
   const Values v;
   EXPECT_THAT(v.flags.Help(), HasSubstr("  --count=N    a count [7]\n"));
   EXPECT_THAT(v.flags.Help(), HasSubstr("  --on         a switch\n"));
+}
+
+TEST(Flags, DashesAndUnderscoresAreTheSame) {
+  std::string low_mark;
+  Flags flags;
+  flags.Add("low-mark", &low_mark, "a mark");
+  EXPECT_TRUE(flags.Parse({"--low_mark=a_b"}).ok());
+  EXPECT_EQ(low_mark, "a_b");
+  EXPECT_TRUE(flags.Parse({"--low-mark", "c"}).ok());
+  EXPECT_EQ(low_mark, "c");
+}
+
+TEST(Version, OneLine) {
+  EXPECT_THAT(VersionText("prog"),
+              ::testing::MatchesRegex("prog [0-9.]+ \\(commit [^ ]+\\), CUDA: built (with|without)\n"));
 }
 
 TEST(Text, NumbersForPeople) {

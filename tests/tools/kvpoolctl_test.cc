@@ -46,7 +46,7 @@ class Kvpoolctl : public ::testing::Test {
  protected:
   void SetUp() override {
     auto daemon =
-        DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "2MiB", .flags = {"--slab_bytes=2MiB"}});
+        DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "2MiB", .flags = {"--slab-bytes=2MiB"}});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     SessionOptions options;
@@ -316,8 +316,8 @@ class KvpoolctlTls : public ::testing::Test {
 TEST_F(KvpoolctlTls, OperatorVerbsOverTcp) {
   auto daemon = DaemonProcess::Start(
       {.binary = KVPOOL_KVPOOLD,
-       .flags = {"--operator_tls_listen=127.0.0.1:0", "--operator_tls_cert=" + File("daemon.pem"),
-                 "--operator_tls_key=" + File("daemon.key"), "--operator_tls_ca=" + File("ca.pem")}});
+       .flags = {"--operator-tls-listen=127.0.0.1:0", "--operator-tls-cert=" + File("daemon.pem"),
+                 "--operator-tls-key=" + File("daemon.key"), "--operator-tls-ca=" + File("ca.pem")}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   std::ifstream facts((std::filesystem::path((*daemon)->socket()).parent_path() / "kvpoold.json").string());
   const std::string text((std::istreambuf_iterator<char>(facts)), std::istreambuf_iterator<char>());

@@ -96,7 +96,7 @@ TEST(Replay, TimeScaleHoldsRequestsBack) {
 
 TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
   auto daemon =
-      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "8MiB", .flags = {"--slab_bytes=8MiB"}});
+      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "8MiB", .flags = {"--slab-bytes=8MiB"}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const auto result =
       ReplayJson({"--socket=" + (*daemon)->socket(), "--run=" + tools::Hex(kRun), "--workload=conversation",
@@ -116,7 +116,7 @@ TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
 
 TEST(Replay, CorruptionIsSeen) {
   auto daemon =
-      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "16MiB", .flags = {"--slab_bytes=16MiB"}});
+      DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .capacity = "16MiB", .flags = {"--slab-bytes=16MiB"}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const std::vector<std::string> arguments = {"--socket=" + (*daemon)->socket(), "--run=" + tools::Hex(kRun),
                                               "--workload=conversation", "--requests=60"};

@@ -1,4 +1,4 @@
-#include "client/tools/flags.h"
+#include "proto/support/flags.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 
-namespace kvpool::tools {
+namespace kvpool {
 namespace {
 
 absl::Status Wrong(absl::string_view value, absl::string_view wanted) {
@@ -76,12 +76,14 @@ void Flags::Add(const std::string& name, double* target, double most, const std:
            }});
 }
 
-void Flags::Add(const std::string& name, absl::Duration* target, const std::string& help) {
+void Flags::Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help) {
   AddFlag({name, "TIME", *target == absl::ZeroDuration() ? "" : absl::FormatDuration(*target), help,
-           [target](absl::string_view value) {
+           [=](absl::string_view value) {
              absl::Duration duration;
-             if (!absl::ParseDuration(value, &duration) || duration <= absl::ZeroDuration()) {
-               return Wrong(value, "a time like 300ms, 10s or 2h");
+             if (!absl::ParseDuration(value, &duration)) return Wrong(value, "a time like 300ms, 10s or 2h");
+             if (duration < range.min || duration > range.max) {
+               return Wrong(value, absl::StrCat("a time of ", absl::FormatDuration(range.min), " to ",
+                                                absl::FormatDuration(range.max)));
              }
              *target = duration;
              return absl::OkStatus();
@@ -137,7 +139,6 @@ absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::str
     }
     if (!absl::ConsumePrefix(&text, "--")) break;
     const size_t equals = text.find('=');
-    // --block_bytes is as good as --block-bytes.
     const std::string name = absl::StrReplaceAll(text.substr(0, equals), {{"_", "-"}});
     Flag* flag = Find(name);
     if (flag == nullptr && equals == absl::string_view::npos && absl::StartsWith(name, "no-")) {
@@ -180,4 +181,4 @@ std::string Flags::Help() const {
   return text;
 }
 
-}  // namespace kvpool::tools
+}  // namespace kvpool

@@ -1,6 +1,7 @@
-// Command-line flags of the tools: --name=value or --name value; a bool is --name, --no-name or --name=false.
-#ifndef KVPOOL_CLIENT_TOOLS_FLAGS_H_
-#define KVPOOL_CLIENT_TOOLS_FLAGS_H_
+// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or --name=false.
+// Names are written with dashes; underscores are as good.
+#ifndef KVPOOL_PROTO_SUPPORT_FLAGS_H_
+#define KVPOOL_PROTO_SUPPORT_FLAGS_H_
 
 #include <cstdint>
 #include <functional>
@@ -12,10 +13,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-namespace kvpool::tools {
+namespace kvpool {
 
 struct CountRange {
   uint64_t min = 0, max = ~uint64_t{0};
+};
+struct TimeRange {
+  absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);
 };
 
 // A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows. A flag
@@ -27,8 +31,8 @@ class Flags {
   void Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help);
   // 0 or more.
   void Add(const std::string& name, double* target, double most, const std::string& help);
-  // "300ms", "10s", "2h30m"; more than nothing.
-  void Add(const std::string& name, absl::Duration* target, const std::string& help);
+  // "300ms", "10s", "2h30m".
+  void Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help);
   // Bytes given as hex digits, or as base64 behind "base64:", which is how JSON shows them.
   void AddBytes(const std::string& name, std::string* target, size_t most_bytes, const std::string& help);
   // A flag that may be given many times.
@@ -56,6 +60,6 @@ class Flags {
   std::vector<Flag> flags_;
 };
 
-}  // namespace kvpool::tools
+}  // namespace kvpool
 
-#endif  // KVPOOL_CLIENT_TOOLS_FLAGS_H_
+#endif  // KVPOOL_PROTO_SUPPORT_FLAGS_H_
