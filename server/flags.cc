@@ -58,8 +58,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
              "$XDG_RUNTIME_DIR, or in /run");
   flags->Add("socket-group", &line->socket_group,
              "group, by name or number, that may use the sockets; empty: the daemon's own");
-  flags->Add("state-dir", &line->state_dir,
-             "where epoch, lock and kvpoold.json are kept; empty: the socket's directory");
+  flags->Add(
+      "state-dir", &line->state_dir,
+      "where epoch, lock and kvpoold.json are kept, made if it is missing; empty: the socket's directory");
   flags->Add("metrics-listen", &line->metrics_listen,
              "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
   flags->Add("log-level", &line->log_level, "debug, info, warning or error");
@@ -170,8 +171,8 @@ std::string DefaultSocket() {
 }
 
 absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
-  settings->socket = line.socket;
-  if (settings->socket.empty()) settings->socket = DefaultSocket();
+  settings->default_socket = line.socket.empty();
+  settings->socket = settings->default_socket ? DefaultSocket() : line.socket;
   if (settings->socket[0] != '/') {
     return BadFlag("socket", settings->socket, "write an absolute path");
   }
@@ -181,8 +182,7 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
                                 " bytes; the limit is ", kMaxSocketPathBytes));
   }
   settings->state_dir = line.state_dir;
-  if (settings->state_dir.empty())
-    settings->state_dir = settings->socket.substr(0, settings->socket.rfind('/'));
+  if (settings->state_dir.empty()) settings->state_dir = settings->socket_directory();
   const std::string& group = line.socket_group;
   if (!group.empty()) {
     const absl::StatusOr<uint32_t> id = GroupId(group);

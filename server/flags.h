@@ -2,6 +2,7 @@
 #ifndef KVPOOL_SERVER_FLAGS_H_
 #define KVPOOL_SERVER_FLAGS_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -20,6 +21,7 @@ struct Settings {
   LogOptions log;
   std::string device, capacity;  // As OpenDevices takes them.
   std::string socket, state_dir, metrics_listen;
+  bool default_socket = false;  // Nobody named one: its directory is the daemon's own.
   std::optional<uint32_t> socket_group;
   int rpc_threads = 0;
   std::string operator_tls_listen;
@@ -29,6 +31,7 @@ struct Settings {
   DaemonOptions daemon;  // Without epoch, version and device capacities.
 
   std::string attach_socket() const { return socket + ".attach"; }
+  std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
 };
 
 // Parses the command line (without the program's name) and the files named by --config, which it wins over.

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -46,19 +48,29 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
+// A directory that somebody named is theirs to make: a misspelt path is told, not made.
+absl::Status CheckSocketDirectory(const Settings& settings) {
+  const std::string directory = settings.socket_directory();
+  if (settings.default_socket) return MakeOwnDirectory("--socket", directory);
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--socket=", settings.socket, ": there is no directory ", directory));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings) {
+  RETURN_IF_ERROR(CheckSocketDirectory(settings));
+  ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
   ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
-  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(state_dir)));
+  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(socket_lock), std::move(state_dir)));
   RETURN_IF_ERROR(kvpoold->Open(settings));
   return kvpoold;
 }
 
 absl::Status Kvpoold::Open(const Settings& settings) {
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  RETURN_IF_ERROR(MakeDirectory(settings.socket.substr(0, settings.socket.rfind('/'))));
-  ASSIGN_OR_RETURN(socket_lock_, LockFile(settings.socket + ".lock"));
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
 

@@ -12,6 +12,7 @@
 #include "server/grpc_server.h"
 #include "server/metrics.h"
 #include "server/rpc_stats.h"
+#include "server/sockets.h"
 #include "server/state_dir.h"
 
 namespace kvpool {
@@ -29,12 +30,13 @@ class Kvpoold {
   void Stop();
 
  private:
-  explicit Kvpoold(StateDir state_dir) : state_dir_(std::move(state_dir)) {}
+  Kvpoold(FileLock socket_lock, StateDir state_dir)
+      : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
   absl::Status Open(const Settings& settings);
 
   // In the order they are made; what comes later uses what came before.
+  FileLock socket_lock_;
   StateDir state_dir_;
-  UniqueFd socket_lock_;
   std::string socket_, attach_socket_;
   std::unique_ptr<Daemon> daemon_;
   RpcStats rpc_stats_;

@@ -50,30 +50,40 @@ absl::StatusOr<uint64_t> RaiseOpenFileLimit() {
   return limit.rlim_cur;
 }
 
-absl::Status MakeDirectory(const std::string& path) {
-  const std::filesystem::path directory(path);
+absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path) {
   std::error_code error;
-  if (path.empty() || std::filesystem::is_directory(directory, error)) return absl::OkStatus();
-  RETURN_IF_ERROR(MakeDirectory(directory.parent_path().string()));
-  if (mkdir(path.c_str(), 0750) != 0 && errno != EEXIST) {
-    return SystemError(absl::StrCat("making directory ", path), errno);
-  }
-  return absl::OkStatus();
+  if (std::filesystem::is_directory(path, error) || mkdir(path.c_str(), 0750) == 0) return absl::OkStatus();
+  const int why = errno;
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, ": cannot make ", path, ": ",
+      why == ENOENT ? absl::StrCat("there is no directory ", parent) : std::string(strerror(why))));
 }
 
-absl::StatusOr<UniqueFd> LockFile(const std::string& path) {
-  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-  if (!lock.valid()) return SystemError(absl::StrCat("opening lock file ", path), errno);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return SystemError(absl::StrCat("locking ", path), errno);
-    std::array<char, 32> pid{};
-    const ssize_t size = pread(lock.get(), pid.data(), pid.size() - 1, 0);
-    return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
-                                                 size > 0 ? std::string(pid.data(), size) : "unknown"));
+absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
+  while (true) {
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
+    if (!fd.valid()) return SystemError(absl::StrCat("opening lock file ", path), errno);
+    if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return SystemError(absl::StrCat("locking ", path), errno);
+      std::array<char, 32> pid{};
+      const ssize_t size = pread(fd.get(), pid.data(), pid.size() - 1, 0);
+      return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
+                                                   size > 0 ? std::string(pid.data(), size) : "unknown"));
+    }
+    // Its last owner may have removed the file after it was opened here: that lock keeps nobody out.
+    struct stat locked, there;
+    if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
+    if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)
+      continue;
+    if (ftruncate(fd.get(), 0) != 0) return SystemError(absl::StrCat("truncating ", path), errno);
+    RETURN_IF_ERROR(WriteAll(fd.get(), absl::StrCat(getpid()), path));
+    return FileLock(std::move(fd), path);
   }
-  if (ftruncate(lock.get(), 0) != 0) return SystemError(absl::StrCat("truncating ", path), errno);
-  RETURN_IF_ERROR(WriteAll(lock.get(), absl::StrCat(getpid()), path));
-  return lock;
+}
+
+FileLock::~FileLock() {
+  if (fd_.valid()) unlink(path_.c_str());  // While it is still locked: it may be nobody else's.
 }
 
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {

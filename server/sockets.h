@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,12 +19,24 @@ inline constexpr size_t kMaxSocketPathBytes = 107;
 // Raises the soft limit on open files to the hard one; answers the limit.
 absl::StatusOr<uint64_t> RaiseOpenFileLimit();
 
-// Makes the directory (and its parents) with mode 0750 if it is missing. An existing one stays as it is.
-absl::Status MakeDirectory(const std::string& path);
+// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Never its parent:
+// INVALID_ARGUMENT names `flag`, which said where, and what is missing.
+absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path);
 
-// Locks a file, made if it is missing, for as long as the answer is open. ALREADY_EXISTS: another process
-// holds it, with the pid that it wrote there.
-absl::StatusOr<UniqueFd> LockFile(const std::string& path);
+// A file that one process at a time has locked; there while it is locked, and removed with the lock.
+class FileLock {
+ public:
+  // ALREADY_EXISTS: another process has it, with the pid that it wrote there.
+  static absl::StatusOr<FileLock> Take(const std::string& path);
+  FileLock(FileLock&&) = default;
+  FileLock& operator=(FileLock&&) = delete;
+  ~FileLock();
+
+ private:
+  FileLock(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  UniqueFd fd_;  // Invalid: moved away.
+  std::string path_;
+};
 
 // A file's new content all at once: written beside it, synced, renamed.
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content);

@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/support/status_macros.h"
-#include "server/sockets.h"
 
 namespace kvpool {
 namespace {
@@ -32,8 +31,8 @@ std::string Quoted(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<StateDir> StateDir::Open(const std::string& path) {
-  RETURN_IF_ERROR(MakeDirectory(path));
-  ASSIGN_OR_RETURN(UniqueFd lock, LockFile(path + "/kvpoold.lock"));
+  RETURN_IF_ERROR(MakeOwnDirectory("--state-dir", path));
+  ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(path + "/kvpoold.lock"));
   uint64_t last = 0;
   std::ifstream(path + "/epoch") >> last;
   const uint64_t epoch =

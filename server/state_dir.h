@@ -1,6 +1,6 @@
 // What the daemon keeps on disk between starts, and what it tells tools while it runs.
 //
-//   kvpoold.lock   locked by the daemon that runs; its pid
+//   kvpoold.lock   while it runs: locked by it; its pid
 //   epoch          of the last start
 //   kvpoold.json   while it serves: pid, epoch, version, sockets, ports
 #ifndef KVPOOL_SERVER_STATE_DIR_H_
@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "proto/support/unique_fd.h"
+#include "server/sockets.h"
 
 namespace kvpool {
 
@@ -23,6 +23,7 @@ struct ServingFacts {
 class StateDir {
  public:
   // Makes the directory if it is missing, locks it, and moves the epoch. ALREADY_EXISTS: another daemon uses it.
+  // INVALID_ARGUMENT: it can't be made.
   static absl::StatusOr<StateDir> Open(const std::string& path);
 
   // Greater than at every earlier start: one more, or the time in seconds if that is more, so that a directory that was
@@ -34,11 +35,11 @@ class StateDir {
   void Withdraw() const;
 
  private:
-  StateDir(std::string path, UniqueFd lock, uint64_t epoch)
+  StateDir(std::string path, FileLock lock, uint64_t epoch)
       : path_(std::move(path)), lock_(std::move(lock)), epoch_(epoch) {}
 
   std::string path_;
-  UniqueFd lock_;
+  FileLock lock_;
   uint64_t epoch_;
 };
 

@@ -6,13 +6,17 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/attach_socket.h"
+#include "server/sockets.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -27,9 +31,10 @@ TEST(LifecycleTest, ServesAndEndsCleanly) {
   ASSERT_EQ(stat((*daemon)->attach_socket().c_str(), &file), 0);
   EXPECT_EQ(file.st_mode & 0777, 0660u);
   EXPECT_EQ((*daemon)->Stop(), 0);
-  EXPECT_FALSE(std::filesystem::exists((*daemon)->socket()));
-  EXPECT_FALSE(std::filesystem::exists((*daemon)->attach_socket()));
-  EXPECT_FALSE(std::filesystem::exists((*daemon)->directory() + "/kvpoold.json"));
+  std::set<std::string> left;  // The log is the test's own.
+  for (const auto& entry : std::filesystem::directory_iterator((*daemon)->directory()))
+    left.insert(entry.path().filename());
+  EXPECT_EQ(left, (std::set<std::string>{"epoch", "log"}));
   EXPECT_TRUE(absl::StrContains((*daemon)->Log(), "ended"));
 }
 
@@ -121,6 +126,44 @@ TEST(LifecycleTest, ReadsAConfigFile) {
   EXPECT_TRUE(absl::StrContains(won.output, "--capacity=0")) << won.output;
   daemon->reset();
   std::filesystem::remove_all(directory);
+}
+
+TEST(LifecycleTest, MakesItsOwnDirectoryAndNoOther) {
+  const TemporaryDirectory directory;
+  const std::string missing = directory.path() + "/typo";
+  const ProgramEnd socket = RunProgram(
+      {DaemonProcess::Program(), "--device=host", "--socket=" + missing + "/k.sock", "--metrics-listen="});
+  EXPECT_EQ(socket.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(socket.output, "/k.sock: there is no directory " + missing)) << socket.output;
+  const ProgramEnd state =
+      RunProgram({DaemonProcess::Program(), "--device=host", "--socket=" + directory.path() + "/k.sock",
+                  "--state-dir=" + missing + "/state", "--metrics-listen="});
+  EXPECT_EQ(state.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(state.output, "--state-dir: cannot make")) << state.output;
+  EXPECT_TRUE(absl::StrContains(state.output, "there is no directory " + missing)) << state.output;
+  EXPECT_FALSE(std::filesystem::exists(missing));
+}
+
+// Whoever has the lock has it alone, although each owner removes the file.
+TEST(LifecycleTest, LockFilesThatAreRemovedKeepOthersOut) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/lock";
+  std::atomic<int> owners{0}, taken{0}, crowds{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      while (taken < 2000) {
+        const absl::StatusOr<FileLock> lock = FileLock::Take(path);
+        if (!lock.ok()) continue;
+        ++taken;
+        if (++owners != 1) ++crowds;
+        --owners;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(crowds, 0);
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST(LifecycleTest, SaysItsVersion) {
