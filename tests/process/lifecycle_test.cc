@@ -157,6 +157,8 @@ TEST(LifecycleTest, LockFilesThatAreRemovedKeepOthersOut) {
         if (!lock.ok()) continue;
         ++taken;
         if (++owners != 1) ++crowds;
+        std::this_thread::yield();
+        if (owners != 1) ++crowds;
         --owners;
       }
     });
