@@ -106,7 +106,8 @@ struct SpaceSnapshot {
 };
 
 struct DaemonSnapshot {
-  std::vector<SpaceSnapshot> spaces;
+  std::vector<SpaceSnapshot> spaces;  // First space 0: what is left of those that are gone.
+  bool any_retired = false;           // False: none is gone yet.
   std::vector<v1::DeviceInfo> devices;
   std::map<std::string, uint64_t>
       sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, unsent_slab.

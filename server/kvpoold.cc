@@ -17,6 +17,7 @@
 #include "server/clock.h"
 #include "server/devices.h"
 #include "server/log.h"
+#include "server/metrics.h"
 #include "server/sockets.h"
 
 namespace kvpool {
@@ -114,7 +115,10 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                           .attach = [this] { return attach_server_->Stats(); },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
-    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(settings.metrics_listen, std::move(sources)));
+    ASSIGN_OR_RETURN(metrics_server_,
+                     MetricsServer::Start(settings.metrics_listen, [sources = std::move(sources)] {
+                       return CollectMetrics(sources);
+                     }));
   }
   ServingFacts facts{.version = Version(),
                      .socket = socket_,

@@ -10,7 +10,7 @@
 #include "server/daemon.h"
 #include "server/flags.h"
 #include "server/grpc_server.h"
-#include "server/metrics.h"
+#include "server/metrics_server.h"
 #include "server/rpc_stats.h"
 #include "server/sockets.h"
 #include "server/state_dir.h"

@@ -1,22 +1,12 @@
 #include "server/metrics.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <prometheus/exposer.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <exception>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/support/unique_fd.h"
 
 namespace kvpool {
 namespace {
@@ -237,56 +227,20 @@ void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const Atta
 
 }  // namespace
 
-std::vector<MetricFamily> MetricsCollector::Collect() const {
+std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   Families out;
-  const DaemonSnapshot daemon = sources_.daemon();
+  DaemonSnapshot daemon = sources.daemon();
+  if (!daemon.any_retired) daemon.spaces.erase(daemon.spaces.begin());
   AddMemory(daemon, &out);
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
-  AddTransport(sources_.rpc(), sources_.attach(), &out);
+  AddTransport(sources.rpc(), sources.attach(), &out);
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
-  out.Add({{"version", sources_.build.version}, {"cuda", sources_.build.cuda}}, 1);
+  out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
   out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");
-  out.Add({}, sources_.start_time_seconds);
+  out.Add({}, sources.start_time_seconds);
   return out.Take();
 }
-
-absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                                    MetricSources sources) {
-  try {
-    auto exposer = std::make_unique<prometheus::Exposer>(address);
-    auto collector = std::make_shared<MetricsCollector>(std::move(sources));
-    exposer->RegisterCollectable(collector);
-    return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(exposer), std::move(collector)));
-  } catch (const std::exception& error) {  // The library's way to say that it cannot listen.
-    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", address, ": ", error.what()));
-  }
-}
-
-MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                             std::shared_ptr<MetricsCollector> collector)
-    : collector_(std::move(collector)), exposer_(std::move(exposer)) {}
-
-MetricsServer::~MetricsServer() {
-  // civetweb looks whether it is to stop once in two seconds, or when somebody connects.
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port()));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::atomic<bool> stopped{false};
-  std::thread stop([this, &stopped] {
-    exposer_.reset();
-    stopped = true;
-  });
-  while (!stopped) {
-    UniqueFd somebody(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    (void)connect(somebody.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  stop.join();
-}
-
-int MetricsServer::port() const { return exposer_->GetListeningPorts().front(); }
 
 }  // namespace kvpool

@@ -2,22 +2,16 @@
 #ifndef KVPOOL_SERVER_METRICS_H_
 #define KVPOOL_SERVER_METRICS_H_
 
-#include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
 
 #include <functional>
-#include <memory>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "server/attach_server.h"
 #include "server/daemon.h"
 #include "server/rpc_stats.h"
-
-namespace prometheus {
-class Exposer;
-}
 
 namespace kvpool {
 
@@ -34,29 +28,7 @@ struct MetricSources {
   double start_time_seconds = 0;  // Unix time.
 };
 
-class MetricsCollector : public prometheus::Collectable {
- public:
-  explicit MetricsCollector(MetricSources sources) : sources_(std::move(sources)) {}
-  std::vector<prometheus::MetricFamily> Collect() const override;
-
- private:
-  const MetricSources sources_;
-};
-
-// GET /metrics over HTTP.
-class MetricsServer {
- public:
-  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE: it cannot be bound.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address,
-                                                              MetricSources sources);
-  ~MetricsServer();
-  int port() const;
-
- private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, std::shared_ptr<MetricsCollector> collector);
-  const std::shared_ptr<MetricsCollector> collector_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-};
+std::vector<prometheus::MetricFamily> CollectMetrics(const MetricSources& sources);
 
 }  // namespace kvpool
 

@@ -292,9 +292,11 @@ TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   clock_.Advance(10);
   const auto b = OpenEngine(OpenRequest("b"));
   EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "there was room for both";
+  EXPECT_FALSE(daemon_->Snapshot().any_retired);
   const auto c = OpenEngine(OpenRequest("c"));
   const DaemonSnapshot snapshot = daemon_->Snapshot();
   ASSERT_EQ(snapshot.spaces.size(), 3);
+  EXPECT_TRUE(snapshot.any_retired);
   EXPECT_EQ(snapshot.spaces[0].space, 0);
   EXPECT_EQ(snapshot.spaces[0].pool.sealed, 1) << "counters of spaces that are gone stay";
   EXPECT_EQ(snapshot.spaces[1].space, b->opened.space());
