@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/default_socket.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
@@ -45,10 +46,15 @@ absl::StatusOr<v1::AttachFrame> ReceiveBefore(int socket, steady_clock::time_poi
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::string& path,
+absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::string& daemon_socket,
                                                                 const std::string& client_name,
                                                                 steady_clock::time_point deadline) {
-  ASSIGN_OR_RETURN(UniqueFd socket, ConnectAttachSocket(path));
+  absl::StatusOr<UniqueFd> connected = ConnectAttachSocket(daemon_socket + kAttachSuffix);
+  if (absl::IsUnavailable(connected.status())) {
+    return absl::UnavailableError(
+        CannotReach(daemon_socket, kAttachSuffix, SOCK_SEQPACKET, "it has started only now: try again"));
+  }
+  ASSIGN_OR_RETURN(UniqueFd socket, std::move(connected));
   v1::AttachFrame hello;
   hello.mutable_hello()->set_protocol(kProtocol);
   hello.mutable_hello()->set_client_name(client_name);

@@ -26,7 +26,7 @@ class Attachment {
  public:
   // Connects, says hello, and has the daemon's welcome. UNAVAILABLE: no daemon, or it hung up, with its
   // reason.
-  static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const std::string& path,
+  static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const std::string& daemon_socket,
                                                              const std::string& client_name,
                                                              std::chrono::steady_clock::time_point deadline);
   // Hangs up, stops the thread and unmaps.

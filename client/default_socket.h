@@ -9,6 +9,11 @@ namespace kvpool {
 // one, else /run/kvpool/kvpoold.sock.
 std::string DefaultSocket();
 
+// "cannot reach kvpoold at /run/kvpool/kvpoold.sock: there is no such socket. …" with what to try. `suffix` is what the
+// name of the socket in question has behind it, `type` its type. It is tried once more, as what libraries say of failed
+// connections tells causes apart badly; if that works, the cause is `seen`.
+std::string CannotReach(const std::string& socket, const char* suffix, int type, const std::string& seen);
+
 }  // namespace kvpool
 
 #endif  // KVPOOL_CLIENT_DEFAULT_SOCKET_H_

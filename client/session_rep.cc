@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Session::Rep>> Session::Rep::Open(const SessionOp
 
 absl::Status Session::Rep::OpenOn(std::string_view invitation, Deadline deadline) {
   const std::string socket = options.socket.empty() ? DefaultSocket() : options.socket;
-  ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket + ".attach", options.client_name, deadline));
+  ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket, options.client_name, deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;
   uint64_t epoch = 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/support/attach_socket.h"
 #include "server/daemon.h"
 #include "server/grpc_server.h"
 #include "server/log.h"
@@ -30,7 +31,7 @@ struct Settings {
   std::string reply;     // What --help or --version asked for: to be printed instead of serving. Else empty.
   DaemonOptions daemon;  // Without epoch, version and device capacities.
 
-  std::string attach_socket() const { return socket + ".attach"; }
+  std::string attach_socket() const { return socket + kAttachSuffix; }
   std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
 };
 

@@ -2,15 +2,14 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
@@ -39,6 +38,9 @@ absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
+  // Whoever waits for a daemon that starts asks again and again.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
   // A proxy for the outside world has no business between an operator and this machine's daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (endpoint.address.empty()) {
@@ -58,36 +60,35 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
   return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
 }
 
-// What to try when nobody answers at the endpoint.
-std::string Advice(const Endpoint& endpoint) {
-  if (!endpoint.address.empty()) {
-    return absl::StrCat("Is kvpoold's --operator-tls-listen ", endpoint.address,
-                        ", and do both sides trust the other's CA?");
+// What a failed connection over TCP comes down to, in gRPC's many words.
+std::string TcpTrouble(absl::string_view grpc_words) {
+  if (absl::StrContains(grpc_words, "Connection refused")) return "connection refused";
+  if (absl::StrContains(grpc_words, "DNS resolution")) return "no such host";
+  if (absl::StrContains(grpc_words, "andshak") || absl::StrContains(grpc_words, "SSL")) {
+    return "the TLS handshake failed";
   }
-  struct stat status;
-  if (stat(endpoint.socket.c_str(), &status) != 0) {
-    return absl::StrCat(
-        "There is no such socket: is kvpoold running, and on this path? Try --socket=PATH or "
-        "KVPOOL_SOCKET.");
+  return "the connection failed";
+}
+
+// Nobody answers at the endpoint: why, as far as it can be told, and what to try.
+absl::Status Unreachable(const grpc::Status& status, const Endpoint& endpoint) {
+  const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+  const std::string no_answer = absl::StrCat("no answer within ", absl::FormatDuration(endpoint.deadline));
+  if (endpoint.address.empty()) {
+    return absl::UnavailableError(
+        CannotReach(endpoint.socket, "", SOCK_STREAM, late ? no_answer : "it hung up (see its log)"));
   }
-  if (!S_ISSOCK(status.st_mode)) return "That is not a socket.";
-  if (access(endpoint.socket.c_str(), R_OK | W_OK) != 0) {
-    return absl::StrCat("The socket is there, but user ", getuid(), " may not use it: it belongs to user ",
-                        status.st_uid, ", group ", status.st_gid, ".");
-  }
-  return "The socket is there: kvpoold has ended without removing it, or is stuck (see its log).";
+  return absl::UnavailableError(
+      absl::StrCat("cannot reach kvpoold at ", endpoint.address, ": ",
+                   late ? no_answer : TcpTrouble(status.error_message()),
+                   ". Is that its --operator-tls-listen, and do both sides trust the other's CA?"));
 }
 
 absl::Status ToAbsl(const grpc::Status& status, const Endpoint& endpoint) {
   if (status.ok()) return absl::OkStatus();
   const auto code = static_cast<absl::StatusCode>(status.error_code());
   if (code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded) {
-    const std::string where = endpoint.address.empty() ? endpoint.socket : endpoint.address;
-    const std::string why = code == absl::StatusCode::kDeadlineExceeded
-                                ? absl::StrCat("no answer within ", absl::FormatDuration(endpoint.deadline))
-                                : status.error_message();
-    return absl::Status(code,
-                        absl::StrCat("cannot reach kvpoold at ", where, ": ", why, "\n", Advice(endpoint)));
+    return Unreachable(status, endpoint);
   }
   if (code == absl::StatusCode::kUnimplemented) {
     return absl::UnimplementedError("this kvpoold is older than kvpoolctl and does not know the verb");

@@ -15,6 +15,9 @@
 
 namespace kvpool {
 
+// The attach socket is beside the gRPC socket, with this behind its name.
+inline constexpr char kAttachSuffix[] = ".attach";
+
 namespace v1 {
 class AttachFrame;
 }

@@ -201,7 +201,8 @@ TEST_F(SessionFailureTest, NoDaemonIsSaidSo) {
   SessionOptions options = OptionsFor("/nonexistent/kvpoold.sock");
   const auto session = Session::Open(options);
   EXPECT_EQ(session.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Words(session.status()), HasSubstr("/nonexistent/kvpoold.sock.attach"));
+  EXPECT_THAT(Words(session.status()), HasSubstr("cannot reach kvpoold at /nonexistent/kvpoold.sock: there is no such socket"));
+  EXPECT_THAT(Words(session.status()), HasSubstr("KVPOOL_SOCKET"));
 }
 
 // ---------------------------------------------------------------------------------------------- peers
