@@ -12,13 +12,12 @@ start_daemon() {
     --socket="$1/kvpoold.sock" --state-dir="$1/state" >"$1/kvpoold.log" 2>&1 &
   demo_daemon=$!
   local tries=0
-  until build/release/bin/kvpoolctl --socket="$1/kvpoold.sock" health >/dev/null 2>&1; do
-    if ! kill -0 "$demo_daemon" 2>/dev/null || [ $((tries += 1)) -gt 300 ]; then
+  until build/release/bin/kvpoolctl --socket="$1/kvpoold.sock" health --wait=1s >/dev/null 2>&1; do
+    if ! kill -0 "$demo_daemon" 2>/dev/null || [ $((tries += 1)) -gt 30 ]; then
       say "FAILED: kvpoold does not serve. Its log:" >&2
       sed 's/^/    /' "$1/kvpoold.log" >&2
       return 1
     fi
-    sleep 0.1
   done
 }
 
@@ -90,6 +89,8 @@ run_demo() {
   cat <<'NEXT'
     build/release/bin/kvpoold --device=host --capacity=1GiB --socket=/tmp/kvpoold.sock --state-dir=/tmp/kvpool &
     export KVPOOL_SOCKET=/tmp/kvpoold.sock
+    build/release/bin/kvpoolctl health --wait=30s
+    build/release/bin/engine_example   # a whole engine, client/examples/engine.cc: run it twice
     build/release/bin/kvpool-replay --workload=conversation --engines=4 --kill-every=1000 &
     build/release/bin/kvpoolctl top
     build/release/bin/kvpoolctl spaces                       # then: blocks --space=1 --state=cached
@@ -101,6 +102,6 @@ NEXT
 say "packages (deploy/install_deps.sh)"
 step demo-packages deploy/install_deps.sh build
 tail -n 1 build/logs/demo-packages.log
-say "building kvpoold, kvpoolctl and kvpool-replay (build/release; log: build/logs/demo-build.log)"
-step demo-build build release kvpoold kvpoolctl kvpool-replay
+say "building kvpoold, kvpoolctl, kvpool-replay and engine_example (build/release; log: build/logs/demo-build.log)"
+step demo-build build release kvpoold kvpoolctl kvpool-replay engine_example
 run_demo

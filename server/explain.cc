@@ -24,6 +24,10 @@ constexpr size_t kShownChain = 64;
 
 std::string Seconds(uint32_t ms) { return absl::StrCat(ms / 1000, ".", ms % 1000 / 100, " s"); }
 
+std::string Count(uint64_t count, const char* noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
 std::string HexKey(const BlockKey& key) {
   return absl::BytesToHexString(
       absl::string_view(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()));
@@ -45,7 +49,7 @@ std::vector<std::string> HoldersOf(const SpaceState& state, BlockId block) {
     const uint32_t holds = state.pool.holds(session->holder, block);
     if (holds == 0) continue;
     holders.push_back(absl::StrCat(SessionName(*session), session->ended ? ", ended," : "", " holds it ",
-                                   holds, holds == 1 ? " time" : " times"));
+                                   Count(holds, "time")));
   }
   return holders;
 }
@@ -66,13 +70,15 @@ std::string Summary(const SpaceState& state, const BlockView& view, const std::v
       return absl::StrCat(block, " is leased to ", owner_name,
                           ", which alone writes it; it is not sealed yet.");
     case BlockState::kSealed:
-      return absl::StrCat(block, " is sealed and stays: ", holders.size(), " sessions and ", view.children,
-                          " blocks behind it hold it", view.pinned ? ", and it is pinned." : ".");
+      return absl::StrCat(block, " is sealed and stays: it is held by ", Count(holders.size(), "session"),
+                          " and ", Count(view.children, "block"), " behind it",
+                          view.pinned ? ", and it is pinned." : ".");
     case BlockState::kCached:
       return absl::StrCat(
           block, " is cached: nobody holds it, its content is valid, it was used ", Seconds(view.idle_ms),
           " ago and leaves when the policy (", std::string(state.pool.policy().name()), ") chooses it",
-          view.children > 0 ? absl::StrCat(", after the ", view.children, " blocks behind it.") : ".");
+          view.children > 0 ? absl::StrCat(", after the ", Count(view.children, "block"), " behind it.")
+                            : ".");
     case BlockState::kQuarantined:
       return absl::StrCat(block, " is quarantined: ", owner_name,
                           " ended, and a process that could write the block still runs.");
@@ -94,8 +100,8 @@ void ExplainBlock(const SpaceState& state, const BlockView& view, uint64_t now,
   response->add_details(absl::StrCat("last used ", Seconds(view.idle_ms), " ago; priority ", view.priority,
                                      view.pinned ? "; pinned" : ""));
   const std::vector<BlockRef> chain = ChainOf(state.pool, view.ref, now);
-  response->add_details(absl::StrCat("block ", chain.size(), " of its chain; ", view.children,
-                                     " resident blocks right behind it"));
+  response->add_details(absl::StrCat("block ", chain.size(), " of its chain; ",
+                                     Count(view.children, "resident block"), " right behind it"));
   // In front of it, the nearest first; the block itself is there already.
   for (size_t i = 1; i < std::min(chain.size(), kShownChain); ++i) {
     const absl::StatusOr<BlockView> front = state.pool.View(chain[chain.size() - 1 - i].id, now);

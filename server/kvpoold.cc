@@ -39,7 +39,7 @@ int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes,
 
 std::string CudaFacts() {
   const absl::StatusOr<int> gpus = CudaDeviceCount();
-  if (gpus.ok()) return absl::StrCat(*gpus, " GPUs");
+  if (gpus.ok()) return absl::StrCat(*gpus, *gpus == 1 ? " GPU" : " GPUs");
   return absl::IsUnimplemented(gpus.status()) ? "built without" : "no driver";
 }
 

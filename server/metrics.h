@@ -17,7 +17,7 @@ namespace kvpool {
 
 struct BuildFacts {
   std::string version;
-  std::string cuda;  // "built without", "no driver", "2 GPUs".
+  std::string cuda;  // "built without", "no driver", "1 GPU".
 };
 
 struct MetricSources {

@@ -106,6 +106,7 @@ class ExplainCommand : public Command {
     flags->Add("block", &block_, {.min = 1, .max = kMostBlocks}, "why is this block here");
     flags->AddBytes("key", &key_, kMostKeyBytes, "why is this prefix a hit or a miss");
     flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
+    flags->Add("all", &all_, "every block of the chain in front of it, not its ends alone");
   }
   absl::Status Check(const Flags& flags) override {
     if (flags.given("block") == flags.given("key")) {
@@ -124,13 +125,14 @@ class ExplainCommand : public Command {
       request.set_group(static_cast<uint32_t>(group_));
     }
     ASSIGN_OR_RETURN(const v1::ExplainResponse explanation, daemon->Explain(request));
-    output.Print(explanation, RenderExplanation(explanation));
+    output.Print(explanation, RenderExplanation(explanation, all_));
     return absl::OkStatus();
   }
 
  private:
   uint64_t space_ = 0, block_ = 0, group_ = 0;
   std::string key_;
+  bool all_ = false;
 };
 
 class EvictCommand : public Command {
@@ -228,8 +230,10 @@ class DrainCommand : public Command {
       absl::SleepFor(absl::Milliseconds(200));
       ASSIGN_OR_RETURN(answer, daemon->Drain(request));
     }
-    output.Print(answer, absl::StrCat(cancel_ ? "Not draining" : "Draining", ": ",
-                                      HumanCount(answer.sessions_left(), "session"), " open\n"));
+    const bool drained = !cancel_ && answer.sessions_left() == 0;
+    output.Print(answer, drained ? "Drained: no session is left, and no new one is accepted\n"
+                                 : absl::StrCat(cancel_ ? "Not draining" : "Draining", ": ",
+                                                HumanCount(answer.sessions_left(), "session"), " open\n"));
     if (wait_ && answer.sessions_left() > 0) {
       return absl::FailedPreconditionError(absl::StrCat(HumanCount(answer.sessions_left(), "session"),
                                                         " still open after ", absl::FormatDuration(timeout_),
@@ -270,9 +274,11 @@ class HealthCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
     flags->Add("service", &service_, "a gRPC service, e.g. kvpool.v1.Engine; the whole daemon by default");
+    flags->Add("wait", &wait_, {.max = absl::Hours(24)},
+               "until the daemon serves, at most so long: it may be starting");
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
-    ASSIGN_OR_RETURN(const tools::Health health, daemon->CheckHealth(service_));
+    ASSIGN_OR_RETURN(const tools::Health health, WaitUntilServing(daemon));
     const char* text = health == tools::Health::kServing      ? "SERVING"
                        : health == tools::Health::kNotServing ? "NOT_SERVING"
                                                               : "SERVICE_UNKNOWN";
@@ -283,7 +289,18 @@ class HealthCommand : public Command {
   }
 
  private:
+  // The last answer when there is no time left.
+  absl::StatusOr<tools::Health> WaitUntilServing(tools::OperatorClient* daemon) const {
+    const absl::Time give_up = absl::Now() + wait_;
+    while (true) {
+      absl::StatusOr<tools::Health> health = daemon->CheckHealth(service_);
+      if ((health.ok() && *health == tools::Health::kServing) || absl::Now() >= give_up) return health;
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+  }
+
   std::string service_;
+  absl::Duration wait_;
 };
 
 template <typename C>

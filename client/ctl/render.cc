@@ -21,6 +21,10 @@ using tools::Percent;
 using tools::Printable;
 using tools::Table;
 
+// Of a long chain, these are shown.
+constexpr int kHeadBlocks = 6;
+constexpr int kTailBlocks = 3;
+
 // "strided" of ENCODING_STRIDED; the number where the name is not known.
 std::string EnumText(absl::string_view name, absl::string_view prefix, int number) {
   if (name.empty()) return absl::StrCat(number);
@@ -40,11 +44,11 @@ std::string KindText(v1::SpaceKind kind) { return EnumText(v1::SpaceKind_Name(ki
 std::string LayoutText(const v1::Layout& layout) {
   std::vector<std::string> groups;
   for (const v1::LayerGroup& group : layout.groups()) {
-    std::string text = absl::StrFormat("%s: %d layers x %d tokens", group.name(), group.layers_size(),
-                                       group.tokens_per_block());
+    std::string text = absl::StrCat(group.name(), ": ", HumanCount(group.layers_size(), "layer"), " x ",
+                                    HumanCount(group.tokens_per_block(), "token"));
     if (group.kv_heads() != 0) {
-      absl::StrAppend(&text, absl::StrFormat(", %d heads x %d/%d", group.kv_heads(), group.k_head_dim(),
-                                             group.v_head_dim()));
+      absl::StrAppend(&text, ", ", HumanCount(group.kv_heads(), "head"), " x ", group.k_head_dim(), "/",
+                      group.v_head_dim());
     }
     if (group.dtype() != v1::DTYPE_UNSPECIFIED) {
       absl::StrAppend(&text, " ", EnumText(v1::Dtype_Name(group.dtype()), "DTYPE_", group.dtype()));
@@ -173,14 +177,24 @@ std::string RenderBlocks(const v1::ListBlocksResponse& blocks) {
   return text;
 }
 
-std::string RenderExplanation(const v1::ExplainResponse& explanation) {
+std::string RenderExplanation(const v1::ExplainResponse& explanation, bool all) {
   std::string text = Printable(explanation.summary()) + "\n";
   for (const std::string& detail : explanation.details())
     absl::StrAppend(&text, "  ", Printable(detail), "\n");
   if (!explanation.blocks().empty()) {
+    // What is next to the block and where its chain begins tells more than all that is between.
+    const int blocks = explanation.blocks_size();
+    const int left_out =
+        all || blocks <= kHeadBlocks + kTailBlocks + 1 ? 0 : blocks - kHeadBlocks - kTailBlocks;
     Table table = BlockTable();
-    for (const v1::BlockInfo& block : explanation.blocks()) AddBlock(block, &table);
+    for (int i = 0; i < blocks; ++i) {
+      if (i < kHeadBlocks || i >= kHeadBlocks + left_out) AddBlock(explanation.blocks(i), &table);
+    }
     absl::StrAppend(&text, "\n", table.Text());
+    if (left_out > 0) {
+      absl::StrAppend(&text, HumanCount(left_out, "block"), " between the first ", kHeadBlocks,
+                      " and the last ", kTailBlocks, " left out; --all shows them\n");
+    }
   }
   return text;
 }

@@ -18,7 +18,8 @@ std::string RenderStatus(const v1::GetStatsResponse& stats);
 std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks);
-std::string RenderExplanation(const v1::ExplainResponse& explanation);
+// With `all`, every block of a long chain; else its ends.
+std::string RenderExplanation(const v1::ExplainResponse& explanation, bool all);
 
 }  // namespace kvpool::ctl
 

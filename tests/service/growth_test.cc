@@ -274,6 +274,7 @@ TEST_F(GrowthTest, APendingSessionMayEnd) {
 
 TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   StartDaemon(2);
+  EXPECT_FALSE(daemon_->Snapshot().any_retired);
   const auto a = OpenEngine(OpenRequest("a"));
   a->Seal(a->Lease(1), Keys("x", 1));
   a->Do(CloseOp());
@@ -292,7 +293,6 @@ TEST_F(GrowthTest, IdleSpacesMakeRoomOldestFirst) {
   clock_.Advance(10);
   const auto b = OpenEngine(OpenRequest("b"));
   EXPECT_EQ(daemon_->Snapshot().spaces.size(), 3) << "there was room for both";
-  EXPECT_FALSE(daemon_->Snapshot().any_retired);
   const auto c = OpenEngine(OpenRequest("c"));
   const DaemonSnapshot snapshot = daemon_->Snapshot();
   ASSERT_EQ(snapshot.spaces.size(), 3);

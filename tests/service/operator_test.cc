@@ -248,7 +248,7 @@ TEST_F(OperatorTest, ExplainABlock) {
   other->Match(Keys("a", 2));
   clock_.Advance(2500);
   v1::ExplainResponse sealed = ExplainBlock(space, Id(blocks[1]));
-  EXPECT_NE(sealed.summary().find("is sealed and stays: 2 sessions and 0 blocks behind it hold it."),
+  EXPECT_NE(sealed.summary().find("is sealed and stays: it is held by 2 sessions and 0 blocks behind it."),
             std::string::npos)
       << sealed.summary();
   EXPECT_EQ(sealed.blocks(0).block(), Id(blocks[1]));

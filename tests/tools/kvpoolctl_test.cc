@@ -16,6 +16,7 @@
 #include <memory>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/ctl/render.h"
@@ -174,6 +175,7 @@ TEST_F(Kvpoolctl, DrainAndRevoke) {
   EXPECT_THAT(waited.err, HasSubstr("1 session still open"));
   ASSERT_TRUE(session_->Close(Soon()).ok());
   EXPECT_EQ(Ask<v1::DrainResponse>({"drain", "--wait"}).sessions_left(), 0u);
+  EXPECT_THAT(Run({"drain", "--wait"}).out, HasSubstr("Drained: no session is left"));
   EXPECT_EQ(Run({"drain", "--cancel"}).exit_status, kDone);
   EXPECT_FALSE(Ask<v1::GetStatsResponse>({"status"}).draining());
 }
@@ -185,10 +187,12 @@ TEST_F(Kvpoolctl, Health) {
   EXPECT_EQ(Run({"health", "--json"}).out, "{\"status\":\"SERVING\"}\n");
   EXPECT_EQ(Run({"health", "--service=kvpool.v1.Engine"}).exit_status, kDone);
   EXPECT_EQ(Run({"health", "--service=no.such"}).exit_status, kRefused);
+  EXPECT_EQ(Run({"health", "--wait=10s"}).out, "SERVING\n");
   daemon_->End(SIGKILL);
+  EXPECT_EQ(Run({"health", "--wait=100ms"}).exit_status, kUnreachable);
   const ToolResult dead = Run({"health"});
   EXPECT_EQ(dead.exit_status, kUnreachable);
-  EXPECT_THAT(dead.err, HasSubstr("kvpoold has ended without removing it"));
+  EXPECT_THAT(dead.err, HasSubstr("kvpoold has ended without removing the socket"));
 }
 
 TEST_F(Kvpoolctl, TheDaemonsRefusalsAreExitStatus1) {
@@ -241,11 +245,11 @@ TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
       {{"explain", "--block=3"}, "--block needs --space=ID"},
       {{"evict"}, "say --all if that is meant"},
       {{"pin", "--key=00"}, "pin needs --ttl=TIME, or --unpin"},
-      {{"pin", "--key=00", "--ttl=25h"}, "--ttl: 25h is not 1ms to 24h"},
+      {{"pin", "--key=00", "--ttl=25h"}, "--ttl: \"25h\" is not a time of 1ms to 24h"},
       {{"pin", "--ttl=1h"}, "pin needs --key=HEX"},
       {{"revoke"}, "revoke needs --blocks=N"},
       {{"drain", "--cancel", "--wait"}, "--cancel and --wait exclude each other"},
-      {{"top", "--interval=1ms"}, "--interval: 1ms is not 50ms to 1h"},
+      {{"top", "--interval=1ms"}, "--interval: \"1ms\" is not a time of 50ms to 1h"},
       {{"--address=localhost:1", "status"}, "--address needs --tls-ca, --tls-cert and --tls-key"},
   };
   for (const auto& [arguments, message] : cases) {
@@ -262,16 +266,50 @@ TEST(KvpoolctlUnreachable, ExitStatus3SaysWhatToTry) {
   const std::string path = folder.path() + "/s";
   ToolResult result = RunTool(KVPOOL_KVPOOLCTL, {"--socket=" + path, "status"});
   EXPECT_EQ(result.exit_status, kUnreachable);
-  EXPECT_THAT(result.err, HasSubstr("There is no such socket"));
+  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": there is no such socket"));
+  EXPECT_THAT(result.err, HasSubstr("KVPOOL_SOCKET"));
   // Somebody who takes connections and never answers.
   const UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{.sun_family = AF_UNIX};
   std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  result = RunTool(KVPOOL_KVPOOLCTL, {"--socket=" + path, "status"});
+  EXPECT_EQ(result.exit_status, kUnreachable);
+  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": connection refused"));
   ASSERT_EQ(listen(listener.get(), 4), 0);
   result = RunTool(KVPOOL_KVPOOLCTL, {"--socket", path, "--deadline=200ms", "status"});
   EXPECT_EQ(result.exit_status, kUnreachable);
-  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path));
+  EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": no answer within 200ms"));
+}
+
+TEST(KvpoolctlUnreachable, HealthWaitsForADaemonThatStarts) {
+  const TemporaryDirectory folder;
+  ToolResult waited;
+  std::thread waiting([&] {
+    waited =
+        RunTool(KVPOOL_KVPOOLCTL, {"--socket=" + folder.path() + "/kvpoold.sock", "health", "--wait=60s"});
+  });
+  const auto daemon = DaemonProcess::Start({.binary = KVPOOL_KVPOOLD, .directory = folder.path()});
+  waiting.join();
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  EXPECT_EQ(waited.exit_status, kDone);
+  EXPECT_EQ(waited.out, "SERVING\n");
+  EXPECT_EQ(waited.err, "");
+}
+
+TEST(KvpoolctlRender, LongChainsShowTheirEnds) {
+  v1::ExplainResponse explanation;
+  for (uint32_t block = 101; block <= 158; ++block) explanation.add_blocks()->set_block(block);
+  const std::string ends = ctl::RenderExplanation(explanation, /*all=*/false);
+  for (const char* shown :
+       {"101", "106", "156", "158", "49 blocks between the first 6 and the last 3 left out; --all"}) {
+    EXPECT_THAT(ends, HasSubstr(shown));
+  }
+  EXPECT_THAT(ends, testing::Not(HasSubstr("107")));
+  EXPECT_THAT(ctl::RenderExplanation(explanation, /*all=*/true), HasSubstr("130"));
+  explanation.mutable_blocks()->DeleteSubrange(10, 48);
+  EXPECT_THAT(ctl::RenderExplanation(explanation, /*all=*/false), HasSubstr("107"))
+      << "one block is shorter than its absence";
 }
 
 // What a newer daemon says, in words that this build does not know.
