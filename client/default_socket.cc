@@ -13,9 +13,7 @@
 #include "proto/support/unique_fd.h"
 
 namespace kvpool {
-namespace {
 
-// Why a connection to the socket fails; empty: it does not.
 std::string SocketTrouble(const std::string& path, int type) {
   struct stat file;
   if (stat(path.c_str(), &file) != 0) {
@@ -39,8 +37,6 @@ std::string SocketTrouble(const std::string& path, int type) {
       return std::strerror(errno);
   }
 }
-
-}  // namespace
 
 std::string DefaultSocket() {
   if (const char* path = std::getenv("KVPOOL_SOCKET"); path != nullptr && *path != '\0') return path;

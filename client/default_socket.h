@@ -9,6 +9,9 @@ namespace kvpool {
 // one, else /run/kvpool/kvpoold.sock.
 std::string DefaultSocket();
 
+// Why a connection to a Unix socket fails; empty: it does not.
+std::string SocketTrouble(const std::string& path, int type);
+
 // "cannot reach kvpoold at /run/kvpool/kvpoold.sock: there is no such socket. …" with what to try. `suffix` is what the
 // name of the socket in question has behind it, `type` its type. It is tried once more, as what libraries say of failed
 // connections tells causes apart badly; if that works, the cause is `seen`.

@@ -28,11 +28,8 @@ absl::Status WaitUntilServing(ChildProcess* process, const std::string& socket) 
                    tools::OperatorClient::Open({.socket = socket, .deadline = absl::Seconds(1)}));
   const auto give_up = std::chrono::steady_clock::now() + kStartsWithin;
   while (true) {
-    // A channel that failed to connect waits before it tries again, so look for the socket first.
-    if (std::filesystem::exists(socket)) {
-      const absl::StatusOr<tools::Health> health = client->CheckHealth("");
-      if (health.ok() && *health == tools::Health::kServing) return absl::OkStatus();
-    }
+    const absl::StatusOr<tools::Health> health = client->CheckHealth("");
+    if (health.ok() && *health == tools::Health::kServing) return absl::OkStatus();
     if (const std::optional<int> ended = process->TryWait(); ended.has_value()) {
       return absl::UnavailableError(absl::StrCat("kvpoold ended before it served: ", DescribeEnd(*ended)));
     }

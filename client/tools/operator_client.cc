@@ -38,9 +38,6 @@ absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
-  // Whoever waits for a daemon that starts asks again and again.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
   // A proxy for the outside world has no business between an operator and this machine's daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (endpoint.address.empty()) {
@@ -142,6 +139,11 @@ class OperatorClient::Rep {
   }
 
   absl::StatusOr<Health> CheckHealth(const std::string& service) {
+    // A channel that failed to connect waits for seconds before it tries again, whoever asks.
+    if (endpoint_.address.empty() && !SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
+      return absl::UnavailableError(
+          CannotReach(endpoint_.socket, "", SOCK_STREAM, "it has started only now"));
+    }
     grpc::ClientContext context;
     context.set_deadline(Deadline());
     grpc::CompletionQueue queue;

@@ -42,7 +42,7 @@ class OperatorClient {
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request);
   absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);
-  // grpc.health.v1.Health/Check; "" asks about the server as a whole.
+  // grpc.health.v1.Health/Check; "" asks about the server as a whole. May be repeated until a daemon is there.
   absl::StatusOr<Health> CheckHealth(const std::string& service);
 
  private:
