@@ -8,7 +8,7 @@
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
 //
 // A session ends once: by CloseSession, by hang-up of a member's attach socket, by death of a member, by a
-// slab that a member could not map or that could not be sent. Its blocks come free when the pidfd of every member
+// slab that a member could not map or that could not be sent, by an operator. Its blocks come free when the pidfd of every member
 // has fired; a session that closed itself gives everything back at once, which is the engine's word that
 // nothing of it still runs.
 #ifndef KVPOOL_SERVER_DAEMON_H_
@@ -110,7 +110,7 @@ struct DaemonSnapshot {
   bool any_retired = false;           // False: none is gone yet.
   std::vector<v1::DeviceInfo> devices;
   std::map<std::string, uint64_t>
-      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, unsent_slab.
+      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> step_operations;  // By verb.
   // Evicted blocks and other counters of spaces that are gone, so that sums over spaces never fall: kept
   // under space 0.
@@ -186,6 +186,7 @@ class Daemon {
   absl::Status ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response);
   absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response);
   absl::Status Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response);
+  absl::Status EndSession(const v1::EndSessionRequest& request, v1::EndSessionResponse* response);
   absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response);
   absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response);
   absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);

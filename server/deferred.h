@@ -16,8 +16,8 @@
 namespace kvpool {
 
 // Why a session ended. The names are label values of a metric.
-enum class EndKind { kClosed, kMemberDied, kHangup, kRefusedSlab, kUnsentSlab };
-inline constexpr int kEndKinds = 5;
+enum class EndKind { kClosed, kMemberDied, kHangup, kRefusedSlab, kUnsentSlab, kOperator };
+inline constexpr int kEndKinds = 6;
 constexpr std::string_view EndKindName(EndKind kind) {
   switch (kind) {
     case EndKind::kClosed:
@@ -30,6 +30,8 @@ constexpr std::string_view EndKindName(EndKind kind) {
       return "refused_slab";
     case EndKind::kUnsentSlab:
       return "unsent_slab";
+    case EndKind::kOperator:
+      return "operator";
   }
   return "";
 }

@@ -184,6 +184,28 @@ absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse
   return absl::OkStatus();
 }
 
+absl::Status Daemon::EndSession(const v1::EndSessionRequest& request, v1::EndSessionResponse* response) {
+  RETURN_IF_ERROR(ValidateEndSession(request));
+  const std::shared_ptr<Session> session = registry_->FindSession(request.session());
+  if (session == nullptr) {
+    return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
+  }
+  Space& space = *session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    const uint64_t now = clock_->NowMs();
+    space.state.EndSession(session.get(), EndKind::kOperator,
+                           absl::StrCat("session ", session->terms.id, " ended: an operator asked for it"),
+                           nullptr, now, &deferred);
+    space.state.AfterVerbs(now, &deferred);
+    space.state.CollectWakes(&deferred);
+    FillSession(space.state, *session, now, response->mutable_session());
+  }
+  Settle(&space, &deferred);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* response) {
   const bool draining = !request.cancel();
   if (registry_->draining() != draining) LogInfo(draining ? "draining" : "draining cancelled");

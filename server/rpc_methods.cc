@@ -76,6 +76,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   AddPlain(site, daemon, "ListBlocks", &S::RequestListBlocks, &Daemon::ListBlocks);
   AddPlain(site, daemon, "GetStats", &S::RequestGetStats, &Daemon::GetStats);
   AddPlain(site, daemon, "Revoke", &S::RequestRevoke, &Daemon::Revoke);
+  AddPlain(site, daemon, "EndSession", &S::RequestEndSession, &Daemon::EndSession);
   AddUnary<v1::DrainRequest, v1::DrainResponse>(
       site, "Drain", &S::RequestDrain,
       [daemon, health](v1::DrainRequest* request, v1::DrainResponse* response, const UnaryDone& done) {

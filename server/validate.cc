@@ -249,6 +249,11 @@ absl::Status ValidateRevoke(const v1::RevokeRequest& request) {
   return CheckRange("blocks", request.blocks(), 1, UINT32_MAX);
 }
 
+absl::Status ValidateEndSession(const v1::EndSessionRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("end_session", request));
+  return request.session() == 0 ? Invalid("session is 0; required") : absl::OkStatus();
+}
+
 absl::Status ValidateExplain(const v1::ExplainRequest& request) {
   RETURN_IF_ERROR(CheckKnown("explain", request));
   RETURN_IF_ERROR(CheckRange("group", request.group(), 0, kMaxGroups - 1));

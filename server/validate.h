@@ -38,6 +38,7 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups);
 absl::Status ValidateEvict(const v1::EvictRequest& request);
 absl::Status ValidateListBlocks(const v1::ListBlocksRequest& request);
 absl::Status ValidateRevoke(const v1::RevokeRequest& request);
+absl::Status ValidateEndSession(const v1::EndSessionRequest& request);
 absl::Status ValidateExplain(const v1::ExplainRequest& request);
 absl::Status ValidatePinPrefix(const v1::PinPrefixRequest& request);
 

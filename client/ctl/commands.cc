@@ -270,6 +270,27 @@ class RevokeCommand : public Command {
   uint64_t session_ = 0, blocks_ = 0;
 };
 
+class EndCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("session", &session_, {.min = 1}, "id of the session (see kvpoolctl sessions); needed");
+  }
+  absl::Status Check(const Flags&) override {
+    return session_ == 0 ? absl::InvalidArgumentError("end needs --session=ID; kvpoolctl sessions lists them")
+                         : absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::EndSessionRequest request;
+    request.set_session(session_);
+    ASSIGN_OR_RETURN(const v1::EndSessionResponse answer, daemon->EndSession(request));
+    output.Print(answer, RenderEnded(answer.session()));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t session_ = 0;
+};
+
 class HealthCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
@@ -319,6 +340,7 @@ constexpr CommandEntry kCommands[] = {
     {"pin", "protect a prefix from eviction", &Make<PinCommand>},
     {"drain", "refuse new sessions", &Make<DrainCommand>},
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
+    {"end", "end a session that its engine does not", &Make<EndCommand>},
     {"health", "exit 0 if the daemon serves: for probes", &Make<HealthCommand>},
 };
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "proto/support/flags.h"
 #include "client/tools/operator_client.h"
+#include "proto/support/flags.h"
 
 namespace google::protobuf {
 class Message;

@@ -168,6 +168,24 @@ std::string RenderSessions(const v1::ListSessionsResponse& sessions) {
   return absl::StrCat(table.Text(), "\n", members.Text());
 }
 
+std::string RenderEnded(const v1::SessionInfo& session) {
+  std::vector<std::string> alive;
+  for (const v1::MemberInfo& member : session.members()) {
+    if (!member.alive()) continue;
+    const std::string name =
+        member.client_name().empty() ? "" : absl::StrCat(" (", member.client_name(), ")");
+    alive.push_back(member.pid() == 0 ? absl::StrCat("member ", member.member(), name)
+                                      : absl::StrCat("pid ", member.pid(), name));
+  }
+  return Printable(absl::StrCat(
+             "Session ", session.session(), " has ended. ", HumanCount(session.leased(), "leased block"),
+             " and ", HumanCount(session.referenced(), "reference"),
+             " come back when no process of it could write them any more: ",
+             alive.empty() ? "they are all gone"
+                           : absl::StrCat("still there is ", absl::StrJoin(alive, ", ")))) +
+         "\n";
+}
+
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks) {
   if (blocks.blocks().empty()) return "No such blocks.\n";
   Table table = BlockTable();

@@ -17,6 +17,7 @@ v1::BlockState StateFromName(absl::string_view name);
 std::string RenderStatus(const v1::GetStatsResponse& stats);
 std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
+std::string RenderEnded(const v1::SessionInfo& session);  // By an operator.
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks);
 // With `all`, every block of a long chain; else its ends.
 std::string RenderExplanation(const v1::ExplainResponse& explanation, bool all);

@@ -201,6 +201,9 @@ absl::StatusOr<v1::GetStatsResponse> OperatorClient::GetStats(const v1::GetStats
 absl::StatusOr<v1::RevokeResponse> OperatorClient::Revoke(const v1::RevokeRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Revoke, request);
 }
+absl::StatusOr<v1::EndSessionResponse> OperatorClient::EndSession(const v1::EndSessionRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::EndSession, request);
+}
 absl::StatusOr<v1::DrainResponse> OperatorClient::Drain(const v1::DrainRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Drain, request);
 }

@@ -39,6 +39,7 @@ class OperatorClient {
   absl::StatusOr<v1::ListBlocksResponse> ListBlocks(const v1::ListBlocksRequest& request);
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request);
   absl::StatusOr<v1::RevokeResponse> Revoke(const v1::RevokeRequest& request);
+  absl::StatusOr<v1::EndSessionResponse> EndSession(const v1::EndSessionRequest& request);
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request);
   absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);

@@ -235,6 +235,43 @@ TEST_F(OperatorTest, RevokeAsksTheMemberThatKeepsTheMagazine) {
   EXPECT_EQ(daemon_->Revoke(request, &response).message(), "session 99 does not exist");
 }
 
+TEST_F(OperatorTest, EndSessionQuarantinesUntilItsProcessesAreGone) {
+  StartDaemon(1);
+  const auto hung = OpenEngine(OpenRequest());
+  const auto other = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = hung->Lease(3);
+  hung->Seal({blocks[0]}, {Key("kept")});
+  v1::EndSessionRequest request;
+  v1::EndSessionResponse response;
+  EXPECT_EQ(daemon_->EndSession(request, &response).message(), "session is 0; required");
+  request.set_session(99);
+  EXPECT_EQ(daemon_->EndSession(request, &response).message(), "session 99 does not exist");
+  request.set_session(hung->opened.session());
+  for (int time = 0; time < 2; ++time) {  // Once more changes nothing.
+    response.Clear();
+    ASSERT_TRUE(daemon_->EndSession(request, &response).ok());
+    EXPECT_TRUE(response.session().ended());
+    EXPECT_EQ(response.session().end_reason(),
+              absl::StrCat("session ", hung->opened.session(), " ended: an operator asked for it"));
+    ASSERT_EQ(response.session().members_size(), 1);
+    EXPECT_TRUE(response.session().members(0).alive());
+    EXPECT_EQ(daemon_->Snapshot().sessions_ended.at("operator"), 1);
+  }
+  EXPECT_EQ(hung->peer->closed(), response.session().end_reason());
+  EXPECT_EQ(static_cast<absl::StatusCode>(hung->Do(LeaseOp(1)).code()), absl::StatusCode::kAborted);
+  // It still runs, and may write: nobody gets its blocks.
+  const auto count = [this](BlockState state) {
+    return daemon_->Snapshot().spaces.at(1).blocks[static_cast<int>(state)];
+  };
+  EXPECT_EQ(count(BlockState::kQuarantined), 3) << "two blocks and the sink";
+  EXPECT_EQ(count(BlockState::kSealed), 1);
+  hung->Die();
+  EXPECT_EQ(count(BlockState::kQuarantined), 0);
+  EXPECT_EQ(count(BlockState::kCached), 1);
+  EXPECT_EQ(daemon_->EndSession(request, &response).code(), absl::StatusCode::kNotFound) << "it is gone";
+  EXPECT_EQ(other->Lease(5).size(), 5) << "others don't notice";
+}
+
 TEST_F(OperatorTest, ExplainABlock) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest(), "vllm");

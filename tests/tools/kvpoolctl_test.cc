@@ -180,6 +180,16 @@ TEST_F(Kvpoolctl, DrainAndRevoke) {
   EXPECT_FALSE(Ask<v1::GetStatsResponse>({"status"}).draining());
 }
 
+TEST_F(Kvpoolctl, EndNamesTheProcessesToWaitFor) {
+  const uint64_t id = session_->id();
+  const ToolResult ended = Run({"end", "--session=" + std::to_string(id)});
+  EXPECT_EQ(ended.exit_status, kDone) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("Session " + std::to_string(id) + " has ended."));
+  EXPECT_THAT(ended.out, HasSubstr("pid " + std::to_string(getpid())));
+  EXPECT_TRUE(Ask<v1::EndSessionResponse>({"end", "--session=" + std::to_string(id)}).session().ended());
+  EXPECT_EQ(Run({"end", "--session=99"}).exit_status, kRefused);
+}
+
 TEST_F(Kvpoolctl, Health) {
   const ToolResult healthy = Run({"health"});
   EXPECT_EQ(healthy.exit_status, kDone);
@@ -248,6 +258,7 @@ TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
       {{"pin", "--key=00", "--ttl=25h"}, "--ttl: \"25h\" is not a time of 1ms to 24h"},
       {{"pin", "--ttl=1h"}, "pin needs --key=HEX"},
       {{"revoke"}, "revoke needs --blocks=N"},
+      {{"end"}, "end needs --session=ID"},
       {{"drain", "--cancel", "--wait"}, "--cancel and --wait exclude each other"},
       {{"top", "--interval=1ms"}, "--interval: \"1ms\" is not a time of 50ms to 1h"},
       {{"--address=localhost:1", "status"}, "--address needs --tls-ca, --tls-cert and --tls-key"},
