@@ -1,27 +1,8 @@
 #include "client/layouts.h"
 
+#include "proto/support/dtype.h"
+
 namespace kvpool {
-namespace {
-
-uint64_t ElementBytes(v1::Dtype dtype) {
-  switch (dtype) {
-    case v1::DTYPE_F32:
-      return 4;
-    case v1::DTYPE_F16:
-    case v1::DTYPE_BF16:
-      return 2;
-    case v1::DTYPE_FP8_E4M3:
-    case v1::DTYPE_FP8_E5M2:
-      return 1;
-    case v1::DTYPE_UNSPECIFIED:
-    case v1::Dtype_INT_MIN_SENTINEL_DO_NOT_USE_:
-    case v1::Dtype_INT_MAX_SENTINEL_DO_NOT_USE_:
-      break;
-  }
-  return 0;  // The daemon refuses the layout and says why.
-}
-
-}  // namespace
 
 v1::Layout PagedLayout(const PagedLayoutOptions& options) {
   v1::Layout layout;
@@ -35,7 +16,7 @@ v1::Layout PagedLayout(const PagedLayoutOptions& options) {
   group.set_v_head_dim(options.head_dim);
   group.set_dtype(options.dtype);
   v1::Plane& k = *group.mutable_k();
-  k.set_dim_stride_bytes(ElementBytes(options.dtype));
+  k.set_dim_stride_bytes(ElementBytes(options.dtype));  // 0: the daemon refuses the layout and says why.
   k.set_head_stride_bytes(k.dim_stride_bytes() * options.head_dim);
   k.set_token_stride_bytes(k.head_stride_bytes() * options.kv_heads);
   k.set_layer_stride_bytes(k.token_stride_bytes() * options.tokens_per_block);

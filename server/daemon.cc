@@ -26,8 +26,6 @@ namespace {
 
 // Holders in a pool have 16 bits, and one that ended stays taken while blocks are charged to it.
 constexpr uint32_t kMostSessions = 32768;
-// Blocks reclaimed under one hold of a space's mutex: some 20 us.
-constexpr uint32_t kReclaimSlice = 256;
 // A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
 constexpr uint64_t kDeviceCheckMs = 1000;
 

@@ -8,13 +8,12 @@
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
 //
 // A session ends once: by CloseSession, by hang-up of a member's attach socket, by death of a member, by a
-// slab that a member could not map or that could not be sent, by an operator. Its blocks come free when the pidfd of every member
-// has fired; a session that closed itself gives everything back at once, which is the engine's word that
-// nothing of it still runs.
+// slab that a member could not map or that could not be sent, by an operator. Its blocks come free when the
+// pidfd of every member has fired; a session that closed itself gives everything back at once, which is the
+// engine's word that nothing of it still runs.
 #ifndef KVPOOL_SERVER_DAEMON_H_
 #define KVPOOL_SERVER_DAEMON_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -31,7 +30,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
 #include "server/clock.h"
-#include "server/pool/block_pool.h"
+#include "server/snapshot.h"
 
 namespace kvpool {
 
@@ -83,41 +82,6 @@ struct DaemonOptions {
   // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
   std::map<std::string, std::vector<uint32_t>> tenant_uids;
   bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
-};
-
-// A histogram as Prometheus wants it: counts per bucket (not cumulative) and the sum, in seconds.
-struct HistogramSnapshot {
-  std::vector<double> bounds;
-  std::vector<uint64_t> counts;  // bounds.size() + 1.
-  double sum = 0;
-};
-
-struct SpaceSnapshot {
-  uint64_t space = 0;
-  std::string tenant, kind, policy;
-  std::array<uint32_t, kBlockStates> blocks{};
-  uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
-  uint64_t slab_bytes = 0;
-  uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
-  bool pressure = false;
-  PoolCounters pool;
-  std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
-  HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
-};
-
-struct DaemonSnapshot {
-  std::vector<SpaceSnapshot> spaces;  // First space 0: what is left of those that are gone.
-  bool any_retired = false;           // False: none is gone yet.
-  std::vector<v1::DeviceInfo> devices;
-  std::map<std::string, uint64_t>
-      sessions_ended;  // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
-  std::map<std::string, uint64_t> step_operations;  // By verb.
-  // Evicted blocks and other counters of spaces that are gone, so that sums over spaces never fall: kept
-  // under space 0.
-  uint64_t step_batches = 0, reconnects = 0;
-  uint32_t sessions_open = 0;
-  bool draining = false;
-  double uptime_seconds = 0;
 };
 
 // One process of a session, as callers hold it: stays valid after the session's end, and then answers

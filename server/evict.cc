@@ -20,7 +20,6 @@
 namespace kvpool {
 namespace {
 
-constexpr uint32_t kReclaimSlice = 256;
 constexpr uint32_t kViewSlice = 4096;
 
 struct Judged {

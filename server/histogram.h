@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "server/daemon.h"
+#include "server/snapshot.h"
 
 namespace kvpool {
 

@@ -2,11 +2,13 @@
 
 #include <string>
 
+#include "server/daemon.h"
 #include "server/device_budget.h"
 #include "server/registry.h"
 #include "server/replacement/policy.h"
 #include "server/retired_counters.h"
 #include "server/space.h"
+#include "server/space_state.h"
 
 namespace kvpool {
 

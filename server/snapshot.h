@@ -1,13 +1,53 @@
-// A space as metrics want it.
+// The daemon as metrics and statistics want it.
 #ifndef KVPOOL_SERVER_SNAPSHOT_H_
 #define KVPOOL_SERVER_SNAPSHOT_H_
 
+#include <array>
 #include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
 
-#include "server/daemon.h"
-#include "server/space_state.h"
+#include "kvpool/v1/operator.pb.h"
+#include "server/pool/block_pool.h"
 
 namespace kvpool {
+
+class SpaceState;
+
+// A histogram as Prometheus wants it: counts per bucket (not cumulative) and the sum, in seconds.
+struct HistogramSnapshot {
+  std::vector<double> bounds;
+  std::vector<uint64_t> counts;  // bounds.size() + 1.
+  double sum = 0;
+};
+
+struct SpaceSnapshot {
+  uint64_t space = 0;
+  std::string tenant, kind, policy;
+  std::array<uint32_t, kBlockStates> blocks{};
+  uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
+  uint64_t slab_bytes = 0;
+  uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
+  bool pressure = false;
+  PoolCounters pool;
+  std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
+  HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
+};
+
+struct DaemonSnapshot {
+  // Space 0 is first: what those that are gone have counted, so that sums over spaces never fall.
+  std::vector<SpaceSnapshot> spaces;
+  bool any_retired = false;  // False: none is gone yet.
+  std::vector<v1::DeviceInfo> devices;
+  // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
+  std::map<std::string, uint64_t> sessions_ended;
+  std::map<std::string, uint64_t> step_operations;  // By verb.
+  uint64_t step_batches = 0, reconnects = 0;
+  uint32_t sessions_open = 0;
+  bool draining = false;
+  double uptime_seconds = 0;
+};
 
 SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now);
 

@@ -4,6 +4,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "proto/support/dtype.h"
 #include "proto/support/status_macros.h"
 #include "server/field_checks.h"
 #include "server/validate.h"
@@ -26,24 +27,6 @@ constexpr size_t kAttachTokenBytes = 32;
 constexpr size_t kMemberTokenBytes = 16;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-uint32_t ElementBytes(v1::Dtype dtype) {
-  switch (dtype) {
-    case v1::DTYPE_F32:
-      return 4;
-    case v1::DTYPE_F16:
-    case v1::DTYPE_BF16:
-      return 2;
-    case v1::DTYPE_FP8_E4M3:
-    case v1::DTYPE_FP8_E5M2:
-      return 1;
-    case v1::DTYPE_UNSPECIFIED:
-    case v1::Dtype_INT_MIN_SENTINEL_DO_NOT_USE_:
-    case v1::Dtype_INT_MAX_SENTINEL_DO_NOT_USE_:
-      return 0;
-  }
-  return 0;
-}
 
 absl::Status CheckPlane(const std::string& field, const v1::Plane& plane, const v1::LayerGroup& group,
                         uint32_t head_dim, uint64_t block_bytes) {
