@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/field_checks.h"
+#include "server/parked_verbs.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -127,39 +128,12 @@ bool MayWait(v1::Operation::VerbCase verb) {
 
 // Blocks and keys named. Nothing here was checked yet: no product can overflow, sizes are of data at hand.
 uint64_t NamesIn(const v1::Operation& operation) {
-  switch (operation.verb_case()) {
-    case v1::Operation::kSeal:
-      return operation.seal().blocks_size();
-    case v1::Operation::kMatch: {
-      uint64_t keys = 0;
-      for (const v1::GroupKeys& group : operation.match().groups()) {
-        keys += group.keys().size() / (group.key_bytes() == 0 ? 1 : group.key_bytes());
-      }
-      return keys;
-    }
-    case v1::Operation::kLease:
-      return operation.lease().count();
-    case v1::Operation::kRelease:
-      return operation.release().blocks_size();
-    case v1::Operation::kRef:
-      return operation.ref().blocks_size();
-    case v1::Operation::kTouch:
-      return operation.touch().blocks_size();
-    case v1::Operation::kPin:
-      return operation.pin().blocks_size();
-    case v1::Operation::kUnpin:
-      return operation.unpin().blocks_size();
-    case v1::Operation::kSetRetention:
-      return operation.set_retention().blocks_size();
-    case v1::Operation::kFence:
-    case v1::Operation::kWarmupDone:
-    case v1::Operation::kCloseSession:
-    case v1::Operation::kOpenSession:
-    case v1::Operation::kAddMember:
-    case v1::Operation::VERB_NOT_SET:
-      return 0;
+  if (operation.has_lease()) return operation.lease().count();
+  uint64_t names = BlocksOf(operation).size();
+  for (const v1::GroupKeys& group : operation.match().groups()) {
+    names += group.keys().size() / (group.key_bytes() == 0 ? 1 : group.key_bytes());
   }
-  return 0;
+  return names;
 }
 
 }  // namespace

@@ -201,7 +201,8 @@ TEST_F(SessionFailureTest, NoDaemonIsSaidSo) {
   SessionOptions options = OptionsFor("/nonexistent/kvpoold.sock");
   const auto session = Session::Open(options);
   EXPECT_EQ(session.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Words(session.status()), HasSubstr("cannot reach kvpoold at /nonexistent/kvpoold.sock: there is no such socket"));
+  EXPECT_THAT(Words(session.status()),
+              HasSubstr("cannot reach kvpoold at /nonexistent/kvpoold.sock: there is no such socket"));
   EXPECT_THAT(Words(session.status()), HasSubstr("KVPOOL_SOCKET"));
 }
 
@@ -209,9 +210,7 @@ TEST_F(SessionFailureTest, NoDaemonIsSaidSo) {
 
 TEST_F(SessionFailureTest, AKilledPeersBlocksComeBackAndItsCacheStays) {
   StartDaemon("16MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   const auto keys = Keys(*session, 5, 10);
   {
@@ -231,9 +230,7 @@ TEST_F(SessionFailureTest, AKilledPeersBlocksComeBackAndItsCacheStays) {
 
 TEST_F(SessionFailureTest, AForkedChildKeepsNoSessionAlive) {
   StartDaemon("16MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   pid_t child = 0;
   {
@@ -249,9 +246,7 @@ TEST_F(SessionFailureTest, AForkedChildKeepsNoSessionAlive) {
 
 TEST_F(SessionFailureTest, AStoppedPeerKeepsWhatItHolds) {
   StartDaemon("16MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   PeerProcess peer(daemon_->socket());
   ASSERT_EQ(peer.Ask("lease 30"), "ok");
@@ -368,13 +363,10 @@ TEST_F(SessionFailureTest, ARevocationTakesUnusedBlocksOnly) {
 
 TEST_F(SessionFailureTest, AMembersDeathEndsTheSession) {
   StartDaemon("32MiB", {"--device=host,host"});
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.ranks = 2;
-  const auto first = Open(options);
+  const auto first = Open(RankOptions(0));
   ASSERT_NE(first, nullptr);
-  options.role.set_rank(1);
   {
-    auto second = Session::Join(options, first->Invitation());
+    auto second = Session::Join(RankOptions(1), first->Invitation());
     ASSERT_TRUE(second.ok()) << second.status();
     ASSERT_TRUE(first->LeaseWithin(1, Soon()).ok());
   }

@@ -114,4 +114,17 @@ std::unique_ptr<Session> SessionTest::Open(const SessionOptions& options) {
   return session.ok() ? std::move(*session) : nullptr;
 }
 
+std::unique_ptr<Session> SessionTest::OpenWithoutMagazine() {
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 0;
+  return Open(options);
+}
+
+SessionOptions SessionTest::RankOptions(uint32_t rank) const {
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.ranks = 2;
+  options.role.set_rank(rank);
+  return options;
+}
+
 }  // namespace kvpool

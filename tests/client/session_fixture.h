@@ -59,6 +59,10 @@ class SessionTest : public ::testing::Test {
   void StartDaemon(const std::string& capacity = "32MiB", std::vector<std::string> flags = {});
   std::unique_ptr<Session> Open() { return Open(OptionsFor(daemon_->socket())); }
   std::unique_ptr<Session> Open(const SessionOptions& options);
+  // Every block that it does not use is there for others.
+  std::unique_ptr<Session> OpenWithoutMagazine();
+  // Of a session of two ranks, on a daemon with two devices.
+  SessionOptions RankOptions(uint32_t rank) const;
 
   std::unique_ptr<DaemonProcess> daemon_;
 };

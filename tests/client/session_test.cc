@@ -132,9 +132,7 @@ TEST_F(SessionTest, ADuplicateSealAnswersTheOtherBlock) {
 
 TEST_F(SessionTest, ReleaseWaitsForItsStep) {
   StartDaemon("8MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   const uint32_t all = session->max_blocks() - 2;
   auto everything = session->LeaseWithin(all, Soon());
@@ -193,9 +191,7 @@ TEST_F(SessionTest, WarmupWritesGoToScratch) {
 
 TEST_F(SessionTest, DroppedAnswersGiveTheirHoldsBack) {
   StartDaemon("8MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 10), kTokensPerBlock);
   ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
@@ -214,9 +210,7 @@ TEST_F(SessionTest, DroppedAnswersGiveTheirHoldsBack) {
 
 TEST_F(SessionTest, RefsKeepABlockUntilTheLastIsGone) {
   StartDaemon("8MiB");
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.magazine_blocks = 0;
-  const auto session = Open(options);
+  const auto session = OpenWithoutMagazine();
   ASSERT_NE(session, nullptr);
   auto block = session->LeaseWithin(1, Soon());
   ASSERT_TRUE(block.ok()) << block.status();
@@ -272,12 +266,9 @@ TEST_F(SessionTest, CallersMistakesAreNamed) {
 
 TEST_F(SessionTest, ARankJoinsAndItsFenceCounts) {
   StartDaemon("32MiB", {"--device=host,host"});
-  SessionOptions options = OptionsFor(daemon_->socket());
-  options.ranks = 2;
-  const auto first = Open(options);
+  const auto first = Open(RankOptions(0));
   ASSERT_NE(first, nullptr);
-  options.role.set_rank(1);
-  auto second = Session::Join(options, first->Invitation());
+  auto second = Session::Join(RankOptions(1), first->Invitation());
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ((*second)->block_stride_bytes(), first->block_stride_bytes());
   auto blocks = first->LeaseWithin(1, Soon());

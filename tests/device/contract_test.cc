@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/device/peer.h"
-#include "tests/device/test_device.h"
+#include "tests/device/test_device_fixture.h"
 
 namespace kvpool {
 namespace {
@@ -24,19 +24,14 @@ using ::testing::HasSubstr;
 constexpr size_t kCapacityBytes = size_t{256} << 20;
 constexpr uint64_t kWord = 0x0123456789abcdef;
 
-class DeviceContract : public ::testing::Test {
+class DeviceContract : public TestDeviceTest {
  protected:
+  DeviceContract() : TestDeviceTest(kCapacityBytes) {}
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<TestDevice>> test_device = OpenTestDevice(kCapacityBytes);
-    if (absl::IsUnavailable(test_device.status()) || absl::IsUnimplemented(test_device.status())) {
-      GTEST_SKIP() << "no such device here: " << test_device.status();
-    }
-    ASSERT_TRUE(test_device.ok()) << test_device.status();
-    test_device_ = std::move(*test_device);
+    TestDeviceTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     granule_ = device().granularity_bytes();
   }
-
-  Device& device() { return test_device_->device(); }
 
   std::unique_ptr<Slab> MakeSlab(size_t bytes) {
     absl::StatusOr<std::unique_ptr<Slab>> slab = device().MakeSlab(bytes);
@@ -68,7 +63,6 @@ class DeviceContract : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
   }
 
-  std::unique_ptr<TestDevice> test_device_;
   size_t granule_ = 0;
 };
 

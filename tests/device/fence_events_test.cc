@@ -1,37 +1,16 @@
 // Fences on an engine's stream: not passed while the work before them runs, passed after, and nobody waits who did not ask to.
 #include "cuda/fence_events.h"
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "cuda/cuda_context.h"
 #include "gtest/gtest.h"
+#include "tests/device/gate.h"
 
 namespace kvpool {
 namespace {
-
-// Holds a stream up until it is opened: the step that an engine has queued.
-class Gate {
- public:
-  void Open() {
-    const std::lock_guard lock(mu_);
-    open_ = true;
-    opened_.notify_all();
-  }
-  static void Wait(void* gate) {
-    auto* self = static_cast<Gate*>(gate);
-    std::unique_lock lock(self->mu_);
-    self->opened_.wait(lock, [self] { return self->open_; });
-  }
-
- private:
-  std::mutex mu_;
-  std::condition_variable opened_;
-  bool open_ = false;
-};
 
 class FenceEventsTest : public ::testing::Test {
  protected:

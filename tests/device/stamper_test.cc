@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/support/block_ref.h"
-#include "tests/device/test_device.h"
+#include "tests/device/test_device_fixture.h"
 
 namespace kvpool {
 namespace {
@@ -18,24 +18,20 @@ using ::testing::SizeIs;
 constexpr size_t kCapacityBytes = size_t{64} << 20;
 constexpr size_t kBlockBytes = size_t{96} << 10;
 
-class StamperTest : public ::testing::Test {
+class StamperTest : public TestDeviceTest {
  protected:
+  StamperTest() : TestDeviceTest(kCapacityBytes) {}
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<TestDevice>> test_device = OpenTestDevice(kCapacityBytes);
-    if (absl::IsUnavailable(test_device.status()) || absl::IsUnimplemented(test_device.status())) {
-      GTEST_SKIP() << "no such device here: " << test_device.status();
-    }
-    ASSERT_TRUE(test_device.ok()) << test_device.status();
-    test_device_ = std::move(*test_device);
-    if (test_device_->device().id() == "host") {
+    TestDeviceTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    if (device().id() == "host") {
       stamper_ = MakeHostStamper();
     } else {
-      absl::StatusOr<std::unique_ptr<BlockStamper>> stamper =
-          OpenCudaStamper(test_device_->device().uuid_bytes());
+      absl::StatusOr<std::unique_ptr<BlockStamper>> stamper = OpenCudaStamper(device().uuid_bytes());
       ASSERT_TRUE(stamper.ok()) << stamper.status();
       stamper_ = std::move(*stamper);
     }
-    absl::StatusOr<std::unique_ptr<Slab>> slab = test_device_->device().MakeSlab(size_t{16} << 20);
+    absl::StatusOr<std::unique_ptr<Slab>> slab = device().MakeSlab(size_t{16} << 20);
     ASSERT_TRUE(slab.ok()) << slab.status();
     slab_ = std::move(*slab);
   }
@@ -52,7 +48,6 @@ class StamperTest : public ::testing::Test {
     return wrong.value_or(std::vector<uint64_t>());
   }
 
-  std::unique_ptr<TestDevice> test_device_;
   std::unique_ptr<BlockStamper> stamper_;
   std::unique_ptr<Slab> slab_;
 };

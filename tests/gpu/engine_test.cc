@@ -1,11 +1,9 @@
 // Engines on a GPU, against a real kvpoold that owns its memory: every block is written and read by kernels, through
 // mappings of the engine's own.
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "cuda/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/device/gate.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -29,26 +28,6 @@ constexpr uint64_t kBlockBytes = 64 << 10;
 constexpr uint32_t kTokensPerBlock = 16;
 
 Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
-
-// Holds a stream up until it is opened: the step that an engine has queued.
-class Gate {
- public:
-  void Open() {
-    const std::lock_guard lock(mu_);
-    open_ = true;
-    opened_.notify_all();
-  }
-  static void Wait(void* gate) {
-    auto* self = static_cast<Gate*>(gate);
-    std::unique_lock lock(self->mu_);
-    self->opened_.wait(lock, [self] { return self->open_; });
-  }
-
- private:
-  std::mutex mu_;
-  std::condition_variable opened_;
-  bool open_ = false;
-};
 
 class EngineOnGpu : public ::testing::Test {
  protected:

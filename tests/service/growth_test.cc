@@ -14,6 +14,15 @@ class GrowthTest : public ServiceTest {
     ack.set_slab(slab);
     daemon_->OnSlabAck(engine->id, ack);
   }
+  // An engine that has yet to map the second slab, and one whose guarantee rests on that.
+  std::pair<std::unique_ptr<Engine>, std::unique_ptr<Engine>> OpenPending() {
+    StartDaemon(4);
+    auto mapping = OpenEngine(OpenRequest(), "a");
+    mapping->Lease(12);
+    v1::OpenSession request = OpenRequest();
+    request.set_guaranteed_blocks(10);
+    return {std::move(mapping), OpenEngine(request, "b")};
+  }
 };
 
 TEST_F(GrowthTest, ASessionLeasesOnlyWhatItsMembersMapped) {
@@ -243,12 +252,7 @@ TEST_F(GrowthTest, ASessionThatIsBehindIsAnsweredNoBlockItHasNotMapped) {
 }
 
 TEST_F(GrowthTest, AGuaranteeMayRestOnASlabThatOthersHaveYetToMap) {
-  StartDaemon(4);
-  const auto a = OpenEngine(OpenRequest(), "a");
-  a->Lease(12);
-  v1::OpenSession request = OpenRequest();
-  request.set_guaranteed_blocks(10);
-  const auto b = OpenEngine(request, "b");
+  const auto [a, b] = OpenPending();
   EXPECT_EQ(Space().slabs, 2);
   EXPECT_EQ(b->LeaseAsked(10, 10).shortfall(), v1::SHORTFALL_GROWING) << "a has not mapped it";
   EXPECT_EQ(b->Release({uint64_t{1} << 32 | 1}).refused_size(), 1)
@@ -259,12 +263,7 @@ TEST_F(GrowthTest, AGuaranteeMayRestOnASlabThatOthersHaveYetToMap) {
 }
 
 TEST_F(GrowthTest, APendingSessionMayEnd) {
-  StartDaemon(4);
-  const auto a = OpenEngine(OpenRequest(), "a");
-  a->Lease(12);
-  v1::OpenSession request = OpenRequest();
-  request.set_guaranteed_blocks(10);
-  const auto b = OpenEngine(request, "b");
+  const auto [a, b] = OpenPending();
   b->Die();
   a->MapSlabs();
   EXPECT_EQ(Space().capacity, 31);
