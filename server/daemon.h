@@ -29,33 +29,11 @@
 #include "kvpool/v1/attach.pb.h"
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
+#include "server/attach_peer.h"
 #include "server/clock.h"
 #include "server/snapshot.h"
 
 namespace kvpool {
-
-// The process at the other end of an attach connection. Calls queue and return at once; they come from any
-// thread, under no lock of the daemon.
-class AttachPeer {
- public:
-  virtual ~AttachPeer() = default;
-  // `fd` travels with the frame if it is valid.
-  virtual void Send(const v1::AttachFrame& frame, UniqueFd fd) = 0;
-  // Sends `closed` and hangs up. OnHangup follows; the pidfd stays watched until OnProcessDead.
-  virtual void Close(const std::string& reason) = 0;
-  // OpenSession or AddMember has taken its token: from now on it is a member's, and no longer counts among the
-  // connections that may be dropped to make room for others.
-  virtual void Bound() = 0;
-};
-
-struct PeerCredentials {
-  int64_t pid = 0;  // 0: not visible in the daemon's pid namespace.
-  uint32_t uid = 0;
-  uint32_t gid = 0;
-};
-
-// Names an attach connection inside the daemon.
-enum class AttachId : uint64_t {};
 
 // Told that something waits for a member's stream. Cheap, any thread, must not call into the daemon.
 class StreamListener {
