@@ -230,7 +230,8 @@ void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const Atta
 std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   Families out;
   DaemonSnapshot daemon = sources.daemon();
-  if (!daemon.any_retired) daemon.spaces.erase(daemon.spaces.begin());
+  // The series of a space end with it. Added up under a label that lives on, they would count twice in a rate().
+  daemon.spaces.erase(daemon.spaces.begin());
   AddMemory(daemon, &out);
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);

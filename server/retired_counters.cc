@@ -28,7 +28,6 @@ void Accumulate(const SpaceCounters& from, SpaceCounters* to) {
 
 void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& counters) {
   MutexLock lock(&mu_);
-  any_ = true;
   space_.policy = space.policy;
   Accumulate(space.pool, &space_.pool);
   Accumulate(counters, &counters_);
@@ -38,11 +37,6 @@ void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& count
   Accumulate(space.lifetime, &space_.lifetime);
   Accumulate(space.idle_before_evict, &space_.idle_before_evict);
   Accumulate(space.reuse_gap, &space_.reuse_gap);
-}
-
-bool RetiredCounters::any() {
-  MutexLock lock(&mu_);
-  return any_;
 }
 
 SpaceSnapshot RetiredCounters::space() {

@@ -14,14 +14,12 @@ void Accumulate(const SpaceCounters& from, SpaceCounters* to);
 class RetiredCounters {
  public:
   void Add(const SpaceSnapshot& space, const SpaceCounters& counters) ABSL_LOCKS_EXCLUDED(mu_);
-  bool any() ABSL_LOCKS_EXCLUDED(mu_);  // False: nothing is counted, as no space is gone.
   // Under space 0: no memory, only what was counted.
   SpaceSnapshot space() ABSL_LOCKS_EXCLUDED(mu_);
   SpaceCounters counters() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   Mutex mu_;
-  bool any_ ABSL_GUARDED_BY(mu_) = false;
   SpaceSnapshot space_ ABSL_GUARDED_BY(mu_);
   SpaceCounters counters_ ABSL_GUARDED_BY(mu_);
 };

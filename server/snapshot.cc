@@ -45,7 +45,6 @@ DaemonSnapshot Daemon::Snapshot() {
   const uint64_t now = clock_->NowMs();
   // A space that retires between the two is counted late rather than twice.
   SpaceCounters counters = retired_->counters();
-  snapshot.any_retired = retired_->any();
   snapshot.spaces.push_back(retired_->space());
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     MutexLock lock(&space->mu);

@@ -38,7 +38,6 @@ struct SpaceSnapshot {
 struct DaemonSnapshot {
   // Space 0 is first: what those that are gone have counted, so that sums over spaces never fall.
   std::vector<SpaceSnapshot> spaces;
-  bool any_retired = false;  // False: none is gone yet.
   std::vector<v1::DeviceInfo> devices;
   // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> sessions_ended;
