@@ -70,7 +70,7 @@ def flag_violations(root, pod):
         folder = "server" if program == "kvpoold" else "client"
         source = "\n".join(path.read_text(encoding="utf-8") for path in (root / folder).rglob("*.cc"))
         for flag in (arg.split("=")[0][2:] for arg in container.get("args", []) if arg.startswith("--")):
-            if not re.search(rf'Add\("{re.escape(flag)}"', source):
+            if not re.search(rf'Add\(\s*"{re.escape(flag)}"', source):
                 found.append(f"{container['name']}: {program} has no flag --{flag}")
     return found
 

@@ -116,7 +116,11 @@ TEST(LifecycleTest, ReadsAConfigFile) {
   std::ofstream(config) << "# A comment.\n\nlog-format = json\n pin_budget=0.5\n";
   auto daemon = DaemonProcess::Start({.directory = directory, .flags = {"--config=" + config}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
-  EXPECT_TRUE(absl::StrContains((*daemon)->Log(), "\"event\":\"serving\"")) << (*daemon)->Log();
+  // It answers before it says so.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto says = [&daemon] { return absl::StrContains((*daemon)->Log(), "\"event\":\"serving\""); };
+  while (!says() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(says()) << (*daemon)->Log();
   std::ofstream(config) << "pin_budget\n";
   const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--config=" + config});
   EXPECT_EQ(end.exit_code, 2);

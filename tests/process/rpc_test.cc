@@ -362,15 +362,15 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
   auto greedy = OpenEngine();
   auto other = OpenEngine();
   ASSERT_TRUE(greedy != nullptr && other != nullptr);
-  // Each answer refuses 32768 blocks: far more than the stream's window holds.
+  // Each answer refuses 16384 blocks: far more than the stream's window holds.
   grpc::ClientContext context;
   const std::unique_ptr<StepStream> stream = greedy->stub().Step(&context);
-  constexpr int kBatches = 60;
+  constexpr int kBatches = 40;
   std::thread writer([&] {
     for (int i = 0; i < kBatches; ++i) {
       v1::StepRequest batch = greedy->NextBatch();
       auto* blocks = batch.add_operations()->mutable_release()->mutable_blocks();
-      for (uint64_t block = 0; block < 32768; ++block) blocks->Add(uint64_t{1} << 32 | (1'000'000 + block));
+      for (uint64_t block = 0; block < 16384; ++block) blocks->Add(uint64_t{1} << 32 | (1'000'000 + block));
       if (!stream->Write(batch)) return;
     }
     stream->WritesDone();
