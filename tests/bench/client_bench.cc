@@ -45,8 +45,8 @@ void BenchMagazine(Figures* figures) {
     }
     ns.push_back(UsSince(start) * 1e3 / kPairs);
   }
-  figures->Note(absl::StrCat("magazine: Lease(1) and its release by the handle's destructor; median of ",
-                             kRounds, " runs of ", kPairs));
+  figures->Note(absl::StrCat("Lease(1) and its release by the handle's destructor; median of ", kRounds,
+                             " runs of ", kPairs));
   figures->Add("Lease plus Release of one block, median", Percentile(ns, 0.5), "ns", AtMost(60));
 }
 
@@ -93,7 +93,7 @@ void BenchRequest(Figures* figures) {
   KVPOOL_CHECK(session->Flush(Patience()).ok() && session->counters().refused == 0,
                "the daemon refused blocks");
   const double mean = std::accumulate(cpu_us.begin(), cpu_us.end(), 0.0) / kRequests;
-  figures->Note(absl::StrCat("request: ", kRequests,
+  figures->Note(absl::StrCat("", kRequests,
                              " prompts of 1024 new tokens, 64 blocks each: hash, Match, Lease of 64, "
                              "Seal of 64, Release of 64, one after another; the pool evicts from request ",
                              (256 << 20) / kBlockBytes / kRequestBlocks, " on; Lease had to wait in ",

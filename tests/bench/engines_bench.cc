@@ -58,7 +58,7 @@ void BenchTwoClients(Figures* figures) {
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   const double done_per_s = (OperationsOf(operators.get()) - before) / seconds;
   figures->Note(
-      "two_clients: each serves requests of 64 blocks for 4096 documents of its own, 48 in flight; one "
+      "each serves requests of 64 blocks for 4096 documents of its own, 48 in flight; one "
       "operation is one "
       "key matched, or one block leased from the daemon, sealed, or given back to it; keys are made "
       "beforehand; the "
@@ -108,7 +108,7 @@ void BenchKill(Figures* figures) {
     hit->groups.clear();
     KVPOOL_CHECK(session->Flush(Patience()).ok(), "flush failed");
   }
-  figures->Note(absl::StrCat("kill: an engine holds ", usable - kShared, " of ", usable,
+  figures->Note(absl::StrCat("an engine holds ", usable - kShared, " of ", usable,
                              " blocks; from SIGKILL until another session has leased them all; ", kKills,
                              " rounds"));
   figures->Add("SIGKILL to leasable again, median", Percentile(ms, 0.5), "ms");

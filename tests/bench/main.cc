@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/tools/text.h"
 #include "proto/support/flags.h"
 #include "proto/support/version.h"
 #include "tests/bench/figures.h"
@@ -71,18 +71,15 @@ void PrintTable(const Machine& machine, const Figures& figures) {
   }
 }
 
-std::string Quoted(std::string_view text) {
-  return absl::StrCat("\"", absl::Utf8SafeCEscape(absl::string_view(text.data(), text.size())), "\"");
-}
-
 void PrintJson(const Machine& machine, const Figures& figures) {
   std::vector<std::string> rows;
   for (const Figure& f : figures.all()) {
-    std::string row = absl::StrCat("    {\"section\": ", Quoted(f.section), ", \"name\": ", Quoted(f.name));
+    std::string row = absl::StrCat("    {\"section\": ", tools::JsonQuote(f.section),
+                                   ", \"name\": ", tools::JsonQuote(f.name));
     if (!f.skipped.empty()) {
-      absl::StrAppend(&row, ", \"skipped\": ", Quoted(f.skipped), "}");
+      absl::StrAppend(&row, ", \"skipped\": ", tools::JsonQuote(f.skipped), "}");
     } else {
-      absl::StrAppend(&row, ", \"value\": ", f.value, ", \"unit\": ", Quoted(f.unit));
+      absl::StrAppend(&row, ", \"value\": ", f.value, ", \"unit\": ", tools::JsonQuote(f.unit));
       if (f.bound) {
         absl::StrAppend(&row, f.bound->at_least ? ", \"at_least\": " : ", \"at_most\": ", f.bound->limit,
                         ", \"met\": ", f.met() ? "true" : "false");
@@ -91,13 +88,14 @@ void PrintJson(const Machine& machine, const Figures& figures) {
     }
     rows.push_back(std::move(row));
   }
-  const std::string notes = absl::StrJoin(
-      figures.notes(), ", ", [](std::string* out, const std::string& note) { out->append(Quoted(note)); });
+  const std::string notes =
+      absl::StrJoin(figures.notes(), ", ",
+                    [](std::string* out, const std::string& note) { out->append(tools::JsonQuote(note)); });
   std::printf(
       "{\n  \"cpu\": %s,\n  \"cores\": %ld,\n  \"commit\": %s,\n  \"build\": %s,\n  \"notes\": [%s],\n"
       "  \"figures\": [\n%s\n  ]\n}\n",
-      Quoted(machine.cpu).c_str(), machine.cores, Quoted(Commit()).c_str(), Quoted(KVPOOL_BUILD).c_str(),
-      notes.c_str(), absl::StrJoin(rows, ",\n").c_str());
+      tools::JsonQuote(machine.cpu).c_str(), machine.cores, tools::JsonQuote(Commit()).c_str(),
+      tools::JsonQuote(KVPOOL_BUILD).c_str(), notes.c_str(), absl::StrJoin(rows, ",\n").c_str());
 }
 
 int Fail(absl::string_view problem) {

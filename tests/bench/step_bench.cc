@@ -208,10 +208,9 @@ void BenchStep(Figures* figures) {
     v1::StepResponse echoed;
     KVPOOL_CHECK(stream->Write(request) && stream->Read(&echoed), "the echo stream broke");
   };
-  figures->Note(
-      absl::StrCat("step: 16 times Match, Lease and Seal of a block and Release of two in one batch; ",
-                   request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
-                   " rounds of each, taking turns; every block leased is one reclaimed"));
+  figures->Note(absl::StrCat("16 times Match, Lease and Seal of a block and Release of two in one batch; ",
+                             request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
+                             " rounds of each, taking turns; every block leased is one reclaimed"));
   const auto compare = [&](const std::string& placement) {
     std::vector<double> step_us, echo_us;
     for (int round = -kWarmupRounds; round < kRounds; ++round) {
