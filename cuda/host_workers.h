@@ -2,6 +2,7 @@
 #ifndef KVPOOL_CUDA_HOST_WORKERS_H_
 #define KVPOOL_CUDA_HOST_WORKERS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -31,16 +32,17 @@ class HostWorkers {
  private:
   void Loop(uint32_t worker);
   // Takes items until none are left.
-  void Take(const Work& work, uint32_t worker) ABSL_LOCKS_EXCLUDED(mu_);
+  void Take(const Work& work, uint32_t items, uint32_t worker);
 
   Mutex run_mu_;  // Held by the caller of Run.
   Mutex mu_ ABSL_ACQUIRED_AFTER(run_mu_);
   CondVar changed_;
   const Work* work_ ABSL_GUARDED_BY(mu_) = nullptr;
   uint32_t items_ ABSL_GUARDED_BY(mu_) = 0;
-  uint32_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint32_t busy_ ABSL_GUARDED_BY(mu_) = 0;  // Calls under way.
+  uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;  // Calls of Run so far: a thread takes part in each once.
+  uint32_t busy_ ABSL_GUARDED_BY(mu_) = 0;   // Threads taking items, the caller of Run aside.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<uint32_t> next_ = 0;  // Item of this round.
   std::vector<std::thread> threads_;
 };
 

@@ -25,15 +25,17 @@ namespace kvpool::scorers {
 
 // What a policy reads. The first group is computed from K, V and the query window; the second must be given.
 enum Need : uint32_t {
-  kNeedNorms = 1u << 0,        // ‖K‖ and, unless MLA, ‖V‖ per token.
-  kNeedUnitAnchor = 1u << 1,   // Dot of each key with the mean of k/‖k‖, and ‖K‖.
-  kNeedPlainAnchor = 1u << 2,  // Dot of each key with the mean of k, and ‖K‖.
-  kNeedKeyBounds = 1u << 3,    // Least and greatest of each key element per block.
-  kNeedKeys = 1u << 4,         // K itself.
-  kNeedValues = 1u << 5,       // V itself: not with MLA.
-  kNeedValueNorms = 1u << 6,   // ‖V‖: not with MLA.
-  kNeedWindow = 1u << 7,       // A query window, and what it says of each token.
-  kNeedHost = 1u << 8,         // Scores of another policy, named by the parameter "host".
+  kNeedNorms = 1u << 0,            // ‖K‖ and, unless MLA, ‖V‖ per token.
+  kNeedUnitAnchor = 1u << 1,       // Dot of each key with the mean of k/‖k‖, and ‖K‖.
+  kNeedPlainAnchor = 1u << 2,      // Dot of each key with the mean of k, and ‖K‖.
+  kNeedKeyBounds = 1u << 3,        // Least and greatest of each key element per block.
+  kNeedKeys = 1u << 4,             // K itself.
+  kNeedValues = 1u << 5,           // V itself: not with MLA.
+  kNeedValueNorms = 1u << 6,       // ‖V‖: not with MLA.
+  kNeedWindow = 1u << 7,           // A query window, and what it says of each token.
+  kNeedQueries = 1u << 9,          // The window's queries themselves.
+  kNeedWindowVariance = 1u << 10,  // How the window's attention varies over its queries.
+  kNeedHost = 1u << 8,             // Scores of another policy, named by the parameter "host".
   kNeedMass = 1u << 16,
   kNeedMassSquare = 1u << 17,
   kNeedLatest = 1u << 18,
@@ -93,13 +95,16 @@ struct Plane {
   float anchor_norm = 0;
   const float* key_min = nullptr;  // [block][k_head_dim]
   const float* key_max = nullptr;
-  // Of the query window, mean over the GQA group: attention summed over the queries that precede no key (all of
-  // the window), its unbiased variance over them, its maximum, and that of the newest query.
+  // Of the query window, mean over the GQA group: a token's attention, mean over the window's queries (0 from those
+  // before it), its unbiased variance over them, its maximum, and that of the newest query.
   const float* window_mean = nullptr;
   const float* window_variance = nullptr;
   const float* window_peak = nullptr;
   const float* window_latest = nullptr;
   uint32_t window_queries = 0;
+  // The window's queries, scaled: [query head of the group][query][k_head_dim]; null if only what it says is given.
+  const float* queries = nullptr;
+  uint32_t group = 0;           // Query heads.
   const float* host = nullptr;  // Scores of the host policy.
   // Signals, as in signals.h.
   const float* mass = nullptr;
@@ -114,13 +119,22 @@ struct Plane {
   const float* keep = nullptr;
   const Signals* signals = nullptr;
   const KvView* kv = nullptr;
-  float* scratch = nullptr;  // kScratchRows * tokens + k_head_dim + v_head_dim floats, of this plane alone.
+  float* scratch = nullptr;  // ScratchFloats(shape) floats for this plane alone.
 
   KVPOOL_HOST_DEVICE float Count(uint32_t token) const {
     return counts != nullptr ? counts[token] : static_cast<float>(tokens - token);
   }
 };
 inline constexpr uint32_t kScratchRows = 3;
+KVPOOL_HOST_DEVICE constexpr uint64_t ScratchFloats(const KvShape& shape) {
+  return uint64_t{kScratchRows} * shape.tokens + shape.k_head_dim + shape.v_head_dim;
+}
+
+// Planes [first, first + count): the heads of one layer, or one of them.
+struct PlaneRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
 
 struct PolicyFacts {
   std::string_view name;
@@ -129,12 +143,23 @@ struct PolicyFacts {
   std::string_view description;
   Needs needs = 0;
   std::span<const ParamFacts> params;
+  std::string_view default_host;  // Of a policy over another's scores.
+  // The tokens of the query window stay whatever their score.
+  bool protect_window = false;
   // Needs that hang on parameters, in place of `needs`.
   Needs (*needs_with)(const Params& params) = nullptr;
+  // Layers of the model that the policy leaves whole: left out where layers are reduced to one row, unless there
+  // are no others.
+  uint32_t (*whole_layers)(const Params& params) = nullptr;
   // Defaults for what must stay; none if null. `budget_tokens` as asked.
   Protection (*protect)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
-  // True: one call is worth a decision per plane only once, at the end of prefill.
-  bool once_after_prefill = false;
+  // Whether block scores are not reduced from token scores, but the policy's own, for one layer or one plane:
+  //   static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
+  //                           uint32_t scratch_index, const Params& params, float* block_scores)
+  bool (*own_blocks)(const Params& params) = nullptr;
+  // How many weights there must be, next to those given: FAILED_PRECONDITION if there are others.
+  uint64_t (*weight_count)(const Params& params, const KvShape& shape, uint32_t hidden_dim,
+                           uint64_t given) = nullptr;
 
   constexpr Needs NeedsOf(const Params& values) const {
     return needs_with == nullptr ? needs : needs_with(values);

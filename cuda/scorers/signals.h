@@ -48,6 +48,12 @@ struct Signals {
   TokenSignal importance;     // Any score of the engine's own, higher stays.
   TokenSignal keep;           // Flags of a gate: 0 leaves.
   QueryWindow window;
+  // What a window of queries says of each token, where the engine has computed it: in place of window.data, with
+  // window.queries as their number. As Plane::window_mean and its neighbours in policy.h.
+  TokenSignal window_mean;
+  TokenSignal window_variance;
+  TokenSignal window_peak;
+  TokenSignal window_latest;
   const float* hidden = nullptr;  // [layer][token][hidden_dim] at hidden_layer_stride; one layer's if 0.
   uint32_t hidden_dim = 0;
   uint64_t hidden_layer_stride = 0;
