@@ -42,6 +42,11 @@ struct PagedEviction {
         if (params.Is(kPaperLiteral, 1)) return {};
         return {.first_blocks = params.Int(kFirstBlocks), .last_blocks = params.Int(kLastBlocks)};
       },
+      // Whole blocks are pruned, so what is behind the last full one comes on top, as in the authors' code.
+      .compact_to = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> uint32_t {
+        return params.Is(kPaperLiteral, 1) ? budget_tokens
+                                           : budget_tokens + shape.tokens % shape.tokens_per_block;
+      },
       .own_blocks = [](const Params& params) { return params.Is(kRatio, 1); },
   };
 

@@ -153,6 +153,8 @@ struct PolicyFacts {
   uint32_t (*whole_layers)(const Params& params) = nullptr;
   // Defaults for what must stay; none if null. `budget_tokens` as asked.
   Protection (*protect)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
+  // What a sequence is compacted to, of `budget_tokens`; the budget itself if null.
+  uint32_t (*compact_to)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
   // Whether block scores are not reduced from token scores, but the policy's own, for one layer or one plane:
   //   static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
   //                           uint32_t scratch_index, const Params& params, float* block_scores)

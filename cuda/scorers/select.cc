@@ -74,8 +74,27 @@ absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint
   return absl::OkStatus();
 }
 
-uint32_t TokensOverBudget(const KvShape& shape, uint32_t budget_tokens) {
-  return shape.tokens > budget_tokens ? shape.tokens - budget_tokens : 0;
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+                        uint32_t budget_tokens) {
+  const PolicyFacts& facts = policy.facts();
+  Protection protection;
+  if (facts.protect != nullptr) protection = facts.protect(policy.params, shape, budget_tokens);
+  // A policy over a host keeps what the host would.
+  bool window = facts.protect_window;
+  if (policy.has_host()) {
+    const PolicyFacts& host = FactsOf(policy.host);
+    if (host.protect != nullptr) protection = host.protect(policy.host_params, shape, budget_tokens);
+    window = window || host.protect_window;
+  }
+  if (window) protection.last_tokens = std::max(protection.last_tokens, window_queries);
+  return protection;
+}
+
+uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint32_t budget_tokens) {
+  const PolicyFacts& facts = policy.facts();
+  const uint32_t target =
+      facts.compact_to == nullptr ? budget_tokens : facts.compact_to(policy.params, shape, budget_tokens);
+  return shape.tokens > target ? shape.tokens - target : 0;
 }
 
 uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens) {

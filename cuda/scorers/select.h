@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "cuda/scorers/kv_view.h"
 #include "cuda/scorers/policy.h"
+#include "cuda/scorers/registry.h"
 
 namespace kvpool::scorers {
 
@@ -32,10 +33,14 @@ void MarkProtectedBlocks(const Protection& protection, absl::Span<const IndexRan
 absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint8_t> protected_marks,
                            uint32_t count, absl::Span<uint64_t> keys, absl::Span<uint32_t> victims);
 
+// What the policy protects, its query window included, given `budget_tokens`.
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+                        uint32_t budget_tokens);
+
 // How many tokens leave when a sequence is compacted to `budget_tokens`, and how many full blocks leave when it
 // is pruned block by block: none until the newest block has just filled (a sequence is at most one block above
 // its budget, and at steady state loses one block per block of tokens), unless it is more than that above.
-uint32_t TokensOverBudget(const KvShape& shape, uint32_t budget_tokens);
+uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint32_t budget_tokens);
 uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens);
 
 }  // namespace kvpool::scorers
