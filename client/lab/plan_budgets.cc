@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 
@@ -22,7 +21,7 @@ class Numbers {
  public:
   Numbers(const Tensors& tensors, const Options& options) : tensors_(tensors), options_(options) {}
 
-  absl::StatusOr<double> Get(std::initializer_list<const char*> names, std::optional<double> fallback) const {
+  absl::StatusOr<double> Get(const std::vector<const char*>& names, std::optional<double> fallback) const {
     for (const char* name : names) {
       for (const auto& [key, value] : options_.settings) {
         double number;
@@ -36,17 +35,17 @@ class Numbers {
       }
     }
     if (fallback.has_value()) return *fallback;
-    return absl::InvalidArgumentError(absl::StrCat(*names.begin(), " is needed, in the input or as --param"));
+    return absl::InvalidArgumentError(absl::StrCat(names.front(), " is needed, in the input or as --param"));
   }
 
-  absl::StatusOr<uint64_t> GetWhole(std::initializer_list<const char*> names, std::optional<double> fallback,
+  absl::StatusOr<uint64_t> GetWhole(const std::vector<const char*>& names, std::optional<double> fallback,
                                     uint64_t max) const {
     ASSIGN_OR_RETURN(const double number, Get(names, fallback));
     if (number >= 0 && number <= static_cast<double>(max) && number == std::floor(number)) {
       return static_cast<uint64_t>(number);
     }
     return absl::InvalidArgumentError(
-        absl::StrCat(*names.begin(), " is ", number, ", must be a whole number from 0 to ", max));
+        absl::StrCat(names.front(), " is ", number, ", must be a whole number from 0 to ", max));
   }
 
   // The mean per layer; 0: not given.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -19,7 +18,7 @@ using scorers::TokenSignal;
 
 constexpr uint32_t kTokensPerBlock = 16;
 
-const Tensor* FindAny(const Tensors& tensors, std::initializer_list<const char*> names) {
+const Tensor* FindAny(const Tensors& tensors, const std::vector<const char*>& names) {
   for (const char* name : names) {
     if (const Tensor* tensor = tensors.Find(name); tensor != nullptr) return tensor;
   }
@@ -32,7 +31,7 @@ absl::Status WrongShape(const char* name, const Tensor& tensor, const std::strin
 }
 
 // A whole number, if the file has one by that name.
-absl::Status TakeNumber(const Tensors& tensors, std::initializer_list<const char*> names, uint32_t max,
+absl::Status TakeNumber(const Tensors& tensors, const std::vector<const char*>& names, uint32_t max,
                         uint32_t* to) {
   const Tensor* const tensor = FindAny(tensors, names);
   if (tensor == nullptr) return absl::OkStatus();
@@ -41,8 +40,7 @@ absl::Status TakeNumber(const Tensors& tensors, std::initializer_list<const char
     *to = static_cast<uint32_t>(value);
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(*names.begin(), " must be one whole number from 1 to ", max));
+  return absl::InvalidArgumentError(absl::StrCat(names.front(), " must be one whole number from 1 to ", max));
 }
 
 struct Extents {
@@ -287,7 +285,7 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
 }
 
 absl::Status Problem::TakeSignals(const Tensors& tensors) {
-  const std::pair<std::initializer_list<const char*>, TokenSignal*> inputs[] = {
+  const std::pair<std::vector<const char*>, TokenSignal*> inputs[] = {
       {{"mass", "alpha"}, &signals_.mass},
       {{"mass_square"}, &signals_.mass_square},
       {{"counts"}, &signals_.counts},
@@ -310,7 +308,7 @@ absl::Status Problem::TakeSignals(const Tensors& tensors) {
                       (shape.size() == 2 && shape[0] == heads && shape[1] == tokens && layers == 1) ||
                       (shape.size() == 3 && shape[0] == layers && shape[1] == heads && shape[2] == tokens);
     if (!fits) {
-      return WrongShape(*names.begin(), *tensor,
+      return WrongShape(names.front(), *tensor,
                         absl::StrCat("[token], [head][token] or [layer][head][token] of ", layers,
                                      " layers, ", heads, " heads and ", tokens, " tokens"));
     }

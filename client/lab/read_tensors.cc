@@ -228,7 +228,7 @@ absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& po
   if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");
   // A file of many problems: by policy, those of budgets one level further down.
   const Json* object = &json;
-  for (const char* group : {"budgets", ""}) {
+  for (const char* group : {"", "budgets"}) {
     const bool in_group = *group != 0 && json.contains(group) && json[group].is_object();
     const Json& from = in_group ? json[group] : json;
     for (const std::string& key : KeysOf(policy)) {
