@@ -35,7 +35,7 @@ struct Arguments {
   std::string scope = "sequence", over_tokens = "mean", over_heads = "mean", over_layers = "mean";
   uint64_t budget = 0, tokens_per_block = 0, threads = 1;
   std::string explain;
-  bool help = false;
+  bool policies_table = false, help = false;
 };
 
 void AddFlags(Arguments* a, tools::Flags* flags) {
@@ -51,6 +51,7 @@ void AddFlags(Arguments* a, tools::Flags* flags) {
   flags->Add("over-layers", &a->over_layers, "mean or max");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "to compute with");
   flags->Add("explain", &a->explain, "draw which tokens stay: text or - to the terminal, or a FILE.svg");
+  flags->Add("policies-table", &a->policies_table, "the policies as a table in Markdown");
   flags->Add("help", &a->help, "this text");
 }
 
@@ -224,6 +225,10 @@ int Main(const std::vector<std::string>& arguments) {
   }
   const absl::StatusOr<std::vector<std::string>> left = flags.Parse(rest);
   if (!left.ok()) return fail(left.status(), 2);
+  if (a.policies_table) {
+    std::fputs(scorers::PoliciesTable().c_str(), stdout);
+    return 0;
+  }
   if (a.help) {
     std::printf(
         "kvpool-lab score|prune|compact|budgets --policy NAME --input FILE [FLAGS]: what a policy would "
