@@ -25,11 +25,16 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
   const uint32_t outer_step = heads_inside ? 1 : tokens_per_block;
   const uint32_t inner_step = heads_inside ? tokens_per_block : 1;
   for (uint32_t outer = 0; outer < outer_count; ++outer) {
+    const unsigned char* const first = layer + outer * outer_stride;
+    float* const to = norms + outer * outer_step;
+    if constexpr (kContiguous) {
+      team.template NormsOfRows<dtype>(first, inner_stride, inner_count, plane.head_dim, to, inner_step);
+      continue;
+    }
     for (uint32_t inner = team.row(); inner < inner_count; inner += team.rows()) {
-      const unsigned char* const row = layer + outer * outer_stride + inner * inner_stride;
-      const float square = SumOverRow<dtype, kContiguous, RowOp::kSquare>(team, row, plane.dim_stride_bytes,
-                                                                          plane.head_dim, nullptr);
-      if (team.in_row() == 0) norms[outer * outer_step + inner * inner_step] = sqrtf(square);
+      const float norm = SumOverRow<dtype, false, RowOp::kSquare>(
+          team, first + inner * inner_stride, plane.dim_stride_bytes, plane.head_dim, nullptr);
+      if (team.in_row() == 0) to[inner * inner_step] = norm;
     }
   }
 }

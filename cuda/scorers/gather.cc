@@ -1,7 +1,7 @@
 #include "cuda/scorers/gather.h"
 
 #include "cuda/scorers/gather_rows.h"
-#include "cuda/scorers/team.h"
+#include "cuda/scorers/host_team.h"
 
 namespace kvpool::scorers {
 

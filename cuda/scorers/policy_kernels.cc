@@ -1,6 +1,6 @@
 #include "cuda/scorers/policy_kernels.h"
 
-#include "cuda/scorers/team.h"
+#include "cuda/scorers/host_team.h"
 #include "kvpool_policies/all.h"
 #include "proto/support/check.h"
 

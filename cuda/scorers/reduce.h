@@ -68,7 +68,7 @@ KVPOOL_HOST_DEVICE inline float Percentile90(const float* scores, uint32_t n) {
   const uint32_t rank = static_cast<uint32_t>(at);
   const auto key = [&](uint32_t i) { return OrderOf(scores[i], i); };
   const auto ranked = [&](uint32_t k) {
-    return scores[static_cast<uint32_t>(KthLowest(HostTeam(), n, k, key))];
+    return scores[static_cast<uint32_t>(KthLowest(OneLane(), n, k, key))];
   };
   for (uint32_t i = 0; i < n; ++i) {
     if (scores[i] != scores[i]) return scores[i];

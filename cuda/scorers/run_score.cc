@@ -3,6 +3,7 @@
 
 #include "cuda/scorers/features.h"
 #include "cuda/scorers/host_kernels.h"
+#include "cuda/scorers/host_team.h"
 #include "cuda/scorers/policy_kernels.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/check.h"
@@ -16,12 +17,11 @@ constexpr uint32_t kPacksAnItem = 64;
 // Everything about one plane up to its token scores.
 void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, uint32_t plane, uint32_t worker) {
   const HostTeam team;
-  const HostKernels& kernels = BestHostKernels();
   const BoundPolicy& policy = plan.request.policy;
   const uint64_t first = uint64_t{plane} * context.shape().tokens;
   if (plan.record.floats > 0) UnpackPlane(team, context, plane);
-  if (context.anchors != nullptr) kernels.anchor_dots(context, plane);
-  if (plan.reads_window) kernels.window(context, plane);
+  if (context.anchors != nullptr) DotPlaneWithAnchor(team, context, plane);
+  if (plan.reads_window) AttendPlane(team, context, plane);
   if (policy.has_host()) {
     ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);
   }
@@ -90,11 +90,11 @@ void ScoreBlockRows(const ScorePlan& plan, const ScoreContext& context, const fl
 void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uint32_t count,
                     float* const* records, HostWorkers* workers) {
   if (plan.record.floats == 0) return;
-  const HostKernels& kernels = BestHostKernels();
+  const HostTeam team;
   // A block's layers lie one after the other: one thread reads on where it is.
   const uint32_t layers = kv.shape.layers;
   workers->Run(count * layers, [&](uint32_t item, uint32_t) {
-    kernels.record(kv, plan.record, first + item / layers, item % layers, records[item / layers]);
+    RecordLayer(team, kv, plan.record, first + item / layers, item % layers, records[item / layers]);
   });
 }
 

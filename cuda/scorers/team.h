@@ -5,10 +5,13 @@
 //     for (uint32_t d = team.in_row(); …; d += team.row_width()) … share the row's elements: team.RowSum(x)
 //
 // Sum, Max and Min give their result to every lane, and all lanes must call them; Sync makes what lanes wrote
-// visible to all. HostTeam is the team of one; the GPU's is a thread block (cuda/kernels.cu).
+// visible to all. A team also says how it sums over a row whose elements lie side by side (SumOfRow, NormsOfRows) and how
+// many columns a lane takes at once where it walks over rows (kColumns). HostTeam (host_team.h) has one lane and vectors; the GPU's is a
+// thread block.
 #ifndef KVPOOL_CUDA_SCORERS_TEAM_H_
 #define KVPOOL_CUDA_SCORERS_TEAM_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/lane.h"
@@ -17,10 +20,8 @@
 
 namespace kvpool::scorers {
 
-class HostTeam {
+class OneLane {
  public:
-  // Columns (elements of a head) that a lane takes at once where it walks over rows.
-  static constexpr uint32_t kColumns = 16;
   KVPOOL_HOST_DEVICE uint32_t id() const { return 0; }
   KVPOOL_HOST_DEVICE uint32_t count() const { return 1; }
   KVPOOL_HOST_DEVICE uint32_t row() const { return 0; }
@@ -45,7 +46,7 @@ KVPOOL_HOST_DEVICE inline float GreaterOf(float a, float b) {
 KVPOOL_HOST_DEVICE inline float LesserOf(float a, float b) { return a != a ? a : b != b ? b : b < a ? b : a; }
 
 enum class RowOp : uint8_t {
-  kSquare,    // Of the row's elements.
+  kSquare,    // Of the row's elements: the root of their sum, its norm.
   kProduct,   // Of each with that of x.
   kDistance,  // Square of its difference from that of x.
 };
@@ -56,25 +57,17 @@ template <KvDtype dtype, bool kContiguous, RowOp op, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE float SumOverRow(const Team& team, const unsigned char* row,
                                                   uint64_t stride_bytes, uint32_t dim, const float* x) {
   using Storage = typename Element<dtype>::Storage;
-  const auto term = [=](uint32_t d) __attribute__((always_inline)) {
-    const float element =
-        Element<dtype>::Load(kContiguous ? reinterpret_cast<const Storage*>(row)[d]
-                                         : *reinterpret_cast<const Storage*>(row + d * stride_bytes));
-    if constexpr (op == RowOp::kSquare) return element * element;
-    if constexpr (op == RowOp::kProduct) return element * x[d];
-    if constexpr (op == RowOp::kDistance) return (element - x[d]) * (element - x[d]);
-  };
-  float partial[kPack] = {};
-  const uint32_t whole = dim / kPack * kPack;
-  for (uint32_t d = team.in_row() * kPack; d < whole; d += team.row_width() * kPack) {
-    for (uint32_t j = 0; j < kPack; ++j) partial[j] += term(d + j);
-  }
+  if constexpr (kContiguous) return team.template SumOfRow<dtype, op>(row, dim, x);
   float sum = 0;
-  for (uint32_t d = whole + team.in_row(); d < dim; d += team.row_width()) sum += term(d);
-  for (uint32_t half = kPack / 2; half > 0; half /= 2) {
-    for (uint32_t j = 0; j < half; ++j) partial[j] += partial[j + half];
+  for (uint32_t d = team.in_row(); d < dim; d += team.row_width()) {
+    const float element = Element<dtype>::Load(*reinterpret_cast<const Storage*>(row + d * stride_bytes));
+    const float other = op == RowOp::kSquare ? 0 : x[d];
+    sum += op == RowOp::kSquare    ? element * element
+           : op == RowOp::kProduct ? element * other
+                                   : (element - other) * (element - other);
   }
-  return team.RowSum(sum + partial[0]);
+  sum = team.RowSum(sum);
+  return op == RowOp::kSquare ? sqrtf(sum) : sum;
 }
 
 // For a type known only now. REQUIRES: all lanes of a row team call it alike.

@@ -52,7 +52,7 @@ TEST(ElementTest, EveryCodeOfEveryType) {
   CheckEveryCode<KvDtype::kFp8E5m2, uint8_t>(5, 2, 15, true);
 }
 
-void CheckRecord(const Sequence& sequence, const HostKernels& kernels) {
+void CheckRecord(const Sequence& sequence, const HostRows& rows) {
   const KvView& kv = sequence.kv();
   const KvShape& shape = kv.shape;
   const RecordLayout at =
@@ -60,17 +60,17 @@ void CheckRecord(const Sequence& sequence, const HostKernels& kernels) {
   for (uint32_t block = 0; block < shape.blocks(); ++block) {
     std::vector<float> record(at.floats, -77);
     for (uint32_t layer = 0; layer < shape.layers; ++layer)
-      kernels.record(kv, at, block, layer, record.data());
+      RecordLayer(HostTeam(rows), kv, at, block, layer, record.data());
     const uint32_t first = block * shape.tokens_per_block;
     for (uint32_t l = 0; l < shape.layers; ++l) {
       for (uint32_t h = 0; h < shape.kv_heads; ++h) {
         const uint32_t plane = l * shape.kv_heads + h;
         for (uint32_t t = 0; t < shape.TokensOf(block); ++t) {
           const double k = sequence.Norm(false, l, first + t, h);
-          ASSERT_NEAR(record[at.k_norms + plane * shape.tokens_per_block + t], k, 2e-6 * k) << kernels.name;
+          ASSERT_NEAR(record[at.k_norms + plane * shape.tokens_per_block + t], k, 2e-6 * k) << rows.name;
           if (shape.v_head_dim == 0) continue;
           const double v = sequence.Norm(true, l, first + t, h);
-          ASSERT_NEAR(record[at.v_norms + plane * shape.tokens_per_block + t], v, 2e-6 * v) << kernels.name;
+          ASSERT_NEAR(record[at.v_norms + plane * shape.tokens_per_block + t], v, 2e-6 * v) << rows.name;
         }
         for (uint32_t d = 0; d < shape.k_head_dim; ++d) {
           double unit = 0, sum = 0, least = HUGE_VAL, greatest = -HUGE_VAL;
@@ -101,7 +101,7 @@ TEST(FeaturesTest, EveryTypeLayoutAndInstructionSet) {
                                  .tokens_per_block = 20,
                                  .dtype = dtype,
                                  .arrangement = arrangement});
-        for (const HostKernels* kernels : RunnableHostKernels()) CheckRecord(sequence, *kernels);
+        for (const HostRows* rows : RunnableHostRows()) CheckRecord(sequence, *rows);
       }
     }
   }
@@ -109,7 +109,7 @@ TEST(FeaturesTest, EveryTypeLayoutAndInstructionSet) {
 
 TEST(FeaturesTest, WithoutValues) {
   const Sequence sequence({.v_dim = 0});
-  for (const HostKernels* kernels : RunnableHostKernels()) CheckRecord(sequence, *kernels);
+  for (const HostRows* rows : RunnableHostRows()) CheckRecord(sequence, *rows);
   const auto paged = ScoreSequence(sequence.kv(), {}, "paged_eviction");
   EXPECT_EQ(paged.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(paged.status().message().find("needs V"), std::string::npos);

@@ -11,6 +11,7 @@
 #include "cuda/scorers/gather.h"
 #include "cuda/scorers/order.h"
 #include "cuda/scorers/reduce.h"
+#include "cuda/scorers/team.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::scorers {
@@ -72,7 +73,7 @@ TEST(SelectTest, SameAsSorting) {
     std::vector<uint64_t> keys;
     for (uint32_t i = 0; i < n; ++i) keys.push_back(key(i));
     std::sort(keys.begin(), keys.end());
-    EXPECT_EQ(KthLowest(HostTeam(), n, k, key), keys[k]);
+    EXPECT_EQ(KthLowest(OneLane(), n, k, key), keys[k]);
   }
 }
 
@@ -115,7 +116,7 @@ TEST(ReduceTest, TokensOfABlock) {
   const KvShape shape = {.layers = 1, .kv_heads = 1, .tokens_per_block = 4, .tokens = 6, .k_head_dim = 1};
   const float scores[6] = {1, 2, 3, 10, -5, kNan};
   float blocks[2];
-  const auto reduce = [&](TokenReduction how) { ReduceTokens(HostTeam(), shape, how, scores, blocks); };
+  const auto reduce = [&](TokenReduction how) { ReduceTokens(OneLane(), shape, how, scores, blocks); };
   reduce(TokenReduction::kMean);
   EXPECT_EQ(blocks[0], 4);
   EXPECT_TRUE(std::isnan(blocks[1])) << "not a number is not lost";
