@@ -168,11 +168,11 @@ absl::Status EpicacheBudgets(absl::Span<const double> sensitivity, const Epicach
   if (!(options.power >= 0 && options.power <= 64)) {
     return absl::InvalidArgumentError(absl::StrCat("power is ", options.power, ", must be 0 to 64"));
   }
-  const auto [least, most] = std::minmax_element(sensitivity.begin(), sensitivity.end());
-  const double range = *most - *least;
+  const double least = *std::min_element(sensitivity.begin(), sensitivity.end());
+  const double range = *std::max_element(sensitivity.begin(), sensitivity.end()) - least;
   double sum = 0;
   const auto weight = [&](size_t layer) {
-    return range == 0 ? 1.0 : std::pow(1 - (sensitivity[layer] - *least) / range, options.power);
+    return range == 0 ? 1.0 : std::pow(1 - (sensitivity[layer] - least) / range, options.power);
   };
   for (size_t layer = 0; layer < budgets.size(); ++layer) sum += weight(layer);
   const double total = options.average_tokens * static_cast<double>(budgets.size());

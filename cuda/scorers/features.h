@@ -29,12 +29,12 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
     float* const to = norms + outer * outer_step;
     if constexpr (kContiguous) {
       team.template NormsOfRows<dtype>(first, inner_stride, inner_count, plane.head_dim, to, inner_step);
-      continue;
-    }
-    for (uint32_t inner = team.row(); inner < inner_count; inner += team.rows()) {
-      const float norm = SumOverRow<dtype, false, RowOp::kSquare>(
-          team, first + inner * inner_stride, plane.dim_stride_bytes, plane.head_dim, nullptr);
-      if (team.in_row() == 0) to[inner * inner_step] = norm;
+    } else {
+      for (uint32_t inner = team.row(); inner < inner_count; inner += team.rows()) {
+        const float norm = SumOverRow<dtype, false, RowOp::kSquare>(
+            team, first + inner * inner_stride, plane.dim_stride_bytes, plane.head_dim, nullptr);
+        if (team.in_row() == 0) to[inner * inner_step] = norm;
+      }
     }
   }
 }
@@ -54,13 +54,14 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void ColumnNorms(const Team& team, const KvPlan
     const uint32_t count = tokens - first < kPack ? tokens - first : kPack;
     for (uint32_t d = 0; d < plane.head_dim; ++d, column += plane.dim_stride_bytes) {
       const Storage* const elements = reinterpret_cast<const Storage*>(column);
-#pragma GCC unroll 16
       for (uint32_t j = 0; j < kPack; ++j) {
         const float x = j < count ? Element<dtype>::Load(elements[j]) : 0;
         squares[j] += x * x;
       }
     }
-    for (uint32_t j = 0; j < count; ++j) norms[head * tokens_per_block + first + j] = sqrtf(squares[j]);
+    for (uint32_t j = 0; j < kPack; ++j) {
+      if (j < count) norms[head * tokens_per_block + first + j] = sqrtf(squares[j]);
+    }
   }
 }
 

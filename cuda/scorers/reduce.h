@@ -45,8 +45,8 @@ KVPOOL_HOST_DEVICE void ReducePlanes(const Team& team, const PlaneReductions& r,
       for (uint32_t head = 0; head < r.heads; ++head) {
         const float* const values = r.values + (uint64_t{layer} * r.heads + head) * r.items + first;
         for (uint32_t j = 0; j < kPack; ++j) {
-          if (j >= count) break;
-          of_layer[j] = mean_heads ? of_layer[j] + values[j] : GreaterOf(of_layer[j], values[j]);
+          if (j < count)
+            of_layer[j] = mean_heads ? of_layer[j] + values[j] : GreaterOf(of_layer[j], values[j]);
         }
       }
       for (uint32_t j = 0; j < kPack; ++j) {
@@ -56,8 +56,7 @@ KVPOOL_HOST_DEVICE void ReducePlanes(const Team& team, const PlaneReductions& r,
     }
     const float layers = static_cast<float>(r.end_layer - r.first_layer);
     for (uint32_t j = 0; j < kPack; ++j) {
-      if (j >= count) break;
-      r.row[first + j] = mean_layers ? total[j] / layers : total[j];
+      if (j < count) r.row[first + j] = mean_layers ? total[j] / layers : total[j];
     }
   }
 }
