@@ -20,8 +20,8 @@
 #include "client/lab/plan_budgets.h"
 #include "client/lab/problem.h"
 #include "client/lab/tensor.h"
-#include "client/tools/flags.h"
 #include "cuda/scorers/registry.h"
+#include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
@@ -38,7 +38,7 @@ struct Arguments {
   bool policies_table = false, help = false;
 };
 
-void AddFlags(Arguments* a, tools::Flags* flags) {
+void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("policy", &a->policy, "one of those below; of budgets: uniform, pyramid, cake, d2o or epicache");
   flags->Add("input", &a->input, "tensors as JSON, or as safetensors if the name ends so");
   flags->AddRepeated("param", &a->params, "NAME=VALUE, a parameter of the policy");
@@ -216,7 +216,7 @@ int Main(const std::vector<std::string>& arguments) {
     return exit_status;
   };
   Arguments a;
-  tools::Flags flags;
+  Flags flags;
   AddFlags(&a, &flags);
   std::vector<std::string> rest = arguments;
   if (!rest.empty() && !absl::StartsWith(rest[0], "-")) {
