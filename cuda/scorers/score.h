@@ -5,7 +5,7 @@
 //               change they can be kept and given again, so that a decode-time call reads one new block
 //   RunScore    the rest, from records, K and V, and signals
 //
-// Host functions; the CUDA device launches the same bodies (cuda/kernels.cu). Nothing here allocates: records
+// Host functions; the CUDA device launches the same bodies (cuda/kernels/score_kernels.cu). Nothing here allocates: records
 // and workspace are the caller's. Thread-safe: all state is in the arguments.
 #ifndef KVPOOL_CUDA_SCORERS_SCORE_H_
 #define KVPOOL_CUDA_SCORERS_SCORE_H_
