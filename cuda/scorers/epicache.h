@@ -18,7 +18,7 @@ struct Epicache {
       .source = "arXiv 2509.17396",
       .description =
           "Keeps what an episode's patched prompt attends most (maximum over its queries), one block set per "
-          "episode; the episode for a question is the nearest centroid.",
+          "episode.",
       .needs = kNeedPeak,
   };
 
