@@ -32,7 +32,7 @@ else()
   endif()
 endif()
 
-# kvpool_fatbin(<output> <source.cu>): machine code for each architecture we name, and PTX that later ones compile from. A kernel
+# kvpool_fatbin(<output> <source.cu> [<more options>…]): machine code for each architecture we name, and PTX that later ones compile from. A kernel
 # that spills registers or uses local memory does not build.
 function(kvpool_fatbin output source)
   set(architectures)
@@ -43,7 +43,7 @@ function(kvpool_fatbin output source)
   list(APPEND architectures -gencode arch=compute_100,code=compute_100)
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${KVPOOL_NVCC} -fatbin -std=c++20 -O3 -I ${PROJECT_SOURCE_DIR} ${architectures}
+    COMMAND ${KVPOOL_NVCC} -fatbin -std=c++20 -O3 -I ${PROJECT_SOURCE_DIR} ${ARGN} ${architectures}
             -Xptxas -warn-spills,-warn-lmem-usage,-Werror -MD -MF ${output}.d -o ${output} ${source}
     DEPENDS ${source}
     DEPFILE ${output}.d

@@ -24,6 +24,8 @@ namespace {
 constexpr Section kSections[] = {
     {"pool", "the block pool alone, one thread: operations, bookkeeping, growth of cost with size",
      BenchPool},
+    {"score", "the host's pass over K and V against the memory's own speed; eviction per generated token",
+     BenchScore},
     {"magazine", "Lease and Release of one block from the client's magazine, one thread", BenchMagazine},
     {"request", "a whole request of 64 blocks: the engine thread's own CPU time", BenchRequest},
     {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},

@@ -1,0 +1,38 @@
+// The host's team: one lane, and vectors for rows whose elements lie side by side.
+#ifndef KVPOOL_CUDA_SCORERS_HOST_TEAM_H_
+#define KVPOOL_CUDA_SCORERS_HOST_TEAM_H_
+
+#include <cstdint>
+
+#include "cuda/scorers/host_rows.h"
+#include "cuda/scorers/team.h"
+
+namespace kvpool::scorers {
+
+class HostTeam : public OneLane {
+ public:
+  // Columns (elements of a head) that a lane takes at once where it walks over rows.
+  static constexpr uint32_t kColumns = 16;
+
+  explicit HostTeam(const HostRows& rows = BestHostRows()) : rows_(&rows) {}
+
+  template <KvDtype dtype, RowOp op>
+  float SumOfRow(const unsigned char* row, uint32_t dim, const float* x) const {
+    float result;
+    rows_->run[static_cast<int>(dtype)][static_cast<int>(op)]({row, 0, 1, dim, x, &result, 1});
+    return result;
+  }
+  template <KvDtype dtype>
+  void NormsOfRows(const unsigned char* first, uint64_t stride_bytes, uint32_t rows, uint32_t dim,
+                   float* norms, uint32_t step) const {
+    rows_->run[static_cast<int>(dtype)][static_cast<int>(RowOp::kSquare)](
+        {first, stride_bytes, rows, dim, nullptr, norms, step});
+  }
+
+ private:
+  const HostRows* rows_;
+};
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_HOST_TEAM_H_

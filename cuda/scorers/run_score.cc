@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/scorers/features.h"
+#include "cuda/scorers/host_kernels.h"
+#include "cuda/scorers/host_team.h"
+#include "cuda/scorers/policy_kernels.h"
+#include "cuda/scorers/score.h"
+#include "proto/support/check.h"
+
+namespace kvpool::scorers {
+namespace {
+
+// Items of work small enough to spread over threads, large enough not to be all hand-over.
+constexpr uint32_t kPacksAnItem = 64;
+
+// Everything about one plane up to its token scores.
+void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, uint32_t plane, uint32_t worker) {
+  const HostTeam team;
+  const BoundPolicy& policy = plan.request.policy;
+  const uint64_t first = uint64_t{plane} * context.shape().tokens;
+  if (plan.record.floats > 0) UnpackPlane(team, context, plane);
+  if (context.anchors != nullptr) DotPlaneWithAnchor(team, context, plane);
+  if (plan.reads_window) AttendPlane(team, context, plane);
+  if (policy.has_host()) {
+    ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);
+  }
+  ScorePlane(policy.id, context, plane, worker, policy.params, context.plane_scores + first);
+}
+
+// The first layer that is part of a row over all layers.
+uint32_t FirstReducedLayer(const ScoreRequest& request) {
+  const PolicyFacts& facts = request.policy.facts();
+  if (facts.whole_layers == nullptr) return 0;
+  const uint32_t whole = facts.whole_layers(request.policy.params);
+  const uint32_t skipped = whole > request.first_model_layer ? whole - request.first_model_layer : 0;
+  return skipped < request.shape.layers ? skipped : 0;
+}
+
+// rows[row * items + i] out of values[plane * items + i].
+void ReduceRows(const ScoreRequest& request, const float* values, uint64_t items, float* rows,
+                HostWorkers* workers) {
+  const KvShape& shape = request.shape;
+  const uint64_t packs = (items + kPack - 1) / kPack;
+  const uint32_t chunks = static_cast<uint32_t>((packs + kPacksAnItem - 1) / kPacksAnItem);
+  const bool layers = request.scope == Scope::kLayer;
+  const uint32_t row_count = layers ? shape.layers : 1;
+  workers->Run(chunks * row_count, [&](uint32_t item, uint32_t) {
+    const uint32_t row = item / chunks, chunk = item % chunks;
+    const PlaneReductions reductions = {.values = values,
+                                        .items = items,
+                                        .heads = shape.kv_heads,
+                                        .first_layer = layers ? row : FirstReducedLayer(request),
+                                        .end_layer = layers ? row + 1 : shape.layers,
+                                        .over_heads = request.over_heads,
+                                        .over_layers = request.over_layers,
+                                        .row = rows + row * items};
+    ReducePlanes(HostTeam(), reductions, uint64_t{chunk} * kPacksAnItem,
+                 std::min<uint64_t>(packs, uint64_t{chunk + 1} * kPacksAnItem));
+  });
+}
+
+void ScoreBlockRows(const ScorePlan& plan, const ScoreContext& context, const float* token_rows,
+                    float* block_scores, HostWorkers* workers) {
+  const ScoreRequest& request = plan.request;
+  const KvShape& shape = request.shape;
+  const PolicyFacts& facts = request.policy.facts();
+  if (facts.own_blocks == nullptr || !facts.own_blocks(request.policy.params)) {
+    workers->Run(plan.rows, [&](uint32_t row, uint32_t) {
+      ReduceTokens(HostTeam(), shape, request.over_tokens, token_rows + uint64_t{row} * shape.tokens,
+                   block_scores + uint64_t{row} * shape.blocks());
+    });
+    return;
+  }
+  const bool heads = request.scope == Scope::kHead;
+  const PlaneRange one = {.first = 0, .count = heads ? 1 : shape.kv_heads};
+  float* const own = request.scope == Scope::kSequence ? context.own_blocks : block_scores;
+  workers->Run(shape.planes() / one.count, [&](uint32_t item, uint32_t worker) {
+    ScoreBlocks(request.policy.id, context, {.first = item * one.count, .count = one.count}, worker,
+                request.policy.params, own + uint64_t{item} * shape.blocks());
+  });
+  if (request.scope != Scope::kSequence) return;
+  ScoreRequest over_layers = request;
+  over_layers.shape.kv_heads = 1;
+  ReduceRows(over_layers, own, shape.blocks(), block_scores, workers);
+}
+
+}  // namespace
+
+void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uint32_t count,
+                    float* const* records, HostWorkers* workers) {
+  if (plan.record.floats == 0) return;
+  const HostTeam team;
+  // A block's layers lie one after the other: one thread reads on where it is.
+  const uint32_t layers = kv.shape.layers;
+  workers->Run(count * layers, [&](uint32_t item, uint32_t) {
+    RecordLayer(team, kv, plan.record, first + item / layers, item % layers, records[item / layers]);
+  });
+}
+
+void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,
+              const ScoreOutput& output, HostWorkers* workers) {
+  const ScoreContext context =
+      LayOut(plan, input, reinterpret_cast<uint64_t>(workspace.data()), workers->count());
+  KVPOOL_CHECK(WorkspaceBytes(plan, workers->count()) <= workspace.size(),
+               "workspace of %zu bytes for %u threads", workspace.size(), workers->count());
+  const KvShape& shape = plan.request.shape;
+  workers->Run(shape.planes(),
+               [&](uint32_t plane, uint32_t worker) { ScoreOnePlane(plan, context, plane, worker); });
+  float* const rows = output.token_scores != nullptr ? output.token_scores : context.row_scores;
+  if (plan.request.scope == Scope::kHead) {
+    std::memcpy(rows, context.plane_scores, uint64_t{shape.planes()} * shape.tokens * sizeof(float));
+  } else {
+    ReduceRows(plan.request, context.plane_scores, shape.tokens, rows, workers);
+  }
+  if (output.block_scores != nullptr) ScoreBlockRows(plan, context, rows, output.block_scores, workers);
+  if (output.spreads == nullptr || !plan.reads_window) return;
+  for (uint32_t plane = 0; plane < shape.planes(); ++plane) {
+    AttentionSpread& spread = output.spreads[plane / shape.kv_heads];
+    if (plane % shape.kv_heads == 0) spread = {};
+    spread.entropy += context.spreads[plane].entropy;
+    spread.variance += context.spreads[plane].variance;
+  }
+}
+
+}  // namespace kvpool::scorers

@@ -1,0 +1,90 @@
+// Features -> token scores -> block scores, for one sequence of one layer group.
+//
+//   PlanScore   what is asked, checked once: which features, how much workspace
+//   records     per block, what depends on that block alone (ComputeRecord); of full blocks that no longer
+//               change they can be kept and given again, so that a decode-time call reads one new block
+//   RunScore    the rest, from records, K and V, and signals
+//
+// Host functions; the CUDA device launches the same bodies (cuda/kernels/score_kernels.cu). Nothing here allocates: records
+// and workspace are the caller's. Thread-safe: all state is in the arguments.
+#ifndef KVPOOL_CUDA_SCORERS_SCORE_H_
+#define KVPOOL_CUDA_SCORERS_SCORE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cuda/host_workers.h"
+#include "cuda/scorers/budgets.h"
+#include "cuda/scorers/context.h"
+#include "cuda/scorers/kv_view.h"
+#include "cuda/scorers/records.h"
+#include "cuda/scorers/reduce.h"
+#include "cuda/scorers/registry.h"
+#include "cuda/scorers/signals.h"
+
+namespace kvpool::scorers {
+
+enum class Scope : uint8_t {
+  kSequence,  // One row of scores: one block table for all layers.
+  kLayer,     // One row a layer.
+  kHead,      // One row a plane.
+};
+
+// Policies with a block form of their own (caote) reduce tokens and the heads of a layer by it.
+struct ScoreRequest {
+  BoundPolicy policy;
+  KvShape shape;
+  Scope scope = Scope::kSequence;
+  TokenReduction over_tokens = TokenReduction::kMean;
+  PlaneReduction over_heads = PlaneReduction::kMean;
+  PlaneReduction over_layers = PlaneReduction::kMean;
+  uint32_t budget_tokens = 0;      // Policies that rank against it (roco) refuse 0.
+  uint32_t first_model_layer = 0;  // Model index of the group's first layer.
+};
+
+struct ScorePlan {
+  ScoreRequest request;
+  QueryWindow window;          // As given; its data is not read from here.
+  RecordLayout record;         // What a block's record holds; record.floats is 0 where none is needed.
+  uint32_t rows = 0;           // Of scores: 1, layers, or planes.
+  size_t workspace_bytes = 0;  // For RunScore with `workers` threads.
+  Needs needs = 0;             // With the host policy's.
+  bool reads_window = false;   // The window's queries are given, and asked for.
+};
+
+// INVALID_ARGUMENT: shape or window out of range. FAILED_PRECONDITION: a signal that the policy needs is
+// missing (by name), or it needs V and the layout has none.
+absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& signals, uint32_t workers);
+
+struct ScoreInput {
+  KvView kv;
+  Signals signals;
+  const float* const* records = nullptr;  // One a block, of plan.record.floats floats each.
+};
+
+struct ScoreOutput {
+  float* token_scores = nullptr;  // [rows][tokens]
+  float* block_scores = nullptr;  // [rows][blocks]
+  // [layers]: of the query window, added up over heads; only where one is read.
+  AttentionSpread* spreads = nullptr;
+};
+
+// The records of blocks [first, first + count) of the sequence: one pass over their K and V.
+void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uint32_t count,
+                    float* const* records, HostWorkers* workers);
+
+// The arrays of RunScore in `workspace`, with `scratches` places of scratch: the CUDA device lays out the same on its
+// side, where `workspace` is a device address.
+ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t workspace, uint32_t scratches);
+size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches);
+
+// Any output may be null. REQUIRES: workspace of plan.workspace_bytes, aligned to 64.
+void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,
+              const ScoreOutput& output, HostWorkers* workers);
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_SCORE_H_

@@ -1,0 +1,190 @@
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/scorers/score.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::scorers {
+namespace {
+
+// Indices of tokens are exact as floats below this.
+constexpr uint32_t kMostTokens = 1u << 24;
+constexpr uint32_t kMostQueries = 1024;
+constexpr uint64_t kAlignment = 64;
+
+absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", must be ", min, " to ", max));
+}
+
+absl::Status CheckShape(const KvShape& shape) {
+  RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, 1024));
+  RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, 1024));
+  RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, 4096));
+  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMostTokens));
+  RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, 4096));
+  return CheckRange("v_head_dim", shape.v_head_dim, 0, 4096);
+}
+
+absl::Status CheckWindow(const QueryWindow& window, const KvShape& shape) {
+  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMostQueries));
+  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
+  if (window.data == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, 65536));
+  if (window.q_heads % shape.kv_heads == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("query window: q_heads is ", window.q_heads,
+                                                 ", no multiple of ", shape.kv_heads, " kv heads"));
+}
+
+// The needs that `signals` leaves open, of those that an engine must give.
+Needs Missing(Needs needs, const Signals& signals) {
+  const bool queries = signals.window.data != nullptr;
+  const auto lacks = [](const TokenSignal& signal) { return signal.values == nullptr; };
+  Needs open = 0;
+  const auto check = [&](Needs need, bool missing) { open |= missing ? needs & need : 0; };
+  check(kNeedWindow, !queries && lacks(signals.window_mean));
+  check(kNeedWindowVariance, !queries && lacks(signals.window_variance));
+  check(kNeedQueries, !queries);
+  check(kNeedMass, lacks(signals.mass));
+  check(kNeedMassSquare, lacks(signals.mass_square));
+  check(kNeedLatest, !queries && lacks(signals.latest) && lacks(signals.window_latest));
+  check(kNeedPeak, !queries && lacks(signals.peak) && lacks(signals.window_peak));
+  check(kNeedLastAttended, lacks(signals.last_attended));
+  check(kNeedInterval, lacks(signals.interval));
+  check(kNeedHits, lacks(signals.hits));
+  check(kNeedImportance, lacks(signals.importance));
+  check(kNeedKeep, lacks(signals.keep));
+  check(kNeedHidden, signals.hidden == nullptr || signals.hidden_dim == 0);
+  check(kNeedWeights, signals.weights == nullptr);
+  return open;
+}
+
+absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const KvShape& shape,
+                          const Signals& signals) {
+  if (facts.weight_count == nullptr || signals.weights == nullptr) return absl::OkStatus();
+  const uint64_t wanted = facts.weight_count(params, shape, signals.hidden_dim, signals.weight_count);
+  if (wanted == signals.weight_count) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("policy ", std::string(facts.name), ": ",
+                                                    signals.weight_count, " weights given, this shape needs ",
+                                                    wanted));
+}
+
+// Whether the attention of the window's queries is computed here.
+bool ReadsWindow(Needs needs, const Signals& signals) {
+  if (signals.window.data == nullptr) return false;
+  return (needs & (kNeedWindow | kNeedWindowVariance | kNeedQueries)) != 0 ||
+         ((needs & kNeedLatest) != 0 && signals.latest.values == nullptr) ||
+         ((needs & kNeedPeak) != 0 && signals.peak.values == nullptr);
+}
+
+uint32_t RowsOf(const ScoreRequest& request) {
+  switch (request.scope) {
+    case Scope::kSequence:
+      return 1;
+    case Scope::kLayer:
+      return request.shape.layers;
+    case Scope::kHead:
+      return request.shape.planes();
+  }
+  return 1;
+}
+
+// Hands out aligned pieces of the workspace; with no workspace it only counts.
+class Arranger {
+ public:
+  explicit Arranger(uint64_t start) : next_(start) {}
+  template <typename T>
+  T* Take(bool wanted, uint64_t count) {
+    if (!wanted) return nullptr;
+    T* const piece = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    return piece;
+  }
+  uint64_t next() const { return next_; }
+
+ private:
+  uint64_t next_;
+};
+
+uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t workspace, uint32_t scratches,
+                 ScoreContext* c) {
+  const KvShape& shape = plan.request.shape;
+  const uint64_t planes = shape.planes();
+  const uint64_t plane_tokens = planes * shape.tokens;
+  const uint64_t bounds = planes * shape.blocks() * shape.k_head_dim;
+  const bool norms = plan.record.k_norms != RecordLayout::kNone;
+  const bool anchors = (plan.needs & (kNeedUnitAnchor | kNeedPlainAnchor)) != 0;
+  const bool key_bounds = plan.record.key_min != RecordLayout::kNone;
+  const bool queries = plan.reads_window;
+  const uint64_t group = window.q_heads / shape.kv_heads;
+  Arranger from(workspace);
+  c->k_norms = from.Take<float>(norms, plane_tokens);
+  c->v_norms = from.Take<float>(plan.record.v_norms != RecordLayout::kNone, plane_tokens);
+  c->anchors = from.Take<float>(anchors, planes * shape.k_head_dim);
+  c->anchor_norms = from.Take<float>(anchors, planes);
+  c->anchor_dots = from.Take<float>(anchors, plane_tokens);
+  c->key_min = from.Take<float>(key_bounds, bounds);
+  c->key_max = from.Take<float>(key_bounds, bounds);
+  c->queries = from.Take<float>(queries, planes * group * window.queries * shape.k_head_dim);
+  c->lse = from.Take<float>(queries, planes * group * window.queries);
+  c->window_mean = from.Take<float>(queries, plane_tokens);
+  c->window_variance = from.Take<float>(queries, plane_tokens);
+  c->window_peak = from.Take<float>(queries, plane_tokens);
+  c->window_latest = from.Take<float>(queries, plane_tokens);
+  c->spreads = from.Take<PlaneSpread>(queries, planes);
+  c->host_scores = from.Take<float>(plan.request.policy.has_host(), plane_tokens);
+  c->plane_scores = from.Take<float>(true, plane_tokens);
+  c->row_scores = from.Take<float>(true, uint64_t{plan.rows} * shape.tokens);
+  c->own_blocks = from.Take<float>(true, planes * shape.blocks());
+  c->scratch_floats = (ScratchFloats(shape) + 15) / 16 * 16;
+  c->scratch = from.Take<float>(true, scratches * c->scratch_floats);
+  return from.next() - workspace;
+}
+
+}  // namespace
+
+size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches) {
+  ScoreContext context;
+  return Arrange(plan, plan.window, 0, scratches, &context);
+}
+
+ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t workspace, uint32_t scratches) {
+  ScoreContext context;
+  Arrange(plan, plan.window, workspace, scratches, &context);
+  context.kv = input.kv;
+  context.signals = input.signals;
+  context.record = plan.record;
+  context.records = input.records;
+  context.budget_tokens = plan.request.budget_tokens;
+  context.first_model_layer = plan.request.first_model_layer;
+  return context;
+}
+
+absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& signals, uint32_t workers) {
+  const KvShape& shape = request.shape;
+  RETURN_IF_ERROR(CheckShape(shape));
+  ScorePlan plan = {.request = request, .window = signals.window, .needs = request.policy.needs()};
+  const PolicyFacts& facts = request.policy.facts();
+  if (shape.v_head_dim == 0 && (plan.needs & (kNeedValues | kNeedValueNorms)) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("policy ", std::string(facts.name),
+                                                      " needs V, and the layout has none (v_head_dim is 0)"));
+  }
+  if (const Needs missing = Missing(plan.needs, signals); missing != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("policy ", std::string(facts.name), " needs ", DescribeNeeds(missing), ", not given"));
+  }
+  if (signals.window.data != nullptr || signals.window_mean.values != nullptr) {
+    RETURN_IF_ERROR(CheckWindow(signals.window, shape));
+  }
+  RETURN_IF_ERROR(CheckWeights(facts, request.policy.params, shape, signals));
+  if (request.policy.has_host()) {
+    RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, shape, signals));
+  }
+  plan.record = LayOutRecord(shape, plan.needs);
+  plan.rows = RowsOf(request);
+  plan.reads_window = ReadsWindow(plan.needs, signals);
+  plan.workspace_bytes = WorkspaceBytes(plan, workers);
+  return plan;
+}
+
+}  // namespace kvpool::scorers

@@ -1,0 +1,108 @@
+#include "cuda/scorers/select.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/scorers/order.h"
+#include "proto/support/check.h"
+
+namespace kvpool::scorers {
+namespace {
+
+void Mark(uint64_t begin, uint64_t end, absl::Span<uint8_t> marks) {
+  end = std::min<uint64_t>(end, marks.size());
+  for (uint64_t i = begin; i < end; ++i) marks[i] = 1;
+}
+
+uint64_t Before(uint64_t all, uint64_t last) { return all - std::min(all, last); }
+
+}  // namespace
+
+void MarkProtectedTokens(const Protection& protection, absl::Span<const IndexRange> ranges,
+                         const KvShape& shape, absl::Span<uint8_t> marks) {
+  KVPOOL_CHECK(marks.size() == shape.tokens, "%zu marks for %u tokens", marks.size(), shape.tokens);
+  std::fill(marks.begin(), marks.end(), 0);
+  const uint64_t per_block = shape.tokens_per_block;
+  Mark(0, protection.first_tokens, marks);
+  Mark(0, protection.first_blocks * per_block, marks);
+  Mark(Before(shape.tokens, protection.last_tokens), shape.tokens, marks);
+  if (protection.last_blocks != 0) {
+    // Full blocks' worth, and with them what is behind the last full one.
+    const uint64_t rest = shape.tokens % per_block;
+    Mark(Before(shape.tokens, protection.last_blocks * per_block + rest), shape.tokens, marks);
+  }
+  for (const IndexRange& range : ranges) Mark(range.begin, range.end, marks);
+}
+
+void MarkProtectedBlocks(const Protection& protection, absl::Span<const IndexRange> token_ranges,
+                         const KvShape& shape, absl::Span<uint8_t> marks) {
+  const uint64_t blocks = shape.blocks(), per_block = shape.tokens_per_block;
+  KVPOOL_CHECK(marks.size() == blocks, "%zu marks for %zu blocks", marks.size(), size_t{blocks});
+  std::fill(marks.begin(), marks.end(), 0);
+  const auto mark_tokens = [&](uint64_t begin, uint64_t end) {
+    if (begin < end) Mark(begin / per_block, (end + per_block - 1) / per_block, marks);
+  };
+  Mark(0, protection.first_blocks, marks);
+  mark_tokens(0, protection.first_tokens);
+  mark_tokens(Before(shape.tokens, protection.last_tokens), shape.tokens);
+  const uint64_t full = shape.tokens / per_block;
+  if (protection.last_blocks != 0) Mark(Before(full, protection.last_blocks), blocks, marks);
+  // A block that is not full is being written.
+  Mark(full, blocks, marks);
+  for (const IndexRange& range : token_ranges) mark_tokens(range.begin, range.end);
+}
+
+absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint8_t> protected_marks,
+                           uint32_t count, absl::Span<uint64_t> keys, absl::Span<uint32_t> victims) {
+  KVPOOL_CHECK(
+      protected_marks.size() == scores.size() && keys.size() >= scores.size() && victims.size() >= count,
+      "%zu scores, %zu marks, %zu keys, room for %zu of %u victims", scores.size(), protected_marks.size(),
+      keys.size(), victims.size(), count);
+  size_t candidates = 0;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (protected_marks[i] == 0) keys[candidates++] = OrderOf(scores[i], static_cast<uint32_t>(i));
+  }
+  if (candidates < count) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " of ", scores.size(),
+                                                   " must leave for the budget, but ",
+                                                   scores.size() - candidates, " are protected"));
+  }
+  const auto end = keys.begin() + count;
+  if (count > 0 && count < candidates) std::nth_element(keys.begin(), end, keys.begin() + candidates);
+  for (uint32_t i = 0; i < count; ++i) victims[i] = static_cast<uint32_t>(keys[i]);
+  std::sort(victims.begin(), victims.begin() + count);
+  return absl::OkStatus();
+}
+
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+                        uint32_t budget_tokens) {
+  const PolicyFacts& facts = policy.facts();
+  Protection protection;
+  if (facts.protect != nullptr) protection = facts.protect(policy.params, shape, budget_tokens);
+  // A policy over a host keeps what the host would.
+  bool window = facts.protect_window;
+  if (policy.has_host()) {
+    const PolicyFacts& host = FactsOf(policy.host);
+    if (host.protect != nullptr) protection = host.protect(policy.host_params, shape, budget_tokens);
+    window = window || host.protect_window;
+  }
+  if (window) protection.last_tokens = std::max(protection.last_tokens, window_queries);
+  return protection;
+}
+
+uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint32_t budget_tokens) {
+  const PolicyFacts& facts = policy.facts();
+  const uint32_t target =
+      facts.compact_to == nullptr ? budget_tokens : facts.compact_to(policy.params, shape, budget_tokens);
+  return shape.tokens > target ? shape.tokens - target : 0;
+}
+
+uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens) {
+  const uint64_t per_block = shape.tokens_per_block;
+  const uint64_t full = shape.tokens / per_block * per_block;
+  // What is behind the last full block does not count: it may fill up to less than a block above the budget.
+  if (full <= budget_tokens) return 0;
+  return static_cast<uint32_t>((full - budget_tokens + per_block - 1) / per_block);
+}
+
+}  // namespace kvpool::scorers

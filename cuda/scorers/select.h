@@ -1,0 +1,48 @@
+// Which tokens or blocks leave, given their scores.
+//
+// Order: NaN, -Inf, …, +Inf; equal scores leave lowest index (oldest) first. -0 and 0 are equal. Protected ones
+// never leave. The same scores give the same victims on every device.
+#ifndef KVPOOL_CUDA_SCORERS_SELECT_H_
+#define KVPOOL_CUDA_SCORERS_SELECT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cuda/scorers/kv_view.h"
+#include "cuda/scorers/policy.h"
+#include "cuda/scorers/registry.h"
+
+namespace kvpool::scorers {
+
+struct IndexRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;  // Not in it.
+};
+
+// Tokens that stay in any case: marks[i] = 1. `marks` has shape.tokens entries.
+void MarkProtectedTokens(const Protection& protection, absl::Span<const IndexRange> ranges,
+                         const KvShape& shape, absl::Span<uint8_t> marks);
+// Blocks that stay in any case: those of which any token does. `marks` has shape.blocks() entries.
+void MarkProtectedBlocks(const Protection& protection, absl::Span<const IndexRange> token_ranges,
+                         const KvShape& shape, absl::Span<uint8_t> marks);
+
+// The `count` lowest of `scores` that are not protected, ascending by index, into `victims` (room for `count`).
+// `keys` is workspace for scores.size() words. Fewer than `count` unprotected: INVALID_ARGUMENT with the numbers.
+absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint8_t> protected_marks,
+                           uint32_t count, absl::Span<uint64_t> keys, absl::Span<uint32_t> victims);
+
+// What the policy protects, its query window included, given `budget_tokens`.
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+                        uint32_t budget_tokens);
+
+// How many tokens leave when a sequence is compacted to `budget_tokens`, and how many full blocks leave when it
+// is pruned block by block: none until the newest block has just filled (a sequence is at most one block above
+// its budget, and at steady state loses one block per block of tokens), unless it is more than that above.
+uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint32_t budget_tokens);
+uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens);
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_SELECT_H_

@@ -1,0 +1,321 @@
+// What must hold of every policy over random cases.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cuda/scorers/order.h"
+#include "cuda/scorers/registry.h"
+#include "tests/scorers/sequence.h"
+
+namespace kvpool::scorers {
+namespace {
+
+constexpr uint32_t kLayers = 3, kHeads = 2, kGroup = 2, kQueries = 5, kDim = 8, kHidden = 6;
+
+std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
+  std::vector<uint32_t> order(scores.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return OrderOf(scores[a], a) < OrderOf(scores[b], b); });
+  return order;
+}
+
+// Every signal there is, from a seed.
+struct AllSignals {
+  AllSignals(uint32_t tokens, uint64_t seed) {
+    Random random(seed);
+    const auto fill = [&](size_t n, auto make) {
+      buffers.emplace_back(n);
+      for (float& x : buffers.back()) x = static_cast<float>(make());
+      return buffers.back().data();
+    };
+    const uint64_t size = uint64_t{kLayers} * kHeads * tokens;
+    const auto signal = [&](auto make) {
+      return TokenSignal{fill(size, make), uint64_t{kHeads} * tokens, tokens};
+    };
+    const auto positive = [&] { return random.Uniform() + 0.01; };
+    const auto step = [&] { return random.Below(50); };
+    buffers.reserve(16);
+    s.mass = signal(positive);
+    s.mass_square = signal([&] { return 1 + random.Uniform(); });
+    s.latest = signal(positive);
+    s.peak = signal(positive);
+    s.last_attended = signal(step);
+    s.interval = signal(step);
+    s.hits = signal(step);
+    s.importance = signal(positive);
+    s.keep = signal(positive);
+    s.now = 60;
+    s.window = {
+        .data = fill(size_t{kLayers} * kQueries * kHeads * kGroup * kDim, [&] { return random.Normal(); }),
+        .queries = kQueries,
+        .q_heads = kHeads * kGroup,
+        .layer_stride_bytes = kQueries * kHeads * kGroup * kDim * 4,
+        .query_stride_bytes = kHeads * kGroup * kDim * 4,
+        .head_stride_bytes = kDim * 4};
+    s.hidden = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); });
+    s.hidden_dim = kHidden;
+    s.hidden_layer_stride = uint64_t{tokens} * kHidden;
+    s.weight_count = 4 * (kHidden + 2) + 1;
+    s.weights = fill(s.weight_count, [&] { return random.Normal(); });
+  }
+  Signals s;
+  std::vector<std::vector<float>> buffers;
+};
+
+SequenceOptions Small(uint64_t seed, uint32_t tokens) {
+  return {.layers = kLayers,
+          .tokens = tokens,
+          .heads = kHeads,
+          .k_dim = kDim,
+          .v_dim = kDim,
+          .tokens_per_block = 4,
+          .seed = seed};
+}
+
+Sequence::Maker Normals(uint64_t seed, double k_scale = 1, double v_scale = 1, bool swap_heads = false) {
+  return [=](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+    if (swap_heads) h = kHeads - 1 - h;
+    Random random(seed * 1000003 + ((((uint64_t{value} * 64 + l) * 4096 + t) * 64 + h) * 64 + d));
+    return random.Normal() * (value ? v_scale : k_scale);
+  };
+}
+
+std::vector<float> TokensOf(const Sequence& sequence, const Signals& signals, const char* policy,
+                            const TestSettings& settings = {}) {
+  const auto scores = ScoreSequence(sequence.kv(), signals, policy, settings,
+                                    {.budget_tokens = sequence.kv().shape.tokens / 2});
+  EXPECT_TRUE(scores.ok()) << policy << scores.status();
+  return scores.ok() ? scores->tokens : std::vector<float>();
+}
+
+TEST(InvariantsTest, ScaleOfKeysAndValuesChangesNoOrder) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    const uint32_t tokens = 9 + static_cast<uint32_t>(seed);
+    const Sequence plain(Small(seed, tokens), Normals(seed)),
+        scaled(Small(seed, tokens), Normals(seed, 4, 0.25));
+    for (const char* policy : {"paged_eviction", "inverse_key_l2", "keydiff"}) {
+      EXPECT_EQ(RankOf(TokensOf(plain, {}, policy)), RankOf(TokensOf(scaled, {}, policy)))
+          << policy << " seed " << seed;
+    }
+    const auto a = TokensOf(plain, {}, "paged_eviction"), b = TokensOf(scaled, {}, "paged_eviction");
+    for (uint32_t t = 0; t < tokens; ++t) EXPECT_FLOAT_EQ(a[t], b[t] * 16);
+  }
+}
+
+TEST(InvariantsTest, OrderOfHeadsDoesNotMatter) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    const Sequence plain(Small(seed, 23), Normals(seed)), swapped(Small(seed, 23), Normals(seed, 1, 1, true));
+    for (const char* policy : {"paged_eviction", "inverse_key_l2", "keydiff"}) {
+      const auto a = TokensOf(plain, {}, policy), b = TokensOf(swapped, {}, policy);
+      for (uint32_t t = 0; t < 23; ++t) EXPECT_NEAR(a[t], b[t], 1e-6) << policy;
+    }
+  }
+}
+
+TEST(InvariantsTest, OneWeightOfHybridIsThatPolicy) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const Sequence sequence(Small(seed, 19), Normals(seed));
+    const AllSignals all(19, seed);
+    ScoreRequest heads = {.scope = Scope::kHead};
+    for (const char* normalise : {"minmax", "l2"}) {
+      for (const auto& [weight, term, policy] :
+           {std::tuple("attention", "keydiff", "attention_mean"), std::tuple("recency", "keydiff", "recency"),
+            std::tuple("score", "keydiff", "keydiff"),
+            std::tuple("score", "paged_eviction", "paged_eviction")}) {
+        TestSettings settings = {
+            {"attention", "0"}, {"recency", "0"}, {"score", "0"}, {"term", term}, {"normalise", normalise}};
+        settings.emplace_back(weight, "1");
+        const auto hybrid = ScoreSequence(sequence.kv(), all.s, "hybrid", settings, heads);
+        const auto pure = ScoreSequence(sequence.kv(), all.s, policy, {}, heads);
+        ASSERT_TRUE(hybrid.ok() && pure.ok());
+        for (size_t plane = 0; plane < kLayers * kHeads; ++plane) {
+          const auto part = [&](const std::vector<float>& x) {
+            return RankOf({x.begin() + plane * 19, x.begin() + (plane + 1) * 19});
+          };
+          EXPECT_EQ(part(hybrid->tokens), part(pure->tokens)) << policy << " " << normalise;
+        }
+      }
+    }
+  }
+}
+
+TEST(InvariantsTest, UniformAttentionHasNoVarianceAndTiesLeaveOldestFirst) {
+  // Keys all alike: every query attends all it sees alike.
+  const Sequence same(Small(1, 17),
+                      [](bool value, uint32_t, uint32_t, uint32_t, uint32_t d) { return value ? 1.0 : d; });
+  const AllSignals all(17, 1);
+  const auto scores = ScoreSequence(same.kv(), all.s, "cake", {{"pool", "none"}});
+  ASSERT_TRUE(scores.ok());
+  for (uint32_t t = 0; t + kQueries < 17; ++t) EXPECT_FLOAT_EQ(scores->tokens[t], scores->tokens[0]);
+  EXPECT_EQ(RankOf(TokensOf(same, {}, "inverse_key_l2"))[0], 0u);
+  Signals constant = all.s;
+  const std::vector<float> ones(kLayers * kHeads * 17, 1);
+  constant.mass.values = ones.data();
+  const auto h2o = RankOf(TokensOf(same, constant, "h2o"));
+  for (uint32_t t = 0; t < 17; ++t) EXPECT_EQ(h2o[t], t) << "constant attention evicts the oldest";
+}
+
+TEST(InvariantsTest, PlantedTokensStay) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const uint32_t planted = static_cast<uint32_t>(seed) % 21;
+    const Sequence odd(Small(seed, 21), [&](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+      if (value) return 1.0;
+      return t == planted ? (d == 0 ? -3.0 : 0.1) : 1 + 0.01 * Normals(seed)(false, l, t, h, d);
+    });
+    EXPECT_EQ(RankOf(TokensOf(odd, {}, "keydiff")).back(), planted)
+        << "one distinct key among near-duplicates";
+    const Sequence valued(Small(seed, 21), [&](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+      return (value && t == planted ? 50 : 1) + 0.1 * Normals(seed)(value, l, t, h, d);
+    });
+    EXPECT_EQ(RankOf(TokensOf(valued, {}, "paged_eviction")).back(), planted);
+  }
+}
+
+TEST(InvariantsTest, GraphkvKeepsOneOfTwoDuplicates) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const Sequence twins(Small(seed, 15), [&](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+      return Normals(seed)(value, l, t == 9 ? 4 : t, h, d);
+    });
+    AllSignals all(15, seed);
+    std::vector<float> importance(kLayers * kHeads * 15, 0.1f);
+    for (size_t i = 0; i < importance.size(); ++i)
+      importance[i] = i % 15 == 4 ? 1 : i % 15 == 9 ? 0.9f : 0.1f;
+    all.s.importance.values = importance.data();
+    const auto sequential = TokensOf(twins, all.s, "graphkv", {{"host", "importance"}, {"sources", "2"}});
+    EXPECT_FLOAT_EQ(sequential[4], 1);
+    EXPECT_NEAR(sequential[9], 0, 1e-6);
+    const auto at_once =
+        TokensOf(twins, all.s, "graphkv", {{"host", "importance"}, {"sources", "2"}, {"mode", "all"}});
+    EXPECT_NEAR(at_once[4] + at_once[9], 0, 1e-5) << "all sources at once wipe each other out";
+  }
+}
+
+TEST(InvariantsTest, BoundsAreAboveEveryKeyOfTheBlock) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const Sequence sequence(Small(seed, 30), Normals(seed));
+    const AllSignals all(30, seed);
+    const auto bounds =
+        ScoreSequence(sequence.kv(), all.s, "mpcache", {{"stage", "dynamic"}}, {.scope = Scope::kHead});
+    const auto flat =
+        ScoreSequence(sequence.kv(), all.s, "mpcache",
+                      {{"stage", "dynamic"}, {"coarse", "3"}, {"coarse_keep", "1"}}, {.scope = Scope::kHead});
+    ASSERT_TRUE(bounds.ok() && flat.ok());
+    EXPECT_EQ(bounds->tokens, flat->tokens) << "two levels are one where the first keeps all";
+    const float* const queries = static_cast<const float*>(all.s.window.data);
+    for (uint32_t l = 0; l < kLayers; ++l)
+      for (uint32_t h = 0; h < kHeads; ++h)
+        for (uint32_t t = 0; t < 30; ++t) {
+          double product = 0;
+          for (uint32_t g = 0; g < kGroup; ++g)
+            for (uint32_t d = 0; d < kDim; ++d) {
+              const uint32_t at =
+                  ((l * kQueries + kQueries - 1) * kHeads * kGroup + h * kGroup + g) * kDim + d;
+              product += queries[at] * sequence.K(l, t, h, d) / std::sqrt(kDim) / kGroup;
+            }
+          EXPECT_GE(bounds->tokens[(l * kHeads + h) * 30 + t], product - 1e-5);
+        }
+  }
+}
+
+TEST(InvariantsTest, LazyEvictionWaitsForWhatComesBack) {
+  // Token 0 is active every 20 steps, last 19 steps ago; token 1 was active once, last 5 steps after it came.
+  const Sequence sequence(Small(1, 2), Normals(1));
+  std::vector<float> last(2), interval = {20, 1};
+  Signals signals;
+  signals.last_attended = {.values = last.data()};
+  signals.interval = {.values = interval.data()};
+  signals.now = 100;
+  last = {81, 90};
+  auto scores = TokensOf(sequence, signals, "lazy_eviction", {{"h2", "off"}});
+  EXPECT_GT(scores[0], scores[1]) << "a gap of 19 with a period of 20; LRU would drop it";
+  last = {-800, 90};
+  scores = TokensOf(sequence, signals, "lazy_eviction", {{"h2", "off"}});
+  EXPECT_LT(scores[0], 1e-15) << "a gap far above its interval";
+}
+
+TEST(InvariantsTest, RandomIsItsSeed) {
+  const Sequence sequence(Small(1, 40), Normals(1)), other(Small(2, 40), Normals(2));
+  EXPECT_EQ(TokensOf(sequence, {}, "random"), TokensOf(other, {}, "random"));
+  EXPECT_NE(TokensOf(sequence, {}, "random"), TokensOf(sequence, {}, "random", {{"seed", "1"}}));
+}
+
+// Whatever a policy: a token whose K or V is no number goes before all others where K or V is read, no other token's
+// score is spoilt, and infinities break nothing.
+TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
+  for (const PolicyFacts* facts : Policies()) {
+    const std::string name(facts->name);
+    const AllSignals all(18, 4);
+    const auto maker = [&](double bad) {
+      return [bad](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+        return t == 7 && l == 1 && h == 0 && d == 3 ? bad : Normals(4)(value, l, t, h, d);
+      };
+    };
+    for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL}) {
+      const Sequence sequence(Small(4, 18), maker(bad));
+      const auto scores = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      ASSERT_TRUE(scores.ok()) << name << scores.status();
+      for (uint32_t t = 0; t < 18; ++t) {
+        // Pooling and block bounds spread what a token has to its neighbours: those of its block or kernel.
+        const bool near = t / 4 == 1 || (t >= 5 && t <= 9);
+        EXPECT_TRUE(near || !std::isnan(scores->tokens[t])) << name << " token " << t << " with " << bad;
+      }
+      const auto again = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      EXPECT_EQ(RankOf(scores->tokens), RankOf(again->tokens)) << name;
+      EXPECT_EQ(RankOf(scores->blocks), RankOf(again->blocks)) << name;
+    }
+  }
+  const Sequence sequence(Small(4, 18), [](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
+    return t == 7 ? std::numeric_limits<double>::quiet_NaN() : Normals(4)(value, l, t, h, d);
+  });
+  for (const char* policy : {"paged_eviction", "inverse_key_l2", "keydiff"}) {
+    EXPECT_EQ(RankOf(TokensOf(sequence, {}, policy))[0], 7u) << policy;
+  }
+}
+
+TEST(InvariantsTest, ZeroKeysAndValuesAreNumbers) {
+  const Sequence zeros(Small(1, 9), [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
+  const AllSignals all(9, 1);
+  for (const PolicyFacts* facts : Policies()) {
+    const auto scores = ScoreSequence(zeros.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 5});
+    ASSERT_TRUE(scores.ok()) << facts->name << scores.status();
+    for (const float score : scores->tokens) EXPECT_FALSE(std::isnan(score)) << facts->name;
+  }
+}
+
+TEST(InvariantsTest, ASequenceOfOneToken) {
+  const Sequence one(Small(1, 1), Normals(1));
+  AllSignals all(1, 1);
+  all.s.window.queries = 1;
+  for (const PolicyFacts* facts : Policies()) {
+    EXPECT_TRUE(ScoreSequence(one.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 1}).ok())
+        << facts->name;
+  }
+}
+
+TEST(InvariantsTest, WhatIsMissingIsNamed) {
+  const Sequence sequence(Small(1, 9), Normals(1));
+  const Signals none;
+  for (const PolicyFacts* facts : Policies()) {
+    const std::string name(facts->name);
+    const auto bound = BindPolicy(name, {});
+    ASSERT_TRUE(bound.ok()) << name;
+    constexpr Needs kComputed = kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds | kNeedKeys |
+                                kNeedValues | kNeedValueNorms | kNeedHost;
+    const auto scores = ScoreSequence(sequence.kv(), none, name);
+    if ((bound->needs() & ~kComputed) == 0) {
+      EXPECT_TRUE(scores.ok()) << name << scores.status();
+      continue;
+    }
+    EXPECT_EQ(scores.status().code(), absl::StatusCode::kFailedPrecondition) << name;
+    EXPECT_NE(scores.status().message().find(DescribeNeeds(bound->needs() & ~kComputed)), std::string::npos)
+        << scores.status();
+  }
+}
+
+}  // namespace
+}  // namespace kvpool::scorers

@@ -1,0 +1,124 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "client/lab/evaluate.h"
+#include "client/lab/explain.h"
+#include "client/lab/tensor.h"
+
+namespace kvpool::lab {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string Safetensors(const std::string& header, const std::string& data) {
+  const uint64_t bytes = header.size();
+  std::string file(sizeof(bytes), 0);
+  std::memcpy(file.data(), &bytes, sizeof(bytes));
+  return file + header + data;
+}
+
+std::string ErrorOf(const absl::StatusOr<Tensors>& tensors) {
+  EXPECT_FALSE(tensors.ok());
+  return std::string(tensors.status().message());
+}
+
+TEST(SafetensorsTest, TypesAndShapes) {
+  const std::string data("\x00\x00\x80\x3f\x00\x00\x00\xc0\x00\x3c\x00\xbc\x80\x3f\x38\x3c", 16);
+  const auto tensors = ParseSafetensors(Safetensors(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F16","shape":[1,2],"data_offsets":[8,12]},)"
+      R"("c":{"dtype":"BF16","shape":[],"data_offsets":[12,14]},"d":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[14,15]},)"
+      R"("e":{"dtype":"F8_E5M2","shape":[1],"data_offsets":[15,16]},"__metadata__":{"format":"pt"}})",
+      data));
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  EXPECT_THAT(tensors->Find("a")->values, ElementsAre(1, -2));
+  EXPECT_THAT(tensors->Find("b")->values, ElementsAre(1, -1));
+  EXPECT_THAT(tensors->Find("b")->shape, ElementsAre(1, 2));
+  EXPECT_THAT(tensors->Find("c")->values, ElementsAre(1));
+  EXPECT_THAT(tensors->Find("d")->values, ElementsAre(1));
+  EXPECT_THAT(tensors->Find("e")->values, ElementsAre(1));
+}
+
+TEST(SafetensorsTest, WhatIsWrongIsRefused) {
+  const auto error = [](const std::string& header, const std::string& data = "") {
+    return ErrorOf(ParseSafetensors(Safetensors(header, data)));
+  };
+  EXPECT_THAT(ErrorOf(ParseSafetensors("abc")), HasSubstr("shorter than 8"));
+  EXPECT_THAT(ErrorOf(ParseSafetensors(std::string(8, '\xff') + "{}")),
+              HasSubstr("the header is said to have"));
+  EXPECT_THAT(error("[]"), HasSubstr("no JSON object"));
+  EXPECT_THAT(error("{\"a\":1}"), HasSubstr("lacks dtype"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "1234"),
+              HasSubstr("lacks dtype"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}})", "1234"),
+              HasSubstr("dtype F33"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234"),
+              HasSubstr("are not 8 bytes"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "12345678"),
+              HasSubstr("begins at 4"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "12345"),
+              HasSubstr("1 bytes behind"));
+  EXPECT_THAT(error(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}})"),
+              HasSubstr("more than 2^32"));
+}
+
+TEST(JsonTest, WhatIsWrongIsRefused) {
+  EXPECT_THAT(ErrorOf(ParseJson("{\"K\": [1,", "")), HasSubstr("parse error"));
+  EXPECT_THAT(ErrorOf(ParseJson("[1]", "")), HasSubstr("not a JSON object"));
+}
+
+absl::StatusOr<Choice> CompactText(const std::string& json, const Options& options) {
+  const auto tensors = ParseJson(json, options.policy);
+  if (!tensors.ok()) return tensors.status();
+  const auto problem = Problem::Make(*tensors, {});
+  if (!problem.ok()) return problem.status();
+  const auto policy = BindFor(options, **problem);
+  if (!policy.ok()) return policy.status();
+  return Compact(**problem, *policy, options);
+}
+
+TEST(ProblemTest, ShapesThatDoNotFitAreNamed) {
+  const auto error = [](const std::string& json, const std::string& policy, uint32_t budget = 1) {
+    return std::string(CompactText(json, {.policy = policy, .budget_tokens = budget}).status().message());
+  };
+  EXPECT_THAT(error("{}", "recency"), HasSubstr("no tokens found"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3]]})", "keydiff"), HasSubstr("no tokens found"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]], "V": [[1, 2]]})", "paged_eviction"),
+              HasSubstr("V has shape [1, 2]"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]]})", "paged_eviction"), HasSubstr("needs V"));
+  EXPECT_THAT(error(R"({"V": [[1, 2], [3, 4]], "mass": [1, 2]})", "keydiff"), HasSubstr("needs K"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]]})", "h2o"), HasSubstr("needs attention mass, not given"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]], "mass": [1, 2, 3]})", "h2o"), HasSubstr("mass has shape [3]"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]], "queries": [[1, 2, 3]]})", "tova"),
+              HasSubstr("queries has shape"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]], "B": 1.5})", "keydiff"),
+              HasSubstr("tokens_per_block must be"));
+  EXPECT_THAT(error(R"({"K": [[1, 2], [3, 4]]})", "keydiff", 0), HasSubstr("no budget"));
+  EXPECT_THAT(error(R"({"mass": [1, 2, 3, 4]})", "h2o", 1), HasSubstr(""));
+  EXPECT_THAT(error(R"({"K": [[1], [2], [3], [4]]})", "streaming_llm", 2), HasSubstr("are protected"));
+}
+
+TEST(ExplainTest, MarksWhatLeaves) {
+  const auto choice =
+      CompactText(R"({"importance": [5, 1, 4, 2, 3], "B": 2})", {.policy = "importance", .budget_tokens = 3});
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_THAT(choice->victims[0], ElementsAre(1, 3));
+  Picture picture{.title = "a < b",
+                  .tokens = 5,
+                  .tokens_per_block = 2,
+                  .rows = 1,
+                  .scores = choice->scores.tokens,
+                  .stays = {1, 0, 1, 0, 1}};
+  const std::string text = DrawText(picture);
+  EXPECT_THAT(text, HasSubstr("       0  #.  mean 3\n"));
+  EXPECT_THAT(text, HasSubstr("3 of 5 tokens stay"));
+  const std::string svg = DrawSvg(picture);
+  EXPECT_THAT(svg, HasSubstr("a &lt; b"));
+  EXPECT_THAT(svg, HasSubstr("<title>token 3, block 1: 2</title></rect>\n<path"));
+}
+
+}  // namespace
+}  // namespace kvpool::lab

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Makes vectors.json: every policy's formula over again, in float64 and pure Python, on small seeded inputs.
+
+    tests/scorers/make_vectors.py > tests/scorers/vectors.json
+"""
+
+import json
+import math
+import random
+
+L, T, H, D, B, W, G = 2, 13, 2, 6, 4, 3, 2  # Layers, tokens, kv heads, dims, block, window, query heads of a kv head.
+rng = random.Random(20)
+
+
+def normal(*shape):
+    if not shape:
+        return struct_float(rng.gauss(0, 1))
+    return [normal(*shape[1:]) for _ in range(shape[0])]
+
+
+def struct_float(x):
+    """The nearest number that a float of 11 bits holds: input rounding is not what is tested."""
+    m, e = math.frexp(x)
+    return math.ldexp(round(m * 2048) / 2048, e)
+
+
+def norm(x):
+    return math.sqrt(sum(a * a for a in x))
+
+
+def dot(x, y):
+    return sum(a * b for a, b in zip(x, y))
+
+
+def softmax(x):
+    top = max(x)
+    e = [math.exp(a - top) for a in x]
+    return [a / sum(e) for a in e]
+
+
+K, V = normal(L, T, H, D), normal(L, T, H, D)
+Q = normal(L, W, H * G, D)
+MASS = [[[struct_float(abs(rng.gauss(1, 0.7)) + 0.01) for _ in range(T)] for _ in range(H)] for _ in range(L)]
+SQUARE = [[[m * m / 3 + 0.25 * i for i, m in enumerate(h)] for h in l] for l in MASS]
+SQUARE = [[[struct_float(x) for x in h] for h in l] for l in SQUARE]
+COUNTS = [[[float(T - i) for i in range(T)] for _ in range(H)] for _ in range(L)]
+
+
+def token_signal():
+    return [[[struct_float(abs(rng.gauss(0, 1))) for _ in range(T)] for _ in range(H)] for _ in range(L)]
+
+
+LATEST, PEAK, HITS, IMPORTANCE, KEEP = (token_signal() for _ in range(5))
+LAST = [[[float(rng.randint(i, 40)) for i in range(T)] for _ in range(H)] for _ in range(L)]
+INTERVAL = [[[float(rng.choice([0, 1, 3, 7, 20])) for _ in range(T)] for _ in range(H)] for _ in range(L)]
+NOW = 41.0
+HIDDEN = normal(L, T, 5)
+KV = {"K": K, "V": V}
+
+
+def keys(l, h):
+    return [K[l][t][h] for t in range(T)]
+
+
+def values(l, h):
+    return [V[l][t][h] for t in range(T)]
+
+
+def per_plane(f):
+    return [[f(l, h) for h in range(H)] for l in range(L)]
+
+
+def window(l, h):
+    """Mean, variance, peak and newest attention per token: mean over the group."""
+    mean, var, peak, latest = ([0.0] * T for _ in range(4))
+    for g in range(G):
+        rows = []
+        for w in range(W):
+            seen = T - (W - 1 - w)
+            q = Q[l][w][h * G + g]
+            a = softmax([dot(q, k) / math.sqrt(D) for k in keys(l, h)[:seen]])
+            rows.append(a + [0.0] * (T - seen))
+        for t in range(T):
+            column = [r[t] for r in rows]
+            m = sum(column) / W
+            mean[t] += m / G
+            var[t] += sum((c - m) ** 2 for c in column) / (W - 1) / G
+            peak[t] += max(column) / G
+            latest[t] += column[-1] / G
+    return mean, var, peak, latest
+
+
+def pooled(x, kernel, how):
+    n, half = T - W, kernel // 2
+    out = list(x)
+    for i in range(n):
+        part = [x[j] for j in range(max(0, i - half), min(n, i + half + 1))]
+        out[i] = sum(part) / kernel if how == "avg" else max(part)
+    return out
+
+
+def paged(l, h):
+    return [norm(v) / norm(k) for k, v in zip(keys(l, h), values(l, h))]
+
+
+def keydiff(l, h, unit=True):
+    ks = keys(l, h)
+    anchor = [sum(k[d] / (norm(k) if unit else 1) for k in ks) / T for d in range(D)]
+    return [-dot(k, anchor) / norm(k) / norm(anchor) for k in ks]
+
+
+def minmax(x):
+    return [(a - min(x)) / (max(x) - min(x)) for a in x]
+
+
+def l2(x):
+    return [a / norm(x) for a in x]
+
+
+def hybrid(l, h, scale, term):
+    attention = [m / T for m in MASS[l][h]]
+    recency = [i / T for i in range(T)]
+    parts = [scale(attention), scale(recency), scale(term(l, h))]
+    return [0.4 * a + 0.3 * r + 0.3 * s for a, r, s in zip(*parts)]
+
+
+def roco(l, h, budget, recent):
+    mean = [m / c for m, c in zip(MASS[l][h], COUNTS[l][h])]
+    sd = [math.sqrt(max(0, s / c - m * m)) for s, c, m in zip(SQUARE[l][h], COUNTS[l][h], mean)]
+    sd = [1e9 if i >= T - recent else s for i, s in enumerate(sd)]
+    candidates = set(sorted(range(T), key=lambda i: (sd[i], i))[:budget - recent])
+    return [m if i in candidates else m + 2 for i, m in enumerate(mean)]
+
+
+def caote(l, h, fast):
+    mass = MASS[l][h]
+    alpha = [m / sum(mass) for m in mass]
+    vs = values(l, h)
+    x = [sum((1 / T if fast else a) * v[d] for a, v in zip(alpha, vs)) for d in range(D)]
+    return [a / (1 - a) * norm([p - q for p, q in zip(x, v)]) for a, v in zip(alpha, vs)]
+
+
+def caote_blocks(l, h, fast):
+    mass = MASS[l][h]
+    alpha = [m / sum(mass) for m in mass]
+    vs = values(l, h)
+    x = [sum((1 / T if fast else a) * v[d] for a, v in zip(alpha, vs)) for d in range(D)]
+    out = []
+    for first in range(0, T, B):
+        inside = range(first, min(T, first + B))
+        m = sum(alpha[i] for i in inside)
+        u = [sum(alpha[i] * vs[i][d] for i in inside) / m for d in range(D)]
+        out.append(m / (1 - m) * norm([p - q for p, q in zip(x, u)]))
+    return out
+
+
+def graphkv(l, h, sources):
+    p, ks, taken = list(IMPORTANCE[l][h]), keys(l, h), []
+    for _ in range(sources):
+        j = max((i for i in range(T) if i not in taken), key=lambda i: (p[i], -i))
+        taken.append(j)
+        for i in range(T):
+            if i not in taken:
+                p[i] *= 1 - max(0, dot(ks[i], ks[j]) / norm(ks[i]) / norm(ks[j]))
+    return p
+
+
+def falling(x):
+    return 2 / (1 + math.exp(x))
+
+
+def lazy(l, h, h2):
+    out = []
+    for last, mri in zip(LAST[l][h], INTERVAL[l][h]):
+        silence = NOW - last
+        out.append(falling(silence / mri) + h2(mri) if mri else float(silence <= 0))
+    return out
+
+
+def mpcache_static(l, h):
+    mean = window(l, h)[0]
+    order = sorted(range(T), key=lambda i: (mean[i], i))
+    uia, ia = set(order[:int(0.6 * T)]), set(order[T - int(0.1 * T):])
+    return [m + (0 if i in uia else 2 if i in ia else 1) for i, m in enumerate(mean)]
+
+
+def mpcache_dynamic(l, h, bound):
+    ks, out = keys(l, h), []
+    for first in range(0, T, B):
+        part = ks[first:first + B]
+        score = 0
+        for g in range(G):
+            q = [x / math.sqrt(D) for x in Q[l][W - 1][h * G + g]]
+            for d in range(D):
+                lo, hi = min(k[d] for k in part), max(k[d] for k in part)
+                score += max(q[d] * lo, q[d] * hi) if bound == "upper" else q[d] * (0.6 * hi + 0.4 * lo)
+        out += [score / G] * len(part)
+    return out
+
+
+GATE = normal(L, H, 11)
+
+
+def gate(l, h):
+    w = GATE[l][h]
+    mean = [sum(x[d] for x in HIDDEN[l]) / T for d in range(5)]
+    return [1 / (1 + math.exp(-(dot(w[:5], x) + dot(w[5:10], mean) + w[10]))) for x in HIDDEN[l]]
+
+
+def network(dim):
+    return {"W1": normal(3, dim), "b1": normal(3), "w2": normal(3), "b2": normal(1)}
+
+
+MLP, POOL_MLP = network(5), network(8)
+
+
+def mlp(net, x):
+    units = [max(0, dot(w, x) + b) for w, b in zip(net["W1"], net["b1"])]
+    return 1 / (1 + math.exp(-(dot(net["w2"], units) + net["b2"][0])))
+
+
+def pool_features(l, h, t):
+    k, v = norm(K[l][t][h]), norm(V[l][t][h])
+    return [k, v, v / k, -keydiff(l, h)[t], (T - 1 - t) / T, (NOW - LAST[l][h][t]) / T, MASS[l][h][t] / COUNTS[l][h][t],
+            l / L]
+
+
+CASES = []
+
+
+def case(policy, scores, inputs, params=(), budget=0, blocks=None):
+    """scores[l][h][t]; blocks[l][h][b] where the policy has its own."""
+    sequence = [sum(scores[l][h][t] for l in range(L) for h in range(H)) / (L * H) for t in range(T)]
+    if blocks is None:
+        of_blocks = [sum(sequence[f:f + B]) / len(sequence[f:f + B]) for f in range(0, T, B)]
+    else:
+        of_blocks = [sum(blocks[l][h][b] for l in range(L) for h in range(H)) / (L * H) for b in range(len(blocks[0][0]))]
+    inputs = dict(inputs, tokens_per_block=B)
+    if budget:
+        inputs["budget"] = budget
+    CASES.append({
+        "policy": policy, "params": list(params), "input": inputs, "token_scores": sequence, "block_scores": of_blocks,
+        "plane_scores": [scores[l][h] for l in range(L) for h in range(H)]})
+
+
+case("paged_eviction", per_plane(paged), KV)
+sums = []
+for l in range(L):
+    sums.append([sum(norm(V[l][t][h]) for t in range(f, min(T, f + B)) for h in range(H)) / H /
+                 (sum(norm(K[l][t][h]) for t in range(f, min(T, f + B)) for h in range(H)) / H + 1e-8)
+                 for f in range(0, T, B)])
+case("paged_eviction", per_plane(paged), KV, ["ratio=of_sums"], blocks=[[s, s] for s in sums])
+case("streaming_llm", per_plane(lambda l, h: [1 if t < 4 else t / T for t in range(T)]), KV)
+case("inverse_key_l2", per_plane(lambda l, h: [-norm(k) for k in keys(l, h)]), KV)
+case("keydiff", per_plane(keydiff), KV)
+case("keydiff", per_plane(lambda l, h: keydiff(l, h, False)), KV, ["anchor=mean"])
+case("attention_mean", per_plane(lambda l, h: [m / T for m in MASS[l][h]]), {"mass": MASS, **KV})
+case("attention_mean", per_plane(lambda l, h: [m / c for m, c in zip(MASS[l][h], COUNTS[l][h])]), {"mass": MASS, **KV},
+     ["norm=visible_queries"])
+case("recency", per_plane(lambda l, h: [t / T for t in range(T)]), KV)
+case("lru_token", LAST, {"last_attended": LAST, **KV})
+for name, scale in (("minmax", minmax), ("l2", l2)):
+    for term, f in (("keydiff", keydiff), ("paged_eviction", paged)):
+        case("hybrid", per_plane(lambda l, h: hybrid(l, h, scale, f)), {"mass": MASS, **KV},
+             ["normalise=" + name, "term=" + term])
+case("h2o", MASS, {"mass": MASS, **KV})
+case("roco", per_plane(lambda l, h: roco(l, h, 10, 3)), {"mass": MASS, "mass_square": SQUARE, **KV}, budget=10)
+case("roco", per_plane(lambda l, h: roco(l, h, 9, 2)), {"mass": MASS, "mass_square": SQUARE, **KV}, ["recent=2"], 9)
+case("tova", LATEST, {"latest": LATEST, **KV})
+case("tova", per_plane(lambda l, h: window(l, h)[3]), {"queries": Q, **KV})
+for policy in ("snapkv", "pyramidkv"):
+    case(policy, per_plane(lambda l, h: pooled(window(l, h)[0], 5, "avg")), {"queries": Q, **KV})
+    case(policy, per_plane(lambda l, h: pooled(window(l, h)[0], 3, "max")), {"queries": Q, **KV}, ["pool=max", "kernel=3"])
+case("cake", per_plane(lambda l, h: pooled([m + 200 * v for m, v in zip(*window(l, h)[:2])], 5, "avg")),
+     {"queries": Q, **KV})
+case("sage_kv", per_plane(lambda l, h: window(l, h)[3]), {"queries": Q, **KV})
+for policy, fast in (("caote", False), ("fast_caote", True)):
+    case(policy, per_plane(lambda l, h: caote(l, h, fast)), {"mass": MASS, **KV},
+         blocks=per_plane(lambda l, h: caote_blocks(l, h, fast)))
+case("graphkv", per_plane(lambda l, h: graphkv(l, h, 3)), {"importance": IMPORTANCE, **KV},
+     ["host=importance", "sources=3"])
+LAZY = {"last_attended": LAST, "interval": INTERVAL, "now": NOW, **KV}
+case("lazy_eviction", per_plane(lambda l, h: lazy(l, h, lambda m: falling(m - 1))), LAZY)
+case("lazy_eviction", per_plane(lambda l, h: lazy(l, h, lambda m: falling(1 / m))), LAZY, ["h2=inverse"])
+case("lazy_eviction", per_plane(lambda l, h: lazy(l, h, lambda m: 0)), LAZY, ["h2=off"])
+case("attendre_lra", LAST, {"last_attended": LAST, **KV})
+case("attendre_lfa", HITS, {"hits": HITS, **KV})
+case("attendre_lfa", MASS, {"mass": MASS, **KV}, ["count=mass"])
+case("importance", IMPORTANCE, {"importance": IMPORTANCE, **KV})
+case("mpcache", per_plane(mpcache_static), {"queries": Q, **KV})
+case("mpcache", per_plane(lambda l, h: mpcache_dynamic(l, h, "upper")), {"queries": Q, **KV}, ["stage=dynamic"])
+case("mpcache", per_plane(lambda l, h: mpcache_dynamic(l, h, "linear")), {"queries": Q, **KV},
+     ["stage=dynamic", "bound=linear"])
+case("attention_gate", KEEP, {"keep": KEEP, **KV})
+case("attention_gate", per_plane(gate), {"hidden": HIDDEN, "weights": GATE, **KV}, ["source=gate"])
+case("learned_mlp", per_plane(lambda l, h: [mlp(MLP, x) for x in HIDDEN[l]]), {"hidden": HIDDEN, **MLP, **KV})
+case("learned_mlp", per_plane(lambda l, h: [mlp(POOL_MLP, pool_features(l, h, t)) for t in range(T)]),
+     {"mass": MASS, "last_attended": LAST, "now": NOW, **POOL_MLP, **KV}, ["features=pool"])
+case("epicache", PEAK, {"peak": PEAK, **KV})
+case("epicache", per_plane(lambda l, h: window(l, h)[2]), {"queries": Q, **KV})
+
+# K, V and the signals once, by name; a case's input refers to them.
+SHARED = {"K": K, "V": V, "queries": Q, "mass": MASS, "mass_square": SQUARE, "last_attended": LAST, "hidden": HIDDEN,
+          "interval": INTERVAL, "latest": LATEST, "peak": PEAK, "hits": HITS, "importance": IMPORTANCE, "keep": KEEP}
+for c in CASES:
+    c["uses"] = [name for name in c["input"] if name in SHARED]
+    c["input"] = {name: x for name, x in c["input"].items() if name not in SHARED}
+
+
+def rounded(x):
+    if isinstance(x, list):
+        return [rounded(y) for y in x]
+    if isinstance(x, dict):
+        return {name: rounded(y) for name, y in x.items()}
+    return float(f"{x:.10g}") if isinstance(x, float) else x
+
+
+lines = ",\n".join(json.dumps(rounded(c)) for c in CASES)
+print('{"shared": ' + json.dumps(rounded(SHARED)) + ',\n"cases": [\n' + lines + "\n]}")

@@ -1,0 +1,176 @@
+#include "cuda/scorers/select.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "cuda/scorers/gather.h"
+#include "cuda/scorers/order.h"
+#include "cuda/scorers/reduce.h"
+#include "cuda/scorers/team.h"
+#include "tests/scorers/sequence.h"
+
+namespace kvpool::scorers {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+absl::StatusOr<std::vector<uint32_t>> Victims(const std::vector<float>& scores, uint32_t count,
+                                              std::vector<uint8_t> marks = {}) {
+  marks.resize(scores.size());
+  std::vector<uint64_t> keys(scores.size());
+  std::vector<uint32_t> victims(count);
+  const absl::Status status =
+      SelectVictims(scores, marks, count, absl::MakeSpan(keys), absl::MakeSpan(victims));
+  if (!status.ok()) return status;
+  return victims;
+}
+
+TEST(SelectTest, NotANumberFirstThenAscending) {
+  const std::vector<float> scores = {1, INFINITY, kNan, -INFINITY, -1, -kNan, 0};
+  EXPECT_THAT(Victims(scores, 2).value(), ElementsAre(2, 5));
+  EXPECT_THAT(Victims(scores, 3).value(), ElementsAre(2, 3, 5));
+  EXPECT_THAT(Victims(scores, 5).value(), ElementsAre(2, 3, 4, 5, 6));
+  EXPECT_THAT(Victims(scores, 7).value(), ElementsAre(0, 1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(Victims(scores, 0).value(), ElementsAre());
+}
+
+TEST(SelectTest, TiesLeaveOldestFirst) {
+  EXPECT_THAT(Victims({5, 1, 1, 1, 0}, 3).value(), ElementsAre(1, 2, 4));
+  EXPECT_THAT(Victims({0.0f, -0.0f, 0.0f}, 2).value(), ElementsAre(0, 1));
+}
+
+TEST(SelectTest, WhatIsProtectedStays) {
+  EXPECT_THAT(Victims({0, 1, 2, 3}, 2, {1, 0, 0, 0}).value(), ElementsAre(1, 2));
+  const auto none = Victims({0, 1, 2, 3}, 2, {1, 1, 1, 0});
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(none.status().message(), HasSubstr("2 of 4 must leave for the budget, but 3 are protected"));
+}
+
+TEST(SelectTest, SameAsSorting) {
+  Random random(7);
+  for (int round = 0; round < 200; ++round) {
+    const uint32_t n = 1 + random.Below(300);
+    std::vector<float> scores(n);
+    for (float& score : scores) score = static_cast<float>(random.Below(20)) - 10;
+    std::vector<uint32_t> order(n);
+    for (uint32_t i = 0; i < n; ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return scores[a] < scores[b]; });
+    const uint32_t count = random.Below(n + 1);
+    order.resize(count);
+    std::sort(order.begin(), order.end());
+    EXPECT_EQ(Victims(scores, count).value(), order);
+    const auto key = [&](uint32_t i) { return OrderOf(scores[i], i); };
+    const uint32_t k = random.Below(n);
+    std::vector<uint64_t> keys;
+    for (uint32_t i = 0; i < n; ++i) keys.push_back(key(i));
+    std::sort(keys.begin(), keys.end());
+    EXPECT_EQ(KthLowest(OneLane(), n, k, key), keys[k]);
+  }
+}
+
+TEST(SelectTest, ProtectionInTokensAndBlocks) {
+  const KvShape shape = {.layers = 1, .kv_heads = 1, .tokens_per_block = 4, .tokens = 18, .k_head_dim = 1};
+  std::vector<uint8_t> tokens(18), blocks(5);
+  const Protection paged = {.first_blocks = 1, .last_blocks = 1};
+  MarkProtectedTokens(paged, {}, shape, absl::MakeSpan(tokens));
+  EXPECT_THAT(tokens, ElementsAre(1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1));
+  MarkProtectedBlocks(paged, {}, shape, absl::MakeSpan(blocks));
+  EXPECT_THAT(blocks, ElementsAre(1, 0, 0, 1, 1));
+  MarkProtectedBlocks({.first_tokens = 5, .last_tokens = 3}, {{{9, 10}}}, shape, absl::MakeSpan(blocks));
+  EXPECT_THAT(blocks, ElementsAre(1, 1, 1, 1, 1));
+  MarkProtectedBlocks({}, {{{9, 10}, {7, 7}}}, shape, absl::MakeSpan(blocks));
+  EXPECT_THAT(blocks, ElementsAre(0, 0, 1, 0, 1)) << "a block that is being filled never leaves";
+}
+
+TEST(SelectTest, DecodingStaysWithinABlockOfTheBudget) {
+  for (const uint32_t per_block : {1u, 4u, 16u}) {
+    for (const uint32_t budget : {16u, 48u, 50u}) {
+      KvShape shape = {
+          .layers = 1, .kv_heads = 1, .tokens_per_block = per_block, .tokens = 1, .k_head_dim = 1};
+      uint32_t left = 0;
+      for (int step = 0; step < 500; ++step, ++shape.tokens) {
+        const uint32_t victims = BlocksOverBudget(shape, budget);
+        EXPECT_LE(victims, 1u);
+        if (victims > 0) {
+          EXPECT_EQ(shape.tokens % per_block, 0u) << "only when the newest block has just filled";
+        }
+        shape.tokens -= victims * per_block;
+        left += victims;
+        EXPECT_LT(shape.tokens, budget + per_block);
+      }
+      EXPECT_GT(left, 0u);
+    }
+  }
+}
+
+TEST(ReduceTest, TokensOfABlock) {
+  const KvShape shape = {.layers = 1, .kv_heads = 1, .tokens_per_block = 4, .tokens = 6, .k_head_dim = 1};
+  const float scores[6] = {1, 2, 3, 10, -5, kNan};
+  float blocks[2];
+  const auto reduce = [&](TokenReduction how) { ReduceTokens(OneLane(), shape, how, scores, blocks); };
+  reduce(TokenReduction::kMean);
+  EXPECT_EQ(blocks[0], 4);
+  EXPECT_TRUE(std::isnan(blocks[1])) << "not a number is not lost";
+  reduce(TokenReduction::kSum);
+  EXPECT_EQ(blocks[0], 16);
+  reduce(TokenReduction::kMax);
+  EXPECT_EQ(blocks[0], 10);
+  EXPECT_TRUE(std::isnan(blocks[1]));
+  reduce(TokenReduction::kP90);
+  EXPECT_FLOAT_EQ(blocks[0], 7.9f) << "numpy.percentile([1, 2, 3, 10], 90)";
+  EXPECT_TRUE(std::isnan(blocks[1]));
+}
+
+class GatherTest : public testing::TestWithParam<Arrangement> {};
+
+TEST_P(GatherTest, BytesOfWhatStaysInOrder) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kFp8E4m3}) {
+    const SequenceOptions options = {.k_dim = 16, .v_dim = 12, .dtype = dtype, .arrangement = GetParam()};
+    const Sequence from(options);
+    // Each plane keeps tokens of its own.
+    const uint32_t planes = options.layers * options.heads, kept_tokens = 19;
+    std::vector<uint32_t> kept;
+    Random random(3);
+    for (uint32_t plane = 0; plane < planes; ++plane) {
+      std::vector<uint32_t> tokens(options.tokens);
+      for (uint32_t t = 0; t < options.tokens; ++t) tokens[t] = t;
+      while (tokens.size() > kept_tokens)
+        tokens.erase(tokens.begin() + random.Below(static_cast<uint32_t>(tokens.size())));
+      kept.insert(kept.end(), tokens.begin(), tokens.end());
+    }
+    SequenceOptions to_options = options;
+    to_options.tokens = kept_tokens;
+    const Sequence to(to_options, [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
+    HostWorkers workers(2);
+    Gather({.from = from.kv(),
+            .to_blocks = to.kv().blocks,
+            .kept = kept.data(),
+            .kept_layer_stride = uint64_t{options.heads} * kept_tokens,
+            .kept_head_stride = kept_tokens,
+            .kept_tokens = kept_tokens},
+           &workers);
+    for (uint32_t l = 0; l < options.layers; ++l)
+      for (uint32_t h = 0; h < options.heads; ++h)
+        for (uint32_t i = 0; i < kept_tokens; ++i) {
+          const uint32_t source = kept[(l * options.heads + h) * kept_tokens + i];
+          for (uint32_t d = 0; d < 16; ++d) ASSERT_EQ(to.K(l, i, h, d), from.K(l, source, h, d));
+          for (uint32_t d = 0; d < 12; ++d) ASSERT_EQ(to.V(l, i, h, d), from.V(l, source, h, d));
+        }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, GatherTest,
+                         testing::Values(Arrangement::kTokenHeadDim, Arrangement::kHeadTokenDim,
+                                         Arrangement::kColumnMajorKeys, Arrangement::kScattered));
+
+}  // namespace
+}  // namespace kvpool::scorers

@@ -1,0 +1,263 @@
+// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the reference
+// vectors where KVPOOL_GOLDEN names them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "client/lab/evaluate.h"
+#include "client/lab/plan_budgets.h"
+#include "cuda/scorers/registry.h"
+#include "cuda/scorers/select.h"
+#include "nlohmann/json.hpp"
+
+namespace kvpool::lab {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kTolerance = 1e-5;
+
+// Relative; near 0, where scores are differences of numbers of size `scale`, relative to a hundredth of that.
+void ExpectNear(const std::vector<float>& actual, const std::vector<double>& expected,
+                const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  double scale = 0;
+  for (const double x : expected) scale = std::max(scale, std::abs(x));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double size = std::max(std::abs(expected[i]), scale / 100);
+    EXPECT_NEAR(actual[i], expected[i], kTolerance * size) << what << " at " << i;
+  }
+}
+
+Json ReadJson(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  return Json::parse(file);
+}
+
+struct Scored {
+  std::unique_ptr<Problem> problem;
+  Scores scores;
+};
+
+void ScoreInput(const Json& input, const Options& options, Scored* scored) {
+  const auto tensors = ParseJson(input.dump(), "");
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  auto problem = Problem::Make(*tensors, {});
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  scored->problem = *std::move(problem);
+  const auto policy = BindFor(options, *scored->problem);
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  auto scores = Score(*scored->problem, *policy, options);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  scored->scores = *std::move(scores);
+}
+
+std::vector<float> TokenScores(const Json& input, const Options& options) {
+  Scored scored;
+  ScoreInput(input, options, &scored);
+  return scored.scores.tokens;
+}
+
+Options WithParams(const std::string& policy, const std::vector<std::string>& params) {
+  Options options{.policy = policy};
+  for (const std::string& param : params) {
+    const size_t at = param.find('=');
+    options.settings.emplace_back(param.substr(0, at), param.substr(at + 1));
+  }
+  return options;
+}
+
+TEST(VectorsTest, EveryPolicyMatchesTheIndependentImplementation) {
+  const Json vectors = ReadJson(KVPOOL_SCORER_VECTORS);
+  std::set<std::string> covered = {"random"};  // Has no formula but its own.
+  for (const Json& one : vectors["cases"]) {
+    const std::string policy = one["policy"];
+    covered.insert(policy);
+    Json input = one["input"];
+    for (const std::string name : one["uses"]) input[name] = vectors["shared"][name];
+    Options options = WithParams(policy, one["params"].get<std::vector<std::string>>());
+    const std::string what = policy + " " + one["params"].dump();
+    Scored scored;
+    ScoreInput(input, options, &scored);
+    ExpectNear(scored.scores.tokens, one["token_scores"], what);
+    ExpectNear(scored.scores.blocks, one["block_scores"], what + " blocks");
+    options.scope = scorers::Scope::kHead;
+    options.threads = 3;
+    ScoreInput(input, options, &scored);
+    std::vector<double> planes;
+    for (const Json& plane : one["plane_scores"]) planes.insert(planes.end(), plane.begin(), plane.end());
+    ExpectNear(scored.scores.tokens, planes, what + " planes");
+  }
+  for (const scorers::PolicyFacts* facts : scorers::Policies()) {
+    EXPECT_TRUE(covered.contains(std::string(facts->name))) << "no vector for " << facts->name;
+  }
+}
+
+class GoldenTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* place = std::getenv("KVPOOL_GOLDEN");
+    std::filesystem::path path = place == nullptr ? "../shared/golden" : place;
+    if (place == nullptr) path = std::filesystem::path(KVPOOL_SOURCE_DIR) / path;
+    if (std::filesystem::is_directory(path)) path /= "policies.json";
+    if (!std::filesystem::is_regular_file(path)) {
+      GTEST_SKIP() << "no reference vectors at " << path
+                   << "; KVPOOL_GOLDEN names policies.json or its folder";
+    }
+    golden_ = ReadJson(path);
+  }
+
+  Tensors TensorsFor(const std::string& policy) {
+    auto tensors = ParseJson(golden_.dump(), policy);
+    EXPECT_TRUE(tensors.ok()) << tensors.status();
+    return *std::move(tensors);
+  }
+  Json golden_;
+};
+
+TEST_F(GoldenTest, PagedEviction) {
+  const Json& paged = golden_["paged_eviction"];
+  ExpectNear(TokenScores(paged, {}), paged["S"], "S");
+  const auto problem = Problem::Make(TensorsFor("paged_eviction"), {});
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  for (const bool literal : {false, true}) {
+    Options options;
+    if (literal) options.settings = {{"paper_literal", "true"}};
+    const auto policy = BindFor(options, **problem);
+    ASSERT_TRUE(policy.ok()) << policy.status();
+    const auto choice = Compact(**problem, *policy, options);
+    ASSERT_TRUE(choice.ok()) << choice.status();
+    EXPECT_EQ(Json(choice->victims[0]),
+              paged[literal ? "evict_prefill_paper" : "evict_prefill_first_last_protected"]);
+  }
+}
+
+TEST_F(GoldenTest, PagedEvictionDropsPagesAsItDecodes) {
+  // Scores of pages are given: the choice is what is tested, one token a block.
+  const Json& paged = golden_["paged_eviction"];
+  for (const Json& step : paged["decode"]) {
+    const size_t pages = step["page_scores"].size();
+    for (const bool literal : {false, true}) {
+      const Json input = {
+          {"importance", step["page_scores"]}, {"tokens_per_block", 1}, {"budget", pages - 1}};
+      Scored scored;
+      ScoreInput(input, {.policy = "importance"}, &scored);
+      const auto bound = scorers::BindPolicy("paged_eviction", {{"paper_literal", literal ? "1" : "0"}});
+      ASSERT_TRUE(bound.ok());
+      const scorers::KvShape& shape = scored.problem->kv().shape;
+      ASSERT_EQ(scorers::BlocksOverBudget(shape, static_cast<uint32_t>(pages - 1)), 1u);
+      std::vector<uint8_t> marks(pages);
+      scorers::MarkProtectedBlocks(scorers::ProtectionOf(*bound, shape, 0, 0), {}, shape,
+                                   absl::MakeSpan(marks));
+      std::vector<uint64_t> keys(pages);
+      std::vector<uint32_t> victims(1);
+      ASSERT_TRUE(scorers::SelectVictims(scored.scores.blocks, marks, 1, absl::MakeSpan(keys),
+                                         absl::MakeSpan(victims))
+                      .ok());
+      EXPECT_EQ(victims[0], step[literal ? "evict_paper" : "evict_protected"].get<uint32_t>());
+    }
+  }
+}
+
+TEST_F(GoldenTest, KeysAlone) {
+  Json keys = {{"K", Json::array()}};
+  for (const Json& token : golden_["paged_eviction"]["K"]) keys["K"].push_back(token[0]);
+  ExpectNear(TokenScores(keys, {.policy = "inverse_key_l2"}), golden_["knorm_head0"], "inverse_key_l2");
+  ExpectNear(TokenScores(keys, {.policy = "keydiff"}), golden_["keydiff_head0_normalised_anchor"], "keydiff");
+  ExpectNear(TokenScores(keys, WithParams("keydiff", {"anchor=mean"})),
+             golden_["keydiff_head0_plain_mean_anchor"], "keydiff, plain mean");
+}
+
+TEST_F(GoldenTest, SequencesThatGrow) {
+  for (const char* policy : {"h2o", "roco", "tova"}) {
+    const auto growth = Grow(TensorsFor(policy), {.policy = policy});
+    ASSERT_TRUE(growth.ok()) << growth.status();
+    EXPECT_EQ(Json(growth->evictions), golden_[policy]["evictions"]) << policy;
+    EXPECT_EQ(Json(growth->final), golden_[policy]["final"]) << policy;
+  }
+}
+
+TEST_F(GoldenTest, Caote) {
+  const Json& caote = golden_["caote"];
+  ExpectNear(TokenScores(caote, {.policy = "caote"}), caote["caote"], "caote");
+  ExpectNear(TokenScores(caote, {.policy = "caote"}), caote["brute_force"], "brute force");
+  ExpectNear(TokenScores(caote, {.policy = "fast_caote"}), caote["fast_caote"], "fast_caote");
+}
+
+TEST_F(GoldenTest, Graphkv) {
+  const Json& graph = golden_["graphkv"];
+  ExpectNear(TokenScores(graph, WithParams("graphkv", {"sources=3"})), golden_["graphkv_sequential"]["after"],
+             "sequential");
+  ExpectNear(TokenScores(graph, WithParams("graphkv", {"sources=3", "mode=all"})),
+             graph["after_one_round_all_sources_exclude_self"], "all");
+}
+
+TEST_F(GoldenTest, LazyEviction) {
+  std::vector<double> both, first;
+  for (const auto& [token, terms] : golden_["lazy"]["tokens"].items()) {
+    first.push_back(terms["H1"]);
+    both.push_back(terms["H1"].get<double>() + terms["H2_decreasing_variant"].get<double>());
+  }
+  ExpectNear(TokenScores(golden_["lazy"], {.policy = "lazy_eviction"}), both, "H1 + H2");
+  ExpectNear(TokenScores(golden_["lazy"], WithParams("lazy_eviction", {"h2=off"})), first, "H1");
+}
+
+TEST_F(GoldenTest, Cake) {
+  Options options = WithParams("cake", {"pool=none"});
+  options.scope = scorers::Scope::kLayer;
+  const std::vector<float> all = TokenScores(golden_["cake"], options);
+  const size_t keys = all.size() / 3;
+  // The variance over all rows of keys before the window: the window's own end is not in these rows.
+  ExpectNear({all.begin() + keys, all.begin() + 2 * keys}, golden_["cake"]["indicator_gamma200_layer1"],
+             "indicator");
+  const auto budgets = PlanBudgets(TensorsFor("cake"), {.policy = "cake", .budget_tokens = 10});
+  ASSERT_TRUE(budgets.ok()) << budgets.status();
+  for (size_t layer = 0; layer < 3; ++layer) {
+    EXPECT_NEAR(budgets->preferences[layer] / golden_["cake"]["pref"][layer].get<double>(), 1, 1e-9);
+    EXPECT_NEAR(budgets->shares[layer] / golden_["cake"]["float_budget"][layer].get<double>(), 1, 1e-9);
+  }
+  EXPECT_EQ(budgets->tokens[0] + budgets->tokens[1] + budgets->tokens[2], 30u);
+}
+
+TEST_F(GoldenTest, Mpcache) {
+  for (const auto& [bound, name] : {std::pair("upper", "upper"), std::pair("linear", "linear_alpha0_6")}) {
+    Scored scored;
+    ScoreInput(golden_["mpcache"], WithParams("mpcache", {"stage=dynamic", std::string("bound=") + bound}),
+               &scored);
+    std::vector<double> expected;
+    for (const Json& cluster : golden_["mpcache"]["scores"]) expected.push_back(cluster[name]);
+    ExpectNear(scored.scores.blocks, expected, bound);
+    for (size_t i = 0; i < expected.size() && std::string(bound) == "upper"; ++i) {
+      EXPECT_GE(scored.scores.blocks[i], golden_["mpcache"]["scores"][i]["true_max"].get<double>() - 1e-5);
+    }
+  }
+}
+
+TEST_F(GoldenTest, Budgets) {
+  const auto plan = [this](const char* policy) {
+    auto budgets = PlanBudgets(TensorsFor(policy), {.policy = policy});
+    EXPECT_TRUE(budgets.ok()) << budgets.status();
+    return *std::move(budgets);
+  };
+  EXPECT_EQ(Json(plan("pyramid").tokens), golden_["budgets"]["pyramid"]["middle_budgets"]);
+  const Budgets epicache = plan("epicache");
+  EXPECT_EQ(Json(epicache.as_authors), golden_["budgets"]["epicache"]["out"]);
+  EXPECT_EQ(epicache.tokens[0] + epicache.tokens[1] + epicache.tokens[2] + epicache.tokens[3], 4096u);
+  const Budgets d2o = plan("d2o");
+  for (size_t layer = 0; layer < 4; ++layer) {
+    EXPECT_NEAR(d2o.shares[layer], golden_["budgets"]["d2o"]["ratio"][layer].get<double>(), 1e-12);
+  }
+}
+
+}  // namespace
+}  // namespace kvpool::lab
