@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "cuda/cuda_context.h"
 #include "cuda/device.h"
+#include "cuda/kv_compute.h"
 #include "cuda/member_ranges.h"
 #include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
@@ -142,6 +143,10 @@ class CudaDevice : public Device {
     RETURN_IF_ERROR(Zero(addresses.get(), bytes));
     return std::make_unique<VmmSlab>(context_, std::move(memory), std::move(addresses), std::move(mapping),
                                      bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions&) override {
+    return absl::UnimplementedError(absl::StrCat(id(), ": this build does not score on GPUs"));
   }
 
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override {

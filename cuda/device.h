@@ -40,6 +40,9 @@ class Slab {
   virtual absl::StatusOr<IpcHandle> ipc_handle() const = 0;
 };
 
+class KvCompute;
+struct KvComputeOptions;
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -60,6 +63,8 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) = 0;
   // One allocation to be handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
+  // What scores and moves K and V in this device's slabs (cuda/kv_compute.h). UNIMPLEMENTED: it can't.
+  virtual absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) = 0;
 };
 
 // A member process's view of one space on one device: a reservation of addresses that slabs are mapped into.

@@ -15,6 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/host_mapping.h"
 #include "cuda/host_memory.h"
+#include "cuda/kv_compute.h"
 #include "cuda/member_ranges.h"
 #include "proto/support/status_macros.h"
 
@@ -146,6 +147,9 @@ class HostDevice : public Device {
   }
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t) override {
     return absl::UnimplementedError("IPC slabs exist on cuda devices only");
+  }
+  absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
+    return MakeHostKvCompute(options);
   }
 
  private:

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "server/budget_plan.h"
 #include "server/validate.h"
 
 namespace kvpool {
@@ -14,6 +16,19 @@ namespace {
 
 // Repetitions of one parked unary call that wait for its end together.
 constexpr size_t kMaxWaiters = 16;
+
+// Completions of one member that are not known to have arrived, in bytes, beyond which no device operation starts: an
+// answer of theirs can be large.
+constexpr size_t kMaxCompletionBytes = 16 << 20;
+// Completions of one response; at least one whatever its size. The response stays below gRPC's 4 MiB with the half that
+// answers to a batch may have.
+constexpr size_t kResponseCompletionBytes = 1 << 20;
+
+// Budgets planned by statistics need no device.
+bool NeedsDevice(const v1::Operation& operation) {
+  return IsDeviceOperation(operation.verb_case()) &&
+         !(operation.has_plan_budgets() && operation.plan_budgets().sequences().empty());
+}
 
 template <typename Message>  // OperationResult or StepResponse: both carry a code and a message.
 void SetStatus(const absl::Status& status, Message* message) {
@@ -178,30 +193,95 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
     return;
   }
   const uint64_t due = session->parked.Due(operation);
-  if (due <= session->passed) {
-    ApplyVerb(member, operation, now, result, deferred);
-    return;
+  const bool waits = due > session->passed, held_up = session->parked.HeldUp(operation);
+  const bool on_device = NeedsDevice(operation);
+  if (!waits && !held_up && !on_device) return ApplyVerb(member, operation, now, result, deferred);
+  const absl::Status room = CheckRoom(*member, operation);
+  if (!room.ok()) return SetStatus(room, result);
+  ParkedVerb verb{.member = member,
+                  .sequence = place.sequence,
+                  .index = place.index,
+                  .operation = operation,
+                  .on_stream = place.waiter == nullptr};
+  if (!waits && !held_up) {
+    const absl::Status started = StartOnDevice(&verb, place.waiter, now);
+    if (!started.ok()) return SetStatus(started, result);
+  } else {
+    if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
+    if (waits) {
+      session->parked.Park(due, std::move(verb));
+    } else {
+      session->parked.ParkBehind(std::move(verb));
+    }
   }
-  const size_t names = session->parked.names() + member->completions.size() +
-                       member->sent_completions.size() + BlocksOf(operation).size() + 1;
-  if (names > ParkedVerbs::kMaxNames) {
-    SetStatus(absl::ResourceExhaustedError(
-                  absl::StrCat("verb for after step ", due, ": ", session->parked.size(), " verbs with ",
-                               session->parked.names() - session->parked.size(), " blocks are parked, ",
-                               member->completions.size(), " completions wait; limit ",
-                               ParkedVerbs::kMaxNames, " in all; step ", session->passed, " is passed")),
-              result);
-    return;
-  }
-  ParkedVerb verb;
-  verb.member = member;
-  verb.sequence = place.sequence;
-  verb.index = place.index;
-  verb.on_stream = place.waiter == nullptr;
-  if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
-  verb.operation = operation;
-  session->parked.Park(due, std::move(verb));
   result->set_parked(true);
+}
+
+absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation) const {
+  const Session& session = *member.session;
+  const size_t names = session.parked.names() + member.completions.size() + member.sent_completions.size() +
+                       CountBlocks(operation) + 1;
+  if (names > ParkedVerbs::kMaxNames) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "verb to be parked: ", session.parked.size(), " verbs with ",
+        session.parked.names() - session.parked.size(), " blocks are, ", member.completions.size(),
+        " completions wait; limit ", ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
+  }
+  if (!IsDeviceOperation(operation.verb_case())) return absl::OkStatus();
+  size_t bytes = 0;
+  for (const v1::Completion& completion : member.completions) bytes += completion.ByteSizeLong();
+  for (const SentCompletion& sent : member.sent_completions) bytes += sent.completion.ByteSizeLong();
+  if (bytes <= kMaxCompletionBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("device operation: ", bytes,
+                                                   " bytes of completions have not been acknowledged; limit ",
+                                                   kMaxCompletionBytes));
+}
+
+absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now) {
+  Session* session = verb->member->session;
+  absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
+      device_verbs_.Prepare(session, verb->operation, now);
+  if (!operation.ok()) return operation.status();
+  std::vector<uint32_t> blocks = BlockIdsOf(verb->operation);
+  for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
+  const absl::Status submitted = device_verbs_.Submit(*operation, now);
+  if (!submitted.ok()) return submitted;
+  if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
+  verb->operation.Clear();  // The device operation has it.
+  session->parked.Start((*operation)->id, std::move(*verb), std::move(blocks));
+  return absl::OkStatus();
+}
+
+void Batches::Resume(ParkedVerb verb, uint64_t now, Deferred* deferred) {
+  v1::OperationResult result;
+  if (NeedsDevice(verb.operation)) {
+    const absl::Status started = StartOnDevice(&verb, nullptr, now);
+    if (started.ok()) return;
+    SetStatus(started, &result);
+  } else {
+    ApplyVerb(verb.member, verb.operation, now, &result, deferred);
+  }
+  state_.Complete(std::move(verb), result, deferred);
+}
+
+void Batches::OnOver(DeviceOperation* operation, uint64_t now, Deferred* deferred) {
+  Session* session = operation->session.get();
+  if (!state_.RemoveOperation(operation)) return;
+  if (session->ended) {
+    if (session->device_operations.empty() && session->free_when_over) state_.Free(session, now, deferred);
+    return;
+  }
+  device_verbs_.Settle(operation, now);
+  if (!operation->status.ok()) {
+    operation->result.Clear();
+    SetStatus(operation->status, &operation->result);
+  }
+  state_.Complete(session->parked.Finish(operation->id), operation->result, deferred);
+  session->parked.BeginReadmission();
+  while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
+    Resume(*std::move(verb), now, deferred);
+  }
+  state_.AfterVerbs(now, deferred);
 }
 
 void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now,
@@ -224,12 +304,24 @@ void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t
     case v1::Operation::kUnpin:
     case v1::Operation::kSetRetention:
       return verbs_.Apply(member->session, operation, now, result);
+    case v1::Operation::kPlanBudgets:
+      return PlanBudgets(operation.plan_budgets(), result);
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
     case v1::Operation::VERB_NOT_SET:
       break;
   }
   KVPOOL_CHECK(false, "verb %d was not refused", operation.verb_case());
+}
+
+void Batches::PlanBudgets(const v1::PlanBudgets& plan, v1::OperationResult* result) {
+  const absl::Status planned = PlanLayerBudgets(plan, {}, result->mutable_plan_budgets());
+  if (planned.ok()) return;
+  result->clear_result();
+  SetStatus(planned, result);
 }
 
 void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
@@ -246,9 +338,7 @@ void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::Op
     while (!session->ended) {
       std::optional<ParkedVerb> verb = session->parked.Pop(session->passed);
       if (!verb.has_value()) break;
-      v1::OperationResult completed;
-      ApplyVerb(verb->member, verb->operation, now, &completed, deferred);
-      state_.Complete(std::move(*verb), completed, deferred);
+      Resume(*std::move(verb), now, deferred);
     }
   }
   result->mutable_fence()->set_passed(session->passed);
@@ -265,12 +355,17 @@ void Batches::CloseSession(Member* member, uint64_t now, v1::CloseSessionResult*
 
 bool Batches::TakePending(Member* member, v1::StepResponse* response) {
   if (!member->pending()) return false;
-  for (v1::Completion& completion : member->completions) {
+  size_t bytes = 0;
+  while (!member->completions.empty()) {
+    v1::Completion& completion = member->completions.front();
+    bytes += completion.ByteSizeLong();
+    if (response->completions_size() > 0 && bytes > kResponseCompletionBytes) break;
     *response->add_completions() = completion;
     member->sent_completions.push_back({std::move(completion), 0});
+    member->completions.pop_front();
   }
-  member->completions.clear();
   member->notices.Take(response);
+  if (!member->completions.empty()) state_.Touch(member);
   return true;
 }
 

@@ -5,6 +5,7 @@
 //   session ended            ABORTED with the reason
 //   `after` not passed, or
 //   behind a parked verb     parked: changes nothing now, is applied by the fence that lets it through
+//   a device operation       started, and parked until it is over (server/device_operation.h)
 //   else                     applied
 //
 // Not thread-safe: the space's mutex is around it, so a repetition can't overtake the first application.
@@ -14,8 +15,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "kvpool/v1/engine.pb.h"
 #include "server/deferred.h"
+#include "server/device_verbs.h"
 #include "server/session.h"
 #include "server/space_state.h"
 #include "server/verbs.h"
@@ -24,7 +27,8 @@ namespace kvpool {
 
 class Batches {
  public:
-  Batches(SpaceState* state, BlockVerbs* verbs) : state_(*state), verbs_(*verbs) {}
+  Batches(SpaceState* state, BlockVerbs* verbs, DeviceVerbs* device_verbs)
+      : state_(*state), verbs_(*verbs), device_verbs_(*device_verbs) {}
 
   // The answer in serialised form too, where there is one already: until the member's next call.
   std::string_view Apply(Member* member, const v1::StepRequest& request, uint64_t now,
@@ -32,7 +36,9 @@ class Batches {
   // The answer goes to `done` through `deferred`, or stays with the parked verb.
   void ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done, uint64_t now,
                   Deferred* deferred);
-  // Moves what is pending for the member's stream into the response.
+  // A device operation is over: it is answered, and what waited behind it goes on.
+  void OnOver(DeviceOperation* operation, uint64_t now, Deferred* deferred);
+  // Moves what is pending for the member's stream into the response: not all of it, if that is large.
   bool TakePending(Member* member, v1::StepResponse* response);
 
  private:
@@ -44,16 +50,26 @@ class Batches {
   };
   void ApplyOne(Member* member, const v1::Operation& operation, const Place& place, uint64_t now,
                 v1::OperationResult* result, Deferred* deferred);
+  // Applies a verb that was parked and may go now.
+  void Resume(ParkedVerb verb, uint64_t now, Deferred* deferred);
+  // Starts a device operation, as which the verb is parked then, with `waiter` unless that is null: both are moved from.
+  // After an error they are not.
+  absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
+  // RESOURCE_EXHAUSTED: the session has too much parked to park this as well.
+  absl::Status CheckRoom(const Member& member, const v1::Operation& operation) const;
   void ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now, v1::OperationResult* result,
                  Deferred* deferred);
   void Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
              Deferred* deferred);
+  // Of statistics: a few numbers, that need no device.
+  static void PlanBudgets(const v1::PlanBudgets& plan, v1::OperationResult* result);
   void CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred);
   void SetFreeBlocks(const Session& session, v1::StepResponse* response) const;
   void RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferred* deferred);
 
   SpaceState& state_;
   BlockVerbs& verbs_;
+  DeviceVerbs& device_verbs_;
 };
 
 }  // namespace kvpool

@@ -10,6 +10,7 @@
 #include "proto/support/status_macros.h"
 #include "server/deferred.h"
 #include "server/device_budget.h"
+#include "server/device_runner.h"
 #include "server/field_checks.h"
 #include "server/housekeeper.h"
 #include "server/log.h"
@@ -56,6 +57,8 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckShare("pin_budget", options.pin_budget));
   RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
+  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
+  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, 65536));
   return MakeReplacementPolicy(options.policy, 1).status();
 }
 
@@ -77,11 +80,13 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
   budget_ = std::make_unique<DeviceBudget>(capacities);
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
+  StartRunners();
   if (options_.housekeeping_thread) housekeeper_ = std::make_unique<Housekeeper>([this] { HousekeepOnce(); });
 }
 
 Daemon::~Daemon() {
   housekeeper_.reset();
+  runners_.clear();  // Operations read slabs, which go below.
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     {
@@ -249,6 +254,36 @@ bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse
   Space& space = *member->session->space;
   MutexLock lock(&space.mu);
   return space.batches.TakePending(member.get(), response);
+}
+
+// -------------------------------------------------------------------------------------- device operations
+
+void Daemon::StartRunners() {
+  for (const std::unique_ptr<Device>& device : devices_) {
+    absl::StatusOr<std::unique_ptr<KvCompute>> compute =
+        device->MakeKvCompute({.host_threads = options_.score_threads});
+    runner_errors_.push_back(compute.status());
+    runners_.emplace_back();
+    if (!compute.ok()) continue;
+    const DeviceRunner::Options runner{.device = device->id(),
+                                       .queue_limit = options_.score_queue,
+                                       .feature_cache_bytes = options_.score_features_bytes,
+                                       .workspace_bytes = options_.score_workspace_bytes};
+    runners_.back() = std::make_unique<DeviceRunner>(
+        runner, *std::move(compute),
+        [this](const DeviceRunner::Operation& operation) { OnOperationOver(operation.get()); });
+  }
+}
+
+void Daemon::OnOperationOver(DeviceOperation* operation) {
+  Space& space = *operation->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.batches.OnOver(operation, clock_->NowMs(), &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
 }
 
 // ------------------------------------------------------------------------------------------- housekeeping

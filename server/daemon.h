@@ -59,7 +59,12 @@ struct DaemonOptions {
       3600 * 1000;  // A space without sessions is closed after this, or when others need its memory.
   // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
   std::map<std::string, std::vector<uint32_t>> tenant_uids;
-  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
+  // Device operations: Score, Prune, Compact, PlanBudgets.
+  uint32_t score_threads = 1;                          // Cores that a host device computes with.
+  uint64_t score_features_bytes = 256 << 20;           // Features of full blocks that each device keeps.
+  uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Most that one operation may use of a device besides.
+  uint32_t score_queue = 256;                          // Operations that wait for a device.
+  bool housekeeping_thread = true;                     // False: tests call HousekeepOnce or Tidy.
 };
 
 // One process of a session, as callers hold it: stays valid after the session's end, and then answers
@@ -67,6 +72,8 @@ struct DaemonOptions {
 class Member;
 
 class DeviceBudget;
+class DeviceRunner;
+struct DeviceOperation;
 class Housekeeper;
 class Registry;
 class RetiredCounters;
@@ -118,7 +125,7 @@ class Daemon {
   // Makes `listener` the member's stream; the one before is superseded.
   void BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener);
   void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
-  // Moves pending completions and notices into the response; false: there were none.
+  // Moves pending completions and notices into the response, or some if they are large; false: there were none.
   bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response);
 
   // ---- Operator verbs
@@ -149,6 +156,9 @@ class Daemon {
   // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
+  // On the thread that runs operations on a device.
+  void OnOperationOver(DeviceOperation* operation);
+  void StartRunners();
   // Destroys a closing space's memory, or waits for the thread that is at it: any number may ask.
   void Destroy(Space* closing);
   // The same, and keeps its counters: for who closed it.
@@ -171,6 +181,9 @@ class Daemon {
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
   std::atomic<uint64_t> device_check_ms_{0};  // When devices are asked next.
+  // By device; null where it can't score: runner_errors_ says why.
+  std::vector<std::unique_ptr<DeviceRunner>> runners_;
+  std::vector<absl::Status> runner_errors_;
   std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
 };
 

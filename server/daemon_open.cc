@@ -8,6 +8,7 @@
 #include "server/daemon.h"
 #include "server/deferred.h"
 #include "server/device_budget.h"
+#include "server/device_runner.h"
 #include "server/log.h"
 #include "server/random_bytes.h"
 #include "server/registry.h"
@@ -102,7 +103,9 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
     ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
                      MakeReplacementPolicy(options_.policy, facts.geometry.max_blocks));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
-    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), budget_.get(), clock_);
+    const size_t device = facts.rank_devices[0];
+    const RunnerOrWhy runner{.runner = runners_[device].get(), .why = runner_errors_[device]};
+    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), runner, budget_.get(), clock_);
   });
 }
 

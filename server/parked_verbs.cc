@@ -5,8 +5,37 @@
 #include <utility>
 
 #include "proto/support/block_ref.h"
+#include "proto/support/check.h"
 
 namespace kvpool {
+namespace {
+
+void AddData(const v1::Data& data, BlockLists* lists) {
+  if (!data.blocks().empty()) lists->push_back(&data.blocks());
+}
+
+void AddSequence(const v1::Sequence& sequence, const v1::Signals* signals, BlockLists* lists) {
+  lists->push_back(&sequence.blocks());
+  if (signals == nullptr) return;
+  for (const v1::Signal& signal : signals->signals()) AddData(signal.data(), lists);
+  AddData(signals->window().data(), lists);
+}
+
+template <typename Visit>
+void ForEachBlock(const v1::Operation& operation, Visit visit) {
+  const auto visit_list = [&visit](const google::protobuf::RepeatedField<uint64_t>& list) {
+    for (const uint64_t wire : list) visit(Index(BlockRef::Unpack(wire).id));
+  };
+  if (!IsDeviceOperation(operation.verb_case())) return visit_list(BlocksOf(operation));
+  for (const auto* list : BlockListsOf(operation)) visit_list(*list);
+}
+
+}  // namespace
+
+bool IsDeviceOperation(v1::Operation::VerbCase verb) {
+  return verb == v1::Operation::kScore || verb == v1::Operation::kPrune || verb == v1::Operation::kCompact ||
+         verb == v1::Operation::kPlanBudgets;
+}
 
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation) {
   static const auto* const none = new google::protobuf::RepeatedField<uint64_t>();
@@ -32,58 +61,180 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
     case v1::Operation::kCloseSession:
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
+    case v1::Operation::kPlanBudgets:
     case v1::Operation::VERB_NOT_SET:
       return *none;
   }
   return *none;
 }
 
+BlockLists BlockListsOf(const v1::Operation& operation) {
+  BlockLists lists;
+  if (operation.has_score()) {
+    AddSequence(operation.score().sequence(), &operation.score().signals(), &lists);
+  } else if (operation.has_prune()) {
+    AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
+  } else if (operation.has_compact()) {
+    AddSequence(operation.compact().sequence(), &operation.compact().signals(), &lists);
+  } else if (operation.has_plan_budgets()) {
+    for (const v1::GroupSequence& group : operation.plan_budgets().sequences()) {
+      AddSequence(group.sequence(), nullptr, &lists);
+      AddData(group.window().data(), &lists);
+    }
+  }
+  return lists;
+}
+
+size_t CountBlocks(const v1::Operation& operation) {
+  if (!IsDeviceOperation(operation.verb_case())) return BlocksOf(operation).size();
+  size_t count = 0;
+  for (const auto* list : BlockListsOf(operation)) count += list->size();
+  return count;
+}
+
+std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation) {
+  std::vector<uint32_t> ids;
+  ForEachBlock(operation, [&](uint32_t block) { ids.push_back(block); });
+  return ids;
+}
+
+// ----------------------------------------------------------------------------------------- waiting for a step
+
 uint64_t ParkedVerbs::DueBehindOthers(const v1::Operation& operation) const {
   uint64_t due = operation.after();
   // A touch is advice: it waits for nobody.
   if (operation.has_touch()) return due;
-  for (const uint64_t wire : BlocksOf(operation)) {
-    const auto it = last_.find(Index(BlockRef::Unpack(wire).id));
+  ForEachBlock(operation, [&](uint32_t block) {
+    const auto it = last_.find(block);
     if (it != last_.end()) due = std::max(due, it->second.due);
-  }
+  });
   return due;
 }
 
 void ParkedVerbs::Park(uint64_t due, ParkedVerb verb) {
-  const auto& blocks = BlocksOf(verb.operation);
-  for (const uint64_t wire : blocks) {
-    LastOnBlock& last = last_[Index(BlockRef::Unpack(wire).id)];
+  ForEachBlock(verb.operation, [&](uint32_t block) {
+    LastOnBlock& last = last_[block];
     last.due = std::max(last.due, due);
     ++last.verbs;
-  }
-  names_ += blocks.size() + 1;
+  });
+  names_ += CountBlocks(verb.operation) + 1;
   by_due_.emplace(due, std::move(verb));
 }
 
 ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
   ParkedVerb verb = std::move(it->second);
   by_due_.erase(it);
-  const auto& blocks = BlocksOf(verb.operation);
-  for (const uint64_t wire : blocks) {
-    const auto last = last_.find(Index(BlockRef::Unpack(wire).id));
+  ForEachBlock(verb.operation, [&](uint32_t block) {
+    const auto last = last_.find(block);
     if (--last->second.verbs == 0) last_.erase(last);
-  }
-  names_ -= blocks.size() + 1;
+  });
+  names_ -= CountBlocks(verb.operation) + 1;
   return verb;
 }
 
 std::optional<ParkedVerb> ParkedVerbs::Pop(uint64_t passed) {
-  if (by_due_.empty() || by_due_.begin()->first > passed) return std::nullopt;
-  return Take(by_due_.begin());
+  while (!by_due_.empty() && by_due_.begin()->first <= passed) {
+    ParkedVerb verb = Take(by_due_.begin());
+    if (!HeldUp(verb.operation)) return verb;
+    ParkBehind(std::move(verb));
+  }
+  return std::nullopt;
 }
 
-std::optional<ParkedVerb> ParkedVerbs::PopAny() { return Pop(std::numeric_limits<uint64_t>::max()); }
+std::optional<ParkedVerb> ParkedVerbs::PopAny() {
+  if (!by_due_.empty()) return Take(by_due_.begin());
+  for (std::deque<ParkedVerb>* verbs : {&readmitted_, &behind_}) {
+    if (verbs->empty()) continue;
+    ParkedVerb verb = std::move(verbs->front());
+    verbs->pop_front();
+    if (verbs == &behind_) Open(verb.operation);
+    names_ -= CountBlocks(verb.operation) + 1;
+    return verb;
+  }
+  return std::nullopt;
+}
 
 ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t index) {
+  const auto is_it = [&](const ParkedVerb& verb) {
+    return verb.member == member && verb.sequence == sequence && verb.index == index;
+  };
   for (auto& [due, verb] : by_due_) {
-    if (verb.member == member && verb.sequence == sequence && verb.index == index) return &verb;
+    if (is_it(verb)) return &verb;
+  }
+  for (auto& [id, running] : running_) {
+    if (is_it(running.verb)) return &running.verb;
+  }
+  for (ParkedVerb& verb : behind_) {
+    if (is_it(verb)) return &verb;
   }
   return nullptr;
+}
+
+// ------------------------------------------------------------------------------------- running, and behind it
+
+bool ParkedVerbs::BehindGate(const v1::Operation& operation) const {
+  if (operation.has_touch()) return false;
+  bool behind = false;
+  ForEachBlock(operation, [&](uint32_t block) { behind = behind || gates_.contains(block); });
+  return behind;
+}
+
+void ParkedVerbs::ParkBehind(ParkedVerb verb) {
+  ForEachBlock(verb.operation, [&](uint32_t block) { ++gates_[block]; });
+  names_ += CountBlocks(verb.operation) + 1;
+  behind_.push_back(std::move(verb));
+}
+
+void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks) {
+  for (const uint32_t block : blocks) ++gates_[block];
+  names_ += blocks.size() + 1;
+  const bool is_new = running_.emplace(id, Running{std::move(verb), std::move(blocks)}).second;
+  KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
+}
+
+ParkedVerb ParkedVerbs::Finish(uint64_t id) {
+  const auto it = running_.find(id);
+  KVPOOL_CHECK(it != running_.end(), "device operation %lu does not run", id);
+  Running running = std::move(it->second);
+  running_.erase(it);
+  for (const uint32_t block : running.blocks) Open(block);
+  names_ -= running.blocks.size() + 1;
+  return std::move(running.verb);
+}
+
+std::vector<uint64_t> ParkedVerbs::running() const {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, running] : running_) ids.push_back(id);
+  return ids;
+}
+
+void ParkedVerbs::BeginReadmission() {
+  KVPOOL_CHECK(readmitted_.empty(), "%zu verbs are being readmitted", readmitted_.size());
+  for (const ParkedVerb& verb : behind_) Open(verb.operation);
+  readmitted_.swap(behind_);
+}
+
+std::optional<ParkedVerb> ParkedVerbs::NextReadmitted() {
+  while (!readmitted_.empty()) {
+    ParkedVerb verb = std::move(readmitted_.front());
+    readmitted_.pop_front();
+    names_ -= CountBlocks(verb.operation) + 1;
+    if (!HeldUp(verb.operation)) return verb;
+    ParkBehind(std::move(verb));
+  }
+  return std::nullopt;
+}
+
+void ParkedVerbs::Open(const v1::Operation& operation) {
+  ForEachBlock(operation, [&](uint32_t block) { Open(block); });
+}
+
+void ParkedVerbs::Open(uint32_t block) {
+  const auto it = gates_.find(block);
+  if (--it->second == 0) gates_.erase(it);
 }
 
 }  // namespace kvpool

@@ -1,15 +1,18 @@
-// Verbs of one session that wait: for a step that every rank member must pass, or behind such a verb on the
-// same block.
+// Verbs of one session that wait or run: for a step that every rank member must pass, on the device, or behind such
+// a verb on the same block.
 //
-//   due(verb) = max(its own `after`, due of the last parked verb on each of its blocks)
+//   waiting  for its step:  due(verb) = max(its own `after`, due of the last waiting verb on each of its blocks)
+//   running  on the device: a device operation that was started and is not over
+//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself
 //
-// Verbs leave in order of (due, arrival). Two verbs on one block therefore keep their order: the later one is
-// due no earlier. A parked verb has changed nothing; dropping it is as if it never came.
+// Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one block
+// therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if it never came.
 // Not thread-safe: under the space's mutex.
 #ifndef KVPOOL_SERVER_PARKED_VERBS_H_
 #define KVPOOL_SERVER_PARKED_VERBS_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -22,8 +25,18 @@ namespace kvpool {
 
 class Member;
 
-// The blocks that an operation names; none for lease, match, fence and the verbs of the session.
+// Does the verb run on the device, outside the space's mutex?
+bool IsDeviceOperation(v1::Operation::VerbCase verb);
+
+// The lists of blocks that an operation names; none for lease, match, fence and the verbs of the session.
+using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;
+// Of verbs with one list, or none.
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation);
+// Of device operations: sequences and what signals are read from.
+BlockLists BlockListsOf(const v1::Operation& operation);
+size_t CountBlocks(const v1::Operation& operation);
+// By id, as often as they are named.
+std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation);
 
 using Waiter = std::function<void(const v1::OperationResult&)>;
 
@@ -41,8 +54,9 @@ class ParkedVerbs {
   // Blocks named by parked verbs plus the verbs: bounds memory of a session whose members report no fence.
   static constexpr size_t kMaxNames = 65536;
 
-  bool empty() const { return by_due_.empty(); }
-  size_t size() const { return by_due_.size(); }
+  bool empty() const { return size() == 0; }
+  size_t size() const { return by_due_.size() + behind_.size() + readmitted_.size() + running_.size(); }
+  bool any_waiting() const { return !by_due_.empty(); }
   // Blocks named, and one for each verb.
   size_t names() const { return names_; }
 
@@ -51,24 +65,48 @@ class ParkedVerbs {
     if (last_.empty()) return operation.after();
     return DueBehindOthers(operation);
   }
+  // Is one of its blocks held up by a verb that is running or behind one?
+  bool HeldUp(const v1::Operation& operation) const { return !gates_.empty() && BehindGate(operation); }
   void Park(uint64_t due, ParkedVerb verb);
-  // The next verb that is due once `passed` is; nothing: all wait.
+  void ParkBehind(ParkedVerb verb);
+  // The next verb that is due once `passed` is, and not held up; nothing: all wait.
   std::optional<ParkedVerb> Pop(uint64_t passed);
-  // Whatever is there, for a session that ends.
+  // Whatever waits or is behind, for a session that ends.
   std::optional<ParkedVerb> PopAny();
   // The verb of this call, to wait for it as well; null: it is not here.
   ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
+
+  // ---- Device operations. `id` is not that of a running one; `blocks`: what it reads or writes, by id. The verb's
+  // operation is not looked at.
+  void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks);
+  // It is over, or the session is: nothing is held up by it any more. REQUIRES: it is running.
+  ParkedVerb Finish(uint64_t id);
+  std::vector<uint64_t> running() const;
+  // After one is over: those behind it may go, each once and in order. Begin, then Next until it answers nothing.
+  void BeginReadmission();
+  std::optional<ParkedVerb> NextReadmitted();
 
  private:
   struct LastOnBlock {
     uint64_t due = 0;
     uint32_t verbs = 0;
   };
+  struct Running {
+    ParkedVerb verb;
+    std::vector<uint32_t> blocks;
+  };
   uint64_t DueBehindOthers(const v1::Operation& operation) const;
+  bool BehindGate(const v1::Operation& operation) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
+  void Open(const v1::Operation& operation);
+  void Open(uint32_t block);
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
-  absl::flat_hash_map<uint32_t, LastOnBlock> last_;  // By block id.
+  std::deque<ParkedVerb> behind_;
+  std::deque<ParkedVerb> readmitted_;  // Were behind, and are looked at again; their gates are open.
+  std::map<uint64_t, Running> running_;
+  absl::flat_hash_map<uint32_t, LastOnBlock> last_;  // By block id, of those that wait for a step.
+  absl::flat_hash_map<uint32_t, uint32_t> gates_;    // By block id: verbs running or behind that name it.
   size_t names_ = 0;
 };
 

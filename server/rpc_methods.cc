@@ -63,6 +63,14 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
           &v1::SetRetentionRequest::mutable_set_retention, &O::mutable_set_retention, &R::set_retention);
   AddVerb(site, daemon, "WarmupDone", &E::RequestWarmupDone, &v1::WarmupDoneRequest::mutable_warmup_done,
           &O::mutable_warmup_done, &R::warmup_done);
+  AddVerb(site, daemon, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score, &O::mutable_score,
+          &R::score);
+  AddVerb(site, daemon, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune, &O::mutable_prune,
+          &R::prune);
+  AddVerb(site, daemon, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,
+          &O::mutable_compact, &R::compact);
+  AddVerb(site, daemon, "PlanBudgets", &E::RequestPlanBudgets, &v1::PlanBudgetsRequest::mutable_plan_budgets,
+          &O::mutable_plan_budgets, &R::plan_budgets);
   AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession,
           &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
   AcceptStepCalls(site, daemon);

@@ -31,6 +31,7 @@ namespace kvpool {
 
 class Session;
 class Space;
+struct DeviceOperation;
 
 // Slabs of the space on their way to one rank member.
 class SlabAcks {
@@ -132,6 +133,10 @@ class Session : public std::enable_shared_from_this<Session> {
   BlockRef sink;
   uint64_t passed = 0;     // Step that every rank has passed.
   uint32_t announced = 0;  // Slabs that its members were told are ready.
+  // Prepared and not over: they read or write its blocks, whatever became of it.
+  std::vector<std::shared_ptr<DeviceOperation>> device_operations;
+  uint64_t next_operation = 1;
+  bool free_when_over = false;  // It has ended, and its blocks come free when the last of them is over.
   bool ready = false;
   bool ended = false;
   std::string end_reason;

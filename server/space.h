@@ -12,6 +12,7 @@
 #include "server/batch.h"
 #include "server/clock.h"
 #include "server/device_budget.h"
+#include "server/device_verbs.h"
 #include "server/space_state.h"
 #include "server/verbs.h"
 
@@ -20,7 +21,7 @@ namespace kvpool {
 class Space {
  public:
   Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
-        DeviceBudget* budget, const Clock* clock);
+        RunnerOrWhy runner, DeviceBudget* budget, const Clock* clock);
 
   // Makes one more slab on every rank, or on none. RESOURCE_EXHAUSTED: the space is at its largest, or the
   // budget or a device is out of memory.
@@ -35,6 +36,7 @@ class Space {
   Mutex mu;
   SpaceState state ABSL_GUARDED_BY(mu);
   BlockVerbs verbs ABSL_GUARDED_BY(mu);
+  DeviceVerbs device_verbs ABSL_GUARDED_BY(mu);
   Batches batches ABSL_GUARDED_BY(mu);
 
  private:

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
+#include "server/device_operation.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -110,6 +111,11 @@ void SpaceState::EndSession(Session* session, EndKind kind, const std::string& r
   aborted.set_message(reason);
   while (std::optional<ParkedVerb> verb = session->parked.PopAny())
     Complete(std::move(*verb), aborted, deferred);
+  for (const auto& operation : session->device_operations) {
+    // It goes on, or is skipped if it has not begun; nobody hears what came of it.
+    operation->abandoned.store(true, std::memory_order_release);
+    Complete(session->parked.Finish(operation->id), aborted, deferred);
+  }
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
     if (member.get() != except) deferred->hangups.push_back({member->identity.peer, reason});
@@ -122,6 +128,10 @@ uint64_t SpaceState::Free(Session* session, uint64_t now, Deferred* deferred) {
   KVPOOL_CHECK(session->ended, "session %lu is open", session->terms.id);
   const auto it = std::find(sessions.begin(), sessions.end(), session);
   if (it == sessions.end()) return 0;  // Closed by itself before.
+  if (!session->device_operations.empty()) {
+    session->free_when_over = true;
+    return session->holder == kNobody ? 0 : pool.holds(session->holder) - (session->sink != kNullRef ? 1 : 0);
+  }
   uint64_t holds = 0;
   if (session->holder != kNobody) {
     holds = pool.FreeQuarantine(session->holder);
@@ -275,6 +285,10 @@ std::vector<SlabRow> SpaceState::TakeSlabs() {
 
 void SpaceState::Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text) {
   member->notices.Post(kind, std::move(text));
+  Touch(member);
+}
+
+void SpaceState::Touch(Member* member) {
   if (!std::exchange(member->touched, true)) touched_.push_back(member);
 }
 
@@ -289,9 +303,14 @@ void SpaceState::Complete(ParkedVerb verb, const v1::OperationResult& result, De
     completion.set_sequence(verb.sequence);
     completion.set_index(verb.index);
     *completion.mutable_result() = result;
-    if (!std::exchange(verb.member->touched, true)) touched_.push_back(verb.member);
+    Touch(verb.member);
   }
   if (!verb.waiters.empty()) deferred->answers.push_back({std::move(verb.waiters), result});
+}
+
+bool SpaceState::RemoveOperation(const DeviceOperation* operation) {
+  return std::erase_if(operation->session->device_operations,
+                       [operation](const auto& other) { return other.get() == operation; }) > 0;
 }
 
 void SpaceState::CollectWakes(Deferred* deferred) {
@@ -357,7 +376,7 @@ uint32_t SpaceState::stale_members(uint64_t now) const {
       const uint64_t quiet_ms = now - std::min(now, member->last_call_ms);
       const bool owes =
           member->slabs.unacknowledged() > 0 || (session->ended && !member->dead) ||
-          (!session->parked.empty() && !member->identity.scheduler && member->fence <= session->passed);
+          (session->parked.any_waiting() && !member->identity.scheduler && member->fence <= session->passed);
       stale += (owes && quiet_ms >= kStaleOwingMs) || (holds && !member->dead && quiet_ms >= kStaleIdleMs);
     }
   }

@@ -77,7 +77,7 @@ struct OutgoingFrame {
 
 // Counted since the space was made.
 struct SpaceCounters {
-  std::array<uint64_t, 16> operations{};  // By v1::Operation::VerbCase.
+  std::array<uint64_t, 24> operations{};  // By v1::Operation::VerbCase.
   std::array<uint64_t, 8> shortfalls{};   // By v1::Shortfall.
   uint64_t batches = 0;
   uint64_t growth_failures = 0;
@@ -98,7 +98,8 @@ class SpaceState {
   // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
   void EndSession(Session* session, EndKind kind, const std::string& reason, const Member* except,
                   uint64_t now, Deferred* deferred);
-  // Gives back what the ended session held; answers how many holds, the sink not counted.
+  // Gives back what the ended session held; answers how many holds, the sink not counted. While device operations of it
+  // are not over, it is given back when the last of them is.
   uint64_t Free(Session* session, uint64_t now, Deferred* deferred);
 
   // ---- Slabs
@@ -123,10 +124,15 @@ class SpaceState {
   // ---- Notices
   void Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text);
   void PostAll(Session* session, v1::NoticeKind kind, const NoticeBoard::Text& text);
+  // A member with something pending: see CollectWakes.
+  void Touch(Member* member);
   // A parked verb has its result.
   void Complete(ParkedVerb verb, const v1::OperationResult& result, Deferred* deferred);
   // Moves the listeners of members with something pending into `deferred`.
   void CollectWakes(Deferred* deferred);
+
+  // Of its session's list. False: it is not there.
+  bool RemoveOperation(const DeviceOperation* operation);
 
   // After verbs: pressure, and whether the housekeeper has work.
   void AfterVerbs(uint64_t now, Deferred* deferred);

@@ -202,9 +202,10 @@ void StepCall::Reply() {
 void StepCall::Pump() {
   if (finishing_) return;
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
-    pending_ = false;
     response_.Renew();
-    if (method_.daemon->TakePending(member_, response_.get())) Reply();
+    // What is too large for one response is asked for again when this one is written.
+    pending_ = method_.daemon->TakePending(member_, response_.get());
+    if (pending_) Reply();
   }
   if (!writing_ && !replies_.empty()) {
     writing_ = true;

@@ -7,6 +7,7 @@
 #include "server/field_checks.h"
 #include "server/parked_verbs.h"
 #include "server/replacement/policy.h"
+#include "server/validate_score.h"
 
 namespace kvpool {
 namespace {
@@ -113,6 +114,10 @@ bool MayWait(v1::Operation::VerbCase verb) {
     case v1::Operation::kSetRetention:
     case v1::Operation::kWarmupDone:
     case v1::Operation::kCloseSession:
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
+    case v1::Operation::kPlanBudgets:
       return true;
     case v1::Operation::kLease:
     case v1::Operation::kMatch:
@@ -129,7 +134,7 @@ bool MayWait(v1::Operation::VerbCase verb) {
 // Blocks and keys named. Nothing here was checked yet: no product can overflow, sizes are of data at hand.
 uint64_t NamesIn(const v1::Operation& operation) {
   if (operation.has_lease()) return operation.lease().count();
-  uint64_t names = BlocksOf(operation).size();
+  uint64_t names = CountBlocks(operation);
   for (const v1::GroupKeys& group : operation.match().groups()) {
     names += group.keys().size() / (group.key_bytes() == 0 ? 1 : group.key_bytes());
   }
@@ -188,6 +193,14 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) 
       return CheckKnown("warmup_done", operation.warmup_done());
     case v1::Operation::kCloseSession:
       return CheckKnown("close_session", operation.close_session());
+    case v1::Operation::kScore:
+      return ValidateScore(operation.score(), groups);
+    case v1::Operation::kPrune:
+      return ValidatePrune(operation.prune(), groups);
+    case v1::Operation::kCompact:
+      return ValidateCompact(operation.compact(), groups);
+    case v1::Operation::kPlanBudgets:
+      return ValidatePlanBudgets(operation.plan_budgets(), groups);
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
       return Invalid("open_session and add_member come alone, in the first batch of a stream");

@@ -119,6 +119,10 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
     case v1::Operation::kCloseSession:
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
+    case v1::Operation::kPlanBudgets:
     case v1::Operation::VERB_NOT_SET:
       break;
   }
@@ -277,11 +281,15 @@ void BlockVerbs::RefuseOne(const Session& session, uint32_t index, BlockRef ref,
   const bool is_sink = ref == session.sink && ref != kNullRef;
   refusal->set_code(Code(is_sink ? absl::StatusCode::kFailedPrecondition : CodeOf(verdict)));
   if (refusals->size() > kExplainedRefusals) return;
-  if (is_sink) {
-    refusal->set_message(absl::StrCat("block ", Index(ref.id), " is the sink of session ", session.terms.id));
-  } else {
-    refusal->set_message(Explain(session, ref, verdict));
+  refusal->set_message(std::string(WhyRefused(session, ref, verdict).message()));
+}
+
+absl::Status BlockVerbs::WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const {
+  if (ref == session.sink && ref != kNullRef) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("block ", Index(ref.id), " is the sink of session ", session.terms.id));
   }
+  return absl::Status(CodeOf(verdict), Explain(session, ref, verdict));
 }
 
 std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict verdict) const {

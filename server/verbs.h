@@ -27,6 +27,8 @@ class BlockVerbs {
 
   // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, the session has not ended.
   void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
+  // A verdict in words. REQUIRES: it is none of kDone and kDuplicate, or the block is the session's sink.
+  absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
 
  private:
   using Refs = google::protobuf::RepeatedField<uint64_t>;

@@ -199,6 +199,22 @@ void BlockPool::Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Spa
   }
 }
 
+void BlockPool::CheckHeld(Holder session, std::optional<uint32_t> group, absl::Span<const BlockRef> blocks,
+                          absl::Span<Verdict> verdicts) {
+  Rep& r = *rep_;
+  const Rep::Session* const s = r.OpenSession(session);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    verdicts[i] = r.Resolve(blocks[i]);
+    if (verdicts[i] != Verdict::kDone) continue;
+    const BlockRecord& record = r.records[Index(blocks[i].id)];
+    if (s == nullptr || s->holds.count(Index(blocks[i].id)) == 0) {
+      verdicts[i] = Verdict::kNotHeld;
+    } else if (record.resident() && record.group() != group) {
+      verdicts[i] = Verdict::kWrongState;
+    }
+  }
+}
+
 uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
   Rep& r = *rep_;
   r.SeeTime(now);
@@ -305,6 +321,15 @@ BlockPool::Holdings BlockPool::holdings(Holder session) const {
 uint32_t BlockPool::holds(Holder session, BlockId block) const {
   const auto slot = static_cast<size_t>(session);
   return slot < rep_->sessions.size() ? rep_->sessions[slot].holds.count(Index(block)) : 0;
+}
+
+uint64_t BlockPool::holds(Holder session) const {
+  const auto slot = static_cast<size_t>(session);
+  uint64_t all = 0;
+  if (slot < rep_->sessions.size()) {
+    rep_->sessions[slot].holds.ForEach([&all](uint32_t, uint32_t holds) { all += holds; });
+  }
+  return all;
 }
 
 uint32_t BlockPool::guaranteed_free(Holder session) const {

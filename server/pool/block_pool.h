@@ -48,6 +48,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -221,6 +222,10 @@ class BlockPool {
   // One hold fewer on each. Given root first; touched tail first, so that LRU takes leaves before parents.
   void Release(Holder session, TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
   void Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
+  // kDone: the session holds it, and it is leased or sealed in `group`; without a group, it is leased. kWrongState:
+  // it is sealed, in another group.
+  void CheckHeld(Holder session, std::optional<uint32_t> group, absl::Span<const BlockRef> blocks,
+                 absl::Span<Verdict> verdicts);
   // Answers how many were resident and current.
   uint32_t Touch(TimeMs now, absl::Span<const BlockRef> blocks);
   // Pins each block and the chain in front of it.
@@ -264,6 +269,7 @@ class BlockPool {
   };
   Holdings holdings(Holder session) const;
   uint32_t holds(Holder session, BlockId block) const;
+  uint64_t holds(Holder session) const;  // On all blocks: what FreeQuarantine would give back.
   // Unused guarantee of a session: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cuda/device.h"
+#include "cuda/kv_compute.h"
 #include "cuda/sticky.h"
 #include "proto/support/mutex.h"
 
@@ -65,6 +66,9 @@ class FaultyDevice : public Device {
     const absl::Status fault = Fault(bytes);
     if (!fault.ok()) return fault;
     return device_->MakeIpcSlab(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
+    return device_->MakeKvCompute(options);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include "absl/strings/str_cat.h"
+#include "cuda/kv_compute.h"
 #include "cuda/sticky.h"
 
 namespace kvpool {
@@ -63,6 +64,11 @@ absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {
 
 absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeIpcSlab(size_t bytes) {
   return std::make_unique<MemorySlab>(bytes, /*ipc=*/true, &script_);
+}
+
+absl::StatusOr<std::unique_ptr<KvCompute>> MemoryDevice::MakeKvCompute(const KvComputeOptions&) {
+  return absl::UnimplementedError(
+      absl::StrCat("device ", id_, " maps no memory: nothing can be scored there"));
 }
 
 }  // namespace kvpool

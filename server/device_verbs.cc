@@ -1,0 +1,490 @@
+#include "server/device_verbs.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/scorers/registry.h"
+#include "proto/support/check.h"
+#include "proto/support/dtype.h"
+#include "proto/support/status_macros.h"
+#include "server/budget_plan.h"
+#include "server/sequence_shape.h"
+
+namespace kvpool {
+namespace {
+
+using scorers::Scope;
+
+constexpr uint64_t kStagedAlignment = 64;
+// Scores, and positions kept, of one answer: it stays below gRPC's 4 MiB.
+constexpr uint64_t kMostNumbers = 262144;
+
+absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
+  std::vector<std::pair<std::string, std::string>> settings(policy.params().begin(), policy.params().end());
+  std::sort(settings.begin(), settings.end());
+  return scorers::BindPolicy(policy.name().empty() ? scorers::kDefaultPolicy : policy.name(), settings);
+}
+
+Scope ScopeOf(v1::Scope scope) {
+  if (scope == v1::SCOPE_LAYER) return Scope::kLayer;
+  return scope == v1::SCOPE_HEAD ? Scope::kHead : Scope::kSequence;
+}
+
+scorers::PlaneReduction ReductionOf(v1::PlaneReduction reduction) {
+  return reduction == v1::PLANE_REDUCTION_MAX ? scorers::PlaneReduction::kMax
+                                              : scorers::PlaneReduction::kMean;
+}
+
+scorers::TokenReduction ReductionOf(v1::TokenReduction reduction) {
+  switch (reduction) {
+    case v1::TOKEN_REDUCTION_SUM:
+      return scorers::TokenReduction::kSum;
+    case v1::TOKEN_REDUCTION_MAX:
+      return scorers::TokenReduction::kMax;
+    case v1::TOKEN_REDUCTION_P90:
+      return scorers::TokenReduction::kP90;
+    default:
+      return scorers::TokenReduction::kMean;
+  }
+}
+
+scorers::TokenSignal* TokenSignalOf(v1::SignalKind kind, scorers::Signals* signals) {
+  switch (kind) {
+    case v1::SIGNAL_KIND_MASS:
+      return &signals->mass;
+    case v1::SIGNAL_KIND_MASS_SQUARE:
+      return &signals->mass_square;
+    case v1::SIGNAL_KIND_COUNTS:
+      return &signals->counts;
+    case v1::SIGNAL_KIND_LATEST:
+      return &signals->latest;
+    case v1::SIGNAL_KIND_PEAK:
+      return &signals->peak;
+    case v1::SIGNAL_KIND_LAST_ATTENDED:
+      return &signals->last_attended;
+    case v1::SIGNAL_KIND_INTERVAL:
+      return &signals->interval;
+    case v1::SIGNAL_KIND_HITS:
+      return &signals->hits;
+    case v1::SIGNAL_KIND_IMPORTANCE:
+      return &signals->importance;
+    case v1::SIGNAL_KIND_KEEP:
+      return &signals->keep;
+    case v1::SIGNAL_KIND_WINDOW_MEAN:
+      return &signals->window_mean;
+    case v1::SIGNAL_KIND_WINDOW_VARIANCE:
+      return &signals->window_variance;
+    case v1::SIGNAL_KIND_WINDOW_PEAK:
+      return &signals->window_peak;
+    case v1::SIGNAL_KIND_WINDOW_LATEST:
+      return &signals->window_latest;
+    default:
+      return nullptr;
+  }
+}
+
+struct ScoreTerms {
+  const v1::Policy* policy = nullptr;
+  const v1::Reductions* reductions = nullptr;
+  v1::Scope scope = v1::SCOPE_SEQUENCE;
+  uint32_t budget_tokens = 0;
+};
+
+// Binds the policy and plans the scoring of work->kv with the signals that are staged.
+absl::Status PlanWork(const KvCompute& compute, const v1::LayerGroup& group, const ScoreTerms& terms,
+                      SequenceWork* work) {
+  scorers::ScoreRequest request{.shape = work->kv.shape,
+                                .scope = ScopeOf(terms.scope),
+                                .over_tokens = ReductionOf(terms.reductions->over_tokens()),
+                                .over_heads = ReductionOf(terms.reductions->over_heads()),
+                                .over_layers = ReductionOf(terms.reductions->over_layers()),
+                                .budget_tokens = terms.budget_tokens,
+                                .first_model_layer = group.layers(0)};
+  ASSIGN_OR_RETURN(request.policy, Bind(*terms.policy));
+  ASSIGN_OR_RETURN(work->plan, compute.Plan(request, work->signals.relative));
+  return absl::OkStatus();
+}
+
+template <typename Request>  // Prune or Compact.
+void SetProtection(const Request& request, const SequenceWork& work, DeviceOperation* operation) {
+  operation->protection =
+      scorers::ProtectionOf(work.plan.request.policy, work.kv.shape, work.signals.relative.window.queries,
+                            operation->budget_tokens);
+  if (request.has_protection()) {
+    operation->protection = {.first_tokens = request.protection().first_tokens(),
+                             .last_tokens = request.protection().last_tokens(),
+                             .first_blocks = request.protection().first_blocks(),
+                             .last_blocks = request.protection().last_blocks()};
+  }
+  for (const v1::TokenRange& range : request.protect()) {
+    operation->protect.push_back({.begin = range.begin(), .end = range.end()});
+  }
+}
+
+template <typename Request>
+absl::Status CheckRanges(const char* verb, const Request& request, const scorers::KvShape& shape) {
+  for (const v1::TokenRange& range : request.protect()) {
+    if (range.end() <= shape.tokens) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(verb, ".protect ends at ", range.end(), "; the sequence has ", shape.tokens, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const char* what, uint64_t numbers) {
+  if (numbers <= kMostNumbers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": the answer would have ", numbers, " numbers; the limit is ", kMostNumbers));
+}
+
+const char* WhyShort(Shortfall shortfall) {
+  switch (shortfall) {
+    case Shortfall::kNone:
+      return "none";
+    case Shortfall::kPressure:
+      return "nothing free and nothing that may be reclaimed";
+    case Shortfall::kCredit:
+      return "the rest is promised to other sessions";
+    case Shortfall::kCap:
+      return "max_blocks of the session";
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status DeviceVerbs::CheckCanRun(const Session& session) const {
+  const v1::Layout& layout = state_.facts.layout;
+  if (layout.encoding() != v1::ENCODING_STRIDED) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the layout is ", layout.encoding() == v1::ENCODING_PACKED ? "packed" : "opaque",
+                     ": only strided layouts can be scored, pruned and compacted"));
+  }
+  if (session.terms.ranks != 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session ", session.terms.id, " has ", session.terms.ranks,
+                     " ranks, each with a part of the heads: only sessions of one rank can be scored"));
+  }
+  return runner_.runner == nullptr ? runner_.why : absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
+                                                                      const v1::Operation& request,
+                                                                      TimeMs now) {
+  RETURN_IF_ERROR(CheckCanRun(*session));
+  auto operation = std::make_shared<DeviceOperation>();
+  operation->session = session->shared_from_this();
+  operation->request = request;
+  operation->space = state_.facts.id;
+  absl::Status status;
+  const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.
+  if (own.has_score()) {
+    status = PrepareScore(own.score(), operation.get());
+  } else if (own.has_prune()) {
+    status = PreparePrune(own.prune(), operation.get());
+  } else if (own.has_compact()) {
+    status = PrepareCompact(own.compact(), now, operation.get());
+  } else {
+    status = PreparePlanBudgets(own.plan_budgets(), operation.get());
+  }
+  RETURN_IF_ERROR(status);
+  return operation;
+}
+
+absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now) {
+  Session* session = operation->session.get();
+  operation->id = session->next_operation++;
+  const absl::Status status = runner_.runner->Submit(operation);
+  if (status.ok()) {
+    session->device_operations.push_back(std::move(operation));
+  } else {
+    operation->status = status;
+    Settle(operation.get(), now);
+  }
+  return status;
+}
+
+void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
+  refs_.clear();
+  const uint32_t used = operation->status.ok() ? operation->destinations_used : 0;
+  refs_.assign(operation->destinations.begin() + used, operation->destinations.end());
+  if (operation->status.ok()) {
+    refs_.insert(refs_.end(), operation->released.begin(), operation->released.end());
+  }
+  verdicts_.assign(refs_.size(), Verdict::kDone);
+  state_.pool.Release(operation->session->holder, now, refs_, absl::MakeSpan(verdicts_));
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    KVPOOL_CHECK(verdicts_[i] == Verdict::kDone, "space %lu block %u generation %u was lost to operation %lu",
+                 state_.facts.id, Index(refs_[i].id), refs_[i].generation, operation->id);
+  }
+}
+
+// ----------------------------------------------------------------------------------------------- sequences
+
+uint64_t DeviceVerbs::AddressOf(BlockId block) const {
+  const auto after =
+      std::upper_bound(state_.slabs.begin(), state_.slabs.end(), Index(block),
+                       [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
+  KVPOOL_CHECK(after != state_.slabs.begin(), "block %u is in no slab", Index(block));
+  const SlabRow& row = *(after - 1);
+  return row.by_rank[0]->address() +
+         uint64_t{Index(block) - row.first_block} * state_.facts.geometry.block_stride_bytes;
+}
+
+absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view field,
+                                    std::optional<uint32_t> group, absl::Span<const uint64_t> refs) {
+  refs_.clear();
+  for (const uint64_t ref : refs) refs_.push_back(BlockRef::Unpack(ref));
+  verdicts_.assign(refs_.size(), Verdict::kDone);
+  state_.pool.CheckHeld(session.holder, group, refs_, absl::MakeSpan(verdicts_));
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    if (verdicts_[i] == Verdict::kDone && refs_[i] != session.sink) continue;
+    const absl::Status why = verbs_.WhyRefused(session, refs_[i], verdicts_[i]);
+    std::string wanted;
+    if (verdicts_[i] == Verdict::kWrongState) {
+      wanted = group.has_value() ? absl::StrCat(", in another group than ", *group) : "; must be leased";
+    }
+    return absl::Status(why.code(),
+                        absl::StrCat(std::string(field), "[", i, "]: ", std::string(why.message()), wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequence& sequence,
+                                          SequenceWork* work) {
+  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(sequence.group()));
+  ASSIGN_OR_RETURN(work->kv, ViewOfGroup(group, sequence));
+  const absl::Span<const uint64_t> refs(sequence.blocks().data(), sequence.blocks_size());
+  RETURN_IF_ERROR(CheckRefs(session, "sequence.blocks", sequence.group(), refs));
+  work->group = sequence.group();
+  work->fresh = sequence.fresh();
+  work->refs.assign(refs.begin(), refs.end());
+  work->addresses.reserve(refs.size());
+  for (const uint64_t ref : refs) work->addresses.push_back(AddressOf(BlockRef::Unpack(ref).id));
+  work->kv.blocks = work->addresses.data();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::string_view field,
+                                                const v1::Data& data, uint64_t bytes, uint64_t element_bytes,
+                                                StagedSignals* signals) {
+  StagedArray array{.offset = signals->bytes};
+  const auto invalid = [&](auto&&... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(field), parts...));
+  };
+  if (data.blocks().empty()) {
+    if (data.inlined().size() != bytes) {
+      return invalid(".inlined has ", data.inlined().size(), " bytes; this sequence needs ", bytes);
+    }
+    array.pieces.push_back({.address = reinterpret_cast<uint64_t>(data.inlined().data()), .bytes = bytes});
+  } else {
+    const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
+    const uint64_t block_bytes = state_.facts.layout.block_bytes();
+    const uint64_t there = refs.size() * block_bytes;  // At most 2^16 * 2^30.
+    if (data.offset_bytes() % element_bytes != 0) {
+      return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ", element_bytes);
+    }
+    if (data.offset_bytes() > there || there - data.offset_bytes() < bytes) {
+      return invalid(": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ", bytes,
+                     " bytes that this sequence needs from offset ", data.offset_bytes());
+    }
+    RETURN_IF_ERROR(CheckRefs(session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
+    uint64_t at = data.offset_bytes();
+    for (uint64_t left = bytes; left > 0;) {
+      const BlockId block = BlockRef::Unpack(refs[at / block_bytes]).id;
+      const uint64_t part = std::min(left, block_bytes - at % block_bytes);
+      array.pieces.push_back(
+          {.address = AddressOf(block) + at % block_bytes, .bytes = part, .in_block = true});
+      at += part;
+      left -= part;
+    }
+  }
+  signals->bytes += (bytes + kStagedAlignment - 1) / kStagedAlignment * kStagedAlignment;
+  signals->arrays.push_back(std::move(array));
+  return kStagingOrigin + signals->arrays.back().offset;
+}
+
+absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals& signals,
+                                       SequenceWork* work) {
+  scorers::Signals& relative = work->signals.relative;
+  relative.now = signals.now();
+  relative.hidden_dim = signals.hidden_dim();
+  relative.window.queries = signals.window_queries();
+  for (const v1::Signal& signal : signals.signals()) {
+    RETURN_IF_ERROR(StageSignal(session, signals, signal, work));
+  }
+  return signals.has_window() ? StageWindow(session, signals.window(), work) : absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals& signals,
+                                      const v1::Signal& signal, SequenceWork* work) {
+  const scorers::KvShape& shape = work->kv.shape;
+  const std::string field = absl::StrCat("signals.", v1::SignalKind_Name(signal.kind()), ".data");
+  scorers::Signals& relative = work->signals.relative;
+  const uint64_t layers = signal.per_layer() ? shape.layers : 1;
+  const uint64_t heads = signal.per_head() ? shape.kv_heads : 1;
+  if (signal.kind() == v1::SIGNAL_KIND_WEIGHTS) {
+    const v1::Data& data = signal.data();
+    const uint64_t bytes = data.blocks().empty() ? data.inlined().size() : data.bytes();
+    if (bytes == 0 || bytes % sizeof(float) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " has ", bytes, " bytes; must be a multiple of 4 above 0"));
+    }
+    ASSIGN_OR_RETURN(const uint64_t at,
+                     StageData(session, field, data, bytes, sizeof(float), &work->signals));
+    relative.weights = reinterpret_cast<const float*>(at);
+    relative.weight_count = bytes / sizeof(float);
+    return absl::OkStatus();
+  }
+  const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
+  const uint64_t row = hidden ? uint64_t{shape.tokens} * signals.hidden_dim() : shape.tokens;
+  ASSIGN_OR_RETURN(const uint64_t at,
+                   StageData(session, field, signal.data(), layers * heads * row * sizeof(float),
+                             sizeof(float), &work->signals));
+  const auto* values = reinterpret_cast<const float*>(at);
+  if (hidden) {
+    relative.hidden = values;
+    relative.hidden_layer_stride = signal.per_layer() ? row : 0;
+    return absl::OkStatus();
+  }
+  *TokenSignalOf(signal.kind(), &relative) = {.values = values,
+                                              .layer_stride = signal.per_layer() ? heads * row : 0,
+                                              .head_stride = signal.per_head() ? row : 0};
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWindow& window,
+                                      SequenceWork* work) {
+  const scorers::KvShape& shape = work->kv.shape;
+  scorers::QueryWindow& relative = work->signals.relative.window;
+  relative.dtype = window.dtype() == 0 ? work->kv.dtype : DtypeOf(static_cast<v1::Dtype>(window.dtype()));
+  relative.queries = window.queries();
+  relative.q_heads = window.q_heads();
+  relative.scale = window.scale();
+  relative.head_stride_bytes = uint64_t{shape.k_head_dim} * scorers::BytesOf(relative.dtype);
+  relative.query_stride_bytes = window.q_heads() * relative.head_stride_bytes;
+  relative.layer_stride_bytes = window.queries() * relative.query_stride_bytes;
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, "window.data", window.data(),
+                                                shape.layers * relative.layer_stride_bytes,
+                                                scorers::BytesOf(relative.dtype), &work->signals));
+  relative.data = reinterpret_cast<const void*>(at);
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------- verbs
+
+absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, score.sequence(), &work));
+  RETURN_IF_ERROR(StageSignals(*operation->session, score.signals(), &work));
+  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
+  RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
+                           {.policy = &score.policy(),
+                            .reductions = &score.reductions(),
+                            .scope = score.scope(),
+                            .budget_tokens = score.budget_tokens()},
+                           &work));
+  operation->policy = work.plan.request.policy.facts().name;
+  const uint64_t rows = work.plan.rows;
+  return CheckNumbers("score", (score.token_scores() ? rows * work.kv.shape.tokens : 0) +
+                                   (score.block_scores() ? rows * work.kv.shape.blocks() : 0));
+}
+
+absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, prune.sequence(), &work));
+  RETURN_IF_ERROR(CheckRanges("prune", prune, work.kv.shape));
+  RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
+  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
+  // Both limits were checked: at most 65536 blocks of 4096 tokens.
+  operation->budget_tokens =
+      prune.has_budget_blocks() ? prune.budget_blocks() * group.tokens_per_block() : prune.budget_tokens();
+  RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
+                           {.policy = &prune.policy(),
+                            .reductions = &prune.reductions(),
+                            .budget_tokens = operation->budget_tokens},
+                           &work));
+  operation->policy = work.plan.request.policy.facts().name;
+  SetProtection(prune, work, operation);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, compact.sequence(), &work));
+  const scorers::KvShape& shape = work.kv.shape;
+  uint32_t kept = 0;
+  if (compact.has_keep()) {
+    const auto& positions = compact.keep().positions();
+    if (positions[positions.size() - 1] >= shape.tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("compact.keep.positions ends with ",
+                                                     positions[positions.size() - 1], "; the sequence has ",
+                                                     shape.tokens, " tokens"));
+    }
+    operation->policy = "chosen";
+    work.scored = false;
+    kept = static_cast<uint32_t>(positions.size());
+  } else {
+    RETURN_IF_ERROR(CheckRanges("compact", compact, shape));
+    RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
+    const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
+    operation->budget_tokens = compact.budget_tokens();
+    RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
+                             {.policy = &compact.policy(),
+                              .reductions = &compact.reductions(),
+                              .scope = compact.scope(),
+                              .budget_tokens = operation->budget_tokens},
+                             &work));
+    operation->policy = work.plan.request.policy.facts().name;
+    SetProtection(compact, work, operation);
+    kept =
+        shape.tokens - scorers::TokensOverBudget(work.plan.request.policy, shape, operation->budget_tokens);
+    RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.plan.rows));
+  }
+  if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
+  return LeaseDestinations((kept + shape.tokens_per_block - 1) / shape.tokens_per_block, now, operation);
+}
+
+absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
+  Session* session = operation->session.get();
+  if (!session->ready) {
+    return absl::UnavailableError(absl::StrCat("compact: a member of session ", session->terms.id,
+                                               " has not mapped every slab yet: ask again when it has"));
+  }
+  const LeaseOutcome outcome =
+      state_.pool.Lease(session->holder, now, count, count, &operation->destinations);
+  if (outcome.leased < count) {
+    state_.lease_was_short = true;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.free_blocks(),
+                     " free, ", state_.pool.available(), " available: ", WhyShort(outcome.shortfall)));
+  }
+  for (const BlockRef ref : operation->destinations) {
+    operation->destination_addresses.push_back(AddressOf(ref.id));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PreparePlanBudgets(const v1::PlanBudgets& plan, DeviceOperation* operation) {
+  operation->policy = MethodName(plan.method());
+  operation->sequences.reserve(plan.sequences_size());
+  v1::Policy policy;
+  policy.set_name("cake");
+  for (const v1::GroupSequence& group : plan.sequences()) {
+    SequenceWork& work = operation->sequences.emplace_back();
+    RETURN_IF_ERROR(PrepareSequence(*operation->session, group.sequence(), &work));
+    RETURN_IF_ERROR(StageWindow(*operation->session, group.window(), &work));
+    RETURN_IF_ERROR(PlanWork(
+        runner_.runner->compute(), state_.facts.layout.groups(static_cast<int>(work.group)),
+        {.policy = &policy,
+         .reductions = &v1::Reductions::default_instance(),
+         .budget_tokens =
+             static_cast<uint32_t>(std::min<uint64_t>(plan.tokens_per_layer(), work.kv.shape.tokens))},
+        &work));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool
