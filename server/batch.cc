@@ -196,7 +196,7 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
   const bool waits = due > session->passed, held_up = session->parked.HeldUp(operation);
   const bool on_device = NeedsDevice(operation);
   if (!waits && !held_up && !on_device) return ApplyVerb(member, operation, now, result, deferred);
-  const absl::Status room = CheckRoom(*member, operation);
+  const absl::Status room = CheckRoom(*member, operation, due);
   if (!room.ok()) return SetStatus(room, result);
   ParkedVerb verb{.member = member,
                   .sequence = place.sequence,
@@ -217,15 +217,17 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
   result->set_parked(true);
 }
 
-absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation) const {
+absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const {
   const Session& session = *member.session;
   const size_t names = session.parked.names() + member.completions.size() + member.sent_completions.size() +
                        CountBlocks(operation) + 1;
   if (names > ParkedVerbs::kMaxNames) {
+    const std::string what = due > session.passed ? absl::StrCat("verb for after step ", due)
+                                                  : std::string("device operation, or verb behind one");
     return absl::ResourceExhaustedError(absl::StrCat(
-        "verb to be parked: ", session.parked.size(), " verbs with ",
-        session.parked.names() - session.parked.size(), " blocks are, ", member.completions.size(),
-        " completions wait; limit ", ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
+        what, ": ", session.parked.size(), " verbs with ", session.parked.names() - session.parked.size(),
+        " blocks are parked, ", member.completions.size(), " completions wait; limit ",
+        ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
   }
   if (!IsDeviceOperation(operation.verb_case())) return absl::OkStatus();
   size_t bytes = 0;

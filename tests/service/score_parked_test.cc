@@ -1,0 +1,306 @@
+// Device operations while they run: what waits behind them, and what can't take their blocks from them.
+#include "tests/service/score_fixture.h"
+
+namespace kvpool {
+namespace {
+
+constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
+constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
+
+using Refs = std::vector<uint64_t>;
+
+class RunningTest : public ScoreTest {
+ protected:
+  ~RunningTest() override { hold_.Release(); }
+
+  // A prune of five blocks to three that is in the scorer.
+  void BeginPrune(Engine* engine) {
+    blocks_ = LeaseWith(engine, {1, 5, 2, 3, 1});
+    hold_.Hold();
+    prune_ = Begin(engine, PruneOp(blocks_, 3 * kTokens));
+    hold_.AwaitCalls(1);
+    EXPECT_FALSE(prune_->there());
+  }
+  uint32_t Parked() {
+    for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) {
+      if (space.space != 0) return space.parked;
+    }
+    return 0;
+  }
+  // Until the runner has nothing left: another operation, of another space, is over.
+  void AwaitIdle() {
+    hold_.Release();
+    const auto other = OpenScored("other", "other model");
+    Run(other.get(), ScoreOp(LeaseWith(other.get(), {1})));
+    other->Do(CloseOp());
+  }
+
+  Refs blocks_;
+  std::shared_ptr<LateAnswer> prune_;
+};
+
+TEST_F(RunningTest, LaterVerbsOnItsBlocksWaitBehind) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  const Refs others = engine->Lease(1);
+  BeginPrune(engine.get());
+  const auto release = Begin(engine.get(), ReleaseOp({blocks_[1]}));
+  const auto seal = Begin(engine.get(), SealOp({blocks_[0]}, {Key("a")}));
+  const auto again = Begin(engine.get(), ReleaseOp({blocks_[0]}));
+  const auto apart = Begin(engine.get(), ReleaseOp(others));
+  const auto touch = Begin(engine.get(), TouchOp(blocks_));
+  EXPECT_FALSE(release->there());
+  EXPECT_FALSE(seal->there());
+  EXPECT_FALSE(again->there());
+  EXPECT_TRUE(apart->there()) << "another block is not held up";
+  EXPECT_TRUE(touch->there()) << "a touch is advice";
+  EXPECT_EQ(Parked(), 4);
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 2);
+  EXPECT_EQ(release->Await().release().refused_size(), 0);
+  EXPECT_EQ(seal->Await().seal().canonical(0), blocks_[0]);
+  EXPECT_EQ(again->Await().release().refused_size(), 0);
+  EXPECT_EQ(Blocks().cached(), 1) << "sealed before it was released";
+  EXPECT_EQ(Parked(), 0);
+}
+
+TEST_F(RunningTest, AVictimReleasedBehindIsRefused) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  const auto release = Begin(engine.get(), ReleaseOp(blocks_));
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 2);
+  const v1::OperationResult answer = release->Await();
+  ASSERT_EQ(answer.release().refused_size(), 2);
+  EXPECT_EQ(answer.release().refused(0).index(), 2);
+  EXPECT_EQ(Blocks().leased(), 1) << "the sink";
+}
+
+TEST_F(RunningTest, OperationsOnTheSameBlocksKeepTheirOrder) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  const auto score = Begin(engine.get(), ScoreOp({blocks_[0], blocks_[2]}));
+  const auto second = Begin(engine.get(), PruneOp({blocks_[0], blocks_[1], blocks_[4]}, 2 * kTokens));
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 2);
+  EXPECT_NE(score->Await().code(), 0) << "block 2 has left";
+  EXPECT_EQ(second->Await().prune().released(), 1);
+}
+
+TEST_F(RunningTest, AVerbThatIsDueLaterWaitsForBoth) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  blocks_ = LeaseWith(engine.get(), {1, 5, 2});
+  hold_.Hold();
+  prune_ = Begin(engine.get(), PruneOp(blocks_, 2 * kTokens, 3));
+  const auto release = Begin(engine.get(), ReleaseOp({blocks_[0]}, 2));
+  EXPECT_FALSE(prune_->there());
+  engine->Fence(2);
+  EXPECT_FALSE(release->there()) << "behind the prune, which waits for step 3";
+  engine->Fence(3);
+  hold_.AwaitCalls(1);
+  EXPECT_FALSE(release->there()) << "and which runs now";
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 1);
+  EXPECT_EQ(release->Await().release().refused_size(), 0);
+}
+
+TEST_F(RunningTest, CloseFreesItsBlocksWhenItIsOver) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  const v1::OperationResult closed = engine->Do(CloseOp());
+  EXPECT_EQ(closed.close_session().released_blocks(), 5);
+  EXPECT_EQ(prune_->Await().code(), kAborted);
+  EXPECT_EQ(Blocks().quarantined(), 6) << "it is still read";
+  AwaitIdle();
+  EXPECT_EQ(Blocks().quarantined(), 0);
+}
+
+TEST_F(RunningTest, DeathFreesItsBlocksWhenItIsOver) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  engine->Die();
+  EXPECT_EQ(prune_->Await().code(), kAborted);
+  EXPECT_EQ(Blocks().quarantined(), 6);
+  AwaitIdle();
+  EXPECT_EQ(Blocks().quarantined(), 0);
+  EXPECT_EQ(Blocks().leased(), 0);
+}
+
+TEST_F(RunningTest, AHangUpLeavesItsBlocksToTheDeathThatFollows) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  daemon_->OnHangup(engine->id);
+  AwaitIdle();
+  EXPECT_EQ(Blocks().quarantined(), 6) << "its processes may still run";
+  daemon_->OnProcessDead(engine->id);
+  EXPECT_EQ(Blocks().quarantined(), 0);
+}
+
+TEST_F(RunningTest, DestinationsOfACompactStayTooWhenTheSessionEnds) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  blocks_ = LeaseWith(engine.get(), {1, 5, 2, 3, 1});
+  hold_.Hold();
+  const auto compact = Begin(engine.get(), CompactOp(blocks_, 2 * kTokens));
+  hold_.AwaitCalls(1);
+  EXPECT_EQ(Blocks().leased(), 8) << "five, two to write and the sink";
+  engine->Do(CloseOp());
+  EXPECT_EQ(compact->Await().code(), kAborted);
+  EXPECT_EQ(Blocks().quarantined(), 8);
+  AwaitIdle();
+  EXPECT_EQ(Blocks().quarantined(), 0);
+}
+
+TEST_F(RunningTest, AStrayReleaseOfADestinationWaitsBehindToo) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  blocks_ = LeaseWith(engine.get(), {1, 5, 2, 3, 1});
+  hold_.Hold();
+  const auto compact = Begin(engine.get(), CompactOp(blocks_, 2 * kTokens));
+  hold_.AwaitCalls(1);
+  // The two that come after these five, in their first life.
+  const uint32_t last = Index(BlockRef::Unpack(blocks_[4]).id);
+  const Refs guessed = {BlockRef{.id = BlockId{last + 1}, .generation = 1}.Pack()};
+  const auto release = Begin(engine.get(), ReleaseOp(guessed));
+  EXPECT_FALSE(release->there());
+  hold_.Release();
+  EXPECT_EQ(compact->Await().code(), 0);
+  EXPECT_EQ(release->Await().code(), 0);
+}
+
+TEST_F(RunningTest, RevokeAsksAndTakesNothing) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  daemon_->BindStream(engine->member, std::make_shared<FakeListener>());
+  BeginPrune(engine.get());
+  v1::RevokeRequest request;
+  request.set_blocks(4);
+  v1::RevokeResponse response;
+  EXPECT_TRUE(daemon_->Revoke(request, &response).ok());
+  EXPECT_EQ(response.sessions_asked(), 1);
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 2);
+}
+
+TEST_F(RunningTest, ARepeatedCallWaitsForTheSameOperation) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  --engine->sequence;
+  const auto repeated = Begin(engine.get(), PruneOp(blocks_, 3 * kTokens));
+  EXPECT_FALSE(repeated->there());
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().victims_size(), 2);
+  EXPECT_EQ(repeated->Await().SerializeAsString(), prune_->Await().SerializeAsString());
+  --engine->sequence;
+  const auto later = Begin(engine.get(), PruneOp(blocks_, 3 * kTokens));
+  EXPECT_EQ(later->Await().prune().victims_size(), 2) << "the first answer again";
+  EXPECT_EQ(Blocks().leased(), 4) << "applied once";
+}
+
+// On the stream: parked, and then a completion.
+TEST_F(RunningTest, OnTheStreamTheResultIsACompletion) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  const auto listener = std::make_shared<FakeListener>();
+  daemon_->BindStream(engine->member, listener);
+  engine->Pending();
+  blocks_ = LeaseWith(engine.get(), {1, 5, 2});
+  hold_.Hold();
+  v1::StepRequest request;
+  request.set_sequence(++engine->sequence);
+  *request.add_operations() = PruneOp(blocks_, 2 * kTokens);
+  *request.add_operations() = ReleaseOp({blocks_[0]});
+  *request.add_operations() = LeaseOp(1);
+  const v1::StepResponse response = engine->Step(request);
+  EXPECT_TRUE(response.results(0).parked());
+  EXPECT_TRUE(response.results(1).parked());
+  EXPECT_EQ(response.results(2).lease().blocks_size(), 1);
+  const v1::StepResponse repeated = engine->Step(request);
+  EXPECT_TRUE(repeated.results(0).parked());
+  const int woken = listener->pending;
+  AwaitIdle();
+  EXPECT_GT(listener->pending, woken);
+  const v1::StepResponse pending = engine->Pending();
+  ASSERT_EQ(pending.completions_size(), 2);
+  EXPECT_EQ(pending.completions(0).sequence(), request.sequence());
+  EXPECT_EQ(pending.completions(0).index(), 0);
+  EXPECT_EQ(pending.completions(0).result().prune().victims(0), 1);
+  EXPECT_EQ(pending.completions(1).index(), 1);
+  EXPECT_EQ(pending.completions(1).result().release().refused_size(), 0);
+  EXPECT_EQ(engine->Step(request).results(0).prune().victims_size(), 1) << "said again, with its result";
+}
+
+TEST_F(RunningTest, AnErrorOnTheStreamIsAnsweredAtOnce) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  v1::Operation operation = PruneOp(LeaseWith(engine.get(), {1, 2}), kTokens);
+  operation.mutable_prune()->mutable_policy()->set_name("h2o");
+  const v1::StepResponse response = engine->Step({operation});
+  EXPECT_FALSE(response.results(0).parked());
+  EXPECT_EQ(response.results(0).code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(RunningTest, LargeCompletionsComeInSeveralResponses) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  const auto listener = std::make_shared<FakeListener>();
+  daemon_->BindStream(engine->member, listener);
+  engine->Pending();
+  // 24 blocks of 4 tokens and 4 planes are 480 scores: far from a MiB, so many of them.
+  const Refs blocks = LeaseWith(engine.get(), std::vector<float>(24, 1));
+  v1::Operation score = ScoreOp(blocks);
+  score.mutable_score()->set_scope(v1::SCOPE_HEAD);
+  constexpr int kBatches = 15, kInBatch = 50;
+  int completions = 0, responses = 0;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    engine->Step(std::vector<v1::Operation>(kInBatch, score));
+    AwaitIdle();
+  }
+  while (true) {
+    const v1::StepResponse pending = engine->Pending();
+    if (pending.completions().empty()) break;
+    EXPECT_LT(pending.ByteSizeLong(), 2 << 20);
+    completions += pending.completions_size();
+    ++responses;
+  }
+  EXPECT_GE(responses, 2);
+  EXPECT_GT(completions, kInBatch);
+}
+
+TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
+  options_.score_queue = 2;
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  const Refs others = LeaseWith(engine.get(), {1, 2});
+  const auto queued = Begin(engine.get(), ScoreOp({others[0]}));
+  const auto refused = Begin(engine.get(), ScoreOp({others[1]}));
+  ASSERT_TRUE(refused->there());
+  EXPECT_EQ(refused->Await().code(), kResourceExhausted);
+  EXPECT_NE(refused->Await().message().find("2 operations wait"), std::string::npos)
+      << refused->Await().message();
+  hold_.Release();
+  EXPECT_EQ(queued->Await().code(), 0);
+}
+
+TEST_F(RunningTest, ADaemonThatEndsAnswersWhatIsQueued) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  const Refs others = LeaseWith(engine.get(), {1});
+  const auto queued = Begin(engine.get(), ScoreOp(others));
+  hold_.Release();
+  daemon_.reset();
+  EXPECT_TRUE(prune_->there());
+  EXPECT_TRUE(queued->there());
+}
+
+}  // namespace
+}  // namespace kvpool

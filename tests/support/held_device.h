@@ -1,0 +1,47 @@
+// Host memory whose scorer a test can hold up, as a GPU busy with an engine's kernels would be, and see into.
+#ifndef KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
+#define KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cuda/device.h"
+#include "cuda/kv_compute.h"
+#include "proto/support/mutex.h"
+
+namespace kvpool {
+
+// What test and device share; outlives the device.
+class DeviceHold {
+ public:
+  // From here on what reaches the scorer waits there.
+  void Hold();
+  void Release();
+  // Until `count` calls have come to the scorer since the start.
+  void AwaitCalls(int count);
+  // The next calls fail with this; OK: they don't.
+  void FailWith(const absl::Status& status);
+  // Of the slabs that were made, in order.
+  std::vector<uint64_t> slab_addresses();
+
+  // ---- The device's side
+  absl::Status Pass();
+  void AddSlab(uint64_t address);
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool held_ ABSL_GUARDED_BY(mu_) = false;
+  int calls_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> slabs_ ABSL_GUARDED_BY(mu_);
+};
+
+std::unique_ptr<Device> MakeHeldDevice(size_t capacity_bytes, DeviceHold* hold);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
