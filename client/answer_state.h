@@ -67,6 +67,10 @@ struct AnswerState {
       const BlockRef ref = BlockRef::Unpack(result.seal().canonical(i));
       if (ref != kNullRef && !(ref == sealed[i])) holds.push_back(ref);
     }
+    const v1::CompactResult& compacted = result.compact();
+    for (int i = static_cast<int>(compacted.moved_from_block()); i < compacted.table_size(); ++i) {
+      holds.push_back(BlockRef::Unpack(compacted.table(i)));
+    }
     return holds;
   }
 

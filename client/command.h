@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
 
 namespace kvpool {
@@ -29,6 +30,7 @@ struct Command {
     kSetRetention,
     kWarmupDone,
     kClose,
+    kOnDevice,
     kFlush
   };
   struct Keys {
@@ -45,9 +47,12 @@ struct Command {
   std::string parent_key;
   uint32_t priority = 0;
   uint64_t ttl_ms = 0;
-  std::shared_ptr<AnswerState> answer;  // Null: nobody waits.
+  std::unique_ptr<v1::Operation> operation;  // kOnDevice: whole, `blocks` are those it names.
+  std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
 
-  // Blocks and keys it names: what the limit of a batch counts.
+  // Arrays travel inside an operation: weighed so that a batch stays below 4 MiB.
+  static constexpr size_t kBytesOfName = 64;
+  // Blocks and keys it names, and its size where it is large: what the limit of a batch counts.
   size_t names() const;
 };
 
@@ -84,7 +89,7 @@ class CommandRing {
 };
 
 inline size_t Command::names() const {
-  size_t names = blocks.size();
+  size_t names = blocks.size() + (operation == nullptr ? 0 : operation->ByteSizeLong() / kBytesOfName);
   for (const Keys& group : groups) names += verb == Verb::kSeal ? blocks.size() * group.count : group.count;
   return names;
 }

@@ -179,6 +179,10 @@ void Conversation::AddOperation(Batch* batch, const Command& command) {
     case Command::Verb::kClose:
       operation.mutable_close_session();
       break;
+    case Command::Verb::kOnDevice:
+      operation.Swap(command.operation.get());
+      operation.set_after(command.after);
+      break;
     case Command::Verb::kFlush:
       break;
   }

@@ -29,6 +29,19 @@ absl::StatusOr<SealOutcome> Take(AnswerState* state, SealOutcome*) {
   return outcome;
 }
 
+absl::StatusOr<v1::ScoreResult> Take(AnswerState* state, v1::ScoreResult*) {
+  return std::move(*state->result.mutable_score());
+}
+absl::StatusOr<v1::PruneResult> Take(AnswerState* state, v1::PruneResult*) {
+  return std::move(*state->result.mutable_prune());
+}
+absl::StatusOr<v1::CompactResult> Take(AnswerState* state, v1::CompactResult*) {
+  return std::move(*state->result.mutable_compact());
+}
+absl::StatusOr<v1::PlanBudgetsResult> Take(AnswerState* state, v1::PlanBudgetsResult*) {
+  return std::move(*state->result.mutable_plan_budgets());
+}
+
 }  // namespace
 
 template <typename Answer>
@@ -62,5 +75,9 @@ void Pending<Answer>::Abandon() {
 
 template class Pending<MatchHit>;
 template class Pending<SealOutcome>;
+template class Pending<v1::ScoreResult>;
+template class Pending<v1::PruneResult>;
+template class Pending<v1::CompactResult>;
+template class Pending<v1::PlanBudgetsResult>;
 
 }  // namespace kvpool

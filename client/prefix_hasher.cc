@@ -18,6 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr std::string_view kRootLabel = "kvpool.prefix.v1";
+constexpr std::string_view kPrunedLabel = "kvpool.pruned.v1";
 
 void AddLength(SHA256_CTX* context, size_t length) {
   const uint32_t value = static_cast<uint32_t>(length);
@@ -72,6 +73,21 @@ PrefixKey PrefixHasher::Next(const PrefixKey& parent, absl::Span<const uint32_t>
                              absl::Span<const std::string_view> extra_keys) const {
   PrefixKey key;
   HashBlock(parent, tokens, extra_keys, &key);
+  return key;
+}
+
+PrefixKey PrefixHasher::BehindPruning(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
+                                      std::string_view digest) const {
+  PrefixKey key;
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, kPrunedLabel.data(), kPrunedLabel.size());
+  SHA256_Update(&context, parent.data(), parent.size());
+  AddLength(&context, tokens.size());
+  SHA256_Update(&context, tokens.data(), tokens.size() * sizeof(uint32_t));
+  AddLength(&context, digest.size());
+  SHA256_Update(&context, digest.data(), digest.size());
+  SHA256_Final(key.data(), &context);
   return key;
 }
 

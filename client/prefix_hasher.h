@@ -5,6 +5,9 @@
 //   key of n  = SHA256(key of n-1 || u32 token count || u32 tokens... || for each extra key: u32 length ||
 //   bytes)
 //
+//   behind a pruning = SHA256("kvpool.pruned.v1" || key of the last full block || u32 token count || u32 tokens...
+//                             || u32 length || the pruning's digest)
+//
 // Integers are little-endian. The seed is the space's (Session::hash_seed), so that keys tell nothing across
 // tenants; the salt parts requests that must not share inside one; extra keys are what K and V depend on
 // besides tokens: an adapter's content, an image.
@@ -34,6 +37,11 @@ class PrefixHasher {
   // Key of the block that holds `tokens` behind the block of `parent`.
   PrefixKey Next(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
                  absl::Span<const std::string_view> extra_keys = {}) const;
+  // What the first key behind a pruning has for a parent: later K and V saw what was kept of the sequence, not the
+  // sequence. `tokens` are those behind the last full block, of which `parent` is the key; `digest` is
+  // PruneResult::kept_digest.
+  PrefixKey BehindPruning(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
+                          std::string_view digest) const;
   // Keys of the full blocks of `tokens`, from the root; a partial last block has none. The extra keys go into
   // every block. REQUIRES: tokens_per_block > 0.
   std::vector<PrefixKey> Chain(absl::Span<const uint32_t> tokens, uint32_t tokens_per_block,

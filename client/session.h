@@ -220,12 +220,26 @@ class Session {
   absl::Status Unpin(absl::Span<const BlockRef> blocks);
   absl::Status SetRetention(absl::Span<const BlockRef> blocks, uint32_t priority,
                             std::chrono::milliseconds ttl);
+
+  // ---- On the device: see kvpool/v1/score.proto for what each field means. client/live_sequence.h keeps a sequence's
+  // blocks and keys in step with what these do to it. RESOURCE_EXHAUSTED as above. Until its answer is here, an
+  // operation keeps the blocks that it names: what is released meanwhile goes back when it is over.
+  absl::StatusOr<Pending<v1::ScoreResult>> Score(const v1::Score& request, uint64_t after = kCurrentStep);
+  // The victims are released: their holds are gone when the answer is here.
+  absl::StatusOr<Pending<v1::PruneResult>> Prune(const v1::Prune& request, uint64_t after = kCurrentStep);
+  // The same of the blocks that are not in the new table. Its new blocks are leased, and given back if nobody waits.
+  absl::StatusOr<Pending<v1::CompactResult>> Compact(const v1::Compact& request,
+                                                     uint64_t after = kCurrentStep);
+  absl::StatusOr<Pending<v1::PlanBudgetsResult>> PlanBudgets(const v1::PlanBudgets& request,
+                                                             uint64_t after = kCurrentStep);
   // Waits until all that was queued before is answered (parked or applied).
   absl::Status Flush(Deadline deadline);
 
  private:
   class Rep;
   explicit Session(std::unique_ptr<Rep> rep);
+  absl::StatusOr<std::shared_ptr<AnswerState>> SendOnDevice(std::unique_ptr<v1::Operation> operation,
+                                                            std::vector<BlockRef> blocks, uint64_t after);
   std::unique_ptr<Rep> rep_;
 };
 

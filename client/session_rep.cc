@@ -213,6 +213,7 @@ absl::StatusOr<Command*> Session::Rep::NewCommand(Command::Verb verb) {
   command->groups.clear();
   command->keys.clear();
   command->parent_key.clear();
+  command->operation.reset();
   return command;
 }
 

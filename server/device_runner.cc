@@ -94,22 +94,23 @@ void DeviceRunner::Count(const DeviceOperation& operation, double seconds) {
   ++operations_[{verb, absl::StatusCodeToString(operation.status.code())}];
   if (!operation.status.ok()) return;
   if (operation.request.has_prune()) pruned_blocks_ += operation.released.size();
-  if (operation.request.has_compact()) {
-    compacted_tokens_ +=
-        uint64_t{operation.destinations_used} * operation.sequences[0].kv.shape.tokens_per_block;
-  }
+  moved_blocks_ += operation.destinations_used;
 }
 
-DeviceRunner::Counters DeviceRunner::counters() {
-  Counters counters;
-  counters.features = work_.feature_stats();
+DeviceOperationsSnapshot DeviceRunner::Snapshot() {
+  const FeatureStats features = work_.feature_stats();
+  DeviceOperationsSnapshot snapshot{.device = options_.device,
+                                    .feature_hits = features.hits,
+                                    .feature_misses = features.misses,
+                                    .features_evicted = features.evicted,
+                                    .feature_bytes = features.bytes};
   MutexLock lock(&mu_);
-  for (const auto& [labels, histogram] : seconds_) counters.seconds[labels] = histogram.Snapshot();
-  counters.operations = operations_;
-  counters.pruned_blocks = pruned_blocks_;
-  counters.compacted_tokens = compacted_tokens_;
-  counters.queued = static_cast<uint32_t>(queue_.size()) + (running_ ? 1 : 0);
-  return counters;
+  for (const auto& [labels, histogram] : seconds_) snapshot.seconds[labels] = histogram.Snapshot();
+  snapshot.operations = operations_;
+  snapshot.pruned_blocks = pruned_blocks_;
+  snapshot.moved_blocks = moved_blocks_;
+  snapshot.queued = static_cast<uint32_t>(queue_.size()) + (running_ ? 1 : 0);
+  return snapshot;
 }
 
 }  // namespace kvpool

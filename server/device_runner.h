@@ -7,7 +7,6 @@
 #ifndef KVPOOL_SERVER_DEVICE_RUNNER_H_
 #define KVPOOL_SERVER_DEVICE_RUNNER_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -26,6 +25,7 @@
 #include "server/feature_cache.h"
 #include "server/histogram.h"
 #include "server/score_work.h"
+#include "server/snapshot.h"
 
 namespace kvpool {
 
@@ -50,15 +50,7 @@ class DeviceRunner {
   // RESOURCE_EXHAUSTED: the queue is full.
   absl::Status Submit(Operation operation) ABSL_LOCKS_EXCLUDED(mu_);
 
-  struct Counters {
-    std::map<std::pair<std::string, std::string>, HistogramSnapshot> seconds;  // By verb and policy.
-    std::map<std::pair<std::string, std::string>, uint64_t> operations;        // By verb and code.
-    FeatureStats features;
-    uint64_t pruned_blocks = 0;
-    uint64_t compacted_tokens = 0;  // That stayed and were moved.
-    uint32_t queued = 0;            // The running one among them.
-  };
-  Counters counters() ABSL_LOCKS_EXCLUDED(mu_);
+  DeviceOperationsSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Loop();
@@ -78,7 +70,7 @@ class DeviceRunner {
   std::map<std::pair<std::string, std::string>, Histogram> seconds_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, std::string>, uint64_t> operations_ ABSL_GUARDED_BY(mu_);
   uint64_t pruned_blocks_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t compacted_tokens_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t moved_blocks_ ABSL_GUARDED_BY(mu_) = 0;
   std::thread thread_;  // Last: it uses all the others.
 };
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "cuda/scorers/registry.h"
 #include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/version.h"
@@ -37,6 +39,8 @@ struct CommandLine {
   absl::Duration idle_space = absl::Hours(1);
   std::string tenant_uids;
   uint64_t rpc_threads = 0;
+  uint64_t score_threads = 0, score_queue = 256;
+  std::string score_features = "256MiB", score_workspace = "1GiB";
   std::string operator_tls_listen;
   TlsFiles operator_tls;
   absl::Duration shutdown_grace = absl::Seconds(5);
@@ -78,6 +82,15 @@ void AddFlags(CommandLine* line, Flags* flags) {
              "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid");
   flags->Add("rpc-threads", &line->rpc_threads, {.max = 64},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
+  flags->Add("score-threads", &line->score_threads, {.max = 1024},
+             "threads that score, prune and compact on host memory; 0: half of the cores, at least 1");
+  flags->Add("score-queue", &line->score_queue, {.min = 1, .max = 65536},
+             "operations that may wait for a device; those beyond are refused");
+  flags->Add("score-features", &line->score_features,
+             "most memory of each device for features of full blocks, kept so that a prune reads only new "
+             "blocks");
+  flags->Add("score-workspace", &line->score_workspace,
+             "most memory of a device that one operation may use besides");
   flags->Add("operator-tls-listen", &line->operator_tls_listen,
              "host:port for operator verbs over TCP with mutual TLS; empty: none");
   flags->Add("operator-tls-cert", &line->operator_tls.certificate,
@@ -101,6 +114,7 @@ std::string Help(const Flags& flags) {
   for (const PolicyEntry& policy : ReplacementPolicies()) {
     absl::StrAppend(&help, "  ", std::string(policy.name), ": ", std::string(policy.summary), "\n");
   }
+  absl::StrAppend(&help, "\nPruning policies, which engines choose by sequence:\n", scorers::PoliciesHelp());
   absl::StrAppend(
       &help, "\nExit status: 0 after SIGTERM or SIGINT, 2 what was asked for cannot be, 1 anything else.\n");
   return help;
@@ -210,6 +224,15 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
     if (!bytes.ok()) return BadFlag("slab-bytes", line.slab_bytes, bytes.status().message());
     daemon->slab_bytes = *bytes;
   }
+  const absl::StatusOr<uint64_t> features = ParseBytes(line.score_features);
+  if (!features.ok()) return BadFlag("score-features", line.score_features, features.status().message());
+  daemon->score_features_bytes = *features;
+  const absl::StatusOr<uint64_t> workspace = ParseBytes(line.score_workspace);
+  if (!workspace.ok()) return BadFlag("score-workspace", line.score_workspace, workspace.status().message());
+  daemon->score_workspace_bytes = *workspace;
+  const uint64_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
+  daemon->score_threads = static_cast<uint32_t>(line.score_threads == 0 ? half : line.score_threads);
+  daemon->score_queue = static_cast<uint32_t>(line.score_queue);
   daemon->low_watermark = line.low_watermark;
   daemon->high_watermark = line.high_watermark;
   if (daemon->low_watermark > daemon->high_watermark) {

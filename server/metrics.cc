@@ -207,6 +207,52 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
+  using Operations = DeviceOperationsSnapshot;
+  out->Histogram(
+      "kvpool_device_op_seconds",
+      "Time of Score, Prune, Compact and PlanBudgets on the device, by verb and policy; queueing aside.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [labels, seconds] : device.seconds) {
+      out->Add({{"device", device.device}, {"op", labels.first}, {"policy", labels.second}}, seconds);
+    }
+  }
+  out->Counter("kvpool_device_ops_total", "Operations that ran on the device, by verb and code.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [labels, count] : device.operations) {
+      out->Add({{"device", device.device}, {"op", labels.first}, {"code", labels.second}},
+               static_cast<double>(count));
+    }
+  }
+  out->Gauge("kvpool_device_ops_queued", "Operations that wait for the device, the running one among them.");
+  for (const Operations& device : daemon.device_operations)
+    out->Add({{"device", device.device}}, device.queued);
+  out->Gauge("kvpool_feature_cache_bytes", "Memory of the features of full blocks that are kept.");
+  for (const Operations& device : daemon.device_operations) {
+    out->Add({{"device", device.device}}, static_cast<double>(device.feature_bytes));
+  }
+  struct DeviceCounter {
+    const char* name;
+    const char* help;
+    uint64_t Operations::*value;
+  };
+  static constexpr DeviceCounter kCounters[] = {
+      {"kvpool_feature_cache_hits_total", "Full blocks whose features were kept.", &Operations::feature_hits},
+      {"kvpool_feature_cache_misses_total", "Full blocks whose features had to be read from K and V.",
+       &Operations::feature_misses},
+      {"kvpool_feature_cache_evicted_total", "Features that left for others.", &Operations::features_evicted},
+      {"kvpool_pruned_blocks_total", "Blocks of live sequences that Prune released.",
+       &Operations::pruned_blocks},
+      {"kvpool_compacted_blocks_total", "Blocks that Compact filled.", &Operations::moved_blocks},
+  };
+  for (const DeviceCounter& counter : kCounters) {
+    out->Counter(counter.name, counter.help);
+    for (const Operations& device : daemon.device_operations) {
+      out->Add({{"device", device.device}}, static_cast<double>(device.*counter.value));
+    }
+  }
+}
+
 void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const AttachStats& attach,
                   Families* out) {
   out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
@@ -236,6 +282,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
+  AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
   out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);

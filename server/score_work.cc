@@ -73,7 +73,7 @@ absl::Status ScoreWork::CheckWorkspace(const SequenceWork& sequence, size_t unke
   return absl::ResourceExhaustedError(absl::StrCat(
       "the operation needs ", bytes, " bytes on the device: ", sequence.plan.workspace_bytes,
       " of workspace, ", sequence.signals.bytes, " of signals, ", unkept_bytes,
-      " of features that are not kept; the limit is ", workspace_limit_bytes_, " (--score_workspace)"));
+      " of features that are not kept; the limit is ", workspace_limit_bytes_, " (--score-workspace)"));
 }
 
 absl::Status ScoreWork::StageSignals(const StagedSignals& signals, scorers::Signals* staged) {

@@ -4,6 +4,7 @@
 
 #include "server/daemon.h"
 #include "server/device_budget.h"
+#include "server/device_runner.h"
 #include "server/registry.h"
 #include "server/replacement/policy.h"
 #include "server/retired_counters.h"
@@ -58,6 +59,9 @@ DaemonSnapshot Daemon::Snapshot() {
     device.set_name(devices_[i]->name());
     device.set_capacity_bytes(budget_->capacity(i));
     device.set_used_bytes(budget_->used(i));
+  }
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) snapshot.device_operations.push_back(runner->Snapshot());
   }
   snapshot.sessions_ended = registry_->ended_by_reason();
   const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");

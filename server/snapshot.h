@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvpool/v1/operator.pb.h"
@@ -35,10 +36,22 @@ struct SpaceSnapshot {
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
 };
 
+// What a device was asked to score, prune and compact, since the daemon started.
+struct DeviceOperationsSnapshot {
+  std::string device;
+  using Labels = std::pair<std::string, std::string>;
+  std::map<Labels, HistogramSnapshot> seconds;  // By verb and policy: time on the device, queueing aside.
+  std::map<Labels, uint64_t> operations;        // By verb and code.
+  uint64_t feature_hits = 0, feature_misses = 0, features_evicted = 0, feature_bytes = 0;
+  uint64_t pruned_blocks = 0, moved_blocks = 0;
+  uint32_t queued = 0;
+};
+
 struct DaemonSnapshot {
   // Space 0 is first: what those that are gone have counted, so that sums over spaces never fall.
   std::vector<SpaceSnapshot> spaces;
   std::vector<v1::DeviceInfo> devices;
+  std::vector<DeviceOperationsSnapshot> device_operations;  // Of devices that can score.
   // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> sessions_ended;
   std::map<std::string, uint64_t> step_operations;  // By verb.

@@ -11,6 +11,8 @@
 #include "absl/time/clock.h"
 #include "client/ctl/render.h"
 #include "client/tools/text.h"
+#include "cuda/scorers/registry.h"
+#include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/support/status_macros.h"
 
@@ -324,6 +326,33 @@ class HealthCommand : public Command {
   absl::Duration wait_;
 };
 
+// Of this build, as of the daemon it came with: nobody is asked.
+class PoliciesCommand : public Command {
+ public:
+  absl::Status Run(tools::OperatorClient*, const Output& output) override {
+    google::protobuf::Struct document;
+    google::protobuf::ListValue& policies = *(*document.mutable_fields())["policies"].mutable_list_value();
+    for (const scorers::PolicyFacts* facts : scorers::Policies()) {
+      auto& fields = *policies.add_values()->mutable_struct_value()->mutable_fields();
+      const scorers::Params defaults =
+          scorers::BindPolicy(absl::string_view(facts->name.data(), facts->name.size()), {})->params;
+      fields["name"].set_string_value(std::string(facts->name));
+      fields["title"].set_string_value(std::string(facts->title));
+      fields["source"].set_string_value(std::string(facts->source));
+      fields["description"].set_string_value(std::string(facts->description));
+      fields["needs"].set_string_value(scorers::DescribeNeeds(facts->NeedsOf(defaults)));
+      google::protobuf::ListValue& params = *fields["params"].mutable_list_value();
+      for (const scorers::ParamFacts& param : facts->params) {
+        auto& of_param = *params.add_values()->mutable_struct_value()->mutable_fields();
+        of_param["name"].set_string_value(std::string(param.name));
+        of_param["help"].set_string_value(std::string(param.help));
+      }
+    }
+    output.Print(document, scorers::PoliciesHelp());
+    return absl::OkStatus();
+  }
+};
+
 template <typename C>
 std::unique_ptr<Command> Make() {
   return std::make_unique<C>();
@@ -341,6 +370,7 @@ constexpr CommandEntry kCommands[] = {
     {"drain", "refuse new sessions", &Make<DrainCommand>},
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
     {"end", "end a session that its engine does not", &Make<EndCommand>},
+    {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
     {"health", "exit 0 if the daemon serves: for probes", &Make<HealthCommand>},
 };
 

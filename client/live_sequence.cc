@@ -1,0 +1,169 @@
+#include "client/live_sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+std::vector<BlockRef> Unpack(const google::protobuf::RepeatedField<uint64_t>& refs) {
+  std::vector<BlockRef> blocks;
+  blocks.reserve(refs.size());
+  for (const uint64_t ref : refs) blocks.push_back(BlockRef::Unpack(ref));
+  return blocks;
+}
+
+}  // namespace
+
+LiveSequence::LiveSequence(Session* session, LiveSequenceOptions options)
+    : session_(session),
+      group_(options.group),
+      extra_keys_(std::move(options.extra_keys)),
+      hasher_(session->hash_seed(), options.salt),
+      tokens_per_block_(session->layout().groups(static_cast<int>(options.group)).tokens_per_block()),
+      blocks_(session, 0u),
+      chain_(hasher_.root()) {}
+
+absl::Status LiveSequence::CheckSettled() const {
+  if (!pruning_.has_value() && !compacting_.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError("a prune or compact of this sequence is not finished");
+}
+
+absl::Status LiveSequence::Append(Blocks blocks) {
+  RETURN_IF_ERROR(CheckSettled());
+  blocks_.Append(std::move(blocks));
+  return absl::OkStatus();
+}
+
+absl::Status LiveSequence::Adopt(Blocks matched, absl::Span<const uint32_t> tokens) {
+  if (!blocks_.empty() || tokens.size() != matched.size() * tokens_per_block_) {
+    return absl::FailedPreconditionError(absl::StrCat(tokens.size(), " tokens do not fill the ",
+                                                      matched.size(),
+                                                      " blocks of a match, or the sequence has begun"));
+  }
+  RETURN_IF_ERROR(Append(std::move(matched)));
+  RETURN_IF_ERROR(Extend(tokens));
+  unsealed_.clear();  // They are sealed: that is how they were found.
+  return absl::OkStatus();
+}
+
+absl::Status LiveSequence::Extend(absl::Span<const uint32_t> tokens) {
+  RETURN_IF_ERROR(CheckSettled());
+  if (tokens.size() > room()) {
+    return absl::ResourceExhaustedError(absl::StrCat(tokens.size(), " tokens more, but the ", blocks_.size(),
+                                                     " blocks have room for ", room()));
+  }
+  const std::vector<std::string_view> extra_keys(extra_keys_.begin(), extra_keys_.end());
+  for (const uint32_t token : tokens) {
+    open_tokens_.push_back(token);
+    if (++tokens_ % tokens_per_block_ != 0) continue;
+    Unsealed full{.block = blocks_[tokens_ / tokens_per_block_ - 1],
+                  .key = hasher_.Next(chain_, open_tokens_, extra_keys),
+                  .parent = chain_,
+                  .at_root = at_root_};
+    chain_ = full.key;
+    at_root_ = false;
+    open_tokens_.clear();
+    unsealed_.push_back(full);
+  }
+  return absl::OkStatus();
+}
+
+v1::Sequence LiveSequence::ToProto() const {
+  v1::Sequence sequence;
+  sequence.set_group(group_);
+  const uint32_t used = (tokens_ + tokens_per_block_ - 1) / tokens_per_block_;
+  for (uint32_t i = 0; i < used; ++i) sequence.add_blocks(blocks_[i].Pack());
+  sequence.set_last_block_tokens(tokens_ % tokens_per_block_);
+  return sequence;
+}
+
+absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
+  RETURN_IF_ERROR(CheckSettled());
+  if (unsealed_.empty()) return std::nullopt;
+  std::vector<BlockRef> blocks;
+  std::vector<PrefixKey> keys;
+  for (const Unsealed& full : unsealed_) {
+    blocks.push_back(full.block);
+    keys.push_back(full.key);
+  }
+  const Unsealed& first = unsealed_.front();
+  ASSIGN_OR_RETURN(
+      PendingSeal pending,
+      session_->Seal({.group = group_,
+                      .blocks = blocks,
+                      .keys = KeyBytes(keys),
+                      .parent_key = first.at_root ? std::string_view() : KeyBytes({&first.parent, 1}),
+                      .after = after}));
+  unsealed_.clear();
+  return pending;
+}
+
+absl::StatusOr<v1::ScoreResult> LiveSequence::Score(v1::Score request, Deadline deadline, uint64_t after) {
+  RETURN_IF_ERROR(CheckSettled());
+  *request.mutable_sequence() = ToProto();
+  ASSIGN_OR_RETURN(Pending<v1::ScoreResult> pending, session_->Score(request, after));
+  return pending.Wait(deadline);
+}
+
+absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline deadline, uint64_t after) {
+  RETURN_IF_ERROR(CheckSettled());
+  *request.mutable_sequence() = ToProto();
+  keeps_ = request.dry_run();
+  ASSIGN_OR_RETURN(pruning_, session_->Prune(request, after));
+  return FinishPrune(deadline);
+}
+
+absl::StatusOr<v1::CompactResult> LiveSequence::Compact(v1::Compact request, Deadline deadline,
+                                                        uint64_t after) {
+  RETURN_IF_ERROR(CheckSettled());
+  *request.mutable_sequence() = ToProto();
+  keeps_ = request.keep_sources();
+  ASSIGN_OR_RETURN(compacting_, session_->Compact(request, after));
+  return FinishCompact(deadline);
+}
+
+absl::StatusOr<v1::PruneResult> LiveSequence::FinishPrune(Deadline deadline) {
+  if (!pruning_.has_value()) return absl::FailedPreconditionError("no prune of this sequence is under way");
+  absl::StatusOr<v1::PruneResult> result = pruning_->Wait(deadline);
+  if (absl::IsDeadlineExceeded(result.status())) return result;
+  pruning_.reset();
+  if (result.ok() && !keeps_ && result->victims_size() > 0) {
+    Replace(result->table(), result->kept_tokens(), result->kept_digest());
+  }
+  return result;
+}
+
+absl::StatusOr<v1::CompactResult> LiveSequence::FinishCompact(Deadline deadline) {
+  if (!compacting_.has_value())
+    return absl::FailedPreconditionError("no compact of this sequence is under way");
+  absl::StatusOr<v1::CompactResult> result = compacting_->Wait(deadline);
+  if (absl::IsDeadlineExceeded(result.status())) return result;
+  compacting_.reset();
+  if (result.ok() && !keeps_ && !result->kept_digest().empty()) {
+    const uint32_t full = static_cast<uint32_t>(result->table_size()) - 1;
+    Replace(result->table(), full * tokens_per_block_ + result->last_block_tokens(), result->kept_digest());
+  }
+  return result;
+}
+
+void LiveSequence::Replace(const google::protobuf::RepeatedField<uint64_t>& table, uint32_t tokens,
+                           std::string_view digest) {
+  // Blocks behind the last token were no part of what was pruned.
+  const uint32_t used = (tokens_ + tokens_per_block_ - 1) / tokens_per_block_;
+  Blocks unused = blocks_.SplitFrom(used);
+  blocks_.Detach();  // Their holds are what the answer says: gone, or in the table.
+  blocks_ = Blocks(session_, Unpack(table));
+  blocks_.Append(std::move(unused));
+  tokens_ = tokens;
+  chain_ = hasher_.BehindPruning(chain_, open_tokens_, digest);
+  at_root_ = true;
+  open_tokens_.clear();
+  unsealed_.clear();
+}
+
+}  // namespace kvpool

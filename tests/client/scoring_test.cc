@@ -1,0 +1,264 @@
+// An engine that prunes: K and V written here, scored by the daemon, and what attention makes of what is left.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "client/live_sequence.h"
+#include "client/signals.h"
+#include "tests/client/session_fixture.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint32_t kLayers = 2, kHeads = 2, kDim = 8;
+
+// Position in the model's context -> K or V of a head.
+using Row = std::array<float, kDim>;
+
+class ScoringTest : public SessionTest {
+ protected:
+  void SetUp() override {
+    StartDaemon();
+    SessionOptions options = OptionsFor(daemon_->socket());
+    options.layout = PagedLayout({.layers = kLayers,
+                                  .kv_heads = kHeads,
+                                  .head_dim = kDim,
+                                  .tokens_per_block = 4,
+                                  .dtype = v1::DTYPE_F32});
+    session_ = Open(options);
+    ASSERT_NE(session_, nullptr);
+  }
+
+  float* RowAt(const LiveSequence& sequence, bool value, uint32_t layer, uint32_t token, uint32_t head) {
+    const v1::LayerGroup& group = session_->layout().groups(0);
+    const v1::Plane& plane = value ? group.v() : group.k();
+    return reinterpret_cast<float*>(session_->data(sequence.blocks()[token / 4]) + plane.offset_bytes() +
+                                    layer * plane.layer_stride_bytes() +
+                                    token % 4 * plane.token_stride_bytes() +
+                                    head * plane.head_stride_bytes());
+  }
+  static Row Random(uint32_t seed) {
+    std::minstd_rand random(seed + 1);
+    Row row;
+    for (float& x : row) x = static_cast<float>(random()) / 1e9f - 1;
+    return row;
+  }
+  // What the model computes for the token at `position`.
+  static Row RowOf(bool value, uint32_t layer, uint32_t position, uint32_t head) {
+    return Random(((position * kLayers + layer) * kHeads + head) * 2 + (value ? 1 : 0));
+  }
+  // Generates tokens until the sequence has `count` more, with blocks as they are needed.
+  void Generate(LiveSequence* sequence, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) {
+      if (sequence->room() == 0) {
+        absl::StatusOr<Blocks> block = session_->LeaseWithin(1, Soon());
+        ASSERT_TRUE(block.ok()) << block.status();
+        ASSERT_TRUE(sequence->Append(*std::move(block)).ok());
+      }
+      const uint32_t at = sequence->tokens(), position = next_position_++;
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        for (uint32_t head = 0; head < kHeads; ++head) {
+          for (const bool value : {false, true}) {
+            const Row row = RowOf(value, layer, position, head);
+            std::memcpy(RowAt(*sequence, value, layer, at, head), row.data(), sizeof(row));
+          }
+        }
+      }
+      positions_.push_back(position);
+      ASSERT_TRUE(sequence->Extend({&position, 1}).ok());
+    }
+  }
+  // Softmax attention of one query over these rows.
+  template <typename Rows>
+  static std::vector<double> Attention(uint32_t tokens, const Rows& row) {
+    const Row query = Random(4711);
+    std::vector<double> output(kDim, 0);
+    double sum = 0;
+    for (uint32_t token = 0; token < tokens; ++token) {
+      const Row k = row(false, token), v = row(true, token);
+      double logit = 0;
+      for (uint32_t d = 0; d < kDim; ++d) logit += double{query[d]} * k[d];
+      const double weight = std::exp(logit / std::sqrt(double{kDim}));
+      sum += weight;
+      for (uint32_t d = 0; d < kDim; ++d) output[d] += weight * v[d];
+    }
+    for (double& x : output) x /= sum;
+    return output;
+  }
+  // What is in the blocks attends as the tokens of positions_ do.
+  void ExpectAttentionOfSurvivors(const LiveSequence& sequence) {
+    ASSERT_EQ(sequence.tokens(), positions_.size());
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      for (uint32_t head = 0; head < kHeads; ++head) {
+        const auto resident = Attention(sequence.tokens(), [&](bool value, uint32_t token) {
+          Row row;
+          std::memcpy(row.data(), RowAt(sequence, value, layer, token, head), sizeof(row));
+          return row;
+        });
+        const auto reference = Attention(sequence.tokens(), [&](bool value, uint32_t token) {
+          return RowOf(value, layer, positions_[token], head);
+        });
+        EXPECT_EQ(resident, reference) << "layer " << layer << " head " << head;
+      }
+    }
+  }
+
+  std::unique_ptr<Session> session_;
+  uint32_t next_position_ = 0;
+  std::vector<uint32_t> positions_;  // Of the tokens that are left, in order.
+};
+
+v1::Prune BudgetOf(uint32_t tokens) {
+  v1::Prune prune;
+  prune.set_budget_tokens(tokens);
+  return prune;
+}
+
+TEST_F(ScoringTest, DecodingHoldsItsBudgetAndAttendsToWhatIsLeft) {
+  LiveSequence sequence(session_.get());
+  constexpr uint32_t kBudget = 32;
+  for (int block = 0; block < 40; ++block) {
+    Generate(&sequence, 4);
+    EXPECT_LE(sequence.tokens(), kBudget + 4);
+    const absl::StatusOr<v1::PruneResult> pruned = sequence.Prune(BudgetOf(kBudget), Soon());
+    ASSERT_TRUE(pruned.ok()) << pruned.status();
+    ASSERT_EQ(pruned->victims_size(), block < 8 ? 0 : 1);
+    for (const uint32_t victim : pruned->victims()) {
+      positions_.erase(positions_.begin() + victim * 4, positions_.begin() + victim * 4 + 4);
+    }
+    if (block > 8) EXPECT_EQ(pruned->blocks_read(), 1);
+    ExpectAttentionOfSurvivors(sequence);
+  }
+  EXPECT_EQ(sequence.tokens(), kBudget);
+  EXPECT_EQ(session_->counters().refused, 0);
+}
+
+TEST_F(ScoringTest, APromptIsCompactedTokenByToken) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 50);
+  v1::Compact request;
+  request.set_budget_tokens(22);
+  const absl::StatusOr<v1::CompactResult> compacted = sequence.Compact(request, Soon());
+  ASSERT_TRUE(compacted.ok()) << compacted.status();
+  positions_.assign(compacted->kept_positions().begin(), compacted->kept_positions().end());
+  EXPECT_LT(positions_.size(), 50);
+  EXPECT_TRUE(std::is_sorted(positions_.begin(), positions_.end()));
+  ExpectAttentionOfSurvivors(sequence);
+  Generate(&sequence, 11);
+  ExpectAttentionOfSurvivors(sequence);
+}
+
+TEST_F(ScoringTest, AttentionMassInBlocksDecidesH2o) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 16);
+  absl::StatusOr<BlockArray> mass = BlockArray::Lease(session_.get(), 16 * sizeof(float), Soon());
+  ASSERT_TRUE(mass.ok()) << mass.status();
+  std::vector<float> values(16, 1);
+  for (int i = 8; i < 12; ++i) values[i] = 0;
+  mass->Write(0, values);
+  v1::Prune prune = BudgetOf(12);
+  prune.mutable_policy()->set_name("h2o");
+  prune.mutable_protection();
+  *prune.mutable_signals()->add_signals() = mass->Signal(v1::SIGNAL_KIND_MASS);
+  const absl::StatusOr<v1::PruneResult> pruned = sequence.Prune(prune, Soon());
+  ASSERT_TRUE(pruned.ok()) << pruned.status();
+  ASSERT_EQ(pruned->victims_size(), 1);
+  EXPECT_EQ(pruned->victims(0), 2);
+}
+
+TEST_F(ScoringTest, ScoresAndBudgetsComeBack) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 10);
+  v1::Score score;
+  score.set_token_scores(true);
+  const absl::StatusOr<v1::ScoreResult> scored = sequence.Score(score, Soon());
+  ASSERT_TRUE(scored.ok()) << scored.status();
+  EXPECT_EQ(scored->token_scores_size(), 10);
+  v1::PlanBudgets plan;
+  plan.set_method(v1::BUDGET_METHOD_PYRAMID);
+  plan.set_layers(8);
+  plan.set_tokens_per_layer(320);
+  auto pending = session_->PlanBudgets(plan);
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  const absl::StatusOr<v1::PlanBudgetsResult> planned = pending->Wait(Soon());
+  ASSERT_TRUE(planned.ok()) << planned.status();
+  EXPECT_EQ(planned->budget_tokens(0), 500 + 64);
+  EXPECT_EQ(planned->budget_tokens(7), 17 + 64);
+}
+
+// Keys of tokens that saw a pruned context are not those of the same tokens in a whole one.
+TEST_F(ScoringTest, APrunedSequenceNeverSealsUnderItsOldKeys) {
+  const auto generate = [&](bool prune) {
+    next_position_ = 0;
+    auto sequence = std::make_unique<LiveSequence>(session_.get());
+    Generate(sequence.get(), 16);
+    EXPECT_TRUE(sequence->Seal()->has_value());
+    if (prune) EXPECT_EQ(sequence->Prune(BudgetOf(12), Soon())->victims_size(), 1);
+    EXPECT_FALSE(sequence->Seal()->has_value()) << "nothing is new";
+    Generate(sequence.get(), 4);
+    return sequence;
+  };
+  const auto seal = [](LiveSequence* sequence) {
+    absl::StatusOr<std::optional<PendingSeal>> pending = sequence->Seal();
+    EXPECT_TRUE(pending.ok() && pending->has_value());
+    absl::StatusOr<SealOutcome> outcome = (*pending)->Wait(Soon());
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return outcome->canonical.at(0);
+  };
+  const auto whole = generate(false), pruned = generate(true), alike = generate(true);
+  const BlockRef of_whole = seal(whole.get()), of_pruned = seal(pruned.get()), of_alike = seal(alike.get());
+  EXPECT_EQ(of_whole, whole->blocks().back());
+  EXPECT_EQ(of_pruned, pruned->blocks().back()) << "sealed under a key of its own";
+  EXPECT_EQ(of_alike, of_pruned) << "pruned alike: shared again";
+  EXPECT_NE(whole->last_key(), pruned->last_key());
+  EXPECT_EQ(alike->last_key(), pruned->last_key());
+}
+
+TEST_F(ScoringTest, BlocksReleasedWhileTheyAreReadComeBackThroughTheDaemon) {
+  absl::StatusOr<Blocks> blocks = session_->LeaseWithin(4, Soon());
+  ASSERT_TRUE(blocks.ok());
+  v1::Score score;
+  score.set_block_scores(true);
+  for (const BlockRef ref : blocks->refs()) score.mutable_sequence()->add_blocks(ref.Pack());
+  auto pending = session_->Score(score);
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  blocks->Release();
+  EXPECT_TRUE(pending->Wait(Soon()).ok());
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  EXPECT_EQ(session_->counters().refused, 0);
+}
+
+TEST_F(ScoringTest, AnAbandonedCompactGivesItsBlocksBack) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 16);
+  v1::Compact request;
+  *request.mutable_sequence() = sequence.ToProto();
+  request.mutable_keep()->add_positions(3);
+  request.set_keep_sources(true);
+  { auto pending = session_->Compact(request); }
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  // Waits behind it; then nothing but what this engine holds is leased.
+  v1::Score score;
+  score.set_block_scores(true);
+  ASSERT_TRUE(sequence.Score(score, Soon()).ok());
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  EXPECT_EQ(session_->counters().refused, 0);
+}
+
+TEST_F(ScoringTest, ErrorsOfTheDaemonArriveInWords) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 16);
+  v1::Prune prune = BudgetOf(8);
+  prune.mutable_policy()->set_name("snapkv");
+  absl::StatusOr<v1::PruneResult> pruned = sequence.Prune(prune, Soon());
+  EXPECT_TRUE(absl::IsFailedPrecondition(pruned.status())) << pruned.status();
+  prune.mutable_policy()->set_name("no such policy");
+  pruned = sequence.Prune(prune, Soon());
+  EXPECT_TRUE(absl::IsInvalidArgument(pruned.status())) << pruned.status();
+  pruned = sequence.Prune(BudgetOf(8), Soon());
+  EXPECT_TRUE(pruned.ok()) << pruned.status();
+}
+
+}  // namespace
+}  // namespace kvpool
