@@ -31,6 +31,7 @@ enum {
 typedef struct kvpool_session kvpool_session;
 typedef struct kvpool_match kvpool_match;
 typedef struct kvpool_seal kvpool_seal;
+typedef struct kvpool_operation kvpool_operation;
 
 /* A block ref: generation << 32 | block id. 0 names no block. */
 typedef uint64_t kvpool_block;
@@ -153,6 +154,35 @@ int kvpool_seal_wait(kvpool_seal* seal, uint32_t timeout_ms, kvpool_block* canon
 void kvpool_seal_keep_duplicates(kvpool_seal* seal);
 /* Gives back the holds that were not kept. */
 void kvpool_seal_free(kvpool_seal* seal);
+
+/* ---- On the device: scoring and pruning of live sequences; kvpool/v1/score.proto says more. */
+typedef struct {
+  size_t struct_size;         /* sizeof(kvpool_prune_arguments). */
+  uint32_t group;             /* Layer group. */
+  const kvpool_block* blocks; /* Of one sequence, in order. */
+  size_t block_count;
+  uint32_t last_block_tokens; /* Valid tokens in the last block; 0: it is full. */
+  const char* policy;         /* As `kvpoolctl policies` lists them; NULL: paged_eviction. */
+  uint32_t budget_tokens;     /* What shall stay. */
+  int dry_run;                /* Not 0: says what it would do, and releases nothing. */
+  uint64_t after;
+} kvpool_prune_arguments;
+
+/* Asks at once; *operation is to be freed. Its blocks may be released meanwhile: they go back when it is over. */
+int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
+                       kvpool_operation** operation);
+/* The same for every verb and field: a serialised kvpool.v1.Operation with score, prune, compact or plan_budgets. */
+int kvpool_operation_start(kvpool_session* session, const void* request, size_t request_bytes,
+                           kvpool_operation** operation);
+int kvpool_operation_ready(const kvpool_operation* operation);
+/* A serialised kvpool.v1.OperationResult, valid until kvpool_operation_free. The holds of what it released are gone, and
+ * those of new blocks are the caller's. `result` may be NULL. KVPOOL_DEADLINE_EXCEEDED: ask again. */
+int kvpool_operation_wait(kvpool_operation* operation, uint32_t timeout_ms, const void** result,
+                          size_t* result_bytes);
+/* Blocks of the sequence that stay, in order, after a prune or a compact; as kvpool_match_take otherwise. */
+int kvpool_operation_table(const kvpool_operation* operation, kvpool_block* blocks, size_t capacity,
+                           size_t* count);
+void kvpool_operation_free(kvpool_operation* operation);
 
 /* ---- The rest: queued, applied in order. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);

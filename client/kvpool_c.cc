@@ -9,13 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/kvpool.h"
+#include "client/kvpool_c_session.h"
 #include "client/layouts.h"
 #include "client/prefix_hasher.h"
 #include "client/session.h"
-
-struct kvpool_session {
-  std::unique_ptr<kvpool::Session> session;
-};
 
 struct kvpool_match {
   kvpool::PendingMatch pending;
@@ -29,20 +26,13 @@ struct kvpool_seal {
 
 namespace {
 
+using kvpool::Answer;
 using kvpool::BlockRef;
+using kvpool::In;
 
 thread_local std::string last_error;
 
-int Answer(const absl::Status& status) {
-  last_error.assign(status.message().data(), status.message().size());
-  return static_cast<int>(status.code());
-}
-
 int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)); }
-
-kvpool::Deadline In(uint32_t timeout_ms) {
-  return std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-}
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
@@ -98,6 +88,15 @@ int Hand(absl::StatusOr<std::unique_ptr<kvpool::Session>> opened, kvpool_session
 }
 
 }  // namespace
+
+namespace kvpool {
+
+int Answer(const absl::Status& status) {
+  last_error.assign(status.message().data(), status.message().size());
+  return static_cast<int>(status.code());
+}
+
+}  // namespace kvpool
 
 const char* kvpool_last_error(void) { return last_error.c_str(); }
 

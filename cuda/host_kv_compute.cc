@@ -56,7 +56,8 @@ class HostKvCompute final : public KvCompute {
     }
     if (workspace_ == nullptr || workspace_->bytes() < plan.workspace_bytes) {
       workspace_.reset();
-      workspace_ = std::make_unique<HostBuffer>(plan.workspace_bytes);
+      // With room to spare: a sequence that grows by a block must not mean a new one.
+      workspace_ = std::make_unique<HostBuffer>(plan.workspace_bytes + plan.workspace_bytes / 4);
     }
     scorers::RunScore(plan, {.kv = call.kv, .signals = call.signals, .records = call.records.data()},
                       workspace_->span(), call.output, &workers_);

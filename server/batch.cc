@@ -219,17 +219,27 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
 
 absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const {
   const Session& session = *member.session;
-  const size_t names = session.parked.names() + member.completions.size() + member.sent_completions.size() +
-                       CountBlocks(operation) + 1;
-  if (names > ParkedVerbs::kMaxNames) {
-    const std::string what = due > session.passed ? absl::StrCat("verb for after step ", due)
-                                                  : std::string("device operation, or verb behind one");
+  if (IsDeviceOperation(operation.verb_case())) return CheckDeviceRoom(member, operation);
+  const ParkedVerbs::Tally& parked = session.parked.plain();
+  const size_t names =
+      parked.names() + member.completions.size() + member.sent_completions.size() + WeightOf(operation) + 1;
+  if (names <= ParkedVerbs::kMaxNames) return absl::OkStatus();
+  const std::string what =
+      due > session.passed ? absl::StrCat("verb for after step ", due) : std::string("verb behind another");
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", parked.verbs, " verbs with ", parked.blocks,
+                                                   " blocks are parked, ", member.completions.size(),
+                                                   " completions wait; limit ", ParkedVerbs::kMaxNames,
+                                                   " in all; step ", session.passed, " is passed"));
+}
+
+absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation& operation) const {
+  const ParkedVerbs::Tally& parked = member.session->parked.on_device();
+  const size_t names = parked.names() + WeightOf(operation) + 1;
+  if (names > ParkedVerbs::kMaxDeviceNames) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        what, ": ", session.parked.size(), " verbs with ", session.parked.names() - session.parked.size(),
-        " blocks are parked, ", member.completions.size(), " completions wait; limit ",
-        ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
+        "device operation of ", WeightOf(operation), " blocks, its size counted with them: ", parked.verbs,
+        " with ", parked.blocks, " are not over; limit ", ParkedVerbs::kMaxDeviceNames, " in all"));
   }
-  if (!IsDeviceOperation(operation.verb_case())) return absl::OkStatus();
   size_t bytes = 0;
   for (const v1::Completion& completion : member.completions) bytes += completion.ByteSizeLong();
   for (const SentCompletion& sent : member.sent_completions) bytes += sent.completion.ByteSizeLong();
@@ -244,13 +254,14 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
   absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
       device_verbs_.Prepare(session, verb->operation, now);
   if (!operation.ok()) return operation.status();
+  const size_t named = WeightOf(verb->operation);
   std::vector<uint32_t> blocks = BlockIdsOf(verb->operation);
   for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
   const absl::Status submitted = device_verbs_.Submit(*operation, now);
   if (!submitted.ok()) return submitted;
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
-  session->parked.Start((*operation)->id, std::move(*verb), std::move(blocks));
+  session->parked.Start((*operation)->id, std::move(*verb), std::move(blocks), named);
   return absl::OkStatus();
 }
 

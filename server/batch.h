@@ -57,6 +57,7 @@ class Batches {
   absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
   // RESOURCE_EXHAUSTED: the session has too much parked to park this as well.
   absl::Status CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const;
+  absl::Status CheckDeviceRoom(const Member& member, const v1::Operation& operation) const;
   void ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now, v1::OperationResult* result,
                  Deferred* deferred);
   void Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,

@@ -18,6 +18,8 @@ namespace {
 using scorers::Scope;
 
 constexpr uint64_t kStagedAlignment = 64;
+// A session may have this part of a device's queue.
+constexpr size_t kSharesOfQueue = 4;
 // Scores, and positions kept, of one answer: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
 
@@ -196,7 +198,14 @@ absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* s
 absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now) {
   Session* session = operation->session.get();
   operation->id = session->next_operation++;
-  const absl::Status status = runner_.runner->Submit(operation);
+  // One session leaves room in the queue for others.
+  const size_t share = std::max<size_t>(1, runner_.runner->options().queue_limit / kSharesOfQueue);
+  const size_t own = session->device_operations.size();
+  const absl::Status status =
+      own < share
+          ? runner_.runner->Submit(operation)
+          : absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
+                                                      " wait for the device; limit ", share));
   if (status.ok()) {
     session->device_operations.push_back(std::move(operation));
   } else {

@@ -39,7 +39,7 @@ struct CommandLine {
   absl::Duration idle_space = absl::Hours(1);
   std::string tenant_uids;
   uint64_t rpc_threads = 0;
-  uint64_t score_threads = 0, score_queue = 256;
+  uint64_t score_threads = 0, score_queue = 4096;
   std::string score_features = "256MiB", score_workspace = "1GiB";
   std::string operator_tls_listen;
   TlsFiles operator_tls;
@@ -84,8 +84,9 @@ void AddFlags(CommandLine* line, Flags* flags) {
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = 1024},
              "threads that score, prune and compact on host memory; 0: half of the cores, at least 1");
-  flags->Add("score-queue", &line->score_queue, {.min = 1, .max = 65536},
-             "operations that may wait for a device; those beyond are refused");
+  flags->Add(
+      "score-queue", &line->score_queue, {.min = 1, .max = 65536},
+      "operations that may wait for a device, a quarter of them of one session; those beyond are refused");
   flags->Add("score-features", &line->score_features,
              "most memory of each device for features of full blocks, kept so that a prune reads only new "
              "blocks");

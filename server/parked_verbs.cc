@@ -10,6 +10,9 @@
 namespace kvpool {
 namespace {
 
+// Arrays that travel inside an operation: a session may have some 64 MiB of them parked.
+constexpr size_t kBytesOfName = 256;
+
 void AddData(const v1::Data& data, BlockLists* lists) {
   if (!data.blocks().empty()) lists->push_back(&data.blocks());
 }
@@ -95,6 +98,12 @@ size_t CountBlocks(const v1::Operation& operation) {
   return count;
 }
 
+size_t WeightOf(const v1::Operation& operation) {
+  const size_t blocks = CountBlocks(operation);
+  if (!IsDeviceOperation(operation.verb_case())) return blocks;
+  return blocks + operation.ByteSizeLong() / kBytesOfName;
+}
+
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation) {
   std::vector<uint32_t> ids;
   ForEachBlock(operation, [&](uint32_t block) { ids.push_back(block); });
@@ -120,7 +129,7 @@ void ParkedVerbs::Park(uint64_t due, ParkedVerb verb) {
     last.due = std::max(last.due, due);
     ++last.verbs;
   });
-  names_ += CountBlocks(verb.operation) + 1;
+  Add(verb.operation);
   by_due_.emplace(due, std::move(verb));
 }
 
@@ -131,7 +140,7 @@ ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
     const auto last = last_.find(block);
     if (--last->second.verbs == 0) last_.erase(last);
   });
-  names_ -= CountBlocks(verb.operation) + 1;
+  Subtract(verb.operation);
   return verb;
 }
 
@@ -151,7 +160,7 @@ std::optional<ParkedVerb> ParkedVerbs::PopAny() {
     ParkedVerb verb = std::move(verbs->front());
     verbs->pop_front();
     if (verbs == &behind_) Open(verb.operation);
-    names_ -= CountBlocks(verb.operation) + 1;
+    Subtract(verb.operation);
     return verb;
   }
   return std::nullopt;
@@ -184,14 +193,15 @@ bool ParkedVerbs::BehindGate(const v1::Operation& operation) const {
 
 void ParkedVerbs::ParkBehind(ParkedVerb verb) {
   ForEachBlock(verb.operation, [&](uint32_t block) { ++gates_[block]; });
-  names_ += CountBlocks(verb.operation) + 1;
+  Add(verb.operation);
   behind_.push_back(std::move(verb));
 }
 
-void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks) {
+void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named) {
   for (const uint32_t block : blocks) ++gates_[block];
-  names_ += blocks.size() + 1;
-  const bool is_new = running_.emplace(id, Running{std::move(verb), std::move(blocks)}).second;
+  ++on_device_.verbs;
+  on_device_.blocks += named;
+  const bool is_new = running_.emplace(id, Running{std::move(verb), std::move(blocks), named}).second;
   KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
 }
 
@@ -201,14 +211,21 @@ ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   Running running = std::move(it->second);
   running_.erase(it);
   for (const uint32_t block : running.blocks) Open(block);
-  names_ -= running.blocks.size() + 1;
+  --on_device_.verbs;
+  on_device_.blocks -= running.named;
   return std::move(running.verb);
 }
 
-std::vector<uint64_t> ParkedVerbs::running() const {
-  std::vector<uint64_t> ids;
-  for (const auto& [id, running] : running_) ids.push_back(id);
-  return ids;
+void ParkedVerbs::Add(const v1::Operation& operation) {
+  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : plain_;
+  ++tally.verbs;
+  tally.blocks += WeightOf(operation);
+}
+
+void ParkedVerbs::Subtract(const v1::Operation& operation) {
+  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : plain_;
+  --tally.verbs;
+  tally.blocks -= WeightOf(operation);
 }
 
 void ParkedVerbs::BeginReadmission() {
@@ -221,7 +238,7 @@ std::optional<ParkedVerb> ParkedVerbs::NextReadmitted() {
   while (!readmitted_.empty()) {
     ParkedVerb verb = std::move(readmitted_.front());
     readmitted_.pop_front();
-    names_ -= CountBlocks(verb.operation) + 1;
+    Subtract(verb.operation);
     if (!HeldUp(verb.operation)) return verb;
     ParkBehind(std::move(verb));
   }

@@ -35,6 +35,8 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
 // Of device operations: sequences and what signals are read from.
 BlockLists BlockListsOf(const v1::Operation& operation);
 size_t CountBlocks(const v1::Operation& operation);
+// What it counts in the bounds on what is parked: blocks, and the size of what it carries.
+size_t WeightOf(const v1::Operation& operation);
 // By id, as often as they are named.
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation);
 
@@ -51,14 +53,21 @@ struct ParkedVerb {
 
 class ParkedVerbs {
  public:
-  // Blocks named by parked verbs plus the verbs: bounds memory of a session whose members report no fence.
+  // Blocks named by parked verbs plus the verbs: bounds memory of a session whose members report no fence. Device
+  // operations have a bound of their own, so that they leave room for what waits behind them: what a few hundred
+  // sequences name that fill a block in the same step. What they carry besides counts by its size.
   static constexpr size_t kMaxNames = 65536;
+  static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
 
   bool empty() const { return size() == 0; }
   size_t size() const { return by_due_.size() + behind_.size() + readmitted_.size() + running_.size(); }
   bool any_waiting() const { return !by_due_.empty(); }
-  // Blocks named, and one for each verb.
-  size_t names() const { return names_; }
+  struct Tally {
+    size_t verbs = 0, blocks = 0;
+    size_t names() const { return verbs + blocks; }
+  };
+  const Tally& plain() const { return plain_; }
+  const Tally& on_device() const { return on_device_; }  // What is to run there, and does.
 
   // The step that `operation` has to wait for; 0: none.
   uint64_t Due(const v1::Operation& operation) const {
@@ -76,12 +85,11 @@ class ParkedVerbs {
   // The verb of this call, to wait for it as well; null: it is not here.
   ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
 
-  // ---- Device operations. `id` is not that of a running one; `blocks`: what it reads or writes, by id. The verb's
-  // operation is not looked at.
-  void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks);
+  // ---- Device operations. `id` is not that of a running one; `blocks`: what it reads or writes, by id; `named`: as
+  // WeightOf. The verb's operation is not looked at.
+  void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named);
   // It is over, or the session is: nothing is held up by it any more. REQUIRES: it is running.
   ParkedVerb Finish(uint64_t id);
-  std::vector<uint64_t> running() const;
   // After one is over: those behind it may go, each once and in order. Begin, then Next until it answers nothing.
   void BeginReadmission();
   std::optional<ParkedVerb> NextReadmitted();
@@ -94,10 +102,13 @@ class ParkedVerbs {
   struct Running {
     ParkedVerb verb;
     std::vector<uint32_t> blocks;
+    size_t named = 0;
   };
   uint64_t DueBehindOthers(const v1::Operation& operation) const;
   bool BehindGate(const v1::Operation& operation) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
+  void Add(const v1::Operation& operation);
+  void Subtract(const v1::Operation& operation);
   void Open(const v1::Operation& operation);
   void Open(uint32_t block);
 
@@ -107,7 +118,7 @@ class ParkedVerbs {
   std::map<uint64_t, Running> running_;
   absl::flat_hash_map<uint32_t, LastOnBlock> last_;  // By block id, of those that wait for a step.
   absl::flat_hash_map<uint32_t, uint32_t> gates_;    // By block id: verbs running or behind that name it.
-  size_t names_ = 0;
+  Tally plain_, on_device_;
 };
 
 }  // namespace kvpool

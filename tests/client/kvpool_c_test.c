@@ -60,6 +60,41 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   kvpool_release(session, blocks, count, 0);
 }
 
+/* Holds a sequence to a budget: opaque blocks can't be scored, and the error says so. */
+static void prune(kvpool_session* session) {
+  kvpool_block blocks[4];
+  CHECK(kvpool_lease_within(session, blocks, 4, kTimeoutMs) == KVPOOL_OK);
+  kvpool_prune_arguments arguments = {.struct_size = sizeof(arguments),
+                                      .blocks = blocks,
+                                      .block_count = 4,
+                                      .budget_tokens = 2 * kTokensPerBlock,
+                                      .after = KVPOOL_CURRENT_STEP};
+  kvpool_operation* operation = NULL;
+  CHECK(kvpool_prune_start(session, &arguments, &operation) == KVPOOL_OK);
+  size_t count = 0;
+  CHECK(kvpool_operation_table(operation, NULL, 0, &count) == KVPOOL_FAILED_PRECONDITION);
+  CHECK(kvpool_operation_wait(operation, kTimeoutMs, NULL, NULL) == KVPOOL_FAILED_PRECONDITION);
+  CHECK(strstr(kvpool_last_error(), "opaque") != NULL);
+  kvpool_operation_free(operation);
+  kvpool_release(session, blocks, 4, KVPOOL_CURRENT_STEP);
+}
+
+/* Two layers' budgets: a serialised kvpool.v1.Operation { plan_budgets { method: UNIFORM layers: 2 tokens_per_layer: 7 } }. */
+static void plan(kvpool_session* session) {
+  const uint8_t request[] = {0x9a, 0x01, 6, 0x08, 1, 0x10, 2, 0x18, 7};
+  kvpool_operation* operation = NULL;
+  CHECK(kvpool_operation_start(session, request, sizeof(request), &operation) == KVPOOL_OK);
+  const void* result = NULL;
+  size_t bytes = 0;
+  CHECK(kvpool_operation_wait(operation, kTimeoutMs, &result, &bytes) == KVPOOL_OK);
+  CHECK(kvpool_operation_ready(operation));
+  /* plan_budgets { budget_tokens: [7, 7] } */
+  const uint8_t expected[] = {0xaa, 0x01, 4, 0x0a, 2, 7, 7};
+  CHECK(bytes == sizeof(expected) && memcmp(result, expected, bytes) == 0);
+  kvpool_operation_free(operation);
+  CHECK(kvpool_operation_start(session, request, 3, &operation) == KVPOOL_INVALID_ARGUMENT);
+}
+
 int main(int argc, char** argv) {
   CHECK(argc == 2);
   kvpool_options options = {.struct_size = sizeof(options),
@@ -86,6 +121,8 @@ int main(int argc, char** argv) {
   CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
   share(session, keys);
   find(session, keys);
+  prune(session);
+  plan(session);
 
   kvpool_block too_many[1];
   CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);

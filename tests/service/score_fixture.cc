@@ -34,7 +34,7 @@ void ScoreTest::StartScoring(uint32_t slabs) {
   daemon_ = *std::move(daemon);
 }
 
-v1::OpenSession ScoreTest::ScoredRequest(const std::string& model) {
+v1::OpenSession ScoredRequest(const std::string& model) {
   v1::OpenSession request;
   v1::Layout* layout = request.mutable_layout();
   layout->set_encoding(v1::ENCODING_STRIDED);

@@ -35,7 +35,6 @@ class ScoreTest : public ServiceTest {
  protected:
   ~ScoreTest() override { daemon_.reset(); }
   void StartScoring(uint32_t slabs);
-  static v1::OpenSession ScoredRequest(const std::string& model = "model");
   std::unique_ptr<Engine> OpenScored(const std::string& name = "engine", const std::string& model = "model");
 
   // ---- K and V
@@ -58,6 +57,8 @@ class ScoreTest : public ServiceTest {
   DeviceHold hold_;
 };
 
+// A session whose K and V lie as above.
+v1::OpenSession ScoredRequest(const std::string& model = "model");
 v1::Operation ScoreOp(const std::vector<uint64_t>& blocks, uint32_t last_block_tokens = 0);
 v1::Operation PruneOp(const std::vector<uint64_t>& blocks, uint32_t budget_tokens, uint64_t after = 0);
 v1::Operation CompactOp(const std::vector<uint64_t>& blocks, uint32_t budget_tokens);

@@ -272,7 +272,7 @@ TEST_F(RunningTest, LargeCompletionsComeInSeveralResponses) {
 }
 
 TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
-  options_.score_queue = 2;
+  options_.score_queue = 8;
   StartScoring(2);
   const auto engine = OpenScored();
   BeginPrune(engine.get());
@@ -281,7 +281,7 @@ TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
   const auto refused = Begin(engine.get(), ScoreOp({others[1]}));
   ASSERT_TRUE(refused->there());
   EXPECT_EQ(refused->Await().code(), kResourceExhausted);
-  EXPECT_NE(refused->Await().message().find("2 operations wait"), std::string::npos)
+  EXPECT_NE(refused->Await().message().find("2 operations of session"), std::string::npos)
       << refused->Await().message();
   hold_.Release();
   EXPECT_EQ(queued->Await().code(), 0);

@@ -92,6 +92,11 @@ std::vector<uint64_t> DeviceHold::slab_addresses() {
   return slabs_;
 }
 
+void DeviceHold::Forget() {
+  MutexLock lock(&mu_);
+  slabs_.clear();
+}
+
 absl::Status DeviceHold::Pass() {
   MutexLock lock(&mu_);
   ++calls_;

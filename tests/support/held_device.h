@@ -26,6 +26,8 @@ class DeviceHold {
   void FailWith(const absl::Status& status);
   // Of the slabs that were made, in order.
   std::vector<uint64_t> slab_addresses();
+  // The device is gone, and another begins.
+  void Forget();
 
   // ---- The device's side
   absl::Status Pass();

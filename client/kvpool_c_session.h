@@ -1,0 +1,27 @@
+// What the sources of the C face share.
+#ifndef KVPOOL_CLIENT_KVPOOL_C_SESSION_H_
+#define KVPOOL_CLIENT_KVPOOL_C_SESSION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "client/session.h"
+
+struct kvpool_session {
+  std::unique_ptr<kvpool::Session> session;
+};
+
+namespace kvpool {
+
+// Keeps the words for kvpool_last_error and answers the code.
+int Answer(const absl::Status& status);
+
+inline Deadline In(uint32_t timeout_ms) {
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_KVPOOL_C_SESSION_H_
