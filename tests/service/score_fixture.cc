@@ -25,7 +25,7 @@ bool LateAnswer::there() {
 void ScoreTest::StartScoring(uint32_t slabs) {
   options_.version = "test";
   options_.housekeeping_thread = false;
-  options_.slab_bytes = kScoredSlabBlocks * kScoredBlockBytes;
+  options_.slab_bytes = slab_blocks_ * kScoredBlockBytes;
   options_.device_capacity_bytes = {slabs * options_.slab_bytes};
   std::vector<std::unique_ptr<Device>> devices;
   devices.push_back(MakeHeldDevice(options_.device_capacity_bytes[0], &hold_));
@@ -67,8 +67,8 @@ std::unique_ptr<Engine> ScoreTest::OpenScored(const std::string& name, const std
 float* ScoreTest::Element(uint64_t ref, bool value, uint32_t layer, uint32_t token, uint32_t head,
                           uint32_t dim) {
   const uint32_t block = Index(BlockRef::Unpack(ref).id);
-  const uint64_t slab = hold_.slab_addresses().at(block / kScoredSlabBlocks);
-  auto* first = reinterpret_cast<float*>(slab + block % kScoredSlabBlocks * kScoredBlockBytes);
+  const uint64_t slab = hold_.slab_addresses().at(block / slab_blocks_);
+  auto* first = reinterpret_cast<float*>(slab + block % slab_blocks_ * kScoredBlockBytes);
   const uint32_t plane = value ? kLayers : 0;
   return first + (((plane + layer) * kTokens + token) * kHeads + head) * kDim + dim;
 }

@@ -37,7 +37,7 @@ class ScoreTest : public ServiceTest {
   void StartScoring(uint32_t slabs);
   std::unique_ptr<Engine> OpenScored(const std::string& name = "engine", const std::string& model = "model");
 
-  // ---- K and V
+  // ---- K and V, of the space that was made first
   float* Element(uint64_t ref, bool value, uint32_t layer, uint32_t token, uint32_t head, uint32_t dim);
   // Fills a block: K is 1, and V of token t, in all layers and heads, `values[t]` in each dim.
   void Write(uint64_t ref, const std::vector<float>& values);
@@ -55,6 +55,7 @@ class ScoreTest : public ServiceTest {
   v1::PruneResult Prune(Engine* engine, const v1::Operation& operation);
 
   DeviceHold hold_;
+  uint32_t slab_blocks_ = kScoredSlabBlocks;
 };
 
 // A session whose K and V lie as above.

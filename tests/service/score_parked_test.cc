@@ -31,7 +31,7 @@ class RunningTest : public ScoreTest {
   void AwaitIdle() {
     hold_.Release();
     const auto other = OpenScored("other", "other model");
-    Run(other.get(), ScoreOp(LeaseWith(other.get(), {1})));
+    Run(other.get(), ScoreOp(other->Lease(1)));
     other->Do(CloseOp());
   }
 

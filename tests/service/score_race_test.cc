@@ -1,0 +1,130 @@
+// Device operations against everything else, with threads: right whatever the interleaving; sanitizers see the rest.
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "tests/service/score_fixture.h"
+
+namespace kvpool {
+namespace {
+
+using Refs = std::vector<uint64_t>;
+
+class ScoreRaceTest : public ScoreTest {
+ protected:
+  // A device of one slab, so that nothing waits for growth.
+  void StartRace() {
+    slab_blocks_ = 4 * kScoredSlabBlocks;
+    StartScoring(1);
+  }
+  // Opened and ready.
+  std::vector<std::unique_ptr<Engine>> OpenAll(int count) {
+    std::vector<std::unique_ptr<Engine>> engines;
+    std::vector<Engine*> all;
+    for (int i = 0; i < count; ++i) {
+      engines.push_back(OpenEngine(ScoredRequest(), "engine" + std::to_string(i)));
+      all.push_back(engines.back().get());
+    }
+    Settle(all);
+    return engines;
+  }
+};
+
+// Each engine prunes and compacts its own sequence, and releases behind its own operations.
+TEST_F(ScoreRaceTest, EnginesPruneSideBySide) {
+  StartRace();
+  auto engines = OpenAll(3);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < engines.size(); ++i) {
+    threads.emplace_back([this, engine = engines[i].get(), i] {
+      std::minstd_rand random(static_cast<unsigned>(i) + 1);
+      for (int round = 0; round < 60; ++round) {
+        Refs table;
+        for (int block = 0; block < 6; ++block)
+          table.push_back(LeaseWith(engine, {static_cast<float>(random() % 9)})[0]);
+        const auto score = Begin(engine, ScoreOp(table));
+        const auto prune = Begin(engine, PruneOp(table, 4 * kTokens));
+        const v1::PruneResult pruned = prune->Await().prune();
+        EXPECT_EQ(pruned.released(), 2) << prune->Await().message();
+        EXPECT_EQ(score->Await().code(), 0);
+        const auto compact = Begin(engine, CompactOp(TableOf(pruned), 2 * kTokens));
+        const v1::OperationResult compacted = compact->Await();
+        ASSERT_EQ(compacted.code(), 0) << compacted.message();
+        EXPECT_EQ(engine->Release(TableOf(compacted.compact())).refused_size(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Blocks().leased(), engines.size()) << "the sinks";
+}
+
+// Sessions die and close while operations of theirs are anywhere: every block comes back.
+TEST_F(ScoreRaceTest, EndsAgainstOperations) {
+  StartRace();
+  const auto last = OpenScored("last");
+  const Refs own = LeaseWith(last.get(), {1});
+  for (int round = 0; round < 60; ++round) {
+    auto engines = OpenAll(2);
+    std::vector<std::shared_ptr<LateAnswer>> answers;
+    for (const auto& engine : engines) {
+      for (int i = 0; i < 3; ++i) {
+        const Refs blocks = LeaseWith(engine.get(), {1, 5, 2, 3});
+        answers.push_back(
+            Begin(engine.get(), i == 1 ? CompactOp(blocks, 2 * kTokens) : PruneOp(blocks, 2 * kTokens)));
+        answers.push_back(Begin(engine.get(), ReleaseOp(blocks)));
+      }
+    }
+    std::thread death([&] { engines[0]->Die(); });
+    engines[1]->Do(CloseOp());
+    death.join();
+    engines[1]->Die();
+    for (const auto& answer : answers) answer->Await();
+    // Those that were running when their session ended are over when one behind them is.
+    EXPECT_EQ(Run(last.get(), ScoreOp(own)).code(), 0);
+    EXPECT_EQ(Blocks().quarantined(), 0);
+    EXPECT_EQ(Blocks().leased(), 2) << "one block and a sink";
+  }
+}
+
+// Snapshots, evictions and shared prefixes beside operations on the same blocks.
+TEST_F(ScoreRaceTest, SharersAndOperatorsBesideOperations) {
+  StartRace();
+  auto engines = OpenAll(2);
+  std::atomic<bool> stop{false};
+  std::thread observer([&] {
+    while (!stop) {
+      daemon_->Snapshot();
+      v1::EvictRequest request;
+      request.set_count(1);
+      v1::EvictResponse response;
+      EXPECT_TRUE(daemon_->Evict(request, &response).ok());
+      daemon_->HousekeepOnce();
+    }
+  });
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines) {
+    threads.emplace_back([this, engine = engine.get()] {
+      for (int round = 0; round < 80; ++round) {
+        Refs table = LeaseWith(engine, {5, 1, 2, 4});
+        const std::vector<std::string> keys = Keys("r" + std::to_string(round), 4);
+        const v1::SealResult sealed = engine->Seal(table, keys);
+        for (int i = 0; i < 4; ++i) {
+          if (sealed.canonical(i) == table[i]) continue;
+          engine->Release({table[i]});
+          table[i] = sealed.canonical(i);
+        }
+        const v1::PruneResult pruned = Prune(engine, PruneOp(table, 3 * kTokens));
+        EXPECT_EQ(pruned.victims_size(), 1);
+        EXPECT_EQ(engine->Release(TableOf(pruned)).refused_size(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  observer.join();
+  EXPECT_EQ(Blocks().leased(), engines.size());
+  EXPECT_EQ(Blocks().sealed(), 0);
+}
+
+}  // namespace
+}  // namespace kvpool
