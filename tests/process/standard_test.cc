@@ -91,10 +91,10 @@ TEST(ReflectionTest, ListsServicesAndTheirFiles) {
   request.set_file_containing_symbol("kvpool.v1.Engine.Step");
   ASSERT_TRUE(ask());
   EXPECT_EQ(response.file_descriptor_response().file_descriptor_proto_size(),
-            2);  // engine.proto and layout.proto.
+            3);  // engine.proto, layout.proto and score.proto.
   request.set_file_by_filename("kvpool/v1/operator.proto");
   ASSERT_TRUE(ask());
-  EXPECT_EQ(response.file_descriptor_response().file_descriptor_proto_size(), 3);
+  EXPECT_EQ(response.file_descriptor_response().file_descriptor_proto_size(), 4);
   request.set_file_by_filename("no/such.proto");
   ASSERT_TRUE(ask());
   EXPECT_EQ(response.error_response().error_code(), static_cast<int>(grpc::StatusCode::NOT_FOUND));
