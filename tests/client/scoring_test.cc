@@ -132,6 +132,12 @@ TEST_F(ScoringTest, DecodingHoldsItsBudgetAndAttendsToWhatIsLeft) {
   }
   EXPECT_EQ(sequence.tokens(), kBudget);
   EXPECT_EQ(session_->counters().refused, 0);
+  EXPECT_EQ(daemon_->Metric("kvpool_pruned_blocks_total"), 32);
+  EXPECT_EQ(daemon_->Metric("kvpool_device_ops_total", "op=\"prune\""), 40);
+  EXPECT_EQ(daemon_->Metric("kvpool_feature_cache_misses_total"), 40) << "every block was read once";
+  EXPECT_GT(daemon_->Metric("kvpool_feature_cache_hits_total"), 200);
+  EXPECT_GT(daemon_->Metric("kvpool_feature_cache_bytes"), 0);
+  EXPECT_EQ(daemon_->Metric("kvpool_device_ops_queued"), 0);
 }
 
 TEST_F(ScoringTest, APromptIsCompactedTokenByToken) {

@@ -107,6 +107,8 @@ TEST(LifecycleTest, HelpListsFlagsAndPolicies) {
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(help.output, "lru:")) << help.output;
   EXPECT_TRUE(absl::StrContains(help.output, "--shutdown-grace")) << help.output;
+  EXPECT_TRUE(absl::StrContains(help.output, "paged_eviction: ")) << help.output;
+  EXPECT_TRUE(absl::StrContains(help.output, "streaming_llm: ")) << help.output;
 }
 
 TEST(LifecycleTest, ReadsAConfigFile) {

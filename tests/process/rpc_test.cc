@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
 #include "tests/process/raw_engine.h"
 #include "tests/support/daemon_process.h"
 
@@ -180,6 +181,113 @@ TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
   EXPECT_EQ(again.results(0).SerializeAsString(), answer.results(0).SerializeAsString());
   stream->WritesDone();
   while (stream->Read(&again)) {
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+// A session whose blocks can be scored: one layer, one head of 4 in f32.
+absl::StatusOr<std::unique_ptr<RawEngine>> OpenScored(const std::string& socket) {
+  ASSIGN_OR_RETURN(std::unique_ptr<RawEngine> engine, RawEngine::Attach(socket));
+  v1::OpenSession request = SmallSession(engine->attach_token());
+  request.mutable_layout()->set_encoding(v1::ENCODING_STRIDED);
+  v1::LayerGroup* group = request.mutable_layout()->mutable_groups(0);
+  group->set_kv_heads(1);
+  group->set_k_head_dim(4);
+  group->set_v_head_dim(4);
+  group->set_dtype(v1::DTYPE_F32);
+  group->mutable_k()->set_token_stride_bytes(16);
+  group->mutable_k()->set_dim_stride_bytes(4);
+  *group->mutable_v() = group->k();
+  group->mutable_v()->set_offset_bytes(1024);
+  request.mutable_fingerprint()->set_digest("a model that can be scored");
+  grpc::ClientContext context;
+  v1::OpenSessionResult opened;
+  RETURN_IF_ERROR(FromGrpc(engine->stub().OpenSession(&context, request, &opened)));
+  engine->Adopt(opened);
+  RETURN_IF_ERROR(engine->TakeSlabs());
+  return engine;
+}
+
+TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
+  Start();
+  absl::StatusOr<std::unique_ptr<RawEngine>> opened = OpenScored(daemon_->socket());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  RawEngine& engine = **opened;
+  const auto blocks = engine.Lease(5);
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+
+  v1::ScoreRequest score;
+  *score.mutable_call() = engine.NextCall();
+  score.mutable_score()->mutable_sequence()->mutable_blocks()->Add(blocks->begin(), blocks->end());
+  score.mutable_score()->set_block_scores(true);
+  v1::ScoreResult scored;
+  grpc::ClientContext score_context;
+  ASSERT_TRUE(engine.stub().Score(&score_context, score, &scored).ok());
+  EXPECT_EQ(scored.block_scores_size(), 5);
+
+  v1::PruneRequest prune;
+  *prune.mutable_call() = engine.NextCall();
+  *prune.mutable_prune()->mutable_sequence() = score.score().sequence();
+  prune.mutable_prune()->set_budget_blocks(4);
+  prune.mutable_prune()->set_dry_run(true);
+  v1::PruneResult pruned;
+  grpc::ClientContext prune_context;
+  ASSERT_TRUE(engine.stub().Prune(&prune_context, prune, &pruned).ok());
+  EXPECT_EQ(pruned.victims_size(), 1);
+
+  v1::CompactRequest compact;
+  *compact.mutable_call() = engine.NextCall();
+  *compact.mutable_compact()->mutable_sequence() = score.score().sequence();
+  compact.mutable_compact()->mutable_keep()->add_positions(20);
+  compact.mutable_compact()->set_keep_sources(true);
+  v1::CompactResult compacted;
+  grpc::ClientContext compact_context;
+  ASSERT_TRUE(engine.stub().Compact(&compact_context, compact, &compacted).ok());
+  EXPECT_EQ(compacted.table_size(), 1);
+
+  v1::PlanBudgetsRequest plan;
+  *plan.mutable_call() = engine.NextCall();
+  plan.mutable_plan_budgets()->set_method(v1::BUDGET_METHOD_UNIFORM);
+  plan.mutable_plan_budgets()->set_layers(2);
+  plan.mutable_plan_budgets()->set_tokens_per_layer(9);
+  v1::PlanBudgetsResult planned;
+  grpc::ClientContext plan_context;
+  ASSERT_TRUE(engine.stub().PlanBudgets(&plan_context, plan, &planned).ok());
+  EXPECT_EQ(planned.budget_tokens_size(), 2);
+
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = engine.stub().Step(&context);
+  v1::StepRequest batch = engine.NextBatch();
+  *batch.add_operations()->mutable_score() = score.score();
+  *batch.add_operations()->mutable_prune() = prune.prune();
+  *batch.add_operations()->mutable_plan_budgets() = plan.plan_budgets();
+  batch.add_operations()->mutable_release()->mutable_blocks()->Add(blocks->begin(), blocks->end());
+  ASSERT_TRUE(stream->Write(batch));
+  std::vector<v1::OperationResult> results(4);
+  size_t missing = 4;
+  while (missing > 0) {
+    v1::StepResponse answer;
+    ASSERT_TRUE(stream->Read(&answer));
+    for (int i = 0; i < answer.results_size(); ++i) {
+      if (answer.results(i).parked()) continue;
+      results[i] = answer.results(i);
+      --missing;
+    }
+    for (const v1::Completion& completion : answer.completions()) {
+      EXPECT_EQ(completion.sequence(), batch.sequence());
+      results[completion.index()] = completion.result();
+      --missing;
+    }
+  }
+  scored.set_blocks_read(0);  // Kept since.
+  pruned.set_blocks_read(0);
+  EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
+  EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
+  EXPECT_EQ(results[2].plan_budgets().SerializeAsString(), planned.SerializeAsString());
+  EXPECT_EQ(results[3].release().refused_size(), 0);
+  stream->WritesDone();
+  v1::StepResponse rest;
+  while (stream->Read(&rest)) {
   }
   EXPECT_TRUE(stream->Finish().ok());
 }

@@ -190,6 +190,18 @@ TEST_F(Kvpoolctl, EndNamesTheProcessesToWaitFor) {
   EXPECT_EQ(Run({"end", "--session=99"}).exit_status, kRefused);
 }
 
+TEST_F(Kvpoolctl, PoliciesNeedNoDaemon) {
+  daemon_->End(SIGKILL);
+  const ToolResult text = Run({"policies"});
+  EXPECT_EQ(text.exit_status, kDone) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("paged_eviction: "));
+  EXPECT_THAT(text.out, HasSubstr("query window"));
+  const ToolResult json = Run({"policies", "--json"});
+  EXPECT_EQ(json.exit_status, kDone);
+  EXPECT_THAT(json.out, HasSubstr("\"paged_eviction\""));
+  EXPECT_THAT(json.out, HasSubstr("\"paper_literal\""));
+}
+
 TEST_F(Kvpoolctl, Health) {
   const ToolResult healthy = Run({"health"});
   EXPECT_EQ(healthy.exit_status, kDone);
