@@ -10,6 +10,8 @@
 namespace kvpool {
 namespace {
 
+constexpr std::chrono::seconds kFinishTimeout{5};
+
 std::vector<BlockRef> Unpack(const google::protobuf::RepeatedField<uint64_t>& refs) {
   std::vector<BlockRef> blocks;
   blocks.reserve(refs.size());
@@ -27,6 +29,15 @@ LiveSequence::LiveSequence(Session* session, LiveSequenceOptions options)
       tokens_per_block_(session->layout().groups(static_cast<int>(options.group)).tokens_per_block()),
       blocks_(session, 0u),
       chain_(hasher_.root()) {}
+
+LiveSequence::~LiveSequence() {
+  const Deadline deadline = std::chrono::steady_clock::now() + kFinishTimeout;
+  if (pruning_.has_value()) FinishPrune(deadline).status().IgnoreError();
+  if (compacting_.has_value()) FinishCompact(deadline).status().IgnoreError();
+  // A block that the daemon has let go of for this sequence must not be released once more: another sequence of the
+  // session may hold it too.
+  if (!CheckSettled().ok()) blocks_.Detach();
+}
 
 absl::Status LiveSequence::CheckSettled() const {
   if (!pruning_.has_value() && !compacting_.has_value()) return absl::OkStatus();

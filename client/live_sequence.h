@@ -41,6 +41,11 @@ class LiveSequence {
  public:
   // `session` outlives it.
   explicit LiveSequence(Session* session, LiveSequenceOptions options = {});
+  // Waits a few seconds for a pruning that is not finished, to know what is left to give back; without an answer all of it
+  // stays the session's until that ends.
+  ~LiveSequence();
+  LiveSequence(const LiveSequence&) = delete;
+  LiveSequence& operator=(const LiveSequence&) = delete;
 
   // ---- Growing
   // Blocks behind the others, empty: leased ones. FAILED_PRECONDITION: a pruning is not finished.

@@ -169,7 +169,8 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
                static_cast<double>(space.shortfalls[reason]));
     }
   }
-  out->Gauge("kvpool_parked_verbs", "Verbs that wait for a step.");
+  out->Gauge("kvpool_parked_verbs",
+             "Verbs that wait for a step, run on a device, or wait behind such a verb.");
   EachOpenSpace(daemon, out, [](const SpaceSnapshot& space) { return static_cast<double>(space.parked); });
   out->Counter("kvpool_step_batches_total", "Batches of operations applied.");
   out->Add({}, static_cast<double>(daemon.step_batches));

@@ -93,7 +93,7 @@ absl::Status ScoreWork::FindFeatures(const DeviceOperation& operation, const Seq
   records_.clear();
   runs_.clear();
   unkept_blocks_.clear();
-  if (floats == 0) return CheckWorkspace(sequence, 0);
+  if (floats == 0) return absl::OkStatus();
   records_.resize(shape.blocks());
   FeatureKey key{
       .space = operation.space, .group = sequence.group, .sections = SectionsOf(sequence.plan.record)};
@@ -129,6 +129,7 @@ absl::Status ScoreWork::FindFeatures(const DeviceOperation& operation, const Seq
 
 absl::Status ScoreWork::Score(const DeviceOperation& operation, const SequenceWork& sequence,
                               const Wanted& wanted) {
+  RETURN_IF_ERROR(CheckWorkspace(sequence, 0));  // Which also bounds the arrays here.
   const KvShape& shape = sequence.kv.shape;
   const size_t rows = sequence.plan.rows;
   token_scores_.resize(wanted.tokens ? rows * shape.tokens : 0);

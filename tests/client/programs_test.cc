@@ -39,6 +39,13 @@ TEST_F(ProgramsTest, TheReadmesExampleFindsItsPrefixTheSecondTime) {
   EXPECT_EQ(second.status, 0);
 }
 
+TEST_F(ProgramsTest, TheReadmesExampleHoldsItsBudget) {
+  StartDaemon("64MiB");
+  const Outcome outcome = Shell("KVPOOL_SOCKET=" + daemon_->socket() + " " KVPOOL_PRUNING_EXAMPLE);
+  EXPECT_EQ(outcome.output, "264 of 1000 tokens are resident, in 17 blocks\n");
+  EXPECT_EQ(outcome.status, 0);
+}
+
 TEST_F(ProgramsTest, AnEngineInC) {
   StartDaemon();
   const Outcome outcome = Shell(KVPOOL_C_TEST " " + daemon_->socket());

@@ -1,4 +1,6 @@
 // An engine that prunes: K and V written here, scored by the daemon, and what attention makes of what is left.
+#include <signal.h>
+
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -250,6 +252,47 @@ TEST_F(ScoringTest, AnAbandonedCompactGivesItsBlocksBack) {
   ASSERT_TRUE(sequence.Score(score, Soon()).ok());
   ASSERT_TRUE(session_->Flush(Soon()).ok());
   EXPECT_EQ(session_->counters().refused, 0);
+}
+
+// The daemon is busy: the sequence waits for what it asked, and nothing of it is given back twice.
+TEST_F(ScoringTest, AnAnswerThatIsLateCanBeAskedForAgain) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 16);
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  daemon_->Signal(SIGSTOP);
+  const absl::StatusOr<v1::PruneResult> late = sequence.Prune(BudgetOf(12), std::chrono::steady_clock::now());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.status())) << late.status();
+  EXPECT_EQ(sequence.blocks().size(), 4) << "as before";
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Prune(BudgetOf(12), Soon()).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Seal().status()));
+  const uint32_t token = 0;
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Extend({&token, 1})));
+  daemon_->Signal(SIGCONT);
+  const absl::StatusOr<v1::PruneResult> pruned = sequence.FinishPrune(Soon());
+  ASSERT_TRUE(pruned.ok()) << pruned.status();
+  EXPECT_EQ(sequence.blocks().size(), 3);
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.FinishPrune(Soon()).status())) << "it is finished";
+}
+
+TEST_F(ScoringTest, ASequenceThatEndsBeforeItsAnswerGivesBackWhatIsLeft) {
+  std::vector<BlockRef> forked;
+  {
+    LiveSequence sequence(session_.get());
+    Generate(&sequence, 16);
+    forked.assign(sequence.blocks().begin(), sequence.blocks().end());
+    absl::StatusOr<Blocks> fork = session_->Ref(forked);
+    ASSERT_TRUE(fork.ok());
+    fork->Detach();
+    ASSERT_TRUE(session_->Flush(Soon()).ok());
+    daemon_->Signal(SIGSTOP);
+    const absl::StatusOr<v1::PruneResult> late =
+        sequence.Prune(BudgetOf(12), std::chrono::steady_clock::now());
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late.status())) << late.status();
+    daemon_->Signal(SIGCONT);
+  }
+  session_->Release(forked);
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  EXPECT_EQ(session_->counters().refused, 0) << "four holds of the sequence and four of the fork";
 }
 
 TEST_F(ScoringTest, ErrorsOfTheDaemonArriveInWords) {
