@@ -6,8 +6,8 @@
 //   Gather     rows of K and V into other blocks
 //
 // Addresses of blocks are those of Slab::address() on this device. Workspace grows to what the largest call needs and
-// stays. Not thread-safe: one thread calls, and each call returns when its work on the device is done. On a GPU work
-// goes to a stream of its own of the lowest priority, never the default stream.
+// stays. Not thread-safe, Plan aside: one thread calls, and each call returns when its work on the device is done. On a
+// GPU work goes to a stream of its own of the lowest priority, never the default stream.
 #ifndef KVPOOL_CUDA_KV_COMPUTE_H_
 #define KVPOOL_CUDA_KV_COMPUTE_H_
 
@@ -60,7 +60,8 @@ class KvCompute {
   virtual absl::StatusOr<std::unique_ptr<KvBuffer>> Allocate(size_t bytes) = 0;
   // One piece behind the other, from `to` on: inside a buffer.
   virtual absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) = 0;
-  // INVALID_ARGUMENT, FAILED_PRECONDITION: as scorers::PlanScore.
+  // With the workspace that Score will use. Any thread: it looks at nothing that changes. INVALID_ARGUMENT,
+  // FAILED_PRECONDITION: as scorers::PlanScore.
   virtual absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
                                                   const scorers::Signals& signals) const = 0;
   virtual absl::Status Score(const ScoreCall& call) = 0;

@@ -36,6 +36,7 @@ class NamedBlocks {
  public:
   absl::Status Add(const std::string& field, const RepeatedField<uint64_t>& blocks, bool shared) {
     const int list = ++lists_;
+    by_id_.reserve(by_id_.size() + blocks.size());
     for (const uint64_t wire : blocks) {
       const uint32_t id = Index(BlockRef::Unpack(wire).id);
       const auto [it, is_new] = by_id_.try_emplace(id, Place{list, shared});

@@ -89,6 +89,10 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--socket=/" + std::string(120, 's'), {"--socket", "107"}},
       {"--operator-tls-listen=127.0.0.1:0", {"--operator-tls-listen", "--operator-tls-ca"}},
       {"--rpc-threads=many", {"--rpc-threads", "many", "64"}},
+      {"--score-threads=2000", {"--score-threads", "2000", "1024"}},
+      {"--score-queue=0", {"--score-queue", "0", "1"}},
+      {"--score-features=lots", {"--score-features", "lots", "GiB"}},
+      {"--score-workspace=-1", {"--score-workspace", "-1"}},
       {"--no_such_flag", {"kvpoold: no flag --no-such-flag; see --help"}},
       {"--config=/nonexistent.conf", {"--config", "/nonexistent.conf"}},
   };
