@@ -424,7 +424,7 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(*operation->session, compact.sequence(), &work));
   const scorers::KvShape& shape = work.kv.shape;
-  uint32_t kept = 0;
+  uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
   if (compact.has_keep()) {
     const auto& positions = compact.keep().positions();
     if (positions[positions.size() - 1] >= shape.tokens) {
@@ -435,6 +435,9 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
     operation->policy = "chosen";
     work.scored = false;
     kept = static_cast<uint32_t>(positions.size());
+    if (!compact.keep_sources()) {
+      while (settled < kept && positions[static_cast<int>(settled)] == settled) ++settled;
+    }
   } else {
     RETURN_IF_ERROR(CheckRanges("compact", compact, shape));
     RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
@@ -453,10 +456,12 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
     RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.plan.rows));
   }
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
-  return LeaseDestinations((kept + shape.tokens_per_block - 1) / shape.tokens_per_block, now, operation);
+  const uint32_t per_block = shape.tokens_per_block;
+  return LeaseDestinations((kept + per_block - 1) / per_block - settled / per_block, now, operation);
 }
 
 absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
+  if (count == 0) return absl::OkStatus();
   Session* session = operation->session.get();
   if (!session->ready) {
     return absl::UnavailableError(absl::StrCat("compact: a member of session ", session->terms.id,

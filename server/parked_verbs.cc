@@ -35,11 +35,6 @@ void ForEachBlock(const v1::Operation& operation, Visit visit) {
 
 }  // namespace
 
-bool IsDeviceOperation(v1::Operation::VerbCase verb) {
-  return verb == v1::Operation::kScore || verb == v1::Operation::kPrune || verb == v1::Operation::kCompact ||
-         verb == v1::Operation::kPlanBudgets;
-}
-
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation) {
   static const auto* const none = new google::protobuf::RepeatedField<uint64_t>();
   switch (operation.verb_case()) {

@@ -26,7 +26,10 @@ namespace kvpool {
 class Member;
 
 // Does the verb run on the device, outside the space's mutex?
-bool IsDeviceOperation(v1::Operation::VerbCase verb);
+inline bool IsDeviceOperation(v1::Operation::VerbCase verb) {
+  return verb == v1::Operation::kScore || verb == v1::Operation::kPrune || verb == v1::Operation::kCompact ||
+         verb == v1::Operation::kPlanBudgets;
+}
 
 // The lists of blocks that an operation names; none for lease, match, fence and the verbs of the session.
 using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;

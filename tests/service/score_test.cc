@@ -252,6 +252,35 @@ TEST_F(ScoreTest, CompactTakesTheEnginesOwnChoiceAndMayLeaveTheSources) {
   EXPECT_EQ(engine->Release(blocks).refused_size(), 0);
 }
 
+TEST_F(ScoreTest, ACompactLeasesOnlyWhatTheEnginesChoiceMoves) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = LeaseWith(engine.get(), std::vector<float>(kScoredSlabBlocks - 3, 2));
+  Write(blocks[4], {1, 2, 3, 4});
+  v1::Operation operation = CompactOp({blocks.begin(), blocks.begin() + 5}, 1);
+  v1::KeptTokens* keep = operation.mutable_compact()->mutable_keep();
+  for (uint32_t token = 0; token < 5 * kTokens; ++token) {
+    if (token != 4 * kTokens) keep->add_positions(token);
+  }
+  const v1::OperationResult answer = Run(engine.get(), operation);  // One block is free.
+  ASSERT_EQ(answer.code(), 0) << answer.message();
+  EXPECT_EQ(answer.compact().moved_from_block(), 4);
+  EXPECT_EQ(answer.compact().last_block_tokens(), 3);
+  EXPECT_EQ(ValueAt(answer.compact().table(4), 2), 4);
+  EXPECT_EQ(answer.compact().released(), 1);
+
+  // A whole block less at the end needs none.
+  operation = CompactOp(TableOf(answer.compact()), 1);
+  operation.mutable_compact()->mutable_sequence()->set_last_block_tokens(3);
+  keep = operation.mutable_compact()->mutable_keep();
+  for (uint32_t token = 0; token < 4 * kTokens; ++token) keep->add_positions(token);
+  const v1::CompactResult shorter = Run(engine.get(), operation).compact();
+  EXPECT_EQ(TableOf(shorter), (Refs{blocks.begin(), blocks.begin() + 4}));
+  EXPECT_EQ(shorter.last_block_tokens(), kTokens);
+  EXPECT_EQ(shorter.released(), 1);
+  EXPECT_EQ(shorter.kept_digest().size(), 32);
+}
+
 TEST_F(ScoreTest, WithinItsBudgetASequenceStaysWhereItIs) {
   StartScoring(1);
   const auto engine = OpenScored();
