@@ -10,6 +10,7 @@
 #include "proto/support/dtype.h"
 #include "proto/support/status_macros.h"
 #include "server/budget_plan.h"
+#include "server/field_checks.h"
 #include "server/sequence_shape.h"
 
 namespace kvpool {
@@ -320,6 +321,7 @@ absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals
   scorers::Signals& relative = work->signals.relative;
   relative.now = signals.now();
   relative.hidden_dim = signals.hidden_dim();
+  RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, work->kv.shape.tokens));
   relative.window.queries = signals.window_queries();
   for (const v1::Signal& signal : signals.signals()) {
     RETURN_IF_ERROR(StageSignal(session, signals, signal, work));
