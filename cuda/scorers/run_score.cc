@@ -13,6 +13,7 @@ namespace {
 
 // Items of work small enough to spread over threads, large enough not to be all hand-over.
 constexpr uint32_t kPacksAnItem = 64;
+constexpr uint32_t kBlocksAWorker = 4;
 
 // Everything about one plane up to its token scores.
 void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, uint32_t plane, uint32_t worker) {
@@ -91,10 +92,16 @@ void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uin
                     float* const* records, HostWorkers* workers) {
   if (plan.record.floats == 0) return;
   const HostTeam team;
-  // A block's layers lie one after the other: one thread reads on where it is.
+  // A block's layers lie one after the other, and a thread that reads on where it is reads faster: whole blocks, where
+  // there are enough of them for all threads.
   const uint32_t layers = kv.shape.layers;
-  workers->Run(count * layers, [&](uint32_t item, uint32_t) {
-    RecordLayer(team, kv, plan.record, first + item / layers, item % layers, records[item / layers]);
+  const uint32_t parts = count >= kBlocksAWorker * workers->count() ? 1 : layers;
+  workers->Run(count * parts, [&](uint32_t item, uint32_t) {
+    const uint32_t first_layer = parts == 1 ? 0 : item % layers;
+    const uint32_t end_layer = parts == 1 ? layers : first_layer + 1;
+    for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
+      RecordLayer(team, kv, plan.record, first + item / parts, layer, records[item / parts]);
+    }
   });
 }
 

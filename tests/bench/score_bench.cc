@@ -1,5 +1,5 @@
-// The host's pass over K and V against the memory's own speed: both on the same threads over the same blocks, in turn,
-// the best of each counts. What reads memory as fast as a plain sum can't be made faster by other vector code.
+// The host's pass over K and V against the memory's own speed: both on the same threads over the same blocks, in turn;
+// speeds are the best of all rounds, ratios the median of the rounds'. What reads memory as fast as a plain sum can't be made faster by other vector code.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +28,8 @@ using namespace scorers;
 // Llama-3.1-8B: 4,096 tokens are 512 MiB in 16 bits.
 constexpr uint32_t kLayers = 32, kKvHeads = 8, kHeadDim = 128, kTokens = 4096;
 constexpr uint64_t kMemoryBytes = 512u << 20;
-constexpr int kRounds = 5;
+constexpr int kRounds = 25;
+constexpr int kSlowRounds = 2;  // Of the compiler's own code: it takes twenty times as long.
 
 double SecondsOf(auto&& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -57,6 +58,12 @@ class Memory {
  private:
   unsigned char* bytes_;
 };
+
+// Of what was measured in turns: a machine that others use too is now faster, now slower.
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
 
 struct Cache {
   Cache(const Memory& memory, KvDtype dtype, uint32_t tokens_per_block) {
@@ -111,11 +118,9 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t SumOfBlock
 // Everything read once, nothing else done.
 uint64_t ReadAll(const Cache& cache, HostWorkers* workers) {
   std::vector<uint64_t> sums(workers->count() * 8);  // A cache line each.
-  // As small items as those of the pass.
-  workers->Run(static_cast<uint32_t>(cache.addresses.size() * kLayers), [&](uint32_t item, uint32_t worker) {
-    const uint64_t layer_bytes = cache.block_bytes / kLayers;
-    sums[worker * 8] +=
-        SumOfBlock(cache.addresses[item / kLayers] + item % kLayers * layer_bytes, layer_bytes);
+  // The items of the pass (ComputeRecords): whole blocks.
+  workers->Run(static_cast<uint32_t>(cache.addresses.size()), [&](uint32_t block, uint32_t worker) {
+    sums[worker * 8] += SumOfBlock(cache.addresses[block], cache.block_bytes);
   });
   uint64_t sum = 0;
   for (const uint64_t x : sums) sum += x;
@@ -145,8 +150,10 @@ ScorePlan PlanOf(const char* policy, const KvShape& shape, uint32_t threads) {
 void RecordAll(const HostRows& rows, const ScorePlan& plan, const KvView& kv, const Records& records,
                HostWorkers* workers) {
   const HostTeam team(rows);
-  workers->Run(kv.shape.blocks() * kLayers, [&](uint32_t item, uint32_t) {
-    RecordLayer(team, kv, plan.record, item / kLayers, item % kLayers, records.pointers[item / kLayers]);
+  workers->Run(kv.shape.blocks(), [&](uint32_t block, uint32_t) {
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      RecordLayer(team, kv, plan.record, block, layer, records.pointers[block]);
+    }
   });
 }
 
@@ -168,12 +175,15 @@ void BenchFeatures(const Memory& memory, HostWorkers* workers, Figures* figures)
     const Records records(plan, cache.view.shape);
     const auto kernels = RunnableHostRows();
     double read = 1e9;
-    std::vector<double> pass(kernels.size(), 1e9);
+    std::vector<double> pass(kernels.size(), 1e9), of_read;
     for (int round = 0; round < kRounds; ++round) {
-      read = std::min(read, SecondsOf([&] { sink = sink + ReadAll(cache, workers); }));
-      for (size_t i = 0; i < kernels.size(); ++i) {
-        pass[i] =
-            std::min(pass[i], SecondsOf([&] { RecordAll(*kernels[i], plan, cache.view, records, workers); }));
+      const double this_read = SecondsOf([&] { sink = sink + ReadAll(cache, workers); });
+      read = std::min(read, this_read);
+      for (size_t i = round < kSlowRounds ? 0 : 1; i < kernels.size(); ++i) {
+        const double this_pass =
+            SecondsOf([&] { RecordAll(*kernels[i], plan, cache.view, records, workers); });
+        pass[i] = std::min(pass[i], this_pass);
+        if (i + 1 == kernels.size()) of_read.push_back(this_read / this_pass);
       }
     }
     const double gigabytes = static_cast<double>(cache.bytes()) / 1e9;
@@ -181,7 +191,7 @@ void BenchFeatures(const Memory& memory, HostWorkers* workers, Figures* figures)
     for (size_t i = 0; i < kernels.size(); ++i) {
       figures->Add(absl::StrCat("features_", type.name, "_", kernels[i]->name), gigabytes / pass[i], "GB/s");
     }
-    figures->Add(absl::StrCat("features_", type.name, "_of_read"), read / pass.back(), "ratio", AtLeast(0.8));
+    figures->Add(absl::StrCat("features_", type.name, "_of_read"), Median(of_read), "ratio", AtLeast(0.8));
   }
 }
 
@@ -262,7 +272,7 @@ void BenchScore(Figures* figures) {
   HostWorkers workers(threads);
   const Memory memory;
   figures->Note(absl::StrCat("score: Llama-3.1-8B layout, up to 4,096 tokens, 512 MiB, ", threads,
-                             " threads; the best of ", kRounds, " passes each, taken in turn; code for ",
+                             " threads; best speeds and median ratios of ", kRounds, " rounds; code for ",
                              BestHostRows().name));
   BenchFeatures(memory, &workers, figures);
   BenchEviction(memory, &workers, figures);
