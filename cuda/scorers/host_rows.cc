@@ -8,6 +8,7 @@
 #include "cuda/scorers/element.h"
 #include "cuda/scorers/host_norms.h"
 #include "cuda/scorers/host_vectors.h"
+#include "cuda/scorers/host_window.h"
 
 namespace kvpool::scorers {
 namespace {
@@ -106,16 +107,45 @@ void CompilerNorms(const RowsOfType& rows) {
   CompilerRows<dtype, RowOp::kSquare>(rows);
 }
 
+template <KvDtype dtype>
+KVPOOL_INLINE void WidenFrom(const unsigned char* row, uint32_t first, uint32_t dim, float* to) {
+  for (uint32_t d = first; d < dim; ++d) {
+    typename Element<dtype>::Storage stored;
+    std::memcpy(&stored, row + d * sizeof(stored), sizeof(stored));
+    to[d] = Element<dtype>::Load(stored);
+  }
+}
+template <KvDtype dtype>
+void CompilerWiden(const unsigned char* row, uint32_t dim, float* to) {
+  WidenFrom<dtype>(row, 0, dim, to);
+}
+template <KvDtype dtype>
+KVPOOL_AVX2 void Avx2Widen(const unsigned char* row, uint32_t dim, float* to) {
+  uint32_t d = 0;
+  for (; d + 8 <= dim; d += 8) _mm256_storeu_ps(to + d, Load8<dtype>(row + d * BytesOf(dtype)));
+  WidenFrom<dtype>(row, d, dim, to);
+}
+template <KvDtype dtype>
+KVPOOL_AVX512 void Avx512Widen(const unsigned char* row, uint32_t dim, float* to) {
+  uint32_t d = 0;
+  for (; d + 16 <= dim; d += 16) _mm512_storeu_ps(to + d, Load16<dtype>(row + d * BytesOf(dtype)));
+  WidenFrom<dtype>(row, d, dim, to);
+}
+
 #define KVPOOL_OPS(Isa, dtype) \
   { Isa##Norms<dtype>, Isa##Rows<dtype, RowOp::kProduct>, Isa##Rows<dtype, RowOp::kDistance> }
-#define KVPOOL_TABLE(Isa)                                                                            \
-  {                                                                                                  \
-    KVPOOL_OPS(Isa, KvDtype::kF32), KVPOOL_OPS(Isa, KvDtype::kF16), KVPOOL_OPS(Isa, KvDtype::kBf16), \
-        KVPOOL_OPS(Isa, KvDtype::kFp8E4m3), KVPOOL_OPS(Isa, KvDtype::kFp8E5m2)                       \
+#define KVPOOL_HOST_ROWS(Isa, name)                                                                       \
+  {                                                                                                       \
+    name,                                                                                                 \
+        {KVPOOL_OPS(Isa, KvDtype::kF32), KVPOOL_OPS(Isa, KvDtype::kF16), KVPOOL_OPS(Isa, KvDtype::kBf16), \
+         KVPOOL_OPS(Isa, KvDtype::kFp8E4m3), KVPOOL_OPS(Isa, KvDtype::kFp8E5m2)},                         \
+        {Isa##Widen<KvDtype::kF32>, Isa##Widen<KvDtype::kF16>, Isa##Widen<KvDtype::kBf16>,                \
+         Isa##Widen<KvDtype::kFp8E4m3>, Isa##Widen<KvDtype::kFp8E5m2>},                                   \
+        AttendWindow##Isa                                                                                 \
   }
-constexpr HostRows kCompiler = {"compiler", KVPOOL_TABLE(Compiler)};
-constexpr HostRows kAvx2 = {"avx2", KVPOOL_TABLE(Avx2)};
-constexpr HostRows kAvx512 = {"avx512", KVPOOL_TABLE(Avx512)};
+constexpr HostRows kCompiler = KVPOOL_HOST_ROWS(Compiler, "compiler");
+constexpr HostRows kAvx2 = KVPOOL_HOST_ROWS(Avx2, "avx2");
+constexpr HostRows kAvx512 = KVPOOL_HOST_ROWS(Avx512, "avx512");
 
 struct Runnable {
   std::array<const HostRows*, 3> rows{};

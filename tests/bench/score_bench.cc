@@ -29,6 +29,7 @@ using namespace scorers;
 constexpr uint32_t kLayers = 32, kKvHeads = 8, kHeadDim = 128, kTokens = 4096;
 constexpr uint64_t kMemoryBytes = 512u << 20;
 constexpr int kRounds = 25;
+constexpr int kWindowRounds = 5;
 constexpr int kSlowRounds = 2;  // Of the compiler's own code: it takes twenty times as long.
 
 double SecondsOf(auto&& work) {
@@ -138,13 +139,26 @@ struct Records {
   std::vector<float*> pointers;
 };
 
-ScorePlan PlanOf(const char* policy, const KvShape& shape, uint32_t threads) {
+ScorePlan PlanOf(const char* policy, const KvShape& shape, uint32_t threads, const Signals& signals = {}) {
   const auto bound = BindPolicy(policy, {});
   KVPOOL_CHECK(bound.ok(), "%s", policy);
-  const auto plan = PlanScore({.policy = *bound, .shape = shape}, {}, threads);
+  const auto plan = PlanScore({.policy = *bound, .shape = shape}, signals, threads);
   KVPOOL_CHECK(plan.ok(), "%s", policy);
   return *plan;
 }
+
+class Workspace {
+ public:
+  explicit Workspace(const ScorePlan& plan) : bytes_(plan.workspace_bytes), memory_(bytes_ + 64) {}
+  absl::Span<std::byte> span() const {
+    const uint64_t start = reinterpret_cast<uint64_t>(memory_.data());
+    return {const_cast<std::byte*>(memory_.data()) + (64 - start % 64) % 64, bytes_};
+  }
+
+ private:
+  size_t bytes_;
+  std::vector<std::byte> memory_;
+};
 
 // Records of all blocks by one instruction set's code.
 void RecordAll(const HostRows& rows, const ScorePlan& plan, const KvView& kv, const Records& records,
@@ -195,6 +209,37 @@ void BenchFeatures(const Memory& memory, HostWorkers* workers, Figures* figures)
   }
 }
 
+// What a window of queries says of 4,096 tokens: two FLOPs for each element of each key and query.
+void BenchWindow(const Memory& memory, HostWorkers* workers, Figures* figures) {
+  constexpr uint32_t kQueryHeads = 32;
+  const Cache cache(memory, KvDtype::kBf16, 16);
+  const KvShape& shape = cache.view.shape;
+  for (const uint32_t queries : {1u, 8u, 64u}) {
+    std::vector<float> data(uint64_t{kLayers} * queries * kQueryHeads * kHeadDim);
+    for (uint64_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(MixBits(i) % 2001) / 1000 - 1;
+    Signals signals;
+    signals.window = {.data = data.data(),
+                      .queries = queries,
+                      .q_heads = kQueryHeads,
+                      .layer_stride_bytes = uint64_t{queries} * kQueryHeads * kHeadDim * 4,
+                      .query_stride_bytes = kQueryHeads * kHeadDim * 4,
+                      .head_stride_bytes = kHeadDim * 4};
+    const ScorePlan plan = PlanOf("snapkv", shape, workers->count(), signals);
+    const Workspace workspace(plan);
+    std::vector<float> tokens(shape.tokens);
+    double best = 1e9;
+    for (int round = 0; round < kWindowRounds; ++round) {
+      best = std::min(best, SecondsOf([&] {
+                        RunScore(plan, {.kv = cache.view, .signals = signals}, workspace.span(),
+                                 {.token_scores = tokens.data()}, workers);
+                      }));
+    }
+    const double flops = 2.0 * kLayers * kQueryHeads * queries * kHeadDim * shape.tokens;
+    figures->Add(absl::StrCat("window_", queries, "_queries"), best * 1e3, "ms");
+    figures->Add(absl::StrCat("window_", queries, "_queries_speed"), flops / best / 1e9, "GFLOP/s");
+  }
+}
+
 // One decision of each kind on the whole sequence, and what it comes to per generated token at this block size:
 // PagedEviction decides once a block, the others move every token but one, every token.
 void BenchEviction(const Memory& memory, HostWorkers* workers, Figures* figures) {
@@ -207,9 +252,7 @@ void BenchEviction(const Memory& memory, HostWorkers* workers, Figures* figures)
       const ScorePlan plan = PlanOf(policies[p], shape, workers->count());
       const Records records(plan, shape);
       ComputeRecords(plan, cache.view, 0, shape.blocks(), records.pointers.data(), workers);
-      std::vector<std::byte> memory_of_plan(plan.workspace_bytes + 64);
-      std::byte* const workspace =
-          memory_of_plan.data() + (64 - reinterpret_cast<uint64_t>(memory_of_plan.data()) % 64) % 64;
+      const Workspace workspace(plan);
       std::vector<float> tokens(shape.tokens), blocks(shape.blocks());
       std::vector<uint64_t> keys(shape.tokens);
       std::vector<uint8_t> marks(shape.tokens);
@@ -221,8 +264,7 @@ void BenchEviction(const Memory& memory, HostWorkers* workers, Figures* figures)
               // The newest block's record is all that is read: the others are kept.
               ComputeRecords(plan, cache.view, shape.blocks() - 1, 1,
                              records.pointers.data() + shape.blocks() - 1, workers);
-              RunScore(plan, {.kv = cache.view, .records = records.pointers.data()},
-                       {workspace, plan.workspace_bytes},
+              RunScore(plan, {.kv = cache.view, .records = records.pointers.data()}, workspace.span(),
                        {.token_scores = tokens.data(), .block_scores = blocks.data()}, workers);
               const Protection protection =
                   ProtectionOf(plan.request.policy, shape, 0, shape.tokens - per_block);
@@ -275,6 +317,7 @@ void BenchScore(Figures* figures) {
                              " threads; best speeds and median ratios of ", kRounds, " rounds; code for ",
                              BestHostRows().name));
   BenchFeatures(memory, &workers, figures);
+  BenchWindow(memory, &workers, figures);
   BenchEviction(memory, &workers, figures);
 }
 
