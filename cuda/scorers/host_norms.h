@@ -17,7 +17,6 @@ namespace kvpool::scorers {
 // The processor's own prefetching stops at each row's sum; what is asked for ahead of it does not. Harmless past the
 // end: a prefetch of an unmapped address does nothing. Shorter and longer reach less of the memory's speed.
 inline constexpr uint32_t kPrefetchBytes = 8192;
-inline constexpr uint32_t kLineBytes = 64;
 inline constexpr uint32_t kNormRows = 4;
 
 // Magnitudes of all codes of an fp8 type as bf16, which holds them exactly: the two bytes in a table each, for a

@@ -16,6 +16,8 @@
 
 namespace kvpool::scorers {
 
+inline constexpr uint32_t kLineBytes = 64;  // Of a cache.
+
 template <KvDtype dtype>
 KVPOOL_AVX2 inline __m256 Load8(const unsigned char* from) {
   if constexpr (dtype == KvDtype::kF32) {

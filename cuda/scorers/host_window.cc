@@ -149,6 +149,7 @@ void LoadKeys(const WindowPass& pass, uint32_t first, float* keys) {
   const KvShape& shape = c.shape();
   const uint32_t layer = pass.plane / shape.kv_heads, head = pass.plane % shape.kv_heads;
   const bool contiguous = c.kv.k.dim_stride_bytes == BytesOf(c.kv.dtype);
+  const uint32_t row_bytes = shape.k_head_dim * BytesOf(c.kv.dtype);
   for (uint32_t i = 0; i < kTile; ++i) {
     float* const to = keys + uint64_t{i} * shape.k_head_dim;
     if (first + i >= shape.tokens) {
@@ -157,6 +158,11 @@ void LoadKeys(const WindowPass& pass, uint32_t first, float* keys) {
     }
     const unsigned char* const row = c.kv.KeyRow(layer, head, first + i);
     if (contiguous) {
+      // Rows of one head lie apart: the processor doesn't guess the next tile's.
+      if (first + i + kTile < shape.tokens) {
+        const unsigned char* const ahead = c.kv.KeyRow(layer, head, first + i + kTile);
+        for (uint32_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(ahead + at);
+      }
       pass.widen(row, shape.k_head_dim, to);
       continue;
     }
@@ -213,21 +219,12 @@ class Chunk {
     }
     const float n = static_cast<float>(count), share = n / static_cast<float>(before + count);
     for (uint32_t t = 0; t < c_.shape().tokens; ++t) {
-      V p[kVectors], sums = {}, most = {};
-      for (int v = 0; v < kVectors; ++v) {
-        p[v] = Weights(t, v);
-        const V own = mine[v] > 0.0f ? p[v] : V{};
-        sums += own;
-        most = Greater<V>(own, most);
+      float mean = 0, own = 0, peak = 0;
+      if (count == 1) {
+        mean = peak = Weight(from, t);
+      } else {
+        Summarise(t, mine, n, &mean, &own, &peak);
       }
-      const float mean = SumOfLanes<kLanes>(sums) / n;
-      V squares = {};
-      for (int v = 0; v < kVectors; ++v) {
-        const V difference = p[v] - mean;
-        squares += mine[v] > 0.0f ? difference * difference : V{};
-      }
-      const float peak = mean == mean ? MostOfLanes<kLanes>(most) : kNone;
-      const float own = SumOfLanes<kLanes>(squares);
       if (before == 0) {
         scratch_.mean[t] = mean, scratch_.squares[t] = own, scratch_.peak[t] = peak;
         continue;
@@ -240,6 +237,24 @@ class Chunk {
   }
 
  private:
+  // Mean of the weights of the `n` lanes that are `mine`, squares of their differences from it, and the greatest.
+  KVPOOL_INLINE void Summarise(uint32_t token, const V (&mine)[kVectors], float n, float* mean,
+                               float* squares, float* peak) const {
+    V p[kVectors], sum = {}, most = {}, apart = {};
+    for (int v = 0; v < kVectors; ++v) {
+      p[v] = mine[v] > 0.0f ? Weights(token, v) : V{};
+      sum += p[v];
+      most = Greater<V>(p[v], most);
+    }
+    *mean = SumOfLanes<kLanes>(sum) / n;
+    for (int v = 0; v < kVectors; ++v) {
+      const V difference = p[v] - *mean;
+      apart += mine[v] > 0.0f ? difference * difference : V{};
+    }
+    *squares = SumOfLanes<kLanes>(apart);
+    *peak = *mean == *mean ? MostOfLanes<kLanes>(most) : kNone;
+  }
+
   KVPOOL_INLINE V Weights(uint32_t token, int vector) const {
     return At<kLanes>(scratch_.weights + uint64_t{token} * kRows + vector * kLanes) *
            At<kLanes>(const_cast<float*>(inverse_) + vector * kLanes);
@@ -258,9 +273,9 @@ class Chunk {
   }
 
   // kTokens keys against all rows: the sums stay in registers.
-  KVPOOL_INLINE void Product(const float* keys, uint32_t dim, float* to) {
+  KVPOOL_INLINE void Product(const float* keys, uint64_t dim, float* to) {
     V sums[kTokens][kVectors] = {};
-    for (uint32_t d = 0; d < dim; ++d) {
+    for (uint64_t d = 0; d < dim; ++d) {
       V query[kVectors];
       for (int v = 0; v < kVectors; ++v) query[v] = At<kLanes>(scratch_.queries + d * kRows + v * kLanes);
       for (int t = 0; t < kTokens; ++t) {
