@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -34,23 +35,46 @@ struct Resident {
   uint32_t steps = 0;  // Since it came.
 };
 
-absl::Status TakeWhole(const Tensors& tensors, const char* name, bool required, uint64_t max, uint64_t* to) {
+struct Range {
+  uint64_t min, max;
+};
+
+// Without the number in the input: `fallback`, or an error if there is none.
+absl::StatusOr<uint64_t> WholeOf(const Tensors& tensors, const char* name, Range range,
+                                 std::optional<uint64_t> fallback) {
   const Tensor* const tensor = tensors.Find(name);
-  if (tensor == nullptr && !required) return absl::OkStatus();
-  const double value = tensor == nullptr || tensor->values.size() != 1 ? 0 : tensor->values[0];
-  if (value >= 1 && value <= static_cast<double>(max) && value == std::floor(value)) {
-    *to = static_cast<uint64_t>(value);
-    return absl::OkStatus();
+  if (tensor == nullptr && fallback.has_value()) return *fallback;
+  const double value = tensor == nullptr || tensor->values.size() != 1 ? -1 : tensor->values[0];
+  if (value >= static_cast<double>(range.min) && value <= static_cast<double>(range.max) &&
+      value == std::floor(value)) {
+    return static_cast<uint64_t>(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat(name, " must be one whole number from 1 to ", max));
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be one whole number from ", range.min, " to ", range.max));
+}
+
+// Parameters of the policy that runs of growing sequences come with, before those of the command line, which count.
+absl::Status AddSettings(const Tensors& tensors, Options* options) {
+  ASSIGN_OR_RETURN(const scorers::PolicyId id, scorers::FindPolicy(options->policy));
+  // The reference runs of RoCo protect this many of the newest tokens.
+  constexpr uint64_t kProtectLast = 3;
+  for (const scorers::ParamFacts& param : scorers::FactsOf(id).params) {
+    const std::string name(param.name);
+    const bool protect_last = name == "protect_last";
+    if (!protect_last && (name != "recent" || tensors.Find("recent") == nullptr)) continue;
+    ASSIGN_OR_RETURN(const uint64_t value,
+                     WholeOf(tensors, name.c_str(), {0, kMostSteps},
+                             protect_last ? std::optional(kProtectLast) : std::nullopt));
+    options->settings.emplace(options->settings.begin(), name, absl::StrCat(value));
+  }
+  return absl::OkStatus();
 }
 
 // The newest query's attention over the resident tokens.
-absl::StatusOr<std::vector<double>> RowOf(const Tensors& tensors, uint32_t step, size_t residents,
-                                          Generator* generator) {
-  const auto ragged = tensors.ragged.find("rows");
-  if (ragged != tensors.ragged.end()) {
-    if (step < ragged->second.size() && ragged->second[step].size() == residents) return ragged->second[step];
+absl::StatusOr<std::vector<double>> RowOf(const std::vector<std::vector<double>>& rows, uint32_t step,
+                                          size_t residents, Generator* generator) {
+  if (!rows.empty()) {
+    if (step < rows.size() && rows[step].size() == residents) return rows[step];
     return absl::InvalidArgumentError(
         absl::StrCat("rows: step ", step, " must have the attention of ", residents, " resident tokens"));
   }
@@ -87,28 +111,25 @@ absl::StatusOr<std::unique_ptr<Problem>> ProblemOf(const std::vector<Resident>& 
 bool IsGrowth(const Tensors& tensors) { return tensors.Find("T") != nullptr && tensors.Find("K") == nullptr; }
 
 absl::StatusOr<Growth> Grow(const Tensors& tensors, const Options& options) {
-  uint64_t steps = 0, budget = options.budget_tokens, seed = 3, recent = 0;
-  RETURN_IF_ERROR(TakeWhole(tensors, "T", true, kMostSteps, &steps));
-  if (budget == 0) RETURN_IF_ERROR(TakeWhole(tensors, "budget", true, kMostSteps, &budget));
-  RETURN_IF_ERROR(TakeWhole(tensors, "seed", false, uint64_t{1} << 53, &seed));
-  RETURN_IF_ERROR(TakeWhole(tensors, "recent", false, kMostSteps, &recent));
+  ASSIGN_OR_RETURN(const uint64_t steps, WholeOf(tensors, "T", {1, kMostSteps}, std::nullopt));
+  ASSIGN_OR_RETURN(const uint64_t seed, WholeOf(tensors, "seed", {0, uint64_t{1} << 53}, 3));
+  uint64_t budget = options.budget_tokens;
+  if (budget == 0) {
+    ASSIGN_OR_RETURN(budget, WholeOf(tensors, "budget", {1, kMostSteps}, std::nullopt));
+  }
   Options each = options;
   each.budget_tokens = static_cast<uint32_t>(budget);
-  ASSIGN_OR_RETURN(const scorers::PolicyId id, scorers::FindPolicy(options.policy));
-  const auto names = scorers::FactsOf(id).params;
-  const bool takes_recent = std::any_of(names.begin(), names.end(),
-                                        [](const scorers::ParamFacts& p) { return p.name == "recent"; });
-  if (recent != 0 && takes_recent)
-    each.settings.emplace(each.settings.begin(), "recent", absl::StrCat(recent));
+  RETURN_IF_ERROR(AddSettings(tensors, &each));
   const Tensor* const threshold = tensors.Find("threshold");
   const double attended = threshold != nullptr && threshold->values.size() == 1 ? threshold->values[0] : 5e-4;
 
   Generator generator(seed);
+  const std::vector<std::vector<double>> rows = tensors.FindRows("rows");
   Growth growth;
   std::vector<Resident> residents;
   for (uint32_t step = 0; step < steps; ++step) {
     residents.push_back({.token = step, .last = static_cast<double>(step)});
-    ASSIGN_OR_RETURN(const std::vector<double> row, RowOf(tensors, step, residents.size(), &generator));
+    ASSIGN_OR_RETURN(const std::vector<double> row, RowOf(rows, step, residents.size(), &generator));
     for (size_t i = 0; i < residents.size(); ++i) {
       Resident& resident = residents[i];
       resident.mass += row[i];

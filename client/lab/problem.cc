@@ -74,9 +74,7 @@ uint64_t TokensOfSignals(const Tensors& tensors) {
   if (signal != nullptr && !signal->shape.empty()) return signal->shape.back();
   const Tensor* const hidden = tensors.Find("hidden");
   if (hidden != nullptr && hidden->shape.size() >= 2) return hidden->shape[hidden->shape.size() - 2];
-  const auto activations = tensors.ragged.find("activations");
-  if (activations != tensors.ragged.end()) return activations->second.size();
-  return 0;
+  return tensors.FindRows("activations").size();
 }
 
 }  // namespace
@@ -325,16 +323,16 @@ absl::Status Problem::TakeSignals(const Tensors& tensors) {
 }
 
 absl::Status Problem::TakeActivations(const Tensors& tensors) {
-  const auto found = tensors.ragged.find("activations");
-  if (found == tensors.ragged.end()) return absl::OkStatus();
-  if (found->second.size() != kv_.shape.tokens) {
+  const std::vector<std::vector<double>> activations = tensors.FindRows("activations");
+  if (activations.empty()) return absl::OkStatus();
+  if (activations.size() != kv_.shape.tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("activations of ", found->second.size(), " tokens, there are ", kv_.shape.tokens));
+        absl::StrCat("activations of ", activations.size(), " tokens, there are ", kv_.shape.tokens));
   }
   std::vector<float>*last = NewBuffer(kv_.shape.tokens), *interval = NewBuffer(kv_.shape.tokens),
   *hits = NewBuffer(kv_.shape.tokens);
   for (uint32_t token = 0; token < kv_.shape.tokens; ++token) {
-    const std::vector<double>& steps = found->second[token];
+    const std::vector<double>& steps = activations[token];
     // A token is appended at the step of its number, and active then.
     double before = token, longest = 0;
     for (const double step : steps) {

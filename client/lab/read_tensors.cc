@@ -176,6 +176,18 @@ absl::StatusOr<Piece> PieceOf(const std::string& name, const Json& entry, uint64
 
 }  // namespace
 
+std::vector<std::vector<double>> Tensors::FindRows(const std::string& name) const {
+  if (const auto found = ragged.find(name); found != ragged.end()) return found->second;
+  std::vector<std::vector<double>> rows;
+  const Tensor* const tensor = Find(name);
+  if (tensor == nullptr || tensor->shape.size() != 2) return rows;
+  const auto columns = static_cast<ptrdiff_t>(tensor->shape[1]);
+  for (auto at = tensor->values.begin(); at != tensor->values.end(); at += columns) {
+    rows.emplace_back(at, at + columns);
+  }
+  return rows;
+}
+
 absl::StatusOr<Tensors> ParseSafetensors(const std::string& bytes) {
   uint64_t header_bytes = 0;
   if (bytes.size() < sizeof(header_bytes)) return absl::InvalidArgumentError("shorter than 8 bytes");
@@ -222,7 +234,7 @@ absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& po
   Json json;
   try {
     json = Json::parse(text);
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(error.what());
   }
   if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");

@@ -27,6 +27,8 @@ struct Tensors {
     const auto found = by_name.find(name);
     return found == by_name.end() ? nullptr : &found->second;
   }
+  // Lists of numbers, whether or not they are of one length; empty if there are none by that name.
+  std::vector<std::vector<double>> FindRows(const std::string& name) const;
 };
 
 // A file of JSON or, by its name's end, safetensors. A JSON object that has no tensors of its own but a member `policy`

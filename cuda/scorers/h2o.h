@@ -13,7 +13,7 @@ namespace kvpool::scorers {
 struct H2o {
   enum : uint32_t { kRecent, kSinks };
   static constexpr ParamFacts kParams[] = {
-      {"recent", ParamType::kInt, 0, 0, 1 << 30, "", "most recent tokens that stay; 0: half the budget"},
+      {"recent", ParamType::kInt, -1, -1, 1 << 30, "", "most recent tokens that stay; -1: half the budget"},
       {"sinks", ParamType::kInt, 0, 0, 1 << 20, "", "tokens at the start that stay (D2O's copy: 4)"},
   };
   static constexpr PolicyFacts kFacts = {
@@ -25,7 +25,7 @@ struct H2o {
       .needs = kNeedMass,
       .params = kParams,
       .protect = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> Protection {
-        const uint32_t recent = params.Int(kRecent) != 0 ? params.Int(kRecent) : budget_tokens / 2;
+        const uint32_t recent = params[kRecent] < 0 ? budget_tokens / 2 : params.Int(kRecent);
         return {.first_tokens = params.Int(kSinks), .last_tokens = recent};
       },
   };

@@ -2,6 +2,7 @@
 
 #include "cuda/scorers/element.h"
 #include "cuda/scorers/features.h"
+#include "cuda/scorers/host_window.h"
 #include "cuda/scorers/window.h"
 
 namespace kvpool::scorers {
@@ -29,17 +30,6 @@ struct Dots {
   }
 };
 
-struct Window {
-  const HostTeam& team;
-  const ScoreContext& context;
-  uint32_t plane;
-  template <KvDtype dtype>
-  void Run() const {
-    WindowLse<dtype>(team, context, plane);
-    WindowStatistics<dtype>(team, context, plane);
-  }
-};
-
 }  // namespace
 
 void RecordLayer(const HostTeam& team, const KvView& kv, const RecordLayout& at, uint32_t block,
@@ -51,9 +41,13 @@ void DotPlaneWithAnchor(const HostTeam& team, const ScoreContext& context, uint3
   WithDtype(context.kv.dtype, Dots{team, context, plane});
 }
 
-void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane) {
+void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane, float* scratch) {
   LoadQueries(team, context, plane);
-  WithDtype(context.kv.dtype, Window{team, context, plane});
+  const HostRows& code = team.code();
+  code.attend_window({.context = &context,
+                      .plane = plane,
+                      .scratch = scratch,
+                      .widen = code.widen[static_cast<int>(context.kv.dtype)]});
 }
 
 }  // namespace kvpool::scorers

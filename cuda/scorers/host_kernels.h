@@ -14,8 +14,8 @@ namespace kvpool::scorers {
 void RecordLayer(const HostTeam& team, const KvView& kv, const RecordLayout& at, uint32_t block,
                  uint32_t layer, float* record);
 void DotPlaneWithAnchor(const HostTeam& team, const ScoreContext& context, uint32_t plane);
-// What the query window says of each of the plane's tokens.
-void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane);
+// What the query window says of each of the plane's tokens. `scratch` has WindowScratchFloats.
+void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane, float* scratch);
 
 }  // namespace kvpool::scorers
 

@@ -1,4 +1,5 @@
-// Sums over rows of K and V whose elements lie side by side: what the host's time goes into.
+// What the host's time goes into, by instruction set: sums over rows of K and V whose elements lie side by side, such
+// rows as floats, and the attention of a query window (host_window.h).
 //
 // Intrinsics per instruction set: the compiler's own vector code for the same loops reads f16 and fp8 at a tenth of the
 // memory's speed (its conversions go through memory); kvpool-bench's section score shows both.
@@ -24,11 +25,14 @@ struct RowsOfType {
   uint32_t result_step = 1;
 };
 
+struct WindowPass;
 inline constexpr int kDtypes = 5;
 inline constexpr int kRowOps = 3;
 struct HostRows {
   const char* name;  // "compiler", "avx2", "avx512".
   void (*run[kDtypes][kRowOps])(const RowsOfType& rows);
+  void (*widen[kDtypes])(const unsigned char* row, uint32_t dim, float* to);
+  void (*attend_window)(const WindowPass& pass);
 };
 
 // The best that this processor runs; the same for the life of the process.

@@ -29,6 +29,8 @@ class HostTeam : public OneLane {
         {first, stride_bytes, rows, dim, nullptr, norms, step});
   }
 
+  const HostRows& code() const { return *rows_; }
+
  private:
   const HostRows* rows_;
 };

@@ -17,8 +17,8 @@ namespace kvpool::scorers {
 struct Roco {
   enum : uint32_t { kRecent, kProtectLast };
   static constexpr ParamFacts kParams[] = {
-      {"recent", ParamType::kInt, 0, 0, 1 << 30, "",
-       "taken off the number of candidates; 0: 0.3 of the budget"},
+      {"recent", ParamType::kInt, -1, -1, 1 << 30, "",
+       "taken off the number of candidates; -1: 0.3 of the budget"},
       {"protect_last", ParamType::kInt, -1, -1, 1 << 30, "",
        "most recent tokens that count as varying most; -1: as many as recent (the authors' code: 10)"},
   };
@@ -37,7 +37,7 @@ struct Roco {
   KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
                                        float* scores) {
     const uint32_t budget = plane.budget_tokens == 0 ? plane.tokens : plane.budget_tokens;
-    const uint32_t recent = params.Int(kRecent) != 0 ? params.Int(kRecent) : budget * 3 / 10;
+    const uint32_t recent = params[kRecent] < 0 ? budget * 3 / 10 : params.Int(kRecent);
     const uint32_t protect_last = params[kProtectLast] < 0 ? recent : params.Int(kProtectLast);
     float* const deviations = plane.scratch;
     for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) {

@@ -4,6 +4,7 @@
 #include "cuda/scorers/features.h"
 #include "cuda/scorers/host_kernels.h"
 #include "cuda/scorers/host_team.h"
+#include "cuda/scorers/host_window.h"
 #include "cuda/scorers/policy_kernels.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/check.h"
@@ -13,15 +14,17 @@ namespace {
 
 // Items of work small enough to spread over threads, large enough not to be all hand-over.
 constexpr uint32_t kPacksAnItem = 64;
+constexpr uint32_t kBlocksAWorker = 4;
 
 // Everything about one plane up to its token scores.
-void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, uint32_t plane, uint32_t worker) {
+void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* window_scratch, uint32_t plane,
+                   uint32_t worker) {
   const HostTeam team;
   const BoundPolicy& policy = plan.request.policy;
   const uint64_t first = uint64_t{plane} * context.shape().tokens;
   if (plan.record.floats > 0) UnpackPlane(team, context, plane);
   if (context.anchors != nullptr) DotPlaneWithAnchor(team, context, plane);
-  if (plan.reads_window) AttendPlane(team, context, plane);
+  if (plan.reads_window) AttendPlane(team, context, plane, window_scratch);
   if (policy.has_host()) {
     ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);
   }
@@ -91,22 +94,30 @@ void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uin
                     float* const* records, HostWorkers* workers) {
   if (plan.record.floats == 0) return;
   const HostTeam team;
-  // A block's layers lie one after the other: one thread reads on where it is.
+  // A block's layers lie one after the other, and a thread that reads on where it is reads faster: whole blocks, where
+  // there are enough of them for all threads.
   const uint32_t layers = kv.shape.layers;
-  workers->Run(count * layers, [&](uint32_t item, uint32_t) {
-    RecordLayer(team, kv, plan.record, first + item / layers, item % layers, records[item / layers]);
+  const uint32_t parts = count >= kBlocksAWorker * workers->count() ? 1 : layers;
+  workers->Run(count * parts, [&](uint32_t item, uint32_t) {
+    const uint32_t first_layer = parts == 1 ? 0 : item % layers;
+    const uint32_t end_layer = parts == 1 ? layers : first_layer + 1;
+    for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
+      RecordLayer(team, kv, plan.record, first + item / parts, layer, records[item / parts]);
+    }
   });
 }
 
 void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,
               const ScoreOutput& output, HostWorkers* workers) {
-  const ScoreContext context =
-      LayOut(plan, input, reinterpret_cast<uint64_t>(workspace.data()), workers->count());
-  KVPOOL_CHECK(WorkspaceBytes(plan, workers->count()) <= workspace.size(),
+  const uint64_t start = reinterpret_cast<uint64_t>(workspace.data());
+  const ScoreContext context = LayOut(plan, input, start, workers->count());
+  KVPOOL_CHECK(HostWorkspaceBytes(plan, workers->count()) <= workspace.size(),
                "workspace of %zu bytes for %u threads", workspace.size(), workers->count());
   const KvShape& shape = plan.request.shape;
-  workers->Run(shape.planes(),
-               [&](uint32_t plane, uint32_t worker) { ScoreOnePlane(plan, context, plane, worker); });
+  float* const window_scratch = reinterpret_cast<float*>(start + WorkspaceBytes(plan, workers->count()));
+  workers->Run(shape.planes(), [&](uint32_t plane, uint32_t worker) {
+    ScoreOnePlane(plan, context, window_scratch + worker * WindowScratchFloats(shape), plane, worker);
+  });
   float* const rows = output.token_scores != nullptr ? output.token_scores : context.row_scores;
   if (plan.request.scope == Scope::kHead) {
     std::memcpy(rows, context.plane_scores, uint64_t{shape.planes()} * shape.tokens * sizeof(float));

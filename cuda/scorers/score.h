@@ -80,6 +80,8 @@ void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uin
 // side, where `workspace` is a device address.
 ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t workspace, uint32_t scratches);
 size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches);
+// With what the host's threads need for a query window: plan.workspace_bytes.
+size_t HostWorkspaceBytes(const ScorePlan& plan, uint32_t workers);
 
 // Any output may be null. REQUIRES: workspace of plan.workspace_bytes, aligned to 64.
 void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "cuda/scorers/host_window.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/status_macros.h"
 
@@ -148,6 +149,11 @@ size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches) {
   return Arrange(plan, plan.window, 0, scratches, &context);
 }
 
+size_t HostWorkspaceBytes(const ScorePlan& plan, uint32_t workers) {
+  const uint64_t window = plan.reads_window ? WindowScratchFloats(plan.request.shape) * sizeof(float) : 0;
+  return WorkspaceBytes(plan, workers) + workers * window;
+}
+
 ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t workspace, uint32_t scratches) {
   ScoreContext context;
   Arrange(plan, plan.window, workspace, scratches, &context);
@@ -183,7 +189,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   plan.record = LayOutRecord(shape, plan.needs);
   plan.rows = RowsOf(request);
   plan.reads_window = ReadsWindow(plan.needs, signals);
-  plan.workspace_bytes = WorkspaceBytes(plan, workers);
+  plan.workspace_bytes = HostWorkspaceBytes(plan, workers);
   return plan;
 }
 

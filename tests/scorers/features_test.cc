@@ -95,7 +95,7 @@ void CheckRecord(const Sequence& sequence, const HostRows& rows) {
 TEST(FeaturesTest, EveryTypeLayoutAndInstructionSet) {
   for (const KvDtype dtype : kDtypes) {
     for (const Arrangement arrangement : kArrangements) {
-      for (const uint32_t dim : {1u, 16u, 33u}) {
+      for (const uint32_t dim : {1u, 16u, 33u, 136u}) {
         const Sequence sequence({.k_dim = dim,
                                  .v_dim = dim + 3,
                                  .tokens_per_block = 20,
@@ -105,6 +105,39 @@ TEST(FeaturesTest, EveryTypeLayoutAndInstructionSet) {
       }
     }
   }
+}
+
+// Norms of rows with one element that is not 0, at every place where vectors and what is left of them meet.
+template <KvDtype dtype, typename Storage>
+void CheckNormOfEveryCode(uint32_t step) {
+  constexpr uint32_t kDim = 71, kRows = 5;
+  std::vector<Storage> elements(kRows * kDim);
+  std::vector<float> norms(kRows);
+  for (const HostRows* rows : RunnableHostRows()) {
+    for (uint32_t code = 0; code < (1u << 8 * sizeof(Storage)); code += step) {
+      const uint32_t row = code / step % kRows, d = code / step % kDim;
+      elements[row * kDim + d] = static_cast<Storage>(code);
+      HostTeam(*rows).NormsOfRows<dtype>(reinterpret_cast<const unsigned char*>(elements.data()),
+                                         kDim * sizeof(Storage), kRows, kDim, norms.data(), 1);
+      const float x = Element<dtype>::Load(static_cast<Storage>(code));
+      const float expected = std::sqrt(x * x);
+      for (uint32_t i = 0; i < kRows; ++i) {
+        if (i == row && std::isnan(x)) {
+          ASSERT_TRUE(std::isnan(norms[i])) << rows->name << " " << code;
+        } else {
+          ASSERT_EQ(norms[i], i == row ? expected : 0) << rows->name << " " << code;
+        }
+      }
+      elements[row * kDim + d] = 0;
+    }
+  }
+}
+
+TEST(FeaturesTest, NormsOfEveryCode) {
+  CheckNormOfEveryCode<KvDtype::kFp8E4m3, uint8_t>(1);
+  CheckNormOfEveryCode<KvDtype::kFp8E5m2, uint8_t>(1);
+  CheckNormOfEveryCode<KvDtype::kF16, uint16_t>(7);
+  CheckNormOfEveryCode<KvDtype::kBf16, uint16_t>(7);
 }
 
 TEST(FeaturesTest, WithoutValues) {
