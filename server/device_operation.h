@@ -51,8 +51,7 @@ struct SequenceWork {
   std::vector<uint64_t> addresses;  // Of its blocks, on the device.
   scorers::KvView kv;               // kv.blocks are the addresses.
   StagedSignals signals;
-  bool scored = true;       // False: only moved.
-  scorers::ScorePlan plan;  // If scored.
+  scorers::ScorePlan plan;  // Of a sequence that is scored, and not only moved.
 };
 
 struct DeviceOperation {
