@@ -208,6 +208,26 @@ absl::StatusOr<std::unique_ptr<RawEngine>> OpenScored(const std::string& socket)
   return engine;
 }
 
+// Results of four operations, those that came late among them.
+std::vector<v1::OperationResult> AllResults(StepStream* stream, uint64_t sequence, int count) {
+  std::vector<v1::OperationResult> results(count);
+  for (int missing = count; missing > 0;) {
+    v1::StepResponse answer;
+    if (!stream->Read(&answer)) break;
+    for (int i = 0; i < answer.results_size(); ++i) {
+      if (answer.results(i).parked()) continue;
+      results[i] = answer.results(i);
+      --missing;
+    }
+    for (const v1::Completion& completion : answer.completions()) {
+      EXPECT_EQ(completion.sequence(), sequence);
+      results[completion.index()] = completion.result();
+      --missing;
+    }
+  }
+  return results;
+}
+
 TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   Start();
   absl::StatusOr<std::unique_ptr<RawEngine>> opened = OpenScored(daemon_->socket());
@@ -215,44 +235,41 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   RawEngine& engine = **opened;
   const auto blocks = engine.Lease(5);
   ASSERT_TRUE(blocks.ok()) << blocks.status();
+  v1::Sequence sequence;
+  sequence.mutable_blocks()->Add(blocks->begin(), blocks->end());
+  const auto call = [&engine](auto method, auto request, auto* result) {
+    *request.mutable_call() = engine.NextCall();
+    grpc::ClientContext context;
+    const grpc::Status status = (engine.stub().*method)(&context, request, result);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  };
 
   v1::ScoreRequest score;
-  *score.mutable_call() = engine.NextCall();
-  score.mutable_score()->mutable_sequence()->mutable_blocks()->Add(blocks->begin(), blocks->end());
+  *score.mutable_score()->mutable_sequence() = sequence;
   score.mutable_score()->set_block_scores(true);
   v1::ScoreResult scored;
-  grpc::ClientContext score_context;
-  ASSERT_TRUE(engine.stub().Score(&score_context, score, &scored).ok());
+  call(&v1::Engine::Stub::Score, score, &scored);
   EXPECT_EQ(scored.block_scores_size(), 5);
-
   v1::PruneRequest prune;
-  *prune.mutable_call() = engine.NextCall();
-  *prune.mutable_prune()->mutable_sequence() = score.score().sequence();
+  *prune.mutable_prune()->mutable_sequence() = sequence;
   prune.mutable_prune()->set_budget_blocks(4);
   prune.mutable_prune()->set_dry_run(true);
   v1::PruneResult pruned;
-  grpc::ClientContext prune_context;
-  ASSERT_TRUE(engine.stub().Prune(&prune_context, prune, &pruned).ok());
+  call(&v1::Engine::Stub::Prune, prune, &pruned);
   EXPECT_EQ(pruned.victims_size(), 1);
-
   v1::CompactRequest compact;
-  *compact.mutable_call() = engine.NextCall();
-  *compact.mutable_compact()->mutable_sequence() = score.score().sequence();
+  *compact.mutable_compact()->mutable_sequence() = sequence;
   compact.mutable_compact()->mutable_keep()->add_positions(20);
   compact.mutable_compact()->set_keep_sources(true);
   v1::CompactResult compacted;
-  grpc::ClientContext compact_context;
-  ASSERT_TRUE(engine.stub().Compact(&compact_context, compact, &compacted).ok());
+  call(&v1::Engine::Stub::Compact, compact, &compacted);
   EXPECT_EQ(compacted.table_size(), 1);
-
   v1::PlanBudgetsRequest plan;
-  *plan.mutable_call() = engine.NextCall();
   plan.mutable_plan_budgets()->set_method(v1::BUDGET_METHOD_UNIFORM);
   plan.mutable_plan_budgets()->set_layers(2);
   plan.mutable_plan_budgets()->set_tokens_per_layer(9);
   v1::PlanBudgetsResult planned;
-  grpc::ClientContext plan_context;
-  ASSERT_TRUE(engine.stub().PlanBudgets(&plan_context, plan, &planned).ok());
+  call(&v1::Engine::Stub::PlanBudgets, plan, &planned);
   EXPECT_EQ(planned.budget_tokens_size(), 2);
 
   grpc::ClientContext context;
@@ -261,35 +278,16 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   *batch.add_operations()->mutable_score() = score.score();
   *batch.add_operations()->mutable_prune() = prune.prune();
   *batch.add_operations()->mutable_plan_budgets() = plan.plan_budgets();
-  batch.add_operations()->mutable_release()->mutable_blocks()->Add(blocks->begin(), blocks->end());
+  *batch.add_operations()->mutable_release()->mutable_blocks() = sequence.blocks();
   ASSERT_TRUE(stream->Write(batch));
-  std::vector<v1::OperationResult> results(4);
-  size_t missing = 4;
-  while (missing > 0) {
-    v1::StepResponse answer;
-    ASSERT_TRUE(stream->Read(&answer));
-    for (int i = 0; i < answer.results_size(); ++i) {
-      if (answer.results(i).parked()) continue;
-      results[i] = answer.results(i);
-      --missing;
-    }
-    for (const v1::Completion& completion : answer.completions()) {
-      EXPECT_EQ(completion.sequence(), batch.sequence());
-      results[completion.index()] = completion.result();
-      --missing;
-    }
-  }
-  scored.set_blocks_read(0);  // Kept since.
+  const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 4);
+  scored.set_blocks_read(0);  // Features are kept since.
   pruned.set_blocks_read(0);
   EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
   EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
   EXPECT_EQ(results[2].plan_budgets().SerializeAsString(), planned.SerializeAsString());
+  EXPECT_TRUE(results[3].has_release());
   EXPECT_EQ(results[3].release().refused_size(), 0);
-  stream->WritesDone();
-  v1::StepResponse rest;
-  while (stream->Read(&rest)) {
-  }
-  EXPECT_TRUE(stream->Finish().ok());
 }
 
 TEST_F(RpcTest, AStreamOpensItsOwnSession) {
