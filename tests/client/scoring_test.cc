@@ -129,7 +129,9 @@ TEST_F(ScoringTest, DecodingHoldsItsBudgetAndAttendsToWhatIsLeft) {
     for (const uint32_t victim : pruned->victims()) {
       positions_.erase(positions_.begin() + victim * 4, positions_.begin() + victim * 4 + 4);
     }
-    if (block > 8) EXPECT_EQ(pruned->blocks_read(), 1);
+    if (block > 8) {
+      EXPECT_EQ(pruned->blocks_read(), 1);
+    }
     ExpectAttentionOfSurvivors(sequence);
   }
   EXPECT_EQ(sequence.tokens(), kBudget);
@@ -202,7 +204,9 @@ TEST_F(ScoringTest, APrunedSequenceNeverSealsUnderItsOldKeys) {
     auto sequence = std::make_unique<LiveSequence>(session_.get());
     Generate(sequence.get(), 16);
     EXPECT_TRUE(sequence->Seal()->has_value());
-    if (prune) EXPECT_EQ(sequence->Prune(BudgetOf(12), Soon())->victims_size(), 1);
+    if (prune) {
+      EXPECT_EQ(sequence->Prune(BudgetOf(12), Soon())->victims_size(), 1);
+    }
     EXPECT_FALSE(sequence->Seal()->has_value()) << "nothing is new";
     Generate(sequence.get(), 4);
     return sequence;

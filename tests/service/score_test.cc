@@ -98,7 +98,9 @@ TEST_F(ScoreTest, AtSteadyStateOneBlockLeavesPerBlockOfTokens) {
     EXPECT_EQ(Prune(engine.get(), partial).victims_size(), 0);
     const v1::PruneResult result = Prune(engine.get(), PruneOp(table, kBudget));
     EXPECT_EQ(result.victims_size(), step < 4 ? 0 : 1);
-    if (step > 4) EXPECT_EQ(result.blocks_read(), 1) << "features of the others are kept";
+    if (step > 4) {
+      EXPECT_EQ(result.blocks_read(), 1) << "features of the others are kept";
+    }
     table = TableOf(result);
     EXPECT_LE(result.kept_tokens(), kBudget);
     EXPECT_EQ(Blocks().leased(), table.size() + 1);
