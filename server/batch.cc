@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/status_macros.h"
 #include "server/budget_plan.h"
 #include "server/validate.h"
 
@@ -194,27 +195,32 @@ void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Pla
   }
   const uint64_t due = session->parked.Due(operation);
   const bool waits = due > session->passed, held_up = session->parked.HeldUp(operation);
-  const bool on_device = NeedsDevice(operation);
-  if (!waits && !held_up && !on_device) return ApplyVerb(member, operation, now, result, deferred);
-  const absl::Status room = CheckRoom(*member, operation, due);
-  if (!room.ok()) return SetStatus(room, result);
+  if (!waits && !held_up && !NeedsDevice(operation)) {
+    return ApplyVerb(member, operation, now, result, deferred);
+  }
+  const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, now);
+  if (!parked.ok()) return SetStatus(parked, result);
+  result->set_parked(true);
+}
+
+absl::Status Batches::ParkOrStart(Member* member, const v1::Operation& operation, const Place& place,
+                                  uint64_t due, bool held_up, uint64_t now) {
+  Session* session = member->session;
+  RETURN_IF_ERROR(CheckRoom(*member, operation, due));
   ParkedVerb verb{.member = member,
                   .sequence = place.sequence,
                   .index = place.index,
                   .operation = operation,
                   .on_stream = place.waiter == nullptr};
-  if (!waits && !held_up) {
-    const absl::Status started = StartOnDevice(&verb, place.waiter, now);
-    if (!started.ok()) return SetStatus(started, result);
+  const bool waits = due > session->passed;
+  if (!waits && !held_up) return StartOnDevice(&verb, place.waiter, now);
+  if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
+  if (waits) {
+    session->parked.Park(due, std::move(verb));
   } else {
-    if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
-    if (waits) {
-      session->parked.Park(due, std::move(verb));
-    } else {
-      session->parked.ParkBehind(std::move(verb));
-    }
+    session->parked.ParkBehind(std::move(verb));
   }
-  result->set_parked(true);
+  return absl::OkStatus();
 }
 
 absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const {

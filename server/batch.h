@@ -55,6 +55,9 @@ class Batches {
   // Starts a device operation, as which the verb is parked then, with `waiter` unless that is null: both are moved from.
   // After an error they are not.
   absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
+  // What can't be applied now: parked until step `due`, behind another verb, or on the device.
+  absl::Status ParkOrStart(Member* member, const v1::Operation& operation, const Place& place, uint64_t due,
+                           bool held_up, uint64_t now);
   // RESOURCE_EXHAUSTED: the session has too much parked to park this as well.
   absl::Status CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const;
   absl::Status CheckDeviceRoom(const Member& member, const v1::Operation& operation) const;

@@ -36,7 +36,6 @@ void ForEachBlock(const v1::Operation& operation, Visit visit) {
 }  // namespace
 
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation) {
-  static const auto* const none = new google::protobuf::RepeatedField<uint64_t>();
   switch (operation.verb_case()) {
     case v1::Operation::kSeal:
       return operation.seal().blocks();
@@ -64,9 +63,9 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
     case v1::Operation::VERB_NOT_SET:
-      return *none;
+      return v1::Release::default_instance().blocks();  // None.
   }
-  return *none;
+  return v1::Release::default_instance().blocks();  // None.
 }
 
 BlockLists BlockListsOf(const v1::Operation& operation) {

@@ -134,7 +134,8 @@ bool MayWait(v1::Operation::VerbCase verb) {
 // Blocks and keys named. Nothing here was checked yet: no product can overflow, sizes are of data at hand.
 uint64_t NamesIn(const v1::Operation& operation) {
   if (operation.has_lease()) return operation.lease().count();
-  uint64_t names = CountBlocks(operation);
+  if (!operation.has_match()) return CountBlocks(operation);
+  uint64_t names = 0;
   for (const v1::GroupKeys& group : operation.match().groups()) {
     names += group.keys().size() / (group.key_bytes() == 0 ? 1 : group.key_bytes());
   }
