@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "client/replay/board.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 #include "kvpool/v1/layout.pb.h"
 
 namespace kvpool::replay {

@@ -22,7 +22,7 @@
 #include "client/replay/engine.h"
 #include "client/replay/local_daemon.h"
 #include "client/replay/replay.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 #include "client/tools/operator_client.h"
 #include "client/tools/text.h"
 #include "proto/support/flags.h"

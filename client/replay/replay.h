@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "client/replay/board.h"
 #include "client/replay/exact_lru.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 #include "kvpool/v1/operator.pb.h"
 
 namespace kvpool::replay {

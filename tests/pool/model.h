@@ -119,7 +119,7 @@ class Model {
   MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,
                          uint64_t steps);
 
-  std::map<int, std::vector<uint32_t>> order_;  // Cached blocks by priority, next victim first.
+  std::vector<uint32_t> order_;  // Cached blocks by last use, the oldest first.
   std::vector<uint32_t> free_stack_;
   uint32_t next_new_ = 1;
   std::vector<int> unused_slots_;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/layouts.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 #include "client/session.h"
 #include "client/tools/text.h"
 #include "tests/support/daemon_process.h"
