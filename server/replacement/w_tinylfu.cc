@@ -7,7 +7,13 @@ namespace kvpool {
 void WTinyLfuPolicy::OnInsert(BlockId block, const Content& content) {
   sketch_.Add(content.hash);
   Insert(Index(block), content.hash, kWindow);
+  // While the pool fills, what leaves the window displaces nothing.
+  if (resident() <= most_resident_) return;
+  most_resident_ = resident();
+  if (WindowIsOver()) Move(Oldest(kWindow), kProbation);
 }
+
+bool WTinyLfuPolicy::WindowIsOver() const { return size(kWindow) > std::max<uint32_t>(1, resident() / 100); }
 
 void WTinyLfuPolicy::OnHit(BlockId block, uint64_t) {
   const uint32_t b = Index(block);
@@ -25,19 +31,13 @@ uint32_t WTinyLfuPolicy::OldestOfMain() const {
   return b != 0 ? b : OldestOffered(kProtected);
 }
 
-// A newcomer that stays leaves the window: the window's overflow ends.
 BlockId WTinyLfuPolicy::Victim(uint64_t) {
-  while (size(kWindow) > std::max<uint32_t>(1, resident() / 100)) {
-    const uint32_t newcomer = OldestOffered(kWindow);
-    const uint32_t old = OldestOfMain();
-    if (newcomer == 0) break;
-    // Until main has had its share there is nothing to be displaced.
-    if (old == 0 || sketch_.Count(hash(newcomer)) <= sketch_.Count(hash(old))) return BlockId{newcomer};
-    Move(newcomer, kProbation);
-    return BlockId{old};
-  }
+  const uint32_t newcomer = OldestOffered(kWindow);
   const uint32_t old = OldestOfMain();
-  return BlockId{old != 0 ? old : OldestOffered(kWindow)};
+  if (newcomer == 0 || (old != 0 && !WindowIsOver())) return BlockId{old};
+  if (old == 0 || sketch_.Count(hash(newcomer)) <= sketch_.Count(hash(old))) return BlockId{newcomer};
+  Move(newcomer, kProbation);
+  return BlockId{old};
 }
 
 }  // namespace kvpool

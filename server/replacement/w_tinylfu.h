@@ -28,9 +28,11 @@ class WTinyLfuPolicy final : public QueuePolicy<3> {
 
  private:
   enum Queue { kWindow, kProbation, kProtected };
+  bool WindowIsOver() const;
   uint32_t OldestOfMain() const;
 
   FrequencySketch sketch_;
+  uint32_t most_resident_ = 0;
 };
 
 }  // namespace kvpool
