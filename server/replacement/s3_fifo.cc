@@ -17,8 +17,8 @@ void S3FifoPolicy::OnHit(BlockId block, uint64_t) {
 void S3FifoPolicy::OnEvict(BlockId block) {
   const uint32_t b = Index(block);
   if (queue(b) == kSmall) ghost_.Add(hash(b), 0);
+  ghost_.Trim(static_cast<uint32_t>(uint64_t{resident()} * 9 / 10));
   Remove(b);
-  ghost_.Trim(std::max(size(kMain), resident() / 10 * 9));
 }
 
 // Each turn moves a block out of small, or takes a hit off one of main: both end.

@@ -11,7 +11,7 @@
 namespace kvpool {
 
 // Three FIFO queues: small, of a tenth of the blocks, where new contents begin; main; and a ghost as long as
-// main. A content counts its hits, up to 3. What leaves small goes to main if it had more than one, else to
+// main may be. A content counts its hits, up to 3. What leaves small goes to main if it had more than one, else to
 // the ghost; what comes back while the ghost knows it begins in main. What leaves main with hits begins there
 // anew with one fewer.
 class S3FifoPolicy final : public QueuePolicy<2> {

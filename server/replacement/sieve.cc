@@ -14,13 +14,21 @@ void SievePolicy::OnOffer(BlockId block) {
 
 void SievePolicy::OnWithdraw(BlockId block) { HeapOf(nodes_[Index(block)]).Remove(Index(block)); }
 
+void SievePolicy::OnEvict(BlockId block) {
+  if (nodes_[Index(block)].place != hand_) return;
+  ++hand_;
+  if (ahead().empty()) BeginAnew();
+}
+
+void SievePolicy::BeginAnew() {
+  ahead_ = 1 - ahead_;
+  hand_ = 0;
+}
+
 BlockId SievePolicy::Victim(uint64_t) {
   if (offered() == 0) return kNullBlock;
   for (;;) {
-    if (ahead().empty()) {
-      ahead_ = 1 - ahead_;
-      hand_ = 0;
-    }
+    if (ahead().empty()) BeginAnew();
     const uint32_t b = ahead().first();
     SieveNode& node = nodes_[b];
     if (!node.visited) {

@@ -17,7 +17,7 @@ struct SieveNode {
 };
 
 // The hand moves from old to new over the blocks on offer and clears their marks; what it finds without one
-// leaves. At the end it begins anew with the oldest. Blocks that may not leave are passed with their marks.
+// leaves. When nothing newer is left it begins anew with the oldest. Blocks that may not leave are passed with their marks.
 class SievePolicy final : public ReplacementPolicy {
  public:
   explicit SievePolicy(const PolicyOptions& options);
@@ -28,7 +28,7 @@ class SievePolicy final : public ReplacementPolicy {
   }
   void OnHit(BlockId block, uint64_t) override { nodes_[Index(block)].visited = 1; }
   void OnUsed(BlockId, uint64_t) override {}
-  void OnEvict(BlockId) override {}
+  void OnEvict(BlockId block) override;
   void OnOffer(BlockId block) override;
   void OnWithdraw(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
@@ -43,6 +43,9 @@ class SievePolicy final : public ReplacementPolicy {
   const OfferHeap& ahead() const { return heaps_[ahead_]; }
   const OfferHeap& behind() const { return heaps_[1 - ahead_]; }
   OfferHeap& HeapOf(const SieveNode& node) { return heaps_[node.place >= hand_ ? ahead_ : 1 - ahead_]; }
+
+  // The next sweep. REQUIRES: nothing is ahead.
+  void BeginAnew();
 
   VirtualArray<SieveNode> nodes_;
   HeapPlaces heap_places_;

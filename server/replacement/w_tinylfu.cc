@@ -10,10 +10,10 @@ void WTinyLfuPolicy::OnInsert(BlockId block, const Content& content) {
   // While the pool fills, what leaves the window displaces nothing.
   if (resident() <= most_resident_) return;
   most_resident_ = resident();
-  if (WindowIsOver()) Move(Oldest(kWindow), kProbation);
+  if (size(kWindow) > WindowSize()) Move(Oldest(kWindow), kProbation);
 }
 
-bool WTinyLfuPolicy::WindowIsOver() const { return size(kWindow) > std::max<uint32_t>(1, resident() / 100); }
+uint32_t WTinyLfuPolicy::WindowSize() const { return std::max<uint32_t>(1, resident() / 100); }
 
 void WTinyLfuPolicy::OnHit(BlockId block, uint64_t) {
   const uint32_t b = Index(block);
@@ -31,10 +31,11 @@ uint32_t WTinyLfuPolicy::OldestOfMain() const {
   return b != 0 ? b : OldestOffered(kProtected);
 }
 
+// Room is made for a newcomer to come: a full window is about to overflow.
 BlockId WTinyLfuPolicy::Victim(uint64_t) {
   const uint32_t newcomer = OldestOffered(kWindow);
   const uint32_t old = OldestOfMain();
-  if (newcomer == 0 || (old != 0 && !WindowIsOver())) return BlockId{old};
+  if (newcomer == 0 || (old != 0 && size(kWindow) < WindowSize())) return BlockId{old};
   if (old == 0 || sketch_.Count(hash(newcomer)) <= sketch_.Count(hash(old))) return BlockId{newcomer};
   Move(newcomer, kProbation);
   return BlockId{old};

@@ -28,7 +28,7 @@ class WTinyLfuPolicy final : public QueuePolicy<3> {
 
  private:
   enum Queue { kWindow, kProbation, kProtected };
-  bool WindowIsOver() const;
+  uint32_t WindowSize() const;
   uint32_t OldestOfMain() const;
 
   FrequencySketch sketch_;

@@ -102,20 +102,27 @@ absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& opt
     return absl::InvalidArgumentError(absl::StrCat("the largest request has ", workload.largest_request(),
                                                    " blocks, the pool ", options.capacity_blocks));
   }
-  const uint32_t max_blocks = options.capacity_blocks + 1;
   const double cost_per_depth =
       options.cost.us_per_token_pair * workload.tokens_per_block / options.cost.us_per_token;
-  ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                   MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = max_blocks,
-                                                                       .seed = options.seed,
-                                                                       .cost_per_depth = cost_per_depth}));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ReplacementPolicy> policy,
+      MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
+                                                          .seed = options.seed,
+                                                          .cost_per_depth = cost_per_depth}));
+  return ReplayWith(workload, options, std::move(policy));
+}
+
+Result ReplayWith(const Workload& workload, const ReplayOptions& options,
+                  std::unique_ptr<ReplacementPolicy> policy) {
   Result result{.policy = options.policy, .capacity_blocks = options.capacity_blocks};
   result.bytes_per_block = policy->bytes_per_block();
   double policy_ns = 0;
   // Ghosts for everything: regret is what an eviction cost, however late.
-  BlockPool pool({.max_blocks = max_blocks, .windows = {0}, .ghosts = std::max(4 * workload.distinct, 64u)},
+  BlockPool pool({.max_blocks = options.capacity_blocks + 1,
+                  .windows = {0},
+                  .ghosts = std::max(4 * workload.distinct, 64u)},
                  std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
-  RETURN_IF_ERROR(pool.Grow(options.capacity_blocks));
+  KVPOOL_CHECK(pool.Grow(options.capacity_blocks).ok(), "%u blocks", options.capacity_blocks);
   Engine engine(&pool);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {

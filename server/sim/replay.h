@@ -3,9 +3,11 @@
 #define KVPOOL_SERVER_SIM_REPLAY_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/replacement/policy.h"
 #include "server/sim/workload.h"
 
 namespace kvpool::sim {
@@ -54,6 +56,10 @@ struct ReplayOptions {
 // Each request matches its chain, leases and seals what is missing, and gives all of it back before the next.
 // INVALID_ARGUMENT: an unknown policy, or a request has more blocks than the capacity.
 absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& options);
+
+// The same with a policy of the caller's. REQUIRES: every request fits into the capacity.
+Result ReplayWith(const Workload& workload, const ReplayOptions& options,
+                  std::unique_ptr<ReplacementPolicy> policy);
 
 // The bounds, "opt" and "infinite" in place of a policy's name.
 //

@@ -169,7 +169,7 @@ void Model::Free(uint32_t b) {
   free_stack_.push_back(b);
 }
 
-uint32_t Model::Victim() const {
+uint32_t Model::Victim() {
   std::vector<uint32_t> leaves = order_;
   std::erase_if(leaves, [&](uint32_t b) { return children(b) != 0; });
   // Those of the default priority in the order of their use; of others, uses of one moment by block id.
@@ -178,7 +178,12 @@ uint32_t Model::Victim() const {
     if (blocks[a].priority == 50) return false;
     return std::pair(blocks[a].accessed, a) < std::pair(blocks[b].accessed, b);
   });
-  return leaves.empty() ? 0 : leaves[0];
+  if (leaves.empty()) return 0;
+  if (!has_choices || choices.empty()) return leaves[0];
+  const uint32_t choice = choices.front();
+  choices.erase(choices.begin());
+  const bool plain = blocks[leaves[0]].priority == 50 && blocks[choice].priority == 50;
+  return plain && std::count(leaves.begin(), leaves.end(), choice) != 0 ? choice : leaves[0];
 }
 
 void Model::Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log) {
