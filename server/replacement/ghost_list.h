@@ -49,6 +49,13 @@ class GhostList {
     unused_ = s;
     return true;
   }
+  // Value of the oldest. REQUIRES: there is one.
+  uint64_t oldest() const { return slots_[oldest_].value; }
+  // Oldest first.
+  template <typename Visit>
+  void ForEachValue(Visit visit) const {
+    for (uint32_t s = oldest_; s != kNone; s = slots_[s].newer) visit(slots_[s].value);
+  }
   // Forgets the oldest until there are no more than `most`.
   void Trim(uint32_t most) {
     while (size() > most) Remove(slots_[oldest_].hash);

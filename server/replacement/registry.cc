@@ -6,6 +6,7 @@
 #include "server/replacement/arc.h"
 #include "server/replacement/fifo.h"
 #include "server/replacement/gdsf.h"
+#include "server/replacement/hit_density.h"
 #include "server/replacement/length_aware.h"
 #include "server/replacement/lfu.h"
 #include "server/replacement/lru.h"
@@ -38,6 +39,8 @@ constexpr PolicyEntry kPolicies[] = {
     {"w_tinylfu", "LRU window, and admission by past frequency", Make<WTinyLfuPolicy>},
     {"gdsf", "frequency times the cost of prefill, with ageing", Make<GdsfPolicy>},
     {"length_aware", "least frequently used, deeper in the prompt first", Make<LengthAwarePolicy>},
+    {"hit_density", "fewest hits to come for the room and time, learned by class and age",
+     Make<HitDensityPolicy>},
 };
 
 }  // namespace

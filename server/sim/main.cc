@@ -30,7 +30,7 @@ struct Arguments {
   std::string trace, policy = "all", capacity, plot;
   uint64_t requests = 0, block_bytes = 0, seed = 1,
            threads = std::max(1u, std::thread::hardware_concurrency());
-  double from = 0, to = 1;
+  double from = 0, to = 1, warm_up = 0;
   PrefillCost cost;
   bool json = false, markdown = false, help = false, version = false;
 };
@@ -44,6 +44,7 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("requests", &a->requests, {}, "how many of the trace; 0: all");
   flags->Add("from", &a->from, 1, "begin at this share of the requests");
   flags->Add("to", &a->to, 1, "end at this share of the requests");
+  flags->Add("warm-up", &a->warm_up, 1, "replay this share of the requests without counting their hits");
   flags->Add("block-bytes", &a->block_bytes, {.max = uint64_t{1} << 40},
              "of a block: what advise counts memory in, and what CSV sizes are divided by");
   flags->Add("prefill-us-per-token", &a->cost.us_per_token, 1e9, "cost of prefill: linear part");
@@ -85,10 +86,11 @@ absl::StatusOr<std::string> TracePath(const Arguments& a) {
 
 absl::Status Run(const std::string& verb, const Arguments& a) {
   ASSIGN_OR_RETURN(const std::string path, TracePath(a));
-  ASSIGN_OR_RETURN(
-      const Workload workload,
-      ReadWorkload(path,
-                   {.max_requests = a.requests, .from = a.from, .to = a.to, .block_bytes = a.block_bytes}));
+  ASSIGN_OR_RETURN(const Workload workload, ReadWorkload(path, {.max_requests = a.requests,
+                                                                .from = a.from,
+                                                                .to = a.to,
+                                                                .warm_up = a.warm_up,
+                                                                .block_bytes = a.block_bytes}));
   SweepOptions options{.seed = a.seed,
                        .cost = a.cost,
                        .threads = static_cast<uint32_t>(a.threads),

@@ -85,6 +85,7 @@ std::vector<uint64_t> NextUses(const Workload& w) {
 }  // namespace
 
 void Result::Count(const Workload& workload, const Request& request, uint64_t hits, const PrefillCost& cost) {
+  if (&request < &workload.requests[0] + workload.warm_up) return;
   const uint64_t hit = workload.tokens_in(request, hits);
   ++requests;
   blocks += request.blocks;

@@ -42,7 +42,7 @@ struct Result {
 
   double block_ratio() const { return blocks == 0 ? 0 : static_cast<double>(hit_blocks) / blocks; }
   double token_ratio() const { return tokens == 0 ? 0 : static_cast<double>(hit_tokens) / tokens; }
-  // Counts a request of which `hits` leading blocks were resident.
+  // Counts a request of the workload, behind its warm-up, of which `hits` leading blocks were resident.
   void Count(const Workload& workload, const Request& request, uint64_t hits, const PrefillCost& cost);
 };
 

@@ -137,6 +137,7 @@ absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOpt
   }
   w.requests.resize(end);
   w.requests.erase(w.requests.begin(), w.requests.begin() + static_cast<std::ptrdiff_t>(begin));
+  w.warm_up = static_cast<uint32_t>(options.warm_up * static_cast<double>(w.requests.size()));
   return w;
 }
 

@@ -24,6 +24,7 @@ struct Workload {
   std::string name;
   uint32_t tokens_per_block = 1;
   std::vector<Request> requests;
+  uint32_t warm_up = 0;            // So many requests at the beginning are replayed and not counted.
   std::vector<uint32_t> contents;  // The requests' chains, one behind the other. Numbers from 0.
   uint32_t distinct = 0;           // Contents there are.
 
@@ -37,6 +38,7 @@ struct Workload {
 struct WorkloadOptions {
   uint64_t max_requests = 0;  // 0: all.
   double from = 0, to = 1;    // The part of the requests that is replayed, as shares of all.
+  double warm_up = 0;         // The part of those that is replayed and not counted.
   // CSV: bytes of a block; an object is as many blocks as its size takes. 0: one block, whatever its size.
   uint64_t block_bytes = 0;
 };
