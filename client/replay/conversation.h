@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 
 namespace kvpool::replay {
 

@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "client/replay/board.h"
-#include "client/replay/trace.h"
 #include "kvpool/v1/layout.pb.h"
+#include "proto/support/trace.h"
 
 namespace kvpool::replay {
 

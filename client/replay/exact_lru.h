@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 
 namespace kvpool::replay {
 

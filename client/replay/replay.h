@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "client/replay/board.h"
 #include "client/replay/exact_lru.h"
-#include "client/replay/trace.h"
 #include "kvpool/v1/operator.pb.h"
+#include "proto/support/trace.h"
 
 namespace kvpool::replay {
 

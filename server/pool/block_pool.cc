@@ -224,10 +224,12 @@ uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
     const uint32_t b = Index(blocks[i].id);
     if (!r.records[b].resident()) continue;
     ++touched;
+    const bool offered = r.records[b].has(BlockRecord::kOffered);
+    if (offered) r.Withdraw(b);
     r.records[b].accessed_ms = static_cast<uint32_t>(now);
-    if (r.records[b].state() == BlockState::kCached) {
-      r.policy->OnTouched(blocks[i].id, {.now_ms = now, .priority = r.priority(b)});
-    }
+    r.policy->OnHit(blocks[i].id, now);
+    if (r.records[b].state() == BlockState::kCached) r.policy->OnUsed(blocks[i].id, now);
+    if (offered) r.Offer(b);
   }
   return touched;
 }

@@ -73,8 +73,20 @@ void BlockPool::Rep::CheckStates() const {
     KVPOOL_CHECK(states[s] == counts[s], "%u blocks are in state %zu, %u counted", states[s], s, counts[s]);
   }
   KVPOOL_CHECK(spent == spent_cached, "%u spent blocks are cached, %u counted", spent, spent_cached);
-  KVPOOL_CHECK(policy->size() == count(BlockState::kCached), "the policy has %u blocks, %u are cached",
-               policy->size(), count(BlockState::kCached));
+  size_t offered = 0;
+  for (uint32_t b = 1; b < next_new; ++b) {
+    const BlockRecord& r = records[b];
+    const bool may_leave = r.state() == BlockState::kCached && r.children == 0;
+    KVPOOL_CHECK(r.has(BlockRecord::kOffered) == may_leave,
+                 "block %u in state %d with %u children, on offer: %d", b, static_cast<int>(r.state()),
+                 r.children, r.has(BlockRecord::kOffered));
+    if (may_leave) ++offered;
+    const bool is_retained = may_leave && priority(b) != kDefaultPriority;
+    KVPOOL_CHECK(!is_retained || retained.contains(RetainedKey(b)), "block %u is not among the retained", b);
+  }
+  KVPOOL_CHECK(policy->offered() + retained.size() == offered,
+               "the policy has %u blocks, %zu are retained, %zu may leave", policy->offered(),
+               retained.size(), offered);
 
   uint32_t stacked = 0;
   std::vector<uint32_t> stack;

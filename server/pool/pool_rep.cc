@@ -85,7 +85,7 @@ void BlockPool::Rep::AddRef(uint32_t b, Holder taker) {
   for (; b != 0; b = records[b].parent) {
     BlockRecord& r = records[b];
     if (r.refs++ != 0) return;
-    policy->OnUncached(BlockId{b});
+    if (r.has(BlockRecord::kOffered)) Withdraw(b);
     SetState(b, BlockState::kSealed);
     if (r.spent()) {
       --spent_cached;
@@ -108,8 +108,35 @@ void BlockPool::Rep::DropRefs(uint32_t b, uint32_t refs) {
     } else {
       EndCharge(b);
     }
-    policy->OnCached(BlockId{b}, {.now_ms = now_ms, .priority = priority(b)});
+    policy->OnUsed(BlockId{b}, now_ms);
+    if (r.children == 0) Offer(b);
   }
+}
+
+void BlockPool::Rep::Offer(uint32_t b) {
+  BlockRecord& r = records[b];
+  r.flags |= BlockRecord::kOffered;
+  if (priority(b) == kDefaultPriority) {
+    policy->OnOffer(BlockId{b});
+  } else {
+    retained.insert(RetainedKey(b));
+  }
+}
+
+void BlockPool::Rep::Withdraw(uint32_t b) {
+  records[b].flags &= static_cast<uint8_t>(~BlockRecord::kOffered);
+  if (priority(b) == kDefaultPriority) {
+    policy->OnWithdraw(BlockId{b});
+  } else {
+    retained.erase(RetainedKey(b));
+  }
+}
+
+uint32_t BlockPool::Rep::NextVictim() {
+  const uint32_t first = retained.empty() ? 0 : std::get<2>(*retained.begin());
+  if (first != 0 && std::get<0>(*retained.begin()) < kDefaultPriority) return first;
+  const BlockId chosen = policy->Victim(now_ms);
+  return chosen != kNullBlock ? Index(chosen) : first;
 }
 
 void BlockPool::Rep::Free(uint32_t b) {
@@ -150,9 +177,8 @@ void BlockPool::Rep::PrefetchEviction(uint32_t b) const {
 
 void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
   BlockRecord& r = records[b];
-  KVPOOL_CHECK(r.state() == BlockState::kCached && r.children == 0,
-               "block %u is to leave in state %d with %u children", b, static_cast<int>(r.state()),
-               r.children);
+  KVPOOL_CHECK(r.has(BlockRecord::kOffered), "block %u is to leave in state %d with %u children", b,
+               static_cast<int>(r.state()), r.children);
   // Chains leave from the tail: the parent is likely next.
   if (r.parent != 0) PrefetchEviction(r.parent);
   const auto now32 = static_cast<uint32_t>(now_ms);
@@ -171,23 +197,23 @@ void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>
   }
   ++counters.evicted[static_cast<size_t>(reason)];
 
-  policy->OnUncached(BlockId{b});
+  Withdraw(b);
+  policy->OnEvict(BlockId{b});
   if (r.has(BlockRecord::kProtected)) SetPriority(b, kDefaultPriority, 0);
   const uint32_t parent = r.parent;
   if (r.spent()) --spent_cached;
   Free(b);
   if (parent != 0 && --records[parent].children == 0 && records[parent].state() == BlockState::kCached) {
-    policy->OnChildless(BlockId{parent});
+    Offer(parent);
   }
 }
 
 uint32_t BlockPool::Rep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
   const uint32_t before = count(BlockState::kFree);
   while (count(BlockState::kFree) < free) {
-    scratch_victims.clear();
-    policy->Victims(1, *this, &scratch_victims);
-    if (scratch_victims.empty()) break;
-    Evict(Index(scratch_victims[0]), reason, log);
+    const uint32_t victim = NextVictim();
+    if (victim == 0) break;
+    Evict(victim, reason, log);
   }
   return count(BlockState::kFree) - before;
 }

@@ -22,7 +22,7 @@ namespace kvpool {
 
 // The steps that verbs are composed of. Each keeps the counts, charges and the policy in line with the
 // states; none checks credit: that is done before the first step is taken.
-class BlockPool::Rep final : public ReplacementPolicy::Chain {
+class BlockPool::Rep final {
  public:
   Rep(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
 
@@ -47,7 +47,6 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
   enum class Deadline : uint8_t { kPin, kRetention };
 
   // ---- Looking
-  bool childless(BlockId block) const override { return records[Index(block)].children == 0; }
   BlockRef RefOf(uint32_t b) const { return {BlockId{b}, records[b].generation}; }
   Session* OpenSession(Holder session) {
     const auto i = static_cast<size_t>(session);
@@ -89,6 +88,12 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
   void AddRef(uint32_t b, Holder taker);
   // Fewer refs on a sealed block; what nobody refers to any more is cached, leaf before parent.
   void DropRefs(uint32_t b, uint32_t refs);
+  // The guards of all policies: a block is on offer if and only if it is cached and childless; by the policy if
+  // its priority is the default one, else by `retained`. What decides that changes only while it is not.
+  void Offer(uint32_t b);
+  void Withdraw(uint32_t b);
+  // The next to leave, or 0: cheap ones, the policy's choice, dear ones.
+  uint32_t NextVictim();
   // A leased, quarantined or cached block, out of the index, becomes free, or retired.
   void Free(uint32_t b);
   uint32_t PopFree();
@@ -111,8 +116,8 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
   void StartPin(uint32_t b, TimeMs until);
   // REQUIRES: pinned, and no child is.
   void EndPin(uint32_t b);
-  // REQUIRES: resident. Answers whether the priority was another; telling the policy is the caller's.
-  bool SetPriority(uint32_t b, uint8_t priority, TimeMs until);
+  // REQUIRES: resident.
+  void SetPriority(uint32_t b, uint8_t priority, TimeMs until);
   void DropProtectionIfIdle(uint32_t b);
 
   class Matching;  // match.cc
@@ -152,13 +157,16 @@ class BlockPool::Rep final : public ReplacementPolicy::Chain {
   absl::flat_hash_map<uint32_t, Protection> protections;
   absl::btree_set<std::tuple<TimeMs, uint32_t, Deadline>> deadlines;
   uint32_t protected_blocks = 0;  // Budgeted ones.
+  // On offer, of another priority than the default: by priority, then last use.
+  using Retained = std::tuple<uint8_t, uint32_t, uint32_t>;  // Priority, accessed_ms, block.
+  Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
+  absl::btree_set<Retained> retained;
 
   TimeMs now_ms = 0;
   PoolCounters counters;
   std::vector<Eviction> direct_evictions;
 
   // Memory that verbs would otherwise allocate at each call.
-  std::vector<BlockId> scratch_victims;
   std::vector<BlockKey> scratch_aliases;
   std::vector<std::vector<uint32_t>> scratch_match;
 };

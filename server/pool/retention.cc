@@ -62,19 +62,20 @@ void BlockPool::Rep::EndPin(uint32_t b) {
   DropRefs(b, 1);
 }
 
-bool BlockPool::Rep::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
+void BlockPool::Rep::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
   BlockRecord& r = records[b];
+  const bool offered = r.has(BlockRecord::kOffered);
+  if (offered) Withdraw(b);
   Protection& p = protections[b];
   r.flags |= BlockRecord::kProtected;
   if (Budgeted(r, p)) --protected_blocks;
   if (p.priority != kDefaultPriority) deadlines.erase({p.retain_until, b, Deadline::kRetention});
-  const bool changed = p.priority != priority;
   p.priority = priority;
   p.retain_until = until;
   if (priority != kDefaultPriority) deadlines.emplace(until, b, Deadline::kRetention);
   if (Budgeted(r, p)) ++protected_blocks;
   DropProtectionIfIdle(b);
-  return changed;
+  if (offered) Offer(b);
 }
 
 void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks,
@@ -123,9 +124,7 @@ void BlockPool::SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::S
       verdicts[i] = Verdict::kOverPinBudget;
       continue;
     }
-    if (r.SetPriority(b, priority, until) && record.state() == BlockState::kCached) {
-      r.policy->OnPriority(blocks[i].id, priority);
-    }
+    r.SetPriority(b, priority, until);
   }
 }
 
@@ -135,10 +134,7 @@ void BlockPool::Expire(TimeMs now) {
   while (!r.deadlines.empty() && std::get<TimeMs>(*r.deadlines.begin()) <= now) {
     const auto [until, b, deadline] = *r.deadlines.begin();
     if (deadline == Rep::Deadline::kRetention) {
-      const bool changed = r.SetPriority(b, kDefaultPriority, 0);
-      if (changed && r.records[b].state() == BlockState::kCached) {
-        r.policy->OnPriority(BlockId{b}, kDefaultPriority);
-      }
+      r.SetPriority(b, kDefaultPriority, 0);
       continue;
     }
     // A parent's pin lasts as long as its children's: where both are over, this one ends with the last child.

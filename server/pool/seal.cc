@@ -27,6 +27,7 @@ SealOutcome BlockPool::Rep::HoldCanonical(Holder session, uint32_t b) {
   AddRef(b, session);
   AddHold(&s, b);
   records[b].accessed_ms = static_cast<uint32_t>(now_ms);
+  policy->OnHit(BlockId{b}, now_ms);
   ++counters.deduplicated;
   return {.verdict = Verdict::kDuplicate, .canonical = RefOf(b)};
 }
@@ -55,6 +56,10 @@ SealOutcome BlockPool::Rep::SealOne(Holder session, const SealEntry& entry, uint
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
   SetState(b, BlockState::kSealed);
+  // A parent in front of it in another group says nothing of this one.
+  const bool same_group = parent != 0 && records[parent].group() == key.group;
+  policy->OnInsert(entry.block.id,
+                   {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});
   --s.leased;
   index.Insert(hash, b);
   for (const BlockKey& alias : entry.keys.subspan(0, entry.keys.size() - 1)) {

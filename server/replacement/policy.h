@@ -1,15 +1,28 @@
 // Which cached block leaves next. One class per policy, one line in the registry.
 //
-// A policy sees the blocks that are cached, in the order of their use, and answers with victims. It decides
-// nothing else: holds, pins and leaf-before-parent are the pool's. A policy is deterministic given its seed
-// and what it is shown: no clock, no I/O, no dependence on pointer or hash order; ties end in the block id.
+// A policy sees contents come, be found again and leave, and of the blocks it was offered names the next
+// victim. The guards are the pool's, for all policies alike: a block is offered only while it is
+//
+//   cached     nobody holds or pins it,
+//   childless  no resident block of its chain is behind it: leaves go before their parents, and
+//   plain      its priority is the default one. Cheaper blocks leave before, dearer ones after all that the
+//              policy was offered.
+//
+// So each block that a policy knows is in one state:
+//
+//   resident   OnInsert -> OnEvict. Between: OnHit each time its content is found again, OnUsed each time its
+//              last holder let go (tail of a request first, so a parent is used later than its children).
+//   offered    OnOffer -> OnWithdraw; only what is offered may be a victim. OnInsert, OnHit, OnUsed and OnEvict
+//              come only while it is not.
+//
+// A policy is deterministic given its seed and what it is shown: no clock, no I/O, no dependence on pointer or
+// hash order; ties end in the block id.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICY_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICY_H_
 
 #include <cstdint>
 #include <memory>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -20,10 +33,12 @@ namespace kvpool {
 inline constexpr uint8_t kDefaultPriority = 50;
 inline constexpr uint8_t kMaxPriority = 100;
 
-// What the pool tells a policy of a block.
-struct BlockFacts {
+// What the pool tells a policy of a new content.
+struct Content {
+  // Of its key: the same content that comes back has the same. Two may share one, once in a very long while.
+  uint64_t hash = 0;
+  BlockId parent = kNullBlock;  // Resident block in front of it in its chain, if there is one.
   uint64_t now_ms = 0;
-  uint8_t priority = kDefaultPriority;  // Retention: 0 leaves first, kMaxPriority last.
 };
 
 // Called under the pool's lock, tens of nanoseconds each.
@@ -31,42 +46,44 @@ class ReplacementPolicy {
  public:
   virtual ~ReplacementPolicy() = default;
   virtual std::string_view name() const = 0;
-  // The block is cached from now on, used more recently than every block cached before it.
-  virtual void OnCached(BlockId block, const BlockFacts& facts) = 0;
-  // The block left the cache: a match took it, or it was reclaimed.
-  virtual void OnUncached(BlockId block) = 0;
-  // A cached block was used (Touch).
-  virtual void OnTouched(BlockId block, const BlockFacts& facts) = 0;
-  // The retention of a cached block changed or ran out.
-  virtual void OnPriority(BlockId block, uint8_t priority) = 0;
-  // The last resident child of a cached block left, whether or not Victims ever passed the block over.
-  virtual void OnChildless(BlockId block) = 0;
-  // Appends up to `count` victims in order, none only if no cached block is childless. `childless(b)` says
-  // whether a cached block has no resident children; a block that has some must not be answered, and must not
-  // be examined again before its OnChildless, OnTouched or OnPriority: a chain of a million blocks in front
-  // of one dear leaf is looked at once, not at each call. The pool evicts what is answered at once; where the
-  // next choice may hang on that (a parent whose last child just left), it asks for one at a time.
-  class Chain {
-   public:
-    virtual ~Chain() = default;
-    virtual bool childless(BlockId block) const = 0;
-  };
-  virtual void Victims(uint32_t count, const Chain& chain, std::vector<BlockId>* victims) = 0;
+  // The block has a content from now on: it was computed, as nothing of the kind was resident.
+  virtual void OnInsert(BlockId block, const Content& content) = 0;
+  // The content was asked for again: a match, a duplicate of it, or a touch.
+  virtual void OnHit(BlockId block, uint64_t now_ms) = 0;
+  // A use ended, more recently than every one before it.
+  virtual void OnUsed(BlockId block, uint64_t now_ms) = 0;
+  virtual void OnOffer(BlockId block) = 0;
+  virtual void OnWithdraw(BlockId block) = 0;
+  virtual void OnEvict(BlockId block) = 0;
+  // The next to leave, one of those offered; kNullBlock only if none is. What is answered leaves at once:
+  // OnWithdraw and OnEvict follow.
+  virtual BlockId Victim(uint64_t now_ms) = 0;
   // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
   virtual void Prefetch(BlockId block) const = 0;
-  // Blocks it believes to be cached.
-  virtual uint32_t size() const = 0;
-  // Bytes of bookkeeping per block of capacity.
+  // Blocks it was offered.
+  virtual uint32_t offered() const = 0;
+  // Most bytes of bookkeeping per block of capacity.
   virtual double bytes_per_block() const = 0;
+};
+
+struct PolicyOptions {
+  uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
+  uint64_t seed = 1;
+  // What computing a block anew costs, relative to the first of a chain: 1 + cost_per_depth * blocks in front.
+  // The default is an 8B model (32 layers, 4096 wide): attention over 30,517 tokens costs as much as the weights
+  // do, and blocks of 16 tokens.
+  double cost_per_depth = 16.0 / 30517;
 };
 
 // The registry: every policy by name. INVALID_ARGUMENT names the policies there are.
 struct PolicyEntry {
   std::string_view name;
   std::string_view summary;  // One line for --help.
-  std::unique_ptr<ReplacementPolicy> (*make)(uint32_t max_blocks);
+  std::unique_ptr<ReplacementPolicy> (*make)(const PolicyOptions& options);
 };
 absl::Span<const PolicyEntry> ReplacementPolicies();
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,
+                                                                         const PolicyOptions& options);
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,
                                                                          uint32_t max_blocks);
 

@@ -3,19 +3,44 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/replacement/arc.h"
+#include "server/replacement/fifo.h"
+#include "server/replacement/gdsf.h"
+#include "server/replacement/hit_density.h"
+#include "server/replacement/length_aware.h"
+#include "server/replacement/lfu.h"
 #include "server/replacement/lru.h"
+#include "server/replacement/lru_k.h"
 #include "server/replacement/policy.h"
+#include "server/replacement/random.h"
+#include "server/replacement/s3_fifo.h"
+#include "server/replacement/sieve.h"
+#include "server/replacement/slru.h"
+#include "server/replacement/w_tinylfu.h"
 
 namespace kvpool {
 namespace {
 
 template <typename Policy>
-std::unique_ptr<ReplacementPolicy> Make(uint32_t max_blocks) {
-  return std::make_unique<Policy>(max_blocks);
+std::unique_ptr<ReplacementPolicy> Make(const PolicyOptions& options) {
+  return std::make_unique<Policy>(options);
 }
 
 constexpr PolicyEntry kPolicies[] = {
-    {"lru", "least recently used, lower priorities first", Make<LruPolicy>},
+    {"lru", "least recently used", Make<LruPolicy>},
+    {"fifo", "first in, first out", Make<FifoPolicy>},
+    {"random", "any, each as likely", Make<RandomPolicy>},
+    {"lru_k", "last access but one longest ago (LRU-2)", Make<LruKPolicy>},
+    {"lfu", "least frequently used, with ageing", Make<LfuPolicy>},
+    {"slru", "segmented LRU: found again is protected", Make<SlruPolicy>},
+    {"arc", "adaptive between recency and frequency", Make<ArcPolicy>},
+    {"s3_fifo", "small, main and ghost FIFO queues", Make<S3FifoPolicy>},
+    {"sieve", "FIFO with a hand that spares what was asked for", Make<SievePolicy>},
+    {"w_tinylfu", "LRU window, and admission by past frequency", Make<WTinyLfuPolicy>},
+    {"gdsf", "frequency times the cost of prefill, with ageing", Make<GdsfPolicy>},
+    {"length_aware", "least frequently used, deeper in the prompt first", Make<LengthAwarePolicy>},
+    {"hit_density", "fewest hits to come for the room and time, learned by class and age",
+     Make<HitDensityPolicy>},
 };
 
 }  // namespace
@@ -23,14 +48,19 @@ constexpr PolicyEntry kPolicies[] = {
 absl::Span<const PolicyEntry> ReplacementPolicies() { return kPolicies; }
 
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,
-                                                                         uint32_t max_blocks) {
+                                                                         const PolicyOptions& options) {
   for (const PolicyEntry& policy : kPolicies) {
-    if (policy.name == name) return policy.make(max_blocks);
+    if (policy.name == name) return policy.make(options);
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "replacement policy \"", absl::string_view(name.data(), name.size()), "\" is unknown; there are: ",
       absl::StrJoin(kPolicies, ", ",
                     [](std::string* out, const PolicyEntry& policy) { out->append(policy.name); })));
+}
+
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,
+                                                                         uint32_t max_blocks) {
+  return MakeReplacementPolicy(name, PolicyOptions{.max_blocks = max_blocks});
 }
 
 }  // namespace kvpool

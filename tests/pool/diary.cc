@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/replacement/policy.h"
+#include "tests/replacement/naive.h"
 
 namespace kvpool::diary {
 namespace {
@@ -237,10 +238,29 @@ Entry Generator::Next(const Model& model) {
 
 // ----------------------------------------------------------------------------------------------- applying
 
+namespace {
+
+// With its naive twin, where it has one.
+std::unique_ptr<ReplacementPolicy> PolicyOf(const Setting& setting) {
+  const PolicyOptions options = {.max_blocks = setting.options.max_blocks};
+  std::unique_ptr<ReplacementPolicy> policy = *MakeReplacementPolicy(setting.policy, options);
+  std::unique_ptr<NaivePolicy> naive = MakeNaive(setting.policy, options);
+  return naive == nullptr ? std::move(policy) : WithTwin(std::move(policy), std::move(naive));
+}
+
+std::vector<uint32_t> BlocksOf(const std::vector<Eviction>& log) {
+  std::vector<uint32_t> blocks;
+  for (const Eviction& eviction : log) blocks.push_back(Index(eviction.block));
+  return blocks;
+}
+
+}  // namespace
+
 Pair::Pair(const Setting& setting)
     : setting_(setting),
-      pool_(WithGhosts(setting.options), *MakeReplacementPolicy("lru", setting.options.max_blocks)),
+      pool_(WithGhosts(setting.options), PolicyOf(setting)),
       model_(WithGhosts(setting.options)) {
+  model_.has_choices = setting.policy != "lru";
   Do(Grow{.blocks = setting.blocks});
   for (uint32_t g = 0; g < setting.options.windows.size(); ++g) {
     for (uint32_t n = 1; n < 1u << setting.key_depth; ++n) keys_.push_back({g, n});
@@ -264,6 +284,8 @@ std::string Pair::Do(const Lease& e) {
   std::vector<BlockRef> blocks, expected_blocks;
   const LeaseOutcome outcome =
       pool_.Lease(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.count, e.min, &blocks);
+  const std::vector<Eviction> log = pool_.TakeDirectEvictions();
+  model_.choices = BlocksOf(log);
   const LeaseOutcome expected = model_.Lease(e.session, e.count, e.min, &expected_blocks);
   if (outcome.leased != expected.leased || outcome.shortfall != expected.shortfall ||
       blocks != expected_blocks) {
@@ -272,7 +294,7 @@ std::string Pair::Do(const Lease& e) {
                         static_cast<int>(expected.shortfall));
   }
   const std::vector<uint32_t> evicted = std::exchange(model_.direct_evictions, {});
-  return DifferenceOfLog(pool_.TakeDirectEvictions(), evicted);
+  return DifferenceOfLog(log, evicted);
 }
 
 std::string Pair::Do(const Seal& e) {
@@ -395,6 +417,7 @@ std::string Pair::Do(const Reclaim& e) {
   std::vector<Eviction> log;
   std::vector<uint32_t> expected_log;
   const uint32_t freed = pool_.Reclaim(model_.now, e.count, EvictReason::kBackground, &log);
+  model_.choices = BlocksOf(log);
   const uint32_t expected = model_.Reclaim(e.count, EvictReason::kBackground, &expected_log);
   const std::string difference = DifferenceOfLog(log, expected_log);
   return difference.empty() ? Differ("freed", freed, expected) : difference;
@@ -435,8 +458,7 @@ std::string Pair::Do(const Advance& e) {
 
 std::string Pair::DifferenceOfLog(const std::vector<Eviction>& log,
                                   const std::vector<uint32_t>& expected) const {
-  std::vector<uint32_t> blocks;
-  for (const Eviction& eviction : log) blocks.push_back(Index(eviction.block));
+  const std::vector<uint32_t> blocks = BlocksOf(log);
   return blocks == expected ? "" : absl::StrCat("evicted ", Text(blocks), ", the model has ", Text(expected));
 }
 

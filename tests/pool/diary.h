@@ -94,6 +94,8 @@ struct Setting {
   std::vector<uint32_t> tokens = {1};  // Per block, by group.
   uint32_t key_depth = 5;              // Keys are the nodes of a binary tree of this depth.
   uint32_t sessions = 4;
+  std::string policy = "lru";
+  uint32_t diaries = 0;  // 0: as many as there are for LRU.
 
   friend void PrintTo(const Setting& setting, std::ostream* os) { *os << setting.name; }
 };

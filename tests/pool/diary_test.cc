@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "server/replacement/policy.h"
 
 namespace kvpool::diary {
 namespace {
@@ -127,10 +128,11 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
   const Setting& setting = GetParam();
   const char* const given = std::getenv("KVPOOL_DIARY_SEED");
   const uint64_t first_seed = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+  const uint32_t diaries = setting.diaries == 0 ? kDiaries : setting.diaries;
   std::printf("seeds %lu to %lu (KVPOOL_DIARY_SEED sets the first), %u steps each\n", first_seed,
-              first_seed + kDiaries - 1, kStepsPerDiary);
+              first_seed + diaries - 1, kStepsPerDiary);
   SharedReport report;
-  for (uint64_t seed = first_seed; seed < first_seed + kDiaries; ++seed) {
+  for (uint64_t seed = first_seed; seed < first_seed + diaries; ++seed) {
     if (InChild(/*quiet=*/false, [&] { return Play(setting, seed, &report); })) {
       EXPECT_GE(report->liveliness, kStepsPerDiary / 200) << "the generator lets the pool fall asleep";
       continue;
@@ -148,7 +150,7 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
 // Pools so small that everything collides, and larger ones with room for long chains.
 std::vector<Setting> Settings() {
   const uint32_t nearly_spent = UINT32_MAX - 60;
-  return {
+  std::vector<Setting> settings = {
       {.name = "Four",
        .options = {.max_blocks = 5, .windows = {0}, .pin_budget = 0.5},
        .blocks = 4,
@@ -176,6 +178,24 @@ std::vector<Setting> Settings() {
        .blocks = 32,
        .key_depth = 4},
   };
+  // Every other policy: held to the guards by the model, and to its naive twin where it has one.
+  for (const PolicyEntry& policy : ReplacementPolicies()) {
+    if (policy.name == "lru") continue;
+    const std::string name(policy.name);
+    settings.push_back({.name = name + "_Chains",
+                        .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 0.5},
+                        .blocks = 64,
+                        .key_depth = 8,
+                        .policy = name,
+                        .diaries = 2});
+    settings.push_back({.name = name + "_FullAndWindow",
+                        .options = {.max_blocks = 33, .windows = {0, 2}, .pin_budget = 0.4},
+                        .blocks = 24,
+                        .tokens = {1, 1},
+                        .policy = name,
+                        .diaries = 1});
+  }
+  return settings;
 }
 
 INSTANTIATE_TEST_SUITE_P(Pool, DiaryTest, ::testing::ValuesIn(Settings()),

@@ -126,10 +126,10 @@ void Model::SetOwner(uint32_t b, int owner) {
 void Model::Cache(uint32_t b) {
   blocks[b].state = BlockState::kCached;
   if (!blocks[b].spent()) SetOwner(b, -1);
-  order_[blocks[b].priority].push_back(b);
+  order_.push_back(b);
 }
 
-void Model::Uncache(uint32_t b) { std::erase(order_[blocks[b].priority], b); }
+void Model::Uncache(uint32_t b) { std::erase(order_, b); }
 
 void Model::Settle(int taker) {
   for (bool changed = true; changed;) {
@@ -169,13 +169,21 @@ void Model::Free(uint32_t b) {
   free_stack_.push_back(b);
 }
 
-uint32_t Model::Victim() const {
-  for (const auto& [priority, list] : order_) {
-    for (const uint32_t b : list) {
-      if (children(b) == 0) return b;
-    }
-  }
-  return 0;
+uint32_t Model::Victim() {
+  std::vector<uint32_t> leaves = order_;
+  std::erase_if(leaves, [&](uint32_t b) { return children(b) != 0; });
+  // Those of the default priority in the order of their use; of others, uses of one moment by block id.
+  std::stable_sort(leaves.begin(), leaves.end(), [&](uint32_t a, uint32_t b) {
+    if (blocks[a].priority != blocks[b].priority) return blocks[a].priority < blocks[b].priority;
+    if (blocks[a].priority == 50) return false;
+    return std::pair(blocks[a].accessed, a) < std::pair(blocks[b].accessed, b);
+  });
+  if (leaves.empty()) return 0;
+  if (!has_choices || choices.empty()) return leaves[0];
+  const uint32_t choice = choices.front();
+  choices.erase(choices.begin());
+  const bool plain = blocks[leaves[0]].priority == 50 && blocks[choice].priority == 50;
+  return plain && std::count(leaves.begin(), leaves.end(), choice) != 0 ? choice : leaves[0];
 }
 
 void Model::Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log) {
@@ -438,7 +446,7 @@ bool Model::Touch(BlockRef ref) {
   blocks[b].accessed = now;
   if (blocks[b].state == BlockState::kCached) {
     Uncache(b);
-    order_[blocks[b].priority].push_back(b);
+    order_.push_back(b);
   }
   return true;
 }
@@ -476,10 +484,6 @@ bool Model::Unpin(BlockRef ref) {
 
 void Model::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
   Block& block = blocks[b];
-  if (block.state == BlockState::kCached && block.priority != priority) {
-    Uncache(b);
-    order_[priority].insert(order_[priority].begin(), b);
-  }
   block.priority = priority;
   block.retain_until = until;
 }

@@ -93,6 +93,9 @@ class Model {
   std::vector<Block> blocks;  // [0] is the null block.
   std::vector<Session> sessions;
   std::vector<uint32_t> direct_evictions;  // Since the caller cleared it.
+  // What another policy than LRU chose, in order: taken if it may leave where the choice is the policy's.
+  bool has_choices = false;
+  std::vector<uint32_t> choices;
   PoolCounters counters;
   TimeMs now = 0;
   std::map<ModelKey, std::pair<TimeMs, bool>> evicted;  // When, and whether it was asked for since.
@@ -111,7 +114,7 @@ class Model {
   void Cache(uint32_t b);
   void Uncache(uint32_t b);
   void Free(uint32_t b);
-  uint32_t Victim() const;
+  uint32_t Victim();
   void Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log);
   void SetPriority(uint32_t b, uint8_t priority, TimeMs until);
   void EndPin(uint32_t b);
@@ -119,7 +122,7 @@ class Model {
   MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,
                          uint64_t steps);
 
-  std::map<int, std::vector<uint32_t>> order_;  // Cached blocks by priority, next victim first.
+  std::vector<uint32_t> order_;  // Cached blocks by last use, the oldest first.
   std::vector<uint32_t> free_stack_;
   uint32_t next_new_ = 1;
   std::vector<int> unused_slots_;

@@ -83,7 +83,7 @@ TEST(Retention, ClassesLeaveInOrder) {
   EXPECT_EQ(t.pool.pinned(), 0u) << "it goes with the block";
 }
 
-TEST(Retention, EndsAtTheOldestEnd) {
+TEST(Retention, EndsInTheOrderOfUse) {
   TestPool t(8);
   const Holder a = t.Session();
   t.Cache(a, {"x"});
@@ -93,7 +93,7 @@ TEST(Retention, EndsAtTheOldestEnd) {
   EXPECT_EQ(t.pool.View(y.id, t.now)->priority, 60);
   t.pool.Expire(2000);
   EXPECT_EQ(t.pool.View(y.id, t.now)->priority, kDefaultPriority);
-  EXPECT_EQ(t.Reclaim(3), Keys({"y", "x", "z"}));
+  EXPECT_EQ(t.Reclaim(3), Keys({"x", "y", "z"}));
 }
 
 TEST(Retention, OfASealedBlockWorksOnceItIsCached) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/replay/exact_lru.h"
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 
 namespace kvpool::replay {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "client/layouts.h"
-#include "client/replay/trace.h"
 #include "client/session.h"
 #include "client/tools/text.h"
+#include "proto/support/trace.h"
 #include "tests/support/daemon_process.h"
 #include "tests/tools/run_tool.h"
 

@@ -1,4 +1,4 @@
-#include "client/replay/trace.h"
+#include "proto/support/trace.h"
 
 #include <sys/stat.h>
 #include <zlib.h>

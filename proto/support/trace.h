@@ -3,8 +3,8 @@
 // The form is Mooncake's JSONL: one object a line with `timestamp` (ms since the start), `input_length` and
 // `output_length` (tokens), and `hash_ids`: one id for each block of 512 prompt tokens, in order. Ids are
 // chained over the prefix: equal ids mean equal content after equal content. The last block may be part full.
-#ifndef KVPOOL_CLIENT_REPLAY_TRACE_H_
-#define KVPOOL_CLIENT_REPLAY_TRACE_H_
+#ifndef KVPOOL_PROTO_SUPPORT_TRACE_H_
+#define KVPOOL_PROTO_SUPPORT_TRACE_H_
 
 #include <cstdint>
 #include <string>
@@ -44,4 +44,4 @@ absl::StatusOr<std::string> FindConversationTrace(const std::string& fallback = 
 
 }  // namespace kvpool::replay
 
-#endif  // KVPOOL_CLIENT_REPLAY_TRACE_H_
+#endif  // KVPOOL_PROTO_SUPPORT_TRACE_H_

@@ -1,0 +1,78 @@
+// Hashes of contents that left, each with a number, oldest first; at most as many as the owner allows.
+#ifndef KVPOOL_SERVER_REPLACEMENT_GHOST_LIST_H_
+#define KVPOOL_SERVER_REPLACEMENT_GHOST_LIST_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace kvpool {
+
+class GhostList {
+ public:
+  // A slot, and a hash table entry at its worst load of 7/16.
+  static constexpr double kBytesPerGhost = 24 + 17 * 16.0 / 7;
+
+  uint32_t size() const { return static_cast<uint32_t>(slots_of_.size()); }
+
+  // As the newest, whether or not it was there.
+  void Add(uint64_t hash, uint64_t value) {
+    Remove(hash);
+    uint32_t s = unused_;
+    if (s != kNone) {
+      unused_ = slots_[s].newer;
+    } else {
+      s = static_cast<uint32_t>(slots_.size());
+      slots_.emplace_back();
+    }
+    slots_[s] = {.hash = hash, .value = value, .older = newest_, .newer = kNone};
+    (newest_ == kNone ? oldest_ : slots_[newest_].newer) = s;
+    newest_ = s;
+    slots_of_[hash] = s;
+  }
+  // Null: it is not there.
+  const uint64_t* Find(uint64_t hash) const {
+    const auto it = slots_of_.find(hash);
+    return it == slots_of_.end() ? nullptr : &slots_[it->second].value;
+  }
+  // False: it was not there.
+  bool Remove(uint64_t hash) {
+    const auto it = slots_of_.find(hash);
+    if (it == slots_of_.end()) return false;
+    const uint32_t s = it->second;
+    slots_of_.erase(it);
+    const Slot& slot = slots_[s];
+    (slot.older == kNone ? oldest_ : slots_[slot.older].newer) = slot.newer;
+    (slot.newer == kNone ? newest_ : slots_[slot.newer].older) = slot.older;
+    slots_[s].newer = unused_;
+    unused_ = s;
+    return true;
+  }
+  // Value of the oldest. REQUIRES: there is one.
+  uint64_t oldest() const { return slots_[oldest_].value; }
+  // Oldest first.
+  template <typename Visit>
+  void ForEachValue(Visit visit) const {
+    for (uint32_t s = oldest_; s != kNone; s = slots_[s].newer) visit(slots_[s].value);
+  }
+  // Forgets the oldest until there are no more than `most`.
+  void Trim(uint32_t most) {
+    while (size() > most) Remove(slots_[oldest_].hash);
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Slot {
+    uint64_t hash, value;
+    uint32_t older, newer;  // Unused slots are chained by `newer`.
+  };
+
+  std::vector<Slot> slots_;
+  absl::flat_hash_map<uint64_t, uint32_t> slots_of_;
+  uint32_t oldest_ = kNone, newest_ = kNone, unused_ = kNone;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_REPLACEMENT_GHOST_LIST_H_

@@ -1,0 +1,162 @@
+// kvpool-sim: which replacement policy and how much memory fit a trace.
+//
+// Exit status: 0 done; 1 the input is bad; 2 usage.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/flags.h"
+#include "proto/support/status_macros.h"
+#include "proto/support/trace.h"
+#include "proto/support/version.h"
+#include "server/replacement/policy.h"
+#include "server/sim/advise.h"
+#include "server/sim/curve.h"
+#include "server/sim/report.h"
+#include "server/sim/sweep.h"
+#include "server/sim/workload.h"
+
+namespace kvpool::sim {
+namespace {
+
+struct Arguments {
+  std::string trace, policy = "all", capacity, plot;
+  uint64_t requests = 0, block_bytes = 0, seed = 1,
+           threads = std::max(1u, std::thread::hardware_concurrency());
+  double from = 0, to = 1, warm_up = 0;
+  PrefillCost cost;
+  bool json = false, markdown = false, help = false, version = false;
+};
+
+void AddFlags(Arguments* a, Flags* flags) {
+  flags->Add("trace", &a->trace,
+             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip. By default the public "
+             "conversation trace, if it is at hand");
+  flags->Add("policy", &a->policy, "all, or some of those below with commas between them");
+  flags->Add("capacity", &a->capacity, "blocks, with commas; by default up to where everything fits");
+  flags->Add("requests", &a->requests, {}, "how many of the trace; 0: all");
+  flags->Add("from", &a->from, 1, "begin at this share of the requests");
+  flags->Add("to", &a->to, 1, "end at this share of the requests");
+  flags->Add("warm-up", &a->warm_up, 1, "replay this share of the requests without counting their hits");
+  flags->Add("block-bytes", &a->block_bytes, {.max = uint64_t{1} << 40},
+             "of a block: what advise counts memory in, and what CSV sizes are divided by");
+  flags->Add("prefill-us-per-token", &a->cost.us_per_token, 1e9, "cost of prefill: linear part");
+  flags->Add("prefill-us-per-token-pair", &a->cost.us_per_token_pair, 1e9, "cost of prefill: quadratic part");
+  flags->Add("seed", &a->seed, {}, "of policies that roll dice");
+  flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "replays at a time");
+  flags->Add("plot", &a->plot, "of curve: the SVG file to write");
+  flags->Add("json", &a->json, "the results as JSON");
+  flags->Add("markdown", &a->markdown, "the results as a table in Markdown");
+  flags->Add("help", &a->help, "this text");
+  flags->Add("version", &a->version, "what this build is");
+}
+
+std::string Help(const Flags& flags) {
+  std::string text =
+      "kvpool-sim run|curve|advise [--flags]\n\n"
+      "run      replays the trace with each policy at each capacity\n"
+      "curve    draws miss-ratio curves of all policies (--plot FILE.svg)\n"
+      "advise   how much memory, which policy, what it saves (--block-bytes)\n\n";
+  text += flags.Help() + "\nPolicies:\n";
+  for (const PolicyEntry& policy : ReplacementPolicies()) {
+    absl::StrAppend(&text, "  ", std::string(policy.name), ": ", std::string(policy.summary), "\n");
+  }
+  return text +
+         "  opt: bound, the block leaves whose next use is farthest\n  infinite: bound, nothing leaves\n";
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  out.close();
+  return out ? absl::OkStatus() : absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
+}
+
+absl::StatusOr<std::string> TracePath(const Arguments& a) {
+  if (!a.trace.empty()) return a.trace;
+  return replay::FindConversationTrace();
+}
+
+absl::Status Run(const std::string& verb, const Arguments& a) {
+  ASSIGN_OR_RETURN(const std::string path, TracePath(a));
+  ASSIGN_OR_RETURN(const Workload workload, ReadWorkload(path, {.max_requests = a.requests,
+                                                                .from = a.from,
+                                                                .to = a.to,
+                                                                .warm_up = a.warm_up,
+                                                                .block_bytes = a.block_bytes}));
+  SweepOptions options{.seed = a.seed,
+                       .cost = a.cost,
+                       .threads = static_cast<uint32_t>(a.threads),
+                       .progress = isatty(STDERR_FILENO) != 0};
+  ASSIGN_OR_RETURN(options.policies, ParsePolicies(a.policy));
+  options.capacities = SpreadCapacities(workload, verb == "curve" ? 8 : 4);
+  if (!a.capacity.empty()) {
+    ASSIGN_OR_RETURN(options.capacities, ParseCapacities(a.capacity));
+  }
+  const bool has_infinite =
+      std::find(options.policies.begin(), options.policies.end(), "infinite") != options.policies.end();
+  if (verb != "run" && !has_infinite) options.policies.push_back("infinite");
+  ASSIGN_OR_RETURN(const std::vector<Result> results, Sweep(workload, options));
+  if (verb == "curve") {
+    if (options.capacities.size() < 2)
+      return absl::InvalidArgumentError("--capacity: a curve needs two at least");
+    RETURN_IF_ERROR(WriteFile(a.plot, DrawCurves(workload, results)));
+  }
+  std::string text;
+  if (verb == "advise") {
+    text = Advise(workload, results, a.block_bytes);
+  } else if (a.json) {
+    text = Json(workload, results);
+  } else if (a.markdown) {
+    text = MarkdownTable(workload, results);
+  } else if (verb == "run") {
+    text = TextTable(workload, results);
+  } else {
+    text = absl::StrCat(a.plot, ": ", results.size(), " replays drawn\n");
+  }
+  std::fputs(text.c_str(), stdout);
+  return absl::OkStatus();
+}
+
+int Usage(const std::string& message) {
+  std::fprintf(stderr, "kvpool-sim: %s\nkvpool-sim --help says what there is\n", message.c_str());
+  return 2;
+}
+
+int Main(std::vector<std::string> arguments) {
+  Arguments a;
+  Flags flags;
+  AddFlags(&a, &flags);
+  std::string verb;
+  if (!arguments.empty() && !arguments[0].starts_with("-")) {
+    verb = arguments[0];
+    arguments.erase(arguments.begin());
+  }
+  const absl::StatusOr<std::vector<std::string>> rest = flags.Parse(arguments);
+  if (!rest.ok()) return Usage(std::string(rest.status().message()));
+  if (a.help) return std::fputs(Help(flags).c_str(), stdout), 0;
+  if (a.version) return std::fputs(VersionText("kvpool-sim").c_str(), stdout), 0;
+  if (verb != "run" && verb != "curve" && verb != "advise") {
+    return Usage(absl::StrCat("\"", verb, "\" is not run, curve or advise"));
+  }
+  if (!rest->empty()) return Usage(absl::StrCat("\"", (*rest)[0], "\" is one argument too many"));
+  if (verb == "curve" && a.plot.empty()) return Usage("--plot: curve needs a file to write");
+  if (verb == "advise" && a.block_bytes == 0)
+    return Usage("--block-bytes: advise needs the bytes of a block");
+  const absl::Status status = Run(verb, a);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "kvpool-sim: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace kvpool::sim
+
+int main(int argc, char** argv) { return kvpool::sim::Main({argv + 1, argv + argc}); }

@@ -1,0 +1,187 @@
+#include "server/sim/replay.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/pool/block_pool.h"
+#include "server/replacement/policy.h"
+#include "server/sim/timed_policy.h"
+
+namespace kvpool::sim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+BlockKey KeyOf(uint32_t content) {
+  BlockKey key{.bytes = {}};
+  std::memcpy(key.bytes.data(), &content, sizeof(content));
+  return key;
+}
+
+// An engine that serves one request at a time.
+class Engine {
+ public:
+  Engine(BlockPool* pool) : pool_(*pool), session_(*pool->AddSession({})) {}
+
+  // Answers how many leading blocks were resident.
+  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain) {
+    keys_.clear();
+    for (const uint32_t content : chain) keys_.push_back(KeyOf(content));
+    const GroupQuery query = {.group = 0, .keys = keys_};
+    pool_.Match(session_, now_ms, {&query, 1}, &match_);
+    std::vector<BlockRef>& held = match_.blocks[0];
+    const size_t hits = held.size();
+    const auto missing = static_cast<uint32_t>(keys_.size() - hits);
+    const LeaseOutcome lease = pool_.Lease(session_, now_ms, missing, missing, &held);
+    KVPOOL_CHECK(lease.leased == missing, "%u blocks leased of %u", lease.leased, missing);
+    entries_.clear();
+    for (size_t i = hits; i < keys_.size(); ++i) entries_.push_back({held[i], {&keys_[i], 1}});
+    outcomes_.resize(entries_.size());
+    pool_.Seal(session_, now_ms, hits == 0 ? nullptr : &keys_[hits - 1], entries_, absl::MakeSpan(outcomes_));
+    verdicts_.resize(held.size());
+    pool_.Release(session_, now_ms, held, absl::MakeSpan(verdicts_));
+    return hits;
+  }
+
+ private:
+  BlockPool& pool_;
+  const Holder session_;
+  std::vector<BlockKey> keys_;
+  MatchOutcome match_;
+  std::vector<SealEntry> entries_;
+  std::vector<SealOutcome> outcomes_;
+  std::vector<Verdict> verdicts_;
+};
+
+constexpr uint64_t kNever = UINT64_MAX;
+
+// For each reference in Workload::contents that requests make, the next request that makes it again.
+std::vector<uint64_t> NextUses(const Workload& w) {
+  std::vector<uint64_t> next(w.contents.size(), kNever), last(w.distinct, kNever);
+  for (size_t r = w.requests.size(); r-- > 0;) {
+    const Request& request = w.requests[r];
+    for (uint32_t i = 0; i < request.blocks; ++i) {
+      uint64_t& seen = last[w.contents[request.first + i]];
+      next[request.first + i] = seen;
+      seen = r;
+    }
+  }
+  return next;
+}
+
+}  // namespace
+
+void Result::Count(const Workload& workload, const Request& request, uint64_t hits, const PrefillCost& cost) {
+  if (&request < &workload.requests[0] + workload.warm_up) return;
+  const uint64_t hit = workload.tokens_in(request, hits);
+  ++requests;
+  blocks += request.blocks;
+  hit_blocks += hits;
+  tokens += request.tokens;
+  hit_tokens += hit;
+  prefill_us += cost.us(0, request.tokens);
+  prefill_saved_us += cost.us(0, hit);
+}
+
+absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& options) {
+  if (options.policy == "infinite") return ReplayInfinite(workload, options.cost);
+  if (options.policy == "opt") return ReplayOptimal(workload, options.capacity_blocks, options.cost);
+  if (workload.largest_request() > options.capacity_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat("the largest request has ", workload.largest_request(),
+                                                   " blocks, the pool ", options.capacity_blocks));
+  }
+  const double cost_per_depth =
+      options.cost.us_per_token_pair * workload.tokens_per_block / options.cost.us_per_token;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ReplacementPolicy> policy,
+      MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
+                                                          .seed = options.seed,
+                                                          .cost_per_depth = cost_per_depth}));
+  return ReplayWith(workload, options, std::move(policy));
+}
+
+Result ReplayWith(const Workload& workload, const ReplayOptions& options,
+                  std::unique_ptr<ReplacementPolicy> policy) {
+  Result result{.policy = options.policy, .capacity_blocks = options.capacity_blocks};
+  result.bytes_per_block = policy->bytes_per_block();
+  double policy_ns = 0;
+  // Ghosts for everything: regret is what an eviction cost, however late.
+  BlockPool pool({.max_blocks = options.capacity_blocks + 1,
+                  .windows = {0},
+                  .ghosts = std::max(4 * workload.distinct, 64u)},
+                 std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
+  KVPOOL_CHECK(pool.Grow(options.capacity_blocks).ok(), "%u blocks", options.capacity_blocks);
+  Engine engine(&pool);
+  const Clock::time_point begin = Clock::now();
+  for (const Request& request : workload.requests) {
+    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request)), options.cost);
+  }
+  result.seconds = SecondsSince(begin);
+  result.evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
+  result.regret = pool.counters().regret;
+  result.decision_ns = result.evictions == 0 ? 0 : policy_ns / static_cast<double>(result.evictions);
+  return result;
+}
+
+Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const PrefillCost& cost) {
+  Result result{.policy = "opt", .capacity_blocks = capacity_blocks};
+  const Clock::time_point begin = Clock::now();
+  const std::vector<uint64_t> next_uses = NextUses(workload);
+  // Resident contents by (next use, place in the chain): the last goes first, so leaves before their parents.
+  using Entry = std::tuple<uint64_t, uint32_t, uint32_t>;
+  absl::btree_set<Entry> resident;
+  std::vector<Entry> entries(workload.distinct, Entry{0, 0, 0});
+  std::vector<bool> is_resident(workload.distinct), left(workload.distinct);
+  for (const Request& request : workload.requests) {
+    const absl::Span<const uint32_t> chain = workload.chain(request);
+    uint64_t hits = 0;
+    while (hits < chain.size() && is_resident[chain[hits]]) ++hits;
+    result.Count(workload, request, hits, cost);
+    for (uint32_t i = 0; i < chain.size(); ++i) {
+      const uint32_t content = chain[i];
+      if (is_resident[content]) resident.erase(entries[content]);
+      if (left[content]) ++result.regret;
+      left[content] = false;
+      is_resident[content] = next_uses[request.first + i] != kNever;
+      entries[content] = {next_uses[request.first + i], i, content};
+      if (is_resident[content]) resident.insert(entries[content]);
+    }
+    while (resident.size() > capacity_blocks) {
+      const uint32_t content = std::get<2>(*std::prev(resident.end()));
+      resident.erase(std::prev(resident.end()));
+      is_resident[content] = false;
+      left[content] = true;
+      ++result.evictions;
+    }
+  }
+  result.seconds = SecondsSince(begin);
+  return result;
+}
+
+Result ReplayInfinite(const Workload& workload, const PrefillCost& cost) {
+  Result result{.policy = "infinite", .capacity_blocks = workload.distinct};
+  std::vector<bool> seen(workload.distinct);
+  for (const Request& request : workload.requests) {
+    const absl::Span<const uint32_t> chain = workload.chain(request);
+    uint64_t hits = 0;
+    while (hits < chain.size() && seen[chain[hits]]) ++hits;
+    result.Count(workload, request, hits, cost);
+    for (const uint32_t content : chain) seen[content] = true;
+  }
+  return result;
+}
+
+}  // namespace kvpool::sim

@@ -1,0 +1,185 @@
+// kvpool-sim: what it reads, what it counts, what it says.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/support/trace.h"
+#include "server/sim/advise.h"
+#include "server/sim/curve.h"
+#include "server/sim/replay.h"
+#include "server/sim/sweep.h"
+#include "server/sim/workload.h"
+#include "tests/tools/run_tool.h"
+
+namespace kvpool::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Folder {
+ public:
+  Folder() {
+    char path[] = "/tmp/kvpool-sim.XXXXXX";
+    path_ = mkdtemp(path);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string Write(const std::string& name, const std::string& text) {
+    std::ofstream(path_ / name) << text;
+    return path_ / name;
+  }
+  std::string path(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Chains of contents, each block a token.
+Workload Chains(const std::vector<std::vector<uint32_t>>& chains) {
+  Workload w{.name = "chains"};
+  for (const std::vector<uint32_t>& chain : chains) {
+    const auto blocks = static_cast<uint32_t>(chain.size());
+    w.requests.push_back(
+        {.now_ms = w.requests.size(), .first = w.contents.size(), .blocks = blocks, .tokens = blocks});
+    for (const uint32_t content : chain) {
+      w.contents.push_back(content);
+      w.distinct = std::max(w.distinct, content + 1);
+    }
+  }
+  return w;
+}
+
+TEST(Optimal, KeepsWhatIsUsedSoonest) {
+  // Room for two. Of 0>1, 0>2 the leaves compete: 1 comes back sooner.
+  const Workload w = Chains({{0, 1}, {0, 2}, {0, 1}, {0, 2}});
+  EXPECT_EQ(ReplayOptimal(w, 2, {}).hit_blocks, 1u + 2u + 1u);
+  EXPECT_EQ(ReplayOptimal(w, 3, {}).hit_blocks, 1u + 2u + 2u);
+  EXPECT_EQ(ReplayInfinite(w, {}).hit_blocks, 1u + 2u + 2u);
+}
+
+TEST(Optimal, ALeadingRunIsAHitAndNothingElse) {
+  // Room for one: the root stays, and what was behind it is computed anew.
+  const Workload w = Chains({{0, 1, 2}, {0, 1, 2}});
+  const Result result = ReplayOptimal(w, 1, {.us_per_token = 2, .us_per_token_pair = 0});
+  EXPECT_EQ(result.hit_blocks, 1u);
+  EXPECT_EQ(result.regret, 2u);
+  EXPECT_EQ(result.prefill_us, 12);
+  EXPECT_EQ(result.prefill_saved_us, 2);
+}
+
+TEST(PrefillCost, IsLinearAndQuadratic) {
+  const PrefillCost cost{.us_per_token = 3, .us_per_token_pair = 2};
+  EXPECT_EQ(cost.us(0, 10), 30 + 100);
+  EXPECT_EQ(cost.us(10, 10) + cost.us(0, 10), cost.us(0, 20)) << "in two pieces it costs the same";
+}
+
+TEST(Replay, RefusesWhatDoesNotFit) {
+  const absl::Status status = Replay(Chains({{0, 1, 2}}), {.policy = "lru", .capacity_blocks = 2}).status();
+  EXPECT_EQ(status.message(), "the largest request has 3 blocks, the pool 2");
+  EXPECT_FALSE(Replay(Chains({{0}}), {.policy = "best", .capacity_blocks = 2}).ok());
+}
+
+TEST(Workload, ReadsCsv) {
+  Folder folder;
+  const std::string path = folder.Write("t.csv", "key,time,size\na,1,100\nb,2,250\n\na,3.5,100\n");
+  const absl::StatusOr<Workload> unit = ReadWorkload(path, {});
+  ASSERT_TRUE(unit.ok()) << unit.status();
+  EXPECT_EQ(unit->contents, std::vector<uint32_t>({0, 1, 0}));
+  const absl::StatusOr<Workload> sized = ReadWorkload(path, {.block_bytes = 100});
+  EXPECT_EQ(sized->contents, std::vector<uint32_t>({0, 1, 2, 3, 0}));
+  EXPECT_EQ(sized->distinct, 4u);
+  EXPECT_EQ(ReadWorkload(path, {.from = 0.5})->requests.size(), 2u);
+
+  const auto error = [&](const std::string& text) {
+    return std::string(ReadWorkload(folder.Write("bad.csv", text), {}).status().message());
+  };
+  EXPECT_THAT(error("a,1,1\nb,2\n"), HasSubstr("bad.csv:2: 2 fields"));
+  EXPECT_THAT(error("a,1,1\nb,x,1\n"), HasSubstr("bad.csv:2: time: \"x\""));
+  EXPECT_THAT(error("a,1,1\nb,2,-1\n"), HasSubstr("bad.csv:2: size: \"-1\""));
+  EXPECT_THAT(error("a,5,1\nb,2,1\n"), HasSubstr("bad.csv:2: time: 2 is before 5"));
+  EXPECT_THAT(error(""), HasSubstr("no requests"));
+}
+
+TEST(Sweep, KnownRatiosOfTheConversationTrace) {
+  const absl::StatusOr<std::string> path =
+      replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
+  if (!path.ok()) GTEST_SKIP() << path.status().message();
+  const absl::StatusOr<Workload> workload = ReadWorkload(*path, {});
+  ASSERT_TRUE(workload.ok()) << workload.status();
+  const absl::StatusOr<std::vector<Result>> results =
+      Sweep(*workload,
+            {.policies = {"lru", "opt", "infinite"}, .capacities = {1000, 5000, 10000, 10239}, .threads = 2});
+  ASSERT_TRUE(results.ok()) << results.status();
+  const double known[] = {0.0445, 0.1118, 0.2116, 0.2132};
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR((*results)[i].block_ratio(), known[i], 1e-4);
+  const double least[] = {0.1906, 0.3412, 0.3664, 0.3664};
+  for (int i = 0; i < 4; ++i) EXPECT_GE((*results)[4 + i].block_ratio() + 5e-5, least[i]);
+  EXPECT_NEAR((*results)[8].block_ratio(), 0.3664, 1e-4);
+
+  // No policy is above the oracle, and none answers differently on two threads.
+  const std::vector<std::string> all = *ParsePolicies("all");
+  const absl::StatusOr<std::vector<Result>> one = Sweep(*workload, {.policies = all, .capacities = {3000}});
+  const absl::StatusOr<std::vector<Result>> two =
+      Sweep(*workload, {.policies = all, .capacities = {3000}, .threads = 2});
+  ASSERT_TRUE(one.ok() && two.ok());
+  const double opt = ReplayOptimal(*workload, 3000, {}).block_ratio();
+  for (size_t i = 0; i < one->size(); ++i) {
+    EXPECT_EQ((*one)[i].hit_blocks, (*two)[i].hit_blocks) << (*one)[i].policy;
+    if ((*one)[i].policy != "infinite") {
+      EXPECT_LE((*one)[i].block_ratio(), opt) << (*one)[i].policy;
+    }
+  }
+}
+
+TEST(Tool, RunsDrawsAndAdvises) {
+  Folder folder;
+  std::string text;
+  for (int i = 0; i < 400; ++i) {
+    text += "k" + std::to_string(i * i % 37) + "," + std::to_string(i) + ",1\n";
+  }
+  const std::string trace = folder.Write("t.csv", text);
+  const ToolResult run =
+      RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--policy", "lru,opt", "--capacity", "4,8", "--json"});
+  ASSERT_EQ(run.exit_status, 0) << run.err;
+  const google::protobuf::Struct json = ParseJson(run.out);
+  ASSERT_EQ(json.fields().at("results").list_value().values_size(), 4);
+  const google::protobuf::Struct& last = json.fields().at("results").list_value().values(3).struct_value();
+  EXPECT_EQ(Number(last, "capacity_blocks"), 8);
+  EXPECT_EQ(Number(last, "blocks"), 400);
+
+  const ToolResult curve = RunTool(
+      KVPOOL_SIM, {"curve", "--trace", trace, "--capacity", "2,4,8,16", "--plot", folder.path("c.svg")});
+  ASSERT_EQ(curve.exit_status, 0) << curve.err;
+  std::ifstream svg(folder.path("c.svg"));
+  const std::string drawn((std::istreambuf_iterator<char>(svg)), std::istreambuf_iterator<char>());
+  EXPECT_THAT(drawn, HasSubstr("<svg xmlns"));
+  const std::vector<std::string> policies = *ParsePolicies("all");
+  for (const std::string& policy : policies) {
+    const bool is_line = policy != "infinite";
+    EXPECT_EQ(absl::StrContains(drawn, "<title>" + policy + "</title>"), is_line) << policy;
+  }
+
+  const ToolResult advice =
+      RunTool(KVPOOL_SIM, {"advise", "--trace", trace, "--block-bytes", "1073741824", "--policy", "lru,lfu"});
+  ASSERT_EQ(advice.exit_status, 0) << advice.err;
+  EXPECT_THAT(advice.out, HasSubstr("GiB"));
+  EXPECT_THAT(advice.out, HasSubstr("<- advised"));
+  const ToolResult table = RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--capacity", "4", "--markdown"});
+  EXPECT_THAT(table.out, HasSubstr("| lru |"));
+
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--policy", "best"}).exit_status, 1);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", folder.path("none.csv")}).exit_status, 1);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"fly"}).exit_status, 2);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"curve", "--trace", trace}).exit_status, 2);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"advise", "--trace", trace}).exit_status, 2);
+}
+
+}  // namespace
+}  // namespace kvpool::sim
