@@ -137,6 +137,18 @@ absl::StatusOr<CudaStream> MakeStream(const std::shared_ptr<const CudaContext>& 
   return CudaStream(context, stream);
 }
 
+absl::StatusOr<CudaStream> MakeLowPriorityStream(const std::shared_ptr<const CudaContext>& context) {
+  const Driver& driver = context->driver();
+  int least = 0;
+  int greatest = 0;
+  RETURN_IF_ERROR(
+      context->Check(driver.cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange"));
+  CUstream stream;
+  RETURN_IF_ERROR(context->Check(driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, least),
+                                 "cuStreamCreateWithPriority"));
+  return CudaStream(context, stream);
+}
+
 CUmemAllocationProp ShareableMemory(const CudaContext& context) {
   return {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
           .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,

@@ -119,6 +119,8 @@ using CudaModule = CudaOwned<&Driver::cuModuleUnload, CUmodule>;
 // A stream of our own, which waits for no other and makes none wait: never the default one.
 // REQUIRES of all below: the context is current.
 absl::StatusOr<CudaStream> MakeStream(const std::shared_ptr<const CudaContext>& context);
+// The same, of the lowest priority: its work waits for that of other streams of the process.
+absl::StatusOr<CudaStream> MakeLowPriorityStream(const std::shared_ptr<const CudaContext>& context);
 
 // VMM memory that can leave the process as a file descriptor.
 CUmemAllocationProp ShareableMemory(const CudaContext& context);

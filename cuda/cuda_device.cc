@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/cuda_context.h"
+#include "cuda/cuda_kv_compute.h"
 #include "cuda/device.h"
-#include "cuda/kv_compute.h"
 #include "cuda/member_ranges.h"
 #include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
@@ -146,7 +146,7 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions&) override {
-    return absl::UnimplementedError(absl::StrCat(id(), ": this build does not score on GPUs"));
+    return CudaKvCompute::Open(context_, {});
   }
 
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override {

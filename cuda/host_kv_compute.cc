@@ -1,9 +1,12 @@
 // Host memory: the same bodies as on a GPU, on the cores it is given.
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "cuda/host_workers.h"
 #include "cuda/kv_compute.h"
+#include "cuda/scorers/select.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
@@ -50,6 +53,7 @@ class HostKvCompute final : public KvCompute {
 
   absl::Status Score(const ScoreCall& call) override {
     const scorers::ScorePlan& plan = *call.plan;
+    RETURN_IF_ERROR(scorers::CheckCandidates(call.choice.protected_marks, call.choice.count));
     for (const BlockRun& run : call.to_record) {
       scorers::ComputeRecords(plan, call.kv, run.first, run.count, call.records.data() + run.first,
                               &workers_);
@@ -59,9 +63,18 @@ class HostKvCompute final : public KvCompute {
       // With room to spare: a sequence that grows by a block must not mean a new one.
       workspace_ = std::make_unique<HostBuffer>(plan.workspace_bytes + plan.workspace_bytes / 4);
     }
+    scorers::ScoreOutput output = call.output;
+    const VictimChoice& choice = call.choice;
+    float** const chosen_by = choice.of_tokens ? &output.token_scores : &output.block_scores;
+    if (choice.count > 0 && *chosen_by == nullptr) {
+      scores_.resize(plan.rows * choice.protected_marks.size());
+      *chosen_by = scores_.data();
+    }
     scorers::RunScore(plan, {.kv = call.kv, .signals = call.signals, .records = call.records.data()},
-                      workspace_->span(), call.output, &workers_);
-    return absl::OkStatus();
+                      workspace_->span(), output, &workers_);
+    if (choice.count == 0) return absl::OkStatus();
+    return scorers::SelectRows(*chosen_by, plan.rows, choice.protected_marks, choice.count, &keys_,
+                               choice.victims);
   }
 
   absl::Status Gather(const scorers::GatherRequest& request) override {
@@ -72,6 +85,8 @@ class HostKvCompute final : public KvCompute {
  private:
   HostWorkers workers_;
   std::unique_ptr<HostBuffer> workspace_;
+  std::vector<float> scores_;  // That victims are chosen by, where the caller does not want them.
+  std::vector<uint64_t> keys_;
 };
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 //   Allocate   memory on the side that computes, kept by the caller and used again: records of features, staged signals
 //   Stage      signals, out of host memory or out of blocks, into such memory
-//   Score      features of the blocks that have none yet, then policy and reductions; scores come to host memory
+//   Score      features of the blocks that have none yet, then policy and reductions; scores come to host memory, or
+//              only which of the candidates leave: what is chosen among a million is chosen where its scores lie
 //   Gather     rows of K and V into other blocks
 //
 // Addresses of blocks are those of Slab::address() on this device. Workspace grows to what the largest call needs and
@@ -44,6 +45,14 @@ struct BlockRun {
   uint32_t count = 0;
 };
 
+// Which tokens or blocks leave of each row of scores, as scorers::SelectVictims.
+struct VictimChoice {
+  bool of_tokens = false;                     // Else of blocks.
+  uint32_t count = 0;                         // Of each row; 0: nothing is chosen.
+  absl::Span<const uint8_t> protected_marks;  // One a token or block; 1: stays.
+  absl::Span<uint32_t> victims;               // [rows][count], ascending in each row.
+};
+
 struct ScoreCall {
   const scorers::ScorePlan* plan = nullptr;
   scorers::KvView kv;                    // kv.blocks: an array in this process's memory.
@@ -51,6 +60,7 @@ struct ScoreCall {
   absl::Span<float* const> records;      // One a block, in memory of Allocate; empty if the plan needs none.
   absl::Span<const BlockRun> to_record;  // Their records are to be made first; the others' are.
   scorers::ScoreOutput output;           // In this process's memory.
+  VictimChoice choice;
 };
 
 class KvCompute {
@@ -64,6 +74,7 @@ class KvCompute {
   // FAILED_PRECONDITION: as scorers::PlanScore.
   virtual absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
                                                   const scorers::Signals& signals) const = 0;
+  // INVALID_ARGUMENT: more victims are asked for than there are candidates. RESOURCE_EXHAUSTED: as Allocate.
   virtual absl::Status Score(const ScoreCall& call) = 0;
   // Arrays of the request are in this process's memory. REQUIRES: no destination is a source.
   virtual absl::Status Gather(const scorers::GatherRequest& request) = 0;

@@ -26,11 +26,20 @@ else()
               PATHS ${nvcc_folder}/../include ${nvcc_folder}/../targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include
               NO_CACHE NO_DEFAULT_PATH REQUIRED)
     set(KVPOOL_CUDA_INCLUDE ${KVPOOL_CUDA_HEADERS})
+    # A quarter of the size, where this compiler can (12.8 and later): every binary that opens a GPU carries the kernels.
+    execute_process(COMMAND ${KVPOOL_NVCC} --help OUTPUT_VARIABLE help ERROR_QUIET)
+    string(FIND "${help}" "--compress-mode" found)
+    if(NOT found EQUAL -1)
+      set(KVPOOL_NVCC_COMPRESSION --compress-mode=size CACHE INTERNAL "Of the kernels")
+    endif()
     message(STATUS "CUDA: ${KVPOOL_NVCC}, headers in ${KVPOOL_CUDA_INCLUDE}")
   else()
     message(STATUS "CUDA: no nvcc found; building without CUDA")
   endif()
 endif()
+
+# A kernel that spills registers or keeps arrays in local memory does not build.
+set(KVPOOL_PTXAS_GATE -Xptxas -warn-spills,-warn-lmem-usage,-Werror CACHE INTERNAL "")
 
 # kvpool_fatbin(<output> <source.cu> [<more options>…]): machine code for each architecture we name, and PTX that later ones compile from. A kernel
 # that spills registers or uses local memory does not build.
@@ -43,8 +52,9 @@ function(kvpool_fatbin output source)
   list(APPEND architectures -gencode arch=compute_100,code=compute_100)
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${KVPOOL_NVCC} -fatbin -std=c++20 -O3 -I ${PROJECT_SOURCE_DIR} ${ARGN} ${architectures}
-            -Xptxas -warn-spills,-warn-lmem-usage,-Werror -MD -MF ${output}.d -o ${output} ${source}
+    COMMAND ${KVPOOL_NVCC} -fatbin -std=c++20 -O3 ${KVPOOL_NVCC_COMPRESSION} -I ${PROJECT_SOURCE_DIR} ${ARGN}
+            ${architectures}
+            ${KVPOOL_PTXAS_GATE} -MD -MF ${output}.d -o ${output} ${source}
     DEPENDS ${source}
     DEPFILE ${output}.d
     COMMENT "Compiling ${source} for every GPU architecture"

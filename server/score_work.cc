@@ -145,6 +145,12 @@ absl::Status ScoreWork::Score(const DeviceOperation& operation, const SequenceWo
     call.output = {.token_scores = wanted.tokens ? token_scores_.data() : nullptr,
                    .block_scores = wanted.blocks ? block_scores_.data() : nullptr,
                    .spreads = wanted.spreads ? spreads_.data() : nullptr};
+    if (wanted.token_victims || wanted.block_victims) {
+      call.choice = {.of_tokens = wanted.token_victims,
+                     .count = static_cast<uint32_t>(victims_.size() / rows),
+                     .protected_marks = marks_,
+                     .victims = absl::MakeSpan(victims_)};
+    }
     status = compute_.Score(call);
   }
   if (!status.ok()) features_.AbandonCall();
@@ -175,12 +181,9 @@ absl::Status ScoreWork::RunPrune(DeviceOperation* operation) {
   const uint32_t over = scorers::BlocksOverBudget(shape, operation->budget_tokens);
   victims_.resize(over);
   if (over > 0) {
-    RETURN_IF_ERROR(Score(*operation, sequence, {.blocks = true}));
     marks_.resize(shape.blocks());
-    keys_.resize(shape.blocks());
     scorers::MarkProtectedBlocks(operation->protection, operation->protect, shape, absl::MakeSpan(marks_));
-    RETURN_IF_ERROR(
-        scorers::SelectVictims(block_scores_, marks_, over, absl::MakeSpan(keys_), absl::MakeSpan(victims_)));
+    RETURN_IF_ERROR(Score(*operation, sequence, {.block_victims = true}));
   }
   v1::PruneResult* result = operation->result.mutable_prune();
   kept_.clear();
@@ -210,19 +213,17 @@ absl::Status ScoreWork::ChooseTokens(const DeviceOperation& operation, const Seq
   const KvShape& shape = sequence.kv.shape;
   const uint32_t over =
       scorers::TokensOverBudget(sequence.plan.request.policy, shape, operation.budget_tokens);
-  RETURN_IF_ERROR(Score(operation, sequence, {.tokens = true}));
+  RETURN_IF_ERROR(CheckWorkspace(sequence, 0));  // Which also bounds the victims.
   marks_.resize(shape.tokens);
-  keys_.resize(shape.tokens);
-  victims_.resize(over);
+  victims_.resize(size_t{sequence.plan.rows} * over);
   scorers::MarkProtectedTokens(operation.protection, operation.protect, shape, absl::MakeSpan(marks_));
+  RETURN_IF_ERROR(Score(operation, sequence, {.token_victims = true}));
   kept_.clear();
   for (uint32_t row = 0; row < sequence.plan.rows; ++row) {
-    const absl::Span<const float> scores(token_scores_.data() + size_t{row} * shape.tokens, shape.tokens);
-    RETURN_IF_ERROR(
-        scorers::SelectVictims(scores, marks_, over, absl::MakeSpan(keys_), absl::MakeSpan(victims_)));
-    auto victim = victims_.begin();
+    auto victim = victims_.begin() + size_t{row} * over;
+    const auto end = victim + over;
     for (uint32_t token = 0; token < shape.tokens; ++token) {
-      if (victim != victims_.end() && *victim == token) {
+      if (victim != end && *victim == token) {
         ++victim;
       } else {
         kept_.push_back(token);

@@ -42,8 +42,10 @@ class ScoreWork {
     bool tokens = false;
     bool blocks = false;
     bool spreads = false;
+    bool token_victims = false;  // That are not in marks_, of each row.
+    bool block_victims = false;
   };
-  // Into token_scores_, block_scores_ and spreads_.
+  // Into token_scores_, block_scores_, spreads_ and, as many as it has room for in each row, victims_.
   absl::Status Score(const DeviceOperation& operation, const SequenceWork& sequence, const Wanted& wanted);
   absl::Status StageSignals(const StagedSignals& signals, scorers::Signals* staged);
   // records_ and runs_ of the sequence; blocks_read_.
@@ -67,7 +69,6 @@ class ScoreWork {
   std::vector<float> token_scores_, block_scores_;
   std::vector<scorers::AttentionSpread> spreads_;
   std::vector<uint8_t> marks_;
-  std::vector<uint64_t> keys_;
   std::vector<uint32_t> victims_, kept_;
 };
 

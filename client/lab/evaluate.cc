@@ -1,12 +1,11 @@
 #include "client/lab/evaluate.h"
 
-#include <cstdlib>
 #include <memory>
-#include <new>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cuda/host_workers.h"
+#include "client/lab/staged_sequence.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
 
@@ -16,12 +15,6 @@ namespace {
 using scorers::BoundPolicy;
 using scorers::KvShape;
 using scorers::Needs;
-
-constexpr size_t kAlignment = 64;
-
-struct FreeAligned {
-  void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t(kAlignment)); }
-};
 
 absl::Status CheckKeys(const Problem& problem, const BoundPolicy& policy) {
   constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedPlainAnchor |
@@ -86,36 +79,23 @@ absl::StatusOr<BoundPolicy> BindFor(const Options& options, const Problem& probl
 
 absl::StatusOr<Scores> Score(const Problem& problem, const BoundPolicy& policy, const Options& options) {
   RETURN_IF_ERROR(CheckKeys(problem, policy));
-  const KvShape& shape = problem.kv().shape;
-  ASSIGN_OR_RETURN(const scorers::ScorePlan plan,
-                   scorers::PlanScore({.policy = policy,
-                                       .shape = shape,
-                                       .scope = options.scope,
-                                       .over_tokens = options.over_tokens,
-                                       .over_heads = options.over_heads,
-                                       .over_layers = options.over_layers,
-                                       .budget_tokens = BudgetOf(problem, options)},
-                                      problem.signals(), options.threads));
-  HostWorkers workers(options.threads);
-  std::vector<float> record_floats(uint64_t{plan.record.floats} * shape.blocks());
-  std::vector<float*> records;
-  for (uint32_t block = 0; block < shape.blocks(); ++block) {
-    records.push_back(record_floats.data() + uint64_t{block} * plan.record.floats);
-  }
-  scorers::ComputeRecords(plan, problem.kv(), 0, shape.blocks(), records.data(), &workers);
-  const std::unique_ptr<std::byte[], FreeAligned> workspace(new (std::align_val_t(kAlignment))
-                                                                std::byte[plan.workspace_bytes]);
-  Scores scores{.rows = plan.rows};
-  scores.tokens.resize(uint64_t{plan.rows} * shape.tokens);
-  scores.blocks.resize(uint64_t{plan.rows} * shape.blocks());
-  if (plan.reads_window) scores.spreads.resize(shape.layers);
-  scorers::RunScore(plan, {.kv = problem.kv(), .signals = problem.signals(), .records = records.data()},
-                    absl::MakeSpan(workspace.get(), plan.workspace_bytes),
-                    {.token_scores = scores.tokens.data(),
-                     .block_scores = scores.blocks.data(),
-                     .spreads = scores.spreads.empty() ? nullptr : scores.spreads.data()},
-                    &workers);
-  return scores;
+  std::unique_ptr<KvCompute> host;
+  if (options.compute == nullptr) host = MakeHostKvCompute({.host_threads = options.threads});
+  KvCompute* const compute = options.compute != nullptr ? options.compute : host.get();
+  ASSIGN_OR_RETURN(const StagedSequence staged,
+                   StagedSequence::Make(compute, problem.kv(), problem.signals()));
+  ASSIGN_OR_RETURN(ScoredSequence scored, ScoreStaged(compute, staged,
+                                                      {.policy = policy,
+                                                       .shape = problem.kv().shape,
+                                                       .scope = options.scope,
+                                                       .over_tokens = options.over_tokens,
+                                                       .over_heads = options.over_heads,
+                                                       .over_layers = options.over_layers,
+                                                       .budget_tokens = BudgetOf(problem, options)}));
+  return Scores{.rows = scored.plan.rows,
+                .tokens = std::move(scored.tokens),
+                .blocks = std::move(scored.blocks),
+                .spreads = std::move(scored.spreads)};
 }
 
 absl::StatusOr<Choice> Prune(const Problem& problem, const BoundPolicy& policy, const Options& options) {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/lab/problem.h"
 #include "client/lab/tensor.h"
+#include "cuda/kv_compute.h"
 #include "cuda/scorers/score.h"
 
 namespace kvpool::lab {
@@ -24,6 +25,7 @@ struct Options {
   uint32_t budget_tokens = 0;  // 0: the file's.
   uint32_t tokens_per_block = 0;
   uint32_t threads = 1;
+  KvCompute* compute = nullptr;  // That scores; null: this host, on so many threads.
 };
 
 // The policy with its parameters. Over a host that is not named, an importance in the file is the host.

@@ -1,14 +1,28 @@
 // The device side of the scorers: the bodies of cuda/scorers on teams of one thread block each. Names are C names: the
-// driver finds kernels by them. Grids: one block a plane (x), unless said otherwise.
+// driver finds kernels by them. launch.h has the sizes of teams; x, y are those of the grid.
 #include "cuda/kernels/cuda_team.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/scorers/context.h"
 #include "cuda/scorers/features.h"
 #include "cuda/scorers/gather_rows.h"
 #include "cuda/scorers/reduce.h"
+#include "cuda/scorers/select_rows.h"
 #include "cuda/scorers/window.h"
 #include "kvpool_policies/all.h"
 
 namespace kvpool::scorers {
+namespace {
+
+__device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
+  const uint32_t begin = blockIdx.x % shares.shares * shares.blocks_each;
+  const uint32_t end = begin + shares.blocks_each;
+  return {begin, end < shape.blocks() ? end : shape.blocks()};
+}
+
+}  // namespace
+
+// Threads, and teams of theirs that an SM must hold: one, where more would make the assembler spill registers.
+#define KVPOOL_KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 // One kernel a type: each keeps to the registers it needs.
 #define KVPOOL_FOR_EACH_DTYPE(X) \
@@ -18,58 +32,92 @@ namespace kvpool::scorers {
   X(fp8_e4m3, KvDtype::kFp8E4m3) \
   X(fp8_e5m2, KvDtype::kFp8E5m2)
 
-// x: block of the sequence, from `first`; y: layer.
-#define KVPOOL_TYPED_KERNELS(name, dtype)                                                                    \
-  extern "C" __global__ void kvpool_score_records_##name(const __grid_constant__ KvView kv,                  \
-                                                         const __grid_constant__ RecordLayout at,            \
-                                                         uint32_t first, float* const* records) {            \
-    RecordOfLayer<dtype>(CudaTeam(), kv, at, first + blockIdx.x, blockIdx.y, records[blockIdx.x]);           \
-  }                                                                                                          \
-  extern "C" __global__ void kvpool_score_anchor_dots_##name(const __grid_constant__ ScoreContext context) { \
-    AnchorDots<dtype>(CudaTeam(), context, blockIdx.x);                                                      \
-  }                                                                                                          \
-  extern "C" __global__ void kvpool_score_window_lse_##name(const __grid_constant__ ScoreContext context) {  \
-    WindowLse<dtype>(CudaTeam(), context, blockIdx.x);                                                       \
-  }                                                                                                          \
-  extern "C" __global__ void kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {      \
-    WindowStatistics<dtype>(CudaTeam(), context, blockIdx.x);                                                \
+// records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. The others: x: plane.
+#define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
+  KVPOOL_KERNEL(kBlockThreads)                                                                             \
+  kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
+                              uint32_t first, float* const* records) {                                     \
+    RecordOfLayer<dtype>(CudaTeam(), kv, at, first + blockIdx.x, blockIdx.y, records[first + blockIdx.x]); \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kBlockThreads)                                                                             \
+  kvpool_score_anchor_dots_##name(const __grid_constant__ ScoreContext context,                            \
+                                  const __grid_constant__ PlaneShares shares) {                            \
+    AnchorDots<dtype>(CudaTeam(), context, blockIdx.x / shares.shares, ShareOf(shares, context.shape()));  \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
+  kvpool_score_window_lse_##name(const __grid_constant__ ScoreContext context) {                           \
+    WindowLse<dtype>(CudaTeam(), context, blockIdx.x);                                                     \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
+  kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {                               \
+    WindowStatistics<dtype>(CudaTeam(), context, blockIdx.x);                                              \
   }
 KVPOOL_FOR_EACH_DTYPE(KVPOOL_TYPED_KERNELS)
 
-extern "C" __global__ void kvpool_score_unpack(const __grid_constant__ ScoreContext context) {
-  UnpackPlane(CudaTeam(), context, blockIdx.x);
+// x: share of a plane.
+KVPOOL_KERNEL(kBlockThreads)
+kvpool_score_unpack(const __grid_constant__ ScoreContext context,
+                    const __grid_constant__ PlaneShares shares) {
+  UnpackRecords(CudaTeam(), context, blockIdx.x / shares.shares, ShareOf(shares, context.shape()));
 }
 
-extern "C" __global__ void kvpool_score_queries(const __grid_constant__ ScoreContext context) {
+KVPOOL_KERNEL(kPlaneThreads) kvpool_score_anchors(const __grid_constant__ ScoreContext context) {
+  MakeAnchor(CudaTeam(), context, blockIdx.x);
+}
+
+KVPOOL_KERNEL(kPlaneThreads) kvpool_score_queries(const __grid_constant__ ScoreContext context) {
   LoadQueries(CudaTeam(), context, blockIdx.x);
 }
 
-// x: a share of the packs.
-extern "C" __global__ void kvpool_score_reduce_planes(const __grid_constant__ PlaneReductions reductions) {
-  const uint64_t packs = (reductions.items + kPack - 1) / kPack;
-  const uint64_t share = (packs + gridDim.x - 1) / gridDim.x;
-  const uint64_t begin = blockIdx.x * share;
-  ReducePlanes(CudaTeam(), reductions, begin, begin + share < packs ? begin + share : packs);
+// x: pack; y: row, that of the first being given.
+KVPOOL_KERNEL(kPlaneThreads)
+kvpool_score_reduce_planes(const __grid_constant__ PlaneReductions of_first_row) {
+  PlaneReductions reductions = of_first_row;
+  reductions.first_layer += blockIdx.y;
+  reductions.end_layer += blockIdx.y;
+  reductions.row += blockIdx.y * reductions.items;
+  ReducePlanes(CudaTeam(), reductions, blockIdx.x, blockIdx.x + 1);
 }
 
-// x: row.
-extern "C" __global__ void kvpool_score_reduce_tokens(const __grid_constant__ KvShape shape,
-                                                      TokenReduction over_tokens, const float* token_scores,
-                                                      float* block_scores) {
+// x: row; y: share of its blocks.
+KVPOOL_KERNEL(kBlockThreads)
+kvpool_score_reduce_tokens(const __grid_constant__ KvShape shape, TokenReduction over_tokens,
+                           const float* token_scores, float* block_scores) {
   ReduceTokens(CudaTeam(), shape, over_tokens, token_scores + uint64_t{blockIdx.x} * shape.tokens,
-               block_scores + uint64_t{blockIdx.x} * shape.blocks());
+               block_scores + uint64_t{blockIdx.x} * shape.blocks(), blockIdx.y, gridDim.y);
 }
 
 // x: destination block; y: layer.
-extern "C" __global__ void kvpool_score_gather(const __grid_constant__ GatherRequest request) {
+KVPOOL_KERNEL(kBlockThreads) kvpool_score_gather(const __grid_constant__ GatherRequest request) {
   GatherLayer(CudaTeam(), request, blockIdx.x, blockIdx.y);
 }
 
-#define KVPOOL_POLICY_KERNEL(Policy)                                                                       \
-  extern "C" __global__ void kvpool_score_##Policy(const __grid_constant__ ScoreContext context,           \
-                                                   const __grid_constant__ Params params, float* scores) { \
-    Policy::Score(CudaTeam(), context.At(blockIdx.x, blockIdx.x), params,                                  \
-                  scores + uint64_t{blockIdx.x} * context.shape().tokens);                                 \
+// x: piece.
+KVPOOL_KERNEL(kBlockThreads) kvpool_score_copy_pieces(const PieceCopy* pieces) {
+  CopyPiece(CudaTeam(), pieces[blockIdx.x]);
+}
+
+// Of the three below x: tile of a row; tiles of a row are neighbours.
+KVPOOL_KERNEL(kBlockThreads)
+kvpool_score_count_digits(const __grid_constant__ SelectRequest request, uint32_t pass) {
+  __shared__ uint32_t bins[kDigits];
+  CountDigits(CudaTeam(), request, pass, blockIdx.x / request.tiles(), blockIdx.x % request.tiles(), bins);
+}
+KVPOOL_KERNEL(kBlockThreads) kvpool_score_count_tile(const __grid_constant__ SelectRequest request) {
+  __shared__ uint32_t bins[kDigits];
+  CountTile(CudaTeam(), request, blockIdx.x / request.tiles(), blockIdx.x % request.tiles(), bins);
+}
+KVPOOL_KERNEL(kBlockThreads) kvpool_score_victims(const __grid_constant__ SelectRequest request) {
+  WriteVictims(CudaTeam(), request, blockIdx.x / request.tiles(), blockIdx.x % request.tiles());
+}
+
+// x: plane.
+#define KVPOOL_POLICY_KERNEL(Policy)                                                                         \
+  KVPOOL_KERNEL(kPolicyThreads, 1)                                                                           \
+  kvpool_score_##Policy(const __grid_constant__ ScoreContext context, const __grid_constant__ Params params, \
+                        float* scores) {                                                                     \
+    Policy::Score(CudaTeam(), context.At(blockIdx.x, blockIdx.x), params,                                    \
+                  scores + uint64_t{blockIdx.x} * context.shape().tokens);                                   \
   }
 KVPOOL_POLICIES(KVPOOL_POLICY_KERNEL)
 
@@ -83,11 +131,11 @@ __device__ void OwnBlocks(const ScoreContext& context, uint32_t planes_each, con
   }
 }
 
-#define KVPOOL_BLOCKS_KERNEL(Policy)                                      \
-  extern "C" __global__ void kvpool_score_blocks_##Policy(                \
-      const __grid_constant__ ScoreContext context, uint32_t planes_each, \
-      const __grid_constant__ Params params, float* block_scores) {       \
-    OwnBlocks<Policy>(context, planes_each, params, block_scores);        \
+#define KVPOOL_BLOCKS_KERNEL(Policy)                                                               \
+  KVPOOL_KERNEL(kPolicyThreads, 1)                                                                 \
+  kvpool_score_blocks_##Policy(const __grid_constant__ ScoreContext context, uint32_t planes_each, \
+                               const __grid_constant__ Params params, float* block_scores) {       \
+    OwnBlocks<Policy>(context, planes_each, params, block_scores);                                 \
   }
 KVPOOL_POLICIES(KVPOOL_BLOCKS_KERNEL)
 

@@ -18,22 +18,26 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
                                                const unsigned char* layer, uint32_t tokens, uint32_t heads,
                                                uint32_t tokens_per_block, float* norms) {
   const bool heads_inside = plane.head_stride_bytes < plane.token_stride_bytes;
-  const uint32_t outer_count = heads_inside ? tokens : heads;
-  const uint32_t inner_count = heads_inside ? heads : tokens;
-  const uint64_t outer_stride = heads_inside ? plane.token_stride_bytes : plane.head_stride_bytes;
-  const uint64_t inner_stride = heads_inside ? plane.head_stride_bytes : plane.token_stride_bytes;
-  const uint32_t outer_step = heads_inside ? 1 : tokens_per_block;
-  const uint32_t inner_step = heads_inside ? tokens_per_block : 1;
-  for (uint32_t outer = 0; outer < outer_count; ++outer) {
-    const unsigned char* const first = layer + outer * outer_stride;
-    float* const to = norms + outer * outer_step;
-    if constexpr (kContiguous) {
-      team.template NormsOfRows<dtype>(first, inner_stride, inner_count, plane.head_dim, to, inner_step);
-    } else {
-      for (uint32_t inner = team.row(); inner < inner_count; inner += team.rows()) {
+  const RowGrid rows = {
+      .first = layer,
+      .outer_count = heads_inside ? tokens : heads,
+      .inner_count = heads_inside ? heads : tokens,
+      .outer_stride_bytes = heads_inside ? plane.token_stride_bytes : plane.head_stride_bytes,
+      .inner_stride_bytes = heads_inside ? plane.head_stride_bytes : plane.token_stride_bytes,
+      .dim = plane.head_dim,
+      .norms = norms,
+      .outer_step = heads_inside ? 1 : tokens_per_block,
+      .inner_step = heads_inside ? tokens_per_block : 1,
+  };
+  if constexpr (kContiguous) {
+    team.template NormsOfRows<dtype>(rows);
+  } else {
+    for (uint32_t outer = 0; outer < rows.outer_count; ++outer) {
+      for (uint32_t inner = team.row(); inner < rows.inner_count; inner += team.rows()) {
         const float norm = SumOverRow<dtype, false, RowOp::kSquare>(
-            team, first + inner * inner_stride, plane.dim_stride_bytes, plane.head_dim, nullptr);
-        if (team.in_row() == 0) to[inner * inner_step] = norm;
+            team, layer + outer * rows.outer_stride_bytes + inner * rows.inner_stride_bytes,
+            plane.dim_stride_bytes, plane.head_dim, nullptr);
+        if (team.in_row() == 0) norms[outer * rows.outer_step + inner * rows.inner_step] = norm;
       }
     }
   }
@@ -83,20 +87,22 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
 // A norm that a direction can be made with.
 KVPOOL_HOST_DEVICE inline bool HasDirection(float norm) { return IsFinite(norm) && norm > 0; }
 
-// Sums of k/‖k‖ and of k, least and greatest, of one plane in one block: lanes take packs of columns.
-// REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
+// Sums of k/‖k‖ and of k, least and greatest, of one layer's planes in one block: lanes take packs of columns, of all
+// heads. REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
-                                              uint32_t block, uint32_t layer, uint32_t head, float* record) {
+                                              uint32_t block, uint32_t layer, float* record) {
   using Storage = typename Element<dtype>::Storage;
-  const uint32_t plane = layer * kv.shape.kv_heads + head;
+  constexpr uint32_t kColumns = Team::kColumns;
   const uint32_t dim = kv.shape.k_head_dim;
   const uint32_t tokens = kv.shape.TokensOf(block);
-  const uint64_t own = uint64_t{plane} * dim;
-  const float* const norms =
-      at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
-  constexpr uint32_t kColumns = Team::kColumns;
-  for (uint32_t first = team.id() * kColumns; first < dim; first += team.count() * kColumns) {
+  const uint32_t packs = (dim + kColumns - 1) / kColumns;
+  for (uint32_t pack = team.id(); pack < kv.shape.kv_heads * packs; pack += team.count()) {
+    const uint32_t head = pack / packs, first = pack % packs * kColumns;
+    const uint32_t plane = layer * kv.shape.kv_heads + head;
+    const uint64_t own = uint64_t{plane} * dim;
+    const float* const norms =
+        at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
     const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
     float unit[kColumns] = {}, plain[kColumns] = {}, least[kColumns], greatest[kColumns];
     for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
@@ -144,40 +150,51 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvVi
   }
   team.Sync();
   const bool contiguous = kv.k.dim_stride_bytes == BytesOf(dtype);
-  for (uint32_t head = 0; head < kv.shape.kv_heads; ++head) {
-    if (contiguous) {
-      KeySums<dtype, true>(team, kv, at, block, layer, head, record);
-    } else {
-      KeySums<dtype, false>(team, kv, at, block, layer, head, record);
-    }
+  if (contiguous) {
+    KeySums<dtype, true>(team, kv, at, block, layer, record);
+  } else {
+    KeySums<dtype, false>(team, kv, at, block, layer, record);
   }
 }
 
-// Norms and bounds of one plane out of the records, in token and block order; and the anchor: the mean over its
-// tokens of k/‖k‖, or of k.
+// Blocks [begin, end) of a sequence.
+struct BlockRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+// Norms and bounds of one plane out of the records, in token and block order: row teams take blocks.
 template <typename Team>
-KVPOOL_HOST_DEVICE void UnpackPlane(const Team& team, const ScoreContext& c, uint32_t plane) {
+KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, uint32_t plane,
+                                      BlockRange blocks) {
   const KvShape& shape = c.shape();
   const uint32_t per_block = shape.tokens_per_block;
   const uint64_t first = uint64_t{plane} * shape.tokens;
-  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+  for (uint32_t block = blocks.begin + team.row(); block < blocks.end; block += team.rows()) {
     const float* const record = c.records[block];
     const uint32_t tokens = shape.TokensOf(block);
     const uint64_t to = first + uint64_t{block} * per_block;
-    for (uint32_t t = team.id(); t < tokens; t += team.count()) {
+    for (uint32_t t = team.in_row(); t < tokens; t += team.row_width()) {
       if (c.k_norms != nullptr) c.k_norms[to + t] = record[c.record.k_norms + plane * per_block + t];
       if (c.v_norms != nullptr) c.v_norms[to + t] = record[c.record.v_norms + plane * per_block + t];
     }
     if (c.key_min == nullptr) continue;
     const uint64_t own = uint64_t{plane} * shape.k_head_dim;
     const uint64_t bounds = (uint64_t{plane} * shape.blocks() + block) * shape.k_head_dim;
-    for (uint32_t d = team.id(); d < shape.k_head_dim; d += team.count()) {
+    for (uint32_t d = team.in_row(); d < shape.k_head_dim; d += team.row_width()) {
       c.key_min[bounds + d] = record[c.record.key_min + own + d];
       c.key_max[bounds + d] = record[c.record.key_max + own + d];
     }
   }
   team.Sync();
-  if (c.anchors == nullptr) return;
+}
+
+// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row teams blocks.
+// REQUIRES: the plane's norms are unpacked.
+template <typename Team>
+KVPOOL_HOST_DEVICE void MakeAnchor(const Team& team, const ScoreContext& c, uint32_t plane) {
+  const KvShape& shape = c.shape();
+  const uint64_t first = uint64_t{plane} * shape.tokens;
   double counted = 0;
   for (uint32_t t = team.id(); t < shape.tokens; t += team.count())
     counted += HasDirection(c.k_norms[first + t]);
@@ -186,9 +203,14 @@ KVPOOL_HOST_DEVICE void UnpackPlane(const Team& team, const ScoreContext& c, uin
       c.record.unit_key_sums != RecordLayout::kNone ? c.record.unit_key_sums : c.record.key_sums;
   const uint64_t own = uint64_t{plane} * shape.k_head_dim;
   double square = 0;
-  for (uint32_t d = team.id(); d < shape.k_head_dim; d += team.count()) {
+  for (uint32_t base = 0; base < shape.k_head_dim; base += team.row_width()) {
+    const uint32_t d = base + team.in_row();
     double sum = 0;
-    for (uint32_t block = 0; block < shape.blocks(); ++block) sum += c.records[block][sums + own + d];
+    for (uint32_t block = team.row(); block < shape.blocks() && d < shape.k_head_dim; block += team.rows()) {
+      sum += double{c.records[block][sums + own + d]};
+    }
+    sum = team.SumOfRows(sum);
+    if (team.row() != 0 || d >= shape.k_head_dim) continue;
     const double mean = counted == 0 ? 0 : sum / counted;
     c.anchors[own + d] = static_cast<float>(mean);
     square += mean * mean;
@@ -200,13 +222,14 @@ KVPOOL_HOST_DEVICE void UnpackPlane(const Team& team, const ScoreContext& c, uin
 
 // The second pass over K of policies with an anchor.
 template <KvDtype dtype, typename Team>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE void AnchorDots(const Team& team, const ScoreContext& c, uint32_t plane) {
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void AnchorDots(const Team& team, const ScoreContext& c, uint32_t plane,
+                                                 BlockRange blocks) {
   const KvShape& shape = c.shape();
   const uint32_t layer = plane / shape.kv_heads, head = plane % shape.kv_heads;
   const float* const anchor = c.anchors + uint64_t{plane} * shape.k_head_dim;
   float* const dots = c.anchor_dots + uint64_t{plane} * shape.tokens;
   const bool contiguous = c.kv.k.dim_stride_bytes == BytesOf(dtype);
-  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+  for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
     const uint32_t tokens = shape.TokensOf(block);
     for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
       const unsigned char* const row = c.kv.Row(c.kv.k, block, layer, t, head);

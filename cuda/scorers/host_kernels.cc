@@ -26,7 +26,7 @@ struct Dots {
   uint32_t plane;
   template <KvDtype dtype>
   void Run() const {
-    AnchorDots<dtype>(team, context, plane);
+    AnchorDots<dtype>(team, context, plane, {0, context.shape().blocks()});
   }
 };
 

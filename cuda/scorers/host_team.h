@@ -23,10 +23,12 @@ class HostTeam : public OneLane {
     return result;
   }
   template <KvDtype dtype>
-  void NormsOfRows(const unsigned char* first, uint64_t stride_bytes, uint32_t rows, uint32_t dim,
-                   float* norms, uint32_t step) const {
-    rows_->run[static_cast<int>(dtype)][static_cast<int>(RowOp::kSquare)](
-        {first, stride_bytes, rows, dim, nullptr, norms, step});
+  void NormsOfRows(const RowGrid& rows) const {
+    for (uint32_t outer = 0; outer < rows.outer_count; ++outer) {
+      rows_->run[static_cast<int>(dtype)][static_cast<int>(RowOp::kSquare)](
+          {rows.first + outer * rows.outer_stride_bytes, rows.inner_stride_bytes, rows.inner_count, rows.dim,
+           nullptr, rows.norms + outer * rows.outer_step, rows.inner_step});
+    }
   }
 
   const HostRows& code() const { return *rows_; }

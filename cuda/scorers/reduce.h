@@ -28,35 +28,46 @@ struct PlaneReductions {
   float* row = nullptr;
 };
 
-// Lanes take packs of items, begin and end in packs.
+// A pack is Team::kColumns items of each lane of a row team: the row teams share the layers.
+template <typename Team>
+KVPOOL_HOST_DEVICE uint64_t PacksOf(const Team& team, uint64_t items) {
+  const uint64_t pack = uint64_t{Team::kColumns} * team.row_width();
+  return (items + pack - 1) / pack;
+}
+
+// Packs [begin, end).
 template <typename Team>
 KVPOOL_HOST_DEVICE void ReducePlanes(const Team& team, const PlaneReductions& r, uint64_t begin,
                                      uint64_t end) {
+  constexpr uint32_t kColumns = Team::kColumns;
   const bool mean_heads = r.over_heads == PlaneReduction::kMean;
   const bool mean_layers = r.over_layers == PlaneReduction::kMean;
-  for (uint64_t pack = begin + team.id(); pack < end; pack += team.count()) {
-    const uint64_t first = pack * kPack;
-    const uint32_t count = r.items - first < kPack ? static_cast<uint32_t>(r.items - first) : kPack;
-    float total[kPack];
-    for (uint32_t j = 0; j < kPack; ++j) total[j] = mean_layers ? 0 : -INFINITY;
-    for (uint32_t layer = r.first_layer; layer < r.end_layer; ++layer) {
-      float of_layer[kPack];
-      for (uint32_t j = 0; j < kPack; ++j) of_layer[j] = mean_heads ? 0 : -INFINITY;
+  for (uint64_t pack = begin; pack < end; ++pack) {
+    const uint64_t first = (pack * team.row_width() + team.in_row()) * kColumns;
+    const uint32_t count = first >= r.items             ? 0
+                           : r.items - first < kColumns ? static_cast<uint32_t>(r.items - first)
+                                                        : kColumns;
+    float total[kColumns];
+    for (uint32_t j = 0; j < kColumns; ++j) total[j] = mean_layers ? 0 : -INFINITY;
+    for (uint32_t layer = r.first_layer + team.row(); layer < r.end_layer; layer += team.rows()) {
+      float of_layer[kColumns];
+      for (uint32_t j = 0; j < kColumns; ++j) of_layer[j] = mean_heads ? 0 : -INFINITY;
       for (uint32_t head = 0; head < r.heads; ++head) {
         const float* const values = r.values + (uint64_t{layer} * r.heads + head) * r.items + first;
-        for (uint32_t j = 0; j < kPack; ++j) {
+        for (uint32_t j = 0; j < kColumns; ++j) {
           if (j < count)
             of_layer[j] = mean_heads ? of_layer[j] + values[j] : GreaterOf(of_layer[j], values[j]);
         }
       }
-      for (uint32_t j = 0; j < kPack; ++j) {
+      for (uint32_t j = 0; j < kColumns; ++j) {
         const float x = mean_heads ? of_layer[j] / static_cast<float>(r.heads) : of_layer[j];
         total[j] = mean_layers ? total[j] + x : GreaterOf(total[j], x);
       }
     }
     const float layers = static_cast<float>(r.end_layer - r.first_layer);
-    for (uint32_t j = 0; j < kPack; ++j) {
-      if (j < count) r.row[first + j] = mean_layers ? total[j] / layers : total[j];
+    for (uint32_t j = 0; j < kColumns; ++j) {
+      const float all = mean_layers ? team.SumOfRows(total[j]) / layers : team.GreatestOfRows(total[j]);
+      if (j < count && team.row() == 0) r.row[first + j] = all;
     }
   }
 }
@@ -77,11 +88,14 @@ KVPOOL_HOST_DEVICE inline float Percentile90(const float* scores, uint32_t n) {
   return low + static_cast<float>(at - rank) * (ranked(rank + 1) - low);
 }
 
-// Blocks of one row: over the tokens that are there, all of them but in a last block partly filled.
+// Blocks of one row: over the tokens that are there, all of them but in a last block partly filled. `share` of
+// `shares`: every shares-th team's worth of blocks.
 template <typename Team>
 KVPOOL_HOST_DEVICE void ReduceTokens(const Team& team, const KvShape& shape, TokenReduction over_tokens,
-                                     const float* token_scores, float* block_scores) {
-  for (uint32_t block = team.id(); block < shape.blocks(); block += team.count()) {
+                                     const float* token_scores, float* block_scores, uint32_t share = 0,
+                                     uint32_t shares = 1) {
+  for (uint32_t block = share * team.count() + team.id(); block < shape.blocks();
+       block += shares * team.count()) {
     const float* const scores = token_scores + uint64_t{block} * shape.tokens_per_block;
     const uint32_t tokens = shape.TokensOf(block);
     double sum = 0;

@@ -22,8 +22,11 @@ void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* wi
   const HostTeam team;
   const BoundPolicy& policy = plan.request.policy;
   const uint64_t first = uint64_t{plane} * context.shape().tokens;
-  if (plan.record.floats > 0) UnpackPlane(team, context, plane);
-  if (context.anchors != nullptr) DotPlaneWithAnchor(team, context, plane);
+  if (plan.record.floats > 0) UnpackRecords(team, context, plane, {0, context.shape().blocks()});
+  if (context.anchors != nullptr) {
+    MakeAnchor(team, context, plane);
+    DotPlaneWithAnchor(team, context, plane);
+  }
   if (plan.reads_window) AttendPlane(team, context, plane, window_scratch);
   if (policy.has_host()) {
     ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);
@@ -31,34 +34,15 @@ void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* wi
   ScorePlane(policy.id, context, plane, worker, policy.params, context.plane_scores + first);
 }
 
-// The first layer that is part of a row over all layers.
-uint32_t FirstReducedLayer(const ScoreRequest& request) {
-  const PolicyFacts& facts = request.policy.facts();
-  if (facts.whole_layers == nullptr) return 0;
-  const uint32_t whole = facts.whole_layers(request.policy.params);
-  const uint32_t skipped = whole > request.first_model_layer ? whole - request.first_model_layer : 0;
-  return skipped < request.shape.layers ? skipped : 0;
-}
-
-// rows[row * items + i] out of values[plane * items + i].
-void ReduceRows(const ScoreRequest& request, const float* values, uint64_t items, float* rows,
+// rows[row * items + i] out of values[plane * items + i], of `heads` planes a layer.
+void ReduceRows(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items, float* rows,
                 HostWorkers* workers) {
-  const KvShape& shape = request.shape;
-  const uint64_t packs = (items + kPack - 1) / kPack;
+  const uint64_t packs = PacksOf(HostTeam(), items);
   const uint32_t chunks = static_cast<uint32_t>((packs + kPacksAnItem - 1) / kPacksAnItem);
-  const bool layers = request.scope == Scope::kLayer;
-  const uint32_t row_count = layers ? shape.layers : 1;
-  workers->Run(chunks * row_count, [&](uint32_t item, uint32_t) {
+  workers->Run(chunks * plan.rows, [&](uint32_t item, uint32_t) {
     const uint32_t row = item / chunks, chunk = item % chunks;
-    const PlaneReductions reductions = {.values = values,
-                                        .items = items,
-                                        .heads = shape.kv_heads,
-                                        .first_layer = layers ? row : FirstReducedLayer(request),
-                                        .end_layer = layers ? row + 1 : shape.layers,
-                                        .over_heads = request.over_heads,
-                                        .over_layers = request.over_layers,
-                                        .row = rows + row * items};
-    ReducePlanes(HostTeam(), reductions, uint64_t{chunk} * kPacksAnItem,
+    ReducePlanes(HostTeam(), ReductionsOf(plan, heads, values, items, row, rows),
+                 uint64_t{chunk} * kPacksAnItem,
                  std::min<uint64_t>(packs, uint64_t{chunk + 1} * kPacksAnItem));
   });
 }
@@ -67,8 +51,7 @@ void ScoreBlockRows(const ScorePlan& plan, const ScoreContext& context, const fl
                     float* block_scores, HostWorkers* workers) {
   const ScoreRequest& request = plan.request;
   const KvShape& shape = request.shape;
-  const PolicyFacts& facts = request.policy.facts();
-  if (facts.own_blocks == nullptr || !facts.own_blocks(request.policy.params)) {
+  if (!plan.own_blocks) {
     workers->Run(plan.rows, [&](uint32_t row, uint32_t) {
       ReduceTokens(HostTeam(), shape, request.over_tokens, token_rows + uint64_t{row} * shape.tokens,
                    block_scores + uint64_t{row} * shape.blocks());
@@ -82,10 +65,9 @@ void ScoreBlockRows(const ScorePlan& plan, const ScoreContext& context, const fl
     ScoreBlocks(request.policy.id, context, {.first = item * one.count, .count = one.count}, worker,
                 request.policy.params, own + uint64_t{item} * shape.blocks());
   });
-  if (request.scope != Scope::kSequence) return;
-  ScoreRequest over_layers = request;
-  over_layers.shape.kv_heads = 1;
-  ReduceRows(over_layers, own, shape.blocks(), block_scores, workers);
+  if (request.scope == Scope::kSequence) {
+    ReduceRows(plan, /*heads=*/1, own, shape.blocks(), block_scores, workers);
+  }
 }
 
 }  // namespace
@@ -122,16 +104,10 @@ void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::by
   if (plan.request.scope == Scope::kHead) {
     std::memcpy(rows, context.plane_scores, uint64_t{shape.planes()} * shape.tokens * sizeof(float));
   } else {
-    ReduceRows(plan.request, context.plane_scores, shape.tokens, rows, workers);
+    ReduceRows(plan, shape.kv_heads, context.plane_scores, shape.tokens, rows, workers);
   }
   if (output.block_scores != nullptr) ScoreBlockRows(plan, context, rows, output.block_scores, workers);
-  if (output.spreads == nullptr || !plan.reads_window) return;
-  for (uint32_t plane = 0; plane < shape.planes(); ++plane) {
-    AttentionSpread& spread = output.spreads[plane / shape.kv_heads];
-    if (plane % shape.kv_heads == 0) spread = {};
-    spread.entropy += context.spreads[plane].entropy;
-    spread.variance += context.spreads[plane].variance;
-  }
+  if (output.spreads != nullptr && plan.reads_window) AddSpreads(shape, context.spreads, output.spreads);
 }
 
 }  // namespace kvpool::scorers

@@ -5,7 +5,7 @@
 //               change they can be kept and given again, so that a decode-time call reads one new block
 //   RunScore    the rest, from records, K and V, and signals
 //
-// Host functions; the CUDA device launches the same bodies (cuda/kernels/score_kernels.cu). Nothing here allocates: records
+// Host functions; the CUDA device (cuda/cuda_kv_compute.cc) launches the same bodies. Nothing here allocates: records
 // and workspace are the caller's. Thread-safe: all state is in the arguments.
 #ifndef KVPOOL_CUDA_SCORERS_SCORE_H_
 #define KVPOOL_CUDA_SCORERS_SCORE_H_
@@ -47,12 +47,14 @@ struct ScoreRequest {
 
 struct ScorePlan {
   ScoreRequest request;
-  QueryWindow window;          // As given; its data is not read from here.
-  RecordLayout record;         // What a block's record holds; record.floats is 0 where none is needed.
-  uint32_t rows = 0;           // Of scores: 1, layers, or planes.
-  size_t workspace_bytes = 0;  // For RunScore with `workers` threads.
-  Needs needs = 0;             // With the host policy's.
-  bool reads_window = false;   // The window's queries are given, and asked for.
+  QueryWindow window;                // As given; its data is not read from here.
+  RecordLayout record;               // What a block's record holds; record.floats is 0 where none is needed.
+  uint32_t rows = 0;                 // Of scores: 1, layers, or planes.
+  size_t workspace_bytes = 0;        // For RunScore with `workers` threads.
+  Needs needs = 0;                   // With the host policy's.
+  bool reads_window = false;         // The window's queries are given, and asked for.
+  bool own_blocks = false;           // Block scores are the policy's own, not reduced from token scores.
+  uint32_t first_reduced_layer = 0;  // Of a row over all layers: policies may leave out the first ones.
 };
 
 // INVALID_ARGUMENT: shape or window out of range. FAILED_PRECONDITION: a signal that the policy needs is
@@ -82,6 +84,13 @@ ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t wor
 size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches);
 // With what the host's threads need for a query window: plan.workspace_bytes.
 size_t HostWorkspaceBytes(const ScorePlan& plan, uint32_t workers);
+
+// How values of planes become those of row `row`: values[plane * items + i] to rows[row * items + i]. `heads` planes a
+// layer. REQUIRES: scope is not kHead.
+PlaneReductions ReductionsOf(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items,
+                             uint32_t row, float* rows);
+// The spreads of planes, added up over the heads of each layer.
+void AddSpreads(const KvShape& shape, const PlaneSpread* planes, AttentionSpread* layers);
 
 // Any output may be null. REQUIRES: workspace of plan.workspace_bytes, aligned to 64.
 void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,

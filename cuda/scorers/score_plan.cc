@@ -78,6 +78,15 @@ bool ReadsWindow(Needs needs, const Signals& signals) {
          ((needs & kNeedPeak) != 0 && signals.peak.values == nullptr);
 }
 
+// The first layer that is part of a row over all layers.
+uint32_t FirstReducedLayer(const ScoreRequest& request) {
+  const PolicyFacts& facts = request.policy.facts();
+  if (facts.whole_layers == nullptr) return 0;
+  const uint32_t whole = facts.whole_layers(request.policy.params);
+  const uint32_t skipped = whole > request.first_model_layer ? whole - request.first_model_layer : 0;
+  return skipped < request.shape.layers ? skipped : 0;
+}
+
 uint32_t RowsOf(const ScoreRequest& request) {
   switch (request.scope) {
     case Scope::kSequence:
@@ -166,6 +175,29 @@ ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t wor
   return context;
 }
 
+PlaneReductions ReductionsOf(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items,
+                             uint32_t row, float* rows) {
+  const ScoreRequest& request = plan.request;
+  const bool layer = request.scope == Scope::kLayer;
+  return {.values = values,
+          .items = items,
+          .heads = heads,
+          .first_layer = layer ? row : plan.first_reduced_layer,
+          .end_layer = layer ? row + 1 : request.shape.layers,
+          .over_heads = request.over_heads,
+          .over_layers = request.over_layers,
+          .row = rows + row * items};
+}
+
+void AddSpreads(const KvShape& shape, const PlaneSpread* planes, AttentionSpread* layers) {
+  for (uint32_t plane = 0; plane < shape.planes(); ++plane) {
+    AttentionSpread& spread = layers[plane / shape.kv_heads];
+    if (plane % shape.kv_heads == 0) spread = {};
+    spread.entropy += planes[plane].entropy;
+    spread.variance += planes[plane].variance;
+  }
+}
+
 absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& signals, uint32_t workers) {
   const KvShape& shape = request.shape;
   RETURN_IF_ERROR(CheckShape(shape));
@@ -189,6 +221,8 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   plan.record = LayOutRecord(shape, plan.needs);
   plan.rows = RowsOf(request);
   plan.reads_window = ReadsWindow(plan.needs, signals);
+  plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
+  plan.first_reduced_layer = FirstReducedLayer(request);
   plan.workspace_bytes = HostWorkspaceBytes(plan, workers);
   return plan;
 }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/order.h"
 #include "proto/support/check.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {
 namespace {
@@ -15,6 +16,12 @@ void Mark(uint64_t begin, uint64_t end, absl::Span<uint8_t> marks) {
 }
 
 uint64_t Before(uint64_t all, uint64_t last) { return all - std::min(all, last); }
+
+absl::Status TooFewCandidates(size_t candidates, size_t all, uint32_t count) {
+  if (candidates >= count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(count, " of ", all, " must leave for the budget, but ",
+                                                 all - candidates, " are protected"));
+}
 
 }  // namespace
 
@@ -62,16 +69,28 @@ absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint
   for (size_t i = 0; i < scores.size(); ++i) {
     if (protected_marks[i] == 0) keys[candidates++] = OrderOf(scores[i], static_cast<uint32_t>(i));
   }
-  if (candidates < count) {
-    return absl::InvalidArgumentError(absl::StrCat(count, " of ", scores.size(),
-                                                   " must leave for the budget, but ",
-                                                   scores.size() - candidates, " are protected"));
-  }
+  RETURN_IF_ERROR(TooFewCandidates(candidates, scores.size(), count));
   const auto end = keys.begin() + count;
   if (count > 0 && count < candidates) std::nth_element(keys.begin(), end, keys.begin() + candidates);
   for (uint32_t i = 0; i < count; ++i) victims[i] = static_cast<uint32_t>(keys[i]);
   std::sort(victims.begin(), victims.begin() + count);
   return absl::OkStatus();
+}
+
+absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uint8_t> protected_marks,
+                        uint32_t count, std::vector<uint64_t>* keys, absl::Span<uint32_t> victims) {
+  const size_t items = protected_marks.size();
+  if (keys->size() < items) keys->resize(items);
+  for (uint32_t row = 0; row < rows; ++row) {
+    RETURN_IF_ERROR(SelectVictims({scores + row * items, items}, protected_marks, count,
+                                  absl::MakeSpan(*keys), victims.subspan(size_t{row} * count, count)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count) {
+  return TooFewCandidates(std::count(protected_marks.begin(), protected_marks.end(), 0),
+                          protected_marks.size(), count);
 }
 
 Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,

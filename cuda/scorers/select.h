@@ -6,6 +6,7 @@
 #define KVPOOL_CUDA_SCORERS_SELECT_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,13 @@ void MarkProtectedBlocks(const Protection& protection, absl::Span<const IndexRan
 // `keys` is workspace for scores.size() words. Fewer than `count` unprotected: INVALID_ARGUMENT with the numbers.
 absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint8_t> protected_marks,
                            uint32_t count, absl::Span<uint64_t> keys, absl::Span<uint32_t> victims);
+
+// The same for each of `rows` rows of scores, of whose candidates the same are protected: victims[row * count + i].
+// `keys` grows to one row.
+absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uint8_t> protected_marks,
+                        uint32_t count, std::vector<uint64_t>* keys, absl::Span<uint32_t> victims);
+// INVALID_ARGUMENT: there are not `count` that are not protected.
+absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count);
 
 // What the policy protects, its query window included, given `budget_tokens`.
 Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,

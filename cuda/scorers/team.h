@@ -4,8 +4,8 @@
 //   for (uint32_t r = team.row(); r < n; r += team.rows())         rows (tokens), each by one row team, whose lanes
 //     for (uint32_t d = team.in_row(); …; d += team.row_width()) … share the row's elements: team.RowSum(x)
 //
-// Sum, Max and Min give their result to every lane, and all lanes must call them; Sync makes what lanes wrote
-// visible to all. A team also says how it sums over a row whose elements lie side by side (SumOfRow, NormsOfRows) and how
+// Sum, Max and Min give their result to every lane, and all lanes must call them; SumOfRows and GreatestOfRows bring
+// together the lanes that stand at the same place of all row teams; Sync makes what lanes wrote visible to all. A team also says how it sums over a row whose elements lie side by side (SumOfRow, NormsOfRows) and how
 // many columns a lane takes at once where it walks over rows (kColumns). HostTeam (host_team.h) has one lane and vectors; the GPU's is a
 // thread block.
 #ifndef KVPOOL_CUDA_SCORERS_TEAM_H_
@@ -34,6 +34,18 @@ class OneLane {
   KVPOOL_HOST_DEVICE float Min(float x) const { return x; }
   KVPOOL_HOST_DEVICE uint32_t Count(uint32_t x) const { return x; }
   KVPOOL_HOST_DEVICE float RowSum(float x) const { return x; }
+  template <typename T>
+  KVPOOL_HOST_DEVICE T SumOfRows(T x) const {
+    return x;
+  }
+  KVPOOL_HOST_DEVICE float GreatestOfRows(float x) const { return x; }
+  // Which of the lanes with a flag this one is, counted from 0; *all: how many there are.
+  KVPOOL_HOST_DEVICE uint32_t RankOf(bool flag, uint32_t* all) const {
+    *all = flag;
+    return 0;
+  }
+  // For counters that the team or the whole launch shares.
+  KVPOOL_HOST_DEVICE void AddTo(uint32_t* counter, uint32_t x) const { *counter += x; }
 };
 
 // Elements that a lane takes at once: one vector register on the host, one 16- or 32-byte load on a GPU.
@@ -44,6 +56,20 @@ KVPOOL_HOST_DEVICE inline float GreaterOf(float a, float b) {
   return a != a ? a : b != b ? b : a < b ? b : a;
 }
 KVPOOL_HOST_DEVICE inline float LesserOf(float a, float b) { return a != a ? a : b != b ? b : b < a ? b : a; }
+
+// Rows of elements that lie side by side, in two dimensions; the norm of row (o, i) goes to
+// norms[o * outer_step + i * inner_step].
+struct RowGrid {
+  const unsigned char* first = nullptr;
+  uint32_t outer_count = 0;
+  uint32_t inner_count = 0;
+  uint64_t outer_stride_bytes = 0;
+  uint64_t inner_stride_bytes = 0;
+  uint32_t dim = 0;
+  float* norms = nullptr;
+  uint32_t outer_step = 0;
+  uint32_t inner_step = 0;
+};
 
 enum class RowOp : uint8_t {
   kSquare,    // Of the row's elements: the root of their sum, its norm.

@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
 folder=${1:-build/gpu}
-binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test kvpoold kvpoolctl kvpool-replay)
+binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test scorers_test scorer_vectors_test
+          score_timings kvpoold kvpoolctl kvpool-replay)
 limit_mib=50
 
 if [ ! -e build/deps/cuda_root ]; then
@@ -26,7 +27,7 @@ cp build/release/lib/fake_cuda/libcuda.so.1 "$folder/fake/"
 # All libraries but the C library's own, which go with the loader of the machine.
 ldd "$folder"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv)\.so\.[0-9]+$' | xargs cp -Lt "$folder/lib"
-cp tests/gpu/run.sh "$folder/"
+cp tests/gpu/run.sh tests/scorers/vectors.json "$folder/"
 
 needs=$(objdump -T "$folder"/bin/* "$folder"/lib/* | grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
 mib=$(du -sm "$folder" | cut -f 1)

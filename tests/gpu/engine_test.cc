@@ -2,13 +2,11 @@
 // mappings of the engine's own.
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "client/layouts.h"
 #include "client/prefix_hasher.h"
 #include "client/session.h"
 #include "cuda/block_stamper.h"
@@ -16,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/device/gate.h"
-#include "tests/support/daemon_process.h"
+#include "tests/gpu/engine_on_gpu.h"
 
 namespace kvpool {
 namespace {
@@ -24,46 +22,14 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kBlockBytes = 64 << 10;
-constexpr uint32_t kTokensPerBlock = 16;
-
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
-
-class EngineOnGpu : public ::testing::Test {
+class StampsOnGpu : public EngineOnGpu {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::shared_ptr<const CudaContext>> context = CudaContext::Open("0");
-    if (absl::IsUnavailable(context.status())) GTEST_SKIP() << "no such device here: " << context.status();
-    ASSERT_TRUE(context.ok()) << context.status();
-    context_ = *std::move(context);
+    EngineOnGpu::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     absl::StatusOr<std::unique_ptr<BlockStamper>> stamper = OpenCudaStamper(context_->uuid_bytes());
     ASSERT_TRUE(stamper.ok()) << stamper.status();
     stamper_ = *std::move(stamper);
-  }
-
-  void StartDaemon(std::vector<std::string> environment = {}) {
-    // The binary beside this one: in the folder that tests/gpu/build.sh makes there is no build to know of.
-    const std::filesystem::path beside =
-        std::filesystem::read_symlink("/proc/self/exe").replace_filename("kvpoold");
-    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon =
-        DaemonProcess::Start({.binary = beside, .device = "cuda:0", .environment = std::move(environment)});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
-  SessionOptions Options() const {
-    SessionOptions options;
-    options.socket = daemon_->socket();
-    options.client_name = "engine_test";
-    options.layout = OpaqueLayout({.block_bytes = kBlockBytes, .tokens_per_block = kTokensPerBlock});
-    options.fingerprint.set_digest("engine_test");
-    options.device_uuids = {context_->uuid()};
-    options.magazine_blocks = 16;
-    return options;
-  }
-  static std::unique_ptr<Session> Open(const SessionOptions& options) {
-    absl::StatusOr<std::unique_ptr<Session>> session = Session::Open(options);
-    EXPECT_TRUE(session.ok()) << session.status();
-    return session.ok() ? *std::move(session) : nullptr;
   }
 
   static std::vector<PrefixKey> Keys(const Session& session, size_t blocks) {
@@ -108,12 +74,10 @@ class EngineOnGpu : public ::testing::Test {
     ExpectStamped(*session, hit->groups[0].refs(), keys);
   }
 
-  std::shared_ptr<const CudaContext> context_;
   std::unique_ptr<BlockStamper> stamper_;
-  std::unique_ptr<DaemonProcess> daemon_;
 };
 
-TEST_F(EngineOnGpu, WhatOneWritesAnotherReads) {
+TEST_F(StampsOnGpu, WhatOneWritesAnotherReads) {
   ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> writer = Open(Options());
   ASSERT_NE(writer, nullptr);
@@ -126,7 +90,7 @@ TEST_F(EngineOnGpu, WhatOneWritesAnotherReads) {
   ExpectShared(reader.get(), keys);
 }
 
-TEST_F(EngineOnGpu, OneIpcHandleIsAWholeSpace) {
+TEST_F(StampsOnGpu, OneIpcHandleIsAWholeSpace) {
   ASSERT_NO_FATAL_FAILURE(StartDaemon());
   SessionOptions options = Options();
   options.kind = v1::SPACE_KIND_IPC;
@@ -138,7 +102,7 @@ TEST_F(EngineOnGpu, OneIpcHandleIsAWholeSpace) {
   ExpectShared(session.get(), keys);
 }
 
-TEST_F(EngineOnGpu, WarmupLeavesOthersBlocksAlone) {
+TEST_F(StampsOnGpu, WarmupLeavesOthersBlocksAlone) {
   ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> owner = Open(Options());
   ASSERT_NE(owner, nullptr);
@@ -159,7 +123,7 @@ TEST_F(EngineOnGpu, WarmupLeavesOthersBlocksAlone) {
   ExpectShared(owner.get(), keys);
 }
 
-TEST_F(EngineOnGpu, ASealWaitsForTheStreamThatWrites) {
+TEST_F(StampsOnGpu, ASealWaitsForTheStreamThatWrites) {
   ASSERT_NO_FATAL_FAILURE(StartDaemon());
   const std::unique_ptr<Session> session = Open(Options());
   ASSERT_NE(session, nullptr);
@@ -190,7 +154,7 @@ TEST_F(EngineOnGpu, ASealWaitsForTheStreamThatWrites) {
   EXPECT_GE(session->passed_step(), step);
 }
 
-TEST_F(EngineOnGpu, ADaemonThatLosesItsGpuSaysSoAndEnds) {
+TEST_F(StampsOnGpu, ADaemonThatLosesItsGpuSaysSoAndEnds) {
   if (std::getenv("KVPOOL_LIBCUDA") == nullptr)
     GTEST_SKIP() << "only the fake driver loses a GPU when told to";
   // The second slab meets an uncorrectable memory error.
@@ -203,7 +167,7 @@ TEST_F(EngineOnGpu, ADaemonThatLosesItsGpuSaysSoAndEnds) {
   EXPECT_THAT(daemon_->Log(), HasSubstr("CUDA_ERROR_ECC_UNCORRECTABLE"));
 }
 
-TEST_F(EngineOnGpu, MemoryThatOthersTookIsAnErrorWithNumbers) {
+TEST_F(StampsOnGpu, MemoryThatOthersTookIsAnErrorWithNumbers) {
   if (std::getenv("KVPOOL_LIBCUDA") == nullptr) GTEST_SKIP() << "only the fake driver fails on demand";
   StartDaemon({"KVPOOL_FAKE_CUDA_FAIL=cuMemCreate#2+=CUDA_ERROR_OUT_OF_MEMORY"});
   const std::unique_ptr<Session> session = Open(Options());

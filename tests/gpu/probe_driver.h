@@ -12,7 +12,8 @@
 // clang-format off
 #define KVPOOL_PROBE_FUNCTIONS(X)                                                \
   X(cuDriverGetVersion) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle)           \
-  X(cuStreamWaitEvent) X(cuStreamWriteValue64) X(cuStreamWaitValue64)
+  X(cuStreamWaitEvent) X(cuStreamWriteValue64) X(cuStreamWaitValue64)            \
+  X(cuMemcpyDtoDAsync)
 // clang-format on
 
 namespace kvpool {

@@ -14,7 +14,7 @@ if [ ! -x "$here/bin/gpu_facts" ]; then
   [ -x "$folder/bin/gpu_facts" ] || "$here/build.sh"
   here=$(cd "$folder" && pwd)
 fi
-export LD_LIBRARY_PATH=$here/lib PATH=$here/bin:$PATH KVPOOL_TEST_DEVICE=cuda
+export LD_LIBRARY_PATH=$here/lib PATH=$here/bin:$PATH KVPOOL_TEST_DEVICE=cuda KVPOOL_SCORER_VECTORS=$here/vectors.json
 facts_effort=()
 requests=20000
 if [ "${1:-}" = --fake ]; then
@@ -85,6 +85,8 @@ check device-contract device_contract_test
 check stamps stamper_test
 check fences fence_events_test
 check engines engine_test
+check scorers scorers_test
+check scorer-vectors scorer_vectors_test
 # The sanitizer does not work everywhere that a GPU does: it is asked first.
 sanitize() { compute-sanitizer --tool memcheck --error-exitcode 9 stamper_test "$@"; }
 if sanitize --gtest_filter=StamperTest.NoBlocksAreNoWork >"$work/sanitizer.log" 2>&1; then
@@ -92,6 +94,11 @@ if sanitize --gtest_filter=StamperTest.NoBlocksAreNoWork >"$work/sanitizer.log" 
 else
   table+=("$(printf '%-5s %-28s %s' skip memcheck "no compute-sanitizer, or it refuses this machine")")
 fi
+# What scoring costs: its lines go into the table as they are.
+status=0
+score_timings "${facts_effort[@]}" >"$work/score-timings.log" 2>&1 || status=$?
+[ $status -eq 0 ] || failed=1
+mapfile -t -O ${#table[@]} table <"$work/score-timings.log"
 check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
 check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
 

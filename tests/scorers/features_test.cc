@@ -117,8 +117,13 @@ void CheckNormOfEveryCode(uint32_t step) {
     for (uint32_t code = 0; code < (1u << 8 * sizeof(Storage)); code += step) {
       const uint32_t row = code / step % kRows, d = code / step % kDim;
       elements[row * kDim + d] = static_cast<Storage>(code);
-      HostTeam(*rows).NormsOfRows<dtype>(reinterpret_cast<const unsigned char*>(elements.data()),
-                                         kDim * sizeof(Storage), kRows, kDim, norms.data(), 1);
+      HostTeam(*rows).NormsOfRows<dtype>({.first = reinterpret_cast<const unsigned char*>(elements.data()),
+                                          .outer_count = 1,
+                                          .inner_count = kRows,
+                                          .inner_stride_bytes = kDim * sizeof(Storage),
+                                          .dim = kDim,
+                                          .norms = norms.data(),
+                                          .inner_step = 1});
       const float x = Element<dtype>::Load(static_cast<Storage>(code));
       const float expected = std::sqrt(x * x);
       for (uint32_t i = 0; i < kRows; ++i) {

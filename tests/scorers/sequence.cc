@@ -4,12 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <new>
+#include <utility>
 
-#include "cuda/host_workers.h"
+#include "client/lab/staged_sequence.h"
+#include "cuda/kv_compute.h"
 #include "cuda/scorers/element.h"
 #include "cuda/stamp.h"
 #include "proto/support/status_macros.h"
+#include "tests/scorers/test_compute.h"
 
 namespace kvpool::scorers {
 namespace {
@@ -142,29 +144,14 @@ absl::StatusOr<TestScores> ScoreSequence(const KvView& kv, const Signals& signal
                                          uint32_t threads) {
   ASSIGN_OR_RETURN(request.policy, BindPolicy(policy, settings));
   request.shape = kv.shape;
-  ASSIGN_OR_RETURN(const ScorePlan plan, PlanScore(request, signals, threads));
-  HostWorkers workers(threads);
-  std::vector<float> floats(uint64_t{plan.record.floats} * kv.shape.blocks());
-  std::vector<float*> records;
-  for (uint32_t block = 0; block < kv.shape.blocks(); ++block) {
-    records.push_back(floats.data() + uint64_t{block} * plan.record.floats);
-  }
-  ComputeRecords(plan, kv, 0, kv.shape.blocks(), records.data(), &workers);
-  std::vector<std::byte> workspace(plan.workspace_bytes + 64);
-  void* start = workspace.data();
-  size_t space = workspace.size();
-  std::align(64, plan.workspace_bytes, start, space);
-  TestScores scores;
-  scores.tokens.resize(uint64_t{plan.rows} * kv.shape.tokens);
-  scores.blocks.resize(uint64_t{plan.rows} * kv.shape.blocks());
-  scores.spreads.resize(kv.shape.layers);
-  RunScore(plan, {.kv = kv, .signals = signals, .records = records.data()},
-           {static_cast<std::byte*>(start), plan.workspace_bytes},
-           {.token_scores = scores.tokens.data(),
-            .block_scores = scores.blocks.data(),
-            .spreads = scores.spreads.data()},
-           &workers);
-  return scores;
+  std::unique_ptr<KvCompute> host;
+  if (TestCompute() == nullptr) host = MakeHostKvCompute({.host_threads = threads});
+  KvCompute* const compute = host != nullptr ? host.get() : TestCompute();
+  ASSIGN_OR_RETURN(const lab::StagedSequence staged, lab::StagedSequence::Make(compute, kv, signals));
+  ASSIGN_OR_RETURN(lab::ScoredSequence scored, lab::ScoreStaged(compute, staged, request));
+  return TestScores{.tokens = std::move(scored.tokens),
+                    .blocks = std::move(scored.blocks),
+                    .spreads = std::move(scored.spreads)};
 }
 
 }  // namespace kvpool::scorers

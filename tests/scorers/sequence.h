@@ -66,6 +66,7 @@ struct TestScores {
   std::vector<float> tokens, blocks;
   std::vector<AttentionSpread> spreads;
 };
+// On the device that this run is about (test_compute.h); `threads` are the host's.
 using TestSettings = std::vector<std::pair<std::string, std::string>>;
 absl::StatusOr<TestScores> ScoreSequence(const KvView& kv, const Signals& signals, const std::string& policy,
                                          const TestSettings& settings = {}, ScoreRequest request = {},

@@ -18,6 +18,7 @@
 #include "cuda/scorers/registry.h"
 #include "cuda/scorers/select.h"
 #include "nlohmann/json.hpp"
+#include "tests/scorers/test_compute.h"
 
 namespace kvpool::lab {
 namespace {
@@ -36,6 +37,12 @@ void ExpectNear(const std::vector<float>& actual, const std::vector<double>& exp
     const double size = std::max(std::abs(expected[i]), scale / 100);
     EXPECT_NEAR(actual[i], expected[i], kTolerance * size) << what << " at " << i;
   }
+}
+
+// On the device that this run is about.
+Options Here(Options options) {
+  options.compute = TestCompute();
+  return options;
 }
 
 Json ReadJson(const std::filesystem::path& path) {
@@ -57,7 +64,7 @@ void ScoreInput(const Json& input, const Options& options, Scored* scored) {
   scored->problem = *std::move(problem);
   const auto policy = BindFor(options, *scored->problem);
   ASSERT_TRUE(policy.ok()) << policy.status();
-  auto scores = Score(*scored->problem, *policy, options);
+  auto scores = Score(*scored->problem, *policy, Here(options));
   ASSERT_TRUE(scores.ok()) << scores.status();
   scored->scores = *std::move(scores);
 }
@@ -78,7 +85,9 @@ Options WithParams(const std::string& policy, const std::vector<std::string>& pa
 }
 
 TEST(VectorsTest, EveryPolicyMatchesTheIndependentImplementation) {
-  const Json vectors = ReadJson(KVPOOL_SCORER_VECTORS);
+  // Beside the binary where the tree is not: on a machine that has only a GPU.
+  const char* const place = std::getenv("KVPOOL_SCORER_VECTORS");
+  const Json vectors = ReadJson(place != nullptr ? place : KVPOOL_SCORER_VECTORS);
   std::set<std::string> covered = {"random"};  // Has no formula but its own.
   for (const Json& one : vectors["cases"]) {
     const std::string policy = one["policy"];
@@ -135,7 +144,7 @@ TEST_F(GoldenTest, PagedEviction) {
     if (literal) options.settings = {{"paper_literal", "true"}};
     const auto policy = BindFor(options, **problem);
     ASSERT_TRUE(policy.ok()) << policy.status();
-    const auto choice = Compact(**problem, *policy, options);
+    const auto choice = Compact(**problem, *policy, Here(options));
     ASSERT_TRUE(choice.ok()) << choice.status();
     EXPECT_EQ(Json(choice->victims[0]),
               paged[literal ? "evict_prefill_paper" : "evict_prefill_first_last_protected"]);
@@ -180,7 +189,7 @@ TEST_F(GoldenTest, KeysAlone) {
 
 TEST_F(GoldenTest, SequencesThatGrow) {
   for (const char* policy : {"h2o", "roco", "tova"}) {
-    const auto growth = Grow(TensorsFor(policy), {.policy = policy});
+    const auto growth = Grow(TensorsFor(policy), Here({.policy = policy}));
     ASSERT_TRUE(growth.ok()) << growth.status();
     EXPECT_EQ(Json(growth->evictions), golden_[policy]["evictions"]) << policy;
     EXPECT_EQ(Json(growth->final), golden_[policy]["final"]) << policy;
@@ -220,7 +229,7 @@ TEST_F(GoldenTest, Cake) {
   // The variance over all rows of keys before the window: the window's own end is not in these rows.
   ExpectNear({all.begin() + keys, all.begin() + 2 * keys}, golden_["cake"]["indicator_gamma200_layer1"],
              "indicator");
-  const auto budgets = PlanBudgets(TensorsFor("cake"), {.policy = "cake", .budget_tokens = 10});
+  const auto budgets = PlanBudgets(TensorsFor("cake"), Here({.policy = "cake", .budget_tokens = 10}));
   ASSERT_TRUE(budgets.ok()) << budgets.status();
   for (size_t layer = 0; layer < 3; ++layer) {
     EXPECT_NEAR(budgets->preferences[layer] / golden_["cake"]["pref"][layer].get<double>(), 1, 1e-9);
@@ -245,7 +254,7 @@ TEST_F(GoldenTest, Mpcache) {
 
 TEST_F(GoldenTest, Budgets) {
   const auto plan = [this](const char* policy) {
-    auto budgets = PlanBudgets(TensorsFor(policy), {.policy = policy});
+    auto budgets = PlanBudgets(TensorsFor(policy), Here({.policy = policy}));
     EXPECT_TRUE(budgets.ok()) << budgets.status();
     return *std::move(budgets);
   };

@@ -13,14 +13,8 @@
 namespace kvpool::fake {
 namespace {
 
-bool IsMapped(uint64_t address, size_t bytes, int protection) {
-  State& state = TheState();
-  const std::lock_guard lock(state.mu);
-  return IsAccessible(state, address, bytes, protection);
-}
-
 template <auto kBody, int kProtection>
-Work BindStamps(void** arguments) {
+Work BindStamps(const Grid&, void** arguments) {
   const StampBatch batch = *static_cast<const StampBatch*>(arguments[0]);
   return [batch] {
     for (uint32_t i = 0; i < batch.block_count; ++i) {
@@ -33,7 +27,7 @@ Work BindStamps(void** arguments) {
   };
 }
 
-Work BindCount(void** arguments) {
+Work BindCount(const Grid&, void** arguments) {
   const CountRequest request = *static_cast<const CountRequest*>(arguments[0]);
   return [request] {
     if (!IsMapped(reinterpret_cast<uint64_t>(request.counter), sizeof(uint64_t), PROT_WRITE)) {
@@ -52,10 +46,16 @@ constexpr HostKernel kKernels[] = {
 
 }  // namespace
 
+bool IsMapped(uint64_t address, size_t bytes, int protection) {
+  State& state = TheState();
+  const std::lock_guard lock(state.mu);
+  return IsAccessible(state, address, bytes, protection);
+}
+
 const HostKernel* FindHostKernel(const char* name) {
   const auto* found = std::ranges::find_if(
       kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name, name) == 0; });
-  return found != std::end(kKernels) ? found : nullptr;
+  return found != std::end(kKernels) ? found : FindScoreKernel(name);
 }
 
 }  // namespace kvpool::fake

@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace kvpool::fake {
@@ -12,12 +14,21 @@ namespace kvpool::fake {
 // touched memory that is not mapped so.
 using Work = std::function<CUresult()>;
 
+struct Grid {
+  uint32_t x, y;
+};
+
 struct HostKernel {
   const char* name;
-  Work (*bind)(void** arguments);
+  Work (*bind)(const Grid& grid, void** arguments);
 };
+// Those of the scorers.
+const HostKernel* FindScoreKernel(const char* name);
 // nullptr: no kernel of this name.
 const HostKernel* FindHostKernel(const char* name);
+
+// Whether a kernel may touch it so (PROT_READ, PROT_WRITE).
+bool IsMapped(uint64_t address, size_t bytes, int protection);
 
 }  // namespace kvpool::fake
 

@@ -26,21 +26,25 @@ class Marker {
   void Pass() {
     const std::lock_guard lock(mu_);
     passed_ = true;
+    when_ = std::chrono::steady_clock::now();
     cv_.notify_all();
   }
   bool passed() {
     const std::lock_guard lock(mu_);
     return passed_;
   }
-  void Wait() {
+  // When it was passed.
+  std::chrono::steady_clock::time_point Wait() {
     std::unique_lock lock(mu_);
     cv_.wait(lock, [this] { return passed_; });
+    return when_;
   }
 
  private:
   std::mutex mu_;
   std::condition_variable cv_;
   bool passed_ = false;
+  std::chrono::steady_clock::time_point when_;
 };
 
 class Queue {
@@ -157,6 +161,14 @@ bool IsMapped(State& state, CUdeviceptr address, size_t bytes, int protection) {
   return IsAccessible(state, address, bytes, protection);
 }
 
+CUresult MakeStream(CUstream* stream, unsigned int flags) {
+  if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  auto queue = std::make_shared<Queue>();
+  std::thread([queue] { queue->Run(); }).detach();
+  *stream = Streams().Add(std::move(queue));
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 void DrainStreams() {
@@ -167,14 +179,26 @@ void DrainStreams() {
 
 using namespace kvpool::fake;  // NOLINT: entry points must be in the global namespace
 
-CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
-  return Call("cuStreamCreate", Needs::kContext, [&](State&) {
-    if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-    auto queue = std::make_shared<Queue>();
-    std::thread([queue] { queue->Run(); }).detach();
-    *stream = Streams().Add(std::move(queue));
+// 0 is the lowest priority, and what a stream has that asks for none.
+constexpr int kGreatestPriority = -5;
+
+CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  return Call("cuCtxGetStreamPriorityRange", Needs::kContext, [&](State&) {
+    *least = 0;
+    *greatest = kGreatestPriority;
     return CUDA_SUCCESS;
   });
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  return Call("cuStreamCreateWithPriority", Needs::kContext, [&](State&) {
+    if (priority > 0 || priority < kGreatestPriority) return CUDA_ERROR_INVALID_VALUE;
+    return MakeStream(stream, flags);
+  });
+}
+
+CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
+  return Call("cuStreamCreate", Needs::kContext, [&](State&) { return MakeStream(stream, flags); });
 }
 
 CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
@@ -299,6 +323,22 @@ CUresult CUDAAPI cuEventSynchronize(CUevent event) {
   });
 }
 
+CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
+  return Call("cuEventElapsedTime", Needs::kContext, [&](State&) {
+    std::chrono::steady_clock::time_point times[2];
+    for (const bool second : {false, true}) {
+      const std::shared_ptr<Event> found = Events().Find(second ? end : begin);
+      if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+      const std::lock_guard lock(found->mu);
+      if (found->marker == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+      if (!found->marker->passed()) return CUDA_ERROR_NOT_READY;
+      times[second] = found->marker->Wait();
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(times[1] - times[0]).count();
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
   return Call("cuMemsetD8Async", Needs::kContext, [&](State& state) {
     if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
@@ -326,6 +366,18 @@ CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUs
     if (!IsMapped(state, from, bytes, PROT_READ)) return CUDA_ERROR_INVALID_VALUE;
     return Enqueue(stream, [=] {
       std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return Call("cuMemcpyDtoDAsync", Needs::kContext, [&](State& state) {
+    if (!IsMapped(state, from, bytes, PROT_READ) || !IsMapped(state, to, bytes, PROT_WRITE)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return Enqueue(stream, [=] {
+      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
       return CUDA_SUCCESS;
     });
   });
@@ -368,6 +420,6 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
         grid_z == 0 || grid_z > kMaxGridSide) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    return Enqueue(stream, reinterpret_cast<const HostKernel*>(function)->bind(arguments));
+    return Enqueue(stream, reinterpret_cast<const HostKernel*>(function)->bind({grid_x, grid_y}, arguments));
   });
 }

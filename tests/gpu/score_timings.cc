@@ -1,0 +1,281 @@
+// What scoring costs on a GPU, on the GPU's own clock, against what it is held to:
+//
+//   feature pass        85 % of the bandwidth at which the device copies its own memory, measured just before
+//   prune, cold         200 us: 4,096 tokens of a Llama-3.1-8B layout in bf16, 512 MiB to read
+//   prune, kept         50 us: the same with the features of all blocks but the newest kept
+//   selection           300 us: half of a million candidates leave, from scores on the device to victims on the host
+//
+// A line each: ok or MISSED, the figure, and what it is held to. The median of several rounds counts. Exit status: 0
+// measured, 1 something failed, 2 there is no GPU.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cuda/cuda_context.h"
+#include "cuda/cuda_kv_compute.h"
+#include "cuda/scorers/registry.h"
+#include "cuda/scorers/select.h"
+#include "proto/support/status_macros.h"
+#include "tests/gpu/probe_driver.h"
+
+namespace kvpool {
+namespace {
+
+using namespace scorers;
+
+struct Effort {
+  uint32_t layers = 32;
+  uint32_t tokens = 4096;
+  uint32_t pass_tokens = 32768;  // 4 GiB, so that the launch does not count.
+  uint32_t candidates = 1 << 20;
+  size_t copy_bytes = size_t{4} << 30;
+  int rounds = 21;
+};
+constexpr Effort kQuick = {
+    .layers = 2, .tokens = 64, .pass_tokens = 128, .candidates = 20000, .copy_bytes = 1 << 20, .rounds = 3};
+constexpr uint32_t kKvHeads = 8, kHeadDim = 128, kTokensPerBlock = 16;
+
+// Llama-3.1-8B in bf16: K and V of a layer side by side, as engines have them.
+KvView LlamaView(uint32_t layers, uint32_t tokens) {
+  const uint64_t row = kHeadDim * BytesOf(KvDtype::kBf16), token = kKvHeads * row,
+                 plane = kTokensPerBlock * token;
+  KvView view;
+  view.dtype = KvDtype::kBf16;
+  view.shape = {.layers = layers,
+                .kv_heads = kKvHeads,
+                .tokens_per_block = kTokensPerBlock,
+                .tokens = tokens,
+                .k_head_dim = kHeadDim,
+                .v_head_dim = kHeadDim};
+  view.k = {.offset_bytes = 0,
+            .layer_stride_bytes = 2 * plane,
+            .token_stride_bytes = token,
+            .head_stride_bytes = row,
+            .dim_stride_bytes = BytesOf(KvDtype::kBf16),
+            .head_dim = kHeadDim};
+  view.v = view.k;
+  view.v.offset_bytes = plane;
+  return view;
+}
+uint64_t BytesOf(const KvView& view) {
+  return uint64_t{view.shape.blocks()} * view.shape.layers * view.k.layer_stride_bytes;
+}
+
+// A sequence on the device, with a record for each block.
+struct Cache {
+  KvView view;
+  std::unique_ptr<KvBuffer> memory, record_memory;
+  std::vector<uint64_t> addresses;
+  std::vector<float*> records;
+  ScorePlan plan;
+};
+
+class Timings {
+ public:
+  explicit Timings(const Effort& effort) : effort_(effort) {}
+
+  absl::Status Open() {
+    ASSIGN_OR_RETURN(context_, CudaContext::Open("0"));
+    ASSIGN_OR_RETURN(compute_, CudaKvCompute::Open(context_, {.timed = true}));
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    ASSIGN_OR_RETURN(stream_, MakeStream(context_));
+    ASSIGN_OR_RETURN(probe_, LoadProbeDriver());
+    return absl::OkStatus();
+  }
+
+  absl::Status Run() {
+    ASSIGN_OR_RETURN(const double copy_rate, CopyRate());
+    std::printf("     copy on the device             %8.1f GB/s read and written\n", copy_rate / 1e9);
+    {
+      Cache cache;
+      RETURN_IF_ERROR(Make(effort_.pass_tokens, &cache));
+      ASSIGN_OR_RETURN(const double us, Median([&] { return Pass(cache); }));
+      const double rate = static_cast<double>(BytesOf(cache.view)) / us * 1e6;
+      const double share = rate / copy_rate;
+      Print(share >= 0.85, "feature pass",
+            absl::StrFormat("%8.1f GB/s, %.0f %% of the copy", rate / 1e9, share * 100), "85 %");
+    }
+    Cache cache;
+    RETURN_IF_ERROR(Make(effort_.tokens, &cache));
+    const uint32_t blocks = cache.view.shape.blocks();
+    ASSIGN_OR_RETURN(const double cold, Median([&] { return Prune(cache, {0, blocks}); }));
+    Print(cold <= 200, absl::StrCat("prune of ", effort_.tokens, " tokens, cold"),
+          absl::StrFormat("%8.1f us", cold), "200 us");
+    ASSIGN_OR_RETURN(const double kept, Median([&] { return Prune(cache, {blocks - 1, 1}); }));
+    Print(kept <= 50, absl::StrCat("prune of ", effort_.tokens, " tokens, kept"),
+          absl::StrFormat("%8.1f us", kept), "50 us");
+    ASSIGN_OR_RETURN(const double chosen, Selection());
+    Print(chosen <= 300, absl::StrCat("selection of ", effort_.candidates),
+          absl::StrFormat("%8.1f us", chosen), "300 us");
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int kWarmups = 3;
+
+  static void Print(bool met, const std::string& what, const std::string& figure, const char* limit) {
+    std::printf("%-6s %-30s %s (held to %s)\n", met ? "ok" : "MISSED", what.c_str(), figure.c_str(), limit);
+  }
+
+  absl::StatusOr<double> Median(const std::function<absl::StatusOr<double>()>& measure) const {
+    std::vector<double> all;
+    for (int round = -kWarmups; round < effort_.rounds; ++round) {
+      ASSIGN_OR_RETURN(const double one, measure());
+      if (round >= 0) all.push_back(one);
+    }
+    std::ranges::nth_element(all, all.begin() + all.size() / 2);
+    return all[all.size() / 2];
+  }
+
+  // Bytes read and written a second.
+  absl::StatusOr<double> CopyRate() {
+    ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> from, compute_->Allocate(effort_.copy_bytes));
+    ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute_->Allocate(effort_.copy_bytes));
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    const Driver& driver = context_->driver();
+    CudaEvent events[2];
+    for (CudaEvent& event : events) {
+      CUevent made;
+      RETURN_IF_ERROR(context_->Check(driver.cuEventCreate(&made, CU_EVENT_DEFAULT), "cuEventCreate"));
+      event = CudaEvent(context_, made);
+    }
+    ASSIGN_OR_RETURN(
+        const double ms, Median([&]() -> absl::StatusOr<double> {
+          float elapsed_ms = 0;
+          for (const CUresult result :
+               {driver.cuEventRecord(events[0].get(), stream_.get()),
+                probe_.cuMemcpyDtoDAsync(to->address(), from->address(), effort_.copy_bytes, stream_.get()),
+                driver.cuEventRecord(events[1].get(), stream_.get()),
+                driver.cuStreamSynchronize(stream_.get()),
+                driver.cuEventElapsedTime(&elapsed_ms, events[0].get(), events[1].get())}) {
+            RETURN_IF_ERROR(context_->Check(result, "copying on the device"));
+          }
+          return double{elapsed_ms};
+        }));
+    return 2 * static_cast<double>(effort_.copy_bytes) / (ms / 1e3);
+  }
+
+  absl::Status Make(uint32_t tokens, Cache* cache) {
+    cache->view = LlamaView(effort_.layers, tokens);
+    const uint32_t blocks = cache->view.shape.blocks();
+    ASSIGN_OR_RETURN(cache->memory, compute_->Allocate(BytesOf(cache->view)));
+    const CUdeviceptr start = cache->memory->address();
+    for (uint32_t block = 0; block < blocks; ++block) {
+      cache->addresses.push_back(start + uint64_t{block} * effort_.layers * cache->view.k.layer_stride_bytes);
+    }
+    cache->view.blocks = cache->addresses.data();
+    {
+      ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+      const Driver& driver = context_->driver();
+      // 0x3c3c is an ordinary number.
+      RETURN_IF_ERROR(context_->Check(
+          driver.cuMemsetD8Async(start, 0x3c, cache->memory->bytes(), stream_.get()), "cuMemsetD8Async"));
+      RETURN_IF_ERROR(context_->Check(driver.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize"));
+    }
+    ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy("paged_eviction", {}));
+    ASSIGN_OR_RETURN(cache->plan, compute_->Plan({.policy = policy, .shape = cache->view.shape}, {}));
+    const uint64_t record_bytes = cache->plan.record.floats * sizeof(float);
+    ASSIGN_OR_RETURN(cache->record_memory, compute_->Allocate(blocks * record_bytes));
+    for (uint32_t block = 0; block < blocks; ++block) {
+      cache->records.push_back(
+          reinterpret_cast<float*>(cache->record_memory->address() + block * record_bytes));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<double> Pass(const Cache& cache) {
+    const BlockRun all = {0, cache.view.shape.blocks()};
+    RETURN_IF_ERROR(compute_->Score(
+        {.plan = &cache.plan, .kv = cache.view, .records = cache.records, .to_record = {&all, 1}}));
+    return compute_->last_times().call_us;
+  }
+
+  // As the daemon does it when the newest block has just filled: one block leaves.
+  absl::StatusOr<double> Prune(const Cache& cache, BlockRun to_record) {
+    const KvShape& shape = cache.view.shape;
+    std::vector<uint8_t> marks(shape.blocks());
+    MarkProtectedBlocks(ProtectionOf(cache.plan.request.policy, shape, 0, shape.tokens), {}, shape,
+                        absl::MakeSpan(marks));
+    uint32_t victim = 0;
+    RETURN_IF_ERROR(
+        compute_->Score({.plan = &cache.plan,
+                         .kv = cache.view,
+                         .records = cache.records,
+                         .to_record = {&to_record, 1},
+                         .choice = {.count = 1, .protected_marks = marks, .victims = {&victim, 1}}}));
+    return compute_->last_times().call_us;
+  }
+
+  // Scores that an engine gave, of one plane.
+  absl::StatusOr<double> Selection() {
+    const uint32_t n = effort_.candidates;
+    std::vector<float> scores(n);
+    uint64_t x = 1;
+    for (float& score : scores) {
+      x = x * 6364136223846793005u + 1442695040888963407u;
+      score = static_cast<float>(x >> 40);
+    }
+    KvView view = LlamaView(1, n);
+    view.shape.kv_heads = 1;
+    const std::vector<uint64_t> addresses(view.shape.blocks());
+    view.blocks = addresses.data();
+    ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> staged, compute_->Allocate(n * sizeof(float)));
+    const KvPiece piece = {.address = reinterpret_cast<uint64_t>(scores.data()), .bytes = n * sizeof(float)};
+    RETURN_IF_ERROR(compute_->Stage({&piece, 1}, staged->address()));
+    Signals signals;
+    signals.importance.values = reinterpret_cast<const float*>(staged->address());
+    ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy("importance", {}));
+    ASSIGN_OR_RETURN(const ScorePlan plan, compute_->Plan({.policy = policy, .shape = view.shape}, signals));
+    const std::vector<uint8_t> marks(n);
+    std::vector<uint32_t> victims(n / 2), expected(n / 2);
+    ASSIGN_OR_RETURN(const double us, Median([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Score({.plan = &plan,
+                                                        .kv = view,
+                                                        .signals = signals,
+                                                        .choice = {.of_tokens = true,
+                                                                   .count = n / 2,
+                                                                   .protected_marks = marks,
+                                                                   .victims = absl::MakeSpan(victims)}}));
+                       return compute_->last_times().choice_us;
+                     }));
+    std::vector<uint64_t> keys;
+    RETURN_IF_ERROR(SelectRows(scores.data(), 1, marks, n / 2, &keys, absl::MakeSpan(expected)));
+    if (victims != expected) return absl::InternalError("the GPU's victims are not the host's");
+    return us;
+  }
+
+  const Effort effort_;
+  std::shared_ptr<const CudaContext> context_;
+  std::unique_ptr<CudaKvCompute> compute_;
+  CudaStream stream_;
+  ProbeDriver probe_;
+};
+
+int Main(int argc, char** argv) {
+  const bool quick = argc == 2 && std::strcmp(argv[1], "--quick") == 0;
+  if (argc > 1 && !quick) {
+    std::fprintf(stderr, "usage: score_timings [--quick]\n");
+    return 1;
+  }
+  Timings timings(quick ? kQuick : Effort());
+  absl::Status status = timings.Open();
+  if (absl::IsUnavailable(status)) {
+    std::printf("no such device here: %s\n", status.ToString().c_str());
+    return 2;
+  }
+  if (status.ok()) status = timings.Run();
+  if (!status.ok()) std::printf("FAIL   %s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace kvpool
+
+int main(int argc, char** argv) { return kvpool::Main(argc, argv); }

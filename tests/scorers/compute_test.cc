@@ -1,0 +1,364 @@
+// What every KvCompute must do (cuda/kv_compute.h), on the device that this run is about; the host says what is right.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/lab/staged_sequence.h"
+#include "cuda/kv_compute.h"
+#include "cuda/scorers/order.h"
+#include "cuda/scorers/select.h"
+#include "proto/support/status_macros.h"
+#include "tests/scorers/sequence.h"
+#include "tests/scorers/test_compute.h"
+
+namespace kvpool::scorers {
+namespace {
+
+using lab::ScoredSequence;
+using lab::StagedSequence;
+using testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class ComputeTest : public testing::Test {
+ protected:
+  ComputeTest() : host_(MakeHostKvCompute({.host_threads = 3})) {}
+  KvCompute& compute() { return TestCompute() != nullptr ? *TestCompute() : *host_; }
+  KvCompute& host() { return *host_; }
+
+  static absl::StatusOr<ScoredSequence> ScoreOn(KvCompute* compute, const KvView& kv, const Signals& signals,
+                                                const std::string& policy, const TestSettings& settings,
+                                                ScoreRequest request) {
+    ASSIGN_OR_RETURN(request.policy, BindPolicy(policy, settings));
+    request.shape = kv.shape;
+    ASSIGN_OR_RETURN(const StagedSequence staged, StagedSequence::Make(compute, kv, signals));
+    return lab::ScoreStaged(compute, staged, request);
+  }
+
+  // Both sides say the same up to the rounding of sums of floats.
+  void ExpectSame(const KvView& kv, const Signals& signals, const std::string& policy,
+                  const TestSettings& settings = {}, const ScoreRequest& request = {}) {
+    const auto expected = ScoreOn(&host(), kv, signals, policy, settings, request);
+    const auto actual = ScoreOn(&compute(), kv, signals, policy, settings, request);
+    ASSERT_TRUE(expected.ok()) << policy << ": " << expected.status();
+    ASSERT_TRUE(actual.ok()) << policy << ": " << actual.status();
+    ExpectNear(actual->tokens, expected->tokens, policy + " tokens");
+    ExpectNear(actual->blocks, expected->blocks, policy + " blocks");
+    ASSERT_EQ(actual->spreads.size(), expected->spreads.size());
+    for (size_t i = 0; i < expected->spreads.size(); ++i) {
+      EXPECT_NEAR(actual->spreads[i].entropy, expected->spreads[i].entropy,
+                  1e-4 * std::abs(expected->spreads[i].entropy));
+      EXPECT_NEAR(actual->spreads[i].variance, expected->spreads[i].variance,
+                  1e-3 * expected->spreads[i].variance + 1e-12);
+    }
+  }
+
+ private:
+  static void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected,
+                         const std::string& what) {
+    ASSERT_EQ(actual.size(), expected.size()) << what;
+    double scale = 0;
+    for (const float x : expected) scale = std::isfinite(x) ? std::max(scale, double{std::abs(x)}) : scale;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (!std::isfinite(expected[i])) {
+        ASSERT_EQ(OrderOf(actual[i]), OrderOf(expected[i])) << what << " at " << i;
+      } else {
+        ASSERT_NEAR(actual[i], expected[i], 2e-5 * std::max(double{std::abs(expected[i])}, scale / 100))
+            << what << " at " << i;
+      }
+    }
+  }
+  const std::unique_ptr<KvCompute> host_;
+};
+
+// A window of queries of two query heads for each kv head, and an engine's own importance.
+struct SomeSignals {
+  SomeSignals(const KvShape& shape, uint64_t seed) {
+    Random random(seed);
+    const uint32_t heads = shape.kv_heads * 2;
+    queries.resize(size_t{shape.layers} * 3 * heads * shape.k_head_dim);
+    for (float& x : queries) x = static_cast<float>(random.Normal());
+    importance.resize(size_t{shape.planes()} * shape.tokens);
+    for (float& x : importance) x = static_cast<float>(random.Uniform());
+    s.window = {.data = queries.data(),
+                .queries = 3,
+                .q_heads = heads,
+                .layer_stride_bytes = 3 * heads * shape.k_head_dim * sizeof(float),
+                .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
+                .head_stride_bytes = shape.k_head_dim * sizeof(float)};
+    s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
+  }
+  std::vector<float> queries, importance;
+  Signals s;
+};
+
+TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
+  const std::vector<std::pair<std::string, TestSettings>> policies = {
+      {"paged_eviction", {}},
+      {"paged_eviction", {{"ratio", "of_sums"}}},
+      {"keydiff", {}},
+      {"keydiff", {{"anchor", "mean"}}},
+      {"mpcache", {{"stage", "dynamic"}}},
+      {"snapkv", {}},
+      {"cake", {}},
+      {"caote", {{"host", "importance"}}},
+      {"graphkv", {{"host", "importance"}, {"sources", "3"}}},
+  };
+  for (const KvDtype dtype :
+       {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvDtype::kFp8E4m3, KvDtype::kFp8E5m2}) {
+    for (const Arrangement arrangement : {Arrangement::kTokenHeadDim, Arrangement::kHeadTokenDim,
+                                          Arrangement::kColumnMajorKeys, Arrangement::kScattered}) {
+      // Rows of whole sixteen bytes, odd ones, and some longer than a warp takes at once.
+      for (const uint32_t dim : {32u, 33u, 144u}) {
+        const Sequence sequence(
+            {.tokens = 29, .k_dim = dim, .v_dim = dim, .dtype = dtype, .arrangement = arrangement});
+        const SomeSignals signals(sequence.kv().shape, 5);
+        for (const auto& [policy, settings] : policies) {
+          SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << ", arrangement "
+                                          << static_cast<int>(arrangement) << ", dim " << dim);
+          ExpectSame(sequence.kv(), signals.s, policy, settings);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ComputeTest, EveryScopeAndReduction) {
+  const Sequence sequence({.layers = 35, .tokens = 83, .heads = 3, .k_dim = 8, .v_dim = 8});
+  for (const Scope scope : {Scope::kSequence, Scope::kLayer, Scope::kHead}) {
+    for (const PlaneReduction over : {PlaneReduction::kMean, PlaneReduction::kMax}) {
+      for (const TokenReduction tokens :
+           {TokenReduction::kMean, TokenReduction::kSum, TokenReduction::kMax, TokenReduction::kP90}) {
+        const ScoreRequest request = {
+            .scope = scope, .over_tokens = tokens, .over_heads = over, .over_layers = over};
+        ExpectSame(sequence.kv(), {}, "paged_eviction", {}, request);
+        ExpectSame(sequence.kv(), {}, "paged_eviction", {{"ratio", "of_sums"}}, request);
+      }
+    }
+  }
+}
+
+TEST_F(ComputeTest, WhatIsNotANumberIsNotLost) {
+  const Sequence sequence({.tokens = 40},
+                          [](bool value, uint32_t, uint32_t token, uint32_t head, uint32_t dim) {
+                            if (token == 7 && head == 1 && dim == 3) return double{kNan};
+                            if (token == 9 && value && dim == 0) return double{INFINITY};
+                            return (token * 7 + head * 3 + dim) % 11 - 5.0;
+                          });
+  for (const char* policy : {"paged_eviction", "keydiff", "inverse_key_l2"})
+    ExpectSame(sequence.kv(), {}, policy);
+}
+
+TEST_F(ComputeTest, LongSequencesTakeManyTeams) {
+  const Sequence sequence(
+      {.layers = 1, .tokens = 4100, .heads = 2, .k_dim = 8, .v_dim = 8, .tokens_per_block = 3});
+  ExpectSame(sequence.kv(), {}, "paged_eviction");
+  ExpectSame(sequence.kv(), {}, "keydiff");
+}
+
+TEST_F(ComputeTest, RecordsThatAreKeptAreNotMadeAgain) {
+  const Sequence sequence({.tokens = 37});
+  const KvShape& shape = sequence.kv().shape;
+  const auto staged = StagedSequence::Make(&compute(), sequence.kv(), {});
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  const auto policy = BindPolicy("keydiff", {});
+  ASSERT_TRUE(policy.ok());
+  const auto plan = compute().Plan({.policy = *policy, .shape = shape}, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const size_t record_bytes = plan->record.floats * sizeof(float);
+  const auto memory = compute().Allocate(shape.blocks() * record_bytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  std::vector<float*> records;
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    records.push_back(reinterpret_cast<float*>((*memory)->address() + block * record_bytes));
+  }
+  const auto score = [&](const std::vector<BlockRun>& runs) {
+    std::vector<float> tokens(shape.tokens);
+    const absl::Status status = compute().Score({.plan = &*plan,
+                                                 .kv = staged->kv(),
+                                                 .records = records,
+                                                 .to_record = runs,
+                                                 .output = {.token_scores = tokens.data()}});
+    EXPECT_TRUE(status.ok()) << status;
+    return tokens;
+  };
+  const std::vector<float> all = score({{0, shape.blocks()}});
+  EXPECT_EQ(score({}), all);
+  EXPECT_EQ(score({{0, 1}, {3, 2}}), all);
+  // A record that is there is what counts, not the block: that of block 1 stands for block 2.
+  records[2] = records[1];
+  EXPECT_NE(score({}), all);
+}
+
+// Scores are the engine's importance: victims of any numbers.
+class ChoiceTest : public ComputeTest {
+ protected:
+  absl::StatusOr<std::vector<uint32_t>> Choose(KvCompute* compute, const std::vector<float>& scores,
+                                               uint32_t rows, const std::vector<uint8_t>& marks,
+                                               uint32_t count) {
+    const uint32_t tokens = static_cast<uint32_t>(scores.size() / rows);
+    const SequenceOptions options = {.layers = rows, .tokens = 1, .heads = 1, .k_dim = 1, .v_dim = 0};
+    const Sequence sequence(options);
+    KvView kv = sequence.kv();
+    kv.shape.tokens = tokens;
+    kv.shape.tokens_per_block = 16;
+    const std::vector<uint64_t> nowhere(kv.shape.blocks());
+    kv.blocks = nowhere.data();
+    ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy("importance", {}));
+    ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> staged,
+                     compute->Allocate(scores.size() * sizeof(float)));
+    const KvPiece piece = {.address = reinterpret_cast<uint64_t>(scores.data()),
+                           .bytes = scores.size() * sizeof(float)};
+    RETURN_IF_ERROR(compute->Stage({&piece, 1}, staged->address()));
+    Signals signals;
+    signals.importance = {reinterpret_cast<const float*>(staged->address()), tokens, 0};
+    ASSIGN_OR_RETURN(const ScorePlan plan,
+                     compute->Plan({.policy = policy, .shape = kv.shape, .scope = Scope::kLayer}, signals));
+    std::vector<uint32_t> victims(size_t{rows} * count);
+    RETURN_IF_ERROR(compute->Score({.plan = &plan,
+                                    .kv = kv,
+                                    .signals = signals,
+                                    .choice = {.of_tokens = true,
+                                               .count = count,
+                                               .protected_marks = marks,
+                                               .victims = absl::MakeSpan(victims)}}));
+    return victims;
+  }
+};
+
+TEST_F(ChoiceTest, SameAsSelectVictims) {
+  Random random(11);
+  for (const uint32_t tokens : {1u, 31u, 2048u, 4097u, 50'000u}) {
+    for (const uint32_t rows : {1u, 3u}) {
+      for (const int kind : {0, 1, 2}) {
+        std::vector<float> scores(size_t{tokens} * rows);
+        for (float& x : scores) {
+          // Many alike; all different; all alike but for what is no number, or no finite one.
+          x = kind == 0 ? static_cast<float>(random.Below(9)) - 4
+              : kind == 1
+                  ? static_cast<float>(random.Normal())
+                  : std::vector<float>{1, 1, 1, 0.0f, -0.0f, kNan, INFINITY, -INFINITY}[random.Below(8)];
+        }
+        std::vector<uint8_t> marks(tokens);
+        for (uint8_t& mark : marks) mark = random.Below(4) == 0;
+        const uint32_t candidates = static_cast<uint32_t>(std::count(marks.begin(), marks.end(), 0));
+        for (const uint32_t count : {0u, std::min(1u, candidates), candidates / 2, candidates}) {
+          const auto expected = Choose(&host(), scores, rows, marks, count);
+          const auto actual = Choose(&compute(), scores, rows, marks, count);
+          ASSERT_TRUE(expected.ok()) << expected.status();
+          ASSERT_TRUE(actual.ok()) << actual.status();
+          ASSERT_EQ(*actual, *expected) << tokens << " tokens, " << rows << " rows, " << count << " leave";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ChoiceTest, MoreThanThereAreIsRefused) {
+  const auto none = Choose(&compute(), {1, 2, 3, 4}, 1, {1, 1, 0, 1}, 2);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(none.status().message(), HasSubstr("2 of 4 must leave for the budget, but 3 are protected"));
+}
+
+TEST_F(ComputeTest, BlocksAreChosenByTheirScores) {
+  const Sequence sequence({.tokens = 8 * 41, .k_dim = 8, .v_dim = 8});
+  const KvShape& shape = sequence.kv().shape;
+  const auto policy = BindPolicy("paged_eviction", {});
+  ASSERT_TRUE(policy.ok());
+  const auto staged = StagedSequence::Make(&compute(), sequence.kv(), {});
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  const auto scored = lab::ScoreStaged(&compute(), *staged, {.policy = *policy, .shape = shape});
+  ASSERT_TRUE(scored.ok()) << scored.status();
+  const ScorePlan& plan = scored->plan;
+  const auto memory = compute().Allocate(shape.blocks() * plan.record.floats * sizeof(float));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  std::vector<float*> records;
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    records.push_back(reinterpret_cast<float*>((*memory)->address()) + uint64_t{block} * plan.record.floats);
+  }
+  const std::vector<BlockRun> runs = {{0, shape.blocks()}};
+  std::vector<uint8_t> marks(shape.blocks());
+  MarkProtectedBlocks(ProtectionOf(*policy, shape, 0, 0), {}, shape, absl::MakeSpan(marks));
+  std::vector<uint32_t> victims(5), expected(5);
+  const absl::Status status =
+      compute().Score({.plan = &plan,
+                       .kv = staged->kv(),
+                       .records = records,
+                       .to_record = runs,
+                       .choice = {.count = 5, .protected_marks = marks, .victims = absl::MakeSpan(victims)}});
+  ASSERT_TRUE(status.ok()) << status;
+  std::vector<uint64_t> keys(shape.blocks());
+  ASSERT_TRUE(SelectVictims(scored->blocks, marks, 5, absl::MakeSpan(keys), absl::MakeSpan(expected)).ok());
+  EXPECT_EQ(victims, expected);
+}
+
+TEST_F(ComputeTest, GatherMovesTheBytesOfWhatStays) {
+  for (const Arrangement arrangement : {Arrangement::kTokenHeadDim, Arrangement::kHeadTokenDim,
+                                        Arrangement::kColumnMajorKeys, Arrangement::kScattered}) {
+    const SequenceOptions options = {
+        .k_dim = 16, .v_dim = 12, .dtype = KvDtype::kF16, .arrangement = arrangement};
+    const Sequence sequence(options);
+    const uint32_t planes = options.layers * options.heads, kept_tokens = 19;
+    std::vector<uint32_t> kept;
+    Random random(3);
+    for (uint32_t plane = 0; plane < planes; ++plane) {
+      std::vector<uint32_t> tokens(options.tokens);
+      for (uint32_t t = 0; t < options.tokens; ++t) tokens[t] = t;
+      while (tokens.size() > kept_tokens) tokens.erase(tokens.begin() + random.Below(tokens.size()));
+      kept.insert(kept.end(), tokens.begin(), tokens.end());
+    }
+    SequenceOptions fewer = options;
+    fewer.tokens = kept_tokens;
+    const Sequence to(fewer, [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
+    const auto from_staged = StagedSequence::Make(&compute(), sequence.kv(), {});
+    const auto to_staged = StagedSequence::Make(&compute(), to.kv(), {});
+    ASSERT_TRUE(from_staged.ok() && to_staged.ok());
+    GatherRequest request = {.from = from_staged->kv(),
+                             .to_blocks = to_staged->kv().blocks,
+                             .kept = kept.data(),
+                             .kept_layer_stride = uint64_t{options.heads} * kept_tokens,
+                             .kept_head_stride = kept_tokens,
+                             .kept_tokens = kept_tokens};
+    ASSERT_TRUE(compute().Gather(request).ok());
+    // The same on the host, where `to` lies.
+    request.from = sequence.kv();
+    request.to_blocks = to.kv().blocks;
+    ASSERT_TRUE(host().Gather(request).ok());
+    const uint64_t words = lab::BlockBytes(to.kv()) / sizeof(uint64_t);
+    for (uint32_t block = 0; block < to.kv().shape.blocks(); ++block) {
+      for (uint64_t word = 0; word < words; ++word) {
+        uint64_t expected;
+        std::memcpy(&expected, reinterpret_cast<const uint64_t*>(to.kv().blocks[block]) + word,
+                    sizeof expected);
+        ASSERT_EQ(ReadWord(to_staged->kv().blocks[block] + word * sizeof(uint64_t)), expected)
+            << "block " << block << ", word " << word << ", arrangement " << static_cast<int>(arrangement);
+      }
+    }
+  }
+}
+
+TEST_F(ComputeTest, PiecesAreStagedOneBehindTheOther) {
+  const auto block = compute().Allocate(64), to = compute().Allocate(64);
+  ASSERT_TRUE(block.ok() && to.ok());
+  const std::vector<unsigned char> first = {1, 2, 3}, second(16, 9);
+  const KvPiece written = {.address = reinterpret_cast<uint64_t>(second.data()), .bytes = 16};
+  ASSERT_TRUE(compute().Stage({&written, 1}, (*block)->address()).ok());
+  const std::vector<KvPiece> pieces = {{.address = reinterpret_cast<uint64_t>(first.data()), .bytes = 3},
+                                       {.address = 0, .bytes = 0},
+                                       {.address = (*block)->address() + 8, .bytes = 4, .in_block = true},
+                                       {.address = reinterpret_cast<uint64_t>(first.data()), .bytes = 1}};
+  ASSERT_TRUE(compute().Stage(pieces, (*to)->address()).ok());
+  EXPECT_EQ(ReadWord((*to)->address()), 0x0109090909030201u);
+}
+
+}  // namespace
+}  // namespace kvpool::scorers

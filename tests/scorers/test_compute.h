@@ -1,0 +1,20 @@
+// Which device the scorers' tests are about in this run: that of KVPOOL_TEST_DEVICE (tests/device/test_device.h).
+#ifndef KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
+#define KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
+
+#include <cstdint>
+
+#include "cuda/kv_compute.h"
+
+namespace kvpool {
+
+// nullptr: the host, with as many threads as a test asks for. REQUIRES: run by test_compute_main.cc, which ends where
+// there is no such device.
+KvCompute* TestCompute();
+
+// 8 bytes at an address of the device.
+uint64_t ReadWord(uint64_t address);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
