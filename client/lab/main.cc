@@ -20,6 +20,7 @@
 #include "client/lab/plan_budgets.h"
 #include "client/lab/problem.h"
 #include "client/lab/tensor.h"
+#include "client/lab/train.h"
 #include "cuda/scorers/registry.h"
 #include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
@@ -34,7 +35,7 @@ struct Arguments {
   std::vector<std::string> params;
   std::string scope = "sequence", over_tokens = "mean", over_heads = "mean", over_layers = "mean";
   uint64_t budget = 0, tokens_per_block = 0, threads = 1;
-  std::string explain;
+  std::string weights, explain;
   bool policies_table = false, help = false;
 };
 
@@ -50,6 +51,8 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("over-heads", &a->over_heads, "mean or max");
   flags->Add("over-layers", &a->over_layers, "mean or max");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "to compute with");
+  flags->Add("weights", &a->weights,
+             "safetensors with weights of a learned policy, beside the input; of train: where they go");
   flags->Add("explain", &a->explain, "draw which tokens stay: text or - to the terminal, or a FILE.svg");
   flags->Add("policies-table", &a->policies_table, "the policies as a table in Markdown");
   flags->Add("help", &a->help, "this text");
@@ -180,10 +183,27 @@ absl::StatusOr<std::string> RunBudgets(const Tensors& tensors, const Options& op
   return JsonObject(members);
 }
 
+absl::StatusOr<std::string> RunTraining(const Arguments& a, const Tensors& tensors, const Options& options) {
+  if (a.weights.empty()) return absl::InvalidArgumentError("--weights FILE is needed: where the weights go");
+  ASSIGN_OR_RETURN(const Tensors weights, Train(tensors, options.policy, options.settings));
+  std::ofstream file(a.weights, std::ios::binary);
+  if (!(file << SafetensorsOf(weights) && file.flush())) {
+    return absl::UnavailableError(absl::StrCat("--weights: can't write ", a.weights));
+  }
+  uint64_t count = 0;
+  for (const auto& [name, tensor] : weights.by_name) count += tensor.values.size();
+  return JsonObject({{"policy", absl::StrCat("\"", options.policy, "\"")}, {"weights", absl::StrCat(count)}});
+}
+
 absl::StatusOr<std::string> RunVerb(const Arguments& a) {
   ASSIGN_OR_RETURN(const Options options, OptionsOf(a));
   if (a.verb != "budgets") RETURN_IF_ERROR(scorers::FindPolicy(a.policy).status());
-  ASSIGN_OR_RETURN(const Tensors tensors, ReadTensors(a.input, a.policy));
+  ASSIGN_OR_RETURN(Tensors tensors, ReadTensors(a.input, a.policy));
+  if (a.verb == "train") return RunTraining(a, tensors, options);
+  if (!a.weights.empty()) {
+    ASSIGN_OR_RETURN(const Tensors weights, ReadTensors(a.weights, a.policy));
+    for (const auto& [name, tensor] : weights.by_name) tensors.by_name[name] = tensor;
+  }
   if (a.verb == "budgets") return RunBudgets(tensors, options);
   if (IsGrowth(tensors)) return RunGrowth(tensors, options);
   ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem,
@@ -232,7 +252,8 @@ int Main(const std::vector<std::string>& arguments) {
   if (a.help) {
     std::printf(
         "kvpool-lab score|prune|compact|budgets --policy NAME --input FILE [FLAGS]: what a policy would "
-        "drop\n\n"
+        "drop\n"
+        "kvpool-lab train --policy NAME --input FILE --weights FILE [FLAGS]: weights of a learned policy\n\n"
         "Flags:\n%s\nPolicies, with their parameters:\n%s\nExit status: 0 done, 1 bad input, 2 usage.\n",
         flags.Help().c_str(), scorers::PoliciesHelp().c_str());
     return 0;
@@ -241,10 +262,11 @@ int Main(const std::vector<std::string>& arguments) {
     return fail(
         absl::InvalidArgumentError(absl::StrCat("unexpected argument ", left->front(), "; see --help")), 2);
   }
-  if (a.verb != "score" && a.verb != "prune" && a.verb != "compact" && a.verb != "budgets") {
-    return fail(
-        absl::InvalidArgumentError("the first argument must be score, prune, compact or budgets; see --help"),
-        2);
+  if (a.verb != "score" && a.verb != "prune" && a.verb != "compact" && a.verb != "budgets" &&
+      a.verb != "train") {
+    return fail(absl::InvalidArgumentError(
+                    "the first argument must be score, prune, compact, budgets or train; see --help"),
+                2);
   }
   if (a.input.empty()) return fail(absl::InvalidArgumentError("--input FILE is needed"), 2);
   const absl::StatusOr<std::string> answer = RunVerb(a);
