@@ -23,8 +23,8 @@ double SquareDistance(absl::Span<const double> a, absl::Span<const double> b) {
 
 absl::Status CheckEmbeddings(const char* field, const Embeddings& embeddings) {
   if (embeddings.dim == 0 || embeddings.values.empty() || embeddings.values.size() % embeddings.dim != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": ", embeddings.values.size(), " values of dimension ",
-                                                   embeddings.dim, " are no rows"));
+    return absl::InvalidArgumentError(absl::StrCat(field, ": ", embeddings.values.size(),
+                                                   " values of dimension ", embeddings.dim, " are no rows"));
   }
   for (size_t i = 0; i < embeddings.values.size(); ++i) {
     if (std::isfinite(embeddings.values[i])) continue;
@@ -33,32 +33,34 @@ absl::Status CheckEmbeddings(const char* field, const Embeddings& embeddings) {
   return absl::OkStatus();
 }
 
-class Clusters {
- public:
-  Clusters(const Embeddings& rows, uint32_t count, uint64_t seed)
-      : rows_(rows), count_(count), state_(seed), of_row(rows.rows()), centroids(count * rows.dim) {
-    Start();
-    for (int round = 0; round < kMostRounds && Assign(); ++round) Move();
-  }
-
- private:
-  const Embeddings& rows_;
-  uint32_t count_;
-  uint64_t state_;
-
- public:
+struct Clusters {
   std::vector<uint32_t> of_row;
   std::vector<double> centroids;
   double distance = 0;  // Squares of all rows' from their centroids.
+};
+
+// One try.
+class KMeans {
+ public:
+  KMeans(const Embeddings& rows, uint32_t count, uint64_t seed)
+      : rows_(rows), count_(count), state_(seed), of_row_(rows.rows(), count), centroids_(count * rows.dim) {}
+
+  Clusters Run() {
+    Start();
+    for (int round = 0; round < kMostRounds && Assign(); ++round) Move();
+    return {.of_row = std::move(of_row_), .centroids = std::move(centroids_), .distance = distance_};
+  }
 
  private:
   absl::Span<double> Centroid(uint32_t cluster) {
-    return absl::MakeSpan(centroids).subspan(cluster * rows_.dim, rows_.dim);
+    return absl::MakeSpan(centroids_).subspan(cluster * rows_.dim, rows_.dim);
   }
   void Place(uint32_t cluster, uint64_t row) {
     std::copy(rows_.Row(row).begin(), rows_.Row(row).end(), Centroid(cluster).begin());
   }
-  double Uniform() { return static_cast<double>(MixBits(state_ += 0x9e3779b97f4a7c15u) >> 11) / 9007199254740992.0; }
+  double Uniform() {
+    return static_cast<double>(MixBits(state_ += 0x9e3779b97f4a7c15u) >> 11) / 9007199254740992.0;
+  }
 
   // Rows with a chance in proportion to the square of their distance from those taken (k-means++).
   void Start() {
@@ -78,7 +80,7 @@ class Clusters {
   // Whether any row changed its cluster.
   bool Assign() {
     bool changed = false;
-    distance = 0;
+    distance_ = 0;
     for (uint64_t row = 0; row < rows_.rows(); ++row) {
       uint32_t nearest = 0;
       double least = std::numeric_limits<double>::infinity();
@@ -86,9 +88,9 @@ class Clusters {
         const double apart = SquareDistance(rows_.Row(row), Centroid(cluster));
         if (apart < least) least = apart, nearest = cluster;
       }
-      changed = changed || of_row[row] != nearest;
-      of_row[row] = nearest;
-      distance += least;
+      changed = changed || of_row_[row] != nearest;
+      of_row_[row] = nearest;
+      distance_ += least;
     }
     return changed;
   }
@@ -98,7 +100,7 @@ class Clusters {
       std::vector<double> sum(rows_.dim);
       double members = 0;
       for (uint64_t row = 0; row < rows_.rows(); ++row) {
-        if (of_row[row] != cluster) continue;
+        if (of_row_[row] != cluster) continue;
         ++members;
         for (uint64_t d = 0; d < rows_.dim; ++d) sum[d] += rows_.Row(row)[d];
       }
@@ -106,6 +108,13 @@ class Clusters {
       for (uint64_t d = 0; d < rows_.dim && members > 0; ++d) Centroid(cluster)[d] = sum[d] / members;
     }
   }
+
+  const Embeddings& rows_;
+  const uint32_t count_;
+  uint64_t state_;
+  std::vector<uint32_t> of_row_;  // `count` where none has been chosen yet.
+  std::vector<double> centroids_;
+  double distance_ = 0;
 };
 
 std::vector<uint32_t> PromptOf(const Embeddings& segments, const Episodes& episodes, uint32_t episode,
@@ -135,14 +144,10 @@ absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeO
   if (options.tries == 0 || options.prompt_segments == 0) {
     return absl::InvalidArgumentError("tries and prompt_segments must be 1 or more");
   }
-  Clusters best(segments, options.episodes, options.seed);
+  Clusters best = KMeans(segments, options.episodes, options.seed).Run();
   for (uint32_t t = 1; t < options.tries; ++t) {
-    Clusters other(segments, options.episodes, MixBits(options.seed) + t);
-    if (other.distance < best.distance) {
-      best.of_row = std::move(other.of_row);
-      best.centroids = std::move(other.centroids);
-      best.distance = other.distance;
-    }
+    Clusters other = KMeans(segments, options.episodes, MixBits(options.seed) + t).Run();
+    if (other.distance < best.distance) best = std::move(other);
   }
   // By first segment; those that nothing belongs to (rows that are alike) are left out.
   constexpr uint32_t kUnseen = ~0u;
@@ -153,7 +158,8 @@ absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeO
     if (number[cluster] == kUnseen) {
       number[cluster] = next++;
       const auto first = best.centroids.begin() + static_cast<ptrdiff_t>(cluster * segments.dim);
-      episodes.centroids.insert(episodes.centroids.end(), first, first + static_cast<ptrdiff_t>(segments.dim));
+      episodes.centroids.insert(episodes.centroids.end(), first,
+                                first + static_cast<ptrdiff_t>(segments.dim));
     }
     episodes.of_segment.push_back(number[cluster]);
   }
@@ -167,8 +173,8 @@ absl::StatusOr<uint32_t> NearestEpisode(const Embeddings& centroids, absl::Span<
   RETURN_IF_ERROR(CheckEmbeddings("centroids", centroids));
   RETURN_IF_ERROR(CheckEmbeddings("question", {.values = question, .dim = question.size()}));
   if (question.size() != centroids.dim) {
-    return absl::InvalidArgumentError(absl::StrCat("the question has dimension ", question.size(),
-                                                   ", the centroids ", centroids.dim));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the question has dimension ", question.size(), ", the centroids ", centroids.dim));
   }
   const auto dot = [](absl::Span<const double> a, absl::Span<const double> b) {
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
