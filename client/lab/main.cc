@@ -20,6 +20,8 @@
 #include "client/lab/plan_budgets.h"
 #include "client/lab/problem.h"
 #include "client/lab/tensor.h"
+#include "client/lab/train.h"
+#include "cuda/scorers/episodes.h"
 #include "cuda/scorers/registry.h"
 #include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
@@ -34,7 +36,7 @@ struct Arguments {
   std::vector<std::string> params;
   std::string scope = "sequence", over_tokens = "mean", over_heads = "mean", over_layers = "mean";
   uint64_t budget = 0, tokens_per_block = 0, threads = 1;
-  std::string explain;
+  std::string weights, explain;
   bool policies_table = false, help = false;
 };
 
@@ -50,6 +52,8 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("over-heads", &a->over_heads, "mean or max");
   flags->Add("over-layers", &a->over_layers, "mean or max");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "to compute with");
+  flags->Add("weights", &a->weights,
+             "safetensors with weights of a learned policy, beside the input; of train: where they go");
   flags->Add("explain", &a->explain, "draw which tokens stay: text or - to the terminal, or a FILE.svg");
   flags->Add("policies-table", &a->policies_table, "the policies as a table in Markdown");
   flags->Add("help", &a->help, "this text");
@@ -180,10 +184,56 @@ absl::StatusOr<std::string> RunBudgets(const Tensors& tensors, const Options& op
   return JsonObject(members);
 }
 
+absl::StatusOr<std::string> RunEpisodes(const Tensors& tensors) {
+  const Tensor* const segments = tensors.Find("segments");
+  if (segments == nullptr || segments->shape.size() != 2) {
+    return absl::InvalidArgumentError(
+        "segments [segment][dim], embeddings of pieces of the history, are needed");
+  }
+  const uint64_t dim = segments->shape[1];
+  const Tensor* const wanted = tensors.Find("episodes");
+  scorers::EpisodeOptions options;
+  if (wanted != nullptr && wanted->values.size() == 1 && wanted->values[0] >= 1 &&
+      wanted->values[0] <= 65536) {
+    options.episodes = static_cast<uint32_t>(wanted->values[0]);
+  }
+  ASSIGN_OR_RETURN(const scorers::Episodes episodes,
+                   scorers::FindEpisodes({.values = segments->values, .dim = dim}, options));
+  const auto count = static_cast<uint32_t>(episodes.prompts.size());
+  std::vector<std::pair<std::string, std::string>> members = {
+      {"of_segment", JsonList(episodes.of_segment)},
+      {"prompts", JsonRows(episodes.prompts)},
+      {"centroids", JsonRows(episodes.centroids, count)}};
+  if (const Tensor* const question = tensors.Find("question"); question != nullptr) {
+    ASSIGN_OR_RETURN(const uint32_t nearest,
+                     scorers::NearestEpisode({.values = episodes.centroids, .dim = dim}, question->values));
+    members.emplace_back("nearest", absl::StrCat(nearest));
+  }
+  return JsonObject(members);
+}
+
+absl::StatusOr<std::string> RunTraining(const Arguments& a, const Tensors& tensors, const Options& options) {
+  if (a.weights.empty()) return absl::InvalidArgumentError("--weights FILE is needed: where the weights go");
+  ASSIGN_OR_RETURN(const Tensors weights, Train(tensors, options.policy, options.settings));
+  std::ofstream file(a.weights, std::ios::binary);
+  if (!(file << SafetensorsOf(weights) && file.flush())) {
+    return absl::UnavailableError(absl::StrCat("--weights: can't write ", a.weights));
+  }
+  uint64_t count = 0;
+  for (const auto& [name, tensor] : weights.by_name) count += tensor.values.size();
+  return JsonObject({{"policy", absl::StrCat("\"", options.policy, "\"")}, {"weights", absl::StrCat(count)}});
+}
+
 absl::StatusOr<std::string> RunVerb(const Arguments& a) {
   ASSIGN_OR_RETURN(const Options options, OptionsOf(a));
   if (a.verb != "budgets") RETURN_IF_ERROR(scorers::FindPolicy(a.policy).status());
-  ASSIGN_OR_RETURN(const Tensors tensors, ReadTensors(a.input, a.policy));
+  ASSIGN_OR_RETURN(Tensors tensors, ReadTensors(a.input, a.policy));
+  if (a.verb == "episodes") return RunEpisodes(tensors);
+  if (a.verb == "train") return RunTraining(a, tensors, options);
+  if (!a.weights.empty()) {
+    ASSIGN_OR_RETURN(const Tensors weights, ReadTensors(a.weights, a.policy));
+    for (const auto& [name, tensor] : weights.by_name) tensors.by_name[name] = tensor;
+  }
   if (a.verb == "budgets") return RunBudgets(tensors, options);
   if (IsGrowth(tensors)) return RunGrowth(tensors, options);
   ASSIGN_OR_RETURN(const std::unique_ptr<Problem> problem,
@@ -232,7 +282,9 @@ int Main(const std::vector<std::string>& arguments) {
   if (a.help) {
     std::printf(
         "kvpool-lab score|prune|compact|budgets --policy NAME --input FILE [FLAGS]: what a policy would "
-        "drop\n\n"
+        "drop\n"
+        "kvpool-lab train --policy NAME --input FILE --weights FILE [FLAGS]: weights of a learned policy\n"
+        "kvpool-lab episodes --input FILE: segments of a history by what they are about, for EpiCache\n\n"
         "Flags:\n%s\nPolicies, with their parameters:\n%s\nExit status: 0 done, 1 bad input, 2 usage.\n",
         flags.Help().c_str(), scorers::PoliciesHelp().c_str());
     return 0;
@@ -241,9 +293,11 @@ int Main(const std::vector<std::string>& arguments) {
     return fail(
         absl::InvalidArgumentError(absl::StrCat("unexpected argument ", left->front(), "; see --help")), 2);
   }
-  if (a.verb != "score" && a.verb != "prune" && a.verb != "compact" && a.verb != "budgets") {
+  if (a.verb != "score" && a.verb != "prune" && a.verb != "compact" && a.verb != "budgets" &&
+      a.verb != "train" && a.verb != "episodes") {
     return fail(
-        absl::InvalidArgumentError("the first argument must be score, prune, compact or budgets; see --help"),
+        absl::InvalidArgumentError(
+            "the first argument must be score, prune, compact, budgets, train or episodes; see --help"),
         2);
   }
   if (a.input.empty()) return fail(absl::InvalidArgumentError("--input FILE is needed"), 2);

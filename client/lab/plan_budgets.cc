@@ -148,11 +148,41 @@ absl::StatusOr<const Tensor*> ListOf(const Tensors& tensors, const char* name) {
   return absl::InvalidArgumentError(absl::StrCat(name, " [layer] is needed in the input"));
 }
 
+// What each token received in all, out of attention [layer][query][token] or [layer][head][query][token].
+absl::StatusOr<std::vector<double>> DensityOf(const Tensor& attention) {
+  const std::vector<uint64_t>& shape = attention.shape;
+  if (shape.size() != 3 && shape.size() != 4) {
+    return absl::InvalidArgumentError(
+        "attention must be [layer][query][token] or [layer][head][query][token]");
+  }
+  const uint64_t heads = shape.size() == 4 ? shape[1] : 1, tokens = shape.back();
+  const uint64_t rows = shape[shape.size() - 2];
+  std::vector<double> sums(shape[0] * heads * tokens), density(shape[0]);
+  for (uint64_t i = 0; i < attention.values.size(); ++i) {
+    sums[i / (rows * tokens) * tokens + i % tokens] += attention.values[i];
+  }
+  RETURN_IF_ERROR(scorers::D2oDensity(sums, shape[0], heads, absl::MakeSpan(density)));
+  return density;
+}
+
 absl::StatusOr<Budgets> D2o(const Tensors& tensors, const Numbers& numbers) {
-  ASSIGN_OR_RETURN(const Tensor* variance, ListOf(tensors, "normalised_variance"));
+  const Tensor* attention = tensors.Find("attention");
+  if (attention == nullptr) attention = tensors.Find("attn");
+  std::vector<double> variance;
+  if (attention != nullptr && tensors.Find("normalised_variance") == nullptr) {
+    ASSIGN_OR_RETURN(variance, DensityOf(*attention));
+  } else {
+    ASSIGN_OR_RETURN(const Tensor* given, ListOf(tensors, "normalised_variance"));
+    variance = given->values;
+  }
   ASSIGN_OR_RETURN(const double rho, numbers.Get({"rho"}, 0.2));
-  Budgets budgets{.shares = std::vector<double>(variance->values.size())};
-  RETURN_IF_ERROR(scorers::D2oRatios(variance->values, rho, absl::MakeSpan(budgets.shares)));
+  Budgets budgets{.shares = std::vector<double>(variance.size())};
+  RETURN_IF_ERROR(scorers::D2oRatios(variance, rho, absl::MakeSpan(budgets.shares)));
+  ASSIGN_OR_RETURN(const uint64_t budget, numbers.Budget());
+  if (budget == 0) return budgets;
+  budgets.tokens.resize(variance.size());
+  RETURN_IF_ERROR(scorers::CakeBudgets(budgets.shares, budget * variance.size(), uint64_t{1} << 32,
+                                       absl::MakeSpan(budgets.tokens)));
   return budgets;
 }
 

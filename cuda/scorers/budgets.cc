@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
@@ -138,6 +139,38 @@ absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_to
         std::min(most_tokens_a_layer, static_cast<uint64_t>(share * static_cast<double>(total_tokens)));
   }
   SpreadResidue(Residue(total_tokens, budgets), 0, most_tokens_a_layer, budgets);
+  return absl::OkStatus();
+}
+
+absl::Status D2oDensity(absl::Span<const double> column_sums, uint64_t layers, uint64_t heads,
+                        absl::Span<double> normalised_variance) {
+  RETURN_IF_ERROR(CheckLayers("layers", layers, normalised_variance.size()));
+  const uint64_t planes = layers * heads, tokens = planes == 0 ? 0 : column_sums.size() / planes;
+  if (tokens < 2 || tokens * planes != column_sums.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(column_sums.size(), " column sums of ", layers,
+                                                   " layers and ", heads,
+                                                   " heads, must be those of 2 tokens or more"));
+  }
+  std::vector<double> variances(planes);
+  for (uint64_t plane = 0; plane < planes; ++plane) {
+    const absl::Span<const double> sums = column_sums.subspan(plane * tokens, tokens);
+    const double mean = std::accumulate(sums.begin(), sums.end(), 0.0) / static_cast<double>(tokens);
+    for (const double sum : sums)
+      variances[plane] += (sum - mean) * (sum - mean) / static_cast<double>(tokens - 1);
+    if (!std::isfinite(variances[plane])) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("column sums of layer ", plane / heads, " are not finite"));
+    }
+  }
+  const auto [least, most] = std::minmax_element(variances.begin(), variances.end());
+  const double range = *most - *least;
+  for (uint64_t layer = 0; layer < layers; ++layer) {
+    double sum = 0;
+    for (uint64_t head = 0; head < heads; ++head) {
+      sum += range > 0 ? (variances[layer * heads + head] - *least) / range : 0;
+    }
+    normalised_variance[layer] = sum / static_cast<double>(heads);
+  }
   return absl::OkStatus();
 }
 

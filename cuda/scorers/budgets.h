@@ -44,6 +44,12 @@ absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_to
 
 // D2O (arXiv 2406.13035): clip(softmax(-F) * layers * rho, 0.01, 1), F a layer's normalised variance of attention
 // density.
+//
+// F of each layer out of the prefill's attention: `column_sums` [layer][head][token], what each token received in all. Per
+// head their unbiased variance over tokens; brought to 0 to 1 over the heads of all layers (authors' code: over those of one
+// layer, which says nothing of a layer with one head); the mean over a layer's heads.
+absl::Status D2oDensity(absl::Span<const double> column_sums, uint64_t layers, uint64_t heads,
+                        absl::Span<double> normalised_variance);
 absl::Status D2oRatios(absl::Span<const double> normalised_variance, double rho, absl::Span<double> ratios);
 
 // EpiCache (arXiv 2509.17396): w = (1 - minmax(sensitivity))^power, budget = average * layers * w / sum w, at

@@ -28,6 +28,9 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE bool IsFinite(float value) {
   return (BitsOf(value) & 0x7f800000u) != 0x7f800000u;
 }
 
+// A norm that a direction can be made with.
+KVPOOL_HOST_DEVICE inline bool HasDirection(float norm) { return IsFinite(norm) && norm > 0; }
+
 // A smaller float's exponent and fraction, moved to where a float has them, times 2^(127 - its bias): also right
 // for its denormals, which are then a float's denormals before the product.
 template <KvDtype dtype>

@@ -84,9 +84,6 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
   }
 }
 
-// A norm that a direction can be made with.
-KVPOOL_HOST_DEVICE inline bool HasDirection(float norm) { return IsFinite(norm) && norm > 0; }
-
 // Sums of k/‖k‖ and of k, least and greatest, of one layer's planes in one block: lanes take packs of columns, of all
 // heads. REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
@@ -132,11 +129,10 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
   }
 }
 
-// One layer's part of a block's record.
+// The norms of one layer's part of a block's record.
 template <KvDtype dtype, typename Team>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvView& kv,
-                                                    const RecordLayout& at, uint32_t block, uint32_t layer,
-                                                    float* record) {
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void NormsOfLayer(const Team& team, const KvView& kv, const RecordLayout& at,
+                                                   uint32_t block, uint32_t layer, float* record) {
   const uint64_t plane = uint64_t{layer} * kv.shape.kv_heads * kv.shape.tokens_per_block;
   if (at.k_norms != RecordLayout::kNone) {
     PlaneNorms<dtype>(team, kv, kv.k, block, layer, record + at.k_norms + plane);
@@ -144,10 +140,15 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvVi
   if (at.v_norms != RecordLayout::kNone) {
     PlaneNorms<dtype>(team, kv, kv.v, block, layer, record + at.v_norms + plane);
   }
-  if (at.unit_key_sums == RecordLayout::kNone && at.key_sums == RecordLayout::kNone &&
-      at.key_min == RecordLayout::kNone) {
-    return;
-  }
+}
+
+// One layer's part of a block's record.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvView& kv,
+                                                    const RecordLayout& at, uint32_t block, uint32_t layer,
+                                                    float* record) {
+  NormsOfLayer<dtype>(team, kv, at, block, layer, record);
+  if (!at.sums_keys()) return;
   team.Sync();
   const bool contiguous = kv.k.dim_stride_bytes == BytesOf(dtype);
   if (contiguous) {

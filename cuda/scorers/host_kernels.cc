@@ -16,7 +16,27 @@ struct Record {
   float* record;
   template <KvDtype dtype>
   void Run() const {
-    RecordOfLayer<dtype>(team, kv, at, block, layer, record);
+    if (kv.k.dim_stride_bytes != BytesOf(dtype)) {
+      return RecordOfLayer<dtype>(team, kv, at, block, layer, record);
+    }
+    NormsOfLayer<dtype>(team, kv, at, block, layer, record);
+    for (uint32_t head = 0; head < kv.shape.kv_heads && at.sums_keys(); ++head) {
+      const uint32_t plane = layer * kv.shape.kv_heads + head;
+      const auto section = [&](uint32_t start, uint32_t floats) {
+        return start == RecordLayout::kNone ? nullptr : record + start + uint64_t{plane} * floats;
+      };
+      const uint32_t dim = kv.shape.k_head_dim;
+      team.code().sum_columns[static_cast<int>(dtype)](
+          {.first = kv.Row(kv.k, block, layer, 0, head),
+           .stride_bytes = kv.k.token_stride_bytes,
+           .rows = kv.shape.TokensOf(block),
+           .dim = dim,
+           .norms = section(at.k_norms, kv.shape.tokens_per_block),
+           .unit = section(at.unit_key_sums, dim),
+           .plain = section(at.key_sums, dim),
+           .least = section(at.key_min, dim),
+           .greatest = section(at.key_max, dim)});
+    }
   }
 };
 

@@ -18,11 +18,16 @@ KVPOOL_INLINE float Finished(float sum) {
   return op == RowOp::kSquare ? std::sqrt(sum) : sum;
 }
 
-template <KvDtype dtype, RowOp op>
-KVPOOL_INLINE float Term(const unsigned char* row, uint32_t d, const float* x) {
+template <KvDtype dtype>
+KVPOOL_INLINE float ElementAt(const unsigned char* row, uint32_t d) {
   typename Element<dtype>::Storage stored;
   std::memcpy(&stored, row + d * sizeof(stored), sizeof(stored));
-  const float element = Element<dtype>::Load(stored);
+  return Element<dtype>::Load(stored);
+}
+
+template <KvDtype dtype, RowOp op>
+KVPOOL_INLINE float Term(const unsigned char* row, uint32_t d, const float* x) {
+  const float element = ElementAt<dtype>(row, d);
   if constexpr (op == RowOp::kSquare) return element * element;
   if constexpr (op == RowOp::kProduct) return element * x[d];
   return (element - x[d]) * (element - x[d]);
@@ -108,12 +113,82 @@ void CompilerNorms(const RowsOfType& rows) {
 }
 
 template <KvDtype dtype>
-KVPOOL_INLINE void WidenFrom(const unsigned char* row, uint32_t first, uint32_t dim, float* to) {
-  for (uint32_t d = first; d < dim; ++d) {
-    typename Element<dtype>::Storage stored;
-    std::memcpy(&stored, row + d * sizeof(stored), sizeof(stored));
-    to[d] = Element<dtype>::Load(stored);
+KVPOOL_INLINE void SumColumnsFrom(const ColumnSums& sums, uint32_t first) {
+  for (uint32_t d = first; d < sums.dim; ++d) {
+    float unit = 0, plain = 0, least = INFINITY, greatest = -INFINITY;
+    for (uint32_t i = 0; i < sums.rows; ++i) {
+      const float x = ElementAt<dtype>(sums.first + i * sums.stride_bytes, d);
+      least = LesserOf(least, x);
+      greatest = GreaterOf(greatest, x);
+      if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
+      unit += x * (1 / sums.norms[i]);
+      plain += x;
+    }
+    if (sums.unit != nullptr) sums.unit[d] = unit;
+    if (sums.plain != nullptr) sums.plain[d] = plain;
+    if (sums.least != nullptr) sums.least[d] = least;
+    if (sums.greatest != nullptr) sums.greatest[d] = greatest;
   }
+}
+template <KvDtype dtype>
+void CompilerSumColumns(const ColumnSums& sums) {
+  SumColumnsFrom<dtype>(sums, 0);
+}
+
+template <KvDtype dtype>
+KVPOOL_AVX2 void Avx2SumColumns(const ColumnSums& sums) {
+  uint32_t d = 0;
+  for (; d + 8 <= sums.dim; d += 8) {
+    __m256 unit = _mm256_setzero_ps(), plain = _mm256_setzero_ps(), none = _mm256_setzero_ps();
+    __m256 least = _mm256_set1_ps(INFINITY), greatest = _mm256_set1_ps(-INFINITY);
+    for (uint32_t i = 0; i < sums.rows; ++i) {
+      const __m256 x = Load8<dtype>(sums.first + i * sums.stride_bytes + d * BytesOf(dtype));
+      none = _mm256_or_ps(none, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+      least = _mm256_min_ps(least, x);
+      greatest = _mm256_max_ps(greatest, x);
+      if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
+      unit = _mm256_fmadd_ps(x, _mm256_set1_ps(1 / sums.norms[i]), unit);
+      plain = _mm256_add_ps(plain, x);
+    }
+    // All ones: not a number.
+    if (sums.unit != nullptr) _mm256_storeu_ps(sums.unit + d, unit);
+    if (sums.plain != nullptr) _mm256_storeu_ps(sums.plain + d, plain);
+    if (sums.least != nullptr) _mm256_storeu_ps(sums.least + d, _mm256_or_ps(least, none));
+    if (sums.greatest != nullptr) _mm256_storeu_ps(sums.greatest + d, _mm256_or_ps(greatest, none));
+  }
+  SumColumnsFrom<dtype>(sums, d);
+}
+
+template <KvDtype dtype>
+KVPOOL_AVX512 void Avx512SumColumns(const ColumnSums& sums) {
+  uint32_t d = 0;
+  for (; d + 16 <= sums.dim; d += 16) {
+    __m512 unit = _mm512_setzero_ps(), plain = _mm512_setzero_ps();
+    __m512 least = _mm512_set1_ps(INFINITY), greatest = _mm512_set1_ps(-INFINITY);
+    __mmask16 none = 0;
+    for (uint32_t i = 0; i < sums.rows; ++i) {
+      const __m512 x = Load16<dtype>(sums.first + i * sums.stride_bytes + d * BytesOf(dtype));
+      none |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      least = _mm512_min_ps(least, x);
+      greatest = _mm512_max_ps(greatest, x);
+      if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
+      unit = _mm512_fmadd_ps(x, _mm512_set1_ps(1 / sums.norms[i]), unit);
+      plain = _mm512_add_ps(plain, x);
+    }
+    const __m512 nan = _mm512_set1_ps(NAN);
+    if (sums.unit != nullptr) _mm512_storeu_ps(sums.unit + d, unit);
+    if (sums.plain != nullptr) _mm512_storeu_ps(sums.plain + d, plain);
+    if (sums.least != nullptr) _mm512_storeu_ps(sums.least + d, _mm512_mask_mov_ps(least, none, nan));
+    if (sums.greatest != nullptr) {
+      _mm512_storeu_ps(sums.greatest + d, _mm512_mask_mov_ps(greatest, none, nan));
+    }
+  }
+  SumColumnsFrom<dtype>(sums, d);
+}
+
+template <KvDtype dtype>
+KVPOOL_INLINE void WidenFrom(const unsigned char* row, uint32_t first, uint32_t dim, float* to) {
+  for (uint32_t d = first; d < dim; ++d) to[d] = ElementAt<dtype>(row, d);
 }
 template <KvDtype dtype>
 void CompilerWiden(const unsigned char* row, uint32_t dim, float* to) {
@@ -134,14 +209,17 @@ KVPOOL_AVX512 void Avx512Widen(const unsigned char* row, uint32_t dim, float* to
 
 #define KVPOOL_OPS(Isa, dtype) \
   { Isa##Norms<dtype>, Isa##Rows<dtype, RowOp::kProduct>, Isa##Rows<dtype, RowOp::kDistance> }
+#define KVPOOL_TYPES(Template)                                                                               \
+  {                                                                                                          \
+    Template<KvDtype::kF32>, Template<KvDtype::kF16>, Template<KvDtype::kBf16>, Template<KvDtype::kFp8E4m3>, \
+        Template<KvDtype::kFp8E5m2>                                                                          \
+  }
 #define KVPOOL_HOST_ROWS(Isa, name)                                                                       \
   {                                                                                                       \
     name,                                                                                                 \
         {KVPOOL_OPS(Isa, KvDtype::kF32), KVPOOL_OPS(Isa, KvDtype::kF16), KVPOOL_OPS(Isa, KvDtype::kBf16), \
          KVPOOL_OPS(Isa, KvDtype::kFp8E4m3), KVPOOL_OPS(Isa, KvDtype::kFp8E5m2)},                         \
-        {Isa##Widen<KvDtype::kF32>, Isa##Widen<KvDtype::kF16>, Isa##Widen<KvDtype::kBf16>,                \
-         Isa##Widen<KvDtype::kFp8E4m3>, Isa##Widen<KvDtype::kFp8E5m2>},                                   \
-        AttendWindow##Isa                                                                                 \
+        KVPOOL_TYPES(Isa##SumColumns), KVPOOL_TYPES(Isa##Widen), AttendWindow##Isa                        \
   }
 constexpr HostRows kCompiler = KVPOOL_HOST_ROWS(Compiler, "compiler");
 constexpr HostRows kAvx2 = KVPOOL_HOST_ROWS(Avx2, "avx2");

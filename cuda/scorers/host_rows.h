@@ -25,12 +25,27 @@ struct RowsOfType {
   uint32_t result_step = 1;
 };
 
+// Sums over rows, a float for each of `dim` columns; any of the four may be null. Rows whose norm has no direction
+// (HasDirection) are left out of the first two; without norms all are.
+struct ColumnSums {
+  const unsigned char* first = nullptr;
+  uint64_t stride_bytes = 0;
+  uint32_t rows = 0;
+  uint32_t dim = 0;
+  const float* norms = nullptr;  // Of the rows.
+  float* unit = nullptr;         // Of elements over their row's norm.
+  float* plain = nullptr;
+  float* least = nullptr;  // NaN where a row has it.
+  float* greatest = nullptr;
+};
+
 struct WindowPass;
 inline constexpr int kDtypes = 5;
 inline constexpr int kRowOps = 3;
 struct HostRows {
   const char* name;  // "compiler", "avx2", "avx512".
   void (*run[kDtypes][kRowOps])(const RowsOfType& rows);
+  void (*sum_columns[kDtypes])(const ColumnSums& sums);
   void (*widen[kDtypes])(const unsigned char* row, uint32_t dim, float* to);
   void (*attend_window)(const WindowPass& pass);
 };

@@ -26,6 +26,10 @@ struct RecordLayout {
   uint32_t key_sums = kNone;
   uint32_t key_min = kNone;
   uint32_t key_max = kNone;
+  // Any of the last four.
+  KVPOOL_HOST_DEVICE constexpr bool sums_keys() const {
+    return unit_key_sums != kNone || key_sums != kNone || key_min != kNone;
+  }
 };
 
 constexpr RecordLayout LayOutRecord(const KvShape& shape, Needs needs) {
