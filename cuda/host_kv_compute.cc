@@ -40,6 +40,7 @@ class HostKvCompute final : public KvCompute {
   absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) override {
     auto* at = reinterpret_cast<std::byte*>(to);
     for (const KvPiece& piece : pieces) {
+      if (piece.bytes == 0) continue;  // Which may have no address.
       std::memcpy(at, reinterpret_cast<const std::byte*>(piece.address), piece.bytes);
       at += piece.bytes;
     }
