@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
 folder=${1:-build/gpu}
-binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test scorers_test scorer_vectors_test
+binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test scorers_test
           score_timings kvpoold kvpoolctl kvpool-replay)
 limit_mib=50
 
@@ -23,7 +23,7 @@ mkdir -p "$folder/bin" "$folder/lib" "$folder/fake"
 for binary in "${binaries[@]}"; do
   strip -o "$folder/bin/$binary" "build/release/bin/$binary"
 done
-cp build/release/lib/fake_cuda/libcuda.so.1 "$folder/fake/"
+strip -o "$folder/fake/libcuda.so.1" build/release/lib/fake_cuda/libcuda.so.1
 # All libraries but the C library's own, which go with the loader of the machine.
 ldd "$folder"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv)\.so\.[0-9]+$' | xargs cp -Lt "$folder/lib"

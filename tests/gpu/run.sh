@@ -86,7 +86,6 @@ check stamps stamper_test
 check fences fence_events_test
 check engines engine_test
 check scorers scorers_test
-check scorer-vectors scorer_vectors_test
 # The sanitizer does not work everywhere that a GPU does: it is asked first.
 sanitize() { compute-sanitizer --tool memcheck --error-exitcode 9 stamper_test "$@"; }
 if sanitize --gtest_filter=StamperTest.NoBlocksAreNoWork >"$work/sanitizer.log" 2>&1; then

@@ -87,7 +87,7 @@ TEST(HitDensity, ClosesTheGapToTheOracleOnTheTrace) {
   ASSERT_TRUE(w.ok()) << w.status();
   const std::pair<uint32_t, double> least[] = {{1000, 0.20}, {5000, 0.28}, {10000, 0.19}};
   for (const auto& [blocks, share] : least) {
-    const auto ratio = [&](const char* policy) {
+    const auto ratio = [&, blocks = blocks](const char* policy) {
       return sim::Replay(*w, {.policy = policy, .capacity_blocks = blocks})->block_ratio();
     };
     const double lru = ratio("lru"), opt = ratio("opt");
