@@ -5,16 +5,11 @@
 #include <cstdint>
 
 #include "cuda/scorers/policy.h"
-#include "cuda/scorers/pooling.h"
+#include "cuda/scorers/snapkv.h"
 
 namespace kvpool::scorers {
 
 struct Pyramidkv {
-  enum : uint32_t { kPooling, kKernel };
-  static constexpr ParamFacts kParams[] = {
-      {"pool", ParamType::kChoice, 0, 0, 2, "avg|max|none", "how neighbours are pooled"},
-      {"kernel", ParamType::kInt, 5, 1, 255, "odd", "tokens pooled"},
-  };
   static constexpr PolicyFacts kFacts = {
       .name = "pyramidkv",
       .title = "PyramidKV",
@@ -23,15 +18,14 @@ struct Pyramidkv {
           "SnapKV's score with budgets that fall arithmetically over layers: lower layers spread their "
           "attention. Without per-layer pools it is SnapKV.",
       .needs = kNeedWindow,
-      .params = kParams,
+      .params = Snapkv::kParams,
       .protect_window = true,
   };
 
   template <typename Team>
   KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
                                        float* scores) {
-    PoolBeforeWindow(team, static_cast<Pooling>(params.Int(kPooling)), params.Int(kKernel), plane.window_mean,
-                     plane.window_queries, plane.tokens, scores);
+    Snapkv::Score(team, plane, params, scores);
   }
 };
 
