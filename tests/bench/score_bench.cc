@@ -104,9 +104,7 @@ struct Cache {
 
 using Words = uint64_t __attribute__((vector_size(64)));
 
-// Sum of a block, as fast as this processor adds.
-__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t SumOfBlock(uint64_t address,
-                                                                                 uint64_t bytes) {
+__attribute__((always_inline)) inline uint64_t SumOf(uint64_t address, uint64_t bytes) {
   const Words* const words = reinterpret_cast<const Words*>(address);
   Words a = {}, b = {}, c = {}, d = {};
   for (uint64_t i = 0; i < bytes / sizeof(Words); i += 4) {
@@ -117,6 +115,21 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t SumOfBlock
   }
   a += b + c + d;
   return a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7];
+}
+__attribute__((target("avx512f"))) uint64_t SumOfAvx512(uint64_t address, uint64_t bytes) {
+  return SumOf(address, bytes);
+}
+__attribute__((target("avx2"))) uint64_t SumOfAvx2(uint64_t address, uint64_t bytes) {
+  return SumOf(address, bytes);
+}
+
+// Sum of a block, as fast as this processor adds. Chosen when first called: what target_clones makes is resolved while the
+// program is loaded, before the thread sanitizer is there to be called.
+uint64_t SumOfBlock(uint64_t address, uint64_t bytes) {
+  static const auto sum = __builtin_cpu_supports("avx512f") ? SumOfAvx512
+                          : __builtin_cpu_supports("avx2")  ? SumOfAvx2
+                                                            : SumOf;
+  return sum(address, bytes);
 }
 
 // Everything read once, nothing else done.

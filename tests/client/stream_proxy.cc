@@ -68,24 +68,37 @@ bool StreamProxy::Copy(int from, int to) {
   return true;
 }
 
+bool StreamProxy::CopyAnswers(int daemon, int engine) {
+  MutexLock lock(&mu_);
+  // Polled before the hold began: left where it is.
+  return hold_answers_ || Copy(daemon, engine);
+}
+
+void StreamProxy::HoldAnswers(bool hold) {
+  MutexLock lock(&mu_);
+  hold_answers_ = hold;
+}
+
 void StreamProxy::Run() {
   while (!stop_.load()) {
+    int timeout_ms;
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     {
       MutexLock lock(&mu_);
-      const short from_daemon = hold_answers_.load() ? 0 : POLLIN;
+      const short from_daemon = hold_answers_ ? 0 : POLLIN;
+      // Held answers are looked at again when the hold may be over.
+      timeout_ms = hold_answers_ ? 1 : 100;
       for (const auto& [engine, daemon] : connections_) {
         polled.push_back({engine.get(), POLLIN, 0});
         polled.push_back({daemon.get(), from_daemon, 0});
       }
     }
-    // Held answers are looked at again when the hold may be over.
-    if (poll(polled.data(), polled.size(), hold_answers_.load() ? 1 : 100) < 0) continue;
+    if (poll(polled.data(), polled.size(), timeout_ms) < 0) continue;
     std::vector<size_t> closed;
     for (size_t i = 2; i < polled.size(); i += 2) {
       bool open = true;
       if (polled[i].revents != 0) open = Copy(polled[i].fd, polled[i + 1].fd);
-      if (open && polled[i + 1].revents != 0) open = Copy(polled[i + 1].fd, polled[i].fd);
+      if (open && polled[i + 1].revents != 0) open = CopyAnswers(polled[i + 1].fd, polled[i].fd);
       if (!open) closed.push_back(i / 2 - 1);
     }
     MutexLock lock(&mu_);

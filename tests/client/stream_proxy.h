@@ -25,20 +25,22 @@ class StreamProxy {
   const std::string& socket() const { return socket_; }
   // Closes every connection, and with it whatever was under way; answers how many there were. New ones are taken.
   int Cut() ABSL_LOCKS_EXCLUDED(mu_);
-  // What the daemon says is held back, then lost with the next Cut.
-  void HoldAnswers(bool hold) { hold_answers_.store(hold); }
+  // From its return on, what the daemon says is held back, then lost with the next Cut.
+  void HoldAnswers(bool hold) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Run();
   // Copies what is there to read; false: that end is closed.
   static bool Copy(int from, int to);
+  bool CopyAnswers(int daemon, int engine) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string daemon_socket_;
   TemporaryDirectory directory_;
   const std::string socket_ = directory_.path() + "/proxy.sock";
   UniqueFd listener_, wake_;
-  std::atomic<bool> stop_{false}, hold_answers_{false};
+  std::atomic<bool> stop_{false};
   Mutex mu_;
+  bool hold_answers_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::pair<UniqueFd, UniqueFd>> connections_ ABSL_GUARDED_BY(mu_);  // Engine's, daemon's.
   std::thread thread_;
 };
