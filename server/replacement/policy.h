@@ -58,6 +58,9 @@ class ReplacementPolicy {
   // The next to leave, one of those offered; kNullBlock only if none is. What is answered leaves at once:
   // OnWithdraw and OnEvict follow.
   virtual BlockId Victim(uint64_t now_ms) = 0;
+  // Fills `blocks` with those likely to be named next, in order, and answers how many it found at once: what
+  // they need of memory is asked for together. Advice.
+  virtual size_t Upcoming(absl::Span<BlockId> blocks) const { return 0; }
   // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
   virtual void Prefetch(BlockId block) const = 0;
   // Blocks it was offered.
