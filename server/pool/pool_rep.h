@@ -171,6 +171,7 @@ class BlockPool::Rep final {
   // Memory that verbs would otherwise allocate at each call.
   std::vector<BlockKey> scratch_aliases;
   std::vector<std::vector<uint32_t>> scratch_match;
+  std::vector<uint64_t> scratch_steps;  // Blocks of a query per step.
 };
 
 }  // namespace kvpool
