@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kGroups = 16;  // Of four operations each.
 constexpr int kBlocksPerOperation = 1;
-constexpr int kWarmupRounds = 500, kRounds = 30000;
+constexpr int kWarmupRounds = 500, kRounds = 3000;
 
 using Stream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
 
