@@ -69,6 +69,8 @@ class ReplacementPolicy {
   virtual double bytes_per_block() const = 0;
 };
 
+class Weights;
+
 struct PolicyOptions {
   uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
   uint64_t seed = 1;
@@ -76,13 +78,16 @@ struct PolicyOptions {
   // The default is an 8B model (32 layers, 4096 wide): attention over 30,517 tokens costs as much as the weights
   // do, and blocks of 16 tokens.
   double cost_per_depth = 16.0 / 30517;
+  // Of a policy that was trained; null: those built in.
+  std::shared_ptr<const Weights> weights;
 };
 
-// The registry: every policy by name. INVALID_ARGUMENT names the policies there are.
+// The registry: every policy by name. INVALID_ARGUMENT names the policies there are, or says what is wrong with the
+// weights.
 struct PolicyEntry {
   std::string_view name;
   std::string_view summary;  // One line for --help.
-  std::unique_ptr<ReplacementPolicy> (*make)(const PolicyOptions& options);
+  absl::StatusOr<std::unique_ptr<ReplacementPolicy>> (*make)(const PolicyOptions& options);
 };
 absl::Span<const PolicyEntry> ReplacementPolicies();
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,
