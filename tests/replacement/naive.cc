@@ -320,6 +320,14 @@ class Twins final : public ReplacementPolicy {
     policy_->OnHit(block, now_ms);
     naive_->Hit(Index(block));
   }
+  void OnHint(BlockId block, const UseHint& hint) override {
+    policy_->OnHint(block, hint);
+    naive_->Hint(Index(block), hint);
+  }
+  void OnScore(BlockId block, float score) override {
+    policy_->OnScore(block, score);
+    naive_->Score(Index(block), score);
+  }
   void OnUsed(BlockId block, uint64_t now_ms) override {
     policy_->OnUsed(block, now_ms);
     naive_->Used(Index(block));
