@@ -16,6 +16,8 @@
 #include "server/replacement/s3_fifo.h"
 #include "server/replacement/sieve.h"
 #include "server/replacement/slru.h"
+#include "server/replacement/succinct_discard.h"
+#include "server/replacement/succinct_phase.h"
 #include "server/replacement/w_tinylfu.h"
 
 namespace kvpool {
@@ -39,6 +41,10 @@ constexpr PolicyEntry kPolicies[] = {
     {"w_tinylfu", "LRU window, and admission by past frequency", Make<WTinyLfuPolicy>},
     {"gdsf", "frequency times the cost of prefill, with ageing", Make<GdsfPolicy>},
     {"length_aware", "least frequently used, deeper in the prompt first", Make<LengthAwarePolicy>},
+    {"succinct_discard", "what is predicted not to return first, LRU where that fails",
+     Make<SuccinctDiscardPolicy>},
+    {"succinct_phase", "marking, with a prediction of the next phase, LRU where that fails",
+     Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
 };
