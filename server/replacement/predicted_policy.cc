@@ -53,7 +53,7 @@ void PredictedPolicy::OnUsed(BlockId block, uint64_t now_ms) {
   if (turns_.OnUsed(block)) node.tail = 1;
   const int cls = ClassOf(node);
   const auto said = static_cast<Reuse>(node.said);
-  node.returns = said == Reuse::kUnknown ? reuse_.Chance(cls) > kLikely : said == Reuse::kExpected;
+  node.returns = said == Reuse::kUnknown ? reuse_.ChanceOfEnded(cls) > kLikely : said == Reuse::kExpected;
   const uint64_t horizon = kHorizon * resident_;
   if (inserted_ > horizon) reuse_.GiveUp(inserted_ - horizon);
   reuse_.Begin(node.hash, cls, inserted_);

@@ -61,7 +61,7 @@ class PredictedPolicy : public ReplacementPolicy {
  private:
   static constexpr int kHitClasses = 4, kTurnClasses = 3;
   static constexpr int kClasses = kHitClasses * kTurnClasses * 2;
-  static constexpr uint64_t kHorizon = 2;
+  static constexpr uint64_t kHorizon = 8;
   static constexpr double kLikely = 0.5;
 
   static int ClassOf(const Node& node);

@@ -12,22 +12,24 @@ constexpr uint64_t kClassBits = 8;
 constexpr double kPrior = 20;
 // Waits after which what was known counts half: some hundreds for each class.
 constexpr uint32_t kHalfLife = 50'000;
+// Waits that began when knowledge had not faded yet may end when it has.
+constexpr double kMostSure = 0.999;
 
 uint64_t BeginOf(uint64_t wait) { return wait >> kClassBits; }
 size_t ClassOf(uint64_t wait) { return wait % (1 << kClassBits); }
 
 }  // namespace
 
-// Four times as many contents are watched as are cached, as far as the watched go.
+// Eight times as many contents are watched as are cached, as far as the watched go.
 ReuseStatistics::ReuseStatistics(int classes, uint32_t max_blocks)
-    : sample_((uint64_t{max_blocks} * 4 + kWatched - 1) / kWatched), classes_(classes) {
+    : sample_((uint64_t{max_blocks} * 8 + kWatched - 1) / kWatched), classes_(classes) {
   KVPOOL_CHECK(classes <= kMaxClasses, "%d classes", classes);
 }
 
 void ReuseStatistics::Ended() {
   if (++ended_ < kHalfLife) return;
   ended_ = 0;
-  const auto fade = [](Counts* c) { *c = {c->reused / 2, c->given_up / 2, c->waited / 2}; };
+  const auto fade = [](Counts* c) { *c = {c->begun / 2, c->reused / 2, c->given_up / 2, c->waited / 2}; };
   for (Counts& c : classes_) fade(&c);
   fade(&all_);
 }
@@ -45,6 +47,8 @@ void ReuseStatistics::GiveUp(uint64_t before) {
 
 void ReuseStatistics::Begin(uint64_t hash, int cls, uint64_t now) {
   if (!Watched(hash)) return;
+  ++classes_[cls].begun;
+  ++all_.begun;
   waits_.Add(hash, now << kClassBits | static_cast<uint64_t>(cls));
   while (waits_.size() > kWatched) GiveUpOldest();
 }
@@ -64,11 +68,17 @@ std::optional<int> ReuseStatistics::End(uint64_t hash, uint64_t now) {
   return static_cast<int>(cls);
 }
 
-double ReuseStatistics::Chance(int cls) const {
+double ReuseStatistics::ChanceOfEnded(int cls) const {
   const Counts& c = classes_[cls];
   const double all = all_.reused + all_.given_up;
   const double mean = all > 0 ? all_.reused / all : 0.5;
   return (c.reused + kPrior * mean) / (c.reused + c.given_up + kPrior);
+}
+
+double ReuseStatistics::ShareOfBegun(int cls) const {
+  const Counts& c = classes_[cls];
+  const double mean = all_.begun > 0 ? all_.reused / all_.begun : 0.5;
+  return std::min(kMostSure, (c.reused + kPrior * mean) / (c.begun + kPrior));
 }
 
 double ReuseStatistics::MeanWait(int cls) const {

@@ -30,14 +30,16 @@ class ReuseStatistics {
   // Waits that began before are given up.
   void GiveUp(uint64_t before);
 
-  // Chance that a wait of the class ends by reuse, and the mean time that takes; classes of which little is known
-  // lean on all.
-  double Chance(int cls) const;
+  // Of the class's waits that ended or were given up, the share that ended; of those that began, the share that ended
+  // so far, which says something also where waits are never given up; the mean time of those that ended. Classes of
+  // which little is known lean on all.
+  double ChanceOfEnded(int cls) const;
+  double ShareOfBegun(int cls) const;
   double MeanWait(int cls) const;
 
  private:
   struct Counts {
-    double reused = 0, given_up = 0, waited = 0;
+    double begun = 0, reused = 0, given_up = 0, waited = 0;
   };
   bool Watched(uint64_t hash) const {
     return sample_ <= 1 || (hash * 0x9e3779b97f4a7c15u >> 32) % sample_ == 0;

@@ -23,6 +23,7 @@ class NaivePolicy {
   virtual uint32_t Victim() = 0;
 
   std::set<uint32_t> offered;
+  uint64_t now_ms = 0;  // Of what is called.
 };
 
 // Null: there is none of that name.
