@@ -110,8 +110,9 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       return result->mutable_unpin()->set_unpinned(state_.pool.Unpin(refs_));
     case v1::Operation::kSetRetention: {
       const v1::SetRetention& retention = operation.set_retention();
-      state_.pool.SetRetention(now, now + retention.ttl_ms(), static_cast<uint8_t>(retention.priority()),
-                               refs_, absl::MakeSpan(verdicts_));
+      state_.pool.SetRetention(
+          now, {.priority = static_cast<uint8_t>(retention.priority()), .until = now + retention.ttl_ms()},
+          refs_, absl::MakeSpan(verdicts_));
       return Refuse(*session, blocks, result->mutable_set_retention()->mutable_refused());
     }
     case v1::Operation::kFence:

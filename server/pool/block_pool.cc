@@ -148,6 +148,11 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
 
 void BlockPool::Release(Holder session, TimeMs now, absl::Span<const BlockRef> blocks,
                         absl::Span<Verdict> verdicts) {
+  Release(session, now, {}, blocks, verdicts);
+}
+
+void BlockPool::Release(Holder session, TimeMs now, const UseHint& hint, absl::Span<const BlockRef> blocks,
+                        absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
   r.SeeTime(now);
   Rep::Session* const s = r.OpenSession(session);
@@ -175,6 +180,7 @@ void BlockPool::Release(Holder session, TimeMs now, absl::Span<const BlockRef> b
       r.Free(b);
     } else {
       record.accessed_ms = static_cast<uint32_t>(now);
+      if (hint.says_something()) r.Hint(b, hint);
       r.DropRefs(b, 1);
     }
   }
@@ -226,12 +232,30 @@ uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
     ++touched;
     const bool offered = r.records[b].has(BlockRecord::kOffered);
     if (offered) r.Withdraw(b);
+    r.records[b].flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
     r.records[b].accessed_ms = static_cast<uint32_t>(now);
     r.policy->OnHit(blocks[i].id, now);
     if (r.records[b].state() == BlockState::kCached) r.policy->OnUsed(blocks[i].id, now);
     if (offered) r.Offer(b);
   }
   return touched;
+}
+
+uint32_t BlockPool::SetScores(TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<const float> scores) {
+  Rep& r = *rep_;
+  r.SeeTime(now);
+  uint32_t told = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
+    const uint32_t b = Index(blocks[i].id);
+    if (!r.records[b].resident()) continue;
+    ++told;
+    const bool offered = r.records[b].has(BlockRecord::kOffered);
+    if (offered) r.Withdraw(b);
+    r.policy->OnScore(blocks[i].id, scores[i]);
+    if (offered) r.Offer(b);
+  }
+  return told;
 }
 
 // ----------------------------------------------------------------------------------------------- views

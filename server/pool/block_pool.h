@@ -61,6 +61,7 @@
 namespace kvpool {
 
 class ReplacementPolicy;
+struct UseHint;
 
 enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined };
 inline constexpr int kBlockStates = 5;
@@ -119,6 +120,13 @@ struct PoolOptions {
   // The first lease of a block makes the next generation. A pool that takes over memory whose old refs may
   // still be around begins behind theirs.
   uint32_t first_generation = 0;
+};
+
+// How dear blocks are, in place of the default priority.
+struct Retention {
+  uint8_t priority = 50;    // 0 to 100.
+  TimeMs until = 0;         // Then it is the default again.
+  TimeMs half_life_ms = 0;  // Each time it comes half the way to the default, in whole numbers; 0: it stays.
 };
 
 struct SealEntry {
@@ -220,6 +228,11 @@ class BlockPool {
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
 
   // One hold fewer on each. Given root first; touched tail first, so that LRU takes leaves before parents.
+  // `hint` is passed on to the policy. Reuse::kNever binds: what this caches of the blocks named leaves before
+  // all others whatever the policy, until it is found again; a priority of its own goes before. So a pruned
+  // beam's private blocks go first, and those that a surviving beam holds are not touched.
+  void Release(Holder session, TimeMs now, const UseHint& hint, absl::Span<const BlockRef> blocks,
+               absl::Span<Verdict> verdicts);
   void Release(Holder session, TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
   void Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
   // kDone: the session holds it, and it is leased or sealed in `group`; without a group, it is leased. kWrongState:
@@ -228,11 +241,14 @@ class BlockPool {
                  absl::Span<Verdict> verdicts);
   // Answers how many were resident and current.
   uint32_t Touch(TimeMs now, absl::Span<const BlockRef> blocks);
+  // Tells the policy where a scorer put each block among them all: 0 the least, 1 the most valuable. Answers how
+  // many were resident and current.
+  uint32_t SetScores(TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<const float> scores);
   // Pins each block and the chain in front of it.
   void Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
   // Skips blocks that a pinned child keeps pinned. Tail first.
   uint32_t Unpin(absl::Span<const BlockRef> blocks);
-  void SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::Span<const BlockRef> blocks,
+  void SetRetention(TimeMs now, const Retention& retention, absl::Span<const BlockRef> blocks,
                     absl::Span<Verdict> verdicts);
   // Ends pins and retentions whose time is over.
   void Expire(TimeMs now);

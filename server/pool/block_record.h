@@ -30,6 +30,7 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kListed = 8;     // Named in the Reclaim(victims) that is running.
   static constexpr uint8_t kRetired = 16;   // Generations are used up; quarantined for ever.
   static constexpr uint8_t kOffered = 32;   // Cached and childless: may leave.
+  static constexpr uint8_t kForsaken = 64;  // Cached, and its last holder said that it is never used again.
 
   BlockState state() const { return static_cast<BlockState>(meta >> 4 & 7); }
   void set_state(BlockState state) {

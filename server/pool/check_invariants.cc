@@ -69,6 +69,8 @@ void BlockPool::Rep::CheckStates() const {
     KVPOOL_CHECK(r.state() != BlockState::kFree || (r.refs == 0 && r.flags == 0), "free block %u has %u refs",
                  b, r.refs);
     KVPOOL_CHECK(!r.has(BlockRecord::kListed), "block %u is listed outside Reclaim", b);
+    KVPOOL_CHECK(!r.has(BlockRecord::kForsaken) || r.state() == BlockState::kCached,
+                 "block %u is forsaken in state %d", b, static_cast<int>(r.state()));
   }
   for (size_t s = 0; s < states.size(); ++s) {
     KVPOOL_CHECK(states[s] == counts[s], "%u blocks are in state %zu, %u counted", states[s], s, counts[s]);
@@ -190,7 +192,8 @@ void BlockPool::Rep::CheckProtections() const {
     if (Budgeted(r, p)) ++budgeted;
     if (p.priority != kDefaultPriority) {
       ++times;
-      KVPOOL_CHECK(deadlines.contains({p.retain_until, b, Deadline::kRetention}), "retention of block %u", b);
+      KVPOOL_CHECK(deadlines.contains({p.retention_due, b, Deadline::kRetention}), "retention of block %u",
+                   b);
     }
     KVPOOL_CHECK(p.priority != kDefaultPriority || r.has(BlockRecord::kPinned), "protection of block %u", b);
     if (!r.has(BlockRecord::kPinned)) continue;

@@ -89,6 +89,7 @@ void BlockPool::Rep::AddRef(uint32_t b, Holder taker) {
     BlockRecord& r = records[b];
     if (r.refs++ != 0) return;
     if (r.has(BlockRecord::kOffered)) Withdraw(b);
+    r.flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
     SetState(b, BlockState::kSealed);
     if (r.spent()) {
       --spent_cached;
@@ -114,6 +115,12 @@ void BlockPool::Rep::DropRefs(uint32_t b, uint32_t refs) {
     policy->OnUsed(BlockId{b}, now_ms);
     if (r.children == 0) Offer(b);
   }
+}
+
+void BlockPool::Rep::Hint(uint32_t b, const UseHint& hint) {
+  BlockRecord& r = records[b];
+  policy->OnHint(BlockId{b}, hint);
+  if (hint.reuse == Reuse::kNever && r.refs == 1) r.flags |= BlockRecord::kForsaken;
 }
 
 void BlockPool::Rep::Offer(uint32_t b) {
@@ -202,7 +209,7 @@ void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>
 
   Withdraw(b);
   policy->OnEvict(BlockId{b});
-  if (r.has(BlockRecord::kProtected)) SetPriority(b, kDefaultPriority, 0);
+  if (r.has(BlockRecord::kProtected)) SetPriority(b, {}, 0);
   const uint32_t parent = r.parent;
   if (r.spent()) --spent_cached;
   Free(b);

@@ -40,7 +40,11 @@ class BlockPool::Rep final {
 
   struct Protection {
     TimeMs pin_until = 0;
-    TimeMs retain_until = 0;  // Of a priority that is not the default.
+    // Of a priority that is not the default: when it ends, when it changes next, and how long it takes to come
+    // half the way to the default; 0: it doesn't before its end.
+    TimeMs retain_until = 0;
+    TimeMs retention_due = 0;
+    TimeMs half_life_ms = 0;
     uint32_t pinned_children = 0;
     uint8_t priority = kDefaultPriority;
   };
@@ -68,8 +72,13 @@ class BlockPool::Rep final {
   }
   // Available blocks that a ref on `b` takes: itself and the chain in front of it, as far as it is cached.
   uint32_t CreditNeed(uint32_t b) const;
+  // As it was set, if it was; what is forsaken is of the least.
   uint8_t priority(uint32_t b) const {
-    return records[b].has(BlockRecord::kProtected) ? protections.find(b)->second.priority : kDefaultPriority;
+    const BlockRecord& r = records[b];
+    if (!r.has(BlockRecord::kProtected | BlockRecord::kForsaken)) return kDefaultPriority;
+    const uint8_t set =
+        r.has(BlockRecord::kProtected) ? protections.find(b)->second.priority : kDefaultPriority;
+    return set == kDefaultPriority && r.has(BlockRecord::kForsaken) ? 0 : set;
   }
   uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity); }
 
@@ -88,6 +97,8 @@ class BlockPool::Rep final {
   void AddRef(uint32_t b, Holder taker);
   // Fewer refs on a sealed block; what nobody refers to any more is cached, leaf before parent.
   void DropRefs(uint32_t b, uint32_t refs);
+  // Before a ref of a sealed block is dropped.
+  void Hint(uint32_t b, const UseHint& hint);
   // The guards of all policies: a block is on offer if and only if it is cached and childless; by the policy if
   // its priority is the default one, else by `retained`. What decides that changes only while it is not.
   void Offer(uint32_t b);
@@ -119,7 +130,7 @@ class BlockPool::Rep final {
   // REQUIRES: pinned, and no child is.
   void EndPin(uint32_t b);
   // REQUIRES: resident.
-  void SetPriority(uint32_t b, uint8_t priority, TimeMs until);
+  void SetPriority(uint32_t b, const Retention& retention, TimeMs since);
   void DropProtectionIfIdle(uint32_t b);
 
   class Matching;  // match.cc

@@ -62,17 +62,19 @@ void BlockPool::Rep::EndPin(uint32_t b) {
   DropRefs(b, 1);
 }
 
-void BlockPool::Rep::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
+void BlockPool::Rep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) {
   BlockRecord& r = records[b];
   const bool offered = r.has(BlockRecord::kOffered);
   if (offered) Withdraw(b);
   Protection& p = protections[b];
   r.flags |= BlockRecord::kProtected;
   if (Budgeted(r, p)) --protected_blocks;
-  if (p.priority != kDefaultPriority) deadlines.erase({p.retain_until, b, Deadline::kRetention});
-  p.priority = priority;
-  p.retain_until = until;
-  if (priority != kDefaultPriority) deadlines.emplace(until, b, Deadline::kRetention);
+  if (p.priority != kDefaultPriority) deadlines.erase({p.retention_due, b, Deadline::kRetention});
+  p.priority = retention.priority;
+  p.retain_until = p.retention_due = retention.until;
+  p.half_life_ms = retention.half_life_ms;
+  if (p.half_life_ms != 0) p.retention_due = std::min(p.retain_until, since + p.half_life_ms);
+  if (p.priority != kDefaultPriority) deadlines.emplace(p.retention_due, b, Deadline::kRetention);
   if (Budgeted(r, p)) ++protected_blocks;
   DropProtectionIfIdle(b);
   if (offered) Offer(b);
@@ -104,11 +106,12 @@ uint32_t BlockPool::Unpin(absl::Span<const BlockRef> blocks) {
   return unpinned;
 }
 
-void BlockPool::SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::Span<const BlockRef> blocks,
+void BlockPool::SetRetention(TimeMs now, const Retention& asked, absl::Span<const BlockRef> blocks,
                              absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
   r.SeeTime(now);
-  priority = std::min(priority, kMaxPriority);
+  Retention retention = asked;
+  retention.priority = std::min(asked.priority, kMaxPriority);
   for (size_t i = 0; i < blocks.size(); ++i) {
     verdicts[i] = r.Resolve(blocks[i]);
     if (verdicts[i] != Verdict::kDone) continue;
@@ -120,11 +123,11 @@ void BlockPool::SetRetention(TimeMs now, TimeMs until, uint8_t priority, absl::S
     }
     const bool budgeted =
         record.has(BlockRecord::kProtected) && Rep::Budgeted(record, r.protections.find(b)->second);
-    if (priority > kDefaultPriority && !budgeted && r.protected_blocks >= r.pin_budget()) {
+    if (retention.priority > kDefaultPriority && !budgeted && r.protected_blocks >= r.pin_budget()) {
       verdicts[i] = Verdict::kOverPinBudget;
       continue;
     }
-    r.SetPriority(b, priority, until);
+    r.SetPriority(b, retention, now);
   }
 }
 
@@ -132,9 +135,15 @@ void BlockPool::Expire(TimeMs now) {
   Rep& r = *rep_;
   r.SeeTime(now);
   while (!r.deadlines.empty() && std::get<TimeMs>(*r.deadlines.begin()) <= now) {
-    const auto [until, b, deadline] = *r.deadlines.begin();
+    const auto [due, b, deadline] = *r.deadlines.begin();
     if (deadline == Rep::Deadline::kRetention) {
-      r.SetPriority(b, kDefaultPriority, 0);
+      const Rep::Protection& p = r.protections.find(b)->second;
+      const int distance = due < p.retain_until ? (p.priority - kDefaultPriority) / 2 : 0;
+      r.SetPriority(b,
+                    {.priority = static_cast<uint8_t>(kDefaultPriority + distance),
+                     .until = p.retain_until,
+                     .half_life_ms = p.half_life_ms},
+                    due);
       continue;
     }
     // A parent's pin lasts as long as its children's: where both are over, this one ends with the last child.

@@ -36,6 +36,8 @@ class GhostList {
     const auto it = slots_of_.find(hash);
     return it == slots_of_.end() ? nullptr : &slots_[it->second].value;
   }
+  // In its place. REQUIRES: it is there.
+  void Set(uint64_t hash, uint64_t value) { slots_[slots_of_.find(hash)->second].value = value; }
   // False: it was not there.
   bool Remove(uint64_t hash) {
     const auto it = slots_of_.find(hash);

@@ -5,15 +5,14 @@
 //
 //   cached     nobody holds or pins it,
 //   childless  no resident block of its chain is behind it: leaves go before their parents, and
-//   plain      its priority is the default one. Cheaper blocks leave before, dearer ones after all that the
-//              policy was offered.
+//   plain      its priority is the default one, and it was not released as never to be used again. Cheaper
+//              blocks leave before, dearer ones after all that the policy was offered.
 //
 // So each block that a policy knows is in one state:
 //
 //   resident   OnInsert -> OnEvict. Between: OnHit each time its content is found again, OnUsed each time its
 //              last holder let go (tail of a request first, so a parent is used later than its children).
-//   offered    OnOffer -> OnWithdraw; only what is offered may be a victim. OnInsert, OnHit, OnUsed and OnEvict
-//              come only while it is not.
+//   offered    OnOffer -> OnWithdraw; only what is offered may be a victim. All else comes only while it is not.
 //
 // A policy is deterministic given its seed and what it is shown: no clock, no I/O, no dependence on pointer or
 // hash order; ties end in the block id.
@@ -41,6 +40,16 @@ struct Content {
   uint64_t now_ms = 0;
 };
 
+// What the engine that lets go of a content expects of it. Advice: it may be wrong, or meant to mislead.
+enum class Reuse : uint8_t { kUnknown, kExpected, kUnlikely, kNever };
+inline constexpr uint8_t kMaxCategory = 15;
+struct UseHint {
+  Reuse reuse = Reuse::kUnknown;
+  uint8_t category =
+      0;  // Of the request that used it, 1 to kMaxCategory as engines number them; 0: not said.
+  bool says_something() const { return reuse != Reuse::kUnknown || category != 0; }
+};
+
 // Called under the pool's lock, tens of nanoseconds each.
 class ReplacementPolicy {
  public:
@@ -50,6 +59,10 @@ class ReplacementPolicy {
   virtual void OnInsert(BlockId block, const Content& content) = 0;
   // The content was asked for again: a match, a duplicate of it, or a touch.
   virtual void OnHit(BlockId block, uint64_t now_ms) = 0;
+  // What was said of the use that is about to end, or of one beside it; not called when nothing was.
+  virtual void OnHint(BlockId, const UseHint&) {}
+  // Where a scorer put the block among those of a sequence it was asked about: 0 the least, 1 the most valuable.
+  virtual void OnScore(BlockId, float) {}
   // A use ended, more recently than every one before it.
   virtual void OnUsed(BlockId block, uint64_t now_ms) = 0;
   virtual void OnOffer(BlockId block) = 0;

@@ -15,10 +15,14 @@
 #include "server/replacement/policy.h"
 #include "server/replacement/random.h"
 #include "server/replacement/s3_fifo.h"
+#include "server/replacement/score_weighted.h"
 #include "server/replacement/sieve.h"
 #include "server/replacement/slru.h"
+#include "server/replacement/succinct_discard.h"
+#include "server/replacement/succinct_phase.h"
 #include "server/replacement/w_tinylfu.h"
 #include "server/replacement/weights.h"
+#include "server/replacement/workload_aware.h"
 
 namespace kvpool {
 namespace {
@@ -58,6 +62,13 @@ constexpr PolicyEntry kPolicies[] = {
     {"w_tinylfu", "LRU window, and admission by past frequency", Make<WTinyLfuPolicy>},
     {"gdsf", "frequency times the cost of prefill, with ageing", Make<GdsfPolicy>},
     {"length_aware", "least frequently used, deeper in the prompt first", Make<LengthAwarePolicy>},
+    {"workload_aware", "least likely to be asked for again, by category of request",
+     Make<WorkloadAwarePolicy>},
+    {"score_weighted", "least recently used, block scores shifting it", Make<ScoreWeightedPolicy>},
+    {"succinct_discard", "what is predicted not to return first, LRU where that fails",
+     Make<SuccinctDiscardPolicy>},
+    {"succinct_phase", "marking, with a prediction of the next phase, LRU where that fails",
+     Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
 };

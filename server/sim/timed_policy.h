@@ -27,6 +27,12 @@ class TimedPolicy final : public ReplacementPolicy {
   void OnHit(BlockId block, uint64_t now_ms) override {
     Timed([&] { policy_->OnHit(block, now_ms); });
   }
+  void OnHint(BlockId block, const UseHint& hint) override {
+    Timed([&] { policy_->OnHint(block, hint); });
+  }
+  void OnScore(BlockId block, float score) override {
+    Timed([&] { policy_->OnScore(block, score); });
+  }
   void OnUsed(BlockId block, uint64_t now_ms) override {
     Timed([&] { policy_->OnUsed(block, now_ms); });
   }

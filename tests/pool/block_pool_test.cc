@@ -258,7 +258,7 @@ TEST(BlockPool, GenerationMovesAtLeaseAndAtNothingElse) {
   EXPECT_EQ(t.Seal(b, {first}, {Key("y")})[0].verdict, V::kStale);
   EXPECT_EQ(t.Ref(b, {first}), Verdicts({V::kStale}));
   EXPECT_EQ(t.Pin({first}, 5000), Verdicts({V::kStale}));
-  EXPECT_EQ(t.Retain({first}, 60, 5000), Verdicts({V::kStale}));
+  EXPECT_EQ(t.Retain({first}, {.priority = 60, .until = 5000}), Verdicts({V::kStale}));
   EXPECT_EQ(t.pool.Touch(t.now, {first}), 0u);
   EXPECT_EQ(t.pool.Unpin({first}), 0u);
   EXPECT_EQ(t.pool.counters().refused_stale, 8u);
@@ -273,7 +273,7 @@ TEST(BlockPool, BlocksThatAreNoneAreRefused) {
   EXPECT_EQ(t.Release(a, bad), unknown);
   EXPECT_EQ(t.Ref(a, bad), unknown);
   EXPECT_EQ(t.Pin(bad, 5000), unknown);
-  EXPECT_EQ(t.Retain(bad, 10, 5000), unknown);
+  EXPECT_EQ(t.Retain(bad, {.priority = 10, .until = 5000}), unknown);
   EXPECT_EQ(t.pool.Touch(t.now, bad), 0u);
   EXPECT_EQ(t.pool.Unpin(bad), 0u);
   EXPECT_EQ(t.pool.Reclaim(t.now, bad, EvictReason::kOperator, nullptr), 0u);
@@ -295,7 +295,7 @@ TEST(BlockPool, ForeignBlocksAreNotHeld) {
   EXPECT_EQ(t.Ref(b, {leased, sealed}), Verdicts({V::kNotHeld, V::kNotHeld}));
   EXPECT_EQ(t.Seal(b, {leased}, {Key("y")})[0].verdict, V::kNotHeld);
   EXPECT_EQ(t.Pin({leased}, 5000), Verdicts({V::kWrongState}));
-  EXPECT_EQ(t.Retain({leased}, 10, 5000), Verdicts({V::kWrongState}));
+  EXPECT_EQ(t.Retain({leased}, {.priority = 10, .until = 5000}), Verdicts({V::kWrongState}));
   EXPECT_EQ(t.pool.Touch(t.now, {leased, sealed}), 1u);
 }
 

@@ -45,7 +45,8 @@ struct Printer {
     return absl::StrCat("Match{.session = ", e.session, ", .queries = {", queries, "}}");
   }
   std::string operator()(const Release& e) const {
-    return absl::StrCat("Release{.session = ", e.session, ", .blocks = ", Text(e.blocks), "}");
+    return absl::StrCat("Release{.session = ", e.session, ", .blocks = ", Text(e.blocks), ", .hint = {Reuse{",
+                        static_cast<int>(e.hint.reuse), "}, ", e.hint.category, "}}");
   }
   std::string operator()(const Ref& e) const {
     return absl::StrCat("Ref{.session = ", e.session, ", .blocks = ", Text(e.blocks), "}");
@@ -61,7 +62,11 @@ struct Printer {
   }
   std::string operator()(const SetRetention& e) const {
     return absl::StrCat("SetRetention{.blocks = ", Text(e.blocks), ", .priority = ", e.priority,
-                        ", .ttl = ", e.ttl, "}");
+                        ", .ttl = ", e.ttl, ", .half_life = ", e.half_life, "}");
+  }
+  std::string operator()(const SetScores& e) const {
+    return absl::StrCat("SetScores{.blocks = ", Text(e.blocks), ", .scores = {",
+                        absl::StrJoin(e.scores, ", "), "}}");
   }
   std::string operator()(const Expire&) const { return "Expire{}"; }
   std::string operator()(const Reclaim& e) const { return absl::StrCat("Reclaim{.count = ", e.count, "}"); }
@@ -184,9 +189,11 @@ Match Generator::NextMatch(const Model& model) {
 }
 
 Release Generator::NextRelease(const Model& model, int session) {
-  if (!OneIn(4)) return {.session = session, .blocks = Refs(model, session)};
+  UseHint hint;
+  if (OneIn(3)) hint = {.reuse = static_cast<Reuse>(Below(4)), .category = static_cast<uint8_t>(Below(3))};
+  if (!OneIn(4)) return {.session = session, .blocks = Refs(model, session), .hint = hint};
   // All it has, or the pool would fill up with blocks that somebody forgot.
-  Release release = {.session = session, .blocks = {}};
+  Release release = {.session = session, .blocks = {}, .hint = hint};
   for (uint32_t b = 1; b <= model.capacity(); ++b) {
     for (uint32_t holds = model.holds(session, b); holds > 0; --holds) {
       release.blocks.push_back({BlockId{b}, model.blocks[b].generation});
@@ -218,7 +225,15 @@ Entry Generator::Next(const Model& model) {
   if (dice < 80) return Unpin{.blocks = Refs(model, -1)};
   if (dice < 84) {
     const uint8_t priorities[] = {0, 20, 50, 51, 80, 100};
-    return SetRetention{.blocks = Refs(model, -1), .priority = priorities[Below(6)], .ttl = Below(40)};
+    if (OneIn(4)) {
+      SetScores scores = {.blocks = Refs(model, -1), .scores = {}};
+      for (size_t i = 0; i < scores.blocks.size(); ++i) scores.scores.push_back(Below(9) / 8.0f);
+      return scores;
+    }
+    return SetRetention{.blocks = Refs(model, -1),
+                        .priority = priorities[Below(6)],
+                        .ttl = Below(40),
+                        .half_life = OneIn(2) ? Below(12) : 0};
   }
   if (dice < 88) return Expire{};
   if (dice < 91) return Reclaim{.count = OneIn(20) ? UINT32_MAX : Below(4)};
@@ -353,9 +368,10 @@ std::string Pair::Do(const Match& e) {
 
 std::string Pair::Do(const Release& e) {
   std::vector<Verdict> verdicts(e.blocks.size());
-  pool_.Release(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.blocks, absl::MakeSpan(verdicts));
+  pool_.Release(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.hint, e.blocks,
+                absl::MakeSpan(verdicts));
   for (size_t i = e.blocks.size(); i-- > 0;) {
-    const Verdict expected = model_.Release(e.session, e.blocks[i]);
+    const Verdict expected = model_.Release(e.session, e.blocks[i], e.hint.reuse == Reuse::kNever);
     if (verdicts[i] != expected)
       return Differ("verdict", static_cast<int>(verdicts[i]), static_cast<int>(expected));
   }
@@ -398,13 +414,21 @@ std::string Pair::Do(const Unpin& e) {
 
 std::string Pair::Do(const SetRetention& e) {
   std::vector<Verdict> verdicts(e.blocks.size());
-  pool_.SetRetention(model_.now, model_.now + e.ttl, e.priority, e.blocks, absl::MakeSpan(verdicts));
+  const Retention retention = {
+      .priority = e.priority, .until = model_.now + e.ttl, .half_life_ms = e.half_life};
+  pool_.SetRetention(model_.now, retention, e.blocks, absl::MakeSpan(verdicts));
   for (size_t i = 0; i < e.blocks.size(); ++i) {
-    const Verdict expected = model_.SetRetention(e.blocks[i], e.priority, model_.now + e.ttl);
+    const Verdict expected = model_.SetRetention(e.blocks[i], retention);
     if (verdicts[i] != expected)
       return Differ("verdict", static_cast<int>(verdicts[i]), static_cast<int>(expected));
   }
   return "";
+}
+
+std::string Pair::Do(const SetScores& e) {
+  uint32_t expected = 0;
+  for (const BlockRef& block : e.blocks) expected += model_.SetScore(block) ? 1 : 0;
+  return Differ("scored", pool_.SetScores(model_.now, e.blocks, e.scores), expected);
 }
 
 std::string Pair::Do(const Expire&) {
@@ -471,7 +495,7 @@ std::string Pair::DifferenceOfBlock(uint32_t b) const {
   if (d.empty()) d = Differ("parent", Index(view.parent), block.parent);
   if (d.empty()) d = Differ("children", view.children, block.resident() ? model_.children(b) : 0);
   if (d.empty()) d = Differ("pinned", view.pinned, block.pinned);
-  if (d.empty()) d = Differ("priority", view.priority, block.priority);
+  if (d.empty()) d = Differ("priority", view.priority, block.standing());
   if (d.empty()) {
     d = Differ("owner", static_cast<uint16_t>(view.owner),
                block.owner < 0 ? static_cast<uint16_t>(kNobody) : static_cast<uint64_t>(block.owner));

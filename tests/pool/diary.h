@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "server/pool/block_pool.h"
+#include "server/replacement/policy.h"
 #include "tests/pool/model.h"
 
 namespace kvpool::diary {
@@ -39,6 +40,7 @@ struct Match {
 struct Release {
   int session;
   std::vector<BlockRef> blocks;
+  UseHint hint;
 };
 struct Ref {
   int session;
@@ -57,7 +59,11 @@ struct Unpin {
 struct SetRetention {
   std::vector<BlockRef> blocks;
   uint8_t priority;
-  TimeMs ttl;
+  TimeMs ttl, half_life;
+};
+struct SetScores {
+  std::vector<BlockRef> blocks;
+  std::vector<float> scores;
 };
 struct Expire {};
 struct Reclaim {
@@ -79,8 +85,8 @@ struct Advance {
   TimeMs by;
 };
 
-using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, Expire,
-                           Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Advance>;
+using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, SetScores,
+                           Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Advance>;
 using Diary = std::vector<Entry>;
 
 // As it would be written in C++.
@@ -145,6 +151,7 @@ class Pair {
   std::string Do(const Pin& e);
   std::string Do(const Unpin& e);
   std::string Do(const SetRetention& e);
+  std::string Do(const SetScores& e);
   std::string Do(const Expire& e);
   std::string Do(const Reclaim& e);
   std::string Do(const ReclaimVictims& e);

@@ -145,6 +145,7 @@ void Model::Settle(int taker) {
       if (referred == (block.state == BlockState::kSealed)) continue;
       if (referred) {
         Uncache(b);
+        block.forsaken = false;
         block.state = BlockState::kSealed;
         if (!block.spent()) SetOwner(b, taker);
       } else {
@@ -174,15 +175,15 @@ uint32_t Model::Victim() {
   std::erase_if(leaves, [&](uint32_t b) { return children(b) != 0; });
   // Those of the default priority in the order of their use; of others, uses of one moment by block id.
   std::stable_sort(leaves.begin(), leaves.end(), [&](uint32_t a, uint32_t b) {
-    if (blocks[a].priority != blocks[b].priority) return blocks[a].priority < blocks[b].priority;
-    if (blocks[a].priority == 50) return false;
+    if (blocks[a].standing() != blocks[b].standing()) return blocks[a].standing() < blocks[b].standing();
+    if (blocks[a].standing() == 50) return false;
     return std::pair(blocks[a].accessed, a) < std::pair(blocks[b].accessed, b);
   });
   if (leaves.empty()) return 0;
   if (!has_choices || choices.empty()) return leaves[0];
   const uint32_t choice = choices.front();
   choices.erase(choices.begin());
-  const bool plain = blocks[leaves[0]].priority == 50 && blocks[choice].priority == 50;
+  const bool plain = blocks[leaves[0]].standing() == 50 && blocks[choice].standing() == 50;
   return plain && std::count(leaves.begin(), leaves.end(), choice) != 0 ? choice : leaves[0];
 }
 
@@ -415,7 +416,7 @@ MatchOutcome Model::Match(int session, const std::vector<Query>& queries) {
   return out;
 }
 
-Verdict Model::Release(int session, BlockRef ref) {
+Verdict Model::Release(int session, BlockRef ref, bool never) {
   const Verdict verdict = Resolve(ref);
   if (verdict != Verdict::kDone) return verdict;
   const uint32_t b = Index(ref.id);
@@ -424,6 +425,7 @@ Verdict Model::Release(int session, BlockRef ref) {
   ++counters.released;
   if (blocks[b].resident()) {
     blocks[b].accessed = now;
+    if (never && refs(b) == 0) blocks[b].forsaken = true;
     Settle(-1);
   } else if (blocks[b].holds.empty()) {
     Free(b);
@@ -444,6 +446,7 @@ bool Model::Touch(BlockRef ref) {
   const uint32_t b = Index(ref.id);
   if (!blocks[b].resident()) return false;
   blocks[b].accessed = now;
+  blocks[b].forsaken = false;
   if (blocks[b].state == BlockState::kCached) {
     Uncache(b);
     order_.push_back(b);
@@ -482,19 +485,26 @@ bool Model::Unpin(BlockRef ref) {
   return true;
 }
 
-void Model::SetPriority(uint32_t b, uint8_t priority, TimeMs until) {
-  Block& block = blocks[b];
-  block.priority = priority;
-  block.retain_until = until;
+bool Model::SetScore(BlockRef ref) {
+  return Resolve(ref) == Verdict::kDone && blocks[Index(ref.id)].resident();
 }
 
-Verdict Model::SetRetention(BlockRef ref, uint8_t priority, TimeMs until) {
+void Model::SetPriority(uint32_t b, const Retention& retention, TimeMs since) {
+  Block& block = blocks[b];
+  block.priority = retention.priority;
+  block.retain_until = retention.until;
+  block.half_life = retention.half_life_ms;
+  block.retention_due =
+      block.half_life == 0 ? block.retain_until : std::min(block.retain_until, since + block.half_life);
+}
+
+Verdict Model::SetRetention(BlockRef ref, const Retention& retention) {
   const Verdict verdict = Resolve(ref);
   if (verdict != Verdict::kDone) return verdict;
   const uint32_t b = Index(ref.id);
   if (!blocks[b].resident()) return Verdict::kWrongState;
-  if (priority > 50 && !IsBudgeted(b) && budgeted() >= pin_budget()) return Verdict::kOverPinBudget;
-  SetPriority(b, priority, until);
+  if (retention.priority > 50 && !IsBudgeted(b) && budgeted() >= pin_budget()) return Verdict::kOverPinBudget;
+  SetPriority(b, retention, now);
   return Verdict::kDone;
 }
 
@@ -510,12 +520,23 @@ void Model::Expire() {
   std::set<Due> due;
   for (uint32_t b = 1; b < blocks.size(); ++b) {
     if (blocks[b].pinned && blocks[b].pin_until <= now) due.insert({blocks[b].pin_until, b, false});
-    if (blocks[b].priority != 50 && blocks[b].retain_until <= now)
-      due.insert({blocks[b].retain_until, b, true});
+    if (blocks[b].priority != 50 && blocks[b].retention_due <= now)
+      due.insert({blocks[b].retention_due, b, true});
   }
-  for (const Due& d : due) {
+  while (!due.empty()) {
+    const Due d = *due.begin();
+    due.erase(due.begin());
     if (d.retention) {
-      SetPriority(d.block, 50, 0);
+      const Block block = blocks[d.block];
+      const int distance = d.until < block.retain_until ? (block.priority - 50) / 2 : 0;
+      SetPriority(d.block,
+                  {.priority = static_cast<uint8_t>(50 + distance),
+                   .until = block.retain_until,
+                   .half_life_ms = block.half_life},
+                  d.until);
+      if (distance != 0 && blocks[d.block].retention_due <= now) {
+        due.insert({blocks[d.block].retention_due, d.block, true});
+      }
       continue;
     }
     for (uint32_t b = d.block;

@@ -42,7 +42,11 @@ class Model {
     TimeMs pin_until = 0, retain_until = 0;
     bool pinned = false;
     uint8_t priority = 50;
+    TimeMs retention_due = 0, half_life = 0;
+    bool forsaken = false;
 
+    // What decides when it leaves.
+    uint8_t standing() const { return priority == 50 && forsaken ? 0 : priority; }
     bool resident() const { return state == BlockState::kSealed || state == BlockState::kCached; }
     bool spent() const { return generation == UINT32_MAX; }
   };
@@ -60,12 +64,13 @@ class Model {
   LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
   SealOutcome SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, uint32_t parent);
   MatchOutcome Match(int session, const std::vector<Query>& queries);
-  Verdict Release(int session, BlockRef ref);
+  Verdict Release(int session, BlockRef ref, bool never);
   Verdict Ref(int session, BlockRef ref);
   bool Touch(BlockRef ref);
   Verdict Pin(BlockRef ref, TimeMs until);
   bool Unpin(BlockRef ref);
-  Verdict SetRetention(BlockRef ref, uint8_t priority, TimeMs until);
+  Verdict SetRetention(BlockRef ref, const Retention& retention);
+  bool SetScore(BlockRef ref);
   void Expire();
   uint32_t Reclaim(uint32_t count, EvictReason reason, std::vector<uint32_t>* log);
   uint32_t Reclaim(const std::vector<BlockRef>& victims, EvictReason reason, std::vector<uint32_t>* log);
@@ -116,7 +121,7 @@ class Model {
   void Free(uint32_t b);
   uint32_t Victim();
   void Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log);
-  void SetPriority(uint32_t b, uint8_t priority, TimeMs until);
+  void SetPriority(uint32_t b, const Retention& retention, TimeMs since);
   void EndPin(uint32_t b);
   SealOutcome HoldCanonical(int session, uint32_t b);
   MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,

@@ -78,9 +78,10 @@ MatchOutcome TestPool::Match(Holder session, const std::vector<std::string>& nam
   return outcome;
 }
 
-std::vector<Verdict> TestPool::Release(Holder session, const std::vector<BlockRef>& blocks) {
+std::vector<Verdict> TestPool::Release(Holder session, const std::vector<BlockRef>& blocks,
+                                       const UseHint& hint) {
   std::vector<Verdict> verdicts(blocks.size());
-  pool.Release(session, now, blocks, absl::MakeSpan(verdicts));
+  pool.Release(session, now, hint, blocks, absl::MakeSpan(verdicts));
   return verdicts;
 }
 
@@ -96,9 +97,9 @@ std::vector<Verdict> TestPool::Pin(const std::vector<BlockRef>& blocks, TimeMs u
   return verdicts;
 }
 
-std::vector<Verdict> TestPool::Retain(const std::vector<BlockRef>& blocks, uint8_t priority, TimeMs until) {
+std::vector<Verdict> TestPool::Retain(const std::vector<BlockRef>& blocks, const Retention& retention) {
   std::vector<Verdict> verdicts(blocks.size());
-  pool.SetRetention(now, until, priority, blocks, absl::MakeSpan(verdicts));
+  pool.SetRetention(now, retention, blocks, absl::MakeSpan(verdicts));
   return verdicts;
 }
 

@@ -35,10 +35,10 @@ class TestPool {
   // The same, released: cached, if nobody else holds it.
   std::vector<BlockRef> Cache(Holder session, const std::vector<std::string>& names, uint32_t group = 0);
   MatchOutcome Match(Holder session, const std::vector<std::string>& names, uint32_t group = 0);
-  std::vector<Verdict> Release(Holder session, const std::vector<BlockRef>& blocks);
+  std::vector<Verdict> Release(Holder session, const std::vector<BlockRef>& blocks, const UseHint& hint = {});
   std::vector<Verdict> Ref(Holder session, const std::vector<BlockRef>& blocks);
   std::vector<Verdict> Pin(const std::vector<BlockRef>& blocks, TimeMs until);
-  std::vector<Verdict> Retain(const std::vector<BlockRef>& blocks, uint8_t priority, TimeMs until);
+  std::vector<Verdict> Retain(const std::vector<BlockRef>& blocks, const Retention& retention);
   // Keys of what leaves, in order.
   std::vector<BlockKey> Reclaim(uint32_t count);
 

@@ -16,11 +16,14 @@ class NaivePolicy {
   virtual ~NaivePolicy() = default;
   virtual void Insert(uint32_t block, const Content& content) = 0;
   virtual void Hit(uint32_t block) {}
+  virtual void Hint(uint32_t block, const UseHint& hint) {}
+  virtual void Score(uint32_t block, float score) {}
   virtual void Used(uint32_t block) {}
   virtual void Evict(uint32_t block) = 0;
   virtual uint32_t Victim() = 0;
 
   std::set<uint32_t> offered;
+  uint64_t now_ms = 0;  // Of what is called.
 };
 
 // Null: there is none of that name.

@@ -131,14 +131,46 @@ sim::Workload RandomWorkload(uint64_t seed, uint32_t requests) {
   return w;
 }
 
+// Says something of each use before it ends, and of some blocks where a scorer put them.
+class Advised final : public ReplacementPolicy {
+ public:
+  Advised(std::unique_ptr<ReplacementPolicy> policy, uint64_t seed)
+      : policy_(std::move(policy)), random_(seed) {}
+
+  std::string_view name() const override { return policy_->name(); }
+  void OnInsert(BlockId block, const Content& content) override { policy_->OnInsert(block, content); }
+  void OnHit(BlockId block, uint64_t now_ms) override { policy_->OnHit(block, now_ms); }
+  void OnUsed(BlockId block, uint64_t now_ms) override {
+    if (random_() % 2 == 0) {
+      policy_->OnHint(block, {.reuse = static_cast<Reuse>(random_() % 4),
+                              .category = static_cast<uint8_t>(random_() % (kMaxCategory + 1))});
+    }
+    if (random_() % 2 == 0) policy_->OnScore(block, static_cast<float>(random_() % 17) / 16);
+    policy_->OnUsed(block, now_ms);
+  }
+  void OnOffer(BlockId block) override { policy_->OnOffer(block); }
+  void OnWithdraw(BlockId block) override { policy_->OnWithdraw(block); }
+  void OnEvict(BlockId block) override { policy_->OnEvict(block); }
+  BlockId Victim(uint64_t now_ms) override { return policy_->Victim(now_ms); }
+  void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
+  uint32_t offered() const override { return policy_->offered(); }
+  double bytes_per_block() const override { return policy_->bytes_per_block(); }
+
+ private:
+  const std::unique_ptr<ReplacementPolicy> policy_;
+  std::mt19937_64 random_;
+};
+
 class Twins : public ::testing::TestWithParam<std::string> {
  protected:
+  std::unique_ptr<ReplacementPolicy> PolicyWithTwin(uint32_t capacity) {
+    const PolicyOptions options{.max_blocks = capacity + 1};
+    return WithTwin(*MakeReplacementPolicy(GetParam(), options), MakeNaive(GetParam(), options));
+  }
   // Aborts where they differ.
   sim::Result Play(const sim::Workload& workload, uint32_t capacity) {
-    const PolicyOptions options{.max_blocks = capacity + 1};
-    return sim::ReplayWith(
-        workload, {.policy = GetParam(), .capacity_blocks = capacity},
-        WithTwin(*MakeReplacementPolicy(GetParam(), options), MakeNaive(GetParam(), options)));
+    return sim::ReplayWith(workload, {.policy = GetParam(), .capacity_blocks = capacity},
+                           PolicyWithTwin(capacity));
   }
 };
 
@@ -149,6 +181,16 @@ TEST_P(Twins, AgreeOnRandomRequests) {
       EXPECT_GT(result.evictions, 1000u);
       EXPECT_GT(result.hit_blocks, 1000u);
     }
+  }
+}
+
+TEST_P(Twins, AgreeOnWhatEnginesAndScorersSay) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const uint32_t capacity = seed % 2 == 0 ? 40 : 150;
+    const sim::Result result =
+        sim::ReplayWith(RandomWorkload(seed, 1500), {.policy = GetParam(), .capacity_blocks = capacity},
+                        std::make_unique<Advised>(PolicyWithTwin(capacity), seed));
+    EXPECT_GT(result.evictions, 1000u);
   }
 }
 
