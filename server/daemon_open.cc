@@ -104,9 +104,12 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
                      MakeReplacementPolicy(options_.policy, {.max_blocks = facts.geometry.max_blocks,
                                                              .weights = options_.policy_weights}));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
-    const size_t device = facts.rank_devices[0];
-    const RunnerOrWhy runner{.runner = runners_[device].get(), .why = runner_errors_[device]};
-    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), runner, budget_.get(), clock_);
+    std::vector<RunnerOrWhy> runners;
+    for (const size_t device : facts.rank_devices) {
+      runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
+    }
+    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), std::move(runners),
+                                   budget_.get(), clock_);
   });
 }
 
