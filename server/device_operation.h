@@ -75,6 +75,8 @@ struct DeviceOperation {
   v1::OperationResult result;
   std::vector<BlockRef> released;  // Holds of the session to give back: victims, sources.
   uint32_t destinations_used = 0;  // The first so many; the others go back.
+  // Of Score with block scores: where each block is among those of the sequence, for the replacement policy.
+  std::vector<float> places;
 };
 
 }  // namespace kvpool

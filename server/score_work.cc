@@ -1,7 +1,10 @@
 #include "server/score_work.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
@@ -19,6 +22,23 @@ constexpr size_t kAlignment = 64;
 
 size_t RecordBytes(const scorers::ScorePlan& plan) {
   return (plan.record.floats * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Of each block: 0 the least, 1 the most valuable of all; of equal scores the later block is the more valuable. A
+// score that is no number is the least.
+std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, uint32_t blocks) {
+  std::vector<std::pair<double, uint32_t>> order;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    double sum = 0;
+    for (uint32_t row = 0; row < rows; ++row) sum += scores[size_t{row} * blocks + block];
+    order.emplace_back(std::isnan(sum) ? -std::numeric_limits<double>::infinity() : sum, block);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<float> places(blocks, 0.5f);
+  for (uint32_t i = 0; i < blocks && blocks > 1; ++i) {
+    places[order[i].second] = static_cast<float>(i) / static_cast<float>(blocks - 1);
+  }
+  return places;
 }
 
 template <typename T>
@@ -169,6 +189,9 @@ absl::Status ScoreWork::RunScore(DeviceOperation* operation) {
   result->mutable_token_scores()->Add(token_scores_.begin(), token_scores_.end());
   result->mutable_block_scores()->Add(block_scores_.begin(), block_scores_.end());
   result->set_blocks_read(blocks_read_);
+  if (request.block_scores()) {
+    operation->places = PlacesByScore(block_scores_, sequence.plan.rows, sequence.kv.shape.blocks());
+  }
   return absl::OkStatus();
 }
 
