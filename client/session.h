@@ -168,7 +168,7 @@ class Session {
   BlockRef sink_block() const;
   // OK while open. Any thread, as are the four that follow.
   absl::Status status() const;
-  uint32_t capacity_blocks() const;  // Usable now, the null block included.
+  uint32_t capacity_blocks() const;  // Usable, as last heard; the null block included.
   bool under_pressure() const;
   bool draining() const;
   SessionCounters counters() const;

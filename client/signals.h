@@ -3,6 +3,8 @@
 //   auto mass = BlockArray::Lease(session, tokens * sizeof(float), deadline);   // once, per sequence
 //   mass->Write(0, values);                                                     // host memory; or kernels write it
 //   *prune.mutable_signals()->add_signals() = mass->Signal(v1::SIGNAL_KIND_MASS);
+//
+// In a session of several ranks each writes what its own heads saw into its own part of the blocks; see v1::Data.
 #ifndef KVPOOL_CLIENT_SIGNALS_H_
 #define KVPOOL_CLIENT_SIGNALS_H_
 

@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(
   ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcivetweb-dev libgmock-dev libgrpc++-dev libgtest-dev
-  libprotobuf-dev libssl-dev ninja-build nlohmann-json3-dev pkg-config prometheus-cpp-dev protobuf-compiler
-  protobuf-compiler-grpc
+  libprotobuf-dev libssl-dev libtcmalloc-minimal4 ninja-build nlohmann-json3-dev pkg-config prometheus-cpp-dev
+  protobuf-compiler protobuf-compiler-grpc
   python3 python3-venv  # the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
   zlib1g-dev)
 TEST_PACKAGES=(

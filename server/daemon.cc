@@ -59,7 +59,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
   RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, 65536));
-  return MakeReplacementPolicy(options.policy, 1).status();
+  return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
 }  // namespace

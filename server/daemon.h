@@ -35,6 +35,8 @@
 
 namespace kvpool {
 
+class Weights;
+
 // Told that something waits for a member's stream. Cheap, any thread, must not call into the daemon.
 class StreamListener {
  public:
@@ -52,6 +54,7 @@ struct DaemonOptions {
   double low_watermark = 0.005;  // Free blocks below this share of the capacity: reclaim in the background …
   double high_watermark = 0.01;  // … until this share is free.
   std::string policy = "lru";
+  std::shared_ptr<const Weights> policy_weights;  // Null: those built in.
   double pin_budget = 0.25;
   uint32_t max_sessions = 1024;  // Open, or ended and not yet gone.
   uint32_t max_members = 64;     // Of one session.

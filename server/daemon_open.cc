@@ -101,11 +101,15 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
     ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakeReplacementPolicy(options_.policy, facts.geometry.max_blocks));
+                     MakeReplacementPolicy(options_.policy, {.max_blocks = facts.geometry.max_blocks,
+                                                             .weights = options_.policy_weights}));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
-    const size_t device = facts.rank_devices[0];
-    const RunnerOrWhy runner{.runner = runners_[device].get(), .why = runner_errors_[device]};
-    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), runner, budget_.get(), clock_);
+    std::vector<RunnerOrWhy> runners;
+    for (const size_t device : facts.rank_devices) {
+      runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
+    }
+    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), std::move(runners),
+                                   budget_.get(), clock_);
   });
 }
 

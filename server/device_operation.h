@@ -1,12 +1,15 @@
 // One Score, Prune, Compact or PlanBudgets on its way through the device.
 //
 //   prepared   under the space's mutex: refs checked, policy bound, everything planned, destinations leased
-//   queued     on the device's runner; still held by its session (ParkedVerbs::Start)
-//   run        by the runner's thread, under no lock: fills `result` and what is to be released
+//   scored     a part for each rank, by the runner of its device, under no lock: scores of the rank's heads
+//   answered   by whichever runner did the last part: ranks brought together, victims chosen, `result` filled, and what
+//              is to be released noted (server/score_answer.h)
+//   gathered   Compact alone: again a part for each rank
 //   over       under the space's mutex again: holds given back, the verb answered, those behind it let go
 //
 // From prepared to over it is counted in Session::device_operations, so that no end of the session frees a block that
-// it reads or writes; its session keeps the space. Between queued and over it is the runner's alone.
+// it reads or writes; its session keeps the space. Between prepared and over it is the runners' alone; of `ranks` each
+// entry is its own runner's while parts are out.
 #ifndef KVPOOL_SERVER_DEVICE_OPERATION_H_
 #define KVPOOL_SERVER_DEVICE_OPERATION_H_
 
@@ -19,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "cuda/kv_compute.h"
+#include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/select.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
@@ -26,14 +30,16 @@
 
 namespace kvpool {
 
-// Arrays of an engine that are copied to the computing side before the scorer reads them.
+class DeviceRunner;
+
+// An array of an engine, copied to the computing side before the scorer reads it.
 struct StagedArray {
-  std::vector<KvPiece> pieces;
+  std::vector<std::vector<KvPiece>> by_rank;
   uint64_t offset = 0;  // From the start of the staging buffer.
 };
 
 // Signals whose pointers count from the start of the staging buffer plus kStagingOrigin: so that an array at its
-// start is there too.
+// start is there too. They are at the same place on every rank.
 struct StagedSignals {
   std::vector<StagedArray> arrays;
   scorers::Signals relative;
@@ -43,15 +49,41 @@ inline constexpr uint64_t kStagingOrigin = 64;
 // The same with the pointers that a buffer at `address` makes of them.
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address);
 
+// What one rank's device reads of a sequence: its share of the heads.
+struct SequenceShare {
+  std::vector<uint64_t> addresses;  // Of the sequence's blocks there.
+  scorers::KvView kv;               // kv.blocks are the addresses.
+  scorers::ScorePlan plan;          // Of a sequence that is scored, and not only moved.
+};
+
 // One sequence to read.
 struct SequenceWork {
   uint32_t group = 0;
   bool fresh = false;
-  std::vector<uint64_t> refs;       // As given.
-  std::vector<uint64_t> addresses;  // Of its blocks, on the device.
-  scorers::KvView kv;               // kv.blocks are the addresses.
+  std::vector<uint64_t> refs;  // As given.
   StagedSignals signals;
-  scorers::ScorePlan plan;  // Of a sequence that is scored, and not only moved.
+  scorers::ScoreRequest request;  // As asked; a rank's plan may be for finer rows (cuda/scorers/rank_rows.h).
+  std::vector<SequenceShare> shares;  // By rank, of one shape.
+
+  const scorers::KvShape& shape() const { return shares[0].kv.shape; }
+  const scorers::ScorePlan& plan() const { return shares[0].plan; }
+  // Rows of the answer.
+  uint32_t rows() const { return scorers::RowsOfRanks(request, static_cast<uint32_t>(shares.size())); }
+};
+
+// What came of one rank's part.
+struct RankOutcome {
+  absl::Status status;
+  uint32_t blocks_read = 0;
+  std::vector<float> token_scores, block_scores;  // Rows of the rank's plan.
+  std::vector<uint32_t> victims;  // Of each of those rows, where a rank can choose them alone.
+  std::vector<scorers::AttentionSpread> spreads;  // By layer, of all sequences in order.
+};
+
+struct RankWork {
+  DeviceRunner* runner = nullptr;               // Of its device; ranks may share one.
+  std::vector<uint64_t> destination_addresses;  // Of DeviceOperation::destinations.
+  RankOutcome outcome;
 };
 
 struct DeviceOperation {
@@ -61,14 +93,17 @@ struct DeviceOperation {
   std::string_view policy;  // Of the metrics: a policy's name, or that of a method.
   uint64_t space = 0;
   std::vector<SequenceWork> sequences;  // One, but for PlanBudgets.
+  std::vector<RankWork> ranks;
   // Of Prune and Compact.
   scorers::Protection protection;
   std::vector<scorers::IndexRange> protect;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
-  std::vector<uint64_t> destination_addresses;
 
   std::atomic<bool> abandoned{false};  // Its session has ended: what it would answer nobody hears.
+  std::atomic<uint32_t> parts_out{0};  // Of the present round: scoring, or gathering.
+  bool answered = false;
+  double seconds = 0;  // On the device of rank 0.
 
   // ---- What came of it
   absl::Status status;
@@ -77,6 +112,9 @@ struct DeviceOperation {
   uint32_t destinations_used = 0;  // The first so many; the others go back.
   // Of Score with block scores: where each block is among those of the sequence, for the replacement policy.
   std::vector<float> places;
+  // What Compact moves: of each row, behind the `settled` tokens at the start that stay where they are. Empty: nothing.
+  std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]
+  uint32_t kept_rows = 0, kept_tokens = 0, settled = 0;
 };
 
 }  // namespace kvpool

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "cuda/device.h"
 #include "proto/support/check.h"
+#include "server/score_answer.h"
 
 namespace kvpool {
 namespace {
@@ -38,59 +39,109 @@ DeviceRunner::~DeviceRunner() {
   thread_.join();
 }
 
-absl::Status DeviceRunner::Submit(Operation operation) {
-  {
-    MutexLock lock(&mu_);
-    const size_t waiting = queue_.size() + (running_ ? 1 : 0);
-    if (waiting >= options_.queue_limit) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          waiting, " operations wait for device ", options_.device, "; the limit is ", options_.queue_limit));
-    }
-    queue_.push_back(std::move(operation));
+absl::Status DeviceRunner::Submit(const Operation& operation) {
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    const absl::Status entered = operation->ranks[rank].runner->Enter();
+    if (entered.ok()) continue;
+    while (rank > 0) operation->ranks[--rank].runner->Leave();
+    return entered;
+  }
+  SendParts(operation, /*in_front=*/false);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRunner::Enter() {
+  MutexLock lock(&mu_);
+  if (stopping_) return absl::UnavailableError("the daemon shuts down");
+  if (places_ >= options_.queue_limit) {
+    return absl::ResourceExhaustedError(absl::StrCat(places_, " operations wait for device ", options_.device,
+                                                     "; the limit is ", options_.queue_limit));
+  }
+  ++places_;
+  return absl::OkStatus();
+}
+
+void DeviceRunner::Leave() {
+  MutexLock lock(&mu_);
+  --places_;
+  changed_.SignalAll();  // Under the lock: the runner may be gone as soon as it is let go.
+}
+
+void DeviceRunner::Push(Part part, bool in_front) {
+  MutexLock lock(&mu_);
+  if (in_front) {
+    queue_.push_front(std::move(part));
+  } else {
+    queue_.push_back(std::move(part));
   }
   changed_.SignalAll();
-  return absl::OkStatus();
+}
+
+void DeviceRunner::SendParts(const Operation& operation, bool in_front) {
+  const auto ranks = static_cast<uint32_t>(operation->ranks.size());
+  operation->parts_out.store(ranks, std::memory_order_release);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    operation->ranks[rank].runner->Push({.operation = operation, .rank = rank}, in_front);
+  }
 }
 
 void DeviceRunner::Loop() {
   while (true) {
-    Operation operation;
+    Part part;
     bool stopping;
     {
       MutexLock lock(&mu_);
-      running_ = false;
-      while (queue_.empty() && !stopping_) changed_.Wait(&mu_);
+      while (queue_.empty() && !(stopping_ && places_ == 0)) changed_.Wait(&mu_);
       if (queue_.empty()) return;
-      operation = std::move(queue_.front());
+      part = std::move(queue_.front());
       queue_.pop_front();
-      running_ = true;
       stopping = stopping_;
     }
-    if (stopping) {
-      operation->status = absl::UnavailableError("the daemon shuts down");
-    } else if (operation->abandoned.load(std::memory_order_acquire)) {
-      operation->status = absl::AbortedError("the session has ended");
-    } else {
-      RunOne(operation);
-    }
-    over_(operation);
+    DeviceOperation& operation = *part.operation;
+    operation.ranks[part.rank].outcome.status = RunPart(part, stopping);
+    if (operation.parts_out.fetch_sub(1, std::memory_order_acq_rel) == 1) Advance(part.operation);
   }
 }
 
-void DeviceRunner::RunOne(const Operation& operation) {
+absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
+  DeviceOperation* operation = part.operation.get();
+  if (stopping) return absl::UnavailableError("the daemon shuts down");
+  // Where its session has ended, nobody hears the answer.
+  if (operation->abandoned.load(std::memory_order_acquire))
+    return absl::AbortedError("the session has ended");
   const auto start = std::chrono::steady_clock::now();
-  operation->status = work_.Run(operation.get());
+  absl::Status status =
+      operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
   // The GPU's context is gone, and with it what blocks hold.
-  KVPOOL_CHECK(!IsSticky(operation->status), "device %s: %s", options_.device.c_str(),
-               operation->status.ToString().c_str());
-  Count(*operation, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  KVPOOL_CHECK(!IsSticky(status), "device %s: %s", options_.device.c_str(), status.ToString().c_str());
+  if (part.rank == 0) {
+    operation->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  return status;
 }
 
-void DeviceRunner::Count(const DeviceOperation& operation, double seconds) {
+void DeviceRunner::Advance(const Operation& operation) {
+  // Of several the first rank's: the same whichever was faster.
+  for (const RankWork& rank : operation->ranks) operation->status.Update(rank.outcome.status);
+  if (operation->status.ok() && !operation->answered) {
+    operation->status = AnswerOperation(operation.get());
+    operation->answered = true;
+    if (operation->status.ok() && operation->settled < operation->kept_tokens) {
+      return SendParts(operation, /*in_front=*/true);
+    }
+  }
+  operation->ranks[0].runner->Count(*operation);
+  over_(operation);
+  for (const RankWork& rank : operation->ranks) rank.runner->Leave();
+}
+
+void DeviceRunner::Count(const DeviceOperation& operation) {
   const std::string verb = VerbName(operation);
   MutexLock lock(&mu_);
-  seconds_.try_emplace({verb, std::string(operation.policy)}, kOperationBounds)
-      .first->second.Observe(seconds);
+  if (operation.seconds > 0) {  // It came to the device.
+    seconds_.try_emplace({verb, std::string(operation.policy)}, kOperationBounds)
+        .first->second.Observe(operation.seconds);
+  }
   ++operations_[{verb, absl::StatusCodeToString(operation.status.code())}];
   if (!operation.status.ok()) return;
   if (operation.request.has_prune()) pruned_blocks_ += operation.released.size();
@@ -109,7 +160,7 @@ DeviceOperationsSnapshot DeviceRunner::Snapshot() {
   snapshot.operations = operations_;
   snapshot.pruned_blocks = pruned_blocks_;
   snapshot.moved_blocks = moved_blocks_;
-  snapshot.queued = static_cast<uint32_t>(queue_.size()) + (running_ ? 1 : 0);
+  snapshot.queued = places_;
   return snapshot;
 }
 

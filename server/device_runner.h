@@ -1,9 +1,13 @@
-// Runs the device operations of one device, one after the other, on a thread of its own.
+// Runs the parts of operations that are one device's, one after the other, on a thread of its own.
 //
-// The queue is bounded: an operation that finds it full is refused with the numbers. Workspace, staged signals and
-// features kept (server/feature_cache.h) belong to the thread and are used again, so that in the steady state an
-// operation allocates nothing on the device. An error of the device that is sticky ends the process: a corrupted pool is
-// never served.
+// An operation has a part for each rank, on the runner of the rank's device; whichever does the last one answers the
+// operation, or sends Compact's second round of parts. Runners never wait for each other. Until it is over the operation
+// has a place on each: a runner that is asked to stop goes on until nobody has one, so every part that is sent is taken.
+// Places are bounded: an operation that finds none is refused with the numbers.
+//
+// Workspace, staged signals and features kept (server/feature_cache.h) belong to the thread and are used again, so that
+// in the steady state an operation allocates nothing on the device. An error of the device that is sticky ends the process: a
+// corrupted pool is never served.
 #ifndef KVPOOL_SERVER_DEVICE_RUNNER_H_
 #define KVPOOL_SERVER_DEVICE_RUNNER_H_
 
@@ -38,24 +42,37 @@ class DeviceRunner {
     size_t workspace_bytes = 0;  // Most that one operation may use: workspace, signals, features not kept.
   };
   using Operation = std::shared_ptr<DeviceOperation>;
-  // `over` is called on the runner's thread, under none of its locks, once for each operation that Submit took.
+  // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
   DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
                std::function<void(const Operation&)> over);
-  // Ends what runs; what is still queued is over, UNAVAILABLE.
+  // Ends the parts that run; what is still queued is over, UNAVAILABLE. Returns when no operation has a place here.
   ~DeviceRunner();
 
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }
   const Options& options() const { return options_; }
-  // RESOURCE_EXHAUSTED: the queue is full.
-  absl::Status Submit(Operation operation) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no place.
+  // UNAVAILABLE: one of them stops.
+  static absl::Status Submit(const Operation& operation);
 
   DeviceOperationsSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Part {
+    Operation operation;
+    uint32_t rank = 0;
+  };
+  absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_);
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  void Push(Part part, bool in_front) ABSL_LOCKS_EXCLUDED(mu_);
+  // A part for each rank.
+  static void SendParts(const Operation& operation, bool in_front);
+  // All parts that were sent are done.
+  void Advance(const Operation& operation);
+
   void Loop();
-  void RunOne(const Operation& operation);
-  void Count(const DeviceOperation& operation, double seconds) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status RunPart(const Part& part, bool stopping);
+  void Count(const DeviceOperation& operation) ABSL_LOCKS_EXCLUDED(mu_);
 
   const Options options_;
   const std::unique_ptr<KvCompute> compute_;
@@ -64,8 +81,8 @@ class DeviceRunner {
 
   Mutex mu_;
   CondVar changed_;
-  std::deque<Operation> queue_ ABSL_GUARDED_BY(mu_);
-  bool running_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<Part> queue_ ABSL_GUARDED_BY(mu_);
+  uint32_t places_ ABSL_GUARDED_BY(mu_) = 0;  // Taken.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::pair<std::string, std::string>, Histogram> seconds_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, std::string>, uint64_t> operations_ ABSL_GUARDED_BY(mu_);

@@ -51,38 +51,53 @@ scorers::TokenSignal* TokenSignalOf(v1::SignalKind kind, scorers::Signals* signa
 
 }  // namespace
 
+std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes, size_t rank) const {
+  const uint64_t block_bytes = state_.facts.layout.block_bytes();
+  std::vector<KvPiece> pieces;
+  uint64_t at = data.offset_bytes();
+  for (uint64_t left = bytes; left > 0;) {
+    const BlockId block = BlockRef::Unpack(data.blocks(static_cast<int>(at / block_bytes))).id;
+    const uint64_t part = std::min(left, block_bytes - at % block_bytes);
+    pieces.push_back({.address = AddressOf(block, rank) + at % block_bytes, .bytes = part, .in_block = true});
+    at += part;
+    left -= part;
+  }
+  return pieces;
+}
+
 absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::string_view field,
-                                                const v1::Data& data, uint64_t bytes, uint64_t element_bytes,
+                                                const v1::Data& data, const ArrayShape& shape,
                                                 StagedSignals* signals) {
   StagedArray array{.offset = signals->bytes};
+  const uint64_t bytes = shape.bytes;
+  const uint64_t arrays = shape.of_heads ? runners_.size() : 1;
   const auto invalid = [&](auto&&... parts) {
     return absl::InvalidArgumentError(absl::StrCat(std::string(field), parts...));
   };
   if (data.blocks().empty()) {
-    if (data.inlined().size() != bytes) {
-      return invalid(".inlined has ", data.inlined().size(), " bytes; this sequence needs ", bytes);
+    if (data.inlined().size() != arrays * bytes) {
+      return invalid(".inlined has ", data.inlined().size(), " bytes; this sequence needs ", arrays * bytes,
+                     arrays == 1 ? "" : absl::StrCat(", ", bytes, " for each of ", arrays, " ranks"));
     }
-    array.pieces.push_back({.address = reinterpret_cast<uint64_t>(data.inlined().data()), .bytes = bytes});
+    const auto first = reinterpret_cast<uint64_t>(data.inlined().data());
+    for (size_t rank = 0; rank < runners_.size(); ++rank) {
+      array.by_rank.push_back({{.address = first + (shape.of_heads ? rank * bytes : 0), .bytes = bytes}});
+    }
   } else {
     const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
     const uint64_t block_bytes = state_.facts.layout.block_bytes();
     const uint64_t there = refs.size() * block_bytes;  // At most 2^16 * 2^30.
-    if (data.offset_bytes() % element_bytes != 0) {
-      return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ", element_bytes);
+    if (data.offset_bytes() % shape.element_bytes != 0) {
+      return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ",
+                     shape.element_bytes);
     }
     if (data.offset_bytes() > there || there - data.offset_bytes() < bytes) {
       return invalid(": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ", bytes,
                      " bytes that this sequence needs from offset ", data.offset_bytes());
     }
     RETURN_IF_ERROR(CheckRefs(session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
-    uint64_t at = data.offset_bytes();
-    for (uint64_t left = bytes; left > 0;) {
-      const BlockId block = BlockRef::Unpack(refs[at / block_bytes]).id;
-      const uint64_t part = std::min(left, block_bytes - at % block_bytes);
-      array.pieces.push_back(
-          {.address = AddressOf(block) + at % block_bytes, .bytes = part, .in_block = true});
-      at += part;
-      left -= part;
+    for (size_t rank = 0; rank < runners_.size(); ++rank) {
+      array.by_rank.push_back(PiecesOf(data, bytes, rank));
     }
   }
   signals->bytes += (bytes + kStagedAlignment - 1) / kStagedAlignment * kStagedAlignment;
@@ -95,7 +110,7 @@ absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals
   scorers::Signals& relative = work->signals.relative;
   relative.now = signals.now();
   relative.hidden_dim = signals.hidden_dim();
-  RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, work->kv.shape.tokens));
+  RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, work->shape().tokens));
   relative.window.queries = signals.window_queries();
   for (const v1::Signal& signal : signals.signals()) {
     RETURN_IF_ERROR(StageSignal(session, signals, signal, work));
@@ -105,7 +120,7 @@ absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals
 
 absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals& signals,
                                       const v1::Signal& signal, SequenceWork* work) {
-  const scorers::KvShape& shape = work->kv.shape;
+  const scorers::KvShape& shape = work->shape();
   const std::string field = absl::StrCat("signals.", v1::SignalKind_Name(signal.kind()), ".data");
   scorers::Signals& relative = work->signals.relative;
   const uint64_t layers = signal.per_layer() ? shape.layers : 1;
@@ -117,17 +132,20 @@ absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals&
       return absl::InvalidArgumentError(
           absl::StrCat(field, " has ", bytes, " bytes; must be a multiple of 4 above 0"));
     }
-    ASSIGN_OR_RETURN(const uint64_t at,
-                     StageData(session, field, data, bytes, sizeof(float), &work->signals));
+    ASSIGN_OR_RETURN(
+        const uint64_t at,
+        StageData(session, field, data, {.bytes = bytes, .element_bytes = sizeof(float)}, &work->signals));
     relative.weights = reinterpret_cast<const float*>(at);
     relative.weight_count = bytes / sizeof(float);
     return absl::OkStatus();
   }
   const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
   const uint64_t row = hidden ? uint64_t{shape.tokens} * signals.hidden_dim() : shape.tokens;
-  ASSIGN_OR_RETURN(const uint64_t at,
-                   StageData(session, field, signal.data(), layers * heads * row * sizeof(float),
-                             sizeof(float), &work->signals));
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, field, signal.data(),
+                                                {.bytes = layers * heads * row * sizeof(float),
+                                                 .element_bytes = sizeof(float),
+                                                 .of_heads = signal.per_head()},
+                                                &work->signals));
   const auto* values = reinterpret_cast<const float*>(at);
   if (hidden) {
     relative.hidden = values;
@@ -142,9 +160,10 @@ absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals&
 
 absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWindow& window,
                                       SequenceWork* work) {
-  const scorers::KvShape& shape = work->kv.shape;
+  const scorers::KvShape& shape = work->shape();
   scorers::QueryWindow& relative = work->signals.relative.window;
-  relative.dtype = window.dtype() == 0 ? work->kv.dtype : DtypeOf(static_cast<v1::Dtype>(window.dtype()));
+  relative.dtype =
+      window.dtype() == 0 ? work->shares[0].kv.dtype : DtypeOf(static_cast<v1::Dtype>(window.dtype()));
   relative.queries = window.queries();
   relative.q_heads = window.q_heads();
   relative.scale = window.scale();
@@ -152,8 +171,10 @@ absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWin
   relative.query_stride_bytes = window.q_heads() * relative.head_stride_bytes;
   relative.layer_stride_bytes = window.queries() * relative.query_stride_bytes;
   ASSIGN_OR_RETURN(const uint64_t at, StageData(session, "window.data", window.data(),
-                                                shape.layers * relative.layer_stride_bytes,
-                                                scorers::BytesOf(relative.dtype), &work->signals));
+                                                {.bytes = shape.layers * relative.layer_stride_bytes,
+                                                 .element_bytes = scorers::BytesOf(relative.dtype),
+                                                 .of_heads = true},
+                                                &work->signals));
   relative.data = reinterpret_cast<const void*>(at);
   return absl::OkStatus();
 }

@@ -50,33 +50,10 @@ scorers::TokenReduction ReductionOf(v1::TokenReduction reduction) {
   }
 }
 
-struct ScoreTerms {
-  const v1::Policy* policy = nullptr;
-  const v1::Reductions* reductions = nullptr;
-  v1::Scope scope = v1::SCOPE_SEQUENCE;
-  uint32_t budget_tokens = 0;
-};
-
-// Binds the policy and plans the scoring of work->kv with the signals that are staged.
-absl::Status PlanWork(const KvCompute& compute, const v1::LayerGroup& group, const ScoreTerms& terms,
-                      SequenceWork* work) {
-  scorers::ScoreRequest request{.shape = work->kv.shape,
-                                .scope = ScopeOf(terms.scope),
-                                .over_tokens = ReductionOf(terms.reductions->over_tokens()),
-                                .over_heads = ReductionOf(terms.reductions->over_heads()),
-                                .over_layers = ReductionOf(terms.reductions->over_layers()),
-                                .budget_tokens = terms.budget_tokens,
-                                .first_model_layer = group.layers(0)};
-  ASSIGN_OR_RETURN(request.policy, Bind(*terms.policy));
-  ASSIGN_OR_RETURN(work->plan, compute.Plan(request, work->signals.relative));
-  return absl::OkStatus();
-}
-
 template <typename Request>  // Prune or Compact.
 void SetProtection(const Request& request, const SequenceWork& work, DeviceOperation* operation) {
-  operation->protection =
-      scorers::ProtectionOf(work.plan.request.policy, work.kv.shape, work.signals.relative.window.queries,
-                            operation->budget_tokens);
+  operation->protection = scorers::ProtectionOf(
+      work.request.policy, work.shape(), work.signals.relative.window.queries, operation->budget_tokens);
   if (request.has_protection()) {
     operation->protection = {.first_tokens = request.protection().first_tokens(),
                              .last_tokens = request.protection().last_tokens(),
@@ -120,29 +97,28 @@ const char* WhyShort(Shortfall shortfall) {
 
 }  // namespace
 
-absl::Status DeviceVerbs::CheckCanRun(const Session& session) const {
+absl::Status DeviceVerbs::CheckCanRun() const {
   const v1::Layout& layout = state_.facts.layout;
   if (layout.encoding() != v1::ENCODING_STRIDED) {
     return absl::FailedPreconditionError(
         absl::StrCat("the layout is ", layout.encoding() == v1::ENCODING_PACKED ? "packed" : "opaque",
                      ": only strided layouts can be scored, pruned and compacted"));
   }
-  if (session.terms.ranks != 1) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("session ", session.terms.id, " has ", session.terms.ranks,
-                     " ranks, each with a part of the heads: only sessions of one rank can be scored"));
+  for (const RunnerOrWhy& rank : runners_) {
+    if (rank.runner == nullptr) return rank.why;
   }
-  return runner_.runner == nullptr ? runner_.why : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
                                                                       const v1::Operation& request,
                                                                       TimeMs now) {
-  RETURN_IF_ERROR(CheckCanRun(*session));
+  RETURN_IF_ERROR(CheckCanRun());
   auto operation = std::make_shared<DeviceOperation>();
   operation->session = session->shared_from_this();
   operation->request = request;
   operation->space = state_.facts.id;
+  for (const RunnerOrWhy& rank : runners_) operation->ranks.push_back({.runner = rank.runner});
   absl::Status status;
   const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.
   if (own.has_score()) {
@@ -162,11 +138,11 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
   Session* session = operation->session.get();
   operation->id = session->next_operation++;
   // One session leaves room in the queue for others.
-  const size_t share = std::max<size_t>(1, runner_.runner->options().queue_limit / kSharesOfQueue);
+  const size_t share = std::max<size_t>(1, runners_[0].runner->options().queue_limit / kSharesOfQueue);
   const size_t own = session->device_operations.size();
   const absl::Status status =
       own < share
-          ? runner_.runner->Submit(operation)
+          ? DeviceRunner::Submit(operation)
           : absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
                                                       " wait for the device; limit ", share));
   if (status.ok()) {
@@ -200,13 +176,13 @@ void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
 
 // ----------------------------------------------------------------------------------------------- sequences
 
-uint64_t DeviceVerbs::AddressOf(BlockId block) const {
+uint64_t DeviceVerbs::AddressOf(BlockId block, size_t rank) const {
   const auto after =
       std::upper_bound(state_.slabs.begin(), state_.slabs.end(), Index(block),
                        [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
   KVPOOL_CHECK(after != state_.slabs.begin(), "block %u is in no slab", Index(block));
   const SlabRow& row = *(after - 1);
-  return row.by_rank[0]->address() +
+  return row.by_rank[rank]->address() +
          uint64_t{Index(block) - row.first_block} * state_.facts.geometry.block_stride_bytes;
 }
 
@@ -232,15 +208,39 @@ absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view fie
 absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequence& sequence,
                                           SequenceWork* work) {
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(sequence.group()));
-  ASSIGN_OR_RETURN(work->kv, ViewOfGroup(group, sequence));
+  ASSIGN_OR_RETURN(const scorers::KvView view, ViewOfGroup(group, sequence));
   const absl::Span<const uint64_t> refs(sequence.blocks().data(), sequence.blocks_size());
   RETURN_IF_ERROR(CheckRefs(session, "sequence.blocks", sequence.group(), refs));
   work->group = sequence.group();
   work->fresh = sequence.fresh();
   work->refs.assign(refs.begin(), refs.end());
-  work->addresses.reserve(refs.size());
-  for (const uint64_t ref : refs) work->addresses.push_back(AddressOf(BlockRef::Unpack(ref).id));
-  work->kv.blocks = work->addresses.data();
+  work->shares.resize(runners_.size());
+  for (size_t rank = 0; rank < runners_.size(); ++rank) {
+    SequenceShare& share = work->shares[rank];
+    share.addresses.reserve(refs.size());
+    for (const uint64_t ref : refs) share.addresses.push_back(AddressOf(BlockRef::Unpack(ref).id, rank));
+    share.kv = view;
+    share.kv.blocks = share.addresses.data();
+  }
+  work->request.shape = view.shape;
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PlanWork(const ScoreTerms& terms, SequenceWork* work) const {
+  scorers::ScoreRequest& request = work->request;
+  ASSIGN_OR_RETURN(request.policy, Bind(*terms.policy));
+  request.scope = ScopeOf(terms.scope);
+  request.over_tokens = ReductionOf(terms.reductions->over_tokens());
+  request.over_heads = ReductionOf(terms.reductions->over_heads());
+  request.over_layers = ReductionOf(terms.reductions->over_layers());
+  request.budget_tokens = terms.budget_tokens;
+  request.first_model_layer = state_.facts.layout.groups(static_cast<int>(work->group)).layers(0);
+  const auto ranks = static_cast<uint32_t>(runners_.size());
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    ASSIGN_OR_RETURN(work->shares[rank].plan,
+                     runners_[rank].runner->compute().Plan(scorers::RequestOfRank(request, rank, ranks),
+                                                           work->signals.relative));
+  }
   return absl::OkStatus();
 }
 
@@ -250,34 +250,31 @@ absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* 
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(*operation->session, score.sequence(), &work));
   RETURN_IF_ERROR(StageSignals(*operation->session, score.signals(), &work));
-  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
-  RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
-                           {.policy = &score.policy(),
+  RETURN_IF_ERROR(PlanWork({.policy = &score.policy(),
                             .reductions = &score.reductions(),
                             .scope = score.scope(),
                             .budget_tokens = score.budget_tokens()},
                            &work));
-  operation->policy = work.plan.request.policy.facts().name;
-  const uint64_t rows = work.plan.rows;
-  return CheckNumbers("score", (score.token_scores() ? rows * work.kv.shape.tokens : 0) +
-                                   (score.block_scores() ? rows * work.kv.shape.blocks() : 0));
+  operation->policy = work.request.policy.facts().name;
+  const uint64_t rows = work.rows();
+  return CheckNumbers("score", (score.token_scores() ? rows * work.shape().tokens : 0) +
+                                   (score.block_scores() ? rows * work.shape().blocks() : 0));
 }
 
 absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(*operation->session, prune.sequence(), &work));
-  RETURN_IF_ERROR(CheckRanges("prune", prune, work.kv.shape));
+  RETURN_IF_ERROR(CheckRanges("prune", prune, work.shape()));
   RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
   // Both limits were checked: at most 65536 blocks of 4096 tokens.
   operation->budget_tokens =
       prune.has_budget_blocks() ? prune.budget_blocks() * group.tokens_per_block() : prune.budget_tokens();
-  RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
-                           {.policy = &prune.policy(),
+  RETURN_IF_ERROR(PlanWork({.policy = &prune.policy(),
                             .reductions = &prune.reductions(),
                             .budget_tokens = operation->budget_tokens},
                            &work));
-  operation->policy = work.plan.request.policy.facts().name;
+  operation->policy = work.request.policy.facts().name;
   SetProtection(prune, work, operation);
   return absl::OkStatus();
 }
@@ -285,7 +282,7 @@ absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* 
 absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(*operation->session, compact.sequence(), &work));
-  const scorers::KvShape& shape = work.kv.shape;
+  const scorers::KvShape& shape = work.shape();
   uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
   if (compact.has_keep()) {
     const auto& positions = compact.keep().positions();
@@ -302,19 +299,16 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
   } else {
     RETURN_IF_ERROR(CheckRanges("compact", compact, shape));
     RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
-    const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
     operation->budget_tokens = compact.budget_tokens();
-    RETURN_IF_ERROR(PlanWork(runner_.runner->compute(), group,
-                             {.policy = &compact.policy(),
+    RETURN_IF_ERROR(PlanWork({.policy = &compact.policy(),
                               .reductions = &compact.reductions(),
                               .scope = compact.scope(),
                               .budget_tokens = operation->budget_tokens},
                              &work));
-    operation->policy = work.plan.request.policy.facts().name;
+    operation->policy = work.request.policy.facts().name;
     SetProtection(compact, work, operation);
-    kept =
-        shape.tokens - scorers::TokensOverBudget(work.plan.request.policy, shape, operation->budget_tokens);
-    RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.plan.rows));
+    kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
+    RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.rows()));
   }
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
@@ -336,8 +330,9 @@ absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOp
         absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.free_blocks(),
                      " free, ", state_.pool.available(), " available: ", WhyShort(outcome.shortfall)));
   }
-  for (const BlockRef ref : operation->destinations) {
-    operation->destination_addresses.push_back(AddressOf(ref.id));
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    std::vector<uint64_t>& addresses = operation->ranks[rank].destination_addresses;
+    for (const BlockRef ref : operation->destinations) addresses.push_back(AddressOf(ref.id, rank));
   }
   return absl::OkStatus();
 }
@@ -351,13 +346,11 @@ absl::Status DeviceVerbs::PreparePlanBudgets(const v1::PlanBudgets& plan, Device
     SequenceWork& work = operation->sequences.emplace_back();
     RETURN_IF_ERROR(PrepareSequence(*operation->session, group.sequence(), &work));
     RETURN_IF_ERROR(StageWindow(*operation->session, group.window(), &work));
-    RETURN_IF_ERROR(PlanWork(
-        runner_.runner->compute(), state_.facts.layout.groups(static_cast<int>(work.group)),
-        {.policy = &policy,
-         .reductions = &v1::Reductions::default_instance(),
-         .budget_tokens =
-             static_cast<uint32_t>(std::min<uint64_t>(plan.tokens_per_layer(), work.kv.shape.tokens))},
-        &work));
+    RETURN_IF_ERROR(PlanWork({.policy = &policy,
+                              .reductions = &v1::Reductions::default_instance(),
+                              .budget_tokens = static_cast<uint32_t>(
+                                  std::min<uint64_t>(plan.tokens_per_layer(), work.shape().tokens))},
+                             &work));
   }
   return absl::OkStatus();
 }

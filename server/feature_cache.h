@@ -1,10 +1,10 @@
 // Features of full blocks (cuda/scorers/records.h), kept from one device operation to the next: a prune in decoding
 // reads the one block that has just filled.
 //
-// A record is that of one life of a block (its generation), in one group and with one set of sections. It is right as
-// long as K and V of a full block don't change within that life, which is the contract of Score. Memory comes in
-// chunks of slots of one size, on the side that computes, up to a limit; beyond it the least recently used records
-// leave. Those that the present call has found or made stay where they are until the next BeginCall.
+// A record is that of one rank's part of a block in one life (its generation), in one group and with one set of
+// sections. It is right as long as K and V of a full block don't change within that life, which is the contract of
+// Score. Memory comes in chunks of slots of one size, on the side that computes, up to a limit; beyond it the least
+// recently used records leave. Those that the present call has found or made stay where they are until the next BeginCall.
 //
 // Not thread-safe: the thread that runs the device's operations; stats() from any.
 #ifndef KVPOOL_SERVER_FEATURE_CACHE_H_
@@ -25,12 +25,13 @@ struct FeatureKey {
   uint64_t space = 0;
   uint64_t ref = 0;       // Block id and generation.
   uint32_t group = 0;     // Layer group.
+  uint32_t rank = 0;      // Whose part of the block it is: ranks may share a device.
   uint32_t sections = 0;  // Which features: see SectionsOf.
 
   friend bool operator==(const FeatureKey&, const FeatureKey&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const FeatureKey& key) {
-    return H::combine(std::move(h), key.space, key.ref, key.group, key.sections);
+    return H::combine(std::move(h), key.space, key.ref, key.group, key.rank, key.sections);
   }
 };
 

@@ -22,6 +22,7 @@
 #include "proto/support/version.h"
 #include "server/devices.h"
 #include "server/replacement/policy.h"
+#include "server/replacement/weights.h"
 #include "server/sockets.h"
 
 namespace kvpool {
@@ -33,7 +34,7 @@ struct CommandLine {
   std::string device = "auto", capacity = "0.5", slab_bytes = "0";
   std::string socket, socket_group, state_dir, metrics_listen = "127.0.0.1:9400";
   std::string log_level = "info", log_format = "text";
-  std::string policy = "lru";
+  std::string policy = "lru", replacement_weights;
   double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25;
   uint64_t max_sessions = 1024, max_members = 64;
   absl::Duration idle_space = absl::Hours(1);
@@ -70,6 +71,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
   flags->Add("log-level", &line->log_level, "debug, info, warning or error");
   flags->Add("log-format", &line->log_format, "text or json");
   flags->Add("policy", &line->policy, "replacement policy of new spaces; see the list below");
+  flags->Add("replacement-weights", &line->replacement_weights,
+             "weights of a policy that was trained, as kvpool-sim train writes them; empty: those built in");
   flags->Add("low-watermark", &line->low_watermark, 1,
              "reclaim in the background when less than this share of a space is free");
   flags->Add("high-watermark", &line->high_watermark, 1, "and stop when this share is free");
@@ -163,6 +166,24 @@ absl::Status BadFlag(const char* name, const std::string& value, absl::string_vi
   return absl::InvalidArgumentError(absl::StrCat("--", name, "=", value, ": ", why));
 }
 
+// A policy that can't run with its weights is an error now, not at the first space.
+absl::Status ParsePolicy(const CommandLine& line, DaemonOptions* daemon) {
+  daemon->policy = line.policy;
+  const bool given = !line.replacement_weights.empty();
+  if (given) {
+    absl::StatusOr<Weights> weights = Weights::Read(line.replacement_weights);
+    if (!weights.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--replacement-weights: ", weights.status().message()));
+    }
+    daemon->policy_weights = std::make_shared<const Weights>(*std::move(weights));
+  }
+  const PolicyOptions options{.max_blocks = 1, .weights = daemon->policy_weights};
+  const absl::Status status = MakeReplacementPolicy(daemon->policy, options).status();
+  if (status.ok()) return status;
+  return BadFlag("policy", absl::StrCat(line.policy, given ? " with --replacement-weights" : ""),
+                 status.message());
+}
+
 absl::Status ParseTenants(const std::string& text, std::map<std::string, std::vector<uint32_t>>* tenants) {
   for (absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
@@ -240,9 +261,7 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
     return BadFlag("low-watermark", absl::StrCat(daemon->low_watermark),
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
-  daemon->policy = line.policy;
-  const absl::StatusOr<std::unique_ptr<ReplacementPolicy>> policy = MakeReplacementPolicy(daemon->policy, 1);
-  if (!policy.ok()) return BadFlag("policy", daemon->policy, policy.status().message());
+  RETURN_IF_ERROR(ParsePolicy(line, daemon));
   daemon->pin_budget = line.pin_budget;
   daemon->max_sessions = static_cast<uint32_t>(line.max_sessions);
   daemon->max_members = static_cast<uint32_t>(line.max_members);

@@ -1,9 +1,10 @@
-// What one thread needs to carry out device operations: the arrays that it uses again and again, and the features it
-// keeps.
+// What the thread of one device needs to carry out its parts of operations: the arrays that it uses again and again, and the
+// features it keeps.
 //
-//   Run     signals staged -> features found or made -> scores -> victims -> answer; Compact: rows gathered
+//   Score    signals staged -> features found or made -> scores, or victims, of the rank's heads
+//   Gather   rows of K and V of those heads into the blocks of the new table
 //
-// Everything that an operation would release is only noted in it. Not thread-safe: the runner's thread.
+// What both leave is in the operation, as the outcome of the rank. Not thread-safe: the runner's thread.
 #ifndef KVPOOL_SERVER_SCORE_WORK_H_
 #define KVPOOL_SERVER_SCORE_WORK_H_
 
@@ -12,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "cuda/kv_compute.h"
 #include "server/device_operation.h"
 #include "server/feature_cache.h"
+#include "server/score_answer.h"
 
 namespace kvpool {
 
@@ -27,35 +28,25 @@ class ScoreWork {
         features_(compute, feature_cache_bytes),
         workspace_limit_bytes_(workspace_bytes) {}
 
-  // Fills operation->result and what is to be released. RESOURCE_EXHAUSTED: it needs more workspace than there may be.
-  // INVALID_ARGUMENT: the budget is below what is protected.
-  absl::Status Run(DeviceOperation* operation);
+  // RESOURCE_EXHAUSTED: it needs more workspace than there may be. INVALID_ARGUMENT: the budget is below what is protected.
+  absl::Status Score(DeviceOperation* operation, uint32_t rank);
+  absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
 
  private:
-  absl::Status RunScore(DeviceOperation* operation);
-  absl::Status RunPrune(DeviceOperation* operation);
-  absl::Status RunCompact(DeviceOperation* operation);
-  absl::Status RunPlanBudgets(DeviceOperation* operation);
-
-  struct Wanted {
-    bool tokens = false;
-    bool blocks = false;
-    bool spreads = false;
-    bool token_victims = false;  // That are not in marks_, of each row.
-    bool block_victims = false;
+  struct Part {
+    const DeviceOperation& operation;
+    const SequenceWork& sequence;
+    uint32_t rank = 0;
+    const SequenceShare& share() const { return sequence.shares[rank]; }
   };
-  // Into token_scores_, block_scores_, spreads_ and, as many as it has room for in each row, victims_.
-  absl::Status Score(const DeviceOperation& operation, const SequenceWork& sequence, const Wanted& wanted);
-  absl::Status StageSignals(const StagedSignals& signals, scorers::Signals* staged);
-  // records_ and runs_ of the sequence; blocks_read_.
-  absl::Status FindFeatures(const DeviceOperation& operation, const SequenceWork& sequence);
+  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
+                             RankOutcome* outcome);
+  absl::Status StageSignals(const Part& part, scorers::Signals* staged);
+  // records_ and runs_ of the sequence; counts the blocks that are to be read.
+  absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
-  absl::Status CheckWorkspace(const SequenceWork& sequence, size_t unkept_bytes) const;
-  // kept_: of each row, ascending.
-  absl::Status ChooseTokens(const DeviceOperation& operation, const SequenceWork& sequence);
-  uint32_t LeadingBlocks(const scorers::KvShape& shape, uint32_t rows, uint32_t kept) const;
-  void FillCompacted(DeviceOperation* operation, uint32_t rows, uint32_t kept, uint32_t leading);
+  absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 
   KvCompute& compute_;
   FeatureCache features_;
@@ -65,11 +56,6 @@ class ScoreWork {
   std::vector<float*> records_;
   std::vector<BlockRun> runs_;
   std::vector<uint32_t> unkept_blocks_;
-  uint32_t blocks_read_ = 0;
-  std::vector<float> token_scores_, block_scores_;
-  std::vector<scorers::AttentionSpread> spreads_;
-  std::vector<uint8_t> marks_;
-  std::vector<uint32_t> victims_, kept_;
 };
 
 }  // namespace kvpool

@@ -14,6 +14,7 @@
 #include "client/lab/tensor.h"
 #include "cuda/scorers/element.h"
 #include "nlohmann/json.hpp"
+#include "proto/support/safetensors.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
@@ -21,8 +22,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kMostValues = uint64_t{1} << 32;
-constexpr uint64_t kMostHeaderBytes = 100 << 20;  // As the format's own library.
 constexpr size_t kMostDimensions = 8;
 
 // JSON has no such numbers: "NaN", "Infinity" and "-Infinity" as strings, as several libraries write them.
@@ -127,53 +126,6 @@ double ElementOf(const std::string& dtype, const unsigned char* at) {
   return as(uint8_t{});  // U8 and BOOL.
 }
 
-uint64_t BytesOf(const std::string& dtype) {
-  if (dtype == "F64" || dtype == "I64") return 8;
-  if (dtype == "F32" || dtype == "I32") return 4;
-  if (dtype == "F16" || dtype == "BF16" || dtype == "I16") return 2;
-  if (dtype == "F8_E4M3" || dtype == "F8_E5M2" || dtype == "I8" || dtype == "U8" || dtype == "BOOL") return 1;
-  return 0;
-}
-
-struct Piece {
-  std::string name, dtype;
-  uint64_t begin = 0, end = 0;
-  Tensor tensor;
-};
-
-absl::StatusOr<Piece> PieceOf(const std::string& name, const Json& entry, uint64_t data_bytes) {
-  const auto wrong = [&name](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor \"", name, "\": ", what));
-  };
-  const auto is_list = [&entry](const char* field) {
-    if (!entry.is_object() || !entry.contains(field) || !entry[field].is_array()) return false;
-    return std::all_of(entry[field].begin(), entry[field].end(),
-                       [](const Json& number) { return number.is_number_unsigned(); });
-  };
-  if (!is_list("shape") || !is_list("data_offsets") || !entry.contains("dtype") ||
-      !entry["dtype"].is_string() || entry["data_offsets"].size() != 2 ||
-      entry["shape"].size() > kMostDimensions) {
-    return wrong("its entry lacks dtype, shape of up to 8 numbers, or two data_offsets");
-  }
-  Piece piece{.name = name, .dtype = entry["dtype"].get<std::string>()};
-  piece.begin = entry["data_offsets"][0].get<uint64_t>();
-  piece.end = entry["data_offsets"][1].get<uint64_t>();
-  const uint64_t element_bytes = BytesOf(piece.dtype);
-  if (element_bytes == 0) return wrong(absl::StrCat("dtype ", piece.dtype, " is not read here"));
-  uint64_t count = 1;
-  for (const Json& number : entry["shape"]) {
-    piece.tensor.shape.push_back(number.get<uint64_t>());
-    const uint64_t extent = piece.tensor.shape.back();
-    if (extent != 0 && count > kMostValues / extent) return wrong("more than 2^32 elements");
-    count *= extent;
-  }
-  if (piece.begin > piece.end || piece.end > data_bytes || piece.end - piece.begin != count * element_bytes) {
-    return wrong(absl::StrCat("data_offsets ", piece.begin, " to ", piece.end, " are not ",
-                              count * element_bytes, " bytes within ", data_bytes));
-  }
-  return piece;
-}
-
 }  // namespace
 
 std::vector<std::vector<double>> Tensors::FindRows(const std::string& name) const {
@@ -189,45 +141,19 @@ std::vector<std::vector<double>> Tensors::FindRows(const std::string& name) cons
 }
 
 absl::StatusOr<Tensors> ParseSafetensors(const std::string& bytes) {
-  uint64_t header_bytes = 0;
-  if (bytes.size() < sizeof(header_bytes)) return absl::InvalidArgumentError("shorter than 8 bytes");
-  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  if (header_bytes > kMostHeaderBytes || header_bytes > bytes.size() - sizeof(header_bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the header is said to have ", header_bytes, " bytes, the file has ", bytes.size()));
-  }
-  const char* const header_start = bytes.data() + sizeof(header_bytes);
-  const Json header =
-      Json::parse(header_start, header_start + header_bytes, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return absl::InvalidArgumentError("the header is no JSON object");
-  const uint64_t data_bytes = bytes.size() - sizeof(header_bytes) - header_bytes;
-  std::vector<Piece> pieces;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    ASSIGN_OR_RETURN(Piece piece, PieceOf(name, entry, data_bytes));
-    pieces.push_back(std::move(piece));
-  }
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
-  uint64_t next = 0;
+  ASSIGN_OR_RETURN(const safetensors::File file, safetensors::Parse(bytes));
   Tensors tensors;
-  const unsigned char* const data = reinterpret_cast<const unsigned char*>(header_start) + header_bytes;
-  for (Piece& piece : pieces) {
-    if (piece.begin != next) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor \"", piece.name, "\" begins at ", piece.begin,
-                                                     ", the one before it ends at ", next));
+  for (const safetensors::Tensor& from : file.tensors) {
+    Tensor& to = tensors.by_name[from.name];
+    to.shape = from.shape;
+    to.values.reserve(from.elements);
+    const auto* const data = reinterpret_cast<const unsigned char*>(from.bytes.data());
+    const uint64_t element_bytes = safetensors::ElementBytes(from.dtype);
+    for (uint64_t i = 0; i < from.elements; ++i) {
+      to.values.push_back(ElementOf(from.dtype, data + i * element_bytes));
     }
-    next = piece.end;
-    const uint64_t element_bytes = BytesOf(piece.dtype);
-    piece.tensor.values.reserve((piece.end - piece.begin) / element_bytes);
-    for (uint64_t at = piece.begin; at < piece.end; at += element_bytes) {
-      piece.tensor.values.push_back(ElementOf(piece.dtype, data + at));
-    }
-    tensors.by_name[piece.name] = std::move(piece.tensor);
   }
-  if (next == data_bytes) return tensors;
-  return absl::InvalidArgumentError(absl::StrCat(data_bytes - next, " bytes behind the last tensor"));
+  return tensors;
 }
 
 absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& policy) {

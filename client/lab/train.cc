@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "nlohmann/json.hpp"
+#include "proto/support/safetensors.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
@@ -221,24 +220,19 @@ absl::StatusOr<Tensors> Train(const Tensors& tensors, const std::string& policy,
 }
 
 std::string SafetensorsOf(const Tensors& tensors) {
-  nlohmann::ordered_json header;
-  std::string data;
+  safetensors::File file;
+  std::vector<std::vector<float>> rounded;
+  rounded.reserve(tensors.by_name.size());
   for (const auto& [name, tensor] : tensors.by_name) {
-    const size_t begin = data.size();
-    for (const double value : tensor.values) {
-      const float rounded = static_cast<float>(value);
-      char bytes[sizeof(rounded)];
-      std::memcpy(bytes, &rounded, sizeof(rounded));
-      data.append(bytes, sizeof(bytes));
-    }
-    header[name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
+    const std::vector<float>& values = rounded.emplace_back(tensor.values.begin(), tensor.values.end());
+    file.tensors.push_back(
+        {.name = name,
+         .dtype = "F32",
+         .shape = tensor.shape,
+         .elements = values.size(),
+         .bytes = {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}});
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  const uint64_t header_bytes = text.size();
-  std::string bytes(sizeof(header_bytes), '\0');
-  std::memcpy(bytes.data(), &header_bytes, sizeof(header_bytes));
-  return absl::StrCat(bytes, text, data);
+  return safetensors::Write(file);
 }
 
 }  // namespace kvpool::lab

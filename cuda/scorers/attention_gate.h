@@ -59,8 +59,9 @@ struct AttentionGate {
   KVPOOL_HOST_DEVICE static void ScoreGate(const Team& team, const Plane& plane, float* scores) {
     const uint32_t dim = plane.signals->hidden_dim;
     const float* const hidden = plane.signals->hidden + plane.layer * plane.signals->hidden_layer_stride;
-    const float* const own = plane.signals->weights +
-                             (uint64_t{plane.layer} * plane.kv_heads + plane.head) * (2 * uint64_t{dim} + 1);
+    const float* const own =
+        plane.signals->weights +
+        (uint64_t{plane.layer} * plane.model_heads + plane.model_head) * (2 * uint64_t{dim} + 1);
     double context = 0;
     for (uint64_t i = team.id(); i < uint64_t{plane.tokens} * dim; i += team.count()) {
       context += double{hidden[i]} * double{own[dim + i % dim]};

@@ -26,6 +26,8 @@ struct ScoreContext {
   const float* const* records = nullptr;
   uint32_t budget_tokens = 0;
   uint32_t first_model_layer = 0;
+  uint32_t model_heads = 0;  // Of all ranks.
+  uint32_t first_model_head = 0;
 
   float* k_norms = nullptr;       // [plane][tokens], out of the records
   float* v_norms = nullptr;       // [plane][tokens]
@@ -70,7 +72,8 @@ struct ScoreContext {
     plane.layer = layer;
     plane.head = head;
     plane.layers = kv.shape.layers;
-    plane.kv_heads = kv.shape.kv_heads;
+    plane.model_heads = model_heads;
+    plane.model_head = first_model_head + head;
     plane.first_model_layer = first_model_layer;
     plane.budget_tokens = budget_tokens;
     plane.k_norm = own(k_norms);

@@ -86,7 +86,8 @@ struct Plane {
   uint32_t layer = 0;  // Within the group.
   uint32_t head = 0;
   uint32_t layers = 0;
-  uint32_t kv_heads = 0;
+  uint32_t model_heads = 0;        // A layer's kv heads of all ranks, for policies with weights for each …
+  uint32_t model_head = 0;         // … and which of them this one is.
   uint32_t first_model_layer = 0;  // Of the group's layer 0: for policies that leave the first layers alone.
   uint32_t budget_tokens = 0;      // What shall stay; 0: scored without one.
   const float* k_norm = nullptr;
@@ -159,7 +160,8 @@ struct PolicyFacts {
   //   static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
   //                           uint32_t scratch_index, const Params& params, float* block_scores)
   bool (*own_blocks)(const Params& params) = nullptr;
-  // How many weights there must be, next to those given: FAILED_PRECONDITION if there are others.
+  // How many weights there must be, next to those given: FAILED_PRECONDITION if there are others. `shape` has the heads
+  // of all ranks.
   uint64_t (*weight_count)(const Params& params, const KvShape& shape, uint32_t hidden_dim,
                            uint64_t given) = nullptr;
 

@@ -43,6 +43,9 @@ struct ScoreRequest {
   PlaneReduction over_layers = PlaneReduction::kMean;
   uint32_t budget_tokens = 0;      // Policies that rank against it (roco) refuse 0.
   uint32_t first_model_layer = 0;  // Model index of the group's first layer.
+  // Where the heads are those of one rank among several: how many all ranks have, and the first of these among them.
+  uint32_t model_heads = 0;  // 0: as many as the shape has.
+  uint32_t first_model_head = 0;
 };
 
 struct ScorePlan {

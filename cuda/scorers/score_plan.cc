@@ -60,10 +60,16 @@ Needs Missing(Needs needs, const Signals& signals) {
   return open;
 }
 
-absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const KvShape& shape,
+uint32_t ModelHeads(const ScoreRequest& request) {
+  return request.model_heads != 0 ? request.model_heads : request.shape.kv_heads;
+}
+
+absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const ScoreRequest& request,
                           const Signals& signals) {
   if (facts.weight_count == nullptr || signals.weights == nullptr) return absl::OkStatus();
-  const uint64_t wanted = facts.weight_count(params, shape, signals.hidden_dim, signals.weight_count);
+  KvShape model = request.shape;
+  model.kv_heads = ModelHeads(request);
+  const uint64_t wanted = facts.weight_count(params, model, signals.hidden_dim, signals.weight_count);
   if (wanted == signals.weight_count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("policy ", std::string(facts.name), ": ",
                                                     signals.weight_count, " weights given, this shape needs ",
@@ -172,6 +178,8 @@ ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t wor
   context.records = input.records;
   context.budget_tokens = plan.request.budget_tokens;
   context.first_model_layer = plan.request.first_model_layer;
+  context.model_heads = ModelHeads(plan.request);
+  context.first_model_head = plan.request.first_model_head;
   return context;
 }
 
@@ -214,9 +222,9 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   if (signals.window.data != nullptr || signals.window_mean.values != nullptr) {
     RETURN_IF_ERROR(CheckWindow(signals.window, shape));
   }
-  RETURN_IF_ERROR(CheckWeights(facts, request.policy.params, shape, signals));
+  RETURN_IF_ERROR(CheckWeights(facts, request.policy.params, request, signals));
   if (request.policy.has_host()) {
-    RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, shape, signals));
+    RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, request, signals));
   }
   plan.record = LayOutRecord(shape, plan.needs);
   plan.rows = RowsOf(request);

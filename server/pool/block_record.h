@@ -14,11 +14,10 @@ namespace kvpool {
 struct alignas(64) BlockRecord {
   std::array<uint8_t, 32> key;  // Resident: the chain's key.
   uint32_t generation;
-  uint32_t refs;  // Leased: the lessee's holds. Resident: holds + sealed children + 1 if pinned.
-  uint32_t
-      next_in_bucket;  // Resident: next in the index's chain. Free: the block kFreeJump below in the stack.
-  uint32_t parent;     // Resident: block in front of it, or 0. Free: the block below in the stack, or 0.
-  uint32_t children;   // Resident blocks that have it as their parent.
+  uint32_t refs;            // Leased: the lessee's holds. Resident: holds + sealed children + 1 if pinned.
+  uint32_t next_in_bucket;  // Resident: the index's link to the next. Free: the block kFreeJump below.
+  uint32_t parent;          // Resident: block in front of it, or 0. Free: the block below in the stack, or 0.
+  uint32_t children;        // Resident blocks that have it as their parent.
   uint32_t sealed_ms;
   uint32_t accessed_ms;
   uint16_t owner;  // Holder whose lease it is or that it is charged to.
@@ -47,13 +46,14 @@ struct alignas(64) BlockRecord {
   }
   bool has_key(const BlockKey& k) const {
     // In words: std::array's == calls memcmp, which for 32 bytes is more call than comparison.
-    uint64_t mine[4], theirs[4];
-    static_assert(sizeof(mine) == sizeof(key) && sizeof(key) == sizeof(k.bytes));
-    std::memcpy(mine, key.data(), sizeof(mine));
-    std::memcpy(theirs, k.bytes.data(), sizeof(theirs));
-    const uint64_t differs =
-        (mine[0] ^ theirs[0]) | (mine[1] ^ theirs[1]) | (mine[2] ^ theirs[2]) | (mine[3] ^ theirs[3]);
-    return differs == 0 && group() == k.group && raw() == k.raw;
+    const auto differs = [&](size_t at) {
+      uint64_t mine, theirs;
+      std::memcpy(&mine, key.data() + at, sizeof(mine));
+      std::memcpy(&theirs, k.bytes.data() + at, sizeof(theirs));
+      return mine ^ theirs;
+    };
+    static_assert(sizeof(key) == 32 && sizeof(k.bytes) == 32);
+    return (differs(0) | differs(8) | differs(16) | differs(24)) == 0 && group() == k.group && raw() == k.raw;
   }
   BlockKey block_key() const { return {.bytes = key, .group = group(), .raw = raw()}; }
   bool has(uint8_t flag) const { return (flags & flag) != 0; }

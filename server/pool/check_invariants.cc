@@ -18,7 +18,8 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
   }
   uint32_t indexed = 0;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    for (uint32_t b = buckets_[bucket]; b != 0; b = records_[b].next_in_bucket) {
+    for (uint32_t link = buckets_[bucket]; link != 0; link = records_[BlockOf(link)].next_in_bucket) {
+      const uint32_t b = BlockOf(link);
       ++indexed;
       KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
       KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);

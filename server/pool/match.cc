@@ -23,6 +23,7 @@ class BlockPool::Rep::Matching {
   Matching(Rep* rep, Holder session, absl::Span<const GroupQuery> queries)
       : r_(*rep), holder_(session), session_(*rep->OpenSession(session)), queries_(queries) {
     if (r_.scratch_match.size() < queries.size()) r_.scratch_match.resize(queries.size());
+    if (r_.scratch_steps.size() < queries.size()) r_.scratch_steps.resize(queries.size());
   }
 
   void Run(MatchOutcome* out);
@@ -37,7 +38,7 @@ class BlockPool::Rep::Matching {
   class Window;
 
   bool MeasureSteps();
-  uint64_t BlocksPerStep(size_t q) const { return step_tokens_ / queries_[q].tokens_per_block; }
+  uint64_t BlocksPerStep(size_t q) const { return r_.scratch_steps[q]; }
   uint32_t window(size_t q) const { return r_.options.windows[queries_[q].group]; }
   std::vector<uint32_t>& found(size_t q) { return r_.scratch_match[q]; }
   // First block of query q that a prefix of this many steps reads.
@@ -67,6 +68,12 @@ bool BlockPool::Rep::Matching::MeasureSteps() {
   for (const GroupQuery& q : queries_) {
     if (q.group >= r_.options.windows.size() || q.tokens_per_block == 0) return false;
   }
+  if (queries_.size() == 1) {  // Nearly always, and divisions are most of what a short match would cost.
+    r_.scratch_steps[0] = 1;
+    step_tokens_ = queries_[0].tokens_per_block;
+    asked_steps_ = queries_[0].keys.size();
+    return true;
+  }
   uint64_t shortest = UINT64_MAX;
   for (const GroupQuery& q : queries_) {
     shortest = std::min<uint64_t>(shortest, uint64_t{q.tokens_per_block} * q.keys.size());
@@ -75,10 +82,16 @@ bool BlockPool::Rep::Matching::MeasureSteps() {
     const auto step =
         static_cast<unsigned __int128>(step_tokens_ / std::gcd(step_tokens_, q.tokens_per_block)) *
         q.tokens_per_block;
-    if (step > shortest) return true;  // Not even one step was asked.
+    if (step > shortest) {  // Not even one step was asked.
+      std::fill_n(r_.scratch_steps.begin(), queries_.size(), 1);
+      return true;
+    }
     step_tokens_ = static_cast<uint64_t>(step);
   }
   asked_steps_ = shortest / step_tokens_;
+  for (size_t q = 0; q < queries_.size(); ++q) {
+    r_.scratch_steps[q] = step_tokens_ / queries_[q].tokens_per_block;
+  }
   return true;
 }
 
@@ -112,7 +125,7 @@ uint64_t BlockPool::Rep::Matching::LeadingRun(size_t q, uint64_t limit) {
     const uint64_t end = std::min<uint64_t>(at + kChunk, blocks);
     Resolve(q, at, end);
     for (uint64_t i = at; i < end; ++i) {
-      if (found(q)[i] == 0) return i / BlocksPerStep(q);
+      if (found(q)[i] == 0) return BlocksPerStep(q) == 1 ? i : i / BlocksPerStep(q);
     }
   }
   return limit;

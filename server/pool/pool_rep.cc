@@ -1,6 +1,7 @@
 #include "server/pool/pool_rep.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "proto/support/check.h"
@@ -9,6 +10,8 @@ namespace kvpool {
 namespace {
 
 constexpr size_t kMaxDirectEvictions = 4096;
+// Victims whose memory is asked for together.
+constexpr size_t kPrefetchVictims = 16;
 constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
 
 }  // namespace
@@ -215,11 +218,30 @@ void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>
   }
 }
 
+size_t BlockPool::Rep::PrefetchVictims(size_t most) const {
+  std::array<BlockId, kPrefetchVictims> upcoming;
+  std::array<uint64_t, kPrefetchVictims> hashes;
+  const size_t n = policy->Upcoming({upcoming.data(), std::min(most, upcoming.size())});
+  for (size_t i = 0; i < n; ++i) records.Prefetch(Index(upcoming[i]));
+  for (size_t i = 0; i < n; ++i) {
+    hashes[i] = HashKey(records[Index(upcoming[i])].block_key());
+    index.PrefetchBucket(hashes[i]);
+    ghosts.Prefetch(hashes[i]);
+  }
+  for (size_t i = 0; i < n; ++i) index.PrefetchRecord(hashes[i]);
+  return n;
+}
+
 uint32_t BlockPool::Rep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
   const uint32_t before = count(BlockState::kFree);
+  size_t prefetched = 0;  // Ends of chains.
   while (count(BlockState::kFree) < free) {
     const uint32_t victim = NextVictim();
     if (victim == 0) break;
+    // The end of another chain is next. Within a chain Evict sees to it.
+    if (records[victim].parent == 0) {
+      prefetched = prefetched > 1 ? prefetched - 1 : PrefetchVictims(free - count(BlockState::kFree));
+    }
     Evict(victim, reason, log);
   }
   return count(BlockState::kFree) - before;

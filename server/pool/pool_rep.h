@@ -110,6 +110,8 @@ class BlockPool::Rep final {
   uint32_t PopFree();
   // Asks for what evicting `b` will read, and for the record of the block in front of it.
   void PrefetchEviction(uint32_t b) const;
+  // The memory of up to so many that the policy is likely to name next; answers how many.
+  size_t PrefetchVictims(size_t most) const;
   // REQUIRES: cached and childless.
   void Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log);
   // Evicts one by one until so many blocks are free or nothing may leave; answers how many were freed.
@@ -180,6 +182,7 @@ class BlockPool::Rep final {
   // Memory that verbs would otherwise allocate at each call.
   std::vector<BlockKey> scratch_aliases;
   std::vector<std::vector<uint32_t>> scratch_match;
+  std::vector<uint64_t> scratch_steps;  // Blocks of a query per step.
 };
 
 }  // namespace kvpool

@@ -4,6 +4,10 @@
 // power of two) from the start: no rehash, no tombstone, no stall at any size. Each resident block is in
 // exactly one chain, under its chain's key; further keys of a block (aliases) are in a side map that is empty
 // as long as nobody uses any. A key names at most one block.
+//
+// What leads to a block, a bucket or the record in front of it, is a *link*: the block in the low bits, and in those that no
+// block id needs a filter of the keys from there on, one bit each. A key that is not resident is mostly known not to be
+// by its bucket alone: the records of others, a cache miss each, are left where they are.
 #ifndef KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
 #define KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
 
@@ -43,16 +47,24 @@ struct BlockKeyHash {
 class PrefixIndex {
  public:
   PrefixIndex(uint32_t max_blocks, VirtualArray<BlockRecord>* records)
-      : records_(*records), buckets_(std::bit_ceil(max_blocks)), mask_(buckets_.size() - 1) {}
+      : records_(*records),
+        buckets_(std::bit_ceil(max_blocks)),
+        mask_(buckets_.size() - 1),
+        id_bits_(static_cast<uint32_t>(std::bit_width(max_blocks))) {}
 
   void PrefetchBucket(uint64_t hash) const { buckets_.Prefetch(hash & mask_); }
   // After PrefetchBucket had time to arrive.
-  void PrefetchRecord(uint64_t hash) const { records_.Prefetch(buckets_[hash & mask_]); }
+  void PrefetchRecord(uint64_t hash) const {
+    const uint32_t link = buckets_[hash & mask_];
+    if (MayLeadTo(link, hash)) records_.Prefetch(BlockOf(link));
+  }
 
   // The block that the key names, or 0. REQUIRES: hash == HashKey(key), here and below.
   uint32_t Find(uint64_t hash, const BlockKey& key) const {
-    for (uint32_t b = buckets_[hash & mask_]; b != 0; b = records_[b].next_in_bucket) {
-      if (records_[b].has_key(key)) return b;
+    for (uint32_t link = buckets_[hash & mask_]; MayLeadTo(link, hash);) {
+      const BlockRecord& record = records_[BlockOf(link)];
+      if (record.has_key(key)) return BlockOf(link);
+      link = record.next_in_bucket;
     }
     if (aliases_.empty()) return 0;
     const auto it = aliases_.find(key);
@@ -63,16 +75,17 @@ class PrefixIndex {
   void Insert(uint64_t hash, uint32_t block) {
     uint32_t& head = buckets_[hash & mask_];
     records_[block].next_in_bucket = head;
-    head = block;
+    head = block | FilterOf(head) | FilterBit(hash);
   }
 
   // Takes the block's aliases out as well, and appends them to `aliases`.
   void Remove(uint64_t hash, uint32_t block, std::vector<BlockKey>* aliases) {
     uint32_t* link = &buckets_[hash & mask_];
-    while (*link != block) {
+    while (BlockOf(*link) != block) {
       KVPOOL_CHECK(*link != 0, "block %u is not in the index under its key", block);
-      link = &records_[*link].next_in_bucket;
+      link = &records_[BlockOf(*link)].next_in_bucket;
     }
+    // The filters in front may keep a bit that nobody behind them needs: a record is then looked at for nothing.
     *link = records_[block].next_in_bucket;
     if (!records_[block].has(BlockRecord::kAliased)) return;
     const auto it = keys_of_.find(block);
@@ -95,9 +108,24 @@ class PrefixIndex {
   void CheckInvariants(uint32_t capacity) const;
 
  private:
+  uint32_t BlockOf(uint32_t link) const {
+    return static_cast<uint32_t>(link & ((uint64_t{1} << id_bits_) - 1));
+  }
+  uint32_t FilterOf(uint32_t link) const { return link ^ BlockOf(link); }
+  // 0 if ids leave no room. From bits that the bucket is not chosen by.
+  uint32_t FilterBit(uint64_t hash) const {
+    const uint32_t width = 32 - id_bits_;
+    return static_cast<uint32_t>(uint64_t{1} << id_bits_ << ((hash >> 48) * width >> 16));
+  }
+  bool MayLeadTo(uint32_t link, uint64_t hash) const {
+    const uint32_t bit = FilterBit(hash);
+    return link != 0 && (link & bit) == bit;
+  }
+
   VirtualArray<BlockRecord>& records_;
-  VirtualArray<uint32_t> buckets_;
+  VirtualArray<uint32_t> buckets_;  // Links.
   const uint64_t mask_;
+  const uint32_t id_bits_;
   absl::flat_hash_map<BlockKey, uint32_t, BlockKeyHash> aliases_;
   absl::flat_hash_map<uint32_t, std::vector<BlockKey>> keys_of_;
 };

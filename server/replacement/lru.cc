@@ -45,4 +45,11 @@ BlockId LruPolicy::Victim(uint64_t) {
   return BlockId{oldest_ == 0 || last_use < nodes_[oldest_].last_use ? block : oldest_};
 }
 
+size_t LruPolicy::Upcoming(absl::Span<BlockId> blocks) const {
+  size_t found = 0;
+  for (uint32_t b = oldest_; b != 0 && found < blocks.size(); b = nodes_[b].newer)
+    blocks[found++] = BlockId{b};
+  return found;
+}
+
 }  // namespace kvpool

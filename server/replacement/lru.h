@@ -27,6 +27,7 @@ class LruPolicy final : public ReplacementPolicy {
   void OnWithdraw(BlockId block) override;
   void OnEvict(BlockId) override {}
   BlockId Victim(uint64_t now_ms) override;
+  size_t Upcoming(absl::Span<BlockId> blocks) const override;
   void Prefetch(BlockId block) const override { nodes_.Prefetch(Index(block)); }
   uint32_t offered() const override { return listed_ + static_cast<uint32_t>(between_.size()); }
   // Next to none are between.

@@ -71,6 +71,9 @@ class ReplacementPolicy {
   // The next to leave, one of those offered; kNullBlock only if none is. What is answered leaves at once:
   // OnWithdraw and OnEvict follow.
   virtual BlockId Victim(uint64_t now_ms) = 0;
+  // Fills `blocks` with those likely to be named next, in order, and answers how many it found at once: what
+  // they need of memory is asked for together. Advice.
+  virtual size_t Upcoming(absl::Span<BlockId> blocks) const { return 0; }
   // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
   virtual void Prefetch(BlockId block) const = 0;
   // Blocks it was offered.
@@ -79,6 +82,8 @@ class ReplacementPolicy {
   virtual double bytes_per_block() const = 0;
 };
 
+class Weights;
+
 struct PolicyOptions {
   uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
   uint64_t seed = 1;
@@ -86,13 +91,16 @@ struct PolicyOptions {
   // The default is an 8B model (32 layers, 4096 wide): attention over 30,517 tokens costs as much as the weights
   // do, and blocks of 16 tokens.
   double cost_per_depth = 16.0 / 30517;
+  // Of a policy that was trained; null: those built in.
+  std::shared_ptr<const Weights> weights;
 };
 
-// The registry: every policy by name. INVALID_ARGUMENT names the policies there are.
+// The registry: every policy by name. INVALID_ARGUMENT names the policies there are, or says what is wrong with the
+// weights.
 struct PolicyEntry {
   std::string_view name;
   std::string_view summary;  // One line for --help.
-  std::unique_ptr<ReplacementPolicy> (*make)(const PolicyOptions& options);
+  absl::StatusOr<std::unique_ptr<ReplacementPolicy>> (*make)(const PolicyOptions& options);
 };
 absl::Span<const PolicyEntry> ReplacementPolicies();
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeReplacementPolicy(std::string_view name,

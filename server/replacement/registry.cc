@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/support/status_macros.h"
 #include "server/replacement/arc.h"
 #include "server/replacement/fifo.h"
 #include "server/replacement/gdsf.h"
@@ -20,14 +21,32 @@
 #include "server/replacement/succinct_discard.h"
 #include "server/replacement/succinct_phase.h"
 #include "server/replacement/w_tinylfu.h"
+#include "server/replacement/weights.h"
 #include "server/replacement/workload_aware.h"
 
 namespace kvpool {
 namespace {
 
 template <typename Policy>
-std::unique_ptr<ReplacementPolicy> Make(const PolicyOptions& options) {
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Make(const PolicyOptions& options) {
+  if (options.weights != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(options.weights->source(), ": weights of policy ",
+                                                   options.weights->policy(),
+                                                   ", but the policy that is asked for has none"));
+  }
   return std::make_unique<Policy>(options);
+}
+
+// Of a policy with weights.
+template <typename Policy>
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeTrained(const PolicyOptions& options) {
+  PolicyOptions trained = options;
+  const WeightsShape shape = Policy::Shape();
+  if (trained.weights == nullptr) {
+    ASSIGN_OR_RETURN(trained.weights, Weights::BuiltIn(shape.policy));
+  }
+  RETURN_IF_ERROR(trained.weights->Check(shape));
+  return std::make_unique<Policy>(trained);
 }
 
 constexpr PolicyEntry kPolicies[] = {

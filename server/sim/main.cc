@@ -21,6 +21,7 @@
 #include "server/sim/curve.h"
 #include "server/sim/report.h"
 #include "server/sim/sweep.h"
+#include "server/sim/synthetic.h"
 #include "server/sim/workload.h"
 
 namespace kvpool::sim {
@@ -37,8 +38,8 @@ struct Arguments {
 
 void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("trace", &a->trace,
-             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip. By default the public "
-             "conversation trace, if it is at hand");
+             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip; or synthetic:KIND, one "
+             "of those below. By default the public conversation trace, if it is at hand");
   flags->Add("policy", &a->policy, "all, or some of those below with commas between them");
   flags->Add("capacity", &a->capacity, "blocks, with commas; by default up to where everything fits");
   flags->Add("requests", &a->requests, {}, "how many of the trace; 0: all");
@@ -49,7 +50,7 @@ void AddFlags(Arguments* a, Flags* flags) {
              "of a block: what advise counts memory in, and what CSV sizes are divided by");
   flags->Add("prefill-us-per-token", &a->cost.us_per_token, 1e9, "cost of prefill: linear part");
   flags->Add("prefill-us-per-token-pair", &a->cost.us_per_token_pair, 1e9, "cost of prefill: quadratic part");
-  flags->Add("seed", &a->seed, {}, "of policies that roll dice");
+  flags->Add("seed", &a->seed, {}, "of policies that roll dice, and of a synthetic trace");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "replays at a time");
   flags->Add("plot", &a->plot, "of curve: the SVG file to write");
   flags->Add("json", &a->json, "the results as JSON");
@@ -68,8 +69,12 @@ std::string Help(const Flags& flags) {
   for (const PolicyEntry& policy : ReplacementPolicies()) {
     absl::StrAppend(&text, "  ", std::string(policy.name), ": ", std::string(policy.summary), "\n");
   }
-  return text +
-         "  opt: bound, the block leaves whose next use is farthest\n  infinite: bound, nothing leaves\n";
+  text += "  opt: bound, the block leaves whose next use is farthest\n  infinite: bound, nothing leaves\n";
+  text += "\nSynthetic traces:\n";
+  for (const SyntheticKind& kind : SyntheticKinds()) {
+    absl::StrAppend(&text, "  ", std::string(kind.name), ": ", std::string(kind.summary), "\n");
+  }
+  return text;
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& text) {
@@ -90,7 +95,8 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
                                                                 .from = a.from,
                                                                 .to = a.to,
                                                                 .warm_up = a.warm_up,
-                                                                .block_bytes = a.block_bytes}));
+                                                                .block_bytes = a.block_bytes,
+                                                                .seed = a.seed}));
   SweepOptions options{.seed = a.seed,
                        .cost = a.cost,
                        .threads = static_cast<uint32_t>(a.threads),

@@ -109,7 +109,8 @@ absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& opt
       std::unique_ptr<ReplacementPolicy> policy,
       MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
                                                           .seed = options.seed,
-                                                          .cost_per_depth = cost_per_depth}));
+                                                          .cost_per_depth = cost_per_depth,
+                                                          .weights = options.weights}));
   return ReplayWith(workload, options, std::move(policy));
 }
 

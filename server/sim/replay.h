@@ -51,6 +51,7 @@ struct ReplayOptions {
   uint32_t capacity_blocks = 0;
   uint64_t seed = 1;
   PrefillCost cost;
+  std::shared_ptr<const Weights> weights;  // Null: those built in.
 };
 
 // Each request matches its chain, leases and seals what is missing, and gives all of it back before the next.

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <thread>
 #include <utility>
 
@@ -14,42 +12,17 @@
 #include "absl/strings/str_split.h"
 #include "proto/support/status_macros.h"
 #include "server/replacement/policy.h"
+#include "server/replacement/weights.h"
+#include "server/sim/progress_bar.h"
 
 namespace kvpool::sim {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr uint64_t kMostBlocks = 1u << 28;
 
-// Drawn by whichever thread finished a replay, a few times a second.
-class ProgressBar {
- public:
-  ProgressBar(bool shown, size_t total) : shown_(shown), total_(total), begin_(Clock::now()) {}
-  ~ProgressBar() {
-    if (drawn_) std::fprintf(stderr, "\r%*s\r", kWidth + 40, "");
-  }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
-  void Draw(size_t done) {
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-    if (!shown_ || seconds < 1 || done == 0) return;
-    drawn_ = true;
-    const auto share = static_cast<double>(done) / static_cast<double>(total_);
-    const int full = static_cast<int>(share * kWidth);
-    std::string bar;
-    for (int i = 0; i < kWidth; ++i) bar += i < full ? "█" : "░";
-    std::fprintf(stderr, "\r%s %3.0f %%  %zu of %zu replays, %.0f s left ", bar.c_str(), share * 100, done,
-                 total_, seconds / share - seconds);
-  }
-
- private:
-  static constexpr int kWidth = 30;
-  const bool shown_;
-  const size_t total_;
-  const Clock::time_point begin_;
-  bool drawn_ = false;
-};
+std::shared_ptr<const Weights> WeightsFor(const std::string& policy, const SweepOptions& options) {
+  return options.weights != nullptr && options.weights->policy() == policy ? options.weights : nullptr;
+}
 
 }  // namespace
 
@@ -102,8 +75,11 @@ absl::StatusOr<std::vector<Result>> Sweep(const Workload& workload, const SweepO
   std::vector<ReplayOptions> jobs;
   for (const std::string& policy : options.policies) {
     for (const uint32_t capacity : options.capacities) {
-      jobs.push_back(
-          {.policy = policy, .capacity_blocks = capacity, .seed = options.seed, .cost = options.cost});
+      jobs.push_back({.policy = policy,
+                      .capacity_blocks = capacity,
+                      .seed = options.seed,
+                      .cost = options.cost,
+                      .weights = WeightsFor(policy, options)});
       if (policy == "infinite") break;
     }
   }
@@ -117,7 +93,7 @@ absl::StatusOr<std::vector<Result>> Sweep(const Workload& workload, const SweepO
     }
   };
   {
-    ProgressBar bar(options.progress, jobs.size());
+    ProgressBar bar(options.progress, jobs.size(), "replays");
     std::vector<std::thread> threads;
     for (uint32_t t = 1; t < options.threads && t < jobs.size(); ++t) threads.emplace_back(work, nullptr);
     work(&bar);

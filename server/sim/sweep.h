@@ -3,11 +3,13 @@
 #define KVPOOL_SERVER_SIM_SWEEP_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/replacement/weights.h"
 #include "server/sim/replay.h"
 #include "server/sim/workload.h"
 
@@ -25,6 +27,7 @@ struct SweepOptions {
   std::vector<uint32_t> capacities;
   uint64_t seed = 1;
   PrefillCost cost;
+  std::shared_ptr<const Weights> weights;  // For the policy that they are of; null: those built in.
   uint32_t threads = 1;
   bool progress = false;  // A bar on stderr, once it takes longer than a second.
 };

@@ -50,6 +50,7 @@ class TimedPolicy final : public ReplacementPolicy {
     Timed([&] { victim = policy_->Victim(now_ms); });
     return victim;
   }
+  size_t Upcoming(absl::Span<BlockId> blocks) const override { return policy_->Upcoming(blocks); }
   void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }

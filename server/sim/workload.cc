@@ -13,14 +13,18 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/trace.h"
+#include "server/sim/synthetic.h"
 
 namespace kvpool::sim {
 namespace {
 
 constexpr uint32_t kMostObjectBlocks = 65536;
 constexpr int kMaxLineBytes = 4096;
+constexpr absl::string_view kSyntheticPrefix = "synthetic:";
 
 template <typename Key>
 class Numbers {
@@ -118,6 +122,16 @@ absl::StatusOr<Workload> ReadJsonLines(const std::string& path, const WorkloadOp
   return w;
 }
 
+absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions& options) {
+  const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
+  if (csv) return ReadCsv(path, options);
+  absl::string_view kind = path;
+  if (!absl::ConsumePrefix(&kind, kSyntheticPrefix)) return ReadJsonLines(path, options);
+  SyntheticOptions synthetic{.seed = options.seed};
+  if (options.max_requests != 0) synthetic.requests = static_cast<uint32_t>(options.max_requests);
+  return MakeSynthetic({kind.data(), kind.size()}, synthetic);
+}
+
 }  // namespace
 
 uint32_t Workload::largest_request() const {
@@ -127,8 +141,7 @@ uint32_t Workload::largest_request() const {
 }
 
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options) {
-  const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
-  ASSIGN_OR_RETURN(Workload w, csv ? ReadCsv(path, options) : ReadJsonLines(path, options));
+  ASSIGN_OR_RETURN(Workload w, ReadAll(path, options));
   const auto all = static_cast<double>(w.requests.size());
   const auto begin = static_cast<size_t>(options.from * all), end = static_cast<size_t>(options.to * all);
   if (begin >= end) {

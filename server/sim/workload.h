@@ -41,10 +41,12 @@ struct WorkloadOptions {
   double warm_up = 0;         // The part of those that is replayed and not counted.
   // CSV: bytes of a block; an object is as many blocks as its size takes. 0: one block, whatever its size.
   uint64_t block_bytes = 0;
+  uint64_t seed = 1;  // Of a synthetic trace.
 };
 
 // Reads a trace, plain or gzip: Mooncake's JSONL, or, if the name ends in .csv or .csv.gz, lines of
-// key,time,size (time in ms; size in bytes; a first line of names is skipped). Errors start with "FILE:LINE: ".
+// key,time,size (time in ms; size in bytes; a first line of names is skipped). "synthetic:KIND" is not a file
+// but made at once, see synthetic.h. Errors of files start with "FILE:LINE: ".
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim

@@ -5,12 +5,12 @@
 
 #include "client/kvpool.h"
 
-#define CHECK(condition)                                                                       \
-  do {                                                                                         \
-    if (!(condition)) {                                                                        \
+#define CHECK(condition)                                                                           \
+  do {                                                                                             \
+    if (!(condition)) {                                                                            \
       fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, kvpool_last_error()); \
-      exit(1);                                                                                 \
-    }                                                                                          \
+      exit(1);                                                                                     \
+    }                                                                                              \
   } while (0)
 
 enum { kBlocks = 8, kTokensPerBlock = 16, kBlockBytes = 4096, kTimeoutMs = 60000 };
@@ -24,8 +24,10 @@ static void share(kvpool_session* session, const uint8_t* keys) {
   kvpool_block blocks[kBlocks], canonical[kBlocks];
   CHECK(kvpool_lease_within(session, blocks, kBlocks, kTimeoutMs) == KVPOOL_OK);
   for (int i = 0; i < kBlocks; ++i) memset(address_of(session, blocks[i]), 'a' + i, kBlockBytes);
-  kvpool_seal_arguments arguments = {
-      .blocks = blocks, .block_count = kBlocks, .keys = keys, .after = KVPOOL_CURRENT_STEP};
+  kvpool_seal_arguments arguments = {.blocks = blocks,
+                                     .block_count = kBlocks,
+                                     .keys = keys,
+                                     .after = KVPOOL_CURRENT_STEP};
   kvpool_seal* seal = NULL;
   CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_OK);
   CHECK(kvpool_seal_wait(seal, kTimeoutMs, canonical) == KVPOOL_OK);
@@ -57,8 +59,7 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   for (int i = 0; i < kBlocks; ++i) CHECK(address_of(session, blocks[i])[kBlockBytes - 1] == 'a' + i);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, 4, 0) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "reuse is 4") != NULL);
-  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) ==
-        KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 1000) == KVPOOL_OK);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
@@ -116,15 +117,13 @@ int main(int argc, char** argv) {
   CHECK(kvpool_session_id(session) != 0);
   CHECK(kvpool_free_blocks(session) >= 16);
   CHECK(kvpool_sink_block(session) != 0);
-  CHECK(kvpool_capacity_blocks(session) > kBlocks &&
-        kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
+  CHECK(kvpool_capacity_blocks(session) > kBlocks && kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
   CHECK(!kvpool_draining(session));
 
   uint32_t tokens[kBlocks * kTokensPerBlock];
   uint8_t keys[kBlocks * KVPOOL_KEY_BYTES];
   for (uint32_t i = 0; i < kBlocks * kTokensPerBlock; ++i) tokens[i] = i;
-  CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) ==
-        KVPOOL_OK);
+  CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
   share(session, keys);
   find(session, keys);
   prune(session);

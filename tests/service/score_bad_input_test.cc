@@ -243,17 +243,5 @@ TEST_F(ServiceTest, ADeviceThatCannotScoreSaysSo) {
   EXPECT_NE(answer.message().find("mem0 maps no memory"), std::string::npos) << answer.message();
 }
 
-TEST_F(ServiceTest, SessionsOfSeveralRanksAreNotScored) {
-  StartDaemon(1, 2);
-  v1::OpenSession request = ScoredRequest();
-  request.mutable_layout()->set_block_bytes(1024);
-  request.set_ranks(2);
-  const auto engine = OpenEngine(request);
-  const BlockRef any{.id = BlockId{1}, .generation = 1};
-  const v1::OperationResult answer = engine->Do(ScoreOp({any.Pack()}));
-  EXPECT_EQ(answer.code(), kFailedPrecondition);
-  EXPECT_NE(answer.message().find("has 2 ranks"), std::string::npos) << answer.message();
-}
-
 }  // namespace
 }  // namespace kvpool
