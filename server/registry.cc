@@ -260,6 +260,20 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   return space;
 }
 
+bool Registry::OutOfTurn(const Space& space) {
+  MutexLock lock(&mu_);
+  const std::vector<size_t>& devices = space.facts.rank_devices;
+  const std::set<std::string> above = TenantsAboveShare(devices);
+  if (!above.contains(space.facts.tenant)) return false;
+  for (const auto& [key, entry] : spaces_) {
+    Space& other = *entry.space;
+    if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
+    MutexLock space_lock(&other.mu);
+    if (other.state.NeedsSlab()) return true;
+  }
+  return false;
+}
+
 std::vector<std::shared_ptr<Space>> Registry::Closing(absl::Span<const size_t> devices) {
   MutexLock lock(&mu_);
   std::vector<std::shared_ptr<Space>> closing;

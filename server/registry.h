@@ -97,6 +97,9 @@ class Registry {
   // has slabs on one of them. Null: there is none. Where room is made on devices, a tenant that has more there than
   // an equal share of what all tenants have pays first.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices);
+  // The space's tenant has more than its share of the devices it is on, and a space there of one that has not needs a
+  // slab too: what is left is not for the first.
+  bool OutOfTurn(const Space& space);
   // Spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
   // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.

@@ -150,7 +150,7 @@ TEST_F(BadInputTest, Operations) {
       {"release.blocks is 0; must be 1 to 65536", ReleaseOp({})},
       {"release.reuse is 4; must be 0 to 3",
        with(ReleaseOp({block}), [](auto* o) { o->mutable_release()->set_reuse(static_cast<v1::Reuse>(4)); })},
-      {"release.reuse is 18446744073709551615; must be 0 to 3",
+      {"release.reuse is 4294967295; must be 0 to 3",
        with(ReleaseOp({block}),
             [](auto* o) { o->mutable_release()->set_reuse(static_cast<v1::Reuse>(-1)); })},
       {"release.category is 16; must be 0 to 15",

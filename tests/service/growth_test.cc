@@ -384,6 +384,39 @@ TEST_F(GrowthTest, ATenantAboveItsShareMakesRoomFirst) {
       << "all that are idle are within their share: the longest unused";
 }
 
+TEST_F(GrowthTest, TheLastSlabIsNotForATenantAboveItsShare) {
+  StartDaemon(5);
+  const auto request = [this](const std::string& tenant, uint32_t guaranteed) {
+    v1::OpenSession open = OpenRequest();
+    open.set_tenant(tenant);
+    open.set_guaranteed_blocks(guaranteed);
+    return open;
+  };
+  const auto greedy =
+      OpenEngine(request("a_greedy", 40), "greedy");  // Three slabs, and first in every round.
+  const auto modest = OpenEngine(request("modest", 0), "modest");
+  greedy->Lease(45);
+  modest->Lease(13);  // Both are short of free blocks, and there is a slab left.
+  daemon_->HousekeepOnce();
+  Settle({greedy.get(), modest.get()});
+  EXPECT_EQ(Space(1).slabs, 3);
+  EXPECT_EQ(Space(2).slabs, 2);
+  EXPECT_EQ(greedy->LeaseAsked(5, 0).shortfall(), v1::SHORTFALL_PRESSURE) << "at once, not growing";
+}
+
+TEST_F(GrowthTest, ATenantAboveItsShareGrowsWhereNobodyElseWants) {
+  StartDaemon(5);
+  v1::OpenSession open = OpenRequest();
+  open.set_tenant("modest");
+  const auto modest = OpenEngine(open, "modest");
+  open.set_tenant("greedy");
+  open.set_guaranteed_blocks(40);
+  const auto greedy = OpenEngine(open, "greedy");
+  greedy->Lease(45);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(2).slabs, 4);
+}
+
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {
   options_.idle_space_ms = 1000;
   StartDaemon(2);

@@ -38,6 +38,8 @@ TEST_F(ScoreTest, ScoresTokensAndBlocksByPagedEvictionUnlessToldOtherwise) {
 
 TEST_F(ScoreTest, BlockScoresJoinRecencyWhereThePolicyGoesByThem) {
   const auto left = [&](const std::string& policy, bool block_scores) {
+    daemon_.reset();
+    hold_.Forget();
     options_.policy = policy;
     StartScoring(1);
     const auto engine = OpenScored();
@@ -53,7 +55,6 @@ TEST_F(ScoreTest, BlockScoresJoinRecencyWhereThePolicyGoesByThem) {
     for (int i = 0; i < 3; ++i) {
       if (engine->Match({keys[i]}).tokens() == 0) there.push_back(i);
     }
-    daemon_.reset();
     return there;
   };
   EXPECT_EQ(left("score_weighted", true), Refs{1}) << "the block of the least score";
