@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "client/release_hint.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
 
@@ -45,8 +46,9 @@ struct Command {
   std::vector<Keys> groups;  // kMatch: of each group asked. kSeal: one, whose count is of keys per block.
   std::string keys;          // Of all groups, one after another.
   std::string parent_key;
+  ReleaseHint hint;  // Of kRelease.
   uint32_t priority = 0;
-  uint64_t ttl_ms = 0;
+  uint64_t ttl_ms = 0, half_life_ms = 0;
   std::unique_ptr<v1::Operation> operation;  // kOnDevice: whole, `blocks` are those it names.
   std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
 

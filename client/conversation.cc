@@ -12,6 +12,10 @@ void SetBlocks(const std::vector<BlockRef>& refs, google::protobuf::RepeatedFiel
   for (const BlockRef ref : refs) out->AddAlreadyReserved(ref.Pack());
 }
 
+ReleaseHint HintOf(const v1::Release& release) {
+  return {.reuse = release.reuse(), .category = release.category()};
+}
+
 absl::Status StatusOf(int32_t code, const std::string& message) {
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
@@ -122,7 +126,8 @@ void Conversation::AddOperation(Batch* batch, const Command& command) {
   const int last = request.operations_size() - 1;
   // Neighbours of one kind become one operation: an engine that gives back block by block is common.
   if (command.verb == Command::Verb::kRelease && last >= 0 && request.operations(last).has_release() &&
-      request.operations(last).after() == command.after) {
+      request.operations(last).after() == command.after &&
+      HintOf(request.operations(last).release()) == command.hint) {
     SetBlocks(command.blocks, request.mutable_operations(last)->mutable_release()->mutable_blocks());
     return;
   }
@@ -154,6 +159,8 @@ void Conversation::AddOperation(Batch* batch, const Command& command) {
     }
     case Command::Verb::kRelease:
       SetBlocks(command.blocks, operation.mutable_release()->mutable_blocks());
+      operation.mutable_release()->set_reuse(command.hint.reuse);
+      operation.mutable_release()->set_category(command.hint.category);
       break;
     case Command::Verb::kRef:
       SetBlocks(command.blocks, operation.mutable_ref()->mutable_blocks());
@@ -172,6 +179,7 @@ void Conversation::AddOperation(Batch* batch, const Command& command) {
       SetBlocks(command.blocks, operation.mutable_set_retention()->mutable_blocks());
       operation.mutable_set_retention()->set_priority(command.priority);
       operation.mutable_set_retention()->set_ttl_ms(command.ttl_ms);
+      operation.mutable_set_retention()->set_half_life_ms(command.half_life_ms);
       break;
     case Command::Verb::kWarmupDone:
       operation.mutable_warmup_done();

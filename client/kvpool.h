@@ -105,6 +105,14 @@ int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count);
 int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms);
 /* Gives back one hold on each, root first. Never fails. */
 void kvpool_release(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t after);
+/* The same, saying what is expected of them; see kvpool.v1.Release. KVPOOL_INVALID_ARGUMENT: not one of these, or a
+ * category above 15, and nothing was given back. */
+#define KVPOOL_REUSE_UNSPECIFIED 0
+#define KVPOOL_REUSE_EXPECTED 1
+#define KVPOOL_REUSE_UNLIKELY 2
+#define KVPOOL_REUSE_NEVER 3
+int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks, size_t count,
+                             uint64_t after, uint32_t reuse, uint32_t category);
 
 /* ---- Keys: SHA-256 chain of prefix_hasher.h. */
 #define KVPOOL_KEY_BYTES 32
@@ -191,6 +199,9 @@ int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count
 int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, size_t count, uint32_t priority,
                          uint64_t ttl_ms);
+/* The same, and the priority comes half the way back to the default in each half-life; 0: it stays. */
+int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* blocks, size_t count,
+                                  uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms);
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms);
 
 #ifdef __cplusplus

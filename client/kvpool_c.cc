@@ -169,6 +169,13 @@ void kvpool_release(kvpool_session* session, const kvpool_block* blocks, size_t 
   session->session->Release(Refs(blocks, count), after);
 }
 
+int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks, size_t count,
+                             uint64_t after, uint32_t reuse, uint32_t category) {
+  const int named = reuse > INT32_MAX ? -1 : static_cast<int>(reuse);
+  return Answer(session->session->ReleaseWithHint(
+      Refs(blocks, count), {.reuse = static_cast<kvpool::v1::Reuse>(named), .category = category}, after));
+}
+
 int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
                        const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys) {
   if (tokens_per_block == 0) return Invalid("tokens_per_block is 0");
@@ -288,6 +295,13 @@ int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, si
                          uint64_t ttl_ms) {
   return Answer(
       session->session->SetRetention(Refs(blocks, count), priority, std::chrono::milliseconds(ttl_ms)));
+}
+
+int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* blocks, size_t count,
+                                  uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms) {
+  return Answer(session->session->SetRetention(Refs(blocks, count), priority,
+                                               std::chrono::milliseconds(ttl_ms),
+                                               std::chrono::milliseconds(half_life_ms)));
 }
 
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms) {

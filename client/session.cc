@@ -216,15 +216,20 @@ absl::StatusOr<Blocks> Session::LeaseWithin(uint32_t count, Deadline deadline) {
   return blocks;
 }
 
-void Session::Release(absl::Span<const BlockRef> blocks, uint64_t after) {
-  if (!rep_->usable()) return;
-  const uint64_t fence = rep_->FenceOf(after);
-  std::vector<BlockRef>& rest = rep_->scratch;
-  rest.clear();
-  const Magazine::PutOutcome put = rep_->magazine->Put(blocks, fence != 0, &rest);
-  if (put.refused > 0) rep_->state.refused.fetch_add(put.refused, std::memory_order_relaxed);
-  if (put.surplus) rep_->stream->Wake(StepStream::Urgency::kSoon);
-  if (!rest.empty()) rep_->QueueRelease(rest, fence);
+void Session::Release(absl::Span<const BlockRef> blocks, uint64_t after) { rep_->Release(blocks, after, {}); }
+
+absl::Status Session::ReleaseWithHint(absl::Span<const BlockRef> blocks, const ReleaseHint& hint,
+                                      uint64_t after) {
+  if (!v1::Reuse_IsValid(hint.reuse)) {
+    return absl::InvalidArgumentError(absl::StrCat("ReleaseHint.reuse is ", static_cast<int>(hint.reuse),
+                                                   "; must be 0 to ", v1::Reuse_MAX));
+  }
+  if (hint.category > ReleaseHint::kMaxCategory) {
+    return absl::InvalidArgumentError(absl::StrCat("ReleaseHint.category is ", hint.category,
+                                                   "; must be 0 to ", ReleaseHint::kMaxCategory));
+  }
+  rep_->Release(blocks, after, hint);
+  return absl::OkStatus();
 }
 
 // ---------------------------------------------------------------------------------------------- sharing
@@ -323,12 +328,13 @@ absl::Status Session::Unpin(absl::Span<const BlockRef> blocks) {
 }
 
 absl::Status Session::SetRetention(absl::Span<const BlockRef> blocks, uint32_t priority,
-                                   std::chrono::milliseconds ttl) {
+                                   std::chrono::milliseconds ttl, std::chrono::milliseconds half_life) {
   RETURN_IF_ERROR(CheckNames("SetRetention.blocks", blocks.size()));
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kSetRetention));
   command->blocks.assign(blocks.begin(), blocks.end());
   command->priority = priority;
   command->ttl_ms = static_cast<uint64_t>(ttl.count());
+  command->half_life_ms = static_cast<uint64_t>(half_life.count());
   rep_->Send(StepStream::Urgency::kSoon);
   return absl::OkStatus();
 }

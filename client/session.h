@@ -37,6 +37,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/blocks.h"
+#include "client/release_hint.h"
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
@@ -207,6 +208,10 @@ class Session {
   // Gives back one hold on each ref. Never fails and never waits; refs that are not held are counted in
   // `refused`.
   void Release(absl::Span<const BlockRef> blocks, uint64_t after = kCurrentStep);
+  // The same, saying what is expected of them: a conversation is over, a beam was pruned. INVALID_ARGUMENT, and
+  // nothing is given back: a hint that is none.
+  absl::Status ReleaseWithHint(absl::Span<const BlockRef> blocks, const ReleaseHint& hint,
+                               uint64_t after = kCurrentStep);
 
   // ---- Sharing. RESOURCE_EXHAUSTED: 1024 calls are queued already, and nothing was done.
   absl::StatusOr<PendingMatch> Match(absl::Span<const GroupKeys> groups);
@@ -219,7 +224,8 @@ class Session {
   absl::Status Pin(absl::Span<const BlockRef> blocks, std::chrono::milliseconds ttl);
   absl::Status Unpin(absl::Span<const BlockRef> blocks);
   absl::Status SetRetention(absl::Span<const BlockRef> blocks, uint32_t priority,
-                            std::chrono::milliseconds ttl);
+                            std::chrono::milliseconds ttl,
+                            std::chrono::milliseconds half_life = std::chrono::milliseconds(0));
 
   // ---- On the device: see kvpool/v1/score.proto for what each field means. client/live_sequence.h keeps a sequence's
   // blocks and keys in step with what these do to it. RESOURCE_EXHAUSTED as above. Until its answer is here, an

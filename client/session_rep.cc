@@ -189,6 +189,7 @@ bool Session::Rep::DrainOverflow() {
     if (command == nullptr) break;
     command->verb = Command::Verb::kRelease;
     command->after = overflow[sent].after;
+    command->hint = overflow[sent].hint;
     command->blocks = std::move(overflow[sent].refs);
     command->groups.clear();
     commands.Publish();
@@ -224,7 +225,7 @@ void Session::Rep::Send(StepStream::Urgency urgency) {
   stream->Wake(urgency);
 }
 
-void Session::Rep::QueueRelease(absl::Span<const BlockRef> refs, uint64_t after) {
+void Session::Rep::QueueRelease(absl::Span<const BlockRef> refs, uint64_t after, const ReleaseHint& hint) {
   // A command fits in half a batch.
   constexpr size_t kPart = Conversation::kBatchNames / 2;
   for (size_t from = 0; from < refs.size(); from += kPart) {
@@ -233,18 +234,29 @@ void Session::Rep::QueueRelease(absl::Span<const BlockRef> refs, uint64_t after)
     if (command != nullptr) {
       command->verb = Command::Verb::kRelease;
       command->after = after;
+      command->hint = hint;
       command->blocks.assign(part.begin(), part.end());
       command->groups.clear();
       Send(StepStream::Urgency::kSoon);
       continue;
     }
-    if (overflow.empty() || overflow.back().after != after ||
+    if (overflow.empty() || overflow.back().after != after || !(overflow.back().hint == hint) ||
         overflow.back().refs.size() + part.size() > kPart) {
-      overflow.push_back({.after = after, .refs = {}});
+      overflow.push_back({.after = after, .hint = hint, .refs = {}});
     }
     overflow.back().refs.insert(overflow.back().refs.end(), part.begin(), part.end());
     stream->Wake(StepStream::Urgency::kNow);
   }
+}
+
+void Session::Rep::Release(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint) {
+  if (!usable()) return;
+  const uint64_t fence = FenceOf(after);
+  scratch.clear();
+  const Magazine::PutOutcome put = magazine->Put(blocks, fence != 0, &scratch);
+  if (put.refused > 0) state.refused.fetch_add(put.refused, std::memory_order_relaxed);
+  if (put.surplus) stream->Wake(StepStream::Urgency::kSoon);
+  if (!scratch.empty()) QueueRelease(scratch, fence, hint);
 }
 
 std::shared_ptr<AnswerState> Session::Rep::NewAnswer(Session* session) {

@@ -36,7 +36,8 @@ class Session::Rep {
   absl::StatusOr<Command*> NewCommand(Command::Verb verb);
   void Send(StepStream::Urgency urgency);
   // Queues a release, now or as soon as there is room for it.
-  void QueueRelease(absl::Span<const BlockRef> refs, uint64_t after);
+  void QueueRelease(absl::Span<const BlockRef> refs, uint64_t after, const ReleaseHint& hint);
+  void Release(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint);
   // Queues what QueueRelease kept back; false: there is still no room for all.
   bool DrainOverflow();
   std::shared_ptr<AnswerState> NewAnswer(Session* session);
@@ -64,6 +65,7 @@ class Session::Rep {
   // nothing else is queued, so that no verb overtakes them.
   struct Overflow {
     uint64_t after = 0;
+    ReleaseHint hint;
     std::vector<BlockRef> refs;
   };
   std::vector<Overflow> overflow;

@@ -334,6 +334,13 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
       needs_slab = true;
     }
   }
+  if (needs_slab && budget_->Room(space->facts.rank_devices) < 2 * space->facts.geometry.slab_bytes &&
+      registry_->OutOfTurn(*space)) {
+    // It makes do with what it has, and asks again at the next round.
+    MutexLock lock(&space->mu);
+    space->state.set_may_grow(false);
+    needs_slab = false;
+  }
   if (needs_slab) {
     MutexLock growth(&space->growth_mu);
     // What it says is said already, or no news: the pool goes on at its present capacity.

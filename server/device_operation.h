@@ -110,6 +110,8 @@ struct DeviceOperation {
   v1::OperationResult result;
   std::vector<BlockRef> released;  // Holds of the session to give back: victims, sources.
   uint32_t destinations_used = 0;  // The first so many; the others go back.
+  // Of Score with block scores: where each block is among those of the sequence, for the replacement policy.
+  std::vector<float> places;
   // What Compact moves: of each row, behind the `settled` tokens at the start that stay where they are. Empty: nothing.
   std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]
   uint32_t kept_rows = 0, kept_tokens = 0, settled = 0;

@@ -155,6 +155,11 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
 }
 
 void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
+  if (operation->status.ok() && !operation->places.empty()) {
+    refs_.clear();
+    for (const uint64_t ref : operation->sequences[0].refs) refs_.push_back(BlockRef::Unpack(ref));
+    state_.pool.SetScores(now, refs_, operation->places);
+  }
   refs_.clear();
   const uint32_t used = operation->status.ok() ? operation->destinations_used : 0;
   refs_.assign(operation->destinations.begin() + used, operation->destinations.end());

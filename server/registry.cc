@@ -213,28 +213,65 @@ std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
   return nullptr;
 }
 
+std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices) {
+  std::map<std::string, uint64_t> bytes;
+  uint64_t all = 0;
+  for (const auto& [key, entry] : spaces_) {
+    Space& space = *entry.space;
+    if (!IsOn(space, devices)) continue;
+    uint64_t& of_tenant = bytes[space.facts.tenant];
+    MutexLock space_lock(&space.mu);
+    for (const SlabRow& row : space.state.slabs) {
+      of_tenant += row.bytes;
+      all += row.bytes;
+    }
+  }
+  std::set<std::string> above;
+  for (const auto& [tenant, of_tenant] : bytes) {
+    if (of_tenant > all / bytes.size()) above.insert(tenant);
+  }
+  return above;
+}
+
 std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices) {
   MutexLock lock(&mu_);
-  auto oldest = spaces_.end();
-  uint64_t oldest_ms = before_ms;
+  std::set<std::string> above;
+  if (!devices.empty()) above = TenantsAboveShare(devices);
+  auto first = spaces_.end();
+  std::pair<bool, uint64_t> first_rank(true, before_ms);  // Within its tenant's share, and last used.
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
     Space& space = *it->second.space;
     if (it->second.opening > 0) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
     MutexLock space_lock(&space.mu);
     if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;
-    if (space.state.last_used_ms < oldest_ms) {
-      oldest = it;
-      oldest_ms = space.state.last_used_ms;
+    const std::pair rank(!above.contains(space.facts.tenant), space.state.last_used_ms);
+    if (space.state.last_used_ms < before_ms && rank < first_rank) {
+      first = it;
+      first_rank = rank;
     }
   }
-  if (oldest == spaces_.end()) return nullptr;
-  std::shared_ptr<Space> space = std::move(oldest->second.space);
-  spaces_.erase(oldest);
+  if (first == spaces_.end()) return nullptr;
+  std::shared_ptr<Space> space = std::move(first->second.space);
+  spaces_.erase(first);
   closing_.push_back(space);
   MutexLock space_lock(&space->mu);
   space->state.closed = true;
   return space;
+}
+
+bool Registry::OutOfTurn(const Space& space) {
+  MutexLock lock(&mu_);
+  const std::vector<size_t>& devices = space.facts.rank_devices;
+  const std::set<std::string> above = TenantsAboveShare(devices);
+  if (!above.contains(space.facts.tenant)) return false;
+  for (const auto& [key, entry] : spaces_) {
+    Space& other = *entry.space;
+    if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
+    MutexLock space_lock(&other.mu);
+    if (other.state.NeedsSlab()) return true;
+  }
+  return false;
 }
 
 std::vector<std::shared_ptr<Space>> Registry::Closing(absl::Span<const size_t> devices) {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,8 +94,12 @@ class Registry {
   std::vector<std::shared_ptr<Space>> Spaces();
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
-  // has slabs on one of them. Null: there is none.
+  // has slabs on one of them. Null: there is none. Where room is made on devices, a tenant that has more there than
+  // an equal share of what all tenants have pays first.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices);
+  // The space's tenant has more than its share of the devices it is on, and a space there of one that has not needs a
+  // slab too: what is left is not for the first.
+  bool OutOfTurn(const Space& space);
   // Spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
   // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.
@@ -123,6 +128,9 @@ class Registry {
     uint32_t opening = 0;
   };
   void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those whose spaces on these devices have more than an equal share of what the spaces of all have.
+  std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t max_sessions_;
   Mutex mu_;

@@ -1,8 +1,11 @@
 #include "server/score_answer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "proto/support/status_macros.h"
 #include "server/budget_plan.h"
@@ -64,6 +67,23 @@ JoinedScores Join(DeviceOperation* operation, const WantedScores& wanted) {
   return joined;
 }
 
+// Of each block: 0 the least, 1 the most valuable of all; of equal scores the later block is the more valuable. A
+// score that is no number is the least.
+std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, uint32_t blocks) {
+  std::vector<std::pair<double, uint32_t>> order;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    double sum = 0;
+    for (uint32_t row = 0; row < rows; ++row) sum += scores[size_t{row} * blocks + block];
+    order.emplace_back(std::isnan(sum) ? -std::numeric_limits<double>::infinity() : sum, block);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<float> places(blocks, 0.5f);
+  for (uint32_t i = 0; i < blocks && blocks > 1; ++i) {
+    places[order[i].second] = static_cast<float>(i) / static_cast<float>(blocks - 1);
+  }
+  return places;
+}
+
 // [rows][count]; rows of heads in order, those of rank 0 first within a layer.
 absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const RowChoice& choice) {
   const SequenceWork& sequence = operation->sequences[0];
@@ -101,6 +121,9 @@ absl::Status AnswerScore(DeviceOperation* operation) {
   if (request.token_scores()) result->mutable_token_scores()->Add(joined.tokens.begin(), joined.tokens.end());
   if (request.block_scores()) result->mutable_block_scores()->Add(joined.blocks.begin(), joined.blocks.end());
   result->set_blocks_read(BlocksRead(*operation));
+  if (request.block_scores()) {
+    operation->places = PlacesByScore(joined.blocks, sequence.rows(), sequence.shape().blocks());
+  }
   return absl::OkStatus();
 }
 

@@ -84,6 +84,13 @@ absl::Status Check(const v1::Fence& fence) {
   return CheckRange("fence.step", fence.step(), 0, INT64_MAX);
 }
 
+absl::Status Check(const v1::Release& release) {
+  RETURN_IF_ERROR(CheckKnown("release", release));
+  RETURN_IF_ERROR(CheckBlocks("release.blocks", release));
+  RETURN_IF_ERROR(CheckRange("release.reuse", static_cast<uint32_t>(release.reuse()), 0, v1::Reuse_MAX));
+  return CheckRange("release.category", release.category(), 0, kMaxCategory);
+}
+
 absl::Status Check(const v1::Pin& pin) {
   RETURN_IF_ERROR(CheckKnown("pin", pin));
   RETURN_IF_ERROR(CheckBlocks("pin.blocks", pin));
@@ -94,7 +101,8 @@ absl::Status Check(const v1::SetRetention& retention) {
   RETURN_IF_ERROR(CheckKnown("set_retention", retention));
   RETURN_IF_ERROR(CheckBlocks("set_retention.blocks", retention));
   RETURN_IF_ERROR(CheckRange("set_retention.priority", retention.priority(), 0, kMaxPriority));
-  return CheckRange("set_retention.ttl_ms", retention.ttl_ms(), 1, kMaxTtlMs);
+  RETURN_IF_ERROR(CheckRange("set_retention.ttl_ms", retention.ttl_ms(), 1, kMaxTtlMs));
+  return CheckRange("set_retention.half_life_ms", retention.half_life_ms(), 0, kMaxTtlMs);
 }
 
 template <typename Verb>
@@ -177,7 +185,7 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) 
     case v1::Operation::kMatch:
       return Check(operation.match(), groups);
     case v1::Operation::kRelease:
-      return CheckNamed("release", "release.blocks", operation.release());
+      return Check(operation.release());
     case v1::Operation::kRef:
       return CheckNamed("ref", "ref.blocks", operation.ref());
     case v1::Operation::kTouch:

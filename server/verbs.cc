@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 #include "server/block_info.h"
+#include "server/replacement/policy.h"
 
 namespace kvpool {
 namespace {
@@ -70,6 +71,14 @@ v1::Shortfall WireShortfall(Shortfall shortfall) {
   return v1::SHORTFALL_NONE;
 }
 
+// REQUIRES: it is one of those there are.
+Reuse HintOf(v1::Reuse reuse) {
+  static_assert(static_cast<int>(Reuse::kExpected) == v1::REUSE_EXPECTED &&
+                static_cast<int>(Reuse::kUnlikely) == v1::REUSE_UNLIKELY &&
+                static_cast<int>(Reuse::kNever) == v1::REUSE_NEVER && v1::Reuse_MAX == v1::REUSE_NEVER);
+  return static_cast<Reuse>(reuse);
+}
+
 // Engines write dummy K and V into scratch that lies where blocks will be: until it is gone, a block that
 // they lease or match is not what they would touch.
 bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResult* result) {
@@ -95,9 +104,12 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       return Seal(session, operation.seal(), now, result->mutable_seal());
     case v1::Operation::kMatch:
       return Match(session, operation.match(), now, result);
-    case v1::Operation::kRelease:
-      state_.pool.Release(holder, now, refs_, absl::MakeSpan(verdicts_));
+    case v1::Operation::kRelease: {
+      const UseHint hint = {.reuse = HintOf(operation.release().reuse()),
+                            .category = static_cast<uint8_t>(operation.release().category())};
+      state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
       return Refuse(*session, blocks, result->mutable_release()->mutable_refused());
+    }
     case v1::Operation::kRef:
       state_.pool.Ref(holder, refs_, absl::MakeSpan(verdicts_));
       return Refuse(*session, blocks, result->mutable_ref()->mutable_refused());
@@ -110,9 +122,11 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       return result->mutable_unpin()->set_unpinned(state_.pool.Unpin(refs_));
     case v1::Operation::kSetRetention: {
       const v1::SetRetention& retention = operation.set_retention();
-      state_.pool.SetRetention(
-          now, {.priority = static_cast<uint8_t>(retention.priority()), .until = now + retention.ttl_ms()},
-          refs_, absl::MakeSpan(verdicts_));
+      state_.pool.SetRetention(now,
+                               {.priority = static_cast<uint8_t>(retention.priority()),
+                                .until = now + retention.ttl_ms(),
+                                .half_life_ms = retention.half_life_ms()},
+                               refs_, absl::MakeSpan(verdicts_));
       return Refuse(*session, blocks, result->mutable_set_retention()->mutable_refused());
     }
     case v1::Operation::kFence:

@@ -14,6 +14,7 @@
 #include "server/replacement/lru_k.h"
 #include "server/replacement/policy.h"
 #include "server/replacement/random.h"
+#include "server/replacement/retention.h"
 #include "server/replacement/s3_fifo.h"
 #include "server/replacement/score_weighted.h"
 #include "server/replacement/sieve.h"
@@ -62,6 +63,7 @@ constexpr PolicyEntry kPolicies[] = {
     {"w_tinylfu", "LRU window, and admission by past frequency", Make<WTinyLfuPolicy>},
     {"gdsf", "frequency times the cost of prefill, with ageing", Make<GdsfPolicy>},
     {"length_aware", "least frequently used, deeper in the prompt first", Make<LengthAwarePolicy>},
+    {"retention", "priorities earned by use and hints, halved with each turnover", Make<RetentionPolicy>},
     {"workload_aware", "least likely to be asked for again, by category of request",
      Make<WorkloadAwarePolicy>},
     {"score_weighted", "least recently used, block scores shifting it", Make<ScoreWeightedPolicy>},

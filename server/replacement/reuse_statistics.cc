@@ -57,7 +57,7 @@ std::optional<int> ReuseStatistics::End(uint64_t hash, uint64_t now) {
   if (!Watched(hash)) return std::nullopt;
   const uint64_t* const wait = waits_.Find(hash);
   if (wait == nullptr) return std::nullopt;
-  const auto waited = static_cast<double>(now - BeginOf(*wait));
+  const auto waited = static_cast<double>(now - std::min(now, BeginOf(*wait)));
   const size_t cls = ClassOf(*wait);
   for (Counts* c : {&classes_[cls], &all_}) {
     ++c->reused;

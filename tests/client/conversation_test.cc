@@ -20,11 +20,13 @@ class ConversationTest : public ::testing::Test {
  protected:
   void SetUp() override { conversation_.StartStream(); }
 
-  std::shared_ptr<AnswerState> Say(Command::Verb verb, std::vector<BlockRef> blocks, uint64_t after = 0) {
+  std::shared_ptr<AnswerState> Say(Command::Verb verb, std::vector<BlockRef> blocks, uint64_t after = 0,
+                                   const ReleaseHint& hint = {}) {
     Command* command = commands_.Vacant();
     EXPECT_NE(command, nullptr);
     command->verb = verb;
     command->after = after;
+    command->hint = hint;
     command->blocks = std::move(blocks);
     command->groups.clear();
     command->keys.clear();
@@ -87,6 +89,21 @@ TEST_F(ConversationTest, NeighbouringReleasesAreOneOperation) {
   EXPECT_THAT(request.operations(0).release().blocks(),
               ElementsAre(Block(1).Pack(), Block(2).Pack(), Block(3).Pack()));
   EXPECT_EQ(request.operations(1).after(), 7u);
+}
+
+TEST_F(ConversationTest, ReleasesWithOtherHintsAreNot) {
+  Introduce();
+  const ReleaseHint hints[] = {
+      {}, {.category = 3}, {.category = 3}, {.reuse = v1::REUSE_NEVER, .category = 3}, {}};
+  for (uint32_t i = 0; i < 5; ++i) Say(Command::Verb::kRelease, {Block(i + 1)}, /*after=*/0, hints[i]);
+  const v1::StepRequest request = Next();
+  ASSERT_EQ(request.operations_size(), 4);
+  EXPECT_EQ(request.operations(0).release().category(), 0u);
+  EXPECT_EQ(request.operations(1).release().category(), 3u);
+  EXPECT_EQ(request.operations(1).release().reuse(), v1::REUSE_UNSPECIFIED);
+  EXPECT_THAT(request.operations(1).release().blocks(), ElementsAre(Block(2).Pack(), Block(3).Pack()));
+  EXPECT_EQ(request.operations(2).release().reuse(), v1::REUSE_NEVER);
+  EXPECT_EQ(request.operations(3).release().reuse(), v1::REUSE_UNSPECIFIED);
 }
 
 TEST_F(ConversationTest, AFenceGoesFirst) {

@@ -57,7 +57,12 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(count == kBlocks);
   kvpool_match_free(match);
   for (int i = 0; i < kBlocks; ++i) CHECK(address_of(session, blocks[i])[kBlockBytes - 1] == 'a' + i);
-  kvpool_release(session, blocks, count, 0);
+  CHECK(kvpool_release_with_hint(session, blocks, count, 0, 4, 0) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "reuse is 4") != NULL);
+  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 1000) == KVPOOL_OK);
+  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
+  CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
 }
 
 /* Holds a sequence to a budget: opaque blocks can't be scored, and the error says so. */

@@ -243,9 +243,32 @@ TEST_F(SessionTest, PinsTouchesAndRetentionAreTaken) {
   EXPECT_TRUE(session->Touch(blocks).ok());
   EXPECT_TRUE(session->Pin(blocks, std::chrono::minutes(1)).ok());
   EXPECT_TRUE(session->SetRetention(blocks, 80, std::chrono::minutes(1)).ok());
+  EXPECT_TRUE(session->SetRetention(blocks, 80, std::chrono::minutes(1), std::chrono::seconds(5)).ok());
   EXPECT_TRUE(session->Unpin(blocks).ok());
   ASSERT_TRUE(session->Flush(Soon()).ok());
   EXPECT_EQ(session->counters().refused, 0u);
+}
+
+TEST_F(SessionTest, HintsAreTaken) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 3), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  const GroupKeys asked{.keys = KeyBytes(keys)};
+  auto hit = session->Match({&asked, 1})->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  const auto blocks = hit->groups[0].Detach();
+  const absl::Span<const BlockRef> refs = blocks;
+  session->Release(refs.subspan(0, 1), 0);
+  EXPECT_TRUE(session->ReleaseWithHint(refs.subspan(1, 1), {.category = 3}, 0).ok());
+  EXPECT_TRUE(session->ReleaseWithHint(refs.subspan(2, 1), {.reuse = v1::REUSE_NEVER}, 0).ok());
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  EXPECT_EQ(session->counters().refused, 0u);
+  const absl::Status category = session->ReleaseWithHint(refs, {.category = 16}, 0);
+  EXPECT_EQ(category.message(), "ReleaseHint.category is 16; must be 0 to 15");
+  const absl::Status reuse = session->ReleaseWithHint(refs, {.reuse = static_cast<v1::Reuse>(9)}, 0);
+  EXPECT_EQ(reuse.message(), "ReleaseHint.reuse is 9; must be 0 to 3");
 }
 
 TEST_F(SessionTest, CallersMistakesAreNamed) {

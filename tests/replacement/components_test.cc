@@ -1,6 +1,7 @@
 // What policies are made of: the heap of offers, the ghosts, the sketch.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -8,7 +9,10 @@
 #include "gtest/gtest.h"
 #include "server/replacement/frequency_sketch.h"
 #include "server/replacement/ghost_list.h"
+#include "server/replacement/lru_shadow.h"
 #include "server/replacement/offer_heap.h"
+#include "server/replacement/reuse_statistics.h"
+#include "server/replacement/turns.h"
 
 namespace kvpool {
 namespace {
@@ -85,6 +89,91 @@ TEST(FrequencySketch, NeverCountsLessUntilItIsHalved) {
   EXPECT_EQ(sketch.Count(often), FrequencySketch::kMost);
   for (int i = 0; i < 11000; ++i) sketch.Add(random());
   EXPECT_LT(sketch.Count(often), FrequencySketch::kMost) << "ten samples of 1,024 halve";
+}
+
+TEST(ReuseStatistics, CountsWhatCameBackOfEachClass) {
+  ReuseStatistics reuse(2, 1000);
+  // Of class 0 three of four return after 100, of class 1 one of four after 300. The others never do.
+  uint64_t now = 0;
+  for (uint64_t hash = 1; hash <= 8000; ++hash) {
+    const int cls = hash % 2 == 0 ? 0 : 1;
+    reuse.Begin(hash, cls, now);
+    if (cls == 0 && hash % 8 != 0) EXPECT_EQ(reuse.End(hash, now + 100), 0);
+    if (cls == 1 && hash % 8 == 1) EXPECT_EQ(reuse.End(hash, now + 300), 1);
+    now += 300;
+  }
+  EXPECT_NEAR(reuse.ShareOfBegun(0), 0.75, 0.01);
+  EXPECT_NEAR(reuse.ShareOfBegun(1), 0.25, 0.01);
+  EXPECT_NEAR(reuse.MeanWait(0), 100, 3);
+  EXPECT_NEAR(reuse.MeanWait(1), 300, 6);
+  EXPECT_EQ(reuse.ChanceOfEnded(1), 1) << "nothing was given up yet";
+  EXPECT_EQ(reuse.End(8, now), 0) << "it waits still";
+  EXPECT_EQ(reuse.End(8, now), std::nullopt);
+  reuse.GiveUp(now);
+  EXPECT_NEAR(reuse.ChanceOfEnded(0), 0.75, 0.01);
+  EXPECT_NEAR(reuse.ChanceOfEnded(1), 0.25, 0.01);
+  EXPECT_EQ(reuse.End(16, now), std::nullopt) << "given up";
+}
+
+TEST(ReuseStatistics, KnowsLittleAtFirstAndForgets) {
+  ReuseStatistics reuse(2, 1000);
+  EXPECT_EQ(reuse.ChanceOfEnded(0), 0.5);
+  EXPECT_EQ(reuse.ShareOfBegun(0), 0.5);
+  const auto live = [&reuse](uint64_t from, uint64_t to, bool returns) {
+    for (uint64_t hash = from; hash < to; ++hash) {
+      reuse.Begin(hash, 0, hash);
+      if (returns) reuse.End(hash, hash + 1);
+    }
+    reuse.GiveUp(UINT64_MAX);
+  };
+  live(0, 1000, true);
+  EXPECT_GT(reuse.ChanceOfEnded(1), 0.99) << "a class of which nothing is known is like all";
+  live(1000, 300'000, false);
+  EXPECT_LT(reuse.ChanceOfEnded(0), 0.001);
+  live(300'000, 700'000, true);
+  EXPECT_GT(reuse.ChanceOfEnded(0), 0.95) << "half is forgotten in 50,000 waits";
+}
+
+TEST(ReuseStatistics, WatchesASampleOfMany) {
+  ReuseStatistics reuse(1, 1u << 24);
+  uint64_t watched = 0;
+  constexpr uint64_t kContents = 1u << 20;
+  for (uint64_t hash = 0; hash < kContents; ++hash) {
+    reuse.Begin(hash * 0x2545f4914f6cdd1du, 0, 0);
+    watched += reuse.End(hash * 0x2545f4914f6cdd1du, 1).has_value() ? 1 : 0;
+  }
+  EXPECT_NEAR(static_cast<double>(watched), kContents / 2048.0, 100) << "one in 2^24 * 8 / 2^16";
+}
+
+TEST(LruShadow, KnowsWhatLruWouldHold) {
+  LruShadow shadow(10);
+  EXPECT_FALSE(shadow.PolicyMayChoose()) << "of nothing";
+  for (uint64_t hash = 1; hash <= 3; ++hash) shadow.OnMiss(hash);
+  // The policy drops the newest of three again and again, which LRU would have.
+  int wrong = 0;
+  while (shadow.PolicyMayChoose()) {
+    shadow.OnEvict(3);
+    shadow.OnMiss(100 + ++wrong);
+    shadow.OnEvict(100 + wrong);
+    shadow.OnMiss(3);
+    ASSERT_LT(wrong, 100);
+  }
+  EXPECT_GT(wrong, 1);
+}
+
+TEST(Turns, ARunOfInsertionsIsATurn) {
+  Turns turns;
+  const auto insert = [&turns](uint32_t block, uint32_t parent, uint8_t front) {
+    return turns.OnInsert(BlockId{block}, {.parent = BlockId{parent}}, front);
+  };
+  EXPECT_EQ(insert(1, 0, 0), 0);
+  EXPECT_EQ(insert(2, 1, 0), 0);
+  EXPECT_TRUE(turns.OnUsed(BlockId{2}));
+  EXPECT_FALSE(turns.OnUsed(BlockId{1}));
+  EXPECT_EQ(insert(3, 2, 0), 1) << "the use of 2 ended: this carries on";
+  EXPECT_EQ(insert(4, 3, 1), 1);
+  EXPECT_EQ(insert(5, 3, 1), 2) << "another branch";
+  EXPECT_EQ(insert(6, 5, 255), 255);
 }
 
 }  // namespace

@@ -92,6 +92,55 @@ class LruK : public Compared {
   std::list<std::pair<uint64_t, uint64_t>> history_;
 };
 
+class Retained : public NaivePolicy {
+ public:
+  explicit Retained(uint32_t max_blocks) : half_life_(max_blocks) {}
+  void Insert(uint32_t block, const Content&) override {
+    ++inserted_;
+    facts_[block] = {.priority = 50, .set_at = inserted_, .last_use = ++used_};
+  }
+  void Hit(uint32_t block) override {
+    Facts& f = facts_.at(block);
+    const double left = f.priority * std::exp2(-(inserted_ - f.set_at) / half_life_);
+    f.priority = static_cast<float>(std::min(100.0, left + 50));
+    f.set_at = inserted_;
+    f.said = Reuse::kUnknown;
+  }
+  void Hint(uint32_t block, const UseHint& hint) override {
+    if (hint.reuse != Reuse::kUnknown) facts_.at(block).said = hint.reuse;
+  }
+  void Used(uint32_t block) override {
+    Facts& f = facts_.at(block);
+    f.last_use = ++used_;
+    if (f.said == Reuse::kUnknown) return;
+    f.priority = f.said == Reuse::kExpected ? 100 : 1;
+    f.set_at = inserted_;
+  }
+  void Evict(uint32_t block) override { facts_.erase(block); }
+  uint32_t Victim() override {
+    const auto rank = [&](uint32_t b) {
+      const Facts& f = facts_.at(b);
+      return std::tuple(std::floor(f.set_at + half_life_ * std::log2(std::max(1.0f, f.priority))),
+                        f.last_use);
+    };
+    const auto first = std::min_element(offered.begin(), offered.end(),
+                                        [&](uint32_t a, uint32_t b) { return rank(a) < rank(b); });
+    return first == offered.end() ? 0 : *first;
+  }
+
+ private:
+  struct Facts {
+    float priority = 0;
+    double set_at = 0;
+    uint64_t last_use = 0;
+    Reuse said = Reuse::kUnknown;
+  };
+  const double half_life_;
+  std::map<uint32_t, Facts> facts_;
+  double inserted_ = 0;
+  uint64_t used_ = 0;
+};
+
 class ScoreWeighted : public Compared {
  public:
   explicit ScoreWeighted(uint32_t max_blocks) : blocks_(max_blocks) {}
@@ -572,6 +621,7 @@ std::unique_ptr<NaivePolicy> MakeNaive(std::string_view name, const PolicyOption
   if (name == "arc") return std::make_unique<Arc>();
   if (name == "s3_fifo") return std::make_unique<S3Fifo>();
   if (name == "sieve") return std::make_unique<Sieve>();
+  if (name == "retention") return std::make_unique<Retained>(options.max_blocks);
   if (name == "score_weighted") return std::make_unique<ScoreWeighted>(options.max_blocks);
   if (name == "workload_aware") return std::make_unique<WorkloadAware>(options.max_blocks);
   if (name == "succinct_discard") return std::make_unique<Succinct>(options.max_blocks, /*phases=*/false);

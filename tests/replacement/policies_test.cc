@@ -95,6 +95,9 @@ TEST(ByHand, Sieve) { EXPECT_EQ(Letters("sieve", 3).Access("abcacdefg"), "bdac")
 // a and b are in main; the window's newcomers, once each, displace neither.
 TEST(ByHand, WTinyLfu) { EXPECT_EQ(Letters("w_tinylfu", 3).Access("aaabcdefa"), "cde"); }
 
+// a has 100 after its second access. Four insertions later half is left, as much as e has, which was used later.
+TEST(ByHand, Retention) { EXPECT_EQ(Letters("retention", 3).Access("aabcdefghi"), "bcdaef"); }
+
 TEST(Random, IsFairAndOfItsSeed) {
   PolicyOptions options{.max_blocks = 9, .seed = 3};
   const auto one = *MakeReplacementPolicy("random", options);

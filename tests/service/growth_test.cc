@@ -1,4 +1,9 @@
 // Slabs: who makes them, who must map them before they count, and what happens when one can't be had.
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "server/space_geometry.h"
 #include "tests/service/service_fixture.h"
 
@@ -343,6 +348,73 @@ TEST_F(GrowthTest, ACorruptedPoolIsNeverServed) {
   daemon_->HousekeepOnce();  // Nobody wants anything of the device …
   clock_.Advance(1000);      // … and it is looked after all the same.
   EXPECT_DEATH(daemon_->HousekeepOnce(), "device mem0: DATA_LOSS: CUDA_ERROR_ECC_UNCORRECTABLE");
+}
+
+TEST_F(GrowthTest, ATenantAboveItsShareMakesRoomFirst) {
+  StartDaemon(4);
+  const auto request = [this](const std::string& tenant, const std::string& model) {
+    v1::OpenSession open = OpenRequest(model);
+    open.set_tenant(tenant);
+    return open;
+  };
+  // Four spaces of a slab each; the modest tenant's was not used for the longest time.
+  std::vector<uint64_t> spaces;
+  for (const auto& [tenant, model] : std::vector<std::pair<std::string, std::string>>{
+           {"modest", "m"}, {"greedy", "a"}, {"greedy", "b"}, {"greedy", "c"}}) {
+    const auto engine = OpenEngine(request(tenant, model));
+    engine->Seal(engine->Lease(1), Keys("x", 1));
+    spaces.push_back(engine->opened.space());
+    engine->Die();
+    clock_.Advance(10);
+  }
+  const auto left = [this] {
+    std::set<uint64_t> ids;
+    for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) ids.insert(space.space);
+    ids.erase(0);  // Of what is closed.
+    return ids;
+  };
+  const auto first = OpenEngine(request("new", "n"));
+  EXPECT_EQ(left(), (std::set<uint64_t>{spaces[0], spaces[2], spaces[3], first->opened.space()}));
+  const auto second = OpenEngine(request("new", "o"));
+  EXPECT_EQ(left(),
+            (std::set<uint64_t>{spaces[0], spaces[3], first->opened.space(), second->opened.space()}));
+  const auto third = OpenEngine(request("new", "p"));
+  EXPECT_EQ(left(), (std::set<uint64_t>{spaces[3], first->opened.space(), second->opened.space(),
+                                        third->opened.space()}))
+      << "all that are idle are within their share: the longest unused";
+}
+
+TEST_F(GrowthTest, TheLastSlabIsNotForATenantAboveItsShare) {
+  StartDaemon(5);
+  const auto request = [this](const std::string& tenant, uint32_t guaranteed) {
+    v1::OpenSession open = OpenRequest();
+    open.set_tenant(tenant);
+    open.set_guaranteed_blocks(guaranteed);
+    return open;
+  };
+  const auto greedy =
+      OpenEngine(request("a_greedy", 40), "greedy");  // Three slabs, and first in every round.
+  const auto modest = OpenEngine(request("modest", 0), "modest");
+  greedy->Lease(45);
+  modest->Lease(13);  // Both are short of free blocks, and there is a slab left.
+  daemon_->HousekeepOnce();
+  Settle({greedy.get(), modest.get()});
+  EXPECT_EQ(Space(1).slabs, 3);
+  EXPECT_EQ(Space(2).slabs, 2);
+  EXPECT_EQ(greedy->LeaseAsked(5, 0).shortfall(), v1::SHORTFALL_PRESSURE) << "at once, not growing";
+}
+
+TEST_F(GrowthTest, ATenantAboveItsShareGrowsWhereNobodyElseWants) {
+  StartDaemon(5);
+  v1::OpenSession open = OpenRequest();
+  open.set_tenant("modest");
+  const auto modest = OpenEngine(open, "modest");
+  open.set_tenant("greedy");
+  open.set_guaranteed_blocks(40);
+  const auto greedy = OpenEngine(open, "greedy");
+  greedy->Lease(45);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(2).slabs, 4);
 }
 
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {

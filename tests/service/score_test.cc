@@ -36,6 +36,32 @@ TEST_F(ScoreTest, ScoresTokensAndBlocksByPagedEvictionUnlessToldOtherwise) {
   EXPECT_NEAR(result.block_scores(1), 2, 1e-5) << "over the tokens there are";
 }
 
+TEST_F(ScoreTest, BlockScoresJoinRecencyWhereThePolicyGoesByThem) {
+  const auto left = [&](const std::string& policy, bool block_scores) {
+    daemon_.reset();
+    hold_.Forget();
+    options_.policy = policy;
+    StartScoring(1);
+    const auto engine = OpenScored();
+    const Refs blocks = LeaseWith(engine.get(), {5, 1, 3});
+    const std::vector<std::string> keys = Keys("k", 3);
+    for (int i = 0; i < 3; ++i) engine->Seal({blocks[i]}, {keys[i]});
+    v1::Operation operation = ScoreOp(blocks);
+    operation.mutable_score()->set_block_scores(block_scores);
+    EXPECT_EQ(Run(engine.get(), operation).code(), 0);
+    for (const uint64_t block : blocks) engine->Release({block});
+    engine->Lease(kScoredSlabBlocks - 2 - 2);  // All but the null block, the sink, and two of the three.
+    Refs there;
+    for (int i = 0; i < 3; ++i) {
+      if (engine->Match({keys[i]}).tokens() == 0) there.push_back(i);
+    }
+    return there;
+  };
+  EXPECT_EQ(left("score_weighted", true), Refs{1}) << "the block of the least score";
+  EXPECT_EQ(left("score_weighted", false), Refs{0}) << "the one used longest ago";
+  EXPECT_EQ(left("lru", true), Refs{0});
+}
+
 TEST_F(ScoreTest, RowsAreLayersOrPlanesIfAsked) {
   StartScoring(1);
   const auto engine = OpenScored();

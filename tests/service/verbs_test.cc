@@ -203,6 +203,42 @@ TEST_F(VerbsTest, RetentionDecidesWhoLeavesFirst) {
   EXPECT_EQ(cheap.miss(), v1::MISS_REASON_EVICTED);
 }
 
+TEST_F(VerbsTest, RetentionDecays) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  engine->Seal(blocks, {Key("dear")});
+  v1::Operation operation = RetainOp(blocks, 100, 10000);
+  operation.mutable_set_retention()->set_half_life_ms(1000);
+  EXPECT_EQ(engine->Do(operation).set_retention().refused_size(), 0);
+  const auto pinned = [&] {
+    clock_.Advance(1000);
+    daemon_->HousekeepOnce();
+    return daemon_->Snapshot().spaces.at(1).pinned;
+  };
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(pinned(), 1) << i;  // 75, 62, 56, 53, 51.
+  EXPECT_EQ(pinned(), 0);
+}
+
+TEST_F(VerbsTest, BlocksOfAPrunedBeamLeaveFirst) {
+  StartDaemon(1);  // 15 blocks, one of them the sink.
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> old = engine->Lease(1);
+  engine->Seal(old, {Key("old")});
+  engine->Release(old);
+  const std::vector<uint64_t> blocks = engine->Lease(3);
+  engine->Seal({blocks[0], blocks[1]}, {Key("prompt"), Key("pruned")});
+  engine->Seal({blocks[2]}, {Key("kept")}, Key("prompt"));
+  engine->Do(RefOp({blocks[0]}));  // Each of two beams holds the prompt.
+  v1::Operation release = ReleaseOp({blocks[0], blocks[1]});
+  release.mutable_release()->set_reuse(v1::REUSE_NEVER);
+  EXPECT_EQ(engine->Do(release).release().refused_size(), 0);
+  engine->Lease(11);
+  EXPECT_EQ(engine->Match({Key("prompt"), Key("pruned")}).tokens(), 16) << "one block";
+  EXPECT_EQ(engine->Match({Key("prompt"), Key("kept")}).tokens(), 32);
+  EXPECT_EQ(engine->Match({Key("old")}).tokens(), 16);
+}
+
 TEST_F(VerbsTest, LeaseSaysWhyItIsShort) {
   StartDaemon(1);  // 15 blocks.
   v1::OpenSession promised = OpenRequest();
