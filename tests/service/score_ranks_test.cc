@@ -34,16 +34,7 @@ class ScoreRanksTest : public ScoreTest {
   ~ScoreRanksTest() override { daemon_.reset(); }
 
   void SetUp() override {
-    options_.version = "test";
-    options_.housekeeping_thread = false;
-    options_.slab_bytes = kScoredSlabBlocks * kScoredBlockBytes;
-    options_.device_capacity_bytes.assign(kRanks, 2 * options_.slab_bytes);
-    std::vector<std::unique_ptr<Device>> devices;
-    for (DeviceHold& hold : holds_) devices.push_back(MakeHeldDevice(2 * options_.slab_bytes, &hold));
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options_, std::move(devices), &clock_);
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-
+    StartScoringOn(absl::MakeSpan(holds_), /*slabs=*/2);
     v1::OpenSession request = RequestWithHeads("ranked", kHeads);
     request.set_ranks(kRanks);
     ranked_ = OpenEngine(request, "rank 0");
