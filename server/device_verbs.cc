@@ -144,11 +144,14 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
   // One session leaves room in the queue for others.
   const size_t share = std::max<size_t>(1, runners_[0].runner->options().queue_limit / kSharesOfQueue);
   const size_t own = session->device_operations.size();
-  const absl::Status status =
-      own < share
-          ? DeviceRunner::Submit(operation)
-          : absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
-                                                      " wait for the device; limit ", share));
+  absl::Status status;
+  if (own < share) {
+    status = DeviceRunner::Submit(operation);
+  } else {
+    runners_[0].runner->CountSessionRefusal();
+    status = absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
+                                                       " wait for the device; limit ", share));
+  }
   if (status.ok()) {
     session->device_operations.push_back(std::move(operation));
   } else {
