@@ -71,6 +71,9 @@ struct AnswerState {
     for (int i = static_cast<int>(compacted.moved_from_block()); i < compacted.table_size(); ++i) {
       holds.push_back(BlockRef::Unpack(compacted.table(i)));
     }
+    for (const v1::Sequence& sequence : result.choose_episode().sequences()) {
+      for (const uint64_t ref : sequence.blocks()) holds.push_back(BlockRef::Unpack(ref));
+    }
     return holds;
   }
 

@@ -41,6 +41,23 @@ absl::StatusOr<v1::CompactResult> Take(AnswerState* state, v1::CompactResult*) {
 absl::StatusOr<v1::PlanBudgetsResult> Take(AnswerState* state, v1::PlanBudgetsResult*) {
   return std::move(*state->result.mutable_plan_budgets());
 }
+absl::StatusOr<v1::PutEpisodeResult> Take(AnswerState* state, v1::PutEpisodeResult*) {
+  return std::move(*state->result.mutable_put_episode());
+}
+absl::StatusOr<EpisodeHit> Take(AnswerState* state, EpisodeHit*) {
+  const v1::ChooseEpisodeResult& result = state->result.choose_episode();
+  EpisodeHit hit{.name = result.name(), .similarity = result.similarity()};
+  for (const v1::Sequence& sequence : result.sequences()) {
+    EpisodeTable& table = hit.tables.emplace_back();
+    table.group = sequence.group();
+    table.blocks = Blocks(state->session, sequence.blocks_size());
+    for (int i = 0; i < sequence.blocks_size(); ++i) {
+      table.blocks.slots()[i] = BlockRef::Unpack(sequence.blocks(i));
+    }
+    table.last_block_tokens = sequence.last_block_tokens();
+  }
+  return hit;
+}
 
 }  // namespace
 
@@ -79,5 +96,7 @@ template class Pending<v1::ScoreResult>;
 template class Pending<v1::PruneResult>;
 template class Pending<v1::CompactResult>;
 template class Pending<v1::PlanBudgetsResult>;
+template class Pending<v1::PutEpisodeResult>;
+template class Pending<EpisodeHit>;
 
 }  // namespace kvpool

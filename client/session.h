@@ -87,6 +87,18 @@ struct SealOutcome {
   std::vector<v1::Refusal> refused;
 };
 
+// The block set that a question is answered from, and the caller's holds on it.
+struct EpisodeTable {
+  uint32_t group = 0;
+  Blocks blocks;
+  uint32_t last_block_tokens = 0;  // 0: it is full.
+};
+struct EpisodeHit {
+  std::string name;
+  float similarity = 0;
+  std::vector<EpisodeTable> tables;
+};
+
 // An answer that is on its way. Move-only; may be dropped at any time, and then whatever holds come are given
 // back.
 template <typename Answer>
@@ -238,14 +250,18 @@ class Session {
                                                      uint64_t after = kCurrentStep);
   absl::StatusOr<Pending<v1::PlanBudgetsResult>> PlanBudgets(const v1::PlanBudgets& request,
                                                              uint64_t after = kCurrentStep);
+  // ---- Block sets under names, found again by what they are about: see v1::PutEpisode. A set holds its blocks by itself.
+  absl::StatusOr<Pending<v1::PutEpisodeResult>> PutEpisode(const v1::PutEpisode& request,
+                                                           uint64_t after = kCurrentStep);
+  absl::StatusOr<Pending<EpisodeHit>> ChooseEpisode(const v1::ChooseEpisode& request);
   // Waits until all that was queued before is answered (parked or applied).
   absl::Status Flush(Deadline deadline);
 
  private:
   class Rep;
   explicit Session(std::unique_ptr<Rep> rep);
-  absl::StatusOr<std::shared_ptr<AnswerState>> SendOnDevice(std::unique_ptr<v1::Operation> operation,
-                                                            std::vector<BlockRef> blocks, uint64_t after);
+  absl::StatusOr<std::shared_ptr<AnswerState>> SendOperation(std::unique_ptr<v1::Operation> operation,
+                                                             std::vector<BlockRef> blocks, uint64_t after);
   std::unique_ptr<Rep> rep_;
 };
 

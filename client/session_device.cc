@@ -1,4 +1,4 @@
-// Verbs that run on the device.
+// Verbs that are sent as they are: those that run on the device, and episodes.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -37,9 +37,9 @@ std::vector<BlockRef> BlocksNamedBy(const v1::PlanBudgets& request) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<AnswerState>> Session::SendOnDevice(std::unique_ptr<v1::Operation> operation,
-                                                                   std::vector<BlockRef> blocks,
-                                                                   uint64_t after) {
+absl::StatusOr<std::shared_ptr<AnswerState>> Session::SendOperation(std::unique_ptr<v1::Operation> operation,
+                                                                    std::vector<BlockRef> blocks,
+                                                                    uint64_t after) {
   const size_t names = blocks.size() + operation->ByteSizeLong() / Command::kBytesOfName;
   if (names > Conversation::kBatchNames / 2) {
     return absl::InvalidArgumentError(
@@ -62,21 +62,21 @@ absl::StatusOr<std::shared_ptr<AnswerState>> Session::SendOnDevice(std::unique_p
 absl::StatusOr<Pending<v1::ScoreResult>> Session::Score(const v1::Score& request, uint64_t after) {
   auto operation = std::make_unique<v1::Operation>();
   *operation->mutable_score() = request;
-  ASSIGN_OR_RETURN(auto answer, SendOnDevice(std::move(operation), BlocksNamedBy(request), after));
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
   return Pending<v1::ScoreResult>(std::move(answer));
 }
 
 absl::StatusOr<Pending<v1::PruneResult>> Session::Prune(const v1::Prune& request, uint64_t after) {
   auto operation = std::make_unique<v1::Operation>();
   *operation->mutable_prune() = request;
-  ASSIGN_OR_RETURN(auto answer, SendOnDevice(std::move(operation), BlocksNamedBy(request), after));
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
   return Pending<v1::PruneResult>(std::move(answer));
 }
 
 absl::StatusOr<Pending<v1::CompactResult>> Session::Compact(const v1::Compact& request, uint64_t after) {
   auto operation = std::make_unique<v1::Operation>();
   *operation->mutable_compact() = request;
-  ASSIGN_OR_RETURN(auto answer, SendOnDevice(std::move(operation), BlocksNamedBy(request), after));
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
   return Pending<v1::CompactResult>(std::move(answer));
 }
 
@@ -84,8 +84,25 @@ absl::StatusOr<Pending<v1::PlanBudgetsResult>> Session::PlanBudgets(const v1::Pl
                                                                     uint64_t after) {
   auto operation = std::make_unique<v1::Operation>();
   *operation->mutable_plan_budgets() = request;
-  ASSIGN_OR_RETURN(auto answer, SendOnDevice(std::move(operation), BlocksNamedBy(request), after));
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
   return Pending<v1::PlanBudgetsResult>(std::move(answer));
+}
+
+absl::StatusOr<Pending<v1::PutEpisodeResult>> Session::PutEpisode(const v1::PutEpisode& request,
+                                                                  uint64_t after) {
+  auto operation = std::make_unique<v1::Operation>();
+  *operation->mutable_put_episode() = request;
+  std::vector<BlockRef> blocks;
+  for (const v1::Sequence& sequence : request.sequences()) Name(sequence.blocks(), &blocks);
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), std::move(blocks), after));
+  return Pending<v1::PutEpisodeResult>(std::move(answer));
+}
+
+absl::StatusOr<Pending<EpisodeHit>> Session::ChooseEpisode(const v1::ChooseEpisode& request) {
+  auto operation = std::make_unique<v1::Operation>();
+  *operation->mutable_choose_episode() = request;
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), {}, /*after=*/0));
+  return Pending<EpisodeHit>(std::move(answer));
 }
 
 }  // namespace kvpool

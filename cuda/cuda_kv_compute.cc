@@ -390,7 +390,7 @@ absl::Status CudaKvCompute::EnqueueScore(const ScoreCall& call, Scores* scores) 
     RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(scores->blocks),
                           size_t{plan.rows} * shape.blocks() * sizeof(float), scores->blocks_at));
   }
-  if (call.output.spreads != nullptr && plan.reads_window) {
+  if (call.output.any_spreads() && plan.reads_window) {
     RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(on_device.spreads),
                           shape.planes() * sizeof(scorers::PlaneSpread), scores->spreads_at));
   }
@@ -409,9 +409,9 @@ absl::Status CudaKvCompute::TakeScores(const ScoreCall& call, const Scores& scor
   if (call.output.block_scores != nullptr) {
     std::memcpy(call.output.block_scores, blocks, size_t{plan.rows} * shape.blocks() * sizeof(float));
   }
-  if (call.output.spreads != nullptr && plan.reads_window) {
-    scorers::AddSpreads(shape, reinterpret_cast<const scorers::PlaneSpread*>(out + scores.spreads_at),
-                        call.output.spreads);
+  if (call.output.any_spreads() && plan.reads_window) {
+    scorers::TakeSpreads(shape, reinterpret_cast<const scorers::PlaneSpread*>(out + scores.spreads_at),
+                         call.output);
   }
   const VictimChoice& choice = call.choice;
   if (choice.count == 0) return absl::OkStatus();

@@ -37,6 +37,13 @@ void SetStatus(const absl::Status& status, Message* message) {
   message->set_message(status.message().data(), status.message().size());
 }
 
+// What was filled in stays if all went well.
+void Answer(const absl::Status& status, v1::OperationResult* result) {
+  if (status.ok()) return;
+  result->clear_result();
+  SetStatus(status, result);
+}
+
 absl::Status Forgotten(uint64_t sequence, uint64_t floor) {
   return absl::OutOfRangeError(
       absl::StrCat("sequence ", sequence, " is forgotten: answers through ", floor, " are gone"));
@@ -324,7 +331,15 @@ void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t
     case v1::Operation::kSetRetention:
       return verbs_.Apply(member->session, operation, now, result);
     case v1::Operation::kPlanBudgets:
-      return PlanBudgets(operation.plan_budgets(), result);
+      return Answer(PlanLayerBudgets(operation.plan_budgets(), {}, result->mutable_plan_budgets()), result);
+    case v1::Operation::kPutEpisode:
+      return Answer(
+          episodes_.Put(member->session, operation.put_episode(), now, result->mutable_put_episode()),
+          result);
+    case v1::Operation::kChooseEpisode:
+      return Answer(episodes_.Choose(member->session, operation.choose_episode(), now,
+                                     result->mutable_choose_episode()),
+                    result);
     case v1::Operation::kScore:
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
@@ -334,13 +349,6 @@ void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t
       break;
   }
   KVPOOL_CHECK(false, "verb %d was not refused", operation.verb_case());
-}
-
-void Batches::PlanBudgets(const v1::PlanBudgets& plan, v1::OperationResult* result) {
-  const absl::Status planned = PlanLayerBudgets(plan, {}, result->mutable_plan_budgets());
-  if (planned.ok()) return;
-  result->clear_result();
-  SetStatus(planned, result);
 }
 
 void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,

@@ -19,6 +19,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "server/deferred.h"
 #include "server/device_verbs.h"
+#include "server/episodes.h"
 #include "server/session.h"
 #include "server/space_state.h"
 #include "server/verbs.h"
@@ -28,7 +29,7 @@ namespace kvpool {
 class Batches {
  public:
   Batches(SpaceState* state, BlockVerbs* verbs, DeviceVerbs* device_verbs)
-      : state_(*state), verbs_(*verbs), device_verbs_(*device_verbs) {}
+      : state_(*state), verbs_(*verbs), device_verbs_(*device_verbs), episodes_(state, verbs) {}
 
   // The answer in serialised form too, where there is one already: until the member's next call.
   std::string_view Apply(Member* member, const v1::StepRequest& request, uint64_t now,
@@ -65,8 +66,6 @@ class Batches {
                  Deferred* deferred);
   void Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
              Deferred* deferred);
-  // Of statistics: a few numbers, that need no device.
-  static void PlanBudgets(const v1::PlanBudgets& plan, v1::OperationResult* result);
   void CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred);
   void SetFreeBlocks(const Session& session, v1::StepResponse* response) const;
   void RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferred* deferred);
@@ -74,6 +73,7 @@ class Batches {
   SpaceState& state_;
   BlockVerbs& verbs_;
   DeviceVerbs& device_verbs_;
+  EpisodeVerbs episodes_;
 };
 
 }  // namespace kvpool

@@ -146,18 +146,23 @@ absl::Status PlanCake(const v1::PlanBudgets& request, const ObservedAttention& o
   return absl::OkStatus();
 }
 
-absl::Status PlanD2o(const v1::PlanBudgets& request, Plan* plan) {
+absl::Status PlanD2o(const v1::PlanBudgets& request, const ObservedAttention& observed, Plan* plan) {
   const Parameters params(request);
   RETURN_IF_ERROR(params.Known({"sequence_tokens"}));
-  ASSIGN_OR_RETURN(const uint64_t tokens, params.Count("sequence_tokens", 1, kMostTokens, 0));
+  ASSIGN_OR_RETURN(const uint64_t tokens,
+                   params.Count("sequence_tokens", 1, kMostTokens, observed.sequence_tokens));
   if (tokens == 0) {
     return absl::InvalidArgumentError("plan_budgets.params: sequence_tokens is missing; d2o needs it");
   }
   plan->weights.resize(plan->budgets.size());
   const double rho =
       std::min(1.0, static_cast<double>(request.tokens_per_layer()) / static_cast<double>(tokens));
-  RETURN_IF_ERROR(scorers::D2oRatios({request.statistics().data(), plan->budgets.size()}, rho,
-                                     absl::MakeSpan(plan->weights)));
+  std::vector<double> variances(request.statistics().begin(), request.statistics().end());
+  if (!observed.densities.empty()) {
+    variances.resize(plan->budgets.size());
+    RETURN_IF_ERROR(scorers::D2oNormalise(observed.densities, observed.heads, absl::MakeSpan(variances)));
+  }
+  RETURN_IF_ERROR(scorers::D2oRatios(variances, rho, absl::MakeSpan(plan->weights)));
   // Clipping leaves the sum off what was asked for: the pool has that and no more.
   const uint64_t total = std::min(request.tokens_per_layer(), tokens) * plan->budgets.size();
   return scorers::CakeBudgets(plan->weights, total, tokens, absl::MakeSpan(plan->budgets));
@@ -184,7 +189,7 @@ absl::Status PlanBy(const v1::PlanBudgets& request, const ObservedAttention& obs
     case v1::BUDGET_METHOD_CAKE:
       return PlanCake(request, observed, plan);
     case v1::BUDGET_METHOD_D2O:
-      return PlanD2o(request, plan);
+      return PlanD2o(request, observed, plan);
     case v1::BUDGET_METHOD_EPICACHE:
       return PlanEpicache(request, plan);
     default:

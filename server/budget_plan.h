@@ -15,8 +15,11 @@ namespace kvpool {
 // What the sequences of a request said.
 struct ObservedAttention {
   absl::Span<const scorers::AttentionSpread>
-      spreads;                   // By layer, of all sequences in order. Empty: none were given.
-  uint64_t sequence_tokens = 0;  // Of the longest.
+      spreads;  // By layer, of all sequences in order. Empty: none were given.
+  absl::Span<const double>
+      densities;  // By layer and head: variances over tokens of the attention they receive.
+  absl::Span<const uint32_t> heads;  // Of each layer.
+  uint64_t sequence_tokens = 0;      // Of the longest.
   uint64_t window_tokens = 0;
 };
 

@@ -78,6 +78,7 @@ struct RankOutcome {
   std::vector<float> token_scores, block_scores;  // Rows of the rank's plan.
   std::vector<uint32_t> victims;  // Of each of those rows, where a rank can choose them alone.
   std::vector<scorers::AttentionSpread> spreads;  // By layer, of all sequences in order.
+  std::vector<double> densities;                  // By plane, likewise.
 };
 
 struct RankWork {
@@ -97,6 +98,7 @@ struct DeviceOperation {
   // Of Prune and Compact.
   scorers::Protection protection;
   std::vector<scorers::IndexRange> protect;
+  std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
 

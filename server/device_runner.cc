@@ -54,11 +54,17 @@ absl::Status DeviceRunner::Enter() {
   MutexLock lock(&mu_);
   if (stopping_) return absl::UnavailableError("the daemon shuts down");
   if (places_ >= options_.queue_limit) {
+    ++refused_for_queue_;
     return absl::ResourceExhaustedError(absl::StrCat(places_, " operations wait for device ", options_.device,
                                                      "; the limit is ", options_.queue_limit));
   }
   ++places_;
   return absl::OkStatus();
+}
+
+void DeviceRunner::CountSessionRefusal() {
+  MutexLock lock(&mu_);
+  ++refused_for_session_;
 }
 
 void DeviceRunner::Leave() {
@@ -160,6 +166,7 @@ DeviceOperationsSnapshot DeviceRunner::Snapshot() {
   snapshot.operations = operations_;
   snapshot.pruned_blocks = pruned_blocks_;
   snapshot.moved_blocks = moved_blocks_;
+  snapshot.refused = {{"queue", refused_for_queue_}, {"session", refused_for_session_}};
   snapshot.queued = places_;
   return snapshot;
 }

@@ -54,6 +54,8 @@ class DeviceRunner {
   // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no place.
   // UNAVAILABLE: one of them stops.
   static absl::Status Submit(const Operation& operation);
+  // A session had as many as it may have.
+  void CountSessionRefusal() ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceOperationsSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -86,6 +88,8 @@ class DeviceRunner {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::pair<std::string, std::string>, Histogram> seconds_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, std::string>, uint64_t> operations_ ABSL_GUARDED_BY(mu_);
+  uint64_t refused_for_queue_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t refused_for_session_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t pruned_blocks_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t moved_blocks_ ABSL_GUARDED_BY(mu_) = 0;
   std::thread thread_;  // Last: it uses all the others.

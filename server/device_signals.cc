@@ -167,6 +167,7 @@ absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWin
   relative.queries = window.queries();
   relative.q_heads = window.q_heads();
   relative.scale = window.scale();
+  relative.behind = window.behind();
   relative.head_stride_bytes = uint64_t{shape.k_head_dim} * scorers::BytesOf(relative.dtype);
   relative.query_stride_bytes = window.q_heads() * relative.head_stride_bytes;
   relative.layer_stride_bytes = window.queries() * relative.query_stride_bytes;

@@ -53,7 +53,7 @@ scorers::TokenReduction ReductionOf(v1::TokenReduction reduction) {
 template <typename Request>  // Prune or Compact.
 void SetProtection(const Request& request, const SequenceWork& work, DeviceOperation* operation) {
   operation->protection = scorers::ProtectionOf(
-      work.request.policy, work.shape(), work.signals.relative.window.queries, operation->budget_tokens);
+      work.request.policy, work.shape(), work.signals.relative.window.own_tokens(), operation->budget_tokens);
   if (request.has_protection()) {
     operation->protection = {.first_tokens = request.protection().first_tokens(),
                              .last_tokens = request.protection().last_tokens(),
@@ -63,14 +63,18 @@ void SetProtection(const Request& request, const SequenceWork& work, DeviceOpera
   for (const v1::TokenRange& range : request.protect()) {
     operation->protect.push_back({.begin = range.begin(), .end = range.end()});
   }
+  for (const v1::TokenRange& range : request.discard()) {
+    operation->discard.push_back({.begin = range.begin(), .end = range.end()});
+  }
 }
 
-template <typename Request>
-absl::Status CheckRanges(const char* verb, const Request& request, const scorers::KvShape& shape) {
-  for (const v1::TokenRange& range : request.protect()) {
+absl::Status CheckRanges(const std::string& field,
+                         const google::protobuf::RepeatedPtrField<v1::TokenRange>& ranges,
+                         const scorers::KvShape& shape) {
+  for (const v1::TokenRange& range : ranges) {
     if (range.end() <= shape.tokens) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(verb, ".protect ends at ", range.end(), "; the sequence has ", shape.tokens, " tokens"));
+        absl::StrCat(field, " ends at ", range.end(), "; the sequence has ", shape.tokens, " tokens"));
   }
   return absl::OkStatus();
 }
@@ -140,11 +144,14 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
   // One session leaves room in the queue for others.
   const size_t share = std::max<size_t>(1, runners_[0].runner->options().queue_limit / kSharesOfQueue);
   const size_t own = session->device_operations.size();
-  const absl::Status status =
-      own < share
-          ? DeviceRunner::Submit(operation)
-          : absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
-                                                      " wait for the device; limit ", share));
+  absl::Status status;
+  if (own < share) {
+    status = DeviceRunner::Submit(operation);
+  } else {
+    runners_[0].runner->CountSessionRefusal();
+    status = absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
+                                                       " wait for the device; limit ", share));
+  }
   if (status.ok()) {
     session->device_operations.push_back(std::move(operation));
   } else {
@@ -264,7 +271,8 @@ absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* 
 absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(*operation->session, prune.sequence(), &work));
-  RETURN_IF_ERROR(CheckRanges("prune", prune, work.shape()));
+  RETURN_IF_ERROR(CheckRanges("prune.protect", prune.protect(), work.shape()));
+  RETURN_IF_ERROR(CheckRanges("prune.discard", prune.discard(), work.shape()));
   RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
   // Both limits were checked: at most 65536 blocks of 4096 tokens.
@@ -297,7 +305,8 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
       while (settled < kept && positions[static_cast<int>(settled)] == settled) ++settled;
     }
   } else {
-    RETURN_IF_ERROR(CheckRanges("compact", compact, shape));
+    RETURN_IF_ERROR(CheckRanges("compact.protect", compact.protect(), shape));
+    RETURN_IF_ERROR(CheckRanges("compact.discard", compact.discard(), shape));
     RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
     operation->budget_tokens = compact.budget_tokens();
     RETURN_IF_ERROR(PlanWork({.policy = &compact.policy(),

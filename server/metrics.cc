@@ -227,6 +227,13 @@ void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
                static_cast<double>(count));
     }
   }
+  out->Counter("kvpool_device_ops_refused_total",
+               "Operations refused because too many waited, by the limit: queue (of the device) or session.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [limit, count] : device.refused) {
+      out->Add({{"device", device.device}, {"limit", limit}}, static_cast<double>(count));
+    }
+  }
   out->Gauge("kvpool_device_ops_queued", "Operations that wait for the device, the running one among them.");
   for (const Operations& device : daemon.device_operations)
     out->Add({{"device", device.device}}, device.queued);

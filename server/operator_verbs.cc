@@ -77,6 +77,7 @@ void FillSession(const SpaceState& state, const Session& session, uint64_t now, 
   info->set_parked(session.parked.size());
   info->set_ended(session.ended);
   info->set_end_reason(session.end_reason);
+  info->set_episodes(session.episodes.size());
 }
 
 }  // namespace

@@ -24,12 +24,17 @@ void AddSequence(const v1::Sequence& sequence, const v1::Signals* signals, Block
   AddData(signals->window().data(), lists);
 }
 
+// Verbs with several lists of blocks, or arrays beside them.
+bool NamesLists(v1::Operation::VerbCase verb) {
+  return IsDeviceOperation(verb) || verb == v1::Operation::kPutEpisode;
+}
+
 template <typename Visit>
 void ForEachBlock(const v1::Operation& operation, Visit visit) {
   const auto visit_list = [&visit](const google::protobuf::RepeatedField<uint64_t>& list) {
     for (const uint64_t wire : list) visit(Index(BlockRef::Unpack(wire).id));
   };
-  if (!IsDeviceOperation(operation.verb_case())) return visit_list(BlocksOf(operation));
+  if (!NamesLists(operation.verb_case())) return visit_list(BlocksOf(operation));
   for (const auto* list : BlockListsOf(operation)) visit_list(*list);
 }
 
@@ -62,6 +67,8 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
+    case v1::Operation::kPutEpisode:
+    case v1::Operation::kChooseEpisode:
     case v1::Operation::VERB_NOT_SET:
       return v1::Release::default_instance().blocks();  // None.
   }
@@ -81,12 +88,16 @@ BlockLists BlockListsOf(const v1::Operation& operation) {
       AddSequence(group.sequence(), nullptr, &lists);
       AddData(group.window().data(), &lists);
     }
+  } else if (operation.has_put_episode()) {
+    for (const v1::Sequence& sequence : operation.put_episode().sequences()) {
+      AddSequence(sequence, nullptr, &lists);
+    }
   }
   return lists;
 }
 
 size_t CountBlocks(const v1::Operation& operation) {
-  if (!IsDeviceOperation(operation.verb_case())) return BlocksOf(operation).size();
+  if (!NamesLists(operation.verb_case())) return BlocksOf(operation).size();
   size_t count = 0;
   for (const auto* list : BlockListsOf(operation)) count += list->size();
   return count;
@@ -94,7 +105,7 @@ size_t CountBlocks(const v1::Operation& operation) {
 
 size_t WeightOf(const v1::Operation& operation) {
   const size_t blocks = CountBlocks(operation);
-  if (!IsDeviceOperation(operation.verb_case())) return blocks;
+  if (!NamesLists(operation.verb_case())) return blocks;
   return blocks + operation.ByteSizeLong() / kBytesOfName;
 }
 

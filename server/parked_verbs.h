@@ -35,7 +35,7 @@ inline bool IsDeviceOperation(v1::Operation::VerbCase verb) {
 using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;
 // Of verbs with one list, or none.
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation);
-// Of device operations: sequences and what signals are read from.
+// Of device operations, sequences and what signals are read from; of put_episode, its sequences.
 BlockLists BlockListsOf(const v1::Operation& operation);
 size_t CountBlocks(const v1::Operation& operation);
 // What it counts in the bounds on what is parked: blocks, and the size of what it carries.

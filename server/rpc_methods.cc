@@ -71,6 +71,10 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
           &O::mutable_compact, &R::compact);
   AddVerb(site, daemon, "PlanBudgets", &E::RequestPlanBudgets, &v1::PlanBudgetsRequest::mutable_plan_budgets,
           &O::mutable_plan_budgets, &R::plan_budgets);
+  AddVerb(site, daemon, "PutEpisode", &E::RequestPutEpisode, &v1::PutEpisodeRequest::mutable_put_episode,
+          &O::mutable_put_episode, &R::put_episode);
+  AddVerb(site, daemon, "ChooseEpisode", &E::RequestChooseEpisode,
+          &v1::ChooseEpisodeRequest::mutable_choose_episode, &O::mutable_choose_episode, &R::choose_episode);
   AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession,
           &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
   AcceptStepCalls(site, daemon);

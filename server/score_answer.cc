@@ -85,7 +85,7 @@ std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, 
 }
 
 // [rows][count]; rows of heads in order, those of rank 0 first within a layer.
-absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const RowChoice& choice) {
+absl::StatusOr<std::vector<uint32_t>> LowestOfRows(DeviceOperation* operation, const RowChoice& choice) {
   const SequenceWork& sequence = operation->sequences[0];
   if (operation->ranks.size() == 1) return std::move(operation->ranks[0].outcome.victims);
   std::vector<uint32_t> victims;
@@ -106,6 +106,21 @@ absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const 
   std::vector<uint64_t> keys;
   RETURN_IF_ERROR(scorers::SelectRows((choice.of_tokens ? joined.tokens : joined.blocks).data(), rows,
                                       choice.marks, choice.count, &keys, absl::MakeSpan(victims)));
+  return victims;
+}
+
+// Of each row, ascending: [rows][choice.leaving()].
+absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const RowChoice& choice) {
+  std::vector<uint32_t> lowest;
+  if (choice.count > 0) {
+    ASSIGN_OR_RETURN(lowest, LowestOfRows(operation, choice));
+  }
+  if (choice.discarded.empty()) return lowest;
+  std::vector<uint32_t> victims(size_t{operation->sequences[0].rows()} * choice.leaving());
+  auto from = lowest.begin();
+  for (auto to = victims.begin(); to != victims.end(); from += choice.count) {
+    to = std::merge(from, from + choice.count, choice.discarded.begin(), choice.discarded.end(), to);
+  }
   return victims;
 }
 
@@ -131,10 +146,7 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
   const v1::Prune& request = operation->request.prune();
   const SequenceWork& sequence = operation->sequences[0];
   const KvShape& shape = sequence.shape();
-  std::vector<uint32_t> victims;
-  if (const RowChoice choice = ChoiceOf(*operation); choice.count > 0) {
-    ASSIGN_OR_RETURN(victims, Victims(operation, choice));
-  }
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, ChoiceOf(*operation)));
   v1::PruneResult* result = operation->result.mutable_prune();
   std::vector<uint32_t> kept;
   auto victim = victims.begin();
@@ -168,15 +180,15 @@ absl::Status ChooseKept(DeviceOperation* operation) {
   operation->kept_rows = 1;
   if (request.has_keep()) {
     kept.assign(request.keep().positions().begin(), request.keep().positions().end());
-  } else if (const RowChoice choice = ChoiceOf(*operation); choice.count == 0) {
+  } else if (const RowChoice choice = ChoiceOf(*operation); choice.leaving() == 0) {
     kept.resize(shape.tokens);
     std::iota(kept.begin(), kept.end(), 0);
   } else {
     ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, choice));
     operation->kept_rows = sequence.rows();
     for (uint32_t row = 0; row < operation->kept_rows; ++row) {
-      auto victim = victims.begin() + size_t{row} * choice.count;
-      const auto end = victim + choice.count;
+      auto victim = victims.begin() + size_t{row} * choice.leaving();
+      const auto end = victim + choice.leaving();
       for (uint32_t token = 0; token < shape.tokens; ++token) {
         if (victim != end && *victim == token) {
           ++victim;
@@ -238,22 +250,70 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
 }
 
 absl::Status AnswerPlanBudgets(DeviceOperation* operation) {
-  // Of all heads: sums over ranks.
-  std::vector<scorers::AttentionSpread> all = operation->ranks[0].outcome.spreads;
-  for (size_t rank = 1; rank < operation->ranks.size(); ++rank) {
-    const std::vector<scorers::AttentionSpread>& spreads = operation->ranks[rank].outcome.spreads;
-    for (size_t layer = 0; layer < all.size(); ++layer) {
-      all[layer].entropy += spreads[layer].entropy;
-      all[layer].variance += spreads[layer].variance;
-    }
-  }
-  ObservedAttention observed{.spreads = all};
+  // Of all heads: entropies and variances add up over ranks; densities are each of one head.
+  std::vector<scorers::AttentionSpread> spreads;
+  std::vector<double> densities;
+  std::vector<uint32_t> heads;
+  ObservedAttention observed;
+  size_t first_plane = 0;  // Of the sequence.
   for (const SequenceWork& sequence : operation->sequences) {
-    observed.sequence_tokens = std::max<uint64_t>(observed.sequence_tokens, sequence.shape().tokens);
-    observed.window_tokens = std::max<uint64_t>(observed.window_tokens, sequence.plan().window.queries);
+    const KvShape& shape = sequence.shape();
+    for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+      scorers::AttentionSpread all;
+      for (const RankWork& rank : operation->ranks) {
+        const scorers::AttentionSpread& own = rank.outcome.spreads[spreads.size()];
+        all.entropy += own.entropy;
+        all.variance += own.variance;
+        const auto first = rank.outcome.densities.begin() + first_plane + layer * shape.kv_heads;
+        densities.insert(densities.end(), first, first + shape.kv_heads);
+      }
+      spreads.push_back(all);
+      heads.push_back(shape.kv_heads * static_cast<uint32_t>(operation->ranks.size()));
+    }
+    first_plane += shape.planes();
+    observed.sequence_tokens = std::max<uint64_t>(observed.sequence_tokens, shape.tokens);
+    observed.window_tokens = std::max<uint64_t>(observed.window_tokens, sequence.plan().window.own_tokens());
   }
+  observed.spreads = spreads;
+  observed.densities = densities;
+  observed.heads = heads;
   return PlanLayerBudgets(operation->request.plan_budgets(), observed,
                           operation->result.mutable_plan_budgets());
+}
+
+// What is in `discard`: whole blocks of it, where blocks leave.
+std::vector<uint8_t> MarksOf(const std::vector<scorers::IndexRange>& ranges, const KvShape& shape,
+                             bool of_tokens) {
+  std::vector<uint8_t> tokens(shape.tokens);
+  for (const scorers::IndexRange& range : ranges) {
+    std::fill(tokens.begin() + range.begin, tokens.begin() + range.end, 1);
+  }
+  if (of_tokens) return tokens;
+  std::vector<uint8_t> blocks(shape.blocks());
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    const auto first = tokens.begin() + size_t{block} * shape.tokens_per_block;
+    blocks[block] = std::all_of(first, first + shape.TokensOf(block), [](uint8_t mark) { return mark != 0; });
+  }
+  return blocks;
+}
+
+// Lets those that the engine expects never to read again leave first: all of them, or the lowest among them.
+void DiscardFirst(const DeviceOperation& operation, RowChoice* choice) {
+  if (operation.discard.empty()) return;
+  const KvShape& shape = operation.sequences[0].shape();
+  const std::vector<uint8_t> discarded = MarksOf(operation.discard, shape, choice->of_tokens);
+  std::vector<uint32_t> leaving;
+  for (uint32_t i = 0; i < discarded.size(); ++i) {
+    if (discarded[i] != 0 && choice->marks[i] == 0) leaving.push_back(i);
+  }
+  const bool enough = leaving.size() >= choice->count;
+  for (uint32_t i = 0; i < discarded.size() && enough; ++i) {
+    if (discarded[i] == 0) choice->marks[i] = 1;
+  }
+  if (enough && leaving.size() > choice->count) return;  // By their scores.
+  for (const uint32_t i : leaving) choice->marks[i] = 1;
+  choice->count -= static_cast<uint32_t>(leaving.size());
+  choice->discarded = std::move(leaving);
 }
 
 }  // namespace
@@ -278,6 +338,7 @@ RowChoice ChoiceOf(const DeviceOperation& operation) {
     scorers::MarkProtectedBlocks(operation.protection, operation.protect, shape,
                                  absl::MakeSpan(choice.marks));
   }
+  DiscardFirst(operation, &choice);
   return choice;
 }
 

@@ -26,9 +26,11 @@ WantedScores WantedOf(const DeviceOperation& operation);
 
 // How many leave of each row, and which may not.
 struct RowChoice {
-  bool of_tokens = false;  // Else of blocks.
-  uint32_t count = 0;
-  std::vector<uint8_t> marks;  // Empty if none leaves.
+  bool of_tokens = false;           // Else of blocks.
+  uint32_t count = 0;               // By their scores.
+  std::vector<uint8_t> marks;       // Empty if none leaves.
+  std::vector<uint32_t> discarded;  // Leave besides, of every row, whatever their scores.
+  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
 };
 RowChoice ChoiceOf(const DeviceOperation& operation);
 

@@ -124,6 +124,7 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
   outcome->token_scores.resize(wanted.tokens ? rows * shape.tokens : 0);
   outcome->block_scores.resize(wanted.blocks ? rows * shape.blocks() : 0);
   std::vector<scorers::AttentionSpread> spreads(wanted.spreads ? shape.layers : 0);
+  std::vector<double> densities(wanted.spreads ? shape.planes() : 0);
   features_.BeginCall();
   ScoreCall call{.plan = &share.plan, .kv = share.kv};
   absl::Status status = FindFeatures(part, &outcome->blocks_read);
@@ -133,7 +134,8 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
     call.to_record = runs_;
     call.output = {.token_scores = wanted.tokens ? outcome->token_scores.data() : nullptr,
                    .block_scores = wanted.blocks ? outcome->block_scores.data() : nullptr,
-                   .spreads = wanted.spreads ? spreads.data() : nullptr};
+                   .spreads = wanted.spreads ? spreads.data() : nullptr,
+                   .densities = wanted.spreads ? densities.data() : nullptr};
     if (wanted.victims) {
       outcome->victims.resize(rows * choice.count);
       call.choice = {.of_tokens = choice.of_tokens,
@@ -145,6 +147,7 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
   }
   if (!status.ok()) features_.AbandonCall();
   outcome->spreads.insert(outcome->spreads.end(), spreads.begin(), spreads.end());
+  outcome->densities.insert(outcome->densities.end(), densities.begin(), densities.end());
   return status;
 }
 

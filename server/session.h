@@ -23,6 +23,7 @@
 #include "proto/support/block_ref.h"
 #include "server/answer_window.h"
 #include "server/daemon.h"
+#include "server/episodes.h"
 #include "server/notice_board.h"
 #include "server/parked_verbs.h"
 #include "server/pool/block_pool.h"
@@ -136,6 +137,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // Prepared and not over: they read or write its blocks, whatever became of it.
   std::vector<std::shared_ptr<DeviceOperation>> device_operations;
   uint64_t next_operation = 1;
+  EpisodeSets episodes;
   bool free_when_over = false;  // It has ended, and its blocks come free when the last of them is over.
   bool ready = false;
   bool ended = false;

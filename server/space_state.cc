@@ -121,6 +121,7 @@ void SpaceState::EndSession(Session* session, EndKind kind, const std::string& r
   session->ready = false;
   session->end_reason = reason;
   if (session->holder != kNobody) pool.EndSession(session->holder);
+  session->episodes = {};
   std::erase(pending_, session);
   v1::OperationResult aborted;
   aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));

@@ -126,6 +126,8 @@ bool MayWait(v1::Operation::VerbCase verb) {
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
+    case v1::Operation::kPutEpisode:
+    case v1::Operation::kChooseEpisode:
       return true;
     case v1::Operation::kLease:
     case v1::Operation::kMatch:
@@ -210,6 +212,10 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) 
       return ValidateCompact(operation.compact(), groups);
     case v1::Operation::kPlanBudgets:
       return ValidatePlanBudgets(operation.plan_budgets(), groups);
+    case v1::Operation::kPutEpisode:
+      return ValidatePutEpisode(operation.put_episode(), groups);
+    case v1::Operation::kChooseEpisode:
+      return ValidateChooseEpisode(operation.choose_episode());
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
       return Invalid("open_session and add_member come alone, in the first batch of a stream");

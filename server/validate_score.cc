@@ -28,6 +28,8 @@ constexpr uint32_t kMaxHiddenDim = 65536;
 constexpr uint32_t kMaxQueries = 1024;
 constexpr uint32_t kMaxQueryHeads = 65536;
 constexpr uint64_t kMaxLayerTokens = uint64_t{1} << 40;
+constexpr size_t kMaxEpisodeNameBytes = 128;
+constexpr int kMaxEmbeddingDim = 4096;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
@@ -174,16 +176,23 @@ absl::Status CheckScoring(const Request& request, uint32_t groups) {
   return Check(request.reductions());
 }
 
-template <typename Request>
-absl::Status CheckProtected(const std::string& verb, const Request& request) {
-  RETURN_IF_ERROR(CheckRange(verb + ".protect", request.protect_size(), 0, kMaxRanges));
-  for (const v1::TokenRange& range : request.protect()) {
-    RETURN_IF_ERROR(CheckKnown("protect", range));
+absl::Status CheckRanges(const std::string& field,
+                         const google::protobuf::RepeatedPtrField<v1::TokenRange>& ranges) {
+  RETURN_IF_ERROR(CheckRange(field, ranges.size(), 0, kMaxRanges));
+  for (const v1::TokenRange& range : ranges) {
+    RETURN_IF_ERROR(CheckKnown(field, range));
     if (range.begin() >= range.end()) {
       return Invalid(
-          absl::StrCat(verb, ".protect begins at ", range.begin(), "; must be below its end, ", range.end()));
+          absl::StrCat(field, " begins at ", range.begin(), "; must be below its end, ", range.end()));
     }
   }
+  return absl::OkStatus();
+}
+
+template <typename Request>
+absl::Status CheckProtected(const std::string& verb, const Request& request) {
+  RETURN_IF_ERROR(CheckRanges(verb + ".protect", request.protect()));
+  RETURN_IF_ERROR(CheckRanges(verb + ".discard", request.discard()));
   const v1::Protection& protection = request.protection();
   RETURN_IF_ERROR(CheckKnown("protection", protection));
   for (const auto& [field, value] : {std::pair("first_tokens", protection.first_tokens()),
@@ -191,6 +200,24 @@ absl::Status CheckProtected(const std::string& verb, const Request& request) {
                                      std::pair("first_blocks", protection.first_blocks()),
                                      std::pair("last_blocks", protection.last_blocks())}) {
     RETURN_IF_ERROR(CheckRange(absl::StrCat("protection.", field), value, 0, kMaxTokens));
+  }
+  return absl::OkStatus();
+}
+
+// Groups behind each other; *before: the last one's, -1 in front of the first.
+absl::Status CheckAscending(const char* field, uint32_t group, int* before) {
+  if (static_cast<int>(group) <= *before) {
+    return Invalid(
+        absl::StrCat(field, " has group ", group, " behind ", *before, "; groups must be ascending"));
+  }
+  *before = static_cast<int>(group);
+  return absl::OkStatus();
+}
+
+absl::Status CheckEmbedding(const char* field, const RepeatedField<float>& values) {
+  RETURN_IF_ERROR(CheckRange(field, values.size(), 1, kMaxEmbeddingDim));
+  for (const float value : values) {
+    if (!std::isfinite(value)) return Invalid(absl::StrCat(field, " has ", value, "; must be finite"));
   }
   return absl::OkStatus();
 }
@@ -205,8 +232,9 @@ absl::Status CheckKeep(const v1::Compact& compact) {
                                 "; must be ascending"));
   }
   if (compact.has_policy() || compact.has_signals() || compact.has_reductions() || compact.has_protection() ||
-      !compact.protect().empty() || compact.scope() != v1::SCOPE_UNSPECIFIED) {
-    return Invalid("compact has keep: policy, signals, reductions, scope and protection must not be set");
+      !compact.protect().empty() || !compact.discard().empty() || compact.scope() != v1::SCOPE_UNSPECIFIED) {
+    return Invalid(
+        "compact has keep: policy, signals, reductions, scope, protection and discard must not be set");
   }
   return absl::OkStatus();
 }
@@ -264,8 +292,11 @@ absl::Status ValidatePlanBudgets(const v1::PlanBudgets& plan, uint32_t groups) {
   RETURN_IF_ERROR(CheckRange("plan_budgets.statistics", plan.statistics_size(), 0, 2048));
   RETURN_IF_ERROR(CheckRange("plan_budgets.sequences", plan.sequences_size(), 0, kMaxGroups));
   if (plan.sequences().empty()) return absl::OkStatus();
-  if (plan.method() != v1::BUDGET_METHOD_CAKE || !plan.statistics().empty()) {
-    return Invalid("plan_budgets.sequences: only BUDGET_METHOD_CAKE takes them, and in place of statistics");
+  const bool observes = plan.method() == v1::BUDGET_METHOD_CAKE || plan.method() == v1::BUDGET_METHOD_D2O;
+  if (!observes || !plan.statistics().empty()) {
+    return Invalid(
+        "plan_budgets.sequences: only BUDGET_METHOD_CAKE and BUDGET_METHOD_D2O take them, and in place of "
+        "statistics");
   }
   int before = -1;
   for (const v1::GroupSequence& group : plan.sequences()) {
@@ -273,13 +304,40 @@ absl::Status ValidatePlanBudgets(const v1::PlanBudgets& plan, uint32_t groups) {
     RETURN_IF_ERROR(CheckKnown("plan_budgets.sequences", group));
     RETURN_IF_ERROR(Check(group.sequence(), groups, &named));
     RETURN_IF_ERROR(Check(group.window(), &named));
-    if (static_cast<int>(group.sequence().group()) <= before) {
-      return Invalid(absl::StrCat("plan_budgets.sequences has group ", group.sequence().group(), " behind ",
-                                  before, "; groups must be ascending"));
-    }
-    before = static_cast<int>(group.sequence().group());
+    RETURN_IF_ERROR(CheckAscending("plan_budgets.sequences", group.sequence().group(), &before));
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidatePutEpisode(const v1::PutEpisode& put, uint32_t groups) {
+  RETURN_IF_ERROR(CheckKnown("put_episode", put));
+  RETURN_IF_ERROR(CheckSize("put_episode.name", put.name(), 1, kMaxEpisodeNameBytes));
+  RETURN_IF_ERROR(CheckRange("put_episode.sequences", put.sequences_size(), 0, kMaxGroups));
+  if (put.sequences().empty()) {
+    return put.centroid().empty() ? absl::OkStatus()
+                                  : Invalid("put_episode removes a set: centroid must be empty");
+  }
+  RETURN_IF_ERROR(CheckEmbedding("put_episode.centroid", put.centroid()));
+  NamedBlocks named;
+  int before = -1;
+  for (const v1::Sequence& sequence : put.sequences()) {
+    RETURN_IF_ERROR(Check(sequence, groups, &named));
+    if (sequence.fresh()) return Invalid("put_episode.sequences.fresh must not be set");
+    RETURN_IF_ERROR(CheckAscending("put_episode.sequences", sequence.group(), &before));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateChooseEpisode(const v1::ChooseEpisode& choose) {
+  RETURN_IF_ERROR(CheckKnown("choose_episode", choose));
+  RETURN_IF_ERROR(CheckSize("choose_episode.name", choose.name(), 0, kMaxEpisodeNameBytes));
+  if (choose.name().empty() == choose.embedding().empty()) {
+    return Invalid(absl::StrCat("choose_episode has a name of ", choose.name().size(),
+                                " bytes and an embedding of ", choose.embedding_size(),
+                                " numbers; must have one of the two"));
+  }
+  return choose.embedding().empty() ? absl::OkStatus()
+                                    : CheckEmbedding("choose_episode.embedding", choose.embedding());
 }
 
 }  // namespace kvpool

@@ -14,6 +14,8 @@ absl::Status ValidateScore(const v1::Score& score, uint32_t groups);
 absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups);
 absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups);
 absl::Status ValidatePlanBudgets(const v1::PlanBudgets& plan, uint32_t groups);
+absl::Status ValidatePutEpisode(const v1::PutEpisode& put, uint32_t groups);
+absl::Status ValidateChooseEpisode(const v1::ChooseEpisode& choose);
 
 }  // namespace kvpool
 

@@ -138,6 +138,8 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
+    case v1::Operation::kPutEpisode:
+    case v1::Operation::kChooseEpisode:
     case v1::Operation::VERB_NOT_SET:
       break;
   }

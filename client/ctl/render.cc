@@ -174,14 +174,14 @@ std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPo
 std::string RenderSessions(const v1::ListSessionsResponse& sessions) {
   if (sessions.sessions().empty()) return "No sessions.\n";
   Table table({">SESSION", ">SPACE", "TENANT", "CLIENT", ">LEASED", ">REFERENCED", ">CHARGED", ">GUARANTEED",
-               ">MAX", ">PARKED", "STATE"});
+               ">MAX", ">PARKED", ">EPISODES", "STATE"});
   Table members({">SESSION", ">MEMBER", ">PID", ">UID", "ROLE", "ALIVE", ">FENCE", ">UNACKED SLABS", ">IDLE",
                  "CLIENT"});
   for (const v1::SessionInfo& session : sessions.sessions()) {
     table.Add({absl::StrCat(session.session()), absl::StrCat(session.space()), session.tenant(),
                session.client_name(), HumanCount(session.leased()), HumanCount(session.referenced()),
                HumanCount(session.charged()), HumanCount(session.guaranteed()), Limit(session.max_blocks()),
-               HumanCount(session.parked()),
+               HumanCount(session.parked()), absl::StrCat(session.episodes()),
                session.ended() ? absl::StrCat("ended: ", session.end_reason()) : "open"});
     for (const v1::MemberInfo& member : session.members()) {
       members.Add({absl::StrCat(session.session()), absl::StrCat(member.member()),

@@ -106,8 +106,9 @@ absl::StatusOr<Choice> Prune(const Problem& problem, const BoundPolicy& policy, 
   ASSIGN_OR_RETURN(choice.scores, Score(problem, policy, options));
   Chosen chosen{.count = scorers::BlocksOverBudget(shape, budget),
                 .marks = std::vector<uint8_t>(shape.blocks())};
-  scorers::MarkProtectedBlocks(scorers::ProtectionOf(policy, shape, problem.signals().window.queries, budget),
-                               {}, shape, absl::MakeSpan(chosen.marks));
+  scorers::MarkProtectedBlocks(
+      scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
+      absl::MakeSpan(chosen.marks));
   RETURN_IF_ERROR(Choose(choice.scores.blocks, chosen, &choice));
   return choice;
 }
@@ -120,8 +121,9 @@ absl::StatusOr<Choice> Compact(const Problem& problem, const BoundPolicy& policy
   ASSIGN_OR_RETURN(choice.scores, Score(problem, policy, options));
   Chosen chosen{.count = scorers::TokensOverBudget(policy, shape, budget),
                 .marks = std::vector<uint8_t>(shape.tokens)};
-  scorers::MarkProtectedTokens(scorers::ProtectionOf(policy, shape, problem.signals().window.queries, budget),
-                               {}, shape, absl::MakeSpan(chosen.marks));
+  scorers::MarkProtectedTokens(
+      scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
+      absl::MakeSpan(chosen.marks));
   RETURN_IF_ERROR(Choose(choice.scores.tokens, chosen, &choice));
   return choice;
 }

@@ -205,9 +205,9 @@ absl::StatusOr<std::string> RunEpisodes(const Tensors& tensors) {
       {"prompts", JsonRows(episodes.prompts)},
       {"centroids", JsonRows(episodes.centroids, count)}};
   if (const Tensor* const question = tensors.Find("question"); question != nullptr) {
-    ASSIGN_OR_RETURN(const uint32_t nearest,
+    ASSIGN_OR_RETURN(const scorers::NearEpisode nearest,
                      scorers::NearestEpisode({.values = episodes.centroids, .dim = dim}, question->values));
-    members.emplace_back("nearest", absl::StrCat(nearest));
+    members.emplace_back("nearest", absl::StrCat(nearest.episode));
   }
   return JsonObject(members);
 }

@@ -24,7 +24,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMostDimensions = 8;
 
-// JSON has no such numbers: "NaN", "Infinity" and "-Infinity" as strings, as several libraries write them.
+// JSON has no such numbers: some libraries write "NaN", "Infinity" and "-Infinity" as strings, others (Python's) without the
+// quotes, which QuoteConstants then adds.
 bool NumberOf(const Json& json, double* value) {
   if (json.is_number()) return *value = json.get<double>(), true;
   if (json.is_boolean()) return *value = json.get<bool>() ? 1 : 0, true;
@@ -34,6 +35,32 @@ bool NumberOf(const Json& json, double* value) {
   if (text == "Infinity") return *value = HUGE_VAL, true;
   if (text == "-Infinity") return *value = -HUGE_VAL, true;
   return false;
+}
+
+std::string QuoteConstants(const std::string& text) {
+  std::string quoted;
+  quoted.reserve(text.size());
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\' && i + 1 < text.size()) {
+      quoted += c;
+      quoted += text[++i];
+      continue;
+    }
+    if (c == '"') in_string = !in_string;
+    size_t length = 0;
+    for (const absl::string_view name : {"NaN", "Infinity", "-Infinity"}) {
+      if (!in_string && absl::string_view(text).substr(i, name.size()) == name) length = name.size();
+    }
+    if (length == 0) {
+      quoted += c;
+      continue;
+    }
+    absl::StrAppend(&quoted, "\"", absl::string_view(text).substr(i, length), "\"");
+    i += length - 1;
+  }
+  return quoted;
 }
 
 // Appends the numbers of nested lists; false if they are not a box of numbers.
@@ -159,7 +186,7 @@ absl::StatusOr<Tensors> ParseSafetensors(const std::string& bytes) {
 absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& policy) {
   Json json;
   try {
-    json = Json::parse(text);
+    json = Json::parse(QuoteConstants(text));
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -162,14 +162,25 @@ absl::Status D2oDensity(absl::Span<const double> column_sums, uint64_t layers, u
           absl::StrCat("column sums of layer ", plane / heads, " are not finite"));
     }
   }
+  return D2oNormalise(variances, std::vector<uint32_t>(layers, static_cast<uint32_t>(heads)),
+                      normalised_variance);
+}
+
+absl::Status D2oNormalise(absl::Span<const double> variances, absl::Span<const uint32_t> heads,
+                          absl::Span<double> normalised_variance) {
+  RETURN_IF_ERROR(CheckLayers("layers", heads.size(), normalised_variance.size()));
+  if (std::accumulate(heads.begin(), heads.end(), uint64_t{0}) != variances.size() || variances.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(variances.size(), " variances, not one a head"));
+  }
   const auto [least, most] = std::minmax_element(variances.begin(), variances.end());
   const double range = *most - *least;
-  for (uint64_t layer = 0; layer < layers; ++layer) {
+  const double* variance = variances.data();
+  for (size_t layer = 0; layer < heads.size(); ++layer) {
     double sum = 0;
-    for (uint64_t head = 0; head < heads; ++head) {
-      sum += range > 0 ? (variances[layer * heads + head] - *least) / range : 0;
+    for (uint32_t head = 0; head < heads[layer]; ++head) {
+      sum += range > 0 ? (*variance++ - *least) / range : 0;
     }
-    normalised_variance[layer] = sum / static_cast<double>(heads);
+    normalised_variance[layer] = sum / heads[layer];
   }
   return absl::OkStatus();
 }

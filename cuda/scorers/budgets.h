@@ -50,6 +50,9 @@ absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_to
 // layer, which says nothing of a layer with one head); the mean over a layer's heads.
 absl::Status D2oDensity(absl::Span<const double> column_sums, uint64_t layers, uint64_t heads,
                         absl::Span<double> normalised_variance);
+// The same from the variance of each head; `heads` of each layer, one layer after the other.
+absl::Status D2oNormalise(absl::Span<const double> variances, absl::Span<const uint32_t> heads,
+                          absl::Span<double> normalised_variance);
 absl::Status D2oRatios(absl::Span<const double> normalised_variance, double rho, absl::Span<double> ratios);
 
 // EpiCache (arXiv 2509.17396): w = (1 - minmax(sensitivity))^power, budget = average * layers * w / sum w, at

@@ -38,7 +38,7 @@ struct Cake {
     }
     team.Sync();
     PoolBeforeWindow(team, static_cast<Pooling>(params.Int(kPooling)), params.Int(kKernel), plane.scratch,
-                     plane.window_queries, plane.tokens, scores);
+                     plane.window_tokens, plane.tokens, scores);
   }
 };
 

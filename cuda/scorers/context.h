@@ -12,10 +12,11 @@
 
 namespace kvpool::scorers {
 
-// What one plane's part of the query window says in all: for budgets over layers (CAKE).
+// What one plane's part of the query window says in all: for budgets over layers (CAKE, D2O).
 struct PlaneSpread {
   double entropy = 0;   // -sum A ln(A + 1e-10) over query heads, queries and the keys before the window.
   double variance = 0;  // Sum over query heads and those keys of the unbiased variance over queries.
+  double density = 0;   // Unbiased variance over all tokens of window_mean.
 };
 
 // Pointers are null where the policy needs no such thing. "[plane][tokens]" arrays are in the workspace.
@@ -88,6 +89,7 @@ struct ScoreContext {
     plane.window_peak = window_peak != nullptr ? own(window_peak) : given(signals.window_peak);
     plane.window_latest = window_latest != nullptr ? own(window_latest) : given(signals.window_latest);
     plane.window_queries = signals.window.queries;
+    plane.window_tokens = signals.window.own_tokens();
     plane.queries = queries == nullptr ? nullptr : queries + QueryFloats() * plane_index;
     plane.group = signals.window.q_heads / kv.shape.kv_heads;
     plane.host = own(host_scores);

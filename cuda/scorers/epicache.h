@@ -1,7 +1,7 @@
 // EpiCache: a token's largest attention from an episode's patched prompt, over its queries and the GQA group.
 //
 // The engine runs the patched prompt (instruction and episode text) without caching it and writes each token's peak,
-// or hands its queries as a window. Which episode answers a question is the caller's to choose.
+// or hands its queries as a window behind the sequence. Which episode answers a question: episodes.h.
 #ifndef KVPOOL_CUDA_SCORERS_EPICACHE_H_
 #define KVPOOL_CUDA_SCORERS_EPICACHE_H_
 

@@ -169,7 +169,7 @@ absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeO
   return episodes;
 }
 
-absl::StatusOr<uint32_t> NearestEpisode(const Embeddings& centroids, absl::Span<const double> question) {
+absl::StatusOr<NearEpisode> NearestEpisode(const Embeddings& centroids, absl::Span<const double> question) {
   RETURN_IF_ERROR(CheckEmbeddings("centroids", centroids));
   RETURN_IF_ERROR(CheckEmbeddings("question", {.values = question, .dim = question.size()}));
   if (question.size() != centroids.dim) {
@@ -179,13 +179,12 @@ absl::StatusOr<uint32_t> NearestEpisode(const Embeddings& centroids, absl::Span<
   const auto dot = [](absl::Span<const double> a, absl::Span<const double> b) {
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
   };
-  uint32_t nearest = 0;
-  double most = -std::numeric_limits<double>::infinity();
+  NearEpisode nearest = {.cosine = -std::numeric_limits<double>::infinity()};
   for (uint32_t episode = 0; episode < centroids.rows(); ++episode) {
     const absl::Span<const double> centroid = centroids.Row(episode);
     const double lengths = std::sqrt(dot(centroid, centroid)) * std::sqrt(dot(question, question));
     const double cosine = lengths > 0 ? dot(centroid, question) / lengths : 0;
-    if (cosine > most) most = cosine, nearest = episode;
+    if (cosine > nearest.cosine) nearest = {.episode = episode, .cosine = cosine};
   }
   return nearest;
 }

@@ -39,7 +39,11 @@ struct Episodes {
 absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeOptions& options);
 
 // The episode whose centroid has the largest cosine with the question; the lowest of several, and of nothing but zeros.
-absl::StatusOr<uint32_t> NearestEpisode(const Embeddings& centroids, absl::Span<const double> question);
+struct NearEpisode {
+  uint32_t episode = 0;
+  double cosine = 0;
+};
+absl::StatusOr<NearEpisode> NearestEpisode(const Embeddings& centroids, absl::Span<const double> question);
 
 }  // namespace kvpool::scorers
 

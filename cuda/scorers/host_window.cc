@@ -368,7 +368,7 @@ KVPOOL_INLINE void AttendRows(const WindowPass& pass, const Scratch& scratch, do
   using OneChunk = Chunk<kLanes, kVectors, kTokens>;
   const ScoreContext& c = *pass.context;
   const uint32_t queries = c.signals.window.queries, all = c.group() * queries;
-  const uint32_t before_window = c.shape().tokens - queries;
+  const uint32_t before_window = c.shape().tokens - c.signals.window.own_tokens();
   const uint32_t chunk_rows =
       queries < OneChunk::kRows ? OneChunk::kRows / queries * queries : OneChunk::kRows;
   for (uint32_t first = 0; first < all;) {
@@ -405,10 +405,18 @@ KVPOOL_INLINE void Attend(const WindowPass& pass) {
   } else {
     AttendRows<kLanes, kVectors, kTokens>(pass, scratch, &spread.entropy);
   }
-  for (uint32_t t = 0; t + queries < tokens; ++t) {
+  for (uint32_t t = 0; t + c.signals.window.own_tokens() < tokens; ++t) {
     const float variance = c.window_variance[own + t];
     if (variance == variance) spread.variance += double{variance} * c.group();
   }
+  double sum = 0, squares = 0;
+  for (uint32_t t = 0; t < tokens; ++t) {
+    const double mean = double{c.window_mean[own + t]};
+    if (mean != mean) continue;
+    sum += mean;
+    squares += mean * mean;
+  }
+  spread.density = VarianceOf(sum, squares, tokens);
   c.spreads[pass.plane] = spread;
 }
 

@@ -103,6 +103,7 @@ struct Plane {
   const float* window_peak = nullptr;
   const float* window_latest = nullptr;
   uint32_t window_queries = 0;
+  uint32_t window_tokens = 0;  // Of the sequence, at its end, that the queries are those of.
   // The window's queries, scaled: [query head of the group][query][k_head_dim]; null if only what it says is given.
   const float* queries = nullptr;
   uint32_t group = 0;           // Query heads.

@@ -107,7 +107,7 @@ void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::by
     ReduceRows(plan, shape.kv_heads, context.plane_scores, shape.tokens, rows, workers);
   }
   if (output.block_scores != nullptr) ScoreBlockRows(plan, context, rows, output.block_scores, workers);
-  if (output.spreads != nullptr && plan.reads_window) AddSpreads(shape, context.spreads, output.spreads);
+  if (output.any_spreads() && plan.reads_window) TakeSpreads(shape, context.spreads, output);
 }
 
 }  // namespace kvpool::scorers

@@ -75,6 +75,8 @@ struct ScoreOutput {
   float* block_scores = nullptr;  // [rows][blocks]
   // [layers]: of the query window, added up over heads; only where one is read.
   AttentionSpread* spreads = nullptr;
+  double* densities = nullptr;  // [planes]: PlaneSpread::density, likewise.
+  bool any_spreads() const { return spreads != nullptr || densities != nullptr; }
 };
 
 // The records of blocks [first, first + count) of the sequence: one pass over their K and V.
@@ -92,8 +94,8 @@ size_t HostWorkspaceBytes(const ScorePlan& plan, uint32_t workers);
 // layer. REQUIRES: scope is not kHead.
 PlaneReductions ReductionsOf(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items,
                              uint32_t row, float* rows);
-// The spreads of planes, added up over the heads of each layer.
-void AddSpreads(const KvShape& shape, const PlaneSpread* planes, AttentionSpread* layers);
+// What planes say to output.spreads, added up over the heads of each layer, and to output.densities.
+void TakeSpreads(const KvShape& shape, const PlaneSpread* planes, const ScoreOutput& output);
 
 // Any output may be null. REQUIRES: workspace of plan.workspace_bytes, aligned to 64.
 void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::byte> workspace,

@@ -29,7 +29,7 @@ absl::Status CheckShape(const KvShape& shape) {
 
 absl::Status CheckWindow(const QueryWindow& window, const KvShape& shape) {
   RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMostQueries));
-  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
+  if (!window.behind) RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
   if (window.data == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, 65536));
   if (window.q_heads % shape.kv_heads == 0) return absl::OkStatus();
@@ -197,9 +197,11 @@ PlaneReductions ReductionsOf(const ScorePlan& plan, uint32_t heads, const float*
           .row = rows + row * items};
 }
 
-void AddSpreads(const KvShape& shape, const PlaneSpread* planes, AttentionSpread* layers) {
+void TakeSpreads(const KvShape& shape, const PlaneSpread* planes, const ScoreOutput& output) {
   for (uint32_t plane = 0; plane < shape.planes(); ++plane) {
-    AttentionSpread& spread = layers[plane / shape.kv_heads];
+    if (output.densities != nullptr) output.densities[plane] = planes[plane].density;
+    if (output.spreads == nullptr) continue;
+    AttentionSpread& spread = output.spreads[plane / shape.kv_heads];
     if (plane % shape.kv_heads == 0) spread = {};
     spread.entropy += planes[plane].entropy;
     spread.variance += planes[plane].variance;

@@ -93,7 +93,7 @@ absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t
                           protected_marks.size(), count);
 }
 
-Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_tokens,
                         uint32_t budget_tokens) {
   const PolicyFacts& facts = policy.facts();
   Protection protection;
@@ -105,7 +105,7 @@ Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_
     if (host.protect != nullptr) protection = host.protect(policy.host_params, shape, budget_tokens);
     window = window || host.protect_window;
   }
-  if (window) protection.last_tokens = std::max(protection.last_tokens, window_queries);
+  if (window) protection.last_tokens = std::max(protection.last_tokens, window_tokens);
   return protection;
 }
 

@@ -42,7 +42,7 @@ absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uin
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count);
 
 // What the policy protects, its query window included, given `budget_tokens`.
-Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_queries,
+Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_tokens,
                         uint32_t budget_tokens);
 
 // How many tokens leave when a sequence is compacted to `budget_tokens`, and how many full blocks leave when it

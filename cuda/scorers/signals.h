@@ -33,7 +33,11 @@ struct QueryWindow {
   uint64_t layer_stride_bytes = 0;
   uint64_t query_stride_bytes = 0;
   uint64_t head_stride_bytes = 0;
-  float scale = 0;  // Of the logits; 0: 1 / sqrt(k_head_dim).
+  float scale = 0;      // Of the logits; 0: 1 / sqrt(k_head_dim).
+  bool behind = false;  // Of a prompt that is not in the sequence: each query sees all of its keys.
+
+  // How many of the sequence's last tokens the queries are those of.
+  KVPOOL_HOST_DEVICE uint32_t own_tokens() const { return behind ? 0 : queries; }
 };
 
 struct Signals {

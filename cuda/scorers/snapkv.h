@@ -34,7 +34,7 @@ struct Snapkv {
   KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
                                        float* scores) {
     PoolBeforeWindow(team, static_cast<Pooling>(params.Int(kPooling)), params.Int(kKernel), plane.window_mean,
-                     plane.window_queries, plane.tokens, scores);
+                     plane.window_tokens, plane.tokens, scores);
   }
 };
 

@@ -32,8 +32,9 @@ KVPOOL_HOST_DEVICE void LoadQueries(const Team& team, const ScoreContext& c, uin
   team.Sync();
 }
 
-// Query w of the window stands at tokens - queries + w: the keys it sees.
+// Query w of the window stands at tokens - queries + w, or behind the sequence: the keys it sees.
 KVPOOL_HOST_DEVICE inline uint32_t KeysSeen(const ScoreContext& c, uint32_t query) {
+  if (c.signals.window.behind) return c.shape().tokens;
   const uint32_t after = c.signals.window.queries - 1 - query;
   return c.shape().tokens > after ? c.shape().tokens - after : 0;
 }
@@ -74,6 +75,13 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreCon
   team.Sync();
 }
 
+// Unbiased, of `count` numbers of which the sum is `sum` and that of their squares `squares`.
+KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t count) {
+  if (count < 2) return 0;
+  const double apart = squares - sum * sum / count;
+  return apart > 0 ? apart / (count - 1) : 0;
+}
+
 // Mean, unbiased variance (Welford's), maximum and the newest query's attention of each token, each the mean over
 // the group; and the plane's spread over the keys before the window.
 template <KvDtype dtype, typename Team>
@@ -82,9 +90,9 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
   const uint32_t queries = c.signals.window.queries, group = c.group(), tokens = c.shape().tokens;
   const float* const lse = c.lse + uint64_t{plane} * group * queries;
   const uint64_t own = uint64_t{plane} * tokens;
-  double entropy = 0, spread = 0;
+  double entropy = 0, spread = 0, sum = 0, squares_sum = 0;
   for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
-    const bool before_window = t + queries < tokens;
+    const bool before_window = t + c.signals.window.own_tokens() < tokens;
     float mean_sum = 0, variance_sum = 0, peak_sum = 0, latest_sum = 0;
     for (uint32_t g = 0; g < group; ++g) {
       float mean = 0, squares = 0, peak = 0, latest = 0;
@@ -113,13 +121,19 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
     if (before_window && variance_sum == variance_sum) spread += double{variance_sum};
     const float heads = static_cast<float>(group);
     c.window_mean[own + t] = mean_sum / heads;
+    if (mean_sum == mean_sum) {
+      sum += double{mean_sum / heads};
+      squares_sum += double{mean_sum / heads} * double{mean_sum / heads};
+    }
     c.window_variance[own + t] = variance_sum / heads;
     c.window_peak[own + t] = peak_sum / heads;
     c.window_latest[own + t] = latest_sum / heads;
   }
   entropy = team.Sum(entropy);
   spread = team.Sum(spread);
-  if (team.id() == 0) c.spreads[plane] = {entropy, spread};
+  sum = team.Sum(sum);
+  squares_sum = team.Sum(squares_sum);
+  if (team.id() == 0) c.spreads[plane] = {entropy, spread, VarianceOf(sum, squares_sum, tokens)};
   team.Sync();
 }
 

@@ -313,5 +313,41 @@ TEST_F(ScoringTest, ErrorsOfTheDaemonArriveInWords) {
   EXPECT_TRUE(pruned.ok()) << pruned.status();
 }
 
+TEST_F(ScoringTest, AnEpisodeHoldsItsBlocksUntilAQuestionFindsThem) {
+  BlockRef kept;
+  {
+    absl::StatusOr<Blocks> blocks = session_->LeaseWithin(2, Soon());
+    ASSERT_TRUE(blocks.ok()) << blocks.status();
+    kept = (*blocks)[1];
+    std::memset(session_->data(kept), 42, 8);
+    v1::PutEpisode put;
+    put.set_name("travel");
+    for (const float x : {0.0f, 1.0f}) put.add_centroid(x);
+    v1::Sequence* sequence = put.add_sequences();
+    for (const BlockRef block : blocks->refs()) sequence->add_blocks(block.Pack());
+    sequence->set_last_block_tokens(3);
+    auto pending = session_->PutEpisode(put);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    const auto answer = pending->Wait(Soon());
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(answer->episodes(), 1);
+  }  // The engine's own holds go.
+  v1::ChooseEpisode question;
+  for (const float x : {0.3f, 1.0f}) question.add_embedding(x);
+  for (int round = 0; round < 2; ++round) {
+    auto pending = session_->ChooseEpisode(question);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    if (round == 0) continue;  // Nobody waits: what was held goes back.
+    const absl::StatusOr<EpisodeHit> hit = pending->Wait(Soon());
+    ASSERT_TRUE(hit.ok()) << hit.status();
+    EXPECT_EQ(hit->name, "travel");
+    ASSERT_EQ(hit->tables.size(), 1u);
+    ASSERT_EQ(hit->tables[0].blocks.size(), 2u);
+    EXPECT_EQ(hit->tables[0].last_block_tokens, 3u);
+    EXPECT_TRUE(hit->tables[0].blocks[1] == kept);
+    EXPECT_EQ(static_cast<int>(session_->data(kept)[0]), 42);
+  }
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -100,6 +100,13 @@ struct SomeSignals {
   Signals s;
 };
 
+TEST_F(ComputeTest, QueriesBehindTheSequenceSeeAllOfItOnEveryDevice) {
+  const Sequence sequence({.tokens = 29});
+  SomeSignals signals(sequence.kv().shape, 6);
+  signals.s.window.behind = true;
+  for (const char* policy : {"epicache", "snapkv", "cake"}) ExpectSame(sequence.kv(), signals.s, policy);
+}
+
 TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
   const std::vector<std::pair<std::string, TestSettings>> policies = {
       {"paged_eviction", {}},

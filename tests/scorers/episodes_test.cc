@@ -42,7 +42,8 @@ TEST(EpisodesTest, TopicsAreEpisodesAndAQuestionFindsItsOwn) {
     for (uint32_t topic = 0; topic < 3; ++topic) {
       const auto nearest = NearestEpisode({episodes->centroids, kDim}, QuestionAbout(topic));
       ASSERT_TRUE(nearest.ok()) << nearest.status();
-      EXPECT_EQ(*nearest, topic);
+      EXPECT_EQ(nearest->episode, topic);
+      EXPECT_GT(nearest->cosine, 0.9);
       const std::vector<uint32_t>& prompt = episodes->prompts[topic];
       EXPECT_EQ(prompt.size(), 4u);
       EXPECT_TRUE(std::is_sorted(prompt.begin(), prompt.end()));
@@ -78,7 +79,7 @@ TEST(EpisodesTest, WhatIsWrongIsRefused) {
   EXPECT_THAT(error(FindEpisodes({values, 3}, {.episodes = 1})), HasSubstr("no rows"));
   EXPECT_THAT(error(FindEpisodes({none, 2}, {.episodes = 1})), HasSubstr("not finite"));
   EXPECT_THAT(error(NearestEpisode({values, 2}, {1.0})), HasSubstr("dimension 1"));
-  EXPECT_EQ(*NearestEpisode({values, 2}, {0.0, 0.0}), 0u);
+  EXPECT_EQ(NearestEpisode({values, 2}, {0.0, 0.0})->episode, 0u);
 }
 
 // Layers whose tokens are attended alike have the least variance, and get the most.

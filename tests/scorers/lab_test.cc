@@ -70,6 +70,20 @@ TEST(JsonTest, WhatIsWrongIsRefused) {
   EXPECT_THAT(ErrorOf(ParseJson("[1]", "")), HasSubstr("not a JSON object"));
 }
 
+TEST(JsonTest, NumbersThatAreNoneMayBeQuotedOrNot) {
+  const auto tensors = ParseJson(
+      R"({"of": "NaN, \"-Infinity", "mass": [NaN, -Infinity, Infinity, "NaN", "-Infinity", -1]})", "");
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  const std::vector<double>& mass = tensors->Find("mass")->values;
+  ASSERT_EQ(mass.size(), 6u);
+  EXPECT_TRUE(std::isnan(mass[0]) && std::isnan(mass[3]));
+  EXPECT_EQ(mass[1], -HUGE_VAL);
+  EXPECT_EQ(mass[2], HUGE_VAL);
+  EXPECT_EQ(mass[4], -HUGE_VAL);
+  EXPECT_EQ(mass[5], -1);
+  EXPECT_THAT(ErrorOf(ParseJson("{\"mass\": [Nan]}", "")), HasSubstr("parse error"));
+}
+
 absl::StatusOr<Choice> CompactText(const std::string& json, const Options& options) {
   const auto tensors = ParseJson(json, options.policy);
   if (!tensors.ok()) return tensors.status();

@@ -62,6 +62,7 @@ struct Case {
   KvDtype dtype = KvDtype::kF32;
   Arrangement arrangement = Arrangement::kTokenHeadDim;
   bool nan = false;
+  bool behind = false;
 };
 
 void Check(const Case& test) {
@@ -81,7 +82,8 @@ void Check(const Case& test) {
                     .q_heads = q_heads,
                     .layer_stride_bytes = uint64_t{test.queries} * q_heads * dim * 4,
                     .query_stride_bytes = uint64_t{q_heads} * dim * 4,
-                    .head_stride_bytes = uint64_t{dim} * 4};
+                    .head_stride_bytes = uint64_t{dim} * 4,
+                    .behind = test.behind};
   const Window expected(sequence.kv(), signals), actual(sequence.kv(), signals);
   const ScoreContext &e = expected.context(), &a = actual.context();
   std::vector<float> scratch(WindowScratchFloats(shape) + 16);
@@ -97,6 +99,8 @@ void Check(const Case& test) {
       ASSERT_NEAR(a.spreads[plane].variance, e.spreads[plane].variance,
                   1e-4 * e.spreads[plane].variance + 1e-9)
           << what;
+      ASSERT_NEAR(a.spreads[plane].density, e.spreads[plane].density, 1e-4 * e.spreads[plane].density + 1e-12)
+          << what;
     }
     const uint64_t floats = uint64_t{shape.planes()} * shape.tokens;
     ExpectAlike(a.lse, e.lse, uint64_t{shape.planes()} * test.group * test.queries, 1e-5, what + " lse");
@@ -111,6 +115,10 @@ TEST(WindowTest, QueriesAndGroupsOfAllSizes) {
   for (const uint32_t queries : {1u, 2u, 5u, 16u, 31u, 33u, 64u, 91u}) {
     for (const uint32_t group : {1u, 3u, 8u}) Check({.queries = queries, .group = group});
   }
+}
+
+TEST(WindowTest, QueriesOfAPromptThatIsNotInTheSequence) {
+  for (const uint32_t queries : {1u, 7u, 64u, 200u}) Check({.queries = queries, .group = 2, .behind = true});
 }
 
 TEST(WindowTest, TypesAndLayouts) {

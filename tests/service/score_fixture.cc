@@ -1,5 +1,6 @@
 #include "tests/service/score_fixture.h"
 
+#include <cstdlib>
 #include <utility>
 
 namespace kvpool {
@@ -22,13 +23,27 @@ bool LateAnswer::there() {
   return result_.has_value();
 }
 
-void ScoreTest::StartScoring(uint32_t slabs) {
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(size_t index, size_t capacity_bytes) {
+  const char* const kind = std::getenv("KVPOOL_TEST_DEVICE");
+  if (kind == nullptr) {
+    return MakeHostDevice({.capacity_bytes = capacity_bytes, .try_huge_pages = false});
+  }
+  return OpenCudaDevice(std::to_string(index));
+}
+
+void ScoreTest::StartScoring(uint32_t slabs) { StartScoringOn(absl::MakeSpan(&hold_, 1), slabs); }
+
+void ScoreTest::StartScoringOn(absl::Span<DeviceHold> holds, uint32_t slabs) {
   options_.version = "test";
   options_.housekeeping_thread = false;
   options_.slab_bytes = slab_blocks_ * kScoredBlockBytes;
-  options_.device_capacity_bytes = {slabs * options_.slab_bytes};
+  options_.device_capacity_bytes.assign(holds.size(), slabs * options_.slab_bytes);
   std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(MakeHeldDevice(options_.device_capacity_bytes[0], &hold_));
+  for (size_t i = 0; i < holds.size(); ++i) {
+    absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice(i, options_.device_capacity_bytes[i]);
+    ASSERT_TRUE(device.ok()) << device.status();
+    devices.push_back(MakeHeldDevice(*std::move(device), &holds[i]));
+  }
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options_, std::move(devices), &clock_);
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   daemon_ = *std::move(daemon);

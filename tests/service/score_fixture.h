@@ -1,4 +1,5 @@
-// A daemon over host memory with K and V in it, for the verbs that run on the device.
+// A daemon with K and V in its memory, for the verbs that run on the device: host memory, or with KVPOOL_TEST_DEVICE=cuda GPUs
+// as the fake driver imitates them, in memory that this process can write. The same tests run on both.
 //
 // A block is 64 KiB and has 4 tokens of 2 layers, 2 kv heads and 4 dims in f32 at its start: one slab of 2 MiB has 32
 // blocks. K is 1 everywhere unless a test writes otherwise, so that the PagedEviction score of a token is ‖V‖ / 2.
@@ -34,7 +35,10 @@ class LateAnswer {
 class ScoreTest : public ServiceTest {
  protected:
   ~ScoreTest() override { daemon_.reset(); }
+  // One device.
   void StartScoring(uint32_t slabs);
+  // One for each of `holds`, of so many slabs.
+  void StartScoringOn(absl::Span<DeviceHold> holds, uint32_t slabs);
   std::unique_ptr<Engine> OpenScored(const std::string& name = "engine", const std::string& model = "model");
 
   // ---- K and V, of the space that was made first

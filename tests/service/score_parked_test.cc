@@ -283,6 +283,9 @@ TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
   EXPECT_EQ(refused->Await().code(), kResourceExhausted);
   EXPECT_NE(refused->Await().message().find("2 operations of session"), std::string::npos)
       << refused->Await().message();
+  const DaemonSnapshot snapshot = daemon_->Snapshot();
+  EXPECT_EQ(snapshot.device_operations.at(0).refused.at("session"), 1);
+  EXPECT_EQ(snapshot.device_operations.at(0).refused.at("queue"), 0);
   hold_.Release();
   EXPECT_EQ(queued->Await().code(), 0);
 }

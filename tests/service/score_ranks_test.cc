@@ -34,16 +34,7 @@ class ScoreRanksTest : public ScoreTest {
   ~ScoreRanksTest() override { daemon_.reset(); }
 
   void SetUp() override {
-    options_.version = "test";
-    options_.housekeeping_thread = false;
-    options_.slab_bytes = kScoredSlabBlocks * kScoredBlockBytes;
-    options_.device_capacity_bytes.assign(kRanks, 2 * options_.slab_bytes);
-    std::vector<std::unique_ptr<Device>> devices;
-    for (DeviceHold& hold : holds_) devices.push_back(MakeHeldDevice(2 * options_.slab_bytes, &hold));
-    absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options_, std::move(devices), &clock_);
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-
+    StartScoringOn(absl::MakeSpan(holds_), /*slabs=*/2);
     v1::OpenSession request = RequestWithHeads("ranked", kHeads);
     request.set_ranks(kRanks);
     ranked_ = OpenEngine(request, "rank 0");
@@ -289,23 +280,26 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
 
 TEST_F(ScoreRanksTest, BudgetsArePlannedFromTheHeadsOfAllRanks) {
   const Both signals = Everything();
-  v1::Operation whole, ranked;
-  for (v1::Operation* operation : {&whole, &ranked}) {
-    const bool is_whole = operation == &whole;
-    v1::PlanBudgets* plan = operation->mutable_plan_budgets();
-    plan->set_method(v1::BUDGET_METHOD_CAKE);
-    plan->set_tokens_per_layer(10);
-    v1::GroupSequence* group = plan->add_sequences();
-    *group->mutable_sequence() =
-        ScoreOp(is_whole ? whole_blocks_ : ranked_blocks_, kTokens - 1).score().sequence();
-    *group->mutable_window() = is_whole ? signals.whole.window() : signals.ranked.window();
+  for (const v1::BudgetMethod method : {v1::BUDGET_METHOD_CAKE, v1::BUDGET_METHOD_D2O}) {
+    v1::Operation whole, ranked;
+    for (v1::Operation* operation : {&whole, &ranked}) {
+      const bool is_whole = operation == &whole;
+      v1::PlanBudgets* plan = operation->mutable_plan_budgets();
+      plan->set_method(method);
+      plan->set_tokens_per_layer(10);
+      v1::GroupSequence* group = plan->add_sequences();
+      *group->mutable_sequence() =
+          ScoreOp(is_whole ? whole_blocks_ : ranked_blocks_, kTokens - 1).score().sequence();
+      *group->mutable_window() = is_whole ? signals.whole.window() : signals.ranked.window();
+    }
+    const v1::PlanBudgetsResult a = RunOk(whole_.get(), whole).plan_budgets();
+    const v1::PlanBudgetsResult b = RunOk(ranked_.get(), ranked).plan_budgets();
+    ASSERT_EQ(a.budget_tokens_size(), static_cast<int>(kLayers));
+    EXPECT_NE(a.weights(0), a.weights(1)) << v1::BudgetMethod_Name(method);
+    EXPECT_EQ(Refs(a.budget_tokens().begin(), a.budget_tokens().end()),
+              Refs(b.budget_tokens().begin(), b.budget_tokens().end()));
+    ExpectNear(a.weights(), b.weights(), v1::BudgetMethod_Name(method));
   }
-  const v1::PlanBudgetsResult a = RunOk(whole_.get(), whole).plan_budgets();
-  const v1::PlanBudgetsResult b = RunOk(ranked_.get(), ranked).plan_budgets();
-  ASSERT_EQ(a.budget_tokens_size(), static_cast<int>(kLayers));
-  EXPECT_EQ(Refs(a.budget_tokens().begin(), a.budget_tokens().end()),
-            Refs(b.budget_tokens().begin(), b.budget_tokens().end()));
-  ExpectNear(a.weights(), b.weights(), "preferences");
 }
 
 TEST_F(ScoreRanksTest, ASignalInBlocksIsReadFromEveryRanksOwnPart) {

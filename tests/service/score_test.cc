@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "cuda/scorers/budgets.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {
@@ -468,6 +469,67 @@ TEST_F(ScoreTest, BudgetsArePlannedByAQueryWindow) {
   EXPECT_EQ(result.budget_tokens(0) + result.budget_tokens(1), 12);
   EXPECT_LT(result.budget_tokens(0), result.budget_tokens(1));
   EXPECT_GE(result.budget_tokens(0), 2) << "the window stays in every layer";
+}
+
+// Against D2O's formulas over the attention of the window, in doubles.
+TEST_F(ScoreTest, D2oIsPlannedByTheDensityOfAWindowsAttention) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = LeaseWith(engine.get(), {1, 1, 1});
+  constexpr uint32_t kAll = 3 * kTokens;
+  std::vector<float> queries(size_t{kLayers} * 2 * kHeads * kDim);
+  std::vector<double> column_sums(size_t{kLayers} * kHeads * kAll);
+  uint32_t next = 7;
+  const auto random = [&next] {
+    return static_cast<float>((next = next * 48271 % 2147483647) % 1000) / 500 - 1;
+  };
+  for (float& x : queries) x = 3 * random();
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      for (uint32_t token = 0; token < kAll; ++token) {
+        for (uint32_t dim = 0; dim < kDim; ++dim) {
+          *Element(blocks[token / kTokens], false, layer, token % kTokens, head, dim) = random();
+        }
+      }
+      for (uint32_t query = 0; query < 2; ++query) {
+        std::vector<double> weights(kAll);
+        double sum = 0;
+        for (uint32_t token = 0; token < kAll; ++token) {
+          double logit = 0;
+          for (uint32_t dim = 0; dim < kDim; ++dim) {
+            logit += double{queries[((layer * 2 + query) * kHeads + head) * kDim + dim]} *
+                     double{*Element(blocks[token / kTokens], false, layer, token % kTokens, head, dim)};
+          }
+          sum += weights[token] = std::exp(logit / std::sqrt(double{kDim}));
+        }
+        for (uint32_t token = 0; token < kAll; ++token) {
+          column_sums[(layer * kHeads + head) * kAll + token] += weights[token] / sum;
+        }
+      }
+    }
+  }
+  v1::Operation operation;
+  v1::PlanBudgets* plan = operation.mutable_plan_budgets();
+  plan->set_method(v1::BUDGET_METHOD_D2O);
+  plan->set_tokens_per_layer(6);
+  v1::GroupSequence* group = plan->add_sequences();
+  group->mutable_sequence()->mutable_blocks()->Add(blocks.begin(), blocks.end());
+  group->mutable_window()->set_queries(2);
+  group->mutable_window()->set_q_heads(kHeads);
+  group->mutable_window()->set_behind(true);
+  group->mutable_window()->mutable_data()->set_inlined(queries.data(), queries.size() * sizeof(float));
+  const v1::OperationResult answer = Run(engine.get(), operation);
+  ASSERT_EQ(answer.code(), 0) << answer.message();
+  std::vector<double> density(kLayers), ratios(kLayers);
+  ASSERT_TRUE(scorers::D2oDensity(column_sums, kLayers, kHeads, absl::MakeSpan(density)).ok());
+  ASSERT_TRUE(scorers::D2oRatios(density, 6.0 / kAll, absl::MakeSpan(ratios)).ok());
+  EXPECT_GT(std::abs(ratios[0] - ratios[1]), 1e-3);
+  const v1::PlanBudgetsResult& result = answer.plan_budgets();
+  ASSERT_EQ(result.weights_size(), static_cast<int>(kLayers));
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_NEAR(result.weights(static_cast<int>(layer)), ratios[layer], 1e-5);
+  }
+  EXPECT_EQ(result.budget_tokens(0) + result.budget_tokens(1), 12);
 }
 
 TEST_F(ScoreTest, BadBudgetsAreRefused) {

@@ -110,9 +110,8 @@ void DeviceHold::AddSlab(uint64_t address) {
   slabs_.push_back(address);
 }
 
-std::unique_ptr<Device> MakeHeldDevice(size_t capacity_bytes, DeviceHold* hold) {
-  return std::make_unique<HeldDevice>(
-      MakeHostDevice({.capacity_bytes = capacity_bytes, .try_huge_pages = false}), hold);
+std::unique_ptr<Device> MakeHeldDevice(std::unique_ptr<Device> device, DeviceHold* hold) {
+  return std::make_unique<HeldDevice>(std::move(device), hold);
 }
 
 }  // namespace kvpool

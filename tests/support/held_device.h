@@ -1,4 +1,4 @@
-// Host memory whose scorer a test can hold up, as a GPU busy with an engine's kernels would be, and see into.
+// A device whose scorer a test can hold up, as a GPU busy with an engine's kernels would be, and see into.
 #ifndef KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 
@@ -42,7 +42,7 @@ class DeviceHold {
   std::vector<uint64_t> slabs_ ABSL_GUARDED_BY(mu_);
 };
 
-std::unique_ptr<Device> MakeHeldDevice(size_t capacity_bytes, DeviceHold* hold);
+std::unique_ptr<Device> MakeHeldDevice(std::unique_ptr<Device> device, DeviceHold* hold);
 
 }  // namespace kvpool
 
