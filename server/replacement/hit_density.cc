@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "server/replacement/offer_heap.h"
+
 namespace kvpool {
 namespace {
 
@@ -118,6 +120,11 @@ void HitDensityPolicy::OnWithdraw(BlockId block) {
   if (cell.oldest != 0) return;
   order_.erase({cell.index, it->first});
   cells_.erase(it);
+}
+
+Rank HitDensityPolicy::Standing(BlockId block) const {
+  const Node& node = nodes_[kvpool::Index(block)];
+  return {.major = RankOf(IndexOf(CellOf(node))), .minor = node.used};
 }
 
 BlockId HitDensityPolicy::Victim(uint64_t) {

@@ -40,6 +40,7 @@ class HitDensityPolicy final : public ReplacementPolicy {
   void OnWithdraw(BlockId block) override;
   void OnEvict(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
+  Rank Standing(BlockId block) const override;
   void Prefetch(BlockId block) const override { nodes_.Prefetch(kvpool::Index(block)); }
   uint32_t offered() const override { return offered_; }
   // And ReuseModel::kBytes in all; of small pools more, as 65,536 contents that left are remembered.

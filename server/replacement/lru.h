@@ -28,6 +28,7 @@ class LruPolicy final : public ReplacementPolicy {
   void OnEvict(BlockId) override {}
   BlockId Victim(uint64_t now_ms) override;
   size_t Upcoming(absl::Span<BlockId> blocks) const override;
+  Rank Standing(BlockId block) const override { return {.major = nodes_[Index(block)].last_use}; }
   void Prefetch(BlockId block) const override { nodes_.Prefetch(Index(block)); }
   uint32_t offered() const override { return listed_ + static_cast<uint32_t>(between_.size()); }
   // Next to none are between.

@@ -9,14 +9,9 @@
 
 #include "proto/support/check.h"
 #include "server/pool/virtual_array.h"
+#include "server/replacement/policy.h"
 
 namespace kvpool {
-
-struct Rank {
-  uint64_t major = 0;
-  uint64_t minor = 0;
-  friend auto operator<=>(const Rank&, const Rank&) = default;
-};
 
 // REQUIRES: value >= 0. Grows with the value.
 inline uint64_t RankOf(double value) { return std::bit_cast<uint64_t>(value + 0.0); }

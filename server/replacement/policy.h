@@ -14,11 +14,16 @@
 //              last holder let go (tail of a request first, so a parent is used later than its children).
 //   offered    OnOffer -> OnWithdraw; only what is offered may be a victim. All else comes only while it is not.
 //
+// A policy that takes over from another is told of all that is resident, parents before children, then of the last
+// use of each cached block and of what is on offer, both in the order in which its predecessor would have had them
+// leave. The times are those of the past, and in no order.
+//
 // A policy is deterministic given its seed and what it is shown: no clock, no I/O, no dependence on pointer or
 // hash order; ties end in the block id.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICY_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICY_H_
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -50,6 +55,13 @@ struct UseHint {
   bool says_something() const { return reuse != Reuse::kUnknown || category != 0; }
 };
 
+// Numbers that order blocks: the least leaves first.
+struct Rank {
+  uint64_t major = 0;
+  uint64_t minor = 0;
+  friend auto operator<=>(const Rank&, const Rank&) = default;
+};
+
 // Called under the pool's lock, tens of nanoseconds each.
 class ReplacementPolicy {
  public:
@@ -74,6 +86,9 @@ class ReplacementPolicy {
   // Fills `blocks` with those likely to be named next, in order, and answers how many it found at once: what
   // they need of memory is asked for together. Advice.
   virtual size_t Upcoming(absl::Span<BlockId> blocks) const { return 0; }
+  // Where a resident block stands among the others, as far as that can be said in advance: what a successor takes
+  // over. All alike: by last use, as the pool knows it.
+  virtual Rank Standing(BlockId block) const { return {}; }
   // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
   virtual void Prefetch(BlockId block) const = 0;
   // Blocks it was offered.

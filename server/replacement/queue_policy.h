@@ -26,6 +26,10 @@ class QueuePolicy : public ReplacementPolicy {
     heaps_[nodes_[Index(block)].queue].Remove(Index(block));
     --offered_;
   }
+  Rank Standing(BlockId block) const override {
+    const Node& node = nodes_[Index(block)];
+    return {.major = node.queue, .minor = node.place};
+  }
   void Prefetch(BlockId block) const final {
     nodes_.Prefetch(Index(block));
     heap_places_.Prefetch(Index(block));

@@ -32,6 +32,10 @@ class SievePolicy final : public ReplacementPolicy {
   void OnOffer(BlockId block) override;
   void OnWithdraw(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
+  Rank Standing(BlockId block) const override {
+    const SieveNode& node = nodes_[Index(block)];
+    return {.major = node.visited, .minor = node.place};
+  }
   void Prefetch(BlockId block) const override {
     nodes_.Prefetch(Index(block));
     heap_places_.Prefetch(Index(block));

@@ -52,6 +52,7 @@ class TimedPolicy final : public ReplacementPolicy {
   }
   size_t Upcoming(absl::Span<BlockId> blocks) const override { return policy_->Upcoming(blocks); }
   void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
+  Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
 

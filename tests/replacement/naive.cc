@@ -549,6 +549,7 @@ class Twins final : public ReplacementPolicy {
     return victim;
   }
   void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
+  Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
 
