@@ -72,7 +72,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
 }
 
 Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock)
-    : options_(options), devices_(std::move(devices)), clock_(clock), start_ms_(clock->NowMs()) {
+    : options_(options),
+      devices_(std::move(devices)),
+      clock_(clock),
+      start_ms_(clock->NowMs()),
+      new_spaces_policy_(options.policy) {
   std::vector<DeviceBudget::Capacity> capacities;
   for (size_t i = 0; i < devices_.size(); ++i) {
     capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});

@@ -29,6 +29,7 @@
 #include "kvpool/v1/attach.pb.h"
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
+#include "proto/support/mutex.h"
 #include "server/attach_peer.h"
 #include "server/clock.h"
 #include "server/snapshot.h"
@@ -142,6 +143,8 @@ class Daemon {
   absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response);
   absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response);
   absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
+  absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
+  absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
 
   DaemonSnapshot Snapshot();
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
@@ -173,6 +176,10 @@ class Daemon {
   void ReclaimAhead(Space* space);
   // Evicts these, or what the policy chooses, at most `count`; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
+  // With the weights that were given, if they are its own; else with those built in.
+  absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
+                                                                uint32_t max_blocks) const;
+  std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;
@@ -187,6 +194,8 @@ class Daemon {
   // By device; null where it can't score: runner_errors_ says why.
   std::vector<std::unique_ptr<DeviceRunner>> runners_;
   std::vector<absl::Status> runner_errors_;
+  Mutex new_spaces_mu_;  // Taken under the registry's, holds no other.
+  std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
   std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
 };
 

@@ -101,8 +101,7 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
     ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakeReplacementPolicy(options_.policy, {.max_blocks = facts.geometry.max_blocks,
-                                                             .weights = options_.policy_weights}));
+                     MakePolicy(NewSpacesPolicy(), facts.geometry.max_blocks));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
     std::vector<RunnerOrWhy> runners;
     for (const size_t device : facts.rank_devices) {

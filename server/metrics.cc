@@ -181,11 +181,13 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
 }
 
 void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
-  out->Counter("kvpool_evicted_blocks_total", "Cached blocks reclaimed.");
+  out->Counter("kvpool_evicted_blocks_total", "Cached blocks reclaimed, by the policy of the time.");
   for (const SpaceSnapshot& space : daemon.spaces) {
-    for (int reason = 0; reason < kEvictReasons; ++reason) {
-      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"reason", kReasons[reason]}},
-               static_cast<double>(space.pool.evicted[reason]));
+    for (const auto& [policy, evicted] : space.evicted_by_policy) {
+      for (int reason = 0; reason < kEvictReasons; ++reason) {
+        out->Add({{"space", Id(space)}, {"policy", policy}, {"reason", kReasons[reason]}},
+                 static_cast<double>(evicted[reason]));
+      }
     }
   }
   struct SpaceHistogram {

@@ -28,7 +28,9 @@ void Accumulate(const SpaceCounters& from, SpaceCounters* to) {
 
 void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& counters) {
   MutexLock lock(&mu_);
-  space_.policy = space.policy;
+  for (const auto& [policy, evicted] : space.evicted_by_policy) {
+    for (size_t i = 0; i < evicted.size(); ++i) space_.evicted_by_policy[policy][i] += evicted[i];
+  }
   Accumulate(space.pool, &space_.pool);
   Accumulate(counters, &counters_);
   space_.shortfalls = counters_.shortfalls;

@@ -94,6 +94,8 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
       });
   AddPlain(site, daemon, "Explain", &S::RequestExplain, &Daemon::Explain);
   AddPlain(site, daemon, "PinPrefix", &S::RequestPinPrefix, &Daemon::PinPrefix);
+  AddPlain(site, daemon, "GetPolicies", &S::RequestGetPolicies, &Daemon::GetPolicies);
+  AddPlain(site, daemon, "SetPolicy", &S::RequestSetPolicy, &Daemon::SetPolicy);
 }
 
 }  // namespace kvpool

@@ -33,6 +33,7 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.growth_failures = state.counters.growth_failures;
   snapshot.pressure = state.pressure;
   snapshot.pool = state.pool.counters();
+  snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.shortfalls = state.counters.shortfalls;
   snapshot.reclaim = state.reclaim.Snapshot();
   snapshot.lifetime = state.lifetime.Snapshot();

@@ -32,6 +32,7 @@ struct SpaceSnapshot {
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
   bool pressure = false;
   PoolCounters pool;
+  std::map<std::string, EvictedBlocks> evicted_by_policy;
   std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
 };

@@ -35,6 +35,22 @@ SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
   quarter_slab_blocks_ = facts->geometry.blocks_in(facts->geometry.slab_bytes) / 4;
 }
 
+// -------------------------------------------------------------------------------------------------- policy
+
+std::unique_ptr<ReplacementPolicy> SpaceState::SetPolicy(std::unique_ptr<ReplacementPolicy> policy,
+                                                         uint64_t now) {
+  evicted_before = evicted_by_policy();
+  evicted_at_switch = pool.counters().evicted;
+  return pool.SetPolicy(now, std::move(policy));
+}
+
+std::map<std::string, EvictedBlocks> SpaceState::evicted_by_policy() const {
+  std::map<std::string, EvictedBlocks> by_policy = evicted_before;
+  EvictedBlocks& under_this = by_policy[std::string(pool.policy().name())];
+  for (int i = 0; i < kEvictReasons; ++i) under_this[i] += pool.counters().evicted[i] - evicted_at_switch[i];
+  return by_policy;
+}
+
 // ------------------------------------------------------------------------------------------------ sessions
 
 absl::Status SpaceState::Enter(Session* session, uint64_t now, Deferred* deferred) {

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -138,6 +139,10 @@ class SpaceState {
   void AfterVerbs(uint64_t now, Deferred* deferred);
   void Observe(const std::vector<Eviction>& evictions);
   uint32_t stale_members(uint64_t now) const;
+  // Answers the policy before, to be destroyed outside the mutex.
+  std::unique_ptr<ReplacementPolicy> SetPolicy(std::unique_ptr<ReplacementPolicy> policy, uint64_t now);
+  // Evicted blocks, by the policy of the time.
+  std::map<std::string, EvictedBlocks> evicted_by_policy() const;
   // No session, and no process that may still map its slabs.
   bool idle() const { return sessions.empty() && mapping_processes == 0; }
   uint32_t low_blocks() const { return low_blocks_; }
@@ -153,6 +158,8 @@ class SpaceState {
   bool sending = false;          // Some thread empties the outbox: frames keep their order.
   std::vector<uint32_t> sealer;  // By block: session that sealed it, 32 bits of its id; 0: none.
   SpaceCounters counters;
+  std::map<std::string, EvictedBlocks> evicted_before;  // Of policies that others have followed.
+  EvictedBlocks evicted_at_switch{};                    // The pool's counters then.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   uint32_t mapping_processes = 0;  // That were sent a slab and have not died.
   bool lease_was_short = false;    // Since verbs were last looked after: others may hold more than they use.

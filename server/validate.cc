@@ -264,4 +264,9 @@ absl::Status ValidatePinPrefix(const v1::PinPrefixRequest& request) {
   return CheckRange("ttl_ms", request.ttl_ms(), 0, kMaxTtlMs);
 }
 
+absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("set_policy", request));
+  return MakeReplacementPolicy(request.policy(), 1).status();
+}
+
 }  // namespace kvpool

@@ -41,6 +41,7 @@ absl::Status ValidateRevoke(const v1::RevokeRequest& request);
 absl::Status ValidateEndSession(const v1::EndSessionRequest& request);
 absl::Status ValidateExplain(const v1::ExplainRequest& request);
 absl::Status ValidatePinPrefix(const v1::PinPrefixRequest& request);
+absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request);
 
 }  // namespace kvpool
 

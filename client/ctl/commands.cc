@@ -353,6 +353,42 @@ class PoliciesCommand : public Command {
   }
 };
 
+class PolicyCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {}, "only this space; else all, and those opened later");
+  }
+  absl::Status TakeArguments(const std::vector<std::string>& arguments) override {
+    if (arguments.empty()) return absl::OkStatus();
+    if (arguments.size() != 2 || arguments[0] != "set") {
+      return absl::InvalidArgumentError("expected nothing more, or: set NAME");
+    }
+    policy_ = arguments[1];
+    return absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    if (policy_.empty()) {
+      ASSIGN_OR_RETURN(v1::GetPoliciesResponse policies, daemon->GetPolicies({}));
+      auto* spaces = policies.mutable_spaces();
+      spaces->erase(std::remove_if(spaces->begin(), spaces->end(),
+                                   [&](const auto& s) { return space_ != 0 && s.space() != space_; }),
+                    spaces->end());
+      output.Print(policies, RenderPolicies(policies));
+      return absl::OkStatus();
+    }
+    v1::SetPolicyRequest request;
+    request.set_space(space_);
+    request.set_policy(policy_);
+    ASSIGN_OR_RETURN(const v1::SetPolicyResponse answer, daemon->SetPolicy(request));
+    output.Print(answer, RenderSetPolicy(answer, request));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0;
+  std::string policy_;
+};
+
 template <typename C>
 std::unique_ptr<Command> Make() {
   return std::make_unique<C>();
@@ -370,6 +406,7 @@ constexpr CommandEntry kCommands[] = {
     {"drain", "refuse new sessions", &Make<DrainCommand>},
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
     {"end", "end a session that its engine does not", &Make<EndCommand>},
+    {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
     {"health", "exit 0 if the daemon serves: for probes", &Make<HealthCommand>},
 };
@@ -377,6 +414,11 @@ constexpr CommandEntry kCommands[] = {
 }  // namespace
 
 absl::Span<const CommandEntry> Commands() { return kCommands; }
+
+absl::Status Command::TakeArguments(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("unexpected argument ", arguments.front()));
+}
 
 void Output::Print(const google::protobuf::Message& message, const std::string& text) const {
   if (!json_) return PrintText(text);

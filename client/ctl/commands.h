@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -33,6 +34,8 @@ class Command {
  public:
   virtual ~Command() = default;
   virtual void AddFlags(Flags* flags) {}
+  // Words behind the command's name. INVALID_ARGUMENT: not these.
+  virtual absl::Status TakeArguments(const std::vector<std::string>& arguments);
   // INVALID_ARGUMENT before anything was asked: the flags given don't make a request.
   virtual absl::Status Check(const Flags& flags) { return absl::OkStatus(); }
   virtual absl::Status Run(tools::OperatorClient* daemon, const Output& output) = 0;

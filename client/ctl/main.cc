@@ -86,10 +86,17 @@ int Main(const std::vector<std::string>& arguments) {
 
   const std::unique_ptr<Command> command = entry->make();
   command->AddFlags(&flags);
-  rest = flags.Parse({rest->begin() + 1, rest->end()});
-  if (!rest.ok()) return UsageError(std::string(rest.status().message()));
+  // Flags may stand between the words and behind them.
+  std::vector<std::string> words;
+  do {
+    words.push_back(rest->front());
+    rest = flags.Parse({rest->begin() + 1, rest->end()});
+    if (!rest.ok()) return UsageError(std::string(rest.status().message()));
+  } while (!rest->empty());
+  words.erase(words.begin());
   if (common.help) return Help(flags, entry);
-  if (!rest->empty()) return UsageError(absl::StrCat(entry->name, ": unexpected argument ", rest->front()));
+  if (const absl::Status status = command->TakeArguments(words); !status.ok())
+    return UsageError(absl::StrCat(entry->name, ": ", std::string(status.message())));
   if (const absl::Status status = command->Check(flags); !status.ok())
     return UsageError(std::string(status.message()));
 

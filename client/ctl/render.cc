@@ -144,6 +144,33 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
   return absl::StrCat(table.Text(), "\n", layouts);
 }
 
+std::string RenderPolicies(const v1::GetPoliciesResponse& policies) {
+  Table spaces({">SPACE", "TENANT", "POLICY", ">BLOCKS"});
+  for (const v1::SpacePolicy& space : policies.spaces()) {
+    spaces.Add({absl::StrCat(space.space()), Printable(space.tenant()), Printable(space.policy()),
+                HumanCount(space.blocks())});
+  }
+  Table available({"POLICY", "WHAT LEAVES FIRST, OR HOW IT IS CHOSEN"});
+  for (const v1::ReplacementPolicyInfo& policy : policies.available()) {
+    available.Add({Printable(policy.name()), Printable(policy.summary())});
+  }
+  return absl::StrCat(policies.spaces().empty() ? "No spaces.\n" : spaces.Text(),
+                      "New spaces: ", Printable(policies.new_spaces()), "\n\n", available.Text());
+}
+
+std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPolicyRequest& request) {
+  std::string text;
+  for (const v1::SpacePolicy& space : answer.spaces()) {
+    absl::StrAppend(&text, "Space ", space.space(), ": ", Printable(space.policy()));
+    absl::StrAppend(&text, space.previous() == space.policy()
+                               ? " as before\n"
+                               : absl::StrCat(" instead of ", Printable(space.previous()), "; takes over ",
+                                              HumanCount(space.blocks(), "block"), "\n"));
+  }
+  if (request.space() == 0) absl::StrAppend(&text, "New spaces: ", request.policy(), "\n");
+  return text;
+}
+
 std::string RenderSessions(const v1::ListSessionsResponse& sessions) {
   if (sessions.sessions().empty()) return "No sessions.\n";
   Table table({">SESSION", ">SPACE", "TENANT", "CLIENT", ">LEASED", ">REFERENCED", ">CHARGED", ">GUARANTEED",

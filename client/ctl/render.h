@@ -16,6 +16,8 @@ v1::BlockState StateFromName(absl::string_view name);
 
 std::string RenderStatus(const v1::GetStatsResponse& stats);
 std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
+std::string RenderPolicies(const v1::GetPoliciesResponse& policies);
+std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPolicyRequest& request);
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 std::string RenderEnded(const v1::SessionInfo& session);  // By an operator.
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks);

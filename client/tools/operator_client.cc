@@ -213,6 +213,12 @@ absl::StatusOr<v1::ExplainResponse> OperatorClient::Explain(const v1::ExplainReq
 absl::StatusOr<v1::PinPrefixResponse> OperatorClient::PinPrefix(const v1::PinPrefixRequest& request) {
   return rep_->Call(&v1::Operator::Stub::PinPrefix, request);
 }
+absl::StatusOr<v1::GetPoliciesResponse> OperatorClient::GetPolicies(const v1::GetPoliciesRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::GetPolicies, request);
+}
+absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPolicyRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::SetPolicy, request);
+}
 absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
   return rep_->CheckHealth(service);
 }

@@ -91,6 +91,8 @@ enum class MissReason : uint8_t { kNone, kNeverSeen, kEvicted, kCredit, kCap, kW
 enum class EvictReason : uint8_t { kBackground, kDirect, kOperator };
 inline constexpr int kEvictReasons = 3;
 
+using EvictedBlocks = std::array<uint64_t, kEvictReasons>;
+
 // What a verb answers for one block.
 enum class Verdict : uint8_t {
   kDone,
@@ -184,7 +186,7 @@ struct PoolCounters {
   uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;
   uint64_t regret = 0;  // Looked up after they were evicted, while remembered.
-  std::array<uint64_t, kEvictReasons> evicted{};
+  EvictedBlocks evicted{};
 };
 
 class BlockPool {
@@ -260,6 +262,11 @@ class BlockPool {
   // and blocks that may not leave. Parents in the list leave after their children whatever the order.
   uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                    std::vector<Eviction>* log);
+
+  // From now on this policy sees every event and chooses victims. It takes over what is resident and what is on
+  // offer, in the order in which the old one would have had it leave. Answers the old one, to be destroyed where
+  // nobody waits. O(n log n) in the resident blocks.
+  std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
 
   // ---- Views
   uint32_t capacity() const;  // Blocks, the null block not included: the sum of the states.

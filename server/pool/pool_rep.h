@@ -135,6 +135,10 @@ class BlockPool::Rep final {
 
   class Matching;  // match.cc
 
+  // ---- hand_over.cc
+  std::vector<uint32_t> ResidentByStanding() const;
+  void Introduce(const std::vector<uint32_t>& in_order, ReplacementPolicy* successor) const;
+
   // ---- check_invariants.cc
   void CheckStates() const;
   void CheckRefs() const;
@@ -148,7 +152,7 @@ class BlockPool::Rep final {
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
   GhostTable ghosts;
-  const std::unique_ptr<ReplacementPolicy> policy;
+  std::unique_ptr<ReplacementPolicy> policy;
   std::array<uint32_t, kBlockStates> counts{};
   uint32_t spent_cached = 0;
 

@@ -472,5 +472,33 @@ TEST(BlockPool, ViewTellsAllOfABlock) {
   EXPECT_EQ(t.pool.View(c[0].id, t.now)->children, 1u);
 }
 
+TEST(SetPolicy, TakesOverWhatIsThere) {
+  for (const PolicyEntry& between : ReplacementPolicies()) {
+    TestPool t(12, {.pin_budget = 0.5});
+    const Holder a = t.Session();
+    t.Cache(a, {"x", "y"});
+    ++t.now;
+    const std::vector<BlockRef> held = t.Chain(a, {"p", "q"});
+    const std::vector<BlockRef> kept = t.Cache(a, {"k"});
+    t.Retain(kept, 60, 5000);
+    ++t.now;
+    t.Cache(a, {"z"});
+    for (const std::string_view name : {between.name, std::string_view("lru")}) {
+      t.pool.SetPolicy(t.now, *MakeReplacementPolicy(name, 12));
+      EXPECT_EQ(t.pool.policy().name(), name);
+      t.pool.CheckInvariants();
+    }
+    t.Release(a, held);
+    EXPECT_EQ(t.count(BlockState::kCached), 6u);
+    const std::vector<BlockKey> left = t.Reclaim(6);
+    EXPECT_EQ(left.size(), 6u) << between.name;
+    EXPECT_EQ(left.back(), Key("k")) << between.name;
+    // The first has LRU's order, the second none of its own.
+    if (between.name == "lru" || between.name == "random") {
+      EXPECT_EQ(left, Keys({"y", "x", "z", "q", "p", "k"})) << between.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -78,6 +78,9 @@ struct Printer {
     return absl::StrCat("FreeQuarantine{.session = ", e.session, "}");
   }
   std::string operator()(const Grow& e) const { return absl::StrCat("Grow{.blocks = ", e.blocks, "}"); }
+  std::string operator()(const SetPolicy& e) const {
+    return absl::StrCat("SetPolicy{.policy = \"", e.policy, "\"}");
+  }
   std::string operator()(const Advance& e) const { return absl::StrCat("Advance{.by = ", e.by, "}"); }
 };
 
@@ -248,6 +251,11 @@ Entry Generator::Next(const Model& model) {
     return FreeQuarantine{.session = session};
   }
   if (dice < 97) return Grow{.blocks = Below(3)};
+  if (dice < 98 && OneIn(setting_.switches ? 1 : 4)) {
+    const absl::Span<const PolicyEntry> all = ReplacementPolicies();
+    const uint32_t any = Below(static_cast<uint32_t>(all.size()));
+    return SetPolicy{.policy = setting_.switches ? std::string(all[any].name) : setting_.policy};
+  }
   return Advance{.by = Below(20)};
 }
 
@@ -256,10 +264,10 @@ Entry Generator::Next(const Model& model) {
 namespace {
 
 // With its naive twin, where it has one.
-std::unique_ptr<ReplacementPolicy> PolicyOf(const Setting& setting) {
+std::unique_ptr<ReplacementPolicy> PolicyOf(const Setting& setting, std::string_view name) {
   const PolicyOptions options = {.max_blocks = setting.options.max_blocks};
-  std::unique_ptr<ReplacementPolicy> policy = *MakeReplacementPolicy(setting.policy, options);
-  std::unique_ptr<NaivePolicy> naive = MakeNaive(setting.policy, options);
+  std::unique_ptr<ReplacementPolicy> policy = *MakeReplacementPolicy(name, options);
+  std::unique_ptr<NaivePolicy> naive = MakeNaive(name, options);
   return naive == nullptr ? std::move(policy) : WithTwin(std::move(policy), std::move(naive));
 }
 
@@ -273,9 +281,9 @@ std::vector<uint32_t> BlocksOf(const std::vector<Eviction>& log) {
 
 Pair::Pair(const Setting& setting)
     : setting_(setting),
-      pool_(WithGhosts(setting.options), PolicyOf(setting)),
+      pool_(WithGhosts(setting.options), PolicyOf(setting, setting.policy)),
       model_(WithGhosts(setting.options)) {
-  model_.has_choices = setting.policy != "lru";
+  model_.has_choices = setting.switches || setting.policy != "lru";
   Do(Grow{.blocks = setting.blocks});
   for (uint32_t g = 0; g < setting.options.windows.size(); ++g) {
     for (uint32_t n = 1; n < 1u << setting.key_depth; ++n) keys_.push_back({g, n});
@@ -471,6 +479,14 @@ std::string Pair::Do(const FreeQuarantine& e) {
 
 std::string Pair::Do(const Grow& e) {
   return Differ("grown", pool_.Grow(e.blocks).ok(), model_.Grow(e.blocks));
+}
+
+// An LRU that takes over from an LRU leaves the order as it is, so of this the model need not know.
+std::string Pair::Do(const SetPolicy& e) {
+  const std::string_view before = pool_.policy().name();
+  const std::unique_ptr<ReplacementPolicy> old = pool_.SetPolicy(model_.now, PolicyOf(setting_, e.policy));
+  if (old->name() != before || pool_.policy().name() != e.policy) return "another policy";
+  return "";
 }
 
 std::string Pair::Do(const Advance& e) {

@@ -81,12 +81,15 @@ struct FreeQuarantine {
 struct Grow {
   uint32_t blocks;
 };
+struct SetPolicy {
+  std::string policy;
+};
 struct Advance {
   TimeMs by;
 };
 
 using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, SetScores,
-                           Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Advance>;
+                           Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
 // As it would be written in C++.
@@ -101,7 +104,8 @@ struct Setting {
   uint32_t key_depth = 5;              // Keys are the nodes of a binary tree of this depth.
   uint32_t sessions = 4;
   std::string policy = "lru";
-  uint32_t diaries = 0;  // 0: as many as there are for LRU.
+  bool switches = false;  // Between all policies; else now and then to a new one of the same name.
+  uint32_t diaries = 0;   // 0: as many as there are for LRU.
 
   friend void PrintTo(const Setting& setting, std::ostream* os) { *os << setting.name; }
 };
@@ -158,6 +162,7 @@ class Pair {
   std::string Do(const End& e);
   std::string Do(const FreeQuarantine& e);
   std::string Do(const Grow& e);
+  std::string Do(const SetPolicy& e);
   std::string Do(const Advance& e);
   std::string DifferenceOfBlock(uint32_t b) const;
   std::string DifferenceOfLog(const std::vector<Eviction>& log, const std::vector<uint32_t>& expected) const;

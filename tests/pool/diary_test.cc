@@ -178,6 +178,16 @@ std::vector<Setting> Settings() {
        .blocks = 32,
        .key_depth = 4},
   };
+  settings.push_back({.name = "Switching",
+                      .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 0.5},
+                      .blocks = 64,
+                      .key_depth = 8,
+                      .switches = true});
+  settings.push_back({.name = "SwitchingFullAndWindow",
+                      .options = {.max_blocks = 33, .windows = {0, 2}, .pin_budget = 0.4},
+                      .blocks = 24,
+                      .tokens = {1, 1},
+                      .switches = true});
   // Every other policy: held to the guards by the model, and to its naive twin where it has one.
   for (const PolicyEntry& policy : ReplacementPolicies()) {
     if (policy.name == "lru") continue;

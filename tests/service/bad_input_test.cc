@@ -2,6 +2,7 @@
 // else happens.
 #include <functional>
 
+#include "absl/strings/match.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {
@@ -258,6 +259,11 @@ TEST_F(BadInputTest, OperatorRequests) {
   expect(daemon_->Explain(explain, &explained), "space is 0; required to explain a block");
   explain.set_key("");
   expect(daemon_->Explain(explain, &explained), "key has 0 bytes; must have 1 to 64");
+  v1::SetPolicyRequest policy;
+  v1::SetPolicyResponse changed;
+  policy.set_policy("mru");
+  EXPECT_TRUE(absl::StartsWith(daemon_->SetPolicy(policy, &changed).message(),
+                               "replacement policy \"mru\" is unknown; there are: lru, "));
   v1::PinPrefixRequest pin;
   v1::PinPrefixResponse pinned;
   pin.set_key("k");

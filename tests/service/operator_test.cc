@@ -1,4 +1,6 @@
 // What people ask of the daemon.
+#include "server/replacement/policy.h"
+#include "server/snapshot.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {
@@ -206,6 +208,55 @@ TEST_F(OperatorTest, BlocksArePagedAndFiltered) {
   }
   request.set_space(12);
   EXPECT_EQ(daemon_->ListBlocks(request, &page).message(), "space 12 does not exist");
+}
+
+TEST_F(OperatorTest, SetPolicyKeepsWhatIsCached) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  Cache(engine.get(), "a", 3);
+  Cache(engine.get(), "b", 3);
+  v1::EvictRequest one;
+  one.set_count(1);
+  Evict(one);  // Under LRU.
+  v1::SetPolicyRequest request;
+  request.set_policy("s3_fifo");
+  request.set_space(engine->opened.space());
+  v1::SetPolicyResponse response;
+  ASSERT_TRUE(daemon_->SetPolicy(request, &response).ok());
+  ASSERT_EQ(response.spaces_size(), 1);
+  EXPECT_EQ(response.spaces(0).previous(), "lru");
+  EXPECT_EQ(response.spaces(0).policy(), "s3_fifo");
+  EXPECT_EQ(response.spaces(0).blocks(), 5);
+  EXPECT_EQ(Blocks().cached(), 5);
+  v1::GetPoliciesResponse policies;
+  ASSERT_TRUE(daemon_->GetPolicies({}, &policies).ok());
+  EXPECT_EQ(policies.spaces(0).policy(), "s3_fifo");
+  EXPECT_EQ(policies.new_spaces(), "lru") << "one space was asked";
+  EXPECT_EQ(policies.available_size(), static_cast<int>(ReplacementPolicies().size()));
+  Evict(one);
+  Evict(one);
+  EXPECT_EQ(engine->Match(Keys("b", 3)).tokens(), 48) << "the older chain went on leaving";
+  // What left is counted under the policy of the time: counters never fall.
+  const SpaceSnapshot counted = daemon_->Snapshot().spaces[1];
+  const auto by_operator = static_cast<size_t>(EvictReason::kOperator);
+  EXPECT_EQ(counted.evicted_by_policy.at("lru")[by_operator], 1);
+  EXPECT_EQ(counted.evicted_by_policy.at("s3_fifo")[by_operator], 2);
+
+  request.set_space(0);
+  request.set_policy("gdsf");
+  response.Clear();
+  ASSERT_TRUE(daemon_->SetPolicy(request, &response).ok());
+  EXPECT_EQ(response.spaces(0).previous(), "s3_fifo");
+  ASSERT_TRUE(daemon_->SetPolicy(request, &response).ok());
+  EXPECT_EQ(response.spaces(1).previous(), "gdsf") << "nothing to change";
+  const auto later = OpenEngine(OpenRequest("another model"), "later");
+  policies.Clear();
+  ASSERT_TRUE(daemon_->GetPolicies({}, &policies).ok());
+  EXPECT_EQ(policies.new_spaces(), "gdsf");
+  ASSERT_EQ(policies.spaces_size(), 2);
+  EXPECT_EQ(policies.spaces(1).policy(), "gdsf");
+  request.set_space(99);
+  EXPECT_EQ(daemon_->SetPolicy(request, &response).message(), "space 99 does not exist");
 }
 
 TEST_F(OperatorTest, RevokeAsksTheMemberThatKeepsTheMagazine) {

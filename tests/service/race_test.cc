@@ -56,6 +56,55 @@ TEST_F(RaceTest, MatchAgainstEvict) {
   }
 }
 
+// Blocks are leased, sealed, matched, released and evicted while the policy changes under them.
+TEST_F(RaceTest, SetPolicyAgainstUse) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const auto other = OpenEngine(OpenRequest(), "other");
+  v1::GetPoliciesResponse policies;
+  ASSERT_TRUE(daemon_->GetPolicies({}, &policies).ok());
+  std::atomic<bool> done{false};
+  const auto work = [&](Engine* me, const std::string& name) {
+    for (int round = 0; round < kRounds; ++round) {
+      const std::vector<std::string> keys = Keys(name + std::to_string(round % 5) + "_", 4);
+      const v1::MatchResult match = me->Match(keys);
+      std::vector<uint64_t> held;
+      if (match.groups_size() > 0)
+        held.assign(match.groups(0).blocks().begin(), match.groups(0).blocks().end());
+      const auto missing = static_cast<uint32_t>(keys.size() - held.size());
+      if (missing > 0) {
+        const v1::LeaseResult lease = me->LeaseAsked(missing, missing);
+        const std::vector<uint64_t> fresh(lease.blocks().begin(), lease.blocks().end());
+        if (!fresh.empty()) {
+          me->Seal(fresh, {keys.begin() + static_cast<int>(held.size()), keys.end()},
+                   held.empty() ? "" : keys[held.size() - 1]);
+        }
+        held.insert(held.end(), fresh.begin(), fresh.end());
+      }
+      EXPECT_EQ(me->Release(held).refused_size(), 0);
+    }
+  };
+  std::thread operator_thread([&] {
+    for (int i = 0; !done; ++i) {
+      v1::SetPolicyRequest request;
+      request.set_policy(policies.available(i % policies.available_size()).name());
+      v1::SetPolicyResponse response;
+      ASSERT_TRUE(daemon_->SetPolicy(request, &response).ok());
+      EXPECT_EQ(response.spaces(0).policy(), request.policy());
+    }
+  });
+  AtOnce([&] { work(engine.get(), "a"); }, [&] { work(other.get(), "b"); });
+  done = true;
+  operator_thread.join();
+  // Nobody holds anything: whichever policy it is now, it has all on offer or behind what is.
+  EXPECT_EQ(Blocks().sealed(), 0);
+  EXPECT_GT(Blocks().cached(), 0);
+  v1::EvictResponse response;
+  ASSERT_TRUE(daemon_->Evict({}, &response).ok());
+  EXPECT_EQ(response.held_back(), 0);
+  EXPECT_EQ(Blocks().cached(), 0);
+}
+
 TEST_F(RaceTest, SealOfABlockFreedMeanwhile) {
   StartDaemon(1);
   const auto engine = OpenEngine(OpenRequest());

@@ -180,6 +180,22 @@ TEST_F(Kvpoolctl, DrainAndRevoke) {
   EXPECT_FALSE(Ask<v1::GetStatsResponse>({"status"}).draining());
 }
 
+TEST_F(Kvpoolctl, PolicyIsShownAndSet) {
+  EXPECT_EQ(Ask<v1::GetPoliciesResponse>({"policy"}).spaces(0).policy(), "lru");
+  EXPECT_THAT(Run({"policy"}).out, HasSubstr("New spaces: lru"));
+  const auto set = Ask<v1::SetPolicyResponse>({"policy", "set", "arc", "--space=1"});
+  EXPECT_EQ(set.spaces(0).previous(), "lru");
+  EXPECT_EQ(set.spaces(0).blocks(), kChain);
+  EXPECT_EQ(Run({"policy", "set", "sieve"}).out,
+            "Space 1: sieve instead of arc; takes over 4 blocks\nNew spaces: sieve\n");
+  EXPECT_THAT(Run({"policy", "--space=1"}).out, HasSubstr("sieve"));
+  const ToolResult unknown = Run({"policy", "set", "mru"});
+  EXPECT_EQ(unknown.exit_status, kRefused);
+  EXPECT_THAT(unknown.err, HasSubstr("there are: lru"));
+  EXPECT_EQ(Run({"policy", "set"}).exit_status, kUsage);
+  EXPECT_EQ(Run({"policy", "get", "lru"}).exit_status, kUsage);
+}
+
 TEST_F(Kvpoolctl, EndNamesTheProcessesToWaitFor) {
   const uint64_t id = session_->id();
   const ToolResult ended = Run({"end", "--session=" + std::to_string(id)});

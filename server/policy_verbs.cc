@@ -1,0 +1,89 @@
+// Which policy decides what leaves, and another one instead.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/daemon.h"
+#include "server/log.h"
+#include "server/registry.h"
+#include "server/replacement/policy.h"
+#include "server/space.h"
+#include "server/validate.h"
+
+namespace kvpool {
+namespace {
+
+void Fill(const SpaceState& state, v1::SpacePolicy* info) {
+  info->set_space(state.facts.id);
+  info->set_tenant(state.facts.tenant);
+  info->set_policy(std::string(state.pool.policy().name()));
+  const auto& counts = state.pool.counts();
+  info->set_blocks(uint64_t{counts[static_cast<size_t>(BlockState::kSealed)]} +
+                   counts[static_cast<size_t>(BlockState::kCached)]);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Daemon::MakePolicy(const std::string& name,
+                                                                      uint32_t max_blocks) const {
+  return MakeReplacementPolicy(
+      name,
+      {.max_blocks = max_blocks, .weights = name == options_.policy ? options_.policy_weights : nullptr});
+}
+
+std::string Daemon::NewSpacesPolicy() {
+  MutexLock lock(&new_spaces_mu_);
+  return new_spaces_policy_;
+}
+
+absl::Status Daemon::GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response) {
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    MutexLock lock(&space->mu);
+    Fill(space->state, response->add_spaces());
+  }
+  response->set_new_spaces(NewSpacesPolicy());
+  for (const PolicyEntry& policy : ReplacementPolicies()) {
+    v1::ReplacementPolicyInfo* info = response->add_available();
+    info->set_name(std::string(policy.name));
+    info->set_summary(std::string(policy.summary));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response) {
+  RETURN_IF_ERROR(ValidateSetPolicy(request));
+  // First what new spaces get: one that is being made with the old policy is then among those found below.
+  if (request.space() == 0) {
+    MutexLock lock(&new_spaces_mu_);
+    new_spaces_policy_ = request.policy();
+  }
+  const std::vector<std::shared_ptr<Space>> spaces = SpacesOf(request.space(), "");
+  if (spaces.empty() && request.space() != 0) {
+    return absl::NotFoundError(absl::StrCat("space ", request.space(), " does not exist"));
+  }
+  for (const std::shared_ptr<Space>& space : spaces) {
+    // Made and destroyed where nobody waits.
+    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
+                     MakePolicy(request.policy(), space->facts.geometry.max_blocks));
+    v1::SpacePolicy* const info = response->add_spaces();
+    const uint64_t began = clock_->NowMs();
+    {
+      MutexLock lock(&space->mu);
+      info->set_previous(std::string(space->state.pool.policy().name()));
+      if (info->previous() != request.policy()) policy = space->state.SetPolicy(std::move(policy), began);
+      Fill(space->state, info);
+    }
+    if (info->previous() == info->policy()) continue;
+    LogInfo("replacement policy changed", {{"space", info->space()},
+                                           {"from", info->previous()},
+                                           {"to", info->policy()},
+                                           {"blocks", info->blocks()},
+                                           {"ms", clock_->NowMs() - began}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool
