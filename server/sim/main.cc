@@ -29,7 +29,7 @@ namespace {
 
 struct Arguments {
   std::string trace, policy = "all", capacity, plot;
-  uint64_t requests = 0, block_bytes = 0, seed = 1,
+  uint64_t space = 0, requests = 0, block_bytes = 0, seed = 1,
            threads = std::max(1u, std::thread::hardware_concurrency());
   double from = 0, to = 1, warm_up = 0;
   PrefillCost cost;
@@ -37,11 +37,13 @@ struct Arguments {
 };
 
 void AddFlags(Arguments* a, Flags* flags) {
-  flags->Add("trace", &a->trace,
-             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip; or synthetic:KIND, one "
-             "of those below. By default the public conversation trace, if it is at hand");
+  flags->Add(
+      "trace", &a->trace,
+      "kvpoold's event log; or, plain or gzip, Mooncake's JSON lines, or CSV of key,time,size (.csv); or "
+      "synthetic:KIND, one of those below. By default the public conversation trace, if it is at hand");
   flags->Add("policy", &a->policy, "all, or some of those below with commas between them");
   flags->Add("capacity", &a->capacity, "blocks, with commas; by default up to where everything fits");
+  flags->Add("space", &a->space, {}, "of an event log with several spaces: the one to replay");
   flags->Add("requests", &a->requests, {}, "how many of the trace; 0: all");
   flags->Add("from", &a->from, 1, "begin at this share of the requests");
   flags->Add("to", &a->to, 1, "end at this share of the requests");
@@ -96,6 +98,7 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
                                                                 .to = a.to,
                                                                 .warm_up = a.warm_up,
                                                                 .block_bytes = a.block_bytes,
+                                                                .space = a.space,
                                                                 .seed = a.seed}));
   SweepOptions options{.seed = a.seed,
                        .cost = a.cost,

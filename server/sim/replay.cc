@@ -36,11 +36,11 @@ class Engine {
  public:
   Engine(BlockPool* pool) : pool_(*pool), session_(*pool->AddSession({})) {}
 
-  // Answers how many leading blocks were resident.
-  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain) {
+  // Answers how many leading blocks, of the first so many that are asked for, were resident.
+  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked) {
     keys_.clear();
     for (const uint32_t content : chain) keys_.push_back(KeyOf(content));
-    const GroupQuery query = {.group = 0, .keys = keys_};
+    const GroupQuery query = {.group = 0, .keys = absl::MakeConstSpan(keys_).subspan(0, asked)};
     pool_.Match(session_, now_ms, {&query, 1}, &match_);
     std::vector<BlockRef>& held = match_.blocks[0];
     const size_t hits = held.size();
@@ -51,6 +51,10 @@ class Engine {
     for (size_t i = hits; i < keys_.size(); ++i) entries_.push_back({held[i], {&keys_[i], 1}});
     outcomes_.resize(entries_.size());
     pool_.Seal(session_, now_ms, hits == 0 ? nullptr : &keys_[hits - 1], entries_, absl::MakeSpan(outcomes_));
+    // An answer that was there already is now held as well.
+    for (const SealOutcome& outcome : outcomes_) {
+      if (outcome.verdict == Verdict::kDuplicate) held.push_back(outcome.canonical);
+    }
     verdicts_.resize(held.size());
     pool_.Release(session_, now_ms, held, absl::MakeSpan(verdicts_));
     return hits;
@@ -68,15 +72,15 @@ class Engine {
 
 constexpr uint64_t kNever = UINT64_MAX;
 
-// For each reference in Workload::contents that requests make, the next request that makes it again.
+// For each reference in Workload::contents that requests make, the next request that asks for it.
 std::vector<uint64_t> NextUses(const Workload& w) {
   std::vector<uint64_t> next(w.contents.size(), kNever), last(w.distinct, kNever);
   for (size_t r = w.requests.size(); r-- > 0;) {
     const Request& request = w.requests[r];
-    for (uint32_t i = 0; i < request.blocks; ++i) {
+    for (uint32_t i = 0; i < w.chain(request).size(); ++i) {
       uint64_t& seen = last[w.contents[request.first + i]];
       next[request.first + i] = seen;
-      seen = r;
+      if (i < request.blocks) seen = r;
     }
   }
   return next;
@@ -128,7 +132,8 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   Engine engine(&pool);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {
-    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request)), options.cost);
+    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request), request.blocks),
+                 options.cost);
   }
   result.seconds = SecondsSince(begin);
   result.evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
@@ -149,7 +154,7 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
   for (const Request& request : workload.requests) {
     const absl::Span<const uint32_t> chain = workload.chain(request);
     uint64_t hits = 0;
-    while (hits < chain.size() && is_resident[chain[hits]]) ++hits;
+    while (hits < request.blocks && is_resident[chain[hits]]) ++hits;
     result.Count(workload, request, hits, cost);
     for (uint32_t i = 0; i < chain.size(); ++i) {
       const uint32_t content = chain[i];
@@ -178,7 +183,7 @@ Result ReplayInfinite(const Workload& workload, const PrefillCost& cost) {
   for (const Request& request : workload.requests) {
     const absl::Span<const uint32_t> chain = workload.chain(request);
     uint64_t hits = 0;
-    while (hits < chain.size() && seen[chain[hits]]) ++hits;
+    while (hits < request.blocks && seen[chain[hits]]) ++hits;
     result.Count(workload, request, hits, cost);
     for (const uint32_t content : chain) seen[content] = true;
   }

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/trace.h"
+#include "server/sim/read_event_log.h"
 #include "server/sim/synthetic.h"
 
 namespace kvpool::sim {
@@ -125,6 +126,7 @@ absl::StatusOr<Workload> ReadJsonLines(const std::string& path, const WorkloadOp
 absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions& options) {
   const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
   if (csv) return ReadCsv(path, options);
+  if (IsEventLog(path)) return ReadEventLog(path, options);
   absl::string_view kind = path;
   if (!absl::ConsumePrefix(&kind, kSyntheticPrefix)) return ReadJsonLines(path, options);
   SyntheticOptions synthetic{.seed = options.seed};
@@ -136,7 +138,7 @@ absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions&
 
 uint32_t Workload::largest_request() const {
   uint32_t largest = 0;
-  for (const Request& r : requests) largest = std::max(largest, r.blocks);
+  for (const Request& r : requests) largest = std::max(largest, r.blocks + r.answer_blocks);
   return largest;
 }
 
