@@ -90,31 +90,49 @@ std::vector<uint64_t> NextUses(const Workload& w) {
 
 void Result::Count(const Workload& workload, const Request& request, uint64_t hits, const PrefillCost& cost) {
   if (&request < &workload.requests[0] + workload.warm_up) return;
-  const uint64_t hit = workload.tokens_in(request, hits);
   ++requests;
-  blocks += request.blocks;
-  hit_blocks += hits;
-  tokens += request.tokens;
-  hit_tokens += hit;
-  prefill_us += cost.us(0, request.tokens);
-  prefill_saved_us += cost.us(0, hit);
+  if (workload.one_in == 1) {
+    const uint64_t hit = workload.tokens_in(request, hits);
+    blocks += request.blocks;
+    hit_blocks += hits;
+    tokens += request.tokens;
+    hit_tokens += hit;
+    prefill_us += cost.us(0, request.tokens);
+    prefill_saved_us += cost.us(0, hit);
+    return;
+  }
+  for (uint32_t i = 0; i < request.blocks; ++i) {
+    const uint64_t stands_for = i < request.common_blocks ? 1 : workload.one_in;
+    const uint64_t front = uint64_t{workload.fronts[request.first + i]} * workload.tokens_per_block;
+    const uint64_t own = std::min<uint64_t>(workload.tokens_per_block, request.tokens - front);
+    const double us = cost.us(front, own) * static_cast<double>(stands_for);
+    blocks += stands_for;
+    tokens += own * stands_for;
+    prefill_us += us;
+    if (i >= hits) continue;
+    hit_blocks += stands_for;
+    hit_tokens += own * stands_for;
+    prefill_saved_us += us;
+  }
 }
 
 absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& options) {
   if (options.policy == "infinite") return ReplayInfinite(workload, options.cost);
+  const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
   if (options.policy == "opt") return ReplayOptimal(workload, options.capacity_blocks, options.cost);
-  if (workload.largest_request() > options.capacity_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat("the largest request has ", workload.largest_request(),
-                                                   " blocks, the pool ", options.capacity_blocks));
+  if (workload.largest_request() > room) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the largest request has ", workload.largest_request(), " blocks, the pool ", room,
+        room == options.capacity_blocks ? "" : absl::StrCat(", a sample of ", options.capacity_blocks)));
   }
-  const double cost_per_depth =
-      options.cost.us_per_token_pair * workload.tokens_per_block / options.cost.us_per_token;
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<ReplacementPolicy> policy,
-      MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
-                                                          .seed = options.seed,
-                                                          .cost_per_depth = cost_per_depth,
-                                                          .weights = options.weights}));
+  // In front of a block of a sample lie so many more than are seen.
+  const double cost_per_depth = options.cost.us_per_token_pair * workload.tokens_per_block * workload.one_in /
+                                options.cost.us_per_token;
+  ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
+                   MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = room + 1,
+                                                                       .seed = options.seed,
+                                                                       .cost_per_depth = cost_per_depth,
+                                                                       .weights = options.weights}));
   return ReplayWith(workload, options, std::move(policy));
 }
 
@@ -123,12 +141,11 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   Result result{.policy = options.policy, .capacity_blocks = options.capacity_blocks};
   result.bytes_per_block = policy->bytes_per_block();
   double policy_ns = 0;
+  const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
   // Ghosts for everything: regret is what an eviction cost, however late.
-  BlockPool pool({.max_blocks = options.capacity_blocks + 1,
-                  .windows = {0},
-                  .ghosts = std::max(4 * workload.distinct, 64u)},
+  BlockPool pool({.max_blocks = room + 1, .windows = {0}, .ghosts = std::max(4 * workload.distinct, 64u)},
                  std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
-  KVPOOL_CHECK(pool.Grow(options.capacity_blocks).ok(), "%u blocks", options.capacity_blocks);
+  KVPOOL_CHECK(pool.Grow(room).ok(), "%u blocks", room);
   Engine engine(&pool);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {
@@ -136,9 +153,10 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
                  options.cost);
   }
   result.seconds = SecondsSince(begin);
-  result.evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
-  result.regret = pool.counters().regret;
-  result.decision_ns = result.evictions == 0 ? 0 : policy_ns / static_cast<double>(result.evictions);
+  const uint64_t evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
+  result.evictions = evictions * workload.one_in;
+  result.regret = pool.counters().regret * workload.one_in;
+  result.decision_ns = evictions == 0 ? 0 : policy_ns / static_cast<double>(evictions);
   return result;
 }
 
@@ -146,6 +164,7 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
   Result result{.policy = "opt", .capacity_blocks = capacity_blocks};
   const Clock::time_point begin = Clock::now();
   const std::vector<uint64_t> next_uses = NextUses(workload);
+  const uint32_t room = workload.ScaledCapacity(capacity_blocks);
   // Resident contents by (next use, place in the chain): the last goes first, so leaves before their parents.
   using Entry = std::tuple<uint64_t, uint32_t, uint32_t>;
   absl::btree_set<Entry> resident;
@@ -159,18 +178,18 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
     for (uint32_t i = 0; i < chain.size(); ++i) {
       const uint32_t content = chain[i];
       if (is_resident[content]) resident.erase(entries[content]);
-      if (left[content]) ++result.regret;
+      if (left[content]) result.regret += workload.one_in;
       left[content] = false;
       is_resident[content] = next_uses[request.first + i] != kNever;
       entries[content] = {next_uses[request.first + i], i, content};
       if (is_resident[content]) resident.insert(entries[content]);
     }
-    while (resident.size() > capacity_blocks) {
+    while (resident.size() > room) {
       const uint32_t content = std::get<2>(*std::prev(resident.end()));
       resident.erase(std::prev(resident.end()));
       is_resident[content] = false;
       left[content] = true;
-      ++result.evictions;
+      result.evictions += workload.one_in;
     }
   }
   result.seconds = SecondsSince(begin);

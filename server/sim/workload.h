@@ -19,7 +19,8 @@ struct Request {
   uint64_t first = 0;  // Of Workload::contents.
   uint32_t blocks = 0;
   uint32_t answer_blocks = 0;
-  uint32_t tokens = 0;  // The last block may be part full.
+  uint32_t tokens = 0;         // The last block may be part full.
+  uint32_t common_blocks = 0;  // Of a sample: so many leading blocks stand for themselves alone.
 };
 
 struct Workload {
@@ -29,6 +30,10 @@ struct Workload {
   uint32_t warm_up = 0;            // So many requests at the beginning are replayed and not counted.
   std::vector<uint32_t> contents;  // The requests' chains, one behind the other. Numbers from 0.
   uint32_t distinct = 0;           // Contents there are.
+  // Of a sample, see sample.h: each block that is not common stands for so many; the common ones there are.
+  uint32_t one_in = 1, common_blocks = 0;
+  std::vector<uint32_t>
+      fronts;  // Of a sample, parallel to contents: blocks in front of each when it was drawn.
 
   absl::Span<const uint32_t> asked(const Request& r) const { return {contents.data() + r.first, r.blocks}; }
   absl::Span<const uint32_t> chain(const Request& r) const {
@@ -37,7 +42,14 @@ struct Workload {
   uint64_t tokens_in(const Request& r, uint64_t blocks) const {
     return std::min<uint64_t>(r.tokens, blocks * tokens_per_block);
   }
+  // Its size in words.
+  std::string Describe() const;
   uint32_t largest_request() const;
+  // Room for the sample that is as tight as so many blocks are for all.
+  uint32_t ScaledCapacity(uint32_t blocks) const {
+    const uint32_t common = std::min(blocks, common_blocks);
+    return common + (blocks - common) / one_in;
+  }
 };
 
 struct WorkloadOptions {
