@@ -11,6 +11,7 @@
 #include "server/deferred.h"
 #include "server/device_budget.h"
 #include "server/device_runner.h"
+#include "server/event_log.h"
 #include "server/field_checks.h"
 #include "server/housekeeper.h"
 #include "server/log.h"
@@ -64,11 +65,27 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
 
 }  // namespace
 
+// What a file is written in at once, and what a disk may be behind: some thousand matches of long prompts.
+constexpr uint64_t kMostEventBufferBytes = 4 << 20;
+
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<std::unique_ptr<Device>> devices,
                                                       const Clock* clock) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
-  return std::unique_ptr<Daemon>(new Daemon(options, std::move(devices), clock));
+  std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock));
+  RETURN_IF_ERROR(daemon->StartEventLog());
+  return daemon;
+}
+
+absl::Status Daemon::StartEventLog() {
+  if (options_.event_log.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      event_log_,
+      EventLog::Open({.path = options_.event_log,
+                      .max_bytes = options_.event_log_bytes,
+                      .buffer_bytes = std::min(kMostEventBufferBytes, options_.event_log_bytes / 4),
+                      .thread = options_.housekeeping_thread}));
+  return absl::OkStatus();
 }
 
 Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock)

@@ -57,8 +57,10 @@ struct DaemonOptions {
   std::string policy = "lru";
   std::shared_ptr<const Weights> policy_weights;  // Of one policy. Null: those built in.
   double pin_budget = 0.25;
-  uint32_t max_sessions = 1024;  // Open, or ended and not yet gone.
-  uint32_t max_members = 64;     // Of one session.
+  std::string event_log;                 // File to record matches and seals in; empty: none.
+  uint64_t event_log_bytes = 256 << 20;  // Most that it takes, the part before the last among them.
+  uint32_t max_sessions = 1024;          // Open, or ended and not yet gone.
+  uint32_t max_members = 64;             // Of one session.
   uint64_t idle_space_ms =
       3600 * 1000;  // A space without sessions is closed after this, or when others need its memory.
   // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
@@ -77,6 +79,7 @@ class Member;
 
 class DeviceBudget;
 class DeviceRunner;
+class EventLog;
 struct DeviceOperation;
 class Housekeeper;
 class Registry;
@@ -164,6 +167,7 @@ class Daemon {
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
   // On the thread that runs operations on a device.
   void OnOperationOver(DeviceOperation* operation);
+  absl::Status StartEventLog();
   void StartRunners();
   // Destroys a closing space's memory, or waits for the thread that is at it: any number may ask.
   void Destroy(Space* closing);
@@ -187,6 +191,7 @@ class Daemon {
   const Clock* const clock_;
   const uint64_t start_ms_;
   std::unique_ptr<DeviceBudget> budget_;
+  std::unique_ptr<EventLog> event_log_;  // Null: nothing is recorded. Spaces add to it.
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};

@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
       runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
     }
     return std::make_shared<Space>(std::move(facts), pool, std::move(policy), std::move(runners),
-                                   budget_.get(), clock_);
+                                   budget_.get(), event_log_.get(), clock_);
   });
 }
 

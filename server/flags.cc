@@ -28,13 +28,15 @@
 namespace kvpool {
 namespace {
 
+constexpr uint64_t kLeastEventLogBytes = 8 << 20;
+
 // The flags as they are written, with their defaults.
 struct CommandLine {
   std::vector<std::string> config;
   std::string device = "auto", capacity = "0.5", slab_bytes = "0";
   std::string socket, socket_group, state_dir, metrics_listen = "127.0.0.1:9400";
   std::string log_level = "info", log_format = "text";
-  std::string policy = "lru", replacement_weights;
+  std::string policy = "lru", replacement_weights, event_log, event_log_bytes = "256MiB";
   double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25;
   uint64_t max_sessions = 1024, max_members = 64;
   absl::Duration idle_space = absl::Hours(1);
@@ -73,6 +75,11 @@ void AddFlags(CommandLine* line, Flags* flags) {
   flags->Add("policy", &line->policy, "replacement policy of new spaces; see the list below");
   flags->Add("replacement-weights", &line->replacement_weights,
              "weights of a policy that was trained, as kvpool-sim train writes them; empty: those built in");
+  flags->Add(
+      "event-log", &line->event_log,
+      "record what engines ask for in this file, keys hashed, to replay it with kvpool-sim; empty: do not");
+  flags->Add("event-log-bytes", &line->event_log_bytes,
+             "most that it takes; at half of this the file becomes FILE.1 and is begun anew");
   flags->Add("low-watermark", &line->low_watermark, 1,
              "reclaim in the background when less than this share of a space is free");
   flags->Add("high-watermark", &line->high_watermark, 1, "and stop when this share is free");
@@ -261,6 +268,15 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
     return BadFlag("low-watermark", absl::StrCat(daemon->low_watermark),
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
+  const absl::StatusOr<uint64_t> event_log_bytes = ParseBytes(line.event_log_bytes);
+  if (!event_log_bytes.ok())
+    return BadFlag("event-log-bytes", line.event_log_bytes, event_log_bytes.status().message());
+  if (*event_log_bytes < kLeastEventLogBytes) {
+    return BadFlag("event-log-bytes", line.event_log_bytes,
+                   absl::StrCat("the least is ", kLeastEventLogBytes));
+  }
+  daemon->event_log = line.event_log;
+  daemon->event_log_bytes = *event_log_bytes;
   RETURN_IF_ERROR(ParsePolicy(line, daemon));
   daemon->pin_budget = line.pin_budget;
   daemon->max_sessions = static_cast<uint32_t>(line.max_sessions);

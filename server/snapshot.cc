@@ -5,6 +5,7 @@
 #include "server/daemon.h"
 #include "server/device_budget.h"
 #include "server/device_runner.h"
+#include "server/event_log.h"
 #include "server/registry.h"
 #include "server/replacement/policy.h"
 #include "server/retired_counters.h"
@@ -72,6 +73,11 @@ DaemonSnapshot Daemon::Snapshot() {
   }
   snapshot.step_batches = counters.batches;
   snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
+  if (event_log_ != nullptr) {
+    const EventLog::Counters events = event_log_->counters();
+    snapshot.events_logged = events.added;
+    snapshot.events_lost = events.lost;
+  }
   snapshot.draining = registry_->draining();
   snapshot.uptime_seconds = static_cast<double>(now - start_ms_) / 1000;
   return snapshot;

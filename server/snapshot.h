@@ -58,6 +58,7 @@ struct DaemonSnapshot {
   std::map<std::string, uint64_t> sessions_ended;
   std::map<std::string, uint64_t> step_operations;  // By verb.
   uint64_t step_batches = 0, reconnects = 0;
+  uint64_t events_logged = 0, events_lost = 0;  // Of the event log.
   uint32_t sessions_open = 0;
   bool draining = false;
   double uptime_seconds = 0;

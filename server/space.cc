@@ -23,10 +23,10 @@ void CheckNotLost(const absl::Status& status, uint64_t space, const std::string&
 }  // namespace
 
 Space::Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
-             std::vector<RunnerOrWhy> runners, DeviceBudget* budget, const Clock* clock)
+             std::vector<RunnerOrWhy> runners, DeviceBudget* budget, EventLog* event_log, const Clock* clock)
     : facts(std::move(facts)),
       state(&this->facts, options, std::move(policy), clock->NowMs()),
-      verbs(&state),
+      verbs(&state, event_log),
       device_verbs(&state, &verbs, std::move(runners)),
       batches(&state, &verbs, &device_verbs),
       budget_(budget),

@@ -22,7 +22,7 @@ namespace kvpool {
 class Space {
  public:
   Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
-        std::vector<RunnerOrWhy> runners, DeviceBudget* budget, const Clock* clock);
+        std::vector<RunnerOrWhy> runners, DeviceBudget* budget, EventLog* event_log, const Clock* clock);
 
   // Makes one more slab on every rank, or on none. RESOURCE_EXHAUSTED: the space is at its largest, or the
   // budget or a device is out of memory.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 #include "server/block_info.h"
+#include "server/event_log.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -194,6 +195,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
   } else {
     SealMapped(*session, now, in_front);
   }
+  if (event_log_ != nullptr) LogSeal(*session, now, seal, in_front);
   result->mutable_canonical()->Reserve(seal.blocks_size());
   for (size_t i = 0; i < outcomes_.size(); ++i) {
     const SealOutcome& outcome = outcomes_[i];
@@ -257,6 +259,7 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
   }
   SampleReuse(now);
   state_.pool.Match(session->holder, now, queries_, &match_);
+  if (event_log_ != nullptr) LogMatch(*session, now);
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));
   for (size_t i = 0; i < queries_.size(); ++i) {
@@ -265,6 +268,38 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
     hit->mutable_blocks()->Reserve(static_cast<int>(match_.blocks[i].size()));
     for (const BlockRef ref : match_.blocks[i]) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
   }
+}
+
+void BlockVerbs::LogMatch(const Session& session, TimeMs now) {
+  if (queries_.empty()) return;
+  event_words_.clear();
+  for (const BlockKey& key : queries_[0].keys) event_words_.push_back(event_log_->Hash(key));
+  event_log_->Add({.kind = EventKind::kMatch,
+                   .group = static_cast<uint8_t>(queries_[0].group),
+                   .words = static_cast<uint32_t>(event_words_.size()),
+                   .time_ms = now,
+                   .space = state_.facts.id,
+                   .session = session.terms.id,
+                   .tokens_per_block = queries_[0].tokens_per_block},
+                  event_words_);
+}
+
+// As far as the chain was sealed, under this session's block or another's.
+void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front) {
+  event_words_.assign(1, in_front == nullptr ? 0 : event_log_->Hash(*in_front));
+  for (size_t i = 0; i < entries_.size() && outcomes_[i].canonical != kNullRef; ++i) {
+    event_words_.push_back(event_log_->Hash(entries_[i].keys.back()));
+  }
+  if (event_words_.size() == 1) return;
+  event_log_->Add(
+      {.kind = EventKind::kSeal,
+       .group = static_cast<uint8_t>(seal.group()),
+       .words = static_cast<uint32_t>(event_words_.size()),
+       .time_ms = now,
+       .space = state_.facts.id,
+       .session = session.terms.id,
+       .tokens_per_block = state_.facts.layout.groups(static_cast<int>(seal.group())).tokens_per_block()},
+      event_words_);
 }
 
 void BlockVerbs::SampleReuse(TimeMs now) {

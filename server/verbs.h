@@ -21,9 +21,12 @@
 
 namespace kvpool {
 
+class EventLog;
+
 class BlockVerbs {
  public:
-  explicit BlockVerbs(SpaceState* state) : state_(*state) {}
+  // `event_log` may be null.
+  BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
   // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, the session has not ended.
   void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
@@ -42,6 +45,9 @@ class BlockVerbs {
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
   void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
   void SampleReuse(TimeMs now);
+  // Of the first group that was asked for.
+  void LogMatch(const Session& session, TimeMs now);
+  void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);
 
   // Unpacks into refs_, the sink replaced by no block, and makes verdicts_ as long.
   void Unpack(const Session& session, const Refs& wire);
@@ -51,6 +57,7 @@ class BlockVerbs {
   std::string Explain(const Session& session, BlockRef ref, Verdict verdict) const;
 
   SpaceState& state_;
+  EventLog* const event_log_;
   uint32_t matches_ = 0;
   std::vector<BlockRef> refs_;
   std::vector<Verdict> verdicts_;
@@ -60,6 +67,7 @@ class BlockVerbs {
   std::vector<bool> unmapped_;  // By entry, if any is.
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
+  std::vector<uint64_t> event_words_;
 };
 
 }  // namespace kvpool

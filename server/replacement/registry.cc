@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
+#include "server/replacement/adaptive.h"
 #include "server/replacement/arc.h"
 #include "server/replacement/fifo.h"
 #include "server/replacement/gdsf.h"
@@ -73,6 +74,7 @@ constexpr PolicyEntry kPolicies[] = {
      Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
+    {"adaptive", "follows the best of hit_density, lru and lfu by shadow caches", Make<AdaptivePolicy>},
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace kvpool::sim {
 namespace {
 
 constexpr double kWidth = 1040, kHeight = 620;
-constexpr double kLeft = 76, kRight = 190, kTop = 74, kBottom = 66;
+constexpr double kLeft = 76, kRight = 190, kTop = 86, kBottom = 66;
 constexpr double kLabelHeight = 15;
 
 // Okabe and Ito's colours, which the colour-blind tell apart as well; dashes where they repeat.
@@ -104,16 +104,12 @@ class Picture {
         "height=\"%.0f\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" "
         "fill=\"#222222\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n",
         kWidth, kHeight, kWidth, kHeight);
-    uint64_t blocks = 0;
-    for (const Request& r : workload_.requests) blocks += r.blocks;
     const size_t slash = workload_.name.find_last_of('/');
-    Text(kLeft, 30, "start", "font-size=\"18\" font-weight=\"bold\"", "Miss ratio by capacity and policy");
-    Text(
-        kLeft, 52, "start", "fill=\"#666666\"",
-        absl::StrFormat("%s: %d requests, %d blocks of %d tokens, %d of them distinct; only a leading run of "
-                        "resident blocks is a hit",
-                        workload_.name.substr(slash == std::string::npos ? 0 : slash + 1),
-                        workload_.requests.size(), blocks, workload_.tokens_per_block, workload_.distinct));
+    Text(kLeft, 28, "start", "font-size=\"18\" font-weight=\"bold\"", "Miss ratio by capacity and policy");
+    Text(kLeft, 48, "start", "fill=\"#666666\"",
+         absl::StrCat(workload_.name.substr(slash == std::string::npos ? 0 : slash + 1), ": ",
+                      workload_.Describe()));
+    Text(kLeft, 65, "start", "fill=\"#666666\"", "Only a leading run of resident blocks is a hit");
   }
 
   void Grid() {

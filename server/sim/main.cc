@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -20,6 +21,7 @@
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
 #include "server/sim/report.h"
+#include "server/sim/sample.h"
 #include "server/sim/sweep.h"
 #include "server/sim/synthetic.h"
 #include "server/sim/workload.h"
@@ -27,25 +29,33 @@
 namespace kvpool::sim {
 namespace {
 
+constexpr double kLeastSample = 10000;  // One in so many.
+
 struct Arguments {
   std::string trace, policy = "all", capacity, plot;
-  uint64_t requests = 0, block_bytes = 0, seed = 1,
+  uint64_t space = 0, requests = 0, block_bytes = 0, seed = 1,
            threads = std::max(1u, std::thread::hardware_concurrency());
-  double from = 0, to = 1, warm_up = 0;
+  double from = 0, to = 1, warm_up = 0, sample = 1;
   PrefillCost cost;
   bool json = false, markdown = false, help = false, version = false;
 };
 
 void AddFlags(Arguments* a, Flags* flags) {
-  flags->Add("trace", &a->trace,
-             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip; or synthetic:KIND, one "
-             "of those below. By default the public conversation trace, if it is at hand");
+  flags->Add(
+      "trace", &a->trace,
+      "kvpoold's event log; or, plain or gzip, Mooncake's JSON lines, or CSV of key,time,size (.csv); or "
+      "synthetic:KIND, one of those below. By default the public conversation trace, if it is at hand");
   flags->Add("policy", &a->policy, "all, or some of those below with commas between them");
   flags->Add("capacity", &a->capacity, "blocks, with commas; by default up to where everything fits");
+  flags->Add("space", &a->space, {}, "of an event log with several spaces: the one to replay");
   flags->Add("requests", &a->requests, {}, "how many of the trace; 0: all");
   flags->Add("from", &a->from, 1, "begin at this share of the requests");
   flags->Add("to", &a->to, 1, "end at this share of the requests");
   flags->Add("warm-up", &a->warm_up, 1, "replay this share of the requests without counting their hits");
+  flags->Add(
+      "sample", &a->sample, 1,
+      "replay this share of the blocks, drawn by hash, at capacities as much smaller: one in a whole number "
+      "of them");
   flags->Add("block-bytes", &a->block_bytes, {.max = uint64_t{1} << 40},
              "of a block: what advise counts memory in, and what CSV sizes are divided by");
   flags->Add("prefill-us-per-token", &a->cost.us_per_token, 1e9, "cost of prefill: linear part");
@@ -91,18 +101,24 @@ absl::StatusOr<std::string> TracePath(const Arguments& a) {
 
 absl::Status Run(const std::string& verb, const Arguments& a) {
   ASSIGN_OR_RETURN(const std::string path, TracePath(a));
-  ASSIGN_OR_RETURN(const Workload workload, ReadWorkload(path, {.max_requests = a.requests,
-                                                                .from = a.from,
-                                                                .to = a.to,
-                                                                .warm_up = a.warm_up,
-                                                                .block_bytes = a.block_bytes,
-                                                                .seed = a.seed}));
+  ASSIGN_OR_RETURN(const Workload all, ReadWorkload(path, {.max_requests = a.requests,
+                                                           .from = a.from,
+                                                           .to = a.to,
+                                                           .warm_up = a.warm_up,
+                                                           .block_bytes = a.block_bytes,
+                                                           .space = a.space,
+                                                           .seed = a.seed}));
+  if (a.sample * kLeastSample < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--sample: ", a.sample, " is below 1 in ", kLeastSample));
+  }
+  const Workload workload =
+      Sample(all, {.one_in = static_cast<uint32_t>(std::lround(1 / a.sample)), .seed = a.seed});
   SweepOptions options{.seed = a.seed,
                        .cost = a.cost,
                        .threads = static_cast<uint32_t>(a.threads),
                        .progress = isatty(STDERR_FILENO) != 0};
   ASSIGN_OR_RETURN(options.policies, ParsePolicies(a.policy));
-  options.capacities = SpreadCapacities(workload, verb == "curve" ? 8 : 4);
+  options.capacities = SpreadCapacities(all, verb == "curve" ? 8 : 4);
   if (!a.capacity.empty()) {
     ASSIGN_OR_RETURN(options.capacities, ParseCapacities(a.capacity));
   }

@@ -36,11 +36,11 @@ class Engine {
  public:
   Engine(BlockPool* pool) : pool_(*pool), session_(*pool->AddSession({})) {}
 
-  // Answers how many leading blocks were resident.
-  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain) {
+  // Answers how many leading blocks, of the first so many that are asked for, were resident.
+  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked) {
     keys_.clear();
     for (const uint32_t content : chain) keys_.push_back(KeyOf(content));
-    const GroupQuery query = {.group = 0, .keys = keys_};
+    const GroupQuery query = {.group = 0, .keys = absl::MakeConstSpan(keys_).subspan(0, asked)};
     pool_.Match(session_, now_ms, {&query, 1}, &match_);
     std::vector<BlockRef>& held = match_.blocks[0];
     const size_t hits = held.size();
@@ -51,6 +51,10 @@ class Engine {
     for (size_t i = hits; i < keys_.size(); ++i) entries_.push_back({held[i], {&keys_[i], 1}});
     outcomes_.resize(entries_.size());
     pool_.Seal(session_, now_ms, hits == 0 ? nullptr : &keys_[hits - 1], entries_, absl::MakeSpan(outcomes_));
+    // An answer that was there already is now held as well.
+    for (const SealOutcome& outcome : outcomes_) {
+      if (outcome.verdict == Verdict::kDuplicate) held.push_back(outcome.canonical);
+    }
     verdicts_.resize(held.size());
     pool_.Release(session_, now_ms, held, absl::MakeSpan(verdicts_));
     return hits;
@@ -68,15 +72,15 @@ class Engine {
 
 constexpr uint64_t kNever = UINT64_MAX;
 
-// For each reference in Workload::contents that requests make, the next request that makes it again.
+// For each reference in Workload::contents that requests make, the next request that asks for it.
 std::vector<uint64_t> NextUses(const Workload& w) {
   std::vector<uint64_t> next(w.contents.size(), kNever), last(w.distinct, kNever);
   for (size_t r = w.requests.size(); r-- > 0;) {
     const Request& request = w.requests[r];
-    for (uint32_t i = 0; i < request.blocks; ++i) {
+    for (uint32_t i = 0; i < w.chain(request).size(); ++i) {
       uint64_t& seen = last[w.contents[request.first + i]];
       next[request.first + i] = seen;
-      seen = r;
+      if (i < request.blocks) seen = r;
     }
   }
   return next;
@@ -86,31 +90,49 @@ std::vector<uint64_t> NextUses(const Workload& w) {
 
 void Result::Count(const Workload& workload, const Request& request, uint64_t hits, const PrefillCost& cost) {
   if (&request < &workload.requests[0] + workload.warm_up) return;
-  const uint64_t hit = workload.tokens_in(request, hits);
   ++requests;
-  blocks += request.blocks;
-  hit_blocks += hits;
-  tokens += request.tokens;
-  hit_tokens += hit;
-  prefill_us += cost.us(0, request.tokens);
-  prefill_saved_us += cost.us(0, hit);
+  if (workload.one_in == 1) {
+    const uint64_t hit = workload.tokens_in(request, hits);
+    blocks += request.blocks;
+    hit_blocks += hits;
+    tokens += request.tokens;
+    hit_tokens += hit;
+    prefill_us += cost.us(0, request.tokens);
+    prefill_saved_us += cost.us(0, hit);
+    return;
+  }
+  for (uint32_t i = 0; i < request.blocks; ++i) {
+    const uint64_t stands_for = i < request.common_blocks ? 1 : workload.one_in;
+    const uint64_t front = uint64_t{workload.fronts[request.first + i]} * workload.tokens_per_block;
+    const uint64_t own = std::min<uint64_t>(workload.tokens_per_block, request.tokens - front);
+    const double us = cost.us(front, own) * static_cast<double>(stands_for);
+    blocks += stands_for;
+    tokens += own * stands_for;
+    prefill_us += us;
+    if (i >= hits) continue;
+    hit_blocks += stands_for;
+    hit_tokens += own * stands_for;
+    prefill_saved_us += us;
+  }
 }
 
 absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& options) {
   if (options.policy == "infinite") return ReplayInfinite(workload, options.cost);
+  const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
   if (options.policy == "opt") return ReplayOptimal(workload, options.capacity_blocks, options.cost);
-  if (workload.largest_request() > options.capacity_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat("the largest request has ", workload.largest_request(),
-                                                   " blocks, the pool ", options.capacity_blocks));
+  if (workload.largest_request() > room) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the largest request has ", workload.largest_request(), " blocks, the pool ", room,
+        room == options.capacity_blocks ? "" : absl::StrCat(", a sample of ", options.capacity_blocks)));
   }
-  const double cost_per_depth =
-      options.cost.us_per_token_pair * workload.tokens_per_block / options.cost.us_per_token;
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<ReplacementPolicy> policy,
-      MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
-                                                          .seed = options.seed,
-                                                          .cost_per_depth = cost_per_depth,
-                                                          .weights = options.weights}));
+  // In front of a block of a sample lie so many more than are seen.
+  const double cost_per_depth = options.cost.us_per_token_pair * workload.tokens_per_block * workload.one_in /
+                                options.cost.us_per_token;
+  ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
+                   MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = room + 1,
+                                                                       .seed = options.seed,
+                                                                       .cost_per_depth = cost_per_depth,
+                                                                       .weights = options.weights}));
   return ReplayWith(workload, options, std::move(policy));
 }
 
@@ -119,21 +141,22 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   Result result{.policy = options.policy, .capacity_blocks = options.capacity_blocks};
   result.bytes_per_block = policy->bytes_per_block();
   double policy_ns = 0;
+  const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
   // Ghosts for everything: regret is what an eviction cost, however late.
-  BlockPool pool({.max_blocks = options.capacity_blocks + 1,
-                  .windows = {0},
-                  .ghosts = std::max(4 * workload.distinct, 64u)},
+  BlockPool pool({.max_blocks = room + 1, .windows = {0}, .ghosts = std::max(4 * workload.distinct, 64u)},
                  std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
-  KVPOOL_CHECK(pool.Grow(options.capacity_blocks).ok(), "%u blocks", options.capacity_blocks);
+  KVPOOL_CHECK(pool.Grow(room).ok(), "%u blocks", room);
   Engine engine(&pool);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {
-    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request)), options.cost);
+    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request), request.blocks),
+                 options.cost);
   }
   result.seconds = SecondsSince(begin);
-  result.evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
-  result.regret = pool.counters().regret;
-  result.decision_ns = result.evictions == 0 ? 0 : policy_ns / static_cast<double>(result.evictions);
+  const uint64_t evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];
+  result.evictions = evictions * workload.one_in;
+  result.regret = pool.counters().regret * workload.one_in;
+  result.decision_ns = evictions == 0 ? 0 : policy_ns / static_cast<double>(evictions);
   return result;
 }
 
@@ -141,6 +164,7 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
   Result result{.policy = "opt", .capacity_blocks = capacity_blocks};
   const Clock::time_point begin = Clock::now();
   const std::vector<uint64_t> next_uses = NextUses(workload);
+  const uint32_t room = workload.ScaledCapacity(capacity_blocks);
   // Resident contents by (next use, place in the chain): the last goes first, so leaves before their parents.
   using Entry = std::tuple<uint64_t, uint32_t, uint32_t>;
   absl::btree_set<Entry> resident;
@@ -149,23 +173,23 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
   for (const Request& request : workload.requests) {
     const absl::Span<const uint32_t> chain = workload.chain(request);
     uint64_t hits = 0;
-    while (hits < chain.size() && is_resident[chain[hits]]) ++hits;
+    while (hits < request.blocks && is_resident[chain[hits]]) ++hits;
     result.Count(workload, request, hits, cost);
     for (uint32_t i = 0; i < chain.size(); ++i) {
       const uint32_t content = chain[i];
       if (is_resident[content]) resident.erase(entries[content]);
-      if (left[content]) ++result.regret;
+      if (left[content]) result.regret += workload.one_in;
       left[content] = false;
       is_resident[content] = next_uses[request.first + i] != kNever;
       entries[content] = {next_uses[request.first + i], i, content};
       if (is_resident[content]) resident.insert(entries[content]);
     }
-    while (resident.size() > capacity_blocks) {
+    while (resident.size() > room) {
       const uint32_t content = std::get<2>(*std::prev(resident.end()));
       resident.erase(std::prev(resident.end()));
       is_resident[content] = false;
       left[content] = true;
-      ++result.evictions;
+      result.evictions += workload.one_in;
     }
   }
   result.seconds = SecondsSince(begin);
@@ -178,7 +202,7 @@ Result ReplayInfinite(const Workload& workload, const PrefillCost& cost) {
   for (const Request& request : workload.requests) {
     const absl::Span<const uint32_t> chain = workload.chain(request);
     uint64_t hits = 0;
-    while (hits < chain.size() && seen[chain[hits]]) ++hits;
+    while (hits < request.blocks && seen[chain[hits]]) ++hits;
     result.Count(workload, request, hits, cost);
     for (const uint32_t content : chain) seen[content] = true;
   }

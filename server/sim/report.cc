@@ -10,12 +10,7 @@
 namespace kvpool::sim {
 namespace {
 
-std::string Header(const Workload& w) {
-  uint64_t blocks = 0;
-  for (const Request& r : w.requests) blocks += r.blocks;
-  return absl::StrFormat("%s: %d requests, %d blocks of %d tokens, %d of them distinct\n", w.name,
-                         w.requests.size(), blocks, w.tokens_per_block, w.distinct);
-}
+std::string Header(const Workload& w) { return absl::StrCat(w.name, ": ", w.Describe(), "\n"); }
 
 }  // namespace
 
@@ -70,6 +65,7 @@ std::string Json(const Workload& workload, const std::vector<Result>& results) {
   root["requests"] = workload.requests.size();
   root["distinct_blocks"] = workload.distinct;
   root["tokens_per_block"] = workload.tokens_per_block;
+  root["sample_one_in"] = workload.one_in;
   root["results"] = nlohmann::ordered_json::array();
   for (const Result& r : results) {
     root["results"].push_back({{"policy", r.policy},

@@ -12,11 +12,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/trace.h"
+#include "server/sim/read_event_log.h"
 #include "server/sim/synthetic.h"
 
 namespace kvpool::sim {
@@ -125,6 +127,7 @@ absl::StatusOr<Workload> ReadJsonLines(const std::string& path, const WorkloadOp
 absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions& options) {
   const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
   if (csv) return ReadCsv(path, options);
+  if (IsEventLog(path)) return ReadEventLog(path, options);
   absl::string_view kind = path;
   if (!absl::ConsumePrefix(&kind, kSyntheticPrefix)) return ReadJsonLines(path, options);
   SyntheticOptions synthetic{.seed = options.seed};
@@ -134,9 +137,20 @@ absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions&
 
 }  // namespace
 
+std::string Workload::Describe() const {
+  uint64_t blocks = 0;
+  for (const Request& r : requests) blocks += r.blocks;
+  if (one_in != 1) {
+    return absl::StrFormat("%d requests, a sample of %d blocks of %d tokens, one in %d", requests.size(),
+                           blocks, tokens_per_block, one_in);
+  }
+  return absl::StrFormat("%d requests, %d blocks of %d tokens, %d of them distinct", requests.size(), blocks,
+                         tokens_per_block, distinct);
+}
+
 uint32_t Workload::largest_request() const {
   uint32_t largest = 0;
-  for (const Request& r : requests) largest = std::max(largest, r.blocks);
+  for (const Request& r : requests) largest = std::max(largest, r.blocks + r.answer_blocks);
   return largest;
 }
 

@@ -12,12 +12,15 @@
 
 namespace kvpool::sim {
 
-// Asks for a chain of blocks; only its leading run of resident ones is a hit.
+// Asks for a chain of blocks; only its leading run of resident ones is a hit. What is missing is computed, and the
+// blocks of the answer behind it, which nobody asked for.
 struct Request {
   uint64_t now_ms = 0;
   uint64_t first = 0;  // Of Workload::contents.
   uint32_t blocks = 0;
-  uint32_t tokens = 0;  // The last block may be part full.
+  uint32_t answer_blocks = 0;
+  uint32_t tokens = 0;         // The last block may be part full.
+  uint32_t common_blocks = 0;  // Of a sample: so many leading blocks stand for themselves alone.
 };
 
 struct Workload {
@@ -27,12 +30,26 @@ struct Workload {
   uint32_t warm_up = 0;            // So many requests at the beginning are replayed and not counted.
   std::vector<uint32_t> contents;  // The requests' chains, one behind the other. Numbers from 0.
   uint32_t distinct = 0;           // Contents there are.
+  // Of a sample, see sample.h: each block that is not common stands for so many; the common ones there are.
+  uint32_t one_in = 1, common_blocks = 0;
+  std::vector<uint32_t>
+      fronts;  // Of a sample, parallel to contents: blocks in front of each when it was drawn.
 
-  absl::Span<const uint32_t> chain(const Request& r) const { return {contents.data() + r.first, r.blocks}; }
+  absl::Span<const uint32_t> asked(const Request& r) const { return {contents.data() + r.first, r.blocks}; }
+  absl::Span<const uint32_t> chain(const Request& r) const {
+    return {contents.data() + r.first, uint64_t{r.blocks} + r.answer_blocks};
+  }
   uint64_t tokens_in(const Request& r, uint64_t blocks) const {
     return std::min<uint64_t>(r.tokens, blocks * tokens_per_block);
   }
+  // Its size in words.
+  std::string Describe() const;
   uint32_t largest_request() const;
+  // Room for the sample that is as tight as so many blocks are for all.
+  uint32_t ScaledCapacity(uint32_t blocks) const {
+    const uint32_t common = std::min(blocks, common_blocks);
+    return common + (blocks - common) / one_in;
+  }
 };
 
 struct WorkloadOptions {
@@ -41,12 +58,14 @@ struct WorkloadOptions {
   double warm_up = 0;         // The part of those that is replayed and not counted.
   // CSV: bytes of a block; an object is as many blocks as its size takes. 0: one block, whatever its size.
   uint64_t block_bytes = 0;
-  uint64_t seed = 1;  // Of a synthetic trace.
+  uint64_t space = 0;  // Event log: the space to replay; 0: the only one there is.
+  uint64_t seed = 1;   // Of a synthetic trace.
 };
 
-// Reads a trace, plain or gzip: Mooncake's JSONL, or, if the name ends in .csv or .csv.gz, lines of
-// key,time,size (time in ms; size in bytes; a first line of names is skipped). "synthetic:KIND" is not a file
-// but made at once, see synthetic.h. Errors of files start with "FILE:LINE: ".
+// Reads a trace: an event log of kvpoold, which is known by its first bytes; or, plain or gzip, Mooncake's JSONL, or,
+// if the name ends in .csv or .csv.gz, lines of key,time,size (time in ms; size in bytes; a first line of names is
+// skipped). "synthetic:KIND" is not a file but made at once, see synthetic.h. Errors of files start with
+// "FILE:LINE: ".
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim

@@ -5,10 +5,14 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "client/layouts.h"
 #include "client/session.h"
 #include "client/tools/text.h"
@@ -85,6 +89,48 @@ TEST(Replay, OnAGpuOfTheFakeDriver) {
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
   EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0,
               0.02);  // Kills cost a few of the few requests.
+}
+
+// What the daemon records of a replay is the trace again, keys aside: the simulator finds the same hits in both.
+TEST(Replay, TheDaemonsEventLogReplaysAsTheTrace) {
+  std::string folder = (std::filesystem::temp_directory_path() / "kvpool-replay-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string trace = folder + "/trace.jsonl", events = folder + "/events";
+  {
+    // Turns of conversations, each carrying on an earlier one.
+    std::mt19937_64 random(7);
+    std::vector<std::vector<uint64_t>> conversations;
+    std::ofstream out(trace);
+    uint64_t next = 1;
+    for (int turn = 0; turn < 600; ++turn) {
+      std::vector<uint64_t> chain = {0};
+      if (turn % 3 != 0) chain = conversations[random() % conversations.size()];
+      for (uint64_t blocks = 1 + random() % 6; blocks > 0; --blocks) chain.push_back(next++);
+      conversations.push_back(chain);
+      out << "{\"timestamp\": " << turn << ", \"input_length\": " << chain.size() * replay::kTokensPerBlock
+          << ", \"output_length\": 1, \"hash_ids\": [" << absl::StrJoin(chain, ", ") << "]}\n";
+    }
+  }
+  const auto replayed = ReplayJson({"--spawn-daemon", "--blocks=400", "--trace=" + trace, "--engines=1",
+                                    "--daemon-flag=--event-log=" + events});
+  EXPECT_EQ(Number(replayed, "requests"), 600);
+  const auto simulate = [](const std::string& path) {
+    const ToolResult result = RunTool(
+        KVPOOL_SIM,
+        {"run", "--trace=" + path, "--policy=lru,s3_fifo,opt,infinite", "--capacity=100,400", "--json"});
+    EXPECT_EQ(result.exit_status, 0) << result.err;
+    const auto json = ParseJson(result.out);
+    std::vector<double> hits;
+    for (const auto& of : json.fields().at("results").list_value().values()) {
+      hits.push_back(Number(of.struct_value(), "hit_blocks"));
+      EXPECT_GT(hits.back(), 0);
+    }
+    return hits;
+  };
+  const std::vector<double> of_trace = simulate(trace), of_events = simulate(events);
+  EXPECT_EQ(of_trace.size(), 7u);
+  EXPECT_EQ(of_trace, of_events);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Replay, TimeScaleHoldsRequestsBack) {

@@ -1,0 +1,200 @@
+// The event log: what it keeps, what it says of what it could not keep, and what the simulator makes of it.
+#include "server/event_log.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/sim/workload.h"
+#include "tests/service/service_fixture.h"
+
+namespace kvpool {
+namespace {
+
+class EventLogTest : public ServiceTest {
+ protected:
+  EventLogTest() {
+    std::string folder = (std::filesystem::temp_directory_path() / "kvpool-events-XXXXXX").string();
+    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    folder_ = folder;
+    path_ = (folder_ / "events").string();
+  }
+  ~EventLogTest() override { std::filesystem::remove_all(folder_); }
+
+  static EventHeader Header(EventKind kind, uint32_t words, uint64_t time_ms = 0) {
+    return {
+        .kind = kind, .words = words, .time_ms = time_ms, .space = 1, .session = 1, .tokens_per_block = 16};
+  }
+  sim::Workload Read() const {
+    absl::StatusOr<sim::Workload> workload = sim::ReadWorkload(path_, {});
+    EXPECT_TRUE(workload.ok()) << workload.status();
+    return workload.ok() ? *std::move(workload) : sim::Workload();
+  }
+
+  std::filesystem::path folder_;
+  std::string path_;
+};
+
+TEST_F(EventLogTest, WhatEnginesAskForIsReadBackAsRequests) {
+  options_.event_log = path_;
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  engine->Match(Keys("a", 3));
+  std::vector<uint64_t> blocks = engine->Lease(3);
+  engine->Seal(blocks, Keys("a", 3));
+  // The answer, block by block.
+  const std::vector<std::string> five = Keys("a", 5);
+  for (int i = 3; i < 5; ++i) {
+    blocks.push_back(engine->Lease(1)[0]);
+    engine->Seal({blocks.back()}, {five[i]}, five[i - 1]);
+  }
+  engine->Release(blocks);
+  clock_.Advance(70);
+  engine->Match(Keys("a", 6));
+  const std::vector<uint64_t> lone = engine->Lease(1);
+  engine->Seal(lone, Keys("b", 1));
+  const DaemonSnapshot snapshot = daemon_->Snapshot();
+  EXPECT_EQ(snapshot.events_logged, 6);
+  EXPECT_EQ(snapshot.events_lost, 0);
+  daemon_.reset();
+
+  struct stat file;
+  ASSERT_EQ(stat(path_.c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0600u);
+  const sim::Workload w = Read();
+  EXPECT_EQ(w.tokens_per_block, 16u);
+  EXPECT_EQ(w.distinct, 7u);
+  ASSERT_EQ(w.requests.size(), 3u);
+  EXPECT_EQ(w.requests[0].blocks, 3u);
+  EXPECT_EQ(w.requests[0].answer_blocks, 2u);
+  EXPECT_EQ(w.requests[0].tokens, 48u);
+  EXPECT_EQ(w.requests[1].now_ms, 70u);
+  EXPECT_EQ(w.requests[1].blocks, 6u);
+  EXPECT_EQ(w.requests[2].blocks, 0u);
+  EXPECT_EQ(w.requests[2].answer_blocks, 1u);
+  const auto first = w.chain(w.requests[0]), second = w.chain(w.requests[1]);
+  EXPECT_TRUE(std::equal(first.begin(), first.end(), second.begin())) << "the answer is asked for later";
+}
+
+TEST_F(EventLogTest, KeysAreHashedWithASecret) {
+  const BlockKey key = BlockKey::From("a prompt in plain text", 0), other = BlockKey::From("another", 0);
+  auto one = EventLog::Open({.path = path_, .thread = false});
+  auto two = EventLog::Open({.path = path_ + "2", .thread = false});
+  ASSERT_TRUE(one.ok() && two.ok());
+  EXPECT_EQ((*one)->Hash(key), (*one)->Hash(key));
+  EXPECT_NE((*one)->Hash(key), (*one)->Hash(other));
+  EXPECT_NE((*one)->Hash(key), (*two)->Hash(key));
+}
+
+TEST_F(EventLogTest, IsBounded) {
+  auto log = EventLog::Open({.path = path_, .max_bytes = 8192, .buffer_bytes = 2048, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  for (uint64_t i = 0; i < 1000; ++i) {
+    (*log)->Add(Header(EventKind::kMatch, 2, i), {i + 1, i + 2});
+    if (i % 10 == 0) (*log)->Drain();
+  }
+  log->reset();
+  EXPECT_LE(std::filesystem::file_size(path_) + std::filesystem::file_size(path_ + ".1"), 8192u);
+  // The part in front is read too: more than half of the bound, up to the last request.
+  const sim::Workload w = Read();
+  EXPECT_GT(w.requests.size(), 4096 / 56);
+  EXPECT_EQ(w.requests.back().now_ms, w.requests.size() - 1);
+  // Another run of the daemon has other hashes: what it finds is not read with what it writes.
+  log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Add(Header(EventKind::kMatch, 1), {1});
+  log->reset();
+  EXPECT_EQ(Read().requests.size(), 1u);
+}
+
+TEST_F(EventLogTest, WhatDoesNotFitIsCountedAndSaid) {
+  auto log = EventLog::Open({.path = path_, .buffer_bytes = 200, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  for (uint64_t i = 0; i < 10; ++i) (*log)->Add(Header(EventKind::kMatch, 1, i), {i + 1});
+  EXPECT_EQ((*log)->counters().added, 3u);
+  EXPECT_EQ((*log)->counters().lost, 7u);
+  (*log)->Drain();
+  (*log)->Add(Header(EventKind::kMatch, 1, 10), {11});
+  log->reset();
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Read().requests.size(), 4u);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), path_ + ": 7 events were lost\n");
+}
+
+TEST_F(EventLogTest, AFullDiskStopsItAndNothingElse) {
+  auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  // Writes beyond this fail with EFBIG.
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit least = {.rlim_cur = 40, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &least), 0);
+  (*log)->Add(Header(EventKind::kMatch, 1), {1});
+  (*log)->Drain();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  (*log)->Add(Header(EventKind::kMatch, 1), {2});
+  EXPECT_EQ((*log)->counters().added, 1u);
+  EXPECT_EQ((*log)->counters().lost, 1u);
+  const absl::Status nowhere = EventLog::Open({.path = path_ + "/events", .thread = false}).status();
+  EXPECT_EQ(nowhere.code(), absl::StatusCode::kUnavailable) << nowhere;
+}
+
+TEST_F(EventLogTest, ALogThatWasCutOffIsReadUpToThere) {
+  auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  for (uint64_t i = 0; i < 4; ++i) (*log)->Add(Header(EventKind::kMatch, 2, i), {1, 2});
+  log->reset();
+  std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 4);
+  EXPECT_EQ(Read().requests.size(), 3u);
+  std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(32);
+  file.put(9);
+  file.close();
+  EXPECT_EQ(sim::ReadWorkload(path_, {}).status().message(), path_ + ": record 1 is of kind 9 with 2 words");
+}
+
+TEST_F(EventLogTest, OfSeveralSpacesOneIsChosen) {
+  auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  for (uint64_t i = 0; i < 3; ++i) {
+    EventHeader header = Header(EventKind::kMatch, 1, i);
+    header.space = i == 0 ? 5 : 7;
+    (*log)->Add(header, {i + 1});
+  }
+  log->reset();
+  EXPECT_EQ(sim::ReadWorkload(path_, {}).status().message(),
+            path_ + ": space 0: there are 5 (1 matches), 7 (2 matches)");
+  EXPECT_EQ(sim::ReadWorkload(path_, {.space = 7})->requests.size(), 2u);
+}
+
+TEST_F(EventLogTest, ThreadsAddWhileItIsWritten) {
+  constexpr int kThreads = 3, kEvents = 2000;
+  auto log = EventLog::Open({.path = path_, .max_bytes = 64 << 20, .buffer_bytes = 1 << 20});
+  ASSERT_TRUE(log.ok()) << log.status();
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&log, t] {
+      for (uint64_t i = 0; i < kEvents; ++i) {
+        (*log)->Add(Header(EventKind::kMatch, 2, i), {t + 1, i + 10});
+        if (i % 100 == 0) (*log)->Drain();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ((*log)->counters().added + (*log)->counters().lost, uint64_t{kThreads} * kEvents);
+  const uint64_t added = (*log)->counters().added;
+  log->reset();
+  EXPECT_EQ(Read().requests.size(), added);
+}
+
+}  // namespace
+}  // namespace kvpool
