@@ -52,9 +52,9 @@ void WorkloadAwarePolicy::OnUsed(BlockId block, uint64_t now_ms) {
   Node& node = nodes_[Index(block)];
   now_ms_ = std::max(now_ms_, now_ms);
   turns_.OnUsed(block);
-  node.used_ms = now_ms_;
+  node.used_ms = now_ms;
   node.cls = static_cast<uint64_t>(ClassOf(node));
-  reuse_.Begin(node.hash, static_cast<int>(node.cls), now_ms_);
+  reuse_.Begin(node.hash, static_cast<int>(node.cls), now_ms);
 }
 
 void WorkloadAwarePolicy::OnOffer(BlockId block) {
