@@ -480,7 +480,7 @@ TEST(SetPolicy, TakesOverWhatIsThere) {
     ++t.now;
     const std::vector<BlockRef> held = t.Chain(a, {"p", "q"});
     const std::vector<BlockRef> kept = t.Cache(a, {"k"});
-    t.Retain(kept, 60, 5000);
+    t.Retain(kept, {.priority = 60, .until = 5000});
     ++t.now;
     t.Cache(a, {"z"});
     for (const std::string_view name : {between.name, std::string_view("lru")}) {
