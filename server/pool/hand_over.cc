@@ -36,8 +36,8 @@ std::vector<uint32_t> BlockPool::Rep::ResidentByStanding() const {
 }
 
 // Each block once, and no block before the one in front of it.
-void BlockPool::Rep::Introduce(const std::vector<uint32_t>& in_order, ReplacementPolicy* successor) const {
-  const auto now32 = static_cast<uint32_t>(now_ms);
+void BlockPool::Rep::Introduce(const std::vector<uint32_t>& in_order, TimeMs at,
+                               ReplacementPolicy* successor) const {
   std::vector<bool> known(next_new);
   known[0] = true;
   std::vector<uint32_t> chain;
@@ -46,9 +46,8 @@ void BlockPool::Rep::Introduce(const std::vector<uint32_t>& in_order, Replacemen
     for (; !chain.empty(); chain.pop_back()) {
       const BlockRecord& r = records[chain.back()];
       known[chain.back()] = true;
-      successor->OnInsert(BlockId{chain.back()}, {.hash = HashKey(r.block_key()),
-                                                  .parent = BlockId{r.parent},
-                                                  .now_ms = now_ms - (now32 - r.sealed_ms)});
+      successor->OnInsert(BlockId{chain.back()},
+                          {.hash = HashKey(r.block_key()), .parent = BlockId{r.parent}, .now_ms = at});
     }
   }
 }
@@ -59,11 +58,16 @@ std::unique_ptr<ReplacementPolicy> BlockPool::SetPolicy(TimeMs now,
   r.SeeTime(now);
   const auto now32 = static_cast<uint32_t>(r.now_ms);
   const std::vector<uint32_t> blocks = r.ResidentByStanding();
-  r.Introduce(blocks, policy.get());
+  // Time never falls: all came when the oldest did, and a use is no earlier than the one told before it.
+  uint32_t oldest_ms = 0;
+  for (const uint32_t b : blocks) oldest_ms = std::max(oldest_ms, now32 - r.records[b].sealed_ms);
+  TimeMs told = r.now_ms - std::min<TimeMs>(oldest_ms, r.now_ms);
+  r.Introduce(blocks, told, policy.get());
   // What is held is used until its last holder lets go, and will be heard of then.
   for (const uint32_t b : blocks) {
     if (r.records[b].state() != BlockState::kCached) continue;
-    policy->OnUsed(BlockId{b}, r.now_ms - (now32 - r.records[b].accessed_ms));
+    told = std::max<TimeMs>(told, r.now_ms - std::min<TimeMs>(now32 - r.records[b].accessed_ms, r.now_ms));
+    policy->OnUsed(BlockId{b}, told);
   }
   for (const uint32_t b : blocks) {
     const bool offered = r.records[b].has(BlockRecord::kOffered);

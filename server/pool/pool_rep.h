@@ -137,7 +137,7 @@ class BlockPool::Rep final {
 
   // ---- hand_over.cc
   std::vector<uint32_t> ResidentByStanding() const;
-  void Introduce(const std::vector<uint32_t>& in_order, ReplacementPolicy* successor) const;
+  void Introduce(const std::vector<uint32_t>& in_order, TimeMs at, ReplacementPolicy* successor) const;
 
   // ---- check_invariants.cc
   void CheckStates() const;

@@ -9,17 +9,18 @@
 namespace kvpool {
 namespace {
 
-// Different in kind: what is learned of age and class; recency, which nothing beats where time runs short; frequency.
-constexpr std::string_view kCandidates[] = {"hit_density", "lru", "lfu"};
+// Different in kind: what is learned of class and age; recency; how long ago the use before the last was, which finds
+// what is popular where popularity is all there is.
+constexpr std::string_view kCandidates[] = {"hit_density", "lru", "lru_k"};
 
 // A shadow has about so many blocks, and no more than a quarter of the pool's.
-constexpr uint32_t kShadowBlocks = 2048, kLeastOneIn = 4;
+constexpr uint32_t kShadowBlocks = 1024, kLeastOneIn = 4;
 // Blocks of requests that are being served count in the pool and in no shadow's capacity: room for them.
 constexpr uint32_t kMoreSlots = 256;
 // Drawn accesses between two judgements, in shadow capacities; and at least.
 constexpr uint32_t kLeastWindow = 256;
 constexpr double kFade = 0.85;  // From one judgement to the next.
-constexpr double kDoubt = 3;    // Standard deviations.
+constexpr double kDoubt = 2;    // Standard deviations.
 constexpr double kLeastGain = 0.001;
 constexpr double kMostBias = 0.03;
 constexpr int kSettling = 2;
@@ -110,16 +111,26 @@ void AdaptivePolicy::Prefetch(BlockId block) const {
 
 void AdaptivePolicy::Observe(const Node& node, bool found, uint64_t now_ms) {
   if (node.hash == 0) return;
+  if (node.in_front != last_hash_) EndRun();
+  last_hash_ = node.hash;
   accesses_ += 1;
   for (Candidate& c : candidates_) {
     const bool shadow_found = c.shadow->Access(node.hash, node.in_front, now_ms);
-    if (shadow_found == found) continue;
-    (shadow_found ? c.won : c.lost) += 1;
+    c.won_in_run += (shadow_found ? 1 : 0) - (found ? 1 : 0);
   }
   if (full_ && --until_judgement_ <= 0) Judge();
 }
 
+void AdaptivePolicy::EndRun() {
+  for (Candidate& c : candidates_) {
+    c.won += c.won_in_run;
+    c.variance += c.won_in_run * c.won_in_run;
+    c.won_in_run = 0;
+  }
+}
+
 void AdaptivePolicy::Judge() {
+  EndRun();
   const uint32_t capacity = std::max<uint32_t>(1, resident_ / one_in_);
   for (Candidate& c : candidates_) c.shadow->set_capacity(capacity);
   until_judgement_ = std::max(kLeastWindow, capacity);
@@ -127,19 +138,19 @@ void AdaptivePolicy::Judge() {
     if (--settling_ > 0) return;
     // The cache is the active one's own from here on.
     accesses_ = 0;
-    for (Candidate& c : candidates_) c.won = c.lost = 0;
+    for (Candidate& c : candidates_) c.won = c.variance = 0;
     return;
   }
   if (accesses_ == 0) return;
   Candidate& now = candidates_[active_];
-  now.bias = std::clamp((now.lost - now.won) / accesses_, 0.0, kMostBias);
+  now.bias = std::clamp(-now.won / accesses_, 0.0, kMostBias);
   size_t best = active_;
   double most = 0;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const Candidate& c = candidates_[i];
     if (i == active_) continue;
-    const double gain = c.won - c.lost + c.bias * accesses_;
-    const double needed = kDoubt * std::sqrt(c.won + c.lost) + kLeastGain * accesses_;
+    const double gain = c.won + c.bias * accesses_;
+    const double needed = kDoubt * std::sqrt(c.variance) + kLeastGain * accesses_;
     if (gain <= needed || gain <= most) continue;
     best = i;
     most = gain;
@@ -153,7 +164,7 @@ void AdaptivePolicy::Judge() {
   accesses_ *= kFade;
   for (Candidate& c : candidates_) {
     c.won *= kFade;
-    c.lost *= kFade;
+    c.variance *= kFade * kFade;
   }
 }
 

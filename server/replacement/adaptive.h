@@ -18,15 +18,16 @@ namespace kvpool {
 // learned what it learns whenever its turn comes: to switch is to ask another one for the next victim, which costs
 // nothing and needs no hand-over. The first is the one to begin with.
 //
-// Shadows. Beside the pool each candidate has a shadow cache in which it alone decides: of contents drawn by hash, one
-// in so many, at a capacity as much smaller. An access to a drawn content is a hit or a miss of the pool, and of each
-// shadow. Of the accesses on which pool and shadow differ, a candidate wins those that only its shadow found.
+// Shadows. Beside the pool each candidate has a shadow cache in which it alone decides: of contents drawn by hash,
+// one in so many, at a capacity as much smaller. An access to a drawn content is a hit or a miss of the pool, and of
+// each shadow. A candidate has won the accesses that only its shadow found, less those that only the pool found.
+// The blocks of a chain are found or missed together, so it is runs of them that count as independent.
 //
-// Judgement. Once a window of accesses, with old ones fading: the candidate that wins most takes over if it wins more
-// than chance would give (three standard deviations of the accesses they differ on) and more than a thousandth of
-// all. Then nothing is judged until the cache had time to become its own. A sample is thinner than the pool, which may
-// make a policy look worse than it is: how much is measured while it is the active one, as its shadow and the
-// pool then differ in nothing else, and added to what it wins later.
+// Judgement. Once a window of accesses, with old ones fading: the candidate that has won most takes over if that is
+// more than chance would give (two standard deviations) and more than a thousandth of all. Then nothing is judged
+// until the cache had time to become its own. A sample is thinner than the pool, which may make a policy look worse
+// than it is: how much is measured while it is the active one, as its shadow and the pool then differ in nothing
+// else, and is added to what it wins later.
 class AdaptivePolicy final : public ReplacementPolicy {
  public:
   explicit AdaptivePolicy(const PolicyOptions& options);
@@ -60,13 +61,16 @@ class AdaptivePolicy final : public ReplacementPolicy {
   struct Candidate {
     std::unique_ptr<ReplacementPolicy> policy;
     std::unique_ptr<ShadowCache> shadow;
-    double won = 0, lost = 0;  // Accesses that only its shadow found, or only the pool; fading.
-    double bias = 0;           // Share of accesses that its shadow was last seen to miss by itself.
+    // Accesses that only its shadow found less those that only the pool did, and the variance of that; fading.
+    double won = 0, variance = 0;
+    int won_in_run = 0;
+    double bias = 0;  // Share of accesses that its shadow was last seen to miss by itself.
   };
 
   ReplacementPolicy& active() const { return *candidates_[active_].policy; }
   bool Drawn(uint64_t hash) const;
   void Observe(const Node& node, bool found, uint64_t now_ms);
+  void EndRun();
   void Judge();
 
   std::vector<Candidate> candidates_;
@@ -75,8 +79,9 @@ class AdaptivePolicy final : public ReplacementPolicy {
   const uint32_t one_in_;
   VirtualArray<Node> nodes_;
   uint32_t resident_ = 0;
-  bool full_ = false;    // Something had to leave: shadows have a capacity.
-  double accesses_ = 0;  // That `won` and `lost` are of; fading.
+  bool full_ = false;       // Something had to leave: shadows have a capacity.
+  double accesses_ = 0;     // That `won` is of; fading.
+  uint64_t last_hash_ = 0;  // Of the drawn content that was accessed last.
   int64_t until_judgement_ = 0;
   int settling_ = 0;  // Windows to let pass.
   uint32_t switches_ = 0;

@@ -16,7 +16,7 @@
 //
 // A policy that takes over from another is told of all that is resident, parents before children, then of the last
 // use of each cached block and of what is on offer, both in the order in which its predecessor would have had them
-// leave. The times are those of the past, and in no order.
+// leave. The times are those of the past, as far as that order lets them rise.
 //
 // A policy is deterministic given its seed and what it is shown: no clock, no I/O, no dependence on pointer or
 // hash order; ties end in the block id.

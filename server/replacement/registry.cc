@@ -74,7 +74,7 @@ constexpr PolicyEntry kPolicies[] = {
      Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
-    {"adaptive", "follows the best of hit_density, lru and lfu by shadow caches", Make<AdaptivePolicy>},
+    {"adaptive", "follows the best of hit_density, lru and lru_k, by shadow caches", Make<AdaptivePolicy>},
 };
 
 }  // namespace

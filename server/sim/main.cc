@@ -119,6 +119,10 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
                        .progress = isatty(STDERR_FILENO) != 0};
   ASSIGN_OR_RETURN(options.policies, ParsePolicies(a.policy));
   options.capacities = SpreadCapacities(all, verb == "curve" ? 8 : 4);
+  // Those that are too small for the sample are left out.
+  std::erase_if(options.capacities, [&](uint32_t blocks) {
+    return workload.ScaledCapacity(blocks) < workload.largest_request();
+  });
   if (!a.capacity.empty()) {
     ASSIGN_OR_RETURN(options.capacities, ParseCapacities(a.capacity));
   }
