@@ -71,6 +71,7 @@ class Weights;
 struct PolicyOptions {
   uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
   uint64_t seed = 1;
+  uint32_t tokens_per_block = 16;
   // What computing a block anew costs, relative to the first of a chain: 1 + cost_per_depth * blocks in front.
   // The default is an 8B model (32 layers, 4096 wide): attention over 30,517 tokens costs as much as the weights
   // do, and blocks of 16 tokens.

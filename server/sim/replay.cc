@@ -109,6 +109,7 @@ absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& opt
       std::unique_ptr<ReplacementPolicy> policy,
       MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = options.capacity_blocks + 1,
                                                           .seed = options.seed,
+                                                          .tokens_per_block = workload.tokens_per_block,
                                                           .cost_per_depth = cost_per_depth,
                                                           .weights = options.weights}));
   return ReplayWith(workload, options, std::move(policy));
