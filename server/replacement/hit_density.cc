@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace kvpool {
 namespace {
@@ -9,11 +10,17 @@ namespace {
 // Cells that are looked at with one block inserted, at most.
 constexpr uint64_t kMostRefreshed = 8;
 
+std::vector<int> Groups() {
+  std::vector<int> groups;
+  for (int c = 0; c < UseClasses::kClasses; ++c) groups.push_back(UseClasses::GroupOf(c));
+  return groups;
+}
+
 }  // namespace
 
 HitDensityPolicy::HitDensityPolicy(const PolicyOptions& options, ReuseModel::Prior prior)
     : classes_(options),
-      model_(UseClasses::kClasses, std::move(prior)),
+      model_(Groups(), std::move(prior)),
       places_(options.max_blocks),
       epoch_blocks_(std::max<uint64_t>(64, options.max_blocks / 64)) {}
 

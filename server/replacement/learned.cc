@@ -11,7 +11,7 @@ WeightsShape ReuseNetwork::Shape() {
   return {
       .policy = "learned",
       .format = "1",
-      .features = "turn[5],fresh[6],front[3],last[2],hits[6],hit_fresh[3],total[3],one",
+      .features = "turn[6],total[12],fresh[4],last[2],hits[6],hit_fresh[3],hit_total[4]",
       .tensors = {
           {"w1", {kHidden, kInputs}}, {"b1", {kHidden}}, {"w2", {kOutputs, kHidden}}, {"b2", {kOutputs}}}};
 }
@@ -26,13 +26,12 @@ ReuseNetwork::Inputs ReuseNetwork::InputsOf(int cls) {
   };
   const bool unhit = use.hits == 0;
   one_of(UseClasses::kTurns, use.turn, unhit);
+  one_of(UseClasses::kTotals, use.total, unhit);
   one_of(UseClasses::kFresh, use.fresh, unhit);
-  one_of(UseClasses::kFronts, use.front, unhit);
   one_of(2, use.last, unhit);
   one_of(UseClasses::kHits, use.hits - 1, !unhit);
   one_of(UseClasses::kHitFresh, use.hit_fresh, !unhit);
-  one_of(UseClasses::kTotals, use.total, !unhit);
-  one_of(1, 0, true);
+  one_of(UseClasses::kHitTotals, use.hit_total, !unhit);
   return inputs;
 }
 

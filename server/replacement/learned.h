@@ -17,8 +17,8 @@ namespace kvpool {
 //
 // in 1 per second. Trained by kvpool-sim train on what came back in a trace. The spans are ReuseModel::Prior's.
 struct ReuseNetwork {
-  static constexpr int kInputs = UseClasses::kTurns + UseClasses::kFresh + UseClasses::kFronts + 2 +
-                                 UseClasses::kHits + UseClasses::kHitFresh + UseClasses::kTotals + 1;
+  static constexpr int kInputs = UseClasses::kTurns + UseClasses::kTotals + UseClasses::kFresh + 2 +
+                                 UseClasses::kHits + UseClasses::kHitFresh + UseClasses::kHitTotals;
   static constexpr int kHidden = 16;
   static constexpr int kOutputs = ReuseModel::Prior::kSpans;
   using Inputs = std::array<float, kInputs>;

@@ -41,6 +41,8 @@ struct Content {
   uint64_t now_ms = 0;
 };
 
+class ThinkingPolicy;
+
 // Called under the pool's lock, tens of nanoseconds each.
 class ReplacementPolicy {
  public:
@@ -64,6 +66,8 @@ class ReplacementPolicy {
   virtual uint32_t offered() const = 0;
   // Most bytes of bookkeeping per block of capacity.
   virtual double bytes_per_block() const = 0;
+  // A policy too slow to be asked under the lock (thinking_policy.h), or null.
+  virtual ThinkingPolicy* thinking() { return nullptr; }
 };
 
 class Weights;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <utility>
 
 #include "proto/support/check.h"
@@ -12,11 +11,12 @@ namespace {
 
 constexpr uint64_t kClassBits = 12;
 constexpr uint64_t kClassMask = (1 << kClassBits) - 1;
-// Waits that what was known before counts for, and the mean of all classes.
-static double Env(const char* n, double d) { return getenv(n) ? atof(getenv(n)) : d; }
-static const double kPriorWaits = Env("KPW", 60), kMeanWaits = Env("KP", 10);
+// Waits that what is expected of a class counts for, whether from before or from the mean of all classes.
+constexpr double kExpectedWaits = 20;
+// Expected hits of a group, at an age, that stand against what was seen of it.
+constexpr double kGroupHits = 5;
 // Of what was learned, half is forgotten in so many inserted blocks per content sampled.
-static const double kHalfLife = Env("KH", 400e3);
+constexpr double kHalfLife = 400e3;
 // Slots a step of the sweep looks at.
 constexpr uint32_t kSweepSlots = 16;
 // Ages double in three steps.
@@ -44,8 +44,16 @@ const std::array<double, ReuseModel::Prior::kSpans + 1>& ReuseModel::Prior::Span
   return begins;
 }
 
-ReuseModel::ReuseModel(int classes, Prior prior)
-    : prior_(std::move(prior)), hits_(classes), gone_(classes), open_(classes), index_(classes) {
+ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
+    : group_of_(std::move(group_of)),
+      prior_(std::move(prior)),
+      hits_(group_of_.size()),
+      gone_(group_of_.size()),
+      open_(group_of_.size()),
+      index_(group_of_.size()),
+      sums_(*std::max_element(group_of_.begin(), group_of_.end()) + 2),
+      last_(sums_.size()) {
+  const int classes = static_cast<int>(group_of_.size());
   KVPOOL_CHECK(classes <= 1 << kClassBits, "%d classes", classes);
   KVPOOL_CHECK(prior_.classes.empty() || prior_.classes.size() == hits_.size(), "a prior of %zu classes",
                prior_.classes.size());
@@ -124,7 +132,8 @@ void ReuseModel::BeginSweep(uint64_t now, uint64_t now_ms) {
   sweep_began_ms_ = now_ms;
   swept_ = 0;
   learned_ = 0;
-  last_ = std::exchange(sums_, {});
+  last_.swap(sums_);
+  std::fill(sums_.begin(), sums_.end(), Sums{});
 }
 
 void ReuseModel::Sweep(uint64_t now) {
@@ -142,7 +151,7 @@ void ReuseModel::Expect(int cls, Table* chances) const {
   const auto& begins = Prior::SpanBegins();
   int span = 0;
   for (int a = 0; a < kAges; ++a) {
-    const double mean = last_.at_risk[a] > 0 ? last_.hits[a] / last_.at_risk[a] : 0;
+    const double mean = last_.back().at_risk[a] > 0 ? last_.back().hits[a] / last_.back().at_risk[a] : 0;
     if (!knows) {
       (*chances)[a] = mean;
       continue;
@@ -168,15 +177,20 @@ void ReuseModel::LearnClass(int cls) {
   double later = 0;
   for (int a = kAges - 1; a >= 0; --a) at_risk[a] = later += hits[a] + gone[a] + open[a];
   Expect(cls, &chances);
-  const bool knows = !prior_.classes.empty() && blocks_per_ms_ > 0;
-  const double before = knows ? kPriorWaits : kMeanWaits;
+  for (Sums* sums : {&sums_[group_of_[cls]], &sums_.back()}) {
+    for (int a = 0; a < kAges; ++a) {
+      sums->hits[a] += hits[a];
+      sums->at_risk[a] += at_risk[a];
+      sums->expected[a] += at_risk[a] * chances[a];
+    }
+  }
+  const Sums& all = last_.back();
+  const Sums& group = last_[group_of_[cls]];
   for (int a = 0; a < kAges; ++a) {
-    sums_.hits[a] += hits[a];
-    sums_.at_risk[a] += at_risk[a];
-    sums_.expected[a] += at_risk[a] * chances[a];
-    // What was known before says how classes differ; how many come back in all is seen here.
-    const double scale = knows ? (last_.hits[a] + 1) / (last_.expected[a] + 1) : 1;
-    chances[a] = (hits[a] + before * std::min(0.9, chances[a] * scale)) / (at_risk[a] + before);
+    const double in_all = (all.hits[a] + 1) / (all.expected[a] + 1);
+    const double in_group = (group.hits[a] + kGroupHits) / (group.expected[a] * in_all + kGroupHits);
+    chances[a] = (hits[a] + kExpectedWaits * std::min(0.9, chances[a] * in_all * in_group)) /
+                 (at_risk[a] + kExpectedWaits);
   }
   // From an age on, the hits per time of holding it longer and longer.
   for (int a = 0; a < kAges; ++a) {

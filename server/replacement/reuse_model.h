@@ -21,8 +21,9 @@ namespace kvpool {
 //   index(c, a) = max over T of P(hit before T | waits at a) / E(time held until hit or T | waits at a)
 //
 // which is Gittins' index: with all blocks of one size, to drop the least is the best that can be done on
-// this knowledge. Classes of which little is known lean on what was known before, and where nothing was, on the mean
-// of all classes.
+// this knowledge. A class of which little is known leans on what is expected of it: what was known before it was
+// seen, or else the mean of all classes; more or less by as much as the classes of its group, which are alike, came
+// back more or less than was expected of them.
 //
 // Learning is done in steps of a few microseconds: a sweep over the open waits, then one class a step.
 class ReuseModel {
@@ -41,7 +42,8 @@ class ReuseModel {
     std::vector<Rates> classes;
   };
 
-  explicit ReuseModel(int classes, Prior prior = {});
+  // group_of: of each class, from 0.
+  explicit ReuseModel(std::vector<int> group_of, Prior prior = {});
 
   // How many contents there are now; adapts the sample and the ages.
   void SetBlocks(uint32_t blocks);
@@ -49,7 +51,6 @@ class ReuseModel {
   void EndWait(uint64_t hash, uint64_t now);
   // A step of learning.
   void Step(uint64_t now, uint64_t now_ms);
-  // Steps until all that was seen is learned: for tests.
   double Index(int cls, uint64_t age) const { return index_[cls][AgeOf(age)]; }
 
  private:
@@ -64,6 +65,7 @@ class ReuseModel {
   // Chances to end within each age, on what was known before.
   void Expect(int cls, Table* chances) const;
 
+  const std::vector<int> group_of_;
   const Prior prior_;
   uint32_t sample_ = 1;      // One content in so many.
   uint64_t unit_ = 1;        // Ages are counted in so many blocks.
@@ -78,11 +80,12 @@ class ReuseModel {
   uint64_t sweep_began_ = 0, sweep_began_ms_ = 0;
   double memory_ = 1;         // What is kept of the past in this round.
   double blocks_per_ms_ = 0;  // 0: not known.
-  // Over all classes: hits, those expected, and waits that came to an age, in this round and the last.
+  // Hits, those expected, and waits that came to an age.
   struct Sums {
     Table hits{}, expected{}, at_risk{};
   };
-  Sums sums_, last_;
+  // Of each group and, the last, of all classes; in this round and the one before.
+  std::vector<Sums> sums_, last_;
 };
 
 }  // namespace kvpool

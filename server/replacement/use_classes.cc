@@ -16,12 +16,15 @@ int Reached(uint32_t x, const std::array<uint32_t, n>& limits) {
   return static_cast<int>(std::upper_bound(limits.begin(), limits.end(), x) - limits.begin());
 }
 
-constexpr std::array<uint32_t, UseClasses::kTurns - 1> kTurnLimits = {1, 2, 3, 5};
-constexpr std::array<uint32_t, UseClasses::kFresh - 1> kFreshLimits = {2, 4, 8, 16, 32};
-constexpr std::array<uint32_t, UseClasses::kFronts - 1> kFrontLimits = {2, 8};
+constexpr std::array<uint32_t, UseClasses::kTurns - 1> kTurnLimits = {1, 2, 3, 4, 6};
+constexpr std::array<uint32_t, UseClasses::kTotals - 1> kTotalLimits = {2,  3,  4,  5,  7, 10,
+                                                                        14, 20, 28, 40, 64};
+constexpr std::array<uint32_t, UseClasses::kFresh - 1> kFreshLimits = {2, 5, 14};
 constexpr std::array<uint32_t, UseClasses::kHits - 1> kHitLimits = {2, 3, 4, 6, 10};
-constexpr std::array<uint32_t, UseClasses::kHitFresh - 1> kHitFreshLimits = {3, 7};
-constexpr std::array<uint32_t, UseClasses::kTotals - 1> kTotalLimits = {8, 24};
+constexpr std::array<uint32_t, UseClasses::kHitFresh - 1> kHitFreshLimits = {3, 8};
+constexpr std::array<uint32_t, UseClasses::kHitTotals - 1> kHitTotalLimits = {4, 10, 24};
+// A block that was found so often when others went on from it is not theirs, but shared.
+constexpr uint8_t kSharedHits = 5;
 
 }  // namespace
 
@@ -38,36 +41,47 @@ UseClasses::Use UseClasses::UseOf(int cls) {
   };
   if (cls < kUnhit) {
     use.last = take(2);
-    use.front = take(kFronts);
     use.fresh = take(kFresh);
+    use.total = take(kTotals);
     use.turn = cls;
     return use;
   }
   cls -= kUnhit;
-  use.total = take(kTotals);
+  use.hit_total = take(kHitTotals);
   use.hit_fresh = take(kHitFresh);
   use.gap = take(kGaps);
   use.hits = cls + 1;
   return use;
 }
 
+int UseClasses::GroupOf(int cls) {
+  const Use use = UseOf(cls);
+  if (use.hits > 0) return kTurns * 3 * 2 + (use.hits - 1) * kGaps + use.gap;
+  const int length = use.total < 3 ? 0 : use.total < 8 ? 1 : 2;
+  return (use.turn * 3 + length) * 2 + use.last;
+}
+
 int UseClasses::ClassOf(const Node& node) const {
   // A run that is forgotten: much came since.
-  const Run run = run_ - node.latest < kRuns ? runs_[node.latest % kRuns] : Run{.length = 1u << 30};
-  const uint32_t length = (run.length + blocks_per_unit_ - 1) / blocks_per_unit_;
-  const uint32_t front = run.front / blocks_per_unit_;
+  const Run run = run_ - node.latest < kRuns ? runs_[node.latest % kRuns] : Run{.length = 1u << 12};
+  const auto units = [&](uint32_t blocks) { return (blocks + blocks_per_unit_ - 1) / blocks_per_unit_; };
+  const uint32_t fresh = units(run.length), total = units(run.front + run.length);
   if (node.hits == 0) {
     const int last = node.depth + 1 == run.front + run.length ? 1 : 0;
-    return ((Reached(node.turn, kTurnLimits) * kFresh + Reached(length, kFreshLimits)) * kFronts +
-            Reached(front, kFrontLimits)) *
+    return ((Reached(node.turn, kTurnLimits) * kTotals + Reached(total, kTotalLimits)) * kFresh +
+            Reached(fresh, kFreshLimits)) *
                2 +
            last;
   }
   const int gap = std::min<int>(std::bit_width(node.gap / 1024u), kGaps - 1);
   return kUnhit +
-         ((Reached(node.hits, kHitLimits) * kGaps + gap) * kHitFresh + Reached(length, kHitFreshLimits)) *
-             kTotals +
-         Reached(front + length, kTotalLimits);
+         ((Reached(node.hits, kHitLimits) * kGaps + gap) * kHitFresh + Reached(fresh, kHitFreshLimits)) *
+             kHitTotals +
+         Reached(total, kHitTotalLimits);
+}
+
+uint8_t UseClasses::TurnBehind(const Node& front) {
+  return front.hits >= kSharedHits ? 0 : static_cast<uint8_t>(std::min(front.turn + 1, 255));
 }
 
 void UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) {
@@ -95,11 +109,11 @@ void UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) 
       node.run = run_;
     }
   } else if (follows && (front.hits == 0 || run.length == 0)) {
-    node.turn = front.hits == 0 ? front.turn : static_cast<uint8_t>(std::min(front.turn + 1, 255));
+    node.turn = front.hits == 0 ? front.turn : TurnBehind(front);
     ++run.length;
     node.run = front.run;
   } else {
-    node.turn = parent == 0 ? 0 : static_cast<uint8_t>(std::min(front.turn + 1, 255));
+    node.turn = parent == 0 ? 0 : TurnBehind(front);
     BeginRun(node.depth, 1);
     node.run = run_;
   }

@@ -14,32 +14,36 @@ namespace kvpool {
 // Time is counted in blocks inserted. Blocks that are computed one behind the other are a *run*: what a prompt
 // had that none before it had. Lengths count units of about 512 tokens.
 //
-//   never found again   the turn of its run, which is how often the prompt in front had been carried on; how
-//                       long its run is; how much stood in front of the run; whether it is the run's last block,
-//                       which the next prompt seldom repeats
+//   never found again   the turn of its run, which is how often the prompt in front had been carried on, not
+//                       counting what many share; how long the prompt is, and the run; whether it is the run's
+//                       last block, which the next prompt seldom repeats
 //   found again         how often; how long it had waited the last time; how long the latest run behind it is,
 //                       and how long the prompt up to there
 //
 // A content that left is remembered for a while, so that coming back counts as being found again.
 class UseClasses {
  public:
-  static constexpr int kTurns = 5, kFresh = 6, kFronts = 3;
-  static constexpr int kHits = 6, kGaps = 6, kHitFresh = 3, kTotals = 3;
-  static constexpr int kUnhit = kTurns * kFresh * kFronts * 2;
-  static constexpr int kClasses = kUnhit + kHits * kGaps * kHitFresh * kTotals;
+  static constexpr int kTurns = 6, kTotals = 12, kFresh = 4;
+  static constexpr int kHits = 6, kGaps = 6, kHitFresh = 3, kHitTotals = 4;
+  static constexpr int kUnhit = kTurns * kTotals * kFresh * 2;
+  static constexpr int kClasses = kUnhit + kHits * kGaps * kHitFresh * kHitTotals;
+  // Classes that are alike: by turn, a coarser length and whether it is the last; by hits and wait.
+  static constexpr int kGroups = kTurns * 3 * 2 + kHits * kGaps;
 
   // What a class says.
   struct Use {
-    int turn = 0, fresh = 0, front = 0, last = 0;  // Of what was never found again: hits is 0.
-    int hits = 0, gap = 0, hit_fresh = 0, total = 0;
+    int turn = 0, total = 0, fresh = 0, last = 0;  // Of what was never found again: hits is 0.
+    int hits = 0, gap = 0, hit_fresh = 0, hit_total = 0;
   };
   static Use UseOf(int cls);
+  static int GroupOf(int cls);
 
   explicit UseClasses(const PolicyOptions& options);
 
   // As ReplacementPolicy's, at a time that does not fall.
   void OnInsert(uint32_t block, const Content& content, uint64_t now);
   void OnHit(uint32_t block, uint64_t now);
+  // Answers its class.
   int OnUsed(uint32_t block, uint64_t now);
   void OnEvict(uint32_t block);
 
@@ -72,6 +76,7 @@ class UseClasses {
 
   void BeginRun(uint32_t front, uint32_t length) { runs_[++run_ % kRuns] = {front, length, true}; }
   int ClassOf(const Node& node) const;
+  static uint8_t TurnBehind(const Node& front);
 
   const uint32_t blocks_per_unit_;
   VirtualArray<Node> nodes_;

@@ -52,7 +52,15 @@ struct ReplayOptions {
   uint64_t seed = 1;
   PrefillCost cost;
   std::shared_ptr<const Weights> weights;  // Null: those built in.
+
+  // As policies want it: see PolicyOptions.
+  double cost_per_depth(const Workload& workload) const {
+    return cost.us_per_token_pair * workload.tokens_per_block / cost.us_per_token;
+  }
 };
+
+// INVALID_ARGUMENT: a request has more blocks than the capacity.
+absl::Status CheckFits(const Workload& workload, uint32_t capacity_blocks);
 
 // Each request matches its chain, leases and seals what is missing, and gives all of it back before the next.
 // INVALID_ARGUMENT: an unknown policy, or a request has more blocks than the capacity.

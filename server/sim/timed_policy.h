@@ -47,6 +47,8 @@ class TimedPolicy final : public ReplacementPolicy {
   void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
+  // Its decisions are timed by the engine that asks for them.
+  ThinkingPolicy* thinking() override { return policy_->thinking(); }
 
  private:
   using Clock = std::chrono::steady_clock;

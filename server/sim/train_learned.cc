@@ -1,4 +1,5 @@
-// The network of `learned`: from a class of uses to how soon what was used is found again.
+#include "server/sim/train_learned.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -7,12 +8,14 @@
 
 #include "server/replacement/learned.h"
 #include "server/replacement/use_classes.h"
-#include "server/sim/train.h"
 
 namespace kvpool::sim {
 namespace {
 
 constexpr int kSpans = ReuseModel::Prior::kSpans;
+// Passes over all classes, the first step of Adam, and how much large weights cost.
+constexpr uint32_t kEpochs = 2000;
+constexpr double kRate = 0.01, kDecay = 0.3;
 constexpr int kInputs = ReuseNetwork::kInputs, kHidden = ReuseNetwork::kHidden;
 
 // What came of the waits of all classes with the same inputs: all that training needs to know of a trace.
@@ -123,9 +126,8 @@ class Adam {
 constexpr size_t kW1 = 0, kB1 = kW1 + kHidden * kInputs, kW2 = kB1 + kHidden, kB2 = kW2 + kSpans * kHidden,
                  kWeights = kB2 + kSpans;
 
-// Minus the log-likelihood of what was seen if ends come at the network's rates, and its gradient.
-double Loss(const std::vector<Waits>& all, const std::vector<double>& w, std::vector<double>* gradient) {
-  double loss = 0;
+// Of minus the log-likelihood of what was seen, were its rates the network's.
+void AddGradient(const std::vector<Waits>& all, const std::vector<double>& w, std::vector<double>* gradient) {
   std::array<double, kHidden> hidden, back;
   for (const Waits& waits : all) {
     for (int h = 0; h < kHidden; ++h) {
@@ -138,7 +140,6 @@ double Loss(const std::vector<Waits>& all, const std::vector<double>& w, std::ve
       double out = w[kB2 + s];
       for (int h = 0; h < kHidden; ++h) out += w[kW2 + s * kHidden + h] * hidden[h];
       const double expected = waits.seconds[s] * std::exp(out);
-      loss += expected - waits.hits[s] * out;
       const double slope = expected - waits.hits[s];
       (*gradient)[kB2 + s] += slope;
       for (int h = 0; h < kHidden; ++h) {
@@ -152,19 +153,30 @@ double Loss(const std::vector<Waits>& all, const std::vector<double>& w, std::ve
       for (int i = 0; i < kInputs; ++i) (*gradient)[kW1 + h * kInputs + i] += slope * double{waits.inputs[i]};
     }
   }
-  return loss;
+}
+
+// No trace is long enough for the longest waits. A little is assumed of each class: that the longer something has
+// waited, the longer it will.
+void AssumeTail(std::vector<Waits>* all) {
+  constexpr double kHits = 0.02, kChance = 0.3;  // So many, of rate kChance / age.
+  const auto& begins = ReuseModel::Prior::SpanBegins();
+  for (Waits& waits : *all) {
+    for (int s = 0; s < kSpans; ++s) {
+      waits.hits[s] += kHits;
+      waits.seconds[s] += kHits / kChance * (begins[s] + begins[s + 1]) / 2000;
+    }
+  }
 }
 
 std::vector<float> Part(const std::vector<double>& w, size_t begin, size_t end) {
   return {w.begin() + static_cast<std::ptrdiff_t>(begin), w.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
-static double Env(const char* n, double d) { return getenv(n) ? atof(getenv(n)) : d; }
-
 }  // namespace
 
 absl::StatusOr<Weights> TrainLearned(const Workload& workload, const TrainOptions& options) {
-  const std::vector<Waits> all = Observer(workload).Run();
+  std::vector<Waits> all = Observer(workload).Run();
+  AssumeTail(&all);
   std::mt19937_64 random(options.seed);
   std::vector<double> w(kWeights);
   for (double& value : w) value = (static_cast<double>(random() >> 11) * 0x1p-53 - 0.5) * 0.4;
@@ -173,15 +185,13 @@ absl::StatusOr<Weights> TrainLearned(const Workload& workload, const TrainOption
     for (const Waits& waits : all) hits += waits.hits[s], seconds += waits.seconds[s];
     w[kB2 + s] = std::log(hits / seconds);
   }
-  const double decay = Env("DECAY", 1), rate = 0.01;
-  const uint32_t epochs = options.epochs != 0 ? options.epochs : 2000;
+  const uint32_t epochs = options.epochs != 0 ? options.epochs : kEpochs;
   Adam adam(kWeights);
   for (uint32_t epoch = 0; epoch < epochs; ++epoch) {
     std::vector<double> gradient(kWeights);
-    const double loss = Loss(all, w, &gradient);
-    if (getenv("VERB") && epoch % 200 == 0) fprintf(stderr, "%u %.3f\n", epoch, loss);
-    for (size_t i = 0; i < kB2; ++i) gradient[i] += decay * w[i];
-    adam.Step(gradient, rate * (1 - 0.9 * epoch / epochs), &w);
+    AddGradient(all, w, &gradient);
+    for (size_t i = 0; i < kB2; ++i) gradient[i] += kDecay * w[i];
+    adam.Step(gradient, kRate * (1 - 0.9 * epoch / epochs), &w);
     if (options.progress) options.progress(epoch + 1, epochs);
   }
   Weights weights(ReuseNetwork::Shape(), options.trained);
