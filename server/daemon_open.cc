@@ -100,9 +100,11 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
   const std::string key = absl::StrCat(tenant.scope, "\n", request.fingerprint().digest());
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
-    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakeReplacementPolicy(options_.policy, {.max_blocks = facts.geometry.max_blocks,
-                                                             .weights = options_.policy_weights}));
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<ReplacementPolicy> policy,
+        MakeReplacementPolicy(options_.policy, {.max_blocks = facts.geometry.max_blocks,
+                                                .tokens_per_block = facts.layout.groups(0).tokens_per_block(),
+                                                .weights = options_.policy_weights}));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
     const size_t device = facts.rank_devices[0];
     const RunnerOrWhy runner{.runner = runners_[device].get(), .why = runner_errors_[device]};

@@ -192,17 +192,22 @@ void ReuseModel::LearnClass(int cls) {
     chances[a] = (hits[a] + kExpectedWaits * std::min(0.9, chances[a] * in_all * in_group)) /
                  (at_risk[a] + kExpectedWaits);
   }
-  // From an age on, the hits per time of holding it longer and longer.
-  for (int a = 0; a < kAges; ++a) {
-    double waiting = 1, hit = 0, held = 0, best = 0;
-    for (int t = a; t < kAges; ++t) {
-      const double hits_now = waiting * chances[t];
-      hit += hits_now;
-      held += (waiting - hits_now / 2) * (AgeBegin(t + 1) - AgeBegin(t));
-      waiting -= hits_now;
-      best = std::max(best, hit / held);
+  // Of a stretch of ages: hits and time held per wait that comes to it, and how many wait on at its end. From the
+  // last age to the first each takes in the stretches behind it as long as they give more per time than it.
+  struct Stretch {
+    double hits, held, waiting;
+    int end;
+  };
+  std::array<Stretch, kAges> from;
+  for (int a = kAges - 1; a >= 0; --a) {
+    const double width = AgeBegin(a + 1) - AgeBegin(a);
+    Stretch s = {chances[a], (1 - chances[a] / 2) * width, 1 - chances[a], a + 1};
+    while (s.end < kAges && from[s.end].hits * s.held > s.hits * from[s.end].held) {
+      const Stretch& next = from[s.end];
+      s = {s.hits + s.waiting * next.hits, s.held + s.waiting * next.held, s.waiting * next.waiting, next.end};
     }
-    index_[cls][a] = best;
+    from[a] = s;
+    index_[cls][a] = s.hits / s.held;
     hits[a] *= memory_;
     gone[a] *= memory_;
   }
