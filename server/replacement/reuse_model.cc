@@ -74,6 +74,28 @@ int ReuseModel::AgeOf(uint64_t age) const {
   return static_cast<int>(std::upper_bound(begins.begin(), begins.end() - 1, in_units) - begins.begin()) - 1;
 }
 
+ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths) {
+  // Of a stretch of ages: hits and time held per wait that comes to it, and how many wait on at its end. From the
+  // last age to the first each takes in the stretches behind it as long as they give more per time than it.
+  struct Stretch {
+    double hits, held, waiting;
+    int end;
+  };
+  std::array<Stretch, kAges> from;
+  Table index;
+  for (int a = kAges - 1; a >= 0; --a) {
+    Stretch s = {chances[a], (1 - chances[a] / 2) * widths[a], 1 - chances[a], a + 1};
+    while (s.end < kAges && from[s.end].hits * s.held > s.hits * from[s.end].held) {
+      const Stretch& next = from[s.end];
+      s = {s.hits + s.waiting * next.hits, s.held + s.waiting * next.held, s.waiting * next.waiting,
+           next.end};
+    }
+    from[a] = s;
+    index[a] = s.hits / s.held;
+  }
+  return index;
+}
+
 void ReuseModel::SetBlocks(uint32_t blocks) {
   while (blocks / kUnitBlocks > unit_) {
     unit_ *= 2;
@@ -192,22 +214,10 @@ void ReuseModel::LearnClass(int cls) {
     chances[a] = (hits[a] + kExpectedWaits * std::min(0.9, chances[a] * in_all * in_group)) /
                  (at_risk[a] + kExpectedWaits);
   }
-  // Of a stretch of ages: hits and time held per wait that comes to it, and how many wait on at its end. From the
-  // last age to the first each takes in the stretches behind it as long as they give more per time than it.
-  struct Stretch {
-    double hits, held, waiting;
-    int end;
-  };
-  std::array<Stretch, kAges> from;
-  for (int a = kAges - 1; a >= 0; --a) {
-    const double width = AgeBegin(a + 1) - AgeBegin(a);
-    Stretch s = {chances[a], (1 - chances[a] / 2) * width, 1 - chances[a], a + 1};
-    while (s.end < kAges && from[s.end].hits * s.held > s.hits * from[s.end].held) {
-      const Stretch& next = from[s.end];
-      s = {s.hits + s.waiting * next.hits, s.held + s.waiting * next.held, s.waiting * next.waiting, next.end};
-    }
-    from[a] = s;
-    index_[cls][a] = s.hits / s.held;
+  Table widths;
+  for (int a = 0; a < kAges; ++a) widths[a] = AgeBegin(a + 1) - AgeBegin(a);
+  index_[cls] = IndexOf(chances, widths);
+  for (int a = 0; a < kAges; ++a) {
     hits[a] *= memory_;
     gone[a] *= memory_;
   }

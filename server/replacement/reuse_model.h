@@ -42,6 +42,11 @@ class ReuseModel {
     std::vector<Rates> classes;
   };
 
+  using Table = std::array<double, kAges>;
+
+  // The index at each age, of the chance that a wait which comes to an age ends there by a hit, and how long ages are.
+  static Table IndexOf(const Table& chances, const Table& widths);
+
   // group_of: of each class, from 0.
   explicit ReuseModel(std::vector<int> group_of, Prior prior = {});
 
@@ -54,8 +59,6 @@ class ReuseModel {
   double Index(int cls, uint64_t age) const { return index_[cls][AgeOf(age)]; }
 
  private:
-  using Table = std::array<double, kAges>;
-
   int AgeOf(uint64_t age) const;
   double AgeBegin(int age) const;
   bool Sampled(uint64_t hash) const { return (hash * 0x9e3779b97f4a7c15u >> 40) % sample_ == 0; }

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "proto/support/trace.h"
 #include "server/replacement/reuse_model.h"
 #include "server/sim/replay.h"
 #include "server/sim/workload.h"
@@ -82,29 +81,6 @@ TEST(HitDensity, KeepsTheKindThatComesBack) {
   EXPECT_EQ(lru.hit_blocks, 0u) << "5,700 blocks are in between";
   EXPECT_GT(static_cast<double>(learned.hit_blocks), 0.8 * static_cast<double>(opt.hit_blocks));
   EXPECT_EQ(sim::Replay(w, options)->hit_blocks, learned.hit_blocks) << "it is deterministic";
-}
-
-// What it is there for. The numbers are what it reaches, less a little.
-TEST(HitDensity, ClosesTheGapToTheOracleOnTheTrace) {
-  const absl::StatusOr<std::string> path =
-      replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
-  if (!path.ok()) GTEST_SKIP() << path.status().message();
-  const absl::StatusOr<sim::Workload> w = sim::ReadWorkload(*path, {.warm_up = 0.5});
-  ASSERT_TRUE(w.ok()) << w.status();
-  const std::pair<uint32_t, double> least[] = {{1000, 0.20}, {5000, 0.28}, {10000, 0.19}};
-  for (const auto& [blocks, share] : least) {
-    const auto ratio = [&, blocks = blocks](const char* policy) {
-      return sim::Replay(*w, {.policy = policy, .capacity_blocks = blocks})->block_ratio();
-    };
-    const double lru = ratio("lru"), opt = ratio("opt");
-    EXPECT_GT((ratio("hit_density") - lru) / (opt - lru), share) << blocks << " blocks";
-  }
-  for (const uint32_t blocks : {300u, 2000u, 20000u, 30000u, 50000u}) {
-    const double lru = sim::Replay(*w, {.policy = "lru", .capacity_blocks = blocks})->block_ratio();
-    const double learned =
-        sim::Replay(*w, {.policy = "hit_density", .capacity_blocks = blocks})->block_ratio();
-    EXPECT_GT(learned, lru - 0.005) << blocks << " blocks";
-  }
 }
 
 }  // namespace
