@@ -87,6 +87,7 @@ class RetiredCounters;
 class Session;
 class Space;
 struct Deferred;
+struct SpaceFacts;
 
 class Daemon {
  public:
@@ -183,7 +184,7 @@ class Daemon {
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   // With the weights that the operator gave, if they are that policy's.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
-                                                                uint32_t max_blocks) const;
+                                                                const SpaceFacts& facts) const;
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;

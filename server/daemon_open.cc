@@ -100,8 +100,7 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
   const std::string key = absl::StrCat(tenant.scope, "\n", request.fingerprint().digest());
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
-    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakePolicy(NewSpacesPolicy(), facts.geometry.max_blocks));
+    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(NewSpacesPolicy(), facts));
     const PoolOptions pool = PoolOptionsOf(options_, facts);
     std::vector<RunnerOrWhy> runners;
     for (const size_t device : facts.rank_devices) {

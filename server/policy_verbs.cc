@@ -34,8 +34,9 @@ std::string Daemon::NewSpacesPolicy() {
 }
 
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Daemon::MakePolicy(const std::string& name,
-                                                                      uint32_t max_blocks) const {
-  PolicyOptions options{.max_blocks = max_blocks};
+                                                                      const SpaceFacts& facts) const {
+  PolicyOptions options{.max_blocks = facts.geometry.max_blocks,
+                        .tokens_per_block = facts.layout.groups(0).tokens_per_block()};
   const auto& given = options_.policy_weights;
   if (given != nullptr && given->policy() == name) options.weights = given;
   return MakeReplacementPolicy(name, options);
@@ -69,7 +70,7 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
   for (const std::shared_ptr<Space>& space : spaces) {
     // Made and destroyed where nobody waits.
     ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakePolicy(request.policy(), space->facts.geometry.max_blocks));
+                     MakePolicy(request.policy(), space->facts));
     v1::SpacePolicy* const info = response->add_spaces();
     const uint64_t began = clock_->NowMs();
     {

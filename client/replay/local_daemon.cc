@@ -53,6 +53,7 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const std::strin
   std::vector<std::string> arguments = {absl::StrCat("--socket=", SocketIn(folder)),
                                         absl::StrCat("--state-dir=", folder),
                                         "--device=host",
+                                        "--policy=lru",  // What an exact LRU is compared with.
                                         absl::StrCat("--capacity=", capacity),
                                         absl::StrCat("--slab-bytes=", capacity),
                                         "--metrics-listen="};

@@ -60,6 +60,8 @@
 
 namespace kvpool {
 
+struct Candidates;
+class Judge;
 class ReplacementPolicy;
 struct UseHint;
 
@@ -267,6 +269,15 @@ class BlockPool {
   // offer, in the order in which the old one would have had it leave. Answers the old one, to be destroyed where
   // nobody waits. O(n log n) in the resident blocks.
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
+  // ---- A policy that thinks (server/replacement/thinking_policy.h, and server/pool/decision.h, which calls these)
+  // Null: it does not. Constant; what is answered needs no lock.
+  std::shared_ptr<const Judge> judge() const;
+  // What the next decision is about. False: it is made already, by priorities, or nothing is on offer.
+  bool ShowCandidates(TimeMs now, Candidates* out);
+  // Applies a decision: evicts, in that order, up to `count` of those that are as they were shown, no more than the
+  // policy lets go at a time, and spares as many of the last. Answers how many were freed. REQUIRES: judge().
+  uint32_t Reclaim(TimeMs now, uint32_t count, const Candidates& candidates, absl::Span<const uint32_t> order,
+                   EvictReason reason, std::vector<Eviction>* log);
 
   // ---- Views
   uint32_t capacity() const;  // Blocks, the null block not included: the sum of the states.

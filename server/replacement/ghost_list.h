@@ -48,23 +48,22 @@ class GhostList {
     (slot.older == kNone ? oldest_ : slots_[slot.older].newer) = slot.newer;
     (slot.newer == kNone ? newest_ : slots_[slot.newer].older) = slot.older;
     slots_[s].newer = unused_;
+    slots_[s].older = kUnused;
     unused_ = s;
     return true;
   }
   // Value of the oldest. REQUIRES: there is one.
   uint64_t oldest() const { return slots_[oldest_].value; }
-  // Oldest first.
-  template <typename Visit>
-  void ForEachValue(Visit visit) const {
-    for (uint32_t s = oldest_; s != kNone; s = slots_[s].newer) visit(slots_[s].value);
-  }
+  // All there are, in no order that means anything: for a walk in steps. Null: a slot without one.
+  uint32_t slots() const { return static_cast<uint32_t>(slots_.size()); }
+  const uint64_t* InSlot(uint32_t s) const { return slots_[s].older == kUnused ? nullptr : &slots_[s].value; }
   // Forgets the oldest until there are no more than `most`.
   void Trim(uint32_t most) {
     while (size() > most) Remove(slots_[oldest_].hash);
   }
 
  private:
-  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint32_t kNone = UINT32_MAX, kUnused = UINT32_MAX - 1;
   struct Slot {
     uint64_t hash, value;
     uint32_t older, newer;  // Unused slots are chained by `newer`.

@@ -1,121 +1,82 @@
 #include "server/replacement/hit_density.h"
 
 #include <algorithm>
-#include <bit>
+#include <utility>
+#include <vector>
 
 #include "server/replacement/offer_heap.h"
 
 namespace kvpool {
 namespace {
 
-// Inserted blocks between two lessons, at least.
-constexpr uint64_t kLearnEvery = 2048;
-// Contents that left and are remembered: as many as there are blocks, and at least so many.
-constexpr uint32_t kLeastPast = 1u << 16;
+// Cells that are looked at with one block inserted, at most.
+constexpr uint64_t kMostRefreshed = 8;
+
+std::vector<int> Groups() {
+  std::vector<int> groups;
+  for (int c = 0; c < UseClasses::kClasses; ++c) groups.push_back(UseClasses::GroupOf(c));
+  return groups;
+}
 
 }  // namespace
 
-HitDensityPolicy::HitDensityPolicy(const PolicyOptions& options)
-    : nodes_(options.max_blocks),
-      model_(kClasses),
+HitDensityPolicy::HitDensityPolicy(const PolicyOptions& options, ReuseModel::Prior prior)
+    : classes_(options),
+      model_(Groups(), std::move(prior)),
+      places_(options.max_blocks),
       epoch_blocks_(std::max<uint64_t>(64, options.max_blocks / 64)) {}
 
-int HitDensityPolicy::ClassOf(const Node& node) const {
-  const uint32_t run_length = run_ - node.latest < kRuns ? run_lengths_[node.latest % kRuns] : UINT16_MAX;
-  const int length = std::min<int>(std::bit_width((run_length + 1) / 4), kLengthClasses - 1);
-  if (node.hits == 0) {
-    const int turn = std::min<int>(node.turn, kTurnClasses - 1);
-    const int tail = node.place + 1u == run_length ? 1 : 0;
-    return (turn * kLengthClasses + length) * 2 + tail;
-  }
-  const int hits = (node.hits < 5 ? node.hits : node.hits < 9 ? 5 : 6) - 1;
-  const int gap = std::min<int>(std::bit_width(node.gap / 1024u), kGapClasses - 1);
-  return kUnhitClasses + (hits * kGapClasses + gap) * kHitLengthClasses +
-         std::min(length, kHitLengthClasses - 1);
-}
-
 void HitDensityPolicy::OnInsert(BlockId block, const Content& content) {
-  const uint32_t b = kvpool::Index(block), parent = kvpool::Index(content.parent);
-  Node& node = nodes_[b];
-  const Node& front = nodes_[parent];
-  node = {.hash = content.hash, .used = inserted_, .parent = parent};
-  const bool follows = parent != 0 && parent == last_inserted_ && !front.waits;
-  const uint64_t* const past = past_.Find(node.hash);
-  if (past != nullptr) {
-    // It is found again, only not here.
-    node.hits = static_cast<uint8_t>(std::min<uint64_t>(*past % 256 + 1, 255));
-    node.turn = static_cast<uint8_t>(*past >> 8);
-    node.gap = static_cast<uint32_t>(std::min<uint64_t>(inserted_ - (*past >> 16), UINT32_MAX));
-    past_.Remove(node.hash);
-    if (!follows || front.hits == 0) run_lengths_[++run_ % kRuns] = 0;
-  } else if (follows && front.hits == 0) {
-    node.turn = front.turn;
-    node.place = static_cast<uint16_t>(std::min(front.place + 1, 0xfffe));
-    run_lengths_[run_ % kRuns] = static_cast<uint16_t>(node.place + 1);
-  } else {
-    node.turn = parent == 0 ? 0 : static_cast<uint8_t>(std::min(front.turn + 1, 255));
-    run_lengths_[++run_ % kRuns] = 1;
-  }
-  node.run = node.latest = run_;
-  last_inserted_ = b;
-  model_.EndWait(node.hash, inserted_);
+  const uint32_t b = kvpool::Index(block);
+  classes_.OnInsert(b, content, inserted_);
+  model_.EndWait(content.hash, inserted_);
   ++inserted_;
-  ++resident_;
-  if (inserted_ >= next_tick_) Tick();
+  model_.SetBlocks(classes_.resident());
+  model_.Step(inserted_, content.now_ms);
+  RefreshCells();
 }
 
 void HitDensityPolicy::OnHit(BlockId block, uint64_t) {
-  Node& node = nodes_[kvpool::Index(block)];
-  node.hits = static_cast<uint8_t>(std::min(node.hits + 1, 255));
-  if (node.waits) node.gap = static_cast<uint32_t>(std::min<uint64_t>(inserted_ - node.used, UINT32_MAX));
-  node.waits = false;
-  model_.EndWait(node.hash, inserted_);
+  const uint32_t b = kvpool::Index(block);
+  classes_.OnHit(b, inserted_);
+  model_.EndWait(classes_.hash(b), inserted_);
 }
 
 void HitDensityPolicy::OnUsed(BlockId block, uint64_t) {
-  Node& node = nodes_[kvpool::Index(block)];
-  node.used = inserted_;
-  Node& parent = nodes_[node.parent];
-  if (static_cast<int32_t>(node.latest - parent.latest) > 0) parent.latest = node.latest;
-  node.cls = static_cast<uint8_t>(ClassOf(node));
-  node.waits = true;
-  model_.BeginWait(node.hash, node.cls, inserted_);
-}
-
-void HitDensityPolicy::OnEvict(BlockId block) {
-  const Node& node = nodes_[kvpool::Index(block)];
-  past_.Add(node.hash, node.used << 16 | uint64_t{node.turn} << 8 | node.hits);
-  past_.Trim(std::max(kLeastPast, resident_));
-  --resident_;
+  const uint32_t b = kvpool::Index(block);
+  const int cls = classes_.OnUsed(b, inserted_);
+  places_[b].cls = static_cast<uint16_t>(cls);
+  model_.BeginWait(classes_.hash(b), cls, inserted_);
 }
 
 double HitDensityPolicy::IndexOf(CellKey key) const {
-  const uint64_t middle = (key >> 8) * epoch_blocks_ + epoch_blocks_ / 2;
-  return model_.Index(static_cast<int>(key & 0xff), inserted_ > middle ? inserted_ - middle : 0);
+  const uint64_t middle = (key >> 16) * epoch_blocks_ + epoch_blocks_ / 2;
+  return model_.Index(static_cast<int>(key & 0xffff), inserted_ > middle ? inserted_ - middle : 0);
 }
 
 void HitDensityPolicy::OnOffer(BlockId block) {
   const uint32_t b = kvpool::Index(block);
-  Node& node = nodes_[b];
-  const auto [it, is_new] = cells_.try_emplace(CellOf(node));
+  const auto [it, is_new] = cells_.try_emplace(CellOf(b));
   Cell& cell = it->second;
   if (is_new) {
     cell.index = IndexOf(it->first);
     order_.emplace(cell.index, it->first);
   }
-  node.older = cell.newest;
-  node.newer = 0;
-  (cell.newest == 0 ? cell.oldest : nodes_[cell.newest].newer) = b;
+  Place& place = places_[b];
+  place.older = cell.newest;
+  place.newer = 0;
+  (cell.newest == 0 ? cell.oldest : places_[cell.newest].newer) = b;
   cell.newest = b;
   ++offered_;
 }
 
 void HitDensityPolicy::OnWithdraw(BlockId block) {
-  const Node& node = nodes_[kvpool::Index(block)];
-  const auto it = cells_.find(CellOf(node));
+  const uint32_t b = kvpool::Index(block);
+  const Place& place = places_[b];
+  const auto it = cells_.find(CellOf(b));
   Cell& cell = it->second;
-  (node.older == 0 ? cell.oldest : nodes_[node.older].newer) = node.newer;
-  (node.newer == 0 ? cell.newest : nodes_[node.newer].older) = node.older;
+  (place.older == 0 ? cell.oldest : places_[place.older].newer) = place.newer;
+  (place.newer == 0 ? cell.newest : places_[place.newer].older) = place.older;
   --offered_;
   if (cell.oldest != 0) return;
   order_.erase({cell.index, it->first});
@@ -123,25 +84,34 @@ void HitDensityPolicy::OnWithdraw(BlockId block) {
 }
 
 Rank HitDensityPolicy::Standing(BlockId block) const {
-  const Node& node = nodes_[kvpool::Index(block)];
-  return {.major = RankOf(IndexOf(CellOf(node))), .minor = node.used};
+  const uint32_t b = kvpool::Index(block);
+  return {.major = RankOf(IndexOf(CellOf(b))), .minor = classes_.used(b)};
 }
 
 BlockId HitDensityPolicy::Victim(uint64_t) {
   return BlockId{order_.empty() ? 0 : cells_.find(order_.begin()->second)->second.oldest};
 }
 
-void HitDensityPolicy::Tick() {
-  next_tick_ = inserted_ + epoch_blocks_;
-  model_.SetBlocks(resident_);
-  if (inserted_ >= next_learning_) {
-    model_.Learn(inserted_);
-    next_learning_ = inserted_ + std::max<uint64_t>(epoch_blocks_, kLearnEvery);
-  }
-  order_.clear();
-  for (auto& [key, cell] : cells_) {
-    cell.index = IndexOf(key);
-    order_.emplace(cell.index, key);
+void HitDensityPolicy::Prefetch(BlockId block) const {
+  classes_.Prefetch(kvpool::Index(block));
+  places_.Prefetch(kvpool::Index(block));
+}
+
+// All cells in four epochs, if they are not too many: ages are told apart by a quarter.
+void HitDensityPolicy::RefreshCells() {
+  const uint64_t cells = std::min(kMostRefreshed, cells_.size() / (4 * epoch_blocks_) + 1);
+  auto it = cells_.upper_bound(refreshed_);
+  for (uint64_t i = 0; i < cells; ++i, ++it) {
+    if (it == cells_.end()) {
+      refreshed_ = 0;
+      return;
+    }
+    refreshed_ = it->first;
+    const double index = IndexOf(it->first);
+    if (index == it->second.index) continue;
+    order_.erase({it->second.index, it->first});
+    it->second.index = index;
+    order_.emplace(index, it->first);
   }
 }
 

@@ -52,4 +52,18 @@ size_t LruPolicy::Upcoming(absl::Span<BlockId> blocks) const {
   return found;
 }
 
+void LruPolicy::Oldest(uint32_t count, std::vector<BlockRef>* out) const {
+  uint32_t listed = oldest_;
+  auto between = between_.begin();
+  for (; count > 0 && (listed != 0 || between != between_.end()); --count) {
+    if (between != between_.end() && (listed == 0 || between->first < nodes_[listed].last_use)) {
+      out->push_back({BlockId{between->second}, 0});
+      ++between;
+    } else {
+      out->push_back({BlockId{listed}, 0});
+      listed = nodes_[listed].newer;
+    }
+  }
+}
+
 }  // namespace kvpool

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/container/btree_set.h"
 #include "server/pool/virtual_array.h"
@@ -30,6 +31,10 @@ class LruPolicy final : public ReplacementPolicy {
   size_t Upcoming(absl::Span<BlockId> blocks) const override;
   Rank Standing(BlockId block) const override { return {.major = nodes_[Index(block)].last_use}; }
   void Prefetch(BlockId block) const override { nodes_.Prefetch(Index(block)); }
+  // Adds up to `count` of those on offer, the next to leave first; their generations are not this policy's to know.
+  void Oldest(uint32_t count, std::vector<BlockRef>* out) const;
+  // Number of its last use, of all blocks' uses.
+  uint64_t last_use(BlockId block) const { return nodes_[Index(block)].last_use; }
   uint32_t offered() const override { return listed_ + static_cast<uint32_t>(between_.size()); }
   // Next to none are between.
   double bytes_per_block() const override { return sizeof(Node); }

@@ -61,6 +61,7 @@ struct Rank {
   uint64_t minor = 0;
   friend auto operator<=>(const Rank&, const Rank&) = default;
 };
+class ThinkingPolicy;
 
 // Called under the pool's lock, tens of nanoseconds each.
 class ReplacementPolicy {
@@ -95,6 +96,8 @@ class ReplacementPolicy {
   virtual uint32_t offered() const = 0;
   // Most bytes of bookkeeping per block of capacity.
   virtual double bytes_per_block() const = 0;
+  // A policy too slow to be asked under the lock (thinking_policy.h), or null.
+  virtual ThinkingPolicy* thinking() { return nullptr; }
 };
 
 class Weights;
@@ -102,6 +105,7 @@ class Weights;
 struct PolicyOptions {
   uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included.
   uint64_t seed = 1;
+  uint32_t tokens_per_block = 16;
   // What computing a block anew costs, relative to the first of a chain: 1 + cost_per_depth * blocks in front.
   // The default is an 8B model (32 layers, 4096 wide): attention over 30,517 tokens costs as much as the weights
   // do, and blocks of 16 tokens.

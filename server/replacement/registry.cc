@@ -6,9 +6,11 @@
 #include "proto/support/status_macros.h"
 #include "server/replacement/adaptive.h"
 #include "server/replacement/arc.h"
+#include "server/replacement/cold_rl.h"
 #include "server/replacement/fifo.h"
 #include "server/replacement/gdsf.h"
 #include "server/replacement/hit_density.h"
+#include "server/replacement/learned.h"
 #include "server/replacement/length_aware.h"
 #include "server/replacement/lfu.h"
 #include "server/replacement/lru.h"
@@ -75,6 +77,9 @@ constexpr PolicyEntry kPolicies[] = {
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
     {"adaptive", "follows the best of hit_density, lru and lru_k, by shadow caches", Make<AdaptivePolicy>},
+    {"learned", "hit_density with a trained network to begin with", MakeTrained<LearnedPolicy>},
+    {"cold_rl", "of the coldest, those that a trained Q-network would not keep (Cold-RL)",
+     MakeTrained<ColdRlPolicy>},
 };
 
 }  // namespace

@@ -2,24 +2,35 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "proto/support/check.h"
 
 namespace kvpool {
 namespace {
 
-constexpr uint64_t kClassBits = 8;
-// Waits of the mean of all classes that a class begins with.
-constexpr double kPrior = 10;
+constexpr uint64_t kClassBits = 12;
+constexpr uint64_t kClassMask = (1 << kClassBits) - 1;
+// Waits that what is expected of a class counts for, whether from before or from the mean of all classes.
+constexpr double kExpectedWaits = 20;
+// Expected hits of a group, at an age, that stand against what was seen of it.
+constexpr double kGroupHits = 5;
 // Of what was learned, half is forgotten in so many inserted blocks per content sampled.
-constexpr double kHalfLife = 200e3;
+constexpr double kHalfLife = 400e3;
+// Slots a step of the sweep looks at.
+constexpr uint32_t kSweepSlots = 16;
+// Ages double in three steps.
+constexpr int kAgesPerOctave = 3;
+constexpr double kFirstAge = 64;
+// Blocks from which on ages are counted in more than one.
+constexpr uint32_t kUnitBlocks = 1u << 15;
 
-// Where each age begins; one more than there are ages.
-const std::array<uint64_t, ReuseModel::kAges + 1>& AgeBegins() {
+// Where each age begins, in units; one more than there are ages.
+const std::array<double, ReuseModel::kAges + 1>& AgeBegins() {
   static const auto begins = [] {
-    std::array<uint64_t, ReuseModel::kAges + 1> b{};
-    uint64_t at = 64;
-    for (int i = 1; i <= ReuseModel::kAges; ++i, at += at / 4) b[i] = at;
+    std::array<double, ReuseModel::kAges + 1> b{};
+    for (int a = 1; a <= ReuseModel::kAges; ++a)
+      b[a] = kFirstAge * std::exp2((a - 1) / static_cast<double>(kAgesPerOctave));
     return b;
   }();
   return begins;
@@ -27,22 +38,76 @@ const std::array<uint64_t, ReuseModel::kAges + 1>& AgeBegins() {
 
 }  // namespace
 
-ReuseModel::ReuseModel(int classes) : hits_(classes), gone_(classes), index_(classes) {
+const std::array<double, ReuseModel::Prior::kSpans + 1>& ReuseModel::Prior::SpanBegins() {
+  static constexpr std::array<double, kSpans + 1> begins = {
+      0, 5e3, 10e3, 20e3, 30e3, 45e3, 60e3, 80e3, 105e3, 140e3, 190e3, 260e3, 360e3, 500e3, 700e3, 1e6, 2e6};
+  return begins;
+}
+
+ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
+    : group_of_(std::move(group_of)),
+      prior_(std::move(prior)),
+      hits_(group_of_.size()),
+      gone_(group_of_.size()),
+      open_(group_of_.size()),
+      index_(group_of_.size()),
+      sums_(*std::max_element(group_of_.begin(), group_of_.end()) + 2),
+      last_(sums_.size()) {
+  const int classes = static_cast<int>(group_of_.size());
   KVPOOL_CHECK(classes <= 1 << kClassBits, "%d classes", classes);
+  KVPOOL_CHECK(prior_.classes.empty() || prior_.classes.size() == hits_.size(), "a prior of %zu classes",
+               prior_.classes.size());
   for (int c = 0; c < classes; ++c) {
     hits_[c].fill(0);
     gone_[c].fill(0);
+    open_[c].fill(0);
     // Before anything is known the oldest leaves.
     for (int a = 0; a < kAges; ++a) index_[c][a] = 1.0 / (1 + a);
   }
 }
 
-int ReuseModel::AgeOf(uint64_t age) {
+double ReuseModel::AgeBegin(int age) const { return AgeBegins()[age] * static_cast<double>(unit_); }
+
+int ReuseModel::AgeOf(uint64_t age) const {
   const auto& begins = AgeBegins();
-  return static_cast<int>(std::upper_bound(begins.begin(), begins.end() - 1, age) - begins.begin()) - 1;
+  const auto in_units = static_cast<double>(age / unit_);
+  return static_cast<int>(std::upper_bound(begins.begin(), begins.end() - 1, in_units) - begins.begin()) - 1;
+}
+
+ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths) {
+  // Of a stretch of ages: hits and time held per wait that comes to it, and how many wait on at its end. From the
+  // last age to the first each takes in the stretches behind it as long as they give more per time than it.
+  struct Stretch {
+    double hits, held, waiting;
+    int end;
+  };
+  std::array<Stretch, kAges> from;
+  Table index;
+  for (int a = kAges - 1; a >= 0; --a) {
+    Stretch s = {chances[a], (1 - chances[a] / 2) * widths[a], 1 - chances[a], a + 1};
+    while (s.end < kAges && from[s.end].hits * s.held > s.hits * from[s.end].held) {
+      const Stretch& next = from[s.end];
+      s = {s.hits + s.waiting * next.hits, s.held + s.waiting * next.held, s.waiting * next.waiting,
+           next.end};
+    }
+    from[a] = s;
+    index[a] = s.hits / s.held;
+  }
+  return index;
 }
 
 void ReuseModel::SetBlocks(uint32_t blocks) {
+  while (blocks / kUnitBlocks > unit_) {
+    unit_ *= 2;
+    // What was at an age is three ages nearer now.
+    for (std::vector<Table>* tables : {&hits_, &gone_, &open_}) {
+      for (Table& t : *tables) {
+        for (int i = 1; i <= kAgesPerOctave; ++i) t[0] += t[i];
+        for (int a = 1; a + kAgesPerOctave < kAges; ++a) t[a] = t[a + kAgesPerOctave];
+        std::fill(t.end() - kAgesPerOctave, t.end(), 0);
+      }
+    }
+  }
   // Four times as many contents as are cached, as far as the watched go.
   const auto sample = std::max<uint32_t>(1, static_cast<uint32_t>(uint64_t{blocks} * 4 / kWatched));
   if (sample <= sample_) return;
@@ -55,8 +120,8 @@ void ReuseModel::BeginWait(uint64_t hash, int cls, uint64_t now) {
   waits_.Add(hash, now << kClassBits | static_cast<uint64_t>(cls));
   while (waits_.size() > kWatched) {
     const uint64_t oldest = waits_.oldest();
-    gone_[oldest % (1 << kClassBits)][AgeOf(now - (oldest >> kClassBits))] += 1;
-    waits_.Trim(kWatched);
+    gone_[oldest & kClassMask][AgeOf(now - (oldest >> kClassBits))] += 1;
+    waits_.Trim(waits_.size() - 1);
   }
 }
 
@@ -64,57 +129,99 @@ void ReuseModel::EndWait(uint64_t hash, uint64_t now) {
   if (!Sampled(hash)) return;
   const uint64_t* const wait = waits_.Find(hash);
   if (wait == nullptr) return;
-  hits_[*wait % (1 << kClassBits)][AgeOf(now - (*wait >> kClassBits))] += 1;
+  hits_[*wait & kClassMask][AgeOf(now - (*wait >> kClassBits))] += 1;
   waits_.Remove(hash);
 }
 
-void ReuseModel::Learn(uint64_t now) {
-  const double memory = std::exp2(-static_cast<double>(now - learned_) / (kHalfLife * sample_));
-  learned_ = now;
-  const size_t classes = hits_.size();
-  // Ends by hit, and all ends, those of today's waits at today's ages among them.
-  std::vector<Table> ends = gone_;
-  for (size_t c = 0; c < classes; ++c) {
-    for (int a = 0; a < kAges; ++a) ends[c][a] += hits_[c][a];
+void ReuseModel::Step(uint64_t now, uint64_t now_ms) {
+  if (swept_ < waits_.slots()) {
+    Sweep(now);
+  } else if (learned_ < static_cast<int>(hits_.size())) {
+    LearnClass(learned_++);
+  } else {
+    BeginSweep(now, now_ms);
   }
-  waits_.ForEachValue(
-      [&](uint64_t wait) { ends[wait % (1 << kClassBits)][AgeOf(now - (wait >> kClassBits))] += 1; });
-  // Waits that came to an age; the mean over classes is what a class leans on.
-  std::vector<Table> at_risk(classes);
-  Table all_hits{}, all_risk{};
-  for (size_t c = 0; c < classes; ++c) {
-    double later = 0;
-    for (int a = kAges - 1; a >= 0; --a) {
-      later += ends[c][a];
-      at_risk[c][a] = later;
-      all_hits[a] += hits_[c][a];
-      all_risk[a] += later;
+}
+
+void ReuseModel::BeginSweep(uint64_t now, uint64_t now_ms) {
+  const auto blocks = static_cast<double>(now - sweep_began_);
+  memory_ = std::exp2(-blocks / (kHalfLife * sample_));
+  if (now_ms > sweep_began_ms_) {
+    const double rate = blocks / static_cast<double>(now_ms - sweep_began_ms_);
+    blocks_per_ms_ = blocks_per_ms_ == 0 ? rate : 0.7 * blocks_per_ms_ + 0.3 * rate;
+  }
+  sweep_began_ = now;
+  sweep_began_ms_ = now_ms;
+  swept_ = 0;
+  learned_ = 0;
+  last_.swap(sums_);
+  std::fill(sums_.begin(), sums_.end(), Sums{});
+}
+
+void ReuseModel::Sweep(uint64_t now) {
+  const uint32_t end = std::min(swept_ + kSweepSlots, waits_.slots());
+  for (; swept_ < end; ++swept_) {
+    const uint64_t* const wait = waits_.InSlot(swept_);
+    // Younger than the sweep: it counts in the next.
+    if (wait == nullptr || (*wait >> kClassBits) > sweep_began_) continue;
+    open_[*wait & kClassMask][AgeOf(now - (*wait >> kClassBits))] += 1;
+  }
+}
+
+void ReuseModel::Expect(int cls, Table* chances) const {
+  const bool knows = !prior_.classes.empty() && blocks_per_ms_ > 0;
+  const auto& begins = Prior::SpanBegins();
+  int span = 0;
+  for (int a = 0; a < kAges; ++a) {
+    const double mean = last_.back().at_risk[a] > 0 ? last_.back().hits[a] / last_.back().at_risk[a] : 0;
+    if (!knows) {
+      (*chances)[a] = mean;
+      continue;
+    }
+    const double begin = AgeBegin(a) / blocks_per_ms_, end = AgeBegin(a + 1) / blocks_per_ms_;
+    while (span + 1 < Prior::kSpans && begins[span + 1] <= begin) ++span;
+    double hazard = 0;
+    for (int s = span; s < Prior::kSpans; ++s) {
+      const double from = std::max(begin, begins[s]);
+      const double to = s + 1 == Prior::kSpans ? end : std::min(end, begins[s + 1]);
+      if (to > from) hazard += (to - from) * prior_.classes[cls][s];
+      if (end <= begins[s + 1]) break;
+    }
+    (*chances)[a] = 1 - std::exp(-hazard);
+  }
+}
+
+void ReuseModel::LearnClass(int cls) {
+  Table& hits = hits_[cls];
+  Table& gone = gone_[cls];
+  Table& open = open_[cls];
+  Table at_risk, chances;  // Waits that came to an age; chance that one ends there.
+  double later = 0;
+  for (int a = kAges - 1; a >= 0; --a) at_risk[a] = later += hits[a] + gone[a] + open[a];
+  Expect(cls, &chances);
+  for (Sums* sums : {&sums_[group_of_[cls]], &sums_.back()}) {
+    for (int a = 0; a < kAges; ++a) {
+      sums->hits[a] += hits[a];
+      sums->at_risk[a] += at_risk[a];
+      sums->expected[a] += at_risk[a] * chances[a];
     }
   }
-  const auto& begins = AgeBegins();
-  for (size_t c = 0; c < classes; ++c) {
-    Table ends_here;  // Chance that a wait of this age ends in it.
-    for (int a = 0; a < kAges; ++a) {
-      const double mean = all_risk[a] > 0 ? all_hits[a] / all_risk[a] : 0;
-      ends_here[a] = (hits_[c][a] + kPrior * mean) / (at_risk[c][a] + kPrior);
-    }
-    for (int a = 0; a < kAges; ++a) {
-      double waiting = 1, hit = 0, held = 0, best = 0;
-      for (int t = a; t < kAges; ++t) {
-        const auto width = static_cast<double>(begins[t + 1] - begins[t]);
-        const double hits_now = waiting * ends_here[t];
-        hit += hits_now;
-        held += (waiting - hits_now / 2) * width;
-        waiting -= hits_now;
-        best = std::max(best, hit / held);
-      }
-      index_[c][a] = best;
-    }
-    for (int a = 0; a < kAges; ++a) {
-      hits_[c][a] *= memory;
-      gone_[c][a] *= memory;
-    }
+  const Sums& all = last_.back();
+  const Sums& group = last_[group_of_[cls]];
+  for (int a = 0; a < kAges; ++a) {
+    const double in_all = (all.hits[a] + 1) / (all.expected[a] + 1);
+    const double in_group = (group.hits[a] + kGroupHits) / (group.expected[a] * in_all + kGroupHits);
+    chances[a] = (hits[a] + kExpectedWaits * std::min(0.9, chances[a] * in_all * in_group)) /
+                 (at_risk[a] + kExpectedWaits);
   }
+  Table widths;
+  for (int a = 0; a < kAges; ++a) widths[a] = AgeBegin(a + 1) - AgeBegin(a);
+  index_[cls] = IndexOf(chances, widths);
+  for (int a = 0; a < kAges; ++a) {
+    hits[a] *= memory_;
+    gone[a] *= memory_;
+  }
+  open.fill(0);
 }
 
 }  // namespace kvpool

@@ -21,7 +21,11 @@ namespace kvpool {
 //   index(c, a) = max over T of P(hit before T | waits at a) / E(time held until hit or T | waits at a)
 //
 // which is Gittins' index: with all blocks of one size, to drop the least is the best that can be done on
-// this knowledge. Classes of which little is known lean on the mean of all classes.
+// this knowledge. A class of which little is known leans on what is expected of it: what was known before it was
+// seen, or else the mean of all classes; more or less by as much as the classes of its group, which are alike, came
+// back more or less than was expected of them.
+//
+// Learning is done in steps of a few microseconds: a sweep over the open waits, then one class a step.
 class ReuseModel {
  public:
   static constexpr int kAges = 40;
@@ -29,30 +33,62 @@ class ReuseModel {
   // Of memory in all, whatever the number of blocks.
   static constexpr double kBytes = kWatched * GhostList::kBytesPerGhost;
 
-  explicit ReuseModel(int classes);
+  // What is known of a class before it was seen: how many of those that wait at an age in ms are found again
+  // per ms. Of no class: nothing is.
+  struct Prior {
+    static constexpr int kSpans = 16;
+    static const std::array<double, kSpans + 1>& SpanBegins();  // In ms; the last is the end.
+    using Rates = std::array<double, kSpans>;
+    std::vector<Rates> classes;
+  };
 
-  // At most so many blocks are cached: what is sampled follows from it.
+  using Table = std::array<double, kAges>;
+
+  // The index at each age, of the chance that a wait which comes to an age ends there by a hit, and how long ages are.
+  static Table IndexOf(const Table& chances, const Table& widths);
+
+  // group_of: of each class, from 0.
+  explicit ReuseModel(std::vector<int> group_of, Prior prior = {});
+
+  // How many contents there are now; adapts the sample and the ages.
   void SetBlocks(uint32_t blocks);
   void BeginWait(uint64_t hash, int cls, uint64_t now);
-  // Found again.
   void EndWait(uint64_t hash, uint64_t now);
-  // Learns from all so far; old knowledge fades.
-  void Learn(uint64_t now);
+  // A step of learning.
+  void Step(uint64_t now, uint64_t now_ms);
   double Index(int cls, uint64_t age) const { return index_[cls][AgeOf(age)]; }
 
  private:
-  using Table = std::array<double, kAges>;
-
-  // Ages grow by a quarter from one to the next, from 64 blocks on.
-  static int AgeOf(uint64_t age);
+  int AgeOf(uint64_t age) const;
+  double AgeBegin(int age) const;
   bool Sampled(uint64_t hash) const { return (hash * 0x9e3779b97f4a7c15u >> 40) % sample_ == 0; }
+  void BeginSweep(uint64_t now, uint64_t now_ms);
+  void Sweep(uint64_t now);
+  void LearnClass(int cls);
+  // Chances to end within each age, on what was known before.
+  void Expect(int cls, Table* chances) const;
 
-  uint64_t learned_ = 0;
+  const std::vector<int> group_of_;
+  const Prior prior_;
   uint32_t sample_ = 1;      // One content in so many.
+  uint64_t unit_ = 1;        // Ages are counted in so many blocks.
   GhostList waits_;          // Class and beginning, by hash.
   std::vector<Table> hits_;  // Waits ended by a hit, by age.
   std::vector<Table> gone_;  // Waits no longer watched, by the age they had then.
+  std::vector<Table> open_;  // Waits of today, as far as the sweep came.
   std::vector<Table> index_;
+
+  uint32_t swept_ = 0;  // Slots of waits_.
+  int learned_ = 0;     // Classes since the sweep.
+  uint64_t sweep_began_ = 0, sweep_began_ms_ = 0;
+  double memory_ = 1;         // What is kept of the past in this round.
+  double blocks_per_ms_ = 0;  // 0: not known.
+  // Hits, those expected, and waits that came to an age.
+  struct Sums {
+    Table hits{}, expected{}, at_risk{};
+  };
+  // Of each group and, the last, of all classes; in this round and the one before.
+  std::vector<Sums> sums_, last_;
 };
 
 }  // namespace kvpool

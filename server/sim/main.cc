@@ -7,23 +7,29 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/support/flags.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/trace.h"
 #include "proto/support/version.h"
 #include "server/replacement/policy.h"
+#include "server/replacement/weights.h"
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
+#include "server/sim/progress_bar.h"
 #include "server/sim/report.h"
 #include "server/sim/sample.h"
 #include "server/sim/sweep.h"
 #include "server/sim/synthetic.h"
+#include "server/sim/train.h"
 #include "server/sim/workload.h"
 
 namespace kvpool::sim {
@@ -32,8 +38,8 @@ namespace {
 constexpr double kLeastSample = 10000;  // One in so many.
 
 struct Arguments {
-  std::string trace, policy = "all", capacity, plot;
-  uint64_t space = 0, requests = 0, block_bytes = 0, seed = 1,
+  std::string trace, policy = "all", capacity, plot, weights, out;
+  uint64_t space = 0, requests = 0, block_bytes = 0, seed = 1, epochs = 0,
            threads = std::max(1u, std::thread::hardware_concurrency());
   double from = 0, to = 1, warm_up = 0, sample = 1;
   PrefillCost cost;
@@ -62,6 +68,10 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("prefill-us-per-token-pair", &a->cost.us_per_token_pair, 1e9, "cost of prefill: quadratic part");
   flags->Add("seed", &a->seed, {}, "of policies that roll dice, and of a synthetic trace");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "replays at a time");
+  flags->Add("weights", &a->weights, "of a policy that is trained; by default those built in");
+  flags->Add("epochs", &a->epochs, {.max = 10000},
+             "of train: passes over the trace; 0: what fits the policy");
+  flags->Add("out", &a->out, "of train: the file of weights to write");
   flags->Add("plot", &a->plot, "of curve: the SVG file to write");
   flags->Add("json", &a->json, "the results as JSON");
   flags->Add("markdown", &a->markdown, "the results as a table in Markdown");
@@ -71,15 +81,20 @@ void AddFlags(Arguments* a, Flags* flags) {
 
 std::string Help(const Flags& flags) {
   std::string text =
-      "kvpool-sim run|curve|advise [--flags]\n\n"
+      "kvpool-sim run|curve|advise|train [--flags]\n\n"
       "run      replays the trace with each policy at each capacity\n"
       "curve    draws miss-ratio curves of all policies (--plot FILE.svg)\n"
-      "advise   how much memory, which policy, what it saves (--block-bytes)\n\n";
+      "advise   how much memory, which policy, what it saves (--block-bytes)\n"
+      "train    makes weights for the policy from the trace (--policy NAME --out FILE)\n\n";
   text += flags.Help() + "\nPolicies:\n";
   for (const PolicyEntry& policy : ReplacementPolicies()) {
     absl::StrAppend(&text, "  ", std::string(policy.name), ": ", std::string(policy.summary), "\n");
   }
-  text += "  opt: bound, the block leaves whose next use is farthest\n  infinite: bound, nothing leaves\n";
+  absl::StrAppend(&text, "  opt: bound, the block leaves whose next use is farthest\n",
+                  "  infinite: bound, nothing leaves\n\nPolicies that are trained:\n");
+  for (const Trainer& trainer : Trainers()) {
+    absl::StrAppend(&text, "  ", std::string(trainer.policy), ": ", std::string(trainer.summary), "\n");
+  }
   text += "\nSynthetic traces:\n";
   for (const SyntheticKind& kind : SyntheticKinds()) {
     absl::StrAppend(&text, "  ", std::string(kind.name), ": ", std::string(kind.summary), "\n");
@@ -99,15 +114,42 @@ absl::StatusOr<std::string> TracePath(const Arguments& a) {
   return replay::FindConversationTrace();
 }
 
-absl::Status Run(const std::string& verb, const Arguments& a) {
+absl::StatusOr<Workload> ReadTrace(const Arguments& a) {
   ASSIGN_OR_RETURN(const std::string path, TracePath(a));
-  ASSIGN_OR_RETURN(const Workload all, ReadWorkload(path, {.max_requests = a.requests,
-                                                           .from = a.from,
-                                                           .to = a.to,
-                                                           .warm_up = a.warm_up,
-                                                           .block_bytes = a.block_bytes,
-                                                           .space = a.space,
-                                                           .seed = a.seed}));
+  return ReadWorkload(path, {.max_requests = a.requests,
+                             .from = a.from,
+                             .to = a.to,
+                             .warm_up = a.warm_up,
+                             .block_bytes = a.block_bytes,
+                             .space = a.space,
+                             .seed = a.seed});
+}
+
+absl::Status RunTrain(const Arguments& a) {
+  ASSIGN_OR_RETURN(const Workload workload, ReadTrace(a));
+  TrainOptions options{.seed = a.seed, .epochs = static_cast<uint32_t>(a.epochs), .cost = a.cost};
+  options.capacities = SpreadCapacities(workload, 1);
+  if (!a.capacity.empty()) {
+    ASSIGN_OR_RETURN(options.capacities, ParseCapacities(a.capacity));
+  }
+  options.trained =
+      absl::StrCat(workload.name.substr(workload.name.rfind('/') + 1), ", requests ", a.from, " to ", a.to,
+                   ", capacities ", absl::StrJoin(options.capacities, " "), ", seed ", a.seed);
+  std::optional<ProgressBar> bar;
+  options.progress = [&bar](size_t done, size_t total) {
+    if (!bar.has_value()) bar.emplace(isatty(STDERR_FILENO) != 0, total, "steps");
+    bar->Draw(done);
+  };
+  ASSIGN_OR_RETURN(const Weights weights, Train(a.policy, workload, options));
+  bar.reset();
+  RETURN_IF_ERROR(WriteFile(a.out, weights.Serialize()));
+  std::printf("%s: weights of %s, trained on %s\n", a.out.c_str(), weights.policy().c_str(),
+              weights.trained().c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Run(const std::string& verb, const Arguments& a) {
+  ASSIGN_OR_RETURN(const Workload all, ReadTrace(a));
   if (a.sample * kLeastSample < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--sample: ", a.sample, " is below 1 in ", kLeastSample));
   }
@@ -118,6 +160,10 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
                        .threads = static_cast<uint32_t>(a.threads),
                        .progress = isatty(STDERR_FILENO) != 0};
   ASSIGN_OR_RETURN(options.policies, ParsePolicies(a.policy));
+  if (!a.weights.empty()) {
+    ASSIGN_OR_RETURN(Weights weights, Weights::Read(a.weights));
+    options.weights = std::make_shared<const Weights>(std::move(weights));
+  }
   options.capacities = SpreadCapacities(all, verb == "curve" ? 8 : 4);
   // Those that are too small for the sample are left out.
   std::erase_if(options.capacities, [&](uint32_t blocks) {
@@ -169,14 +215,15 @@ int Main(std::vector<std::string> arguments) {
   if (!rest.ok()) return Usage(std::string(rest.status().message()));
   if (a.help) return std::fputs(Help(flags).c_str(), stdout), 0;
   if (a.version) return std::fputs(VersionText("kvpool-sim").c_str(), stdout), 0;
-  if (verb != "run" && verb != "curve" && verb != "advise") {
-    return Usage(absl::StrCat("\"", verb, "\" is not run, curve or advise"));
+  if (verb != "run" && verb != "curve" && verb != "advise" && verb != "train") {
+    return Usage(absl::StrCat("\"", verb, "\" is not run, curve, advise or train"));
   }
   if (!rest->empty()) return Usage(absl::StrCat("\"", (*rest)[0], "\" is one argument too many"));
   if (verb == "curve" && a.plot.empty()) return Usage("--plot: curve needs a file to write");
   if (verb == "advise" && a.block_bytes == 0)
     return Usage("--block-bytes: advise needs the bytes of a block");
-  const absl::Status status = Run(verb, a);
+  if (verb == "train" && a.out.empty()) return Usage("--out: train needs a file to write");
+  const absl::Status status = verb == "train" ? RunTrain(a) : Run(verb, a);
   if (status.ok()) return 0;
   std::fprintf(stderr, "kvpool-sim: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -13,6 +13,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/decision.h"
 #include "server/replacement/policy.h"
 #include "server/sim/timed_policy.h"
 
@@ -31,10 +32,19 @@ BlockKey KeyOf(uint32_t content) {
   return key;
 }
 
-// An engine that serves one request at a time.
+// Virtual time stands still while a policy thinks.
+class NoTime final : public Stopwatch {
+ public:
+  uint64_t elapsed_us() const override { return 0; }
+};
+
+// An engine that serves one request at a time. A policy that thinks is asked ahead of the lease, as the daemon does;
+// others as the lease goes.
 class Engine {
  public:
-  Engine(BlockPool* pool) : pool_(*pool), session_(*pool->AddSession({})) {}
+  // The time that thinking takes is added to *thinking_ns.
+  Engine(BlockPool* pool, double* thinking_ns)
+      : pool_(*pool), thinking_ns_(*thinking_ns), session_(*pool->AddSession({})) {}
 
   // Answers how many leading blocks, of the first so many that are asked for, were resident.
   uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked) {
@@ -45,6 +55,7 @@ class Engine {
     std::vector<BlockRef>& held = match_.blocks[0];
     const size_t hits = held.size();
     const auto missing = static_cast<uint32_t>(keys_.size() - hits);
+    ReclaimFor(missing, now_ms);
     const LeaseOutcome lease = pool_.Lease(session_, now_ms, missing, missing, &held);
     KVPOOL_CHECK(lease.leased == missing, "%u blocks leased of %u", lease.leased, missing);
     entries_.clear();
@@ -61,8 +72,23 @@ class Engine {
   }
 
  private:
+  void ReclaimFor(uint32_t blocks, uint64_t now_ms) {
+    if (pool_.judge() == nullptr) return;
+    const Clock::time_point begin = Clock::now();
+    while (true) {
+      const uint32_t free = pool_.counts()[static_cast<size_t>(BlockState::kFree)];
+      if (free >= blocks || !decision_.Prepare(&pool_, &record_, now_ms)) break;
+      decision_.Think(NoTime(), kDecisionBudgetUs);
+      decision_.Apply(&pool_, &record_, now_ms, blocks - free, EvictReason::kDirect, nullptr);
+    }
+    thinking_ns_ += SecondsSince(begin) * 1e9;
+  }
+
   BlockPool& pool_;
+  double& thinking_ns_;
   const Holder session_;
+  Decision decision_;
+  DecisionRecord record_;
   std::vector<BlockKey> keys_;
   MatchOutcome match_;
   std::vector<SealEntry> entries_;
@@ -116,23 +142,26 @@ void Result::Count(const Workload& workload, const Request& request, uint64_t hi
   }
 }
 
+absl::Status CheckFits(const Workload& workload, uint32_t capacity_blocks) {
+  const uint32_t largest = workload.largest_request(), room = workload.ScaledCapacity(capacity_blocks);
+  if (largest <= room) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the largest request has ", largest, " blocks, the pool ", room,
+                   room == capacity_blocks ? "" : absl::StrCat(", a sample of ", capacity_blocks)));
+}
+
 absl::StatusOr<Result> Replay(const Workload& workload, const ReplayOptions& options) {
   if (options.policy == "infinite") return ReplayInfinite(workload, options.cost);
   const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
   if (options.policy == "opt") return ReplayOptimal(workload, options.capacity_blocks, options.cost);
-  if (workload.largest_request() > room) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the largest request has ", workload.largest_request(), " blocks, the pool ", room,
-        room == options.capacity_blocks ? "" : absl::StrCat(", a sample of ", options.capacity_blocks)));
-  }
-  // In front of a block of a sample lie so many more than are seen.
-  const double cost_per_depth = options.cost.us_per_token_pair * workload.tokens_per_block * workload.one_in /
-                                options.cost.us_per_token;
-  ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                   MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = room + 1,
-                                                                       .seed = options.seed,
-                                                                       .cost_per_depth = cost_per_depth,
-                                                                       .weights = options.weights}));
+  RETURN_IF_ERROR(CheckFits(workload, options.capacity_blocks));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ReplacementPolicy> policy,
+      MakeReplacementPolicy(options.policy, PolicyOptions{.max_blocks = room + 1,
+                                                          .seed = options.seed,
+                                                          .tokens_per_block = workload.tokens_per_block,
+                                                          .cost_per_depth = options.cost_per_depth(workload),
+                                                          .weights = options.weights}));
   return ReplayWith(workload, options, std::move(policy));
 }
 
@@ -146,7 +175,7 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   BlockPool pool({.max_blocks = room + 1, .windows = {0}, .ghosts = std::max(4 * workload.distinct, 64u)},
                  std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
   KVPOOL_CHECK(pool.Grow(room).ok(), "%u blocks", room);
-  Engine engine(&pool);
+  Engine engine(&pool, &policy_ns);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {
     result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request), request.blocks),

@@ -52,7 +52,15 @@ struct ReplayOptions {
   uint64_t seed = 1;
   PrefillCost cost;
   std::shared_ptr<const Weights> weights;  // Null: those built in.
+
+  // As policies want it: see PolicyOptions. In front of a block of a sample lie so many more than are seen.
+  double cost_per_depth(const Workload& workload) const {
+    return cost.us_per_token_pair * workload.tokens_per_block * workload.one_in / cost.us_per_token;
+  }
 };
+
+// INVALID_ARGUMENT: a request has more blocks than the capacity.
+absl::Status CheckFits(const Workload& workload, uint32_t capacity_blocks);
 
 // Each request matches its chain, leases and seals what is missing, and gives all of it back before the next.
 // INVALID_ARGUMENT: an unknown policy, or a request has more blocks than the capacity.

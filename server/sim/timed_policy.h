@@ -55,6 +55,8 @@ class TimedPolicy final : public ReplacementPolicy {
   Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
+  // Its decisions are timed by the engine that asks for them.
+  ThinkingPolicy* thinking() override { return policy_->thinking(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -1,0 +1,197 @@
+// What learned is begun with, that it makes a difference, and what it reaches.
+
+#include "server/replacement/learned.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/support/trace.h"
+#include "server/replacement/reuse_model.h"
+#include "server/replacement/use_classes.h"
+#include "server/sim/replay.h"
+#include "server/sim/synthetic.h"
+#include "server/sim/train.h"
+#include "server/sim/workload.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ReuseModel, TheIndexIsTheBestOfAllTimesToHold) {
+  std::mt19937_64 random(3);
+  const auto share = [&random] { return static_cast<double>(random() % 1000) / 1000; };
+  for (int round = 0; round < 200; ++round) {
+    ReuseModel::Table chances, widths;
+    for (int a = 0; a < ReuseModel::kAges; ++a) {
+      chances[a] = share() < 0.3 ? 0 : share() * share();
+      widths[a] = 1 + 100 * share();
+    }
+    const ReuseModel::Table index = ReuseModel::IndexOf(chances, widths);
+    for (int a = 0; a < ReuseModel::kAges; ++a) {
+      double waiting = 1, hit = 0, held = 0, best = 0;
+      for (int t = a; t < ReuseModel::kAges; ++t) {
+        hit += waiting * chances[t];
+        held += waiting * (1 - chances[t] / 2) * widths[t];
+        waiting *= 1 - chances[t];
+        best = std::max(best, hit / held);
+      }
+      ASSERT_NEAR(index[a], best, 1e-9) << "age " << a << " of round " << round;
+    }
+  }
+}
+
+TEST(ReuseModel, WhatWasKnownBeforeCountsUntilMoreIsSeen) {
+  ReuseModel::Prior prior;
+  prior.classes.resize(2);
+  prior.classes[0].fill(1e-3);
+  prior.classes[1].fill(1e-5);
+  ReuseModel model({0, 1}, prior);
+  // A block a millisecond.
+  uint64_t now = 1;
+  const auto step = [&](int steps) {
+    for (int i = 0; i < steps; ++i, ++now) model.Step(now, now);
+  };
+  step(100);
+  EXPECT_GT(model.Index(0, 0), 20 * model.Index(1, 0));
+  // But it is the others that come back.
+  for (uint64_t hash = 1; hash < 4000; ++hash) {
+    model.BeginWait(hash * 2, 0, now);
+    model.BeginWait(hash * 2 + 1, 1, now);
+    step(1);
+    if (hash > 500) model.EndWait((hash - 500) * 2 + 1, now);
+  }
+  step(20000);
+  EXPECT_LT(20 * model.Index(0, 0), model.Index(1, 0));
+}
+
+// The class of a block's last use, after a story told by prompts of three blocks of 512 tokens and more.
+TEST(UseClasses, TellsTurnsLengthsAndHits) {
+  UseClasses classes({.max_blocks = 100, .tokens_per_block = 512});
+  uint64_t now = 0;
+  const auto insert = [&](uint32_t block, uint32_t parent) {
+    classes.OnInsert(block, {.hash = block, .parent = BlockId{parent}}, now++);
+  };
+  const auto use = [&](uint32_t block) { return UseClasses::UseOf(classes.OnUsed(block, now)); };
+  for (uint32_t b = 1; b <= 3; ++b) insert(b, b - 1);
+  EXPECT_EQ(use(3).last, 1);
+  const UseClasses::Use second = use(2);
+  EXPECT_EQ(second.hits, 0);
+  EXPECT_EQ(second.turn, 0);
+  EXPECT_EQ(second.last, 0);
+  EXPECT_EQ(second.total, 2) << "three blocks";
+  use(1);
+  // The next turn: two blocks of the three again, two new ones.
+  for (uint32_t b = 1; b <= 2; ++b) classes.OnHit(b, now);
+  insert(4, 2);
+  insert(5, 4);
+  const UseClasses::Use last = use(5), found = (use(4), use(2));
+  EXPECT_EQ(last.turn, 1);
+  EXPECT_EQ(last.last, 1);
+  EXPECT_EQ(last.total, 3) << "four blocks";
+  EXPECT_EQ(found.hits, 1);
+  use(1);
+  // What many go on from is shared, and what follows it a first turn.
+  for (int i = 0; i < 8; ++i) classes.OnHit(1, now);
+  insert(6, 1);
+  EXPECT_EQ(use(6).turn, 0);
+  // What left and comes back is found again.
+  classes.OnEvict(5);
+  insert(5, 4);
+  EXPECT_EQ(use(5).hits, 1);
+}
+
+// Prompts of 8 blocks come back a minute later, prompts of 30 never.
+TEST(Learned, TrainingFindsWhatComesBack) {
+  sim::Workload w{.name = "two kinds", .tokens_per_block = 512};
+  const auto ask = [&](uint32_t document, uint32_t blocks, uint64_t now_ms) {
+    w.requests.push_back(
+        {.now_ms = now_ms, .first = w.contents.size(), .blocks = blocks, .tokens = blocks * 512});
+    for (uint32_t i = 0; i < blocks; ++i) w.contents.push_back(document * 32 + i);
+  };
+  for (uint32_t d = 0; d < 600; ++d) {
+    ask(d, d % 2 == 0 ? 8 : 30, d * 1000);
+    if (d >= 60 && d % 2 == 0) ask(d - 60, 8, d * 1000);
+  }
+  w.distinct = 600 * 32;
+  const absl::StatusOr<Weights> weights = sim::Train("learned", w, {.capacities = {1000}});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(sim::Train("learned", w, {.capacities = {1000}})->Serialize(), weights->Serialize());
+  const ReuseModel::Prior prior = ReuseNetwork::PriorOf(*weights);
+  double short_rate = 0, long_rate = 0;
+  for (int c = 0; c < UseClasses::kClasses; ++c) {
+    const UseClasses::Use use = UseClasses::UseOf(c);
+    if (use.hits != 0 || use.turn != 0 || use.last != 0) continue;
+    constexpr int kMinute = 6;  // The span from 60 s to 80 s.
+    if (use.total == 5 && use.fresh == 2) short_rate = prior.classes[c][kMinute];
+    if (use.total == 9 && use.fresh == 3) long_rate = prior.classes[c][kMinute];
+  }
+  EXPECT_GT(short_rate, 50 * long_rate);
+}
+
+TEST(Learned, WeightsOfAnotherPolicyAreRefused) {
+  const auto others = Weights::BuiltIn("cold_rl");
+  ASSERT_TRUE(others.ok()) << others.status();
+  const absl::Status status =
+      MakeReplacementPolicy("learned", {.max_blocks = 16, .weights = *others}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("weights of policy cold_rl, not of learned"));
+}
+
+double Ratio(const sim::Workload& w, const char* policy, uint32_t blocks) {
+  const absl::StatusOr<sim::Result> result = sim::Replay(w, {.policy = policy, .capacity_blocks = blocks});
+  return result.ok() ? result->block_ratio() : -1;
+}
+
+// What it is there for. The numbers are what it reaches, less a little; its weights are of the first half.
+TEST(Learned, ClosesTheGapToTheOracleOnTheTrace) {
+  const absl::StatusOr<std::string> path =
+      replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
+  if (!path.ok()) GTEST_SKIP() << path.status().message();
+  const absl::StatusOr<sim::Workload> w = sim::ReadWorkload(*path, {.warm_up = 0.5});
+  ASSERT_TRUE(w.ok()) << w.status();
+  const std::pair<uint32_t, double> least[] = {{1000, 0.20}, {5000, 0.29}, {10000, 0.20}};
+  for (const auto& [blocks, share] : least) {
+    const double lru = Ratio(*w, "lru", blocks), opt = Ratio(*w, "opt", blocks);
+    EXPECT_GT((Ratio(*w, "learned", blocks) - lru) / (opt - lru), share) << blocks << " blocks";
+    EXPECT_GT((Ratio(*w, "hit_density", blocks) - lru) / (opt - lru), share - 0.04) << blocks << " blocks";
+  }
+  for (const uint32_t blocks : {300u, 2000u, 20000u, 30000u, 50000u}) {
+    EXPECT_GT(Ratio(*w, "learned", blocks), Ratio(*w, "lru", blocks) - 0.005) << blocks << " blocks";
+  }
+}
+
+// Where its weights say nothing.
+class OtherKinds : public testing::TestWithParam<sim::SyntheticKind> {};
+
+TEST_P(OtherKinds, AreNotMuchWorseThanWithLru) {
+  const absl::StatusOr<sim::Workload> w = sim::MakeSynthetic(GetParam().name, {.requests = 3000});
+  ASSERT_TRUE(w.ok()) << w.status();
+  for (const uint32_t blocks : {1000u, 5000u}) {
+    EXPECT_GT(Ratio(*w, "learned", blocks), Ratio(*w, "lru", blocks) - 0.01) << blocks << " blocks";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Synthetic, OtherKinds, testing::ValuesIn(sim::SyntheticKinds()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Synthetic, IsTheSameForTheSameSeed) {
+  for (const sim::SyntheticKind& kind : sim::SyntheticKinds()) {
+    const auto one = sim::MakeSynthetic(kind.name, {.requests = 300, .seed = 4}),
+               same = sim::MakeSynthetic(kind.name, {.requests = 300, .seed = 4}),
+               other = sim::MakeSynthetic(kind.name, {.requests = 300, .seed = 5});
+    ASSERT_TRUE(one.ok() && same.ok() && other.ok());
+    EXPECT_EQ(one->contents, same->contents) << kind.name;
+    EXPECT_NE(one->contents, other->contents) << kind.name;
+    EXPECT_EQ(*std::max_element(one->contents.begin(), one->contents.end()) / one->distinct, 0u);
+  }
+  EXPECT_THAT(std::string(sim::MakeSynthetic("none", {}).status().message()), HasSubstr("agents"));
+}
+
+}  // namespace
+}  // namespace kvpool
