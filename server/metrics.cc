@@ -208,6 +208,30 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
+  struct Outcome {
+    const char* name;
+    uint64_t SpaceSnapshot::*value;
+  };
+  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided},
+                                          {"late", &SpaceSnapshot::decided_late},
+                                          {"not_asked", &SpaceSnapshot::decisions_not_asked}};
+  out->Counter("kvpool_policy_decisions_total",
+               "Decisions of a policy that thinks; when it is late or not asked, LRU chooses.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const Outcome& outcome : kOutcomes) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
+               static_cast<double>(space.*outcome.value));
+    }
+  }
+  out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);
+  out->Gauge("kvpool_policy_breaker_state",
+             "Whether a policy that thinks is asked. 0: it is. 1: one decision is tried. 2: it is not.");
+  EachOpenSpace(daemon, out,
+                [](const SpaceSnapshot& space) { return static_cast<double>(space.breaker_state); });
+}
+
 void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   using Operations = DeviceOperationsSnapshot;
   out->Histogram(
@@ -283,6 +307,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
+  AddDecisions(daemon, &out);
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   out.Gauge("kvpool_build_info", "1; what this daemon is.");

@@ -37,6 +37,10 @@ void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& count
   Accumulate(space.lifetime, &space_.lifetime);
   Accumulate(space.idle_before_evict, &space_.idle_before_evict);
   Accumulate(space.reuse_gap, &space_.reuse_gap);
+  Accumulate(space.thinking, &space_.thinking);
+  space_.decided += space.decided;
+  space_.decided_late += space.decided_late;
+  space_.decisions_not_asked += space.decisions_not_asked;
 }
 
 SpaceSnapshot RetiredCounters::space() {

@@ -26,6 +26,7 @@
 #include "server/deferred.h"
 #include "server/histogram.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/decision.h"
 #include "server/session.h"
 #include "server/space_geometry.h"
 
@@ -154,6 +155,8 @@ class SpaceState {
   std::vector<uint32_t> sealer;  // By block: session that sealed it, 32 bits of its id; 0: none.
   SpaceCounters counters;
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
+  DecisionRecord decisions;
+  Histogram thinking;              // Time of a decision.
   uint32_t mapping_processes = 0;  // That were sent a slab and have not died.
   bool lease_was_short = false;    // Since verbs were last looked after: others may hold more than they use.
   bool pressure = false;

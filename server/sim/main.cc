@@ -115,8 +115,9 @@ absl::Status RunTrain(const Arguments& a) {
   if (!a.capacity.empty()) {
     ASSIGN_OR_RETURN(options.capacities, ParseCapacities(a.capacity));
   }
-  options.trained = absl::StrCat(workload.name.substr(workload.name.rfind('/') + 1), ", requests ", a.from, " to ", a.to, ", capacities ",
-                                 absl::StrJoin(options.capacities, " "), ", seed ", a.seed);
+  options.trained =
+      absl::StrCat(workload.name.substr(workload.name.rfind('/') + 1), ", requests ", a.from, " to ", a.to,
+                   ", capacities ", absl::StrJoin(options.capacities, " "), ", seed ", a.seed);
   std::optional<ProgressBar> bar;
   options.progress = [&bar](size_t done, size_t total) {
     if (!bar.has_value()) bar.emplace(isatty(STDERR_FILENO) != 0, total, "steps");
