@@ -213,16 +213,24 @@ void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
     const char* name;
     uint64_t SpaceSnapshot::*value;
   };
-  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided},
+  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided_in_time},
                                           {"late", &SpaceSnapshot::decided_late},
                                           {"not_asked", &SpaceSnapshot::decisions_not_asked}};
   out->Counter("kvpool_policy_decisions_total",
-               "Decisions of a policy that thinks; when it is late or not asked, LRU chooses.");
+               "Decisions of a policy that thinks, by outcome: in_time, late, not_asked.");
   for (const SpaceSnapshot& space : daemon.spaces) {
     for (const Outcome& outcome : kOutcomes) {
       out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
                static_cast<double>(space.*outcome.value));
     }
+  }
+  out->Counter("kvpool_policy_victims_total",
+               "Blocks evicted by a policy that thinks: decided on, or LRU's as no decision was there.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "decision"}},
+             static_cast<double>(space.pool.decided_victims));
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "lru"}},
+             static_cast<double>(space.pool.undecided_victims));
   }
   out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
   for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);

@@ -38,34 +38,32 @@ void Daemon::ReclaimAhead(Space* space) {
   std::vector<Eviction> evictions;
   for (bool reclaiming = false;; reclaiming = true) {
     evictions.clear();
+    bool think;
     {
       MutexLock lock(&space->mu);
-      const SteadyStopwatch stopwatch;
       SpaceState& state = space->state;
-      const uint64_t now = clock_->NowMs();
-      const uint32_t count = Wanted(state, reclaiming);
-      if (count == 0) return;
-      if (!decision.Prepare(&state.pool, &state.decisions, now)) {
-        evictions.reserve(count);
-        if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
-        state.Observe(evictions);
-        state.reclaim.Observe(stopwatch.seconds());
-        continue;
-      }
+      if (Wanted(state, reclaiming) == 0) return;
+      think = decision.Prepare(&state.pool, &state.decisions, clock_->NowMs());
     }
     const SteadyStopwatch thinking;
-    decision.Think(thinking, kDecisionBudgetUs);
-    const double thought = thinking.seconds();
+    if (think) decision.Think(thinking, kDecisionBudgetUs);
+    const double thought_seconds = thinking.seconds();
+
     MutexLock lock(&space->mu);
-    const SteadyStopwatch stopwatch;
+    const SteadyStopwatch reclaim;
     SpaceState& state = space->state;
-    state.thinking.Observe(thought);
-    const uint32_t freed =
-        decision.Apply(&state.pool, &state.decisions, clock_->NowMs(), Wanted(state, /*reclaiming=*/true),
-                       EvictReason::kBackground, &evictions);
-    if (freed == 0) return;
+    const uint64_t now = clock_->NowMs();
+    uint32_t count = Wanted(state, /*reclaiming=*/true);
+    if (think) {
+      decision.Apply(&state.pool, &state.decisions, now);
+      state.thinking.Observe(thought_seconds);
+      count = std::min(count, decision.victims());
+    }
+    // Beyond what was decided on it is time for the next decision.
+    if (const uint32_t decided = state.pool.decided()) count = std::min(count, decided);
+    if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
-    state.reclaim.Observe(stopwatch.seconds());
+    state.reclaim.Observe(reclaim.seconds());
   }
 }
 

@@ -43,7 +43,9 @@ struct Arguments {
 
 void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("trace", &a->trace,
-             "Mooncake's JSON lines, or CSV of key,time,size (.csv); plain or gzip. By default the public "
+             "Mooncake's JSON lines, or CSV of key,time,size (.csv), plain or gzip; or made up: "
+             "synthetic:size_inversion, synthetic:bursts, "
+             "synthetic:scans, with :SEED behind it. By default the public "
              "conversation trace, if it is at hand");
   flags->Add("policy", &a->policy, "all, or some of those below with commas between them");
   flags->Add("capacity", &a->capacity, "blocks, with commas; by default up to where everything fits");

@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/trace.h"
+#include "server/sim/synthetic.h"
 
 namespace kvpool::sim {
 namespace {
@@ -118,6 +119,18 @@ absl::StatusOr<Workload> ReadJsonLines(const std::string& path, const WorkloadOp
   return w;
 }
 
+absl::StatusOr<Workload> ReadAll(const std::string& path, const WorkloadOptions& options) {
+  if (absl::StartsWith(path, kSyntheticPrefix)) {
+    ASSIGN_OR_RETURN(Workload w, MakeSynthetic(path));
+    if (options.max_requests != 0 && options.max_requests < w.requests.size()) {
+      w.requests.resize(options.max_requests);
+    }
+    return w;
+  }
+  const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
+  return csv ? ReadCsv(path, options) : ReadJsonLines(path, options);
+}
+
 }  // namespace
 
 uint32_t Workload::largest_request() const {
@@ -127,8 +140,7 @@ uint32_t Workload::largest_request() const {
 }
 
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options) {
-  const bool csv = absl::EndsWith(path, ".csv") || absl::EndsWith(path, ".csv.gz");
-  ASSIGN_OR_RETURN(Workload w, csv ? ReadCsv(path, options) : ReadJsonLines(path, options));
+  ASSIGN_OR_RETURN(Workload w, ReadAll(path, options));
   const auto all = static_cast<double>(w.requests.size());
   const auto begin = static_cast<size_t>(options.from * all), end = static_cast<size_t>(options.to * all);
   if (begin >= end) {

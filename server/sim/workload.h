@@ -44,7 +44,8 @@ struct WorkloadOptions {
 };
 
 // Reads a trace, plain or gzip: Mooncake's JSONL, or, if the name ends in .csv or .csv.gz, lines of
-// key,time,size (time in ms; size in bytes; a first line of names is skipped). Errors start with "FILE:LINE: ".
+// key,time,size (time in ms; size in bytes; a first line of names is skipped); or makes one up, "synthetic:NAME"
+// (synthetic.h). Errors start with "FILE:LINE: ".
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim
