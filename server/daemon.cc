@@ -379,25 +379,6 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   Settle(space.get(), &deferred);
 }
 
-void Daemon::ReclaimAhead(Space* space) {
-  bool reclaiming = false;
-  std::vector<Eviction> evictions;
-  while (true) {
-    evictions.clear();
-    MutexLock lock(&space->mu);
-    const auto start = std::chrono::steady_clock::now();
-    SpaceState& state = space->state;
-    const uint32_t free = state.free_blocks();
-    if (state.WantsSlab() || (reclaiming ? free >= state.high_blocks() : free >= state.low_blocks())) return;
-    reclaiming = true;
-    const uint32_t count = std::min(kReclaimSlice, state.high_blocks() - free);
-    evictions.reserve(count);
-    if (state.pool.Reclaim(clock_->NowMs(), count, EvictReason::kBackground, &evictions) == 0) return;
-    state.Observe(evictions);
-    state.reclaim.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-}
-
 void Daemon::Destroy(Space* closing) {
   closing->DestroySlabs();
   registry_->Closed(*closing);

@@ -214,6 +214,38 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
+  struct Outcome {
+    const char* name;
+    uint64_t SpaceSnapshot::*value;
+  };
+  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided_in_time},
+                                          {"late", &SpaceSnapshot::decided_late},
+                                          {"not_asked", &SpaceSnapshot::decisions_not_asked}};
+  out->Counter("kvpool_policy_decisions_total",
+               "Decisions of a policy that thinks, by outcome: in_time, late, not_asked.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const Outcome& outcome : kOutcomes) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
+               static_cast<double>(space.*outcome.value));
+    }
+  }
+  out->Counter("kvpool_policy_victims_total",
+               "Blocks evicted by a policy that thinks: decided on, or LRU's as no decision was there.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "decision"}},
+             static_cast<double>(space.pool.decided_victims));
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "lru"}},
+             static_cast<double>(space.pool.undecided_victims));
+  }
+  out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);
+  out->Gauge("kvpool_policy_breaker_state",
+             "Whether a policy that thinks is asked. 0: it is. 1: one decision is tried. 2: it is not.");
+  EachOpenSpace(daemon, out,
+                [](const SpaceSnapshot& space) { return static_cast<double>(space.breaker_state); });
+}
+
 void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   using Operations = DeviceOperationsSnapshot;
   out->Histogram(
@@ -296,6 +328,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
+  AddDecisions(daemon, &out);
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   out.Gauge("kvpool_build_info", "1; what this daemon is.");

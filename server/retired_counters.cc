@@ -15,6 +15,8 @@ void Accumulate(const PoolCounters& from, PoolCounters* to) {
   to->hit_blocks += from.hit_blocks;
   to->lookup_tokens += from.lookup_tokens;
   to->hit_tokens += from.hit_tokens;
+  to->decided_victims += from.decided_victims;
+  to->undecided_victims += from.undecided_victims;
   to->regret += from.regret;
   for (size_t i = 0; i < from.evicted.size(); ++i) to->evicted[i] += from.evicted[i];
 }
@@ -39,6 +41,10 @@ void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& count
   Accumulate(space.lifetime, &space_.lifetime);
   Accumulate(space.idle_before_evict, &space_.idle_before_evict);
   Accumulate(space.reuse_gap, &space_.reuse_gap);
+  Accumulate(space.thinking, &space_.thinking);
+  space_.decided_in_time += space.decided_in_time;
+  space_.decided_late += space.decided_late;
+  space_.decisions_not_asked += space.decisions_not_asked;
 }
 
 SpaceSnapshot RetiredCounters::space() {

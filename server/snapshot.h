@@ -35,6 +35,10 @@ struct SpaceSnapshot {
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
+  // Of a policy that thinks.
+  uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
+  uint32_t breaker_state = 0;  // As Breaker::State.
+  HistogramSnapshot thinking;
 };
 
 // What a device was asked to score, prune and compact, since the daemon started.

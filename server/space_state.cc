@@ -31,6 +31,7 @@ SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
       lifetime(kLifeBounds),
       idle_before_evict(kLifeBounds),
       reuse_gap(kLifeBounds),
+      thinking(kCallBounds),
       last_used_ms(now) {
   quarter_slab_blocks_ = facts->geometry.blocks_in(facts->geometry.slab_bytes) / 4;
 }
@@ -346,7 +347,8 @@ void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
   if (NeedsSlab()) deferred->housekeep = true;
   if (std::exchange(lease_was_short, false) && now - asked_ms_ >= kAskAgainMs) AskForLeases(now);
   if (!may_grow_ && free_blocks() < low_blocks_) {
-    const bool few = high_blocks_ - free_blocks() <= kReclaimHere;
+    // What is to be thought about is not for a thread that answers calls.
+    const bool few = high_blocks_ - free_blocks() <= kReclaimHere && pool.judge() == nullptr;
     (few ? deferred->reclaim : deferred->housekeep) = true;
   }
   UpdatePressure(now);

@@ -27,6 +27,7 @@
 #include "server/deferred.h"
 #include "server/histogram.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/decision.h"
 #include "server/session.h"
 #include "server/space_geometry.h"
 
@@ -161,6 +162,8 @@ class SpaceState {
   std::map<std::string, EvictedBlocks> evicted_before;  // Of policies that others have followed.
   EvictedBlocks evicted_at_switch{};                    // The pool's counters then.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
+  DecisionRecord decisions;
+  Histogram thinking;              // Time of a decision.
   uint32_t mapping_processes = 0;  // That were sent a slab and have not died.
   bool lease_was_short = false;    // Since verbs were last looked after: others may hold more than they use.
   bool pressure = false;

@@ -63,6 +63,7 @@ namespace kvpool {
 struct Candidates;
 class Judge;
 class ReplacementPolicy;
+struct Ranking;
 struct UseHint;
 
 enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined };
@@ -187,7 +188,9 @@ struct Eviction {
 struct PoolCounters {
   uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;
-  uint64_t regret = 0;  // Looked up after they were evicted, while remembered.
+  uint64_t decided_victims = 0;    // Of a policy that thinks: chosen by a decision …
+  uint64_t undecided_victims = 0;  // … and by LRU, as there was none.
+  uint64_t regret = 0;             // Looked up after they were evicted, while remembered.
   EvictedBlocks evicted{};
 };
 
@@ -269,15 +272,17 @@ class BlockPool {
   // offer, in the order in which the old one would have had it leave. Answers the old one, to be destroyed where
   // nobody waits. O(n log n) in the resident blocks.
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
-  // ---- A policy that thinks (server/replacement/thinking_policy.h, and server/pool/decision.h, which calls these)
-  // Null: it does not. Constant; what is answered needs no lock.
+
+  // ---- A policy that thinks (server/replacement/thinking_policy.h); server/pool/decision.h calls these
+  // Null: it does not. What is answered needs no lock, and lives on when the policy is replaced.
   std::shared_ptr<const Judge> judge() const;
-  // What the next decision is about. False: it is made already, by priorities, or nothing is on offer.
+  // What the next decision is about. False: nothing is on offer.
   bool ShowCandidates(TimeMs now, Candidates* out);
-  // Applies a decision: evicts, in that order, up to `count` of those that are as they were shown, no more than the
-  // policy lets go at a time, and spares as many of the last. Answers how many were freed. REQUIRES: judge().
-  uint32_t Reclaim(TimeMs now, uint32_t count, const Candidates& candidates, absl::Span<const uint32_t> order,
-                   EvictReason reason, std::vector<Eviction>* log);
+  // Takes a decision: the first of its order, as many as may leave, are the next victims if they are still as they were
+  // shown when their turn comes. REQUIRES: judge().
+  void Decide(const Candidates& candidates, const Ranking& ranking);
+  // Victims that were decided on and whose turn has not come. Without any, the next are Victim()'s.
+  uint32_t decided() const;
 
   // ---- Views
   uint32_t capacity() const;  // Blocks, the null block not included: the sum of the states.

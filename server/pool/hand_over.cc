@@ -73,6 +73,9 @@ std::unique_ptr<ReplacementPolicy> BlockPool::SetPolicy(TimeMs now,
     const bool offered = r.records[b].has(BlockRecord::kOffered);
     if (offered && r.priority(b) == kDefaultPriority) policy->OnOffer(BlockId{b});
   }
+  // What the old one decided is not the new one's will.
+  r.decided.clear();
+  r.next_decided = 0;
   return std::exchange(r.policy, std::move(policy));
 }
 

@@ -145,6 +145,10 @@ void BlockPool::Rep::Withdraw(uint32_t b) {
 uint32_t BlockPool::Rep::NextVictim() {
   const uint32_t first = retained.empty() ? 0 : std::get<2>(*retained.begin());
   if (first != 0 && std::get<0>(*retained.begin()) < kDefaultPriority) return first;
+  if (const ThinkingPolicy* const thinking = policy->thinking()) {
+    if (const uint32_t b = PopDecided(*thinking)) return ++counters.decided_victims, b;
+    if (thinking->offered() > 0) ++counters.undecided_victims;
+  }
   const BlockId chosen = policy->Victim(now_ms);
   return chosen != kNullBlock ? Index(chosen) : first;
 }

@@ -17,6 +17,7 @@
 #include "server/pool/prefix_index.h"
 #include "server/pool/virtual_array.h"
 #include "server/replacement/policy.h"
+#include "server/replacement/thinking_policy.h"
 
 namespace kvpool {
 
@@ -178,6 +179,17 @@ class BlockPool::Rep final {
   using Retained = std::tuple<uint8_t, uint32_t, uint32_t>;  // Priority, accessed_ms, block.
   Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
   absl::btree_set<Retained> retained;
+
+  // ---- Decisions: the next victims, in order from `next_decided` on.
+  struct Decided {
+    BlockRef block;
+    uint64_t last_use = 0;  // As it was shown.
+  };
+  std::vector<Decided> decided;
+  size_t next_decided = 0;
+  bool AsShown(const ThinkingPolicy& thinking, const Decided& d) const;
+  // Takes the first that is as it was shown; 0: there is none.
+  uint32_t PopDecided(const ThinkingPolicy& thinking);
 
   TimeMs now_ms = 0;
   PoolCounters counters;

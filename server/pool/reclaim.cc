@@ -2,7 +2,6 @@
 
 #include "proto/support/check.h"
 #include "server/pool/pool_rep.h"
-#include "server/replacement/thinking_policy.h"
 
 namespace kvpool {
 
@@ -52,39 +51,46 @@ bool BlockPool::ShowCandidates(TimeMs now, Candidates* out) {
   r.SeeTime(now);
   out->Clear();
   ThinkingPolicy* const thinking = r.policy->thinking();
-  // Cheap ones leave first, whatever the policy thinks.
-  const bool cheap = !r.retained.empty() && std::get<0>(*r.retained.begin()) < kDefaultPriority;
-  if (thinking == nullptr || cheap || thinking->offered() == 0) return false;
+  if (thinking == nullptr || thinking->offered() == 0) return false;
   thinking->Show(now, out);
   for (BlockRef& ref : out->blocks) ref.generation = r.records[Index(ref.id)].generation;
   return true;
 }
 
-uint32_t BlockPool::Reclaim(TimeMs now, uint32_t count, const Candidates& candidates,
-                            absl::Span<const uint32_t> order, EvictReason reason,
-                            std::vector<Eviction>* log) {
+void BlockPool::Decide(const Candidates& candidates, const Ranking& ranking) {
   Rep& r = *rep_;
-  r.SeeTime(now);
   ThinkingPolicy* const thinking = r.policy->thinking();
   KVPOOL_CHECK(thinking != nullptr, "policy %s does not think", std::string(r.policy->name()).c_str());
-  const uint32_t free = r.count(BlockState::kFree);
-  const auto as_shown = [&](uint32_t i) {
-    const BlockRef ref = candidates.blocks[i];
-    const BlockRecord& record = r.records[Index(ref.id)];
-    return record.generation == ref.generation && record.has(BlockRecord::kOffered) &&
-           r.priority(Index(ref.id)) == kDefaultPriority &&
-           thinking->last_use(ref.id) == candidates.last_uses[i];
-  };
-  const uint32_t most = std::min(count, candidates.may_leave);
-  size_t next = 0;
-  for (; next < order.size() && r.count(BlockState::kFree) - free < most; ++next) {
-    if (as_shown(order[next])) r.Evict(Index(candidates.blocks[order[next]].id), reason, log);
+  const absl::Span<const uint32_t> order = ranking.order;
+  const size_t leave = std::min<size_t>(candidates.may_leave, order.size());
+  r.decided.clear();
+  r.next_decided = 0;
+  for (const uint32_t i : order.first(leave)) {
+    r.decided.push_back({candidates.blocks[i], candidates.last_uses[i]});
   }
-  const size_t spared_from = std::max(next, order.size() - std::min<size_t>(order.size(), most));
-  for (size_t i = spared_from; i < order.size(); ++i) {
-    if (as_shown(order[i])) thinking->OnSpared(candidates.blocks[order[i]].id);
+  for (const uint32_t i : order.last(std::min<size_t>(ranking.spared, order.size() - leave))) {
+    if (r.AsShown(*thinking, {candidates.blocks[i], candidates.last_uses[i]})) {
+      thinking->OnSpared(candidates.blocks[i].id);
+    }
   }
-  return r.count(BlockState::kFree) - free;
+}
+
+uint32_t BlockPool::decided() const {
+  return static_cast<uint32_t>(rep_->decided.size() - rep_->next_decided);
+}
+
+bool BlockPool::Rep::AsShown(const ThinkingPolicy& thinking, const Decided& d) const {
+  const BlockRecord& record = records[Index(d.block.id)];
+  return record.generation == d.block.generation && record.has(BlockRecord::kOffered) &&
+         priority(Index(d.block.id)) == kDefaultPriority && thinking.last_use(d.block.id) == d.last_use;
+}
+
+uint32_t BlockPool::Rep::PopDecided(const ThinkingPolicy& thinking) {
+  while (next_decided < decided.size()) {
+    const Decided& d = decided[next_decided++];
+    if (AsShown(thinking, d)) return Index(d.block.id);
+  }
+  return 0;
 }
 
 }  // namespace kvpool

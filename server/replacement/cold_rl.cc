@@ -13,13 +13,15 @@ namespace {
 constexpr uint32_t kSlice = 8;
 // Inserts that the time between two is averaged over.
 constexpr double kInsertWindow = 4096;
+// Of the mean hits of a block, which a few that are asked for all the time drive up: what a spared one must promise.
+constexpr float kSpareFrom = 0.4f;
 
 class ColdRlJudge final : public Judge {
  public:
   explicit ColdRlJudge(const Weights& weights) : network_(weights) {}
 
   bool Rank(const Candidates& candidates, const Stopwatch& stopwatch, uint64_t budget_us,
-            std::vector<uint32_t>* order) const override {
+            Ranking* ranking) const override {
     const size_t count = candidates.blocks.size();
     std::vector<float> merit(count);
     for (size_t i = 0; i < count; ++i) {
@@ -27,10 +29,13 @@ class ColdRlJudge final : public Judge {
       merit[i] = q.keep - q.evict;
       if (i % kSlice == kSlice - 1 && stopwatch.elapsed_us() > budget_us) return false;
     }
-    order->resize(count);
-    std::iota(order->begin(), order->end(), 0u);
-    std::stable_sort(order->begin(), order->end(),
+    ranking->order.resize(count);
+    std::iota(ranking->order.begin(), ranking->order.end(), 0u);
+    std::stable_sort(ranking->order.begin(), ranking->order.end(),
                      [&](uint32_t a, uint32_t b) { return merit[a] < merit[b]; });
+    const auto worth = std::count_if(merit.begin(), merit.end(),
+                                     [&](float m) { return m > kSpareFrom * candidates.hits_per_insert; });
+    ranking->spared = std::min(static_cast<uint32_t>(worth), candidates.may_leave);
     return stopwatch.elapsed_us() <= budget_us;
   }
 
@@ -93,9 +98,14 @@ void ColdRlPolicy::OnInsert(BlockId block, const Content& content) {
     insert_gap_ms_ += (gap - insert_gap_ms_) / std::min(static_cast<double>(inserts_ - 1), kInsertWindow);
   }
   last_insert_ms_ = content.now_ms;
+  const double hits = std::exchange(hits_since_insert_, 0);
+  hits_per_insert_ += (hits - hits_per_insert_) / std::min(static_cast<double>(inserts_), kInsertWindow);
 }
 
-void ColdRlPolicy::OnHit(BlockId block, uint64_t now_ms) { Access(&nodes_[Index(block)], now_ms); }
+void ColdRlPolicy::OnHit(BlockId block, uint64_t now_ms) {
+  Access(&nodes_[Index(block)], now_ms);
+  ++hits_since_insert_;
+}
 
 void ColdRlPolicy::OnEvict(BlockId block) {
   const Node& node = nodes_[Index(block)];
@@ -117,6 +127,7 @@ ColdRlView ColdRlPolicy::ViewOf(const Node& node, uint64_t now_ms) const {
 
 void ColdRlPolicy::Show(uint64_t now_ms, Candidates* out) {
   lru_.Oldest(kCandidates, &out->blocks);
+  out->hits_per_insert = static_cast<float>(hits_per_insert_);
   out->may_leave = std::max(static_cast<uint32_t>(out->blocks.size()) / kLeaveOneIn, 1u);
   for (const BlockRef& ref : out->blocks) nodes_.Prefetch(Index(ref.id));
   for (const BlockRef& ref : out->blocks) {

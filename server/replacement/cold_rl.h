@@ -35,8 +35,7 @@ struct ColdRlView {
 class ColdRlPolicy final : public ThinkingPolicy {
  public:
   static constexpr uint32_t kCandidates = 64;
-  // One in so many candidates leaves by a decision, and as many are spared. With 2 or 8 hit ratios are the same within
-  // half a point; fewer is more thinking for each block.
+  // One in so many candidates leaves by a decision, and as many may be spared. Fewer is more thinking for each block.
   static constexpr uint32_t kLeaveOneIn = 4;
 
   static WeightsShape Shape();
@@ -91,6 +90,8 @@ class ColdRlPolicy final : public ThinkingPolicy {
   uint64_t last_insert_ms_ = 0;
   double insert_gap_ms_ = 0;  // Mean, of some thousand inserts.
   uint64_t inserts_ = 0;
+  uint64_t hits_since_insert_ = 0;
+  double hits_per_insert_ = 0;  // Likewise.
 };
 
 }  // namespace kvpool

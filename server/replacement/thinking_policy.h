@@ -24,12 +24,19 @@ struct Candidates {
   std::vector<uint64_t> last_uses;  // Parallel to the blocks; moves with each use.
   std::vector<float> features;      // A row for each block, as its judge reads them.
   uint32_t may_leave = 0;           // How many one decision may have leave.
+  float hits_per_insert = 0;        // Lately: what the room of a block brings until another takes it.
 
   void Clear() {
     blocks.clear();
     last_uses.clear();
     features.clear();
   }
+};
+
+// What came of it.
+struct Ranking {
+  std::vector<uint32_t> order;  // Indexes of all candidates, the first to leave first.
+  uint32_t spared = 0;          // So many of the last are worth more than what would take their room.
 };
 
 // Time since a decision began. A policy has no clock: its caller brings one, or none in virtual time.
@@ -43,10 +50,9 @@ class Stopwatch {
 class Judge {
  public:
   virtual ~Judge() = default;
-  // Sets `order` to the indexes of all candidates, the first to leave first. False once the stopwatch shows more
-  // than the budget.
+  // False once the stopwatch shows more than the budget.
   virtual bool Rank(const Candidates& candidates, const Stopwatch& stopwatch, uint64_t budget_us,
-                    std::vector<uint32_t>* order) const = 0;
+                    Ranking* ranking) const = 0;
 };
 
 class ThinkingPolicy : public ReplacementPolicy {
@@ -57,7 +63,7 @@ class ThinkingPolicy : public ReplacementPolicy {
   // REQUIRES: something is on offer.
   virtual void Show(uint64_t now_ms, Candidates* out) = 0;
   virtual uint64_t last_use(BlockId block) const = 0;
-  // A decision was applied: the candidate has stayed, and ranked as one of the last to leave. REQUIRES: on offer.
+  // A decision was applied, and spared it. REQUIRES: on offer.
   virtual void OnSpared(BlockId block) = 0;
 };
 

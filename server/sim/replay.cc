@@ -77,9 +77,13 @@ class Engine {
     const Clock::time_point begin = Clock::now();
     while (true) {
       const uint32_t free = pool_.counts()[static_cast<size_t>(BlockState::kFree)];
-      if (free >= blocks || !decision_.Prepare(&pool_, &record_, now_ms)) break;
-      decision_.Think(NoTime(), kDecisionBudgetUs);
-      decision_.Apply(&pool_, &record_, now_ms, blocks - free, EvictReason::kDirect, nullptr);
+      if (free >= blocks) break;
+      if (decision_.Prepare(&pool_, &record_, now_ms)) {
+        decision_.Think(NoTime(), kDecisionBudgetUs);
+        decision_.Apply(&pool_, &record_, now_ms);
+      }
+      const uint32_t decided = std::max(pool_.decided(), 1u);
+      if (pool_.Reclaim(now_ms, std::min(blocks - free, decided), EvictReason::kDirect, nullptr) == 0) break;
     }
     thinking_ns_ += SecondsSince(begin) * 1e9;
   }

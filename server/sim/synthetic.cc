@@ -249,6 +249,70 @@ void Chat(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
+// ---- Objects that are worth keeping, and a flood of others: what LRU does badly on. Each is a chain of its own.
+
+constexpr double kObjectMs = 10;  // Between two requests.
+
+class Objects {
+ public:
+  Objects(uint32_t requests, Recorder* out) : requests_(requests), out_(*out) {}
+  bool full() const { return out_.size() >= requests_; }
+  // The object of that number, `blocks` long when it is first asked for.
+  void Ask(uint32_t number, uint32_t blocks) {
+    if (number >= kept_.size()) kept_.resize(number + 1);
+    if (kept_[number].empty()) kept_[number] = out_.NewChain(blocks);
+    Ask(kept_[number]);
+  }
+  void Ask(const Chain& object) {
+    if (!full()) out_.Ask(static_cast<double>(out_.size()) * kObjectMs, object);
+  }
+
+ private:
+  const uint32_t requests_;
+  Recorder& out_;
+  std::vector<Chain> kept_;
+};
+
+void SizeInversion(uint32_t requests, Dice* dice, Recorder* out) {
+  Objects objects(requests, out);
+  while (!objects.full()) {
+    if (dice->Chance(0.2)) {
+      objects.Ask(dice->Between(0, 99), 8);
+    } else {
+      objects.Ask(out->NewChain(dice->Between(1, 3)));
+    }
+  }
+}
+
+void ShortBursts(uint32_t requests, Dice* dice, Recorder* out) {
+  Objects objects(requests, out);
+  while (!objects.full()) {
+    if (dice->Chance(0.6)) {
+      objects.Ask(dice->Between(0, 399), 2);
+      continue;
+    }
+    const Chain object = out->NewChain(4);
+    for (uint32_t times = dice->Between(1, 3); times > 0; --times) objects.Ask(object);
+  }
+}
+
+void Scans(uint32_t requests, Dice* dice, Recorder* out) {
+  Objects objects(requests, out);
+  const Zipf popular(700, 1);
+  while (!objects.full()) {
+    for (int i = 0; i < 600; ++i) objects.Ask(popular.Draw(dice), 1);
+    for (int i = 0; i < 1200; ++i) objects.Ask(out->NewChain(1));
+  }
+}
+
+void Flagged(uint32_t requests, Dice* dice, Recorder* out) {
+  Objects objects(requests, out);
+  while (!objects.full()) {
+    objects.Ask(dice->Between(0, 299), 1);
+    objects.Ask(out->NewChain(2));
+  }
+}
+
 struct Kind {
   SyntheticKind kind;
   void (*make)(uint32_t requests, Dice* dice, Recorder* out);
@@ -262,6 +326,11 @@ constexpr Kind kKinds[] = {
     {{"bursts", "much about one thing for minutes, and questions asked once"}, Bursts},
     {{"shift", "what comes back changes in the middle"}, Shift},
     {{"chat", "quick dialogues, each turn as likely the last"}, Chat},
+    {{"size_inversion", "large objects come back, small ones do not"}, SizeInversion},
+    {{"short_bursts", "objects asked for a few times in a row and never again, between steady ones"},
+     ShortBursts},
+    {{"scans", "long runs over new objects between skewed accesses to a small set"}, Scans},
+    {{"flagged", "every other object never comes back, and is the one of two blocks"}, Flagged},
 };
 
 }  // namespace

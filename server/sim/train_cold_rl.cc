@@ -27,7 +27,7 @@ constexpr double kRandomDecisions = 0.1;
 // Of the candidates of a decision, so many are watched: those of one decision are much alike.
 constexpr uint32_t kWatched = 8;
 constexpr size_t kMostExperience = 400'000;
-constexpr uint32_t kBatch = 64, kBatchesToTarget = 500, kBatchesAnEpoch = 6000;
+constexpr uint32_t kBatch = 64, kBatchesToTarget = 500, kLeastBatches = 1500, kMostBatches = 6000;
 
 // A candidate, and what came of it.
 struct Experience {
@@ -146,13 +146,15 @@ class WatchedColdRl final : public ThinkingPolicy {
     SometimesRandom(std::shared_ptr<const Judge> judge, std::mt19937_64* random)
         : judge_(std::move(judge)), random_(*random) {}
     bool Rank(const Candidates& candidates, const Stopwatch& stopwatch, uint64_t budget_us,
-              std::vector<uint32_t>* order) const override {
+              Ranking* ranking) const override {
       if (static_cast<double>(random_() >> 11) * 0x1p-53 >= kRandomDecisions) {
-        return judge_->Rank(candidates, stopwatch, budget_us, order);
+        return judge_->Rank(candidates, stopwatch, budget_us, ranking);
       }
-      order->resize(candidates.blocks.size());
-      std::iota(order->begin(), order->end(), 0u);
-      for (size_t i = order->size(); i > 1; --i) std::swap((*order)[i - 1], (*order)[random_() % i]);
+      std::vector<uint32_t>& order = ranking->order;
+      order.resize(candidates.blocks.size());
+      std::iota(order.begin(), order.end(), 0u);
+      for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_() % i]);
+      ranking->spared = 0;
       return true;
     }
 
@@ -171,7 +173,9 @@ class WatchedColdRl final : public ThinkingPolicy {
 void Learn(const std::vector<Experience>& experience, QTrainer* trainer, Weights* weights,
            std::mt19937_64* random) {
   QNetwork target(*weights);
-  for (uint32_t batch = 0; batch < kBatchesAnEpoch; ++batch) {
+  // Each once on average, of a trace of middling length.
+  const uint64_t batches = std::clamp<uint64_t>(experience.size() / kBatch, kLeastBatches, kMostBatches);
+  for (uint64_t batch = 0; batch < batches; ++batch) {
     if (batch % kBatchesToTarget == 0) {
       trainer->CopyTo(weights);
       target = QNetwork(*weights);

@@ -58,6 +58,7 @@ struct Section {
 };
 
 void BenchPool(Figures* figures);        // pool_bench.cc
+void BenchEvict(Figures* figures);       // evict_bench.cc
 void BenchScore(Figures* figures);       // score_bench.cc
 void BenchMagazine(Figures* figures);    // client_bench.cc
 void BenchRequest(Figures* figures);     // client_bench.cc

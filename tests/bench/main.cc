@@ -24,6 +24,7 @@ namespace {
 constexpr Section kSections[] = {
     {"pool", "the block pool alone, one thread: operations, bookkeeping, growth of cost with size",
      BenchPool},
+    {"evict", "a victim at a million cached blocks by policy, and a decision of one that thinks", BenchEvict},
     {"score", "the host's pass over K and V against the memory's own speed; eviction per generated token",
      BenchScore},
     {"magazine", "Lease and Release of one block from the client's magazine, one thread", BenchMagazine},

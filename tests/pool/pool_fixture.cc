@@ -28,8 +28,8 @@ std::vector<BlockKey> Keys(const std::vector<std::string>& names, uint32_t group
 
 void PrintTo(const BlockRef& ref, std::ostream* os) { *os << Index(ref.id) << "@" << ref.generation; }
 
-TestPool::TestPool(uint32_t blocks, PoolOptions options)
-    : pool(Sized(blocks, options), *MakeReplacementPolicy("lru", Sized(blocks, options).max_blocks)) {
+TestPool::TestPool(uint32_t blocks, PoolOptions options, std::string_view policy)
+    : pool(Sized(blocks, options), *MakeReplacementPolicy(policy, Sized(blocks, options).max_blocks)) {
   EXPECT_TRUE(pool.Grow(blocks).ok());
 }
 

@@ -21,7 +21,7 @@ void PrintTo(const BlockRef& ref, std::ostream* os);
 // The invariants are verified after each test.
 class TestPool {
  public:
-  explicit TestPool(uint32_t blocks, PoolOptions options = {});
+  explicit TestPool(uint32_t blocks, PoolOptions options = {}, std::string_view policy = "lru");
   ~TestPool() { pool.CheckInvariants(); }
 
   Holder Session(SessionLimits limits = {});

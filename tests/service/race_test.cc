@@ -340,7 +340,10 @@ TEST_F(RaceTest, AnOpeningWaitsForTheMemoryOfAClosingSpace) {
   }
 }
 
-TEST_F(RaceTest, TheHousekeepersThreadGrowsAndReclaims) {
+class HousekeeperTest : public RaceTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(HousekeeperTest, TheThreadGrowsAndReclaims) {
+  options_.policy = GetParam();
   options_.low_watermark = 0.1;
   options_.high_watermark = 0.3;
   options_.housekeeping_thread = true;
@@ -369,7 +372,12 @@ TEST_F(RaceTest, TheHousekeepersThreadGrowsAndReclaims) {
     background = daemon_->Snapshot().spaces.at(1).pool.evicted[static_cast<int>(EvictReason::kBackground)];
     std::this_thread::yield();
   }
+  // A policy that thinks has decided on what left, or has been too late on a busy machine.
+  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(1);
+  EXPECT_EQ(space.decided_in_time + space.decided_late > 0, options_.policy == "cold_rl");
 }
+INSTANTIATE_TEST_SUITE_P(Policies, HousekeeperTest, ::testing::Values("lru", "cold_rl"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace kvpool

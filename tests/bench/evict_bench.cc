@@ -1,0 +1,177 @@
+// What a victim costs at a million cached blocks, all upkeep of the policy included.
+//
+// Every block is a chain of its own, the worst case for a policy: all of them are on offer. Contents are asked for at
+// random: one in three of half the capacity, the others from four times the capacity, so that most are new and take the
+// place of a victim. The cost is the time of all calls of the policy over the victims; the pool's own work is left out.
+// A decision of a policy that thinks is timed on a whole pool: shown, ranked, applied, and its victims evicted.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "server/pool/block_pool.h"
+#include "server/pool/decision.h"
+#include "server/replacement/policy.h"
+#include "tests/bench/figures.h"
+
+namespace kvpool::bench {
+namespace {
+
+constexpr uint32_t kBlocks = 1u << 20;
+constexpr uint32_t kEvictions = 1'000'000;
+constexpr uint32_t kDecisions = 5000;
+constexpr double kMostVictimNs = 1000;
+constexpr std::string_view kClassics[] = {"lru", "fifo",    "random", "lru_k",     "lfu",  "slru",
+                                          "arc", "s3_fifo", "sieve",  "w_tinylfu", "gdsf", "length_aware"};
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+uint64_t Mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// A full cache that serves one content after the other.
+class Cache {
+ public:
+  explicit Cache(std::string_view policy)
+      : policy_(*MakeReplacementPolicy(policy, kBlocks + 1)),
+        content_of_(kBlocks + 1),
+        block_of_(5 * kBlocks) {
+    for (uint32_t b = 1; b <= kBlocks; ++b) Insert(BlockId{b}, Draw());
+  }
+
+  void Turn(uint32_t evictions) {
+    for (const uint64_t end = evictions_ + evictions; evictions_ < end;) {
+      // Contents ahead are known, as the keys of a request are: what they need is asked for.
+      const uint32_t content = std::exchange(ahead_[next_ % kAhead], Draw());
+      const uint32_t soon = ahead_[(next_ + kAhead / 2) % kAhead];
+      ++next_;
+      if (block_of_[soon] != 0) policy_->Prefetch(BlockId{block_of_[soon]});
+      const BlockId block{block_of_[content]};
+      if (block != kNullBlock) {
+        policy_->OnWithdraw(block);
+        policy_->OnHit(block, ++now_);
+        policy_->OnUsed(block, now_);
+        policy_->OnOffer(block);
+      } else {
+        const BlockId victim = policy_->Victim(++now_);
+        policy_->OnWithdraw(victim);
+        policy_->OnEvict(victim);
+        block_of_[content_of_[Index(victim)]] = 0;
+        ++evictions_;
+        Insert(victim, content);
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAhead = 32;
+
+  void Insert(BlockId block, uint32_t content) {
+    content_of_[Index(block)] = content;
+    block_of_[content] = Index(block);
+    policy_->OnInsert(block, {.hash = Mixed(content + 1), .now_ms = ++now_});
+    policy_->OnUsed(block, now_);
+    policy_->OnOffer(block);
+  }
+  uint32_t Draw() {
+    const uint64_t r = random_();
+    return static_cast<uint32_t>(r % 3 == 0 ? (r >> 8) % (kBlocks / 2)
+                                            : kBlocks / 2 + (r >> 8) % (4 * kBlocks));
+  }
+
+  const std::unique_ptr<ReplacementPolicy> policy_;
+  std::vector<uint32_t> content_of_, block_of_;
+  std::mt19937_64 random_{20250812};
+  std::vector<uint32_t> ahead_ = std::vector<uint32_t>(kAhead, 0);
+  uint32_t next_ = 0;
+  uint64_t now_ = 0, evictions_ = 0;
+};
+
+class RealTime final : public Stopwatch {
+ public:
+  uint64_t elapsed_us() const override { return static_cast<uint64_t>(SecondsSince(begin_) * 1e6); }
+
+ private:
+  const Clock::time_point begin_ = Clock::now();
+};
+
+void BenchDecisions(Figures* figures) {
+  BlockPool pool({.max_blocks = kBlocks + 1, .windows = {0}}, *MakeReplacementPolicy("cold_rl", kBlocks + 1));
+  KVPOOL_CHECK(pool.Grow(kBlocks).ok(), "%u blocks", kBlocks);
+  const Holder session = *pool.AddSession({});
+  uint64_t contents = 0;
+  TimeMs now = 0;
+  const auto fill = [&](uint32_t count) {
+    std::vector<BlockRef> blocks;
+    pool.Lease(session, ++now, count, count, &blocks);
+    for (const BlockRef& block : blocks) {
+      BlockKey key{.bytes = {}};
+      const uint64_t content = Mixed(++contents);
+      std::memcpy(key.bytes.data(), &content, sizeof(content));
+      const SealEntry entry{.block = block, .keys = {&key, 1}};
+      SealOutcome outcome;
+      pool.Seal(session, now, nullptr, {&entry, 1}, {&outcome, 1});
+      Verdict verdict;
+      pool.Release(session, now, {&block, 1}, {&verdict, 1});
+    }
+  };
+  for (uint32_t i = 0; i < kBlocks / 1024; ++i) fill(1024);
+  DecisionRecord record;
+  std::vector<double> locked_us, all_us;
+  for (uint32_t i = 0; i < kDecisions; ++i) {
+    Decision decision;
+    const RealTime stopwatch;
+    const Clock::time_point begin = Clock::now();
+    if (!decision.Prepare(&pool, &record, now)) break;
+    const double prepared = SecondsSince(begin);
+    decision.Think(stopwatch, kDecisionBudgetUs);
+    const Clock::time_point apply = Clock::now();
+    decision.Apply(&pool, &record, now);
+    const uint32_t freed = pool.Reclaim(now, decision.victims(), EvictReason::kBackground, nullptr);
+    locked_us.push_back((prepared + SecondsSince(apply)) * 1e6);
+    all_us.push_back(SecondsSince(begin) * 1e6);
+    fill(freed);
+  }
+  KVPOOL_CHECK(all_us.size() > kDecisions / 2, "%zu decisions", all_us.size());
+  const auto quantile = [](std::vector<double>* values, double q) {
+    std::sort(values->begin(), values->end());
+    return (*values)[static_cast<size_t>(q * static_cast<double>(values->size() - 1))];
+  };
+  figures->Add("cold_rl decision p50", quantile(&all_us, 0.5), "us");
+  figures->Add("cold_rl decision p99", quantile(&all_us, 0.99), "us", AtMost(kDecisionBudgetUs));
+  figures->Add("cold_rl decision under the lock p99", quantile(&locked_us, 0.99), "us");
+  figures->Add("cold_rl decisions too late", static_cast<double>(record.late), "");
+}
+
+}  // namespace
+
+void BenchEvict(Figures* figures) {
+  figures->Note(absl::StrCat(kBlocks, " cached blocks, each a chain of its own, ", kEvictions, " evictions; ",
+                             kDecisions, " decisions"));
+  for (const std::string_view policy : kClassics) {
+    Cache cache(policy);
+    cache.Turn(kEvictions);
+    const Clock::time_point begin = Clock::now();
+    cache.Turn(kEvictions);
+    figures->Add(absl::StrCat(std::string(policy), " victim"), SecondsSince(begin) * 1e9 / kEvictions, "ns",
+                 AtMost(kMostVictimNs));
+  }
+  BenchDecisions(figures);
+}
+
+}  // namespace kvpool::bench
