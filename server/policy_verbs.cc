@@ -69,8 +69,7 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
   }
   for (const std::shared_ptr<Space>& space : spaces) {
     // Made and destroyed where nobody waits.
-    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                     MakePolicy(request.policy(), space->facts));
+    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(request.policy(), space->facts));
     v1::SpacePolicy* const info = response->add_spaces();
     const uint64_t began = clock_->NowMs();
     {

@@ -29,6 +29,7 @@ double WorkloadAwarePolicy::ChanceOfReuse(int cls, uint64_t waited_ms) const {
 }
 
 void WorkloadAwarePolicy::OnInsert(BlockId block, const Content& content) {
+  now_ms_ = std::max(now_ms_, content.now_ms);
   const Node& front = nodes_[Index(content.parent)];
   nodes_[Index(block)] = {
       .hash = content.hash,
@@ -38,6 +39,7 @@ void WorkloadAwarePolicy::OnInsert(BlockId block, const Content& content) {
 }
 
 void WorkloadAwarePolicy::OnHit(BlockId block, uint64_t now_ms) {
+  now_ms_ = std::max(now_ms_, now_ms);
   Node& node = nodes_[Index(block)];
   node.hits = static_cast<uint16_t>(std::min(node.hits + 1, 0xffff));
   node.category = 0;

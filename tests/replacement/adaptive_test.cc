@@ -108,7 +108,7 @@ TEST(Adaptive, FollowsTheBetterPolicy) {
   const double first = Ratio(w, "hit_density", 1000), lru = Ratio(w, "lru", 1000);
   EXPECT_GE(run.ratio, first - 0.002);
   EXPECT_GT(run.ratio, lru + 0.02);
-  EXPECT_LE(run.switches, 6u) << "of some 130 judgements";
+  EXPECT_LE(run.switches, 10u) << "of some 130 judgements";
 }
 
 TEST(Adaptive, AnswersTheSameForTheSameSeed) {

@@ -151,7 +151,7 @@ TEST_F(OperatorTest, ListsShowWhatThereIs) {
   EXPECT_EQ(space.slabs(), 1);
   EXPECT_EQ(space.bytes(), kSlabBlocks * kBlockBytes);
   EXPECT_EQ(space.blocks().capacity(), 15);
-  EXPECT_EQ(space.policy(), "learned");
+  EXPECT_EQ(space.policy(), "lru");
 
   v1::ListSessionsRequest of_space;
   of_space.set_space(99);
