@@ -90,6 +90,10 @@ bool Session::under_pressure() const { return rep_->state.pressure.load(std::mem
 bool Session::draining() const { return rep_->state.draining.load(std::memory_order_acquire); }
 uint64_t Session::base() const { return rep_->attachment->base(); }
 
+std::string Session::device_uuid() const {
+  return base() == 0 ? std::string() : rep_->attachment->device_uuid();
+}
+
 BlockRef Session::sink_block() const {
   return BlockRef::Unpack(rep_->state.sink.load(std::memory_order_acquire));
 }
@@ -194,6 +198,10 @@ absl::Status Session::LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadlin
     if (leased.code() != absl::StatusCode::kResourceExhausted) return leased;
     if (!rep_->AwaitRefill(refills, deadline)) return leased;
   }
+}
+
+bool Session::AwaitRefill(uint64_t refills, Deadline deadline) {
+  return rep_->AwaitRefill(refills, deadline);
 }
 
 absl::StatusOr<Blocks> Session::Lease(uint32_t count) {
