@@ -86,6 +86,7 @@ absl::Status Session::status() const { return rep_->status(); }
 uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
 }
+uint32_t Session::mapped_blocks() const { return rep_->state.mapped_blocks.load(std::memory_order_acquire); }
 bool Session::under_pressure() const { return rep_->state.pressure.load(std::memory_order_acquire); }
 bool Session::draining() const { return rep_->state.draining.load(std::memory_order_acquire); }
 uint64_t Session::base() const { return rep_->attachment->base(); }

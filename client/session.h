@@ -178,9 +178,11 @@ class Session {
   uint32_t max_blocks() const;  // Most the space can have, the null block included.
   // Where padding writes go: leased to this session, never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
-  // OK while open. Any thread, as are the four that follow.
+  // OK while open. Any thread, as are the five that follow.
   absl::Status status() const;
   uint32_t capacity_blocks() const;  // Usable, as last heard; the null block included.
+  // Mapped here, the null block included: no answer names a block beyond. At least capacity_blocks(), which comes later.
+  uint32_t mapped_blocks() const;
   bool under_pressure() const;
   bool draining() const;
   SessionCounters counters() const;

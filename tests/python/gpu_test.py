@@ -37,8 +37,8 @@ def test_views(daemon):
         assert blocks.k(0).bits().__cuda_array_interface__["typestr"] == "<u2"
         session.seal(blocks, session.hasher().chain(range(32), 16)).wait()
         assert blocks.v(1).__cuda_array_interface__["data"][1] is True
-        pool = session.k(layer=1).__cuda_array_interface__
-        assert pool["shape"] == (session.capacity_blocks, 16, 3, 64) and pool["strides"][0] == session.block_stride_bytes
+        pool = session.k(layer=1, blocks=session.max_blocks).__cuda_array_interface__
+        assert pool["shape"] == (session.max_blocks, 16, 3, 64) and pool["strides"][0] == session.block_stride_bytes
         blocks.release()
     with kvpool.Session(layout(), "another", socket=daemon.socket) as session, session.lease(1) as blocks:
         step = session.begin_step()

@@ -19,7 +19,7 @@ def grow(session, sequence, tokens, value=None):
             sequence.append(session.lease(1))
         at = sequence.tokens
         block, offset = sequence.ids[at // TOKENS_PER_BLOCK], at % TOKENS_PER_BLOCK
-        for array in (np.asarray(session.k()), np.asarray(session.v())):
+        for array in (np.asarray(session.k(blocks=session.max_blocks)), np.asarray(session.v(blocks=session.max_blocks))):
             array[block, :, offset] = value(token) if value else token
         sequence.extend([token])
 
@@ -49,9 +49,9 @@ def test_prune_holds_a_budget(session):
     with kvpool.LiveSequence(session) as sequence:
         sequence.append(session.lease(8))
         blocks = sequence.ids
-        np.asarray(session.k())[blocks] = 1
+        np.asarray(session.k(blocks=session.max_blocks))[blocks] = 1
         for i, block in enumerate(blocks):
-            np.asarray(session.v())[block] = 10 - i
+            np.asarray(session.v(blocks=session.max_blocks))[block] = 10 - i
         sequence.extend(range(128))
         scores = sequence.score(token_scores=True)
         assert scores.token_scores.shape == (1, 128) and scores.block_scores.shape == (1, 8)
@@ -77,7 +77,7 @@ def test_compact_gathers(session):
         done = sequence.compact(keep=list(range(0, 16)) + [20, 30, 40, 49])
         assert done.last_block_tokens == 4 and done.moved_from_block == 1 and sequence.tokens == 20
         assert done.table == sequence.refs and len(sequence.ids) == 2
-        kept = np.asarray(session.k())[sequence.ids[1], :, :4]
+        kept = np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[1], :, :4]
         assert (kept == np.array([20, 30, 40, 49]).reshape(1, 4, 1, 1)).all()
         scored = sequence.compact(budget_tokens=10, scorer=kvpool.Scorer("streaming_llm", {"sinks": 2}))
         assert scored.kept_positions == [[0, 1, 12, 13, 14, 15, 16, 17, 18, 19]] and sequence.tokens == 10
@@ -95,7 +95,7 @@ def test_views_survive_a_prune(daemon):
         session.flush()
         assert held(daemon)["leased"] == 1 + 4  # The sink, and all that is looked at.
         with session.lease(50) as others:
-            np.asarray(session.k())[others.ids] = -1
+            np.asarray(session.k(blocks=session.max_blocks))[others.ids] = -1
             assert all((array == copy).all() for array, copy in zip(arrays, before))
         sequence.release()
         del arrays
@@ -122,7 +122,7 @@ def test_signals(session):
             with pytest.raises(kvpool.InvalidArgumentError):
                 array.write(np.zeros(array.nbytes // 4 + 1, np.float32))
         # Attention of a window of queries, which the daemon computes: token 40's key is where the queries look.
-        np.asarray(session.k())[sequence.ids[2], :, 40 % 16, :, 0] = 50
+        np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[2], :, 40 % 16, :, 0] = 50
         queries = np.zeros((2, 4, 6, 8), np.float32)
         queries[..., 0] = 10
         told = kvpool.Scorer("snapkv", {"kernel": 1}, window=kvpool.QueryWindow(queries))
@@ -163,8 +163,8 @@ def test_a_prune_waits_for_its_step(session):
 
 def test_scores_of_blocks_without_a_sequence(session):
     with session.lease(3) as blocks:
-        np.asarray(session.k())[blocks.ids] = 1
-        np.asarray(session.v())[blocks.ids] = np.arange(3).reshape(3, 1, 1, 1, 1)
+        np.asarray(session.k(blocks=session.max_blocks))[blocks.ids] = 1
+        np.asarray(session.v(blocks=session.max_blocks))[blocks.ids] = np.arange(3).reshape(3, 1, 1, 1, 1)
         pending = session.score(blocks, scope="layer", last_block_tokens=4)
         scores = pending.wait()
         assert (scores.rows, scores.tokens, scores.blocks) == (2, 36, 3) and scores.token_scores is None

@@ -87,8 +87,8 @@ sys.path.insert(0, sys.argv[2])
 from conftest import layout
 with kvpool.Session(layout(), "a model", socket=sys.argv[1]) as session:
     while session.next_notice() is not None or session.next_notice(0.2) is not None: pass
-    print("waiting", flush=True)
     try:
+        print("waiting", flush=True)
         session.next_notice(None)
     except KeyboardInterrupt:
         print("interrupted")

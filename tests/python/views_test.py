@@ -22,8 +22,8 @@ def test_strides_are_the_spaces(session):
     assert raw.shape == (2 * k.size,)
     assert (raw[:k.size] == np.arange(k.size)).all() and (raw[k.size:] == -1).all()
     # The same bytes, through the pool.
-    pool = np.asarray(session.k(layer=1))
-    assert pool.shape == (session.capacity_blocks, 16, 3, 8)
+    pool = np.asarray(session.k(layer=1, blocks=session.max_blocks))
+    assert pool.shape == (session.max_blocks, 16, 3, 8)
     assert pool.strides[0] == session.block_stride_bytes
     assert np.shares_memory(pool, k) and (pool[blocks.ids[1]] == k[1]).all()
     pool[blocks.ids[1], 3, 2, 7] = 1234

@@ -279,6 +279,9 @@ void BindFacts(SessionClass& session) {
           "capacity_blocks", [](const SharedSession& s) { return s.shared().capacity_blocks(); },
           "Usable now, the null block included.")
       .def_prop_ro(
+          "mapped_blocks", [](const SharedSession& s) { return s.shared().mapped_blocks(); },
+          "Mapped in this process, the null block included.")
+      .def_prop_ro(
           "sink_block", [](const SharedSession& s) { return s.shared().sink_block().Pack(); },
           "Ref of the block for padding writes.")
       .def_prop_ro(
@@ -327,7 +330,7 @@ void BindMemory(SessionClass& session) {
           nb::arg("layer") = nb::none(), nb::arg("group") = 0, nb::arg("blocks") = nb::none(),
           "K of the whole pool: [blocks, layers, tokens, heads, dim], without the second axis if `layer` is "
           "given.\n\n"
-          "By default of the blocks there are now; max_blocks takes the whole range, of which what is not "
+          "By default of the blocks mapped now; max_blocks takes the whole range, of which what is not "
           "mapped yet must\n"
           "not be touched. Such an array keeps memory mapped and holds no block: read and write blocks that "
           "you hold.")

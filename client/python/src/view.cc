@@ -60,13 +60,13 @@ uint32_t CountOf(const Session& session, std::optional<uint32_t> count) {
     throw StatusError(
         absl::InvalidArgumentError(absl::StrCat("blocks: ", *count, ", where the space can have ", all)));
   }
-  return count.value_or(session.capacity_blocks());
+  return count.value_or(session.mapped_blocks());
 }
 
 // A block that may be looked at: not the null block, and mapped.
 void CheckBlock(const Session& session, BlockRef block) {
   CheckMapped(session);
-  if (block == kNullRef || Index(block.id) >= session.capacity_blocks()) {
+  if (block == kNullRef || Index(block.id) >= session.mapped_blocks()) {
     throw StatusError(
         absl::InvalidArgumentError(absl::StrCat("block ", Index(block.id), " has no memory to look at")));
   }
