@@ -15,7 +15,8 @@ trap cleanup EXIT
 "$venv/bin/python" -m venv --without-pip "$scratch/venv"
 site=$("$scratch/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/borrowed.pth"
-CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CMAKE_BUILD_PARALLEL_LEVEL=${KVPOOL_JOBS:-2} PIP_DISABLE_PIP_VERSION_CHECK=1 \
+# The compiler by the name that the tree was built with: ccache knows objects by it.
+CXX=c++ CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CMAKE_BUILD_PARALLEL_LEVEL=${KVPOOL_JOBS:-2} PIP_DISABLE_PIP_VERSION_CHECK=1 \
   "$scratch/venv/bin/python" -m pip install --quiet --no-index --no-build-isolation --no-deps --prefix "$scratch/venv" \
   --config-settings build-dir="$root/build/python-install-test" "$root/client/python"
 

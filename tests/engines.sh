@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Engines on the pool, with what only they need: PyTorch and Transformers. Usage: tests/engines.sh [PYTEST_ARGUMENT...]
+#
+# From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
+# (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. Run again
+# after an interruption it goes on where it was. Says what it downloads before it does; logs are in build/logs.
+#
+# Models are made from configurations with random weights: none is downloaded.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. deploy/lib.sh
+
+directory=${KVPOOL_ENGINES_DIR:-/var/tmp/kvpool-engines}
+venv=$directory/venv
+# As wheels of the package index. TORCH may name a build for this machine's GPU.
+torch=${TORCH:-torch==2.13.*}
+packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
+builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
+
+# pip_install NAME WHAT...: once; a change of WHAT does it again.
+pip_install() {
+  local name=$1 stamp=$directory/$1.installed
+  shift
+  [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && return
+  say "downloading and installing $* in $venv"
+  step "engines-$name" "$venv/bin/pip" install "$@"
+  echo "$*" >"$stamp"
+}
+
+# A function, so that the shell has read all of it before it begins.
+main() {
+  say "packages (deploy/install_deps.sh)"
+  step engines-packages deploy/install_deps.sh
+  say "the daemon (build/release)"
+  step engines-build build release kvpoold kvpoolctl
+
+  mkdir -p "$directory"
+  export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
+  [ -x "$venv/bin/pip" ] || step engines-venv /usr/bin/python3 -m venv "$venv"
+  say "engines in $venv: PyTorch is some 200 MB as a build for CPUs and several GB as one for GPUs, Transformers with all it needs 60 MB"
+  pip_install torch "$torch"
+  pip_install transformers "${packages[@]}"
+  pip_install tools "${builds[@]}"
+  say "client/python and client/integrations/transformers, from this tree"
+  # The compiler by the name that the tree was built with: ccache knows objects by it.
+  CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
+    --config-settings build-dir="$PWD/build/python-engines" ./client/python
+  step engines-integrations "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/transformers
+
+  say "tests/engines"
+  local status=0
+  KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
+    "$venv/bin/python" -m pytest -p no:cacheprovider --durations=5 tests/engines "$@" 2>&1 | tee build/logs/engines.log || status=$?
+  say "done; $("$venv/bin/python" -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)')"
+  return $status
+}
+main "$@"; exit
