@@ -65,7 +65,7 @@ class SharedSession {
   void DropLater(std::shared_ptr<void> what) ABSL_LOCKS_EXCLUDED(views_mu_);
 
   // False: views keep it open; it ends with the last of them. Without the GIL.
-  bool Close(Deadline deadline);
+  bool Close(Deadline deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // Ends for this process' verbs, and hangs up when the last object of it is gone, saying nothing of what still runs.
   void Abandon() ABSL_LOCKS_EXCLUDED(views_mu_);
   bool closed() const { return closing_.load(std::memory_order_acquire); }
