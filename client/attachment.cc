@@ -112,13 +112,15 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
       v1::AttachFrame ack;
       ack.mutable_slab_ack()->set_slab(frame.slab().slab());
       if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
-      const bool sent = SendFrame(socket_.get(), ack).ok();
-      if (!mapped.ok()) {
-        state_->End(mapped);
-      } else {
+      if (mapped.ok()) {
+        // Before the daemon hears of it: its answers may name these blocks from then on.
+        state_->mapped_blocks.store(frame.slab().first_block() + frame.slab().block_count(),
+                                    std::memory_order_seq_cst);
         state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
         state_->signal.Notify();
       }
+      const bool sent = SendFrame(socket_.get(), ack).ok();
+      if (!mapped.ok()) state_->End(mapped);
       return mapped.ok() && sent;
     }
     case v1::AttachFrame::kSlabReady:

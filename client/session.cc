@@ -86,9 +86,14 @@ absl::Status Session::status() const { return rep_->status(); }
 uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
 }
+uint32_t Session::mapped_blocks() const { return rep_->state.mapped_blocks.load(std::memory_order_acquire); }
 bool Session::under_pressure() const { return rep_->state.pressure.load(std::memory_order_acquire); }
 bool Session::draining() const { return rep_->state.draining.load(std::memory_order_acquire); }
 uint64_t Session::base() const { return rep_->attachment->base(); }
+
+std::string Session::device_uuid() const {
+  return base() == 0 ? std::string() : rep_->attachment->device_uuid();
+}
 
 BlockRef Session::sink_block() const {
   return BlockRef::Unpack(rep_->state.sink.load(std::memory_order_acquire));
@@ -194,6 +199,10 @@ absl::Status Session::LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadlin
     if (leased.code() != absl::StatusCode::kResourceExhausted) return leased;
     if (!rep_->AwaitRefill(refills, deadline)) return leased;
   }
+}
+
+bool Session::AwaitRefill(uint64_t refills, Deadline deadline) {
+  return rep_->AwaitRefill(refills, deadline);
 }
 
 absl::StatusOr<Blocks> Session::Lease(uint32_t count) {

@@ -178,9 +178,11 @@ class Session {
   uint32_t max_blocks() const;  // Most the space can have, the null block included.
   // Where padding writes go: leased to this session, never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
-  // OK while open. Any thread, as are the four that follow.
+  // OK while open. Any thread, as are the five that follow.
   absl::Status status() const;
   uint32_t capacity_blocks() const;  // Usable, as last heard; the null block included.
+  // Mapped here, the null block included: no answer names a block beyond. At least capacity_blocks(), which comes later.
+  uint32_t mapped_blocks() const;
   bool under_pressure() const;
   bool draining() const;
   SessionCounters counters() const;
@@ -188,6 +190,8 @@ class Session {
   // ---- Memory: block b is at base() + b * block_stride_bytes(), a host address or a device address.
   uint64_t base() const;
   uint64_t address(BlockId block) const { return base() + Index(block) * block_stride_bytes(); }
+  // 16 bytes of the GPU that it is on; empty: host memory.
+  std::string device_uuid() const;
   // Host memory only.
   std::byte* data(BlockRef block) const { return reinterpret_cast<std::byte*>(address(block.id)); }
   // Maps the pool over the scratch and tells the daemon. The caller's work on scratch must be done.
@@ -217,6 +221,9 @@ class Session {
   // For engines that keep tables of bare refs: fills `out`, or leaves it alone. Given back by Release.
   absl::Status LeaseRefs(absl::Span<BlockRef> out);
   absl::Status LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadline);
+  // For those who wait while others use the session: any thread. Returns once the daemon has answered another refill than
+  // the `refills` of counters(), or it is worth another try anyhow; false: the deadline.
+  bool AwaitRefill(uint64_t refills, Deadline deadline);
   // Gives back one hold on each ref. Never fails and never waits; refs that are not held are counted in
   // `refused`.
   void Release(absl::Span<const BlockRef> blocks, uint64_t after = kCurrentStep);

@@ -53,6 +53,7 @@ struct SessionState {
   // Attach thread -> engine.
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
+  std::atomic<uint32_t> mapped_blocks{0};  // In them, the null block included: no answer names another.
 
   // Counters; see SessionCounters.
   std::atomic<uint64_t> batches{0}, operations{0}, blocks{0}, leased{0}, refused{0}, reconnects{0};

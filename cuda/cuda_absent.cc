@@ -2,7 +2,6 @@
 #include "absl/status/status.h"
 #include "cuda/block_stamper.h"
 #include "cuda/device.h"
-#include "cuda/fence_events.h"
 
 namespace kvpool {
 namespace {
@@ -13,11 +12,6 @@ absl::Status Absent() { return absl::UnimplementedError("built without CUDA"); }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const std::string&) { return Absent(); }
 absl::StatusOr<int> CudaDeviceCount() { return Absent(); }
-absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveCudaMemory(const std::string&,
-                                                                const MemberMemoryOptions&) {
-  return Absent();
-}
 absl::StatusOr<std::unique_ptr<BlockStamper>> OpenCudaStamper(const std::string&) { return Absent(); }
-absl::StatusOr<std::unique_ptr<FenceEvents>> OpenCudaFenceEvents(const std::string&) { return Absent(); }
 
 }  // namespace kvpool

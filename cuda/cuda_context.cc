@@ -206,4 +206,15 @@ absl::Status WithFreeBytes(const CudaContext& context, const absl::Status& statu
   return with_numbers;
 }
 
+absl::StatusOr<int> CudaOrdinal(const std::string& uuid_bytes) {
+  ASSIGN_OR_RETURN(const Driver* driver, LoadDriver());
+  ASSIGN_OR_RETURN(const std::vector<CUdevice> devices, Devices(*driver));
+  for (size_t i = 0; i < devices.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::string other, UuidOf(*driver, devices[i]));
+    if (other == uuid_bytes) return static_cast<int>(i);
+  }
+  return absl::NotFoundError(absl::StrCat("no ", FormatUuid(uuid_bytes), " among the ", devices.size(),
+                                          " GPUs that this process sees"));
+}
+
 }  // namespace kvpool

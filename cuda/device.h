@@ -115,6 +115,8 @@ absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveHostMemory(const MemberMemo
 // UNAVAILABLE with the loader's words; in a binary built without CUDA: UNIMPLEMENTED, "built without CUDA".
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const std::string& ordinal_or_uuid);
 absl::StatusOr<int> CudaDeviceCount();
+// What this process, with its CUDA_VISIBLE_DEVICES, calls the GPU: the number that CUDA's runtime and DLPack know it by.
+absl::StatusOr<int> CudaOrdinal(const std::string& uuid_bytes);
 // `uuid_bytes` as Device::uuid_bytes() gave them; the member's primary context is used.
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveCudaMemory(const std::string& uuid_bytes,
                                                                 const MemberMemoryOptions& options);

@@ -14,7 +14,7 @@ BUILD_PACKAGES=(
   ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcivetweb-dev libgmock-dev libgrpc++-dev libgtest-dev
   libprotobuf-dev libssl-dev libtcmalloc-minimal4 ninja-build nlohmann-json3-dev pkg-config prometheus-cpp-dev
   protobuf-compiler protobuf-compiler-grpc
-  python3 python3-venv  # the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
+  python3 python3-dev python3-venv  # client/python, the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
   zlib1g-dev)
 TEST_PACKAGES=(
   clang  # thread-safety analysis: g++ has none
@@ -159,9 +159,25 @@ PYTHON
   ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
 }
 
+# What builds client/python, runs its tests and checks its types. The module is built with the rest where this is.
+install_python_tools() {
+  local venv=build/deps/python log=build/logs/python_tools.log
+  [ -x $venv/bin/mypy ] && return
+  say "installing nanobind, scikit-build-core, NumPy, pytest and mypy in $venv (log: $log)"
+  rm -rf $venv
+  mkdir -p build/deps build/logs
+  (
+    export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
+    set -e
+    # Debian's interpreter: the one whose headers are installed.
+    /usr/bin/python3 -m venv $venv
+    $venv/bin/pip install --only-binary :all: 'nanobind==3.1.*' 'scikit-build-core==1.1.*' 'numpy==2.4.*' 'pytest==9.*' 'mypy==2.4.*'
+  ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
+}
+
 case "${1:-build}" in
   build) install_packages "${BUILD_PACKAGES[@]}" ;;
-  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks ;;
+  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools ;;
   *) die "unknown set '$1': build or test" ;;
 esac
 find_cuda

@@ -1,0 +1,84 @@
+"""How a cache hears of what does not come with K and V: token ids, queries, attention.
+
+Token ids come by a hook on the model. Queries come through an attention function of Transformers' registry that computes
+what the model's own would have computed, and tells the cache that was updated just before in the same thread.
+"""
+
+import contextvars
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_updated = contextvars.ContextVar("kvpool_updated", default=None)  # (cache, layer) of the update before.
+_PREFIX = "kvpool_"
+
+
+def updated(cache, layer):
+    _updated.set((cache, layer))
+
+
+def observe(model):
+    """Has the model's attention tell caches of its queries."""
+    plain = model.config._attn_implementation or "sdpa"
+    if plain.startswith(_PREFIX):
+        return
+    if plain not in ("sdpa", "eager"):
+        raise ValueError(f"signals are had of sdpa and eager attention, not of {plain}")
+
+    def attend(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        told = _updated.get()
+        _updated.set(None)
+        if told is not None:
+            cache, layer = told
+            cache.observed(layer, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+        return _plain(plain, module)(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS.register(_PREFIX + plain, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + plain, ALL_MASK_ATTENTION_FUNCTIONS[plain])
+    model.set_attn_implementation(_PREFIX + plain)
+
+
+def _plain(name, module):
+    if name == "eager":  # Each model has its own.
+        import sys
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[name]
+
+
+def tell_tokens(model):
+    """Has the model tell caches which tokens it is given, and when it is done with them."""
+    if getattr(model, "_kvpool_hooks", None):
+        return
+
+    def before(module, args, kwargs):
+        cache = kwargs.get("past_key_values")
+        if hasattr(cache, "tokens_come"):
+            ids = kwargs.get("input_ids")
+            cache.tokens_come(args[0] if ids is None and args else ids)
+
+    def after(module, args, kwargs, output):
+        cache = kwargs.get("past_key_values")
+        if hasattr(cache, "settle"):
+            cache.settle()
+
+    model._kvpool_hooks = (model.register_forward_pre_hook(before, with_kwargs=True),
+                           model.register_forward_hook(after, with_kwargs=True))
+
+
+def attention_of(query, key, scaling, chunk=256):
+    """Yields softmax attention [kv_heads, chunk of queries, tokens], averaged over the query heads of each kv head.
+
+    query: [q_heads, queries, dim] of the last tokens; key: [kv_heads, tokens, dim].
+    """
+    kv_heads, tokens, dim = key.shape
+    queries = query.shape[1]
+    grouped = query.reshape(kv_heads, -1, queries, dim).float()
+    keys = key.float()
+    place = torch.arange(tokens, device=key.device)
+    for first in range(0, queries, chunk):
+        part = grouped[:, :, first:first + chunk]
+        logits = torch.einsum("hgqd,htd->hgqt", part, keys) * scaling
+        own = tokens - queries + first + torch.arange(part.shape[2], device=key.device)
+        logits.masked_fill_(place[None, :] > own[:, None], float("-inf"))
+        yield logits.softmax(-1).mean(1)

@@ -1,0 +1,245 @@
+"""The cache itself. One sequence: batch 1."""
+
+import kvpool
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+
+from kvpool_transformers import attention, model
+
+# What policies need to be told beyond K and V; those that are not here need nothing, or what a cache can't tell.
+_MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
+_LATEST = {"tova", "sage_kv"}
+_WINDOW = {"snapkv", "pyramidkv", "cake", "mpcache", "graphkv"}
+
+
+class PoolLayer(CacheLayerMixin):
+    """One layer's K and V in the pool's blocks. Its cache keeps count."""
+
+    is_sliding = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, cache, index):
+        super().__init__()
+        self.cache, self.index = cache, index
+        self.is_initialized = True
+        every = cache.session.max_blocks
+        self.k = torch.from_dlpack(cache.session.k(layer=index, blocks=every))  # [blocks, tokens, heads, dim], in place
+        self.v = torch.from_dlpack(cache.session.v(layer=index, blocks=every))
+
+    def lazy_initialization(self, key_states, value_states):
+        pass
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self.cache.write(self, key_states, value_states)
+
+    def get_mask_sizes(self, query_length):
+        """What comes back has the tokens that are left; the newest of them is the newest there was."""
+        self.cache.settle()
+        return self.cache.resident + query_length, self.cache.logical - self.cache.resident
+
+    def get_seq_length(self):
+        """Logical: positions go on where they were, whatever was dropped."""
+        self.cache.settle()
+        return self.cache.logical
+
+    def get_max_length(self):
+        return -1
+
+    def offload(self):
+        raise NotImplementedError("blocks of a pool are not offloaded")
+
+    def prefetch(self):
+        raise NotImplementedError("blocks of a pool are not offloaded")
+
+    def reset(self):
+        raise NotImplementedError("a KvPoolCache serves one sequence: make another")
+
+    def reorder_cache(self, beam_idx):
+        raise NotImplementedError("a KvPoolCache serves one sequence: no beams")
+
+    def crop(self, tokens_to_remove):
+        if tokens_to_remove != 0:
+            raise NotImplementedError("blocks may be shared, and are not cropped")
+
+
+class KvPoolCache(Cache):
+    """past_key_values for `generate` and forward calls, of one sequence.
+
+    session   from open_session
+    prompt    token ids: the prefix that any engine has sealed is not computed again. The last token always is.
+    policy, params, budget   holds `budget` tokens: a prompt beyond is compacted token by token, and while decoding a block is
+              dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
+    seal      full blocks are shared, under keys that tell what was kept
+    salt, extra_keys   part what must not be shared (tenants), and what K and V depend on besides tokens (adapters)
+    window    queries kept for policies that go by the last ones
+    """
+
+    def __init__(self, session, *, prompt=None, policy=None, params=None, budget=None, protection=None, seal=True, salt=b"",
+                 extra_keys=(), window=32, timeout=30.0):
+        self.session = session
+        self.facts = model.facts_of(session)
+        if (policy is None) != (budget is None):
+            raise ValueError("policy and budget go together")
+        self._policy, self._params, self._budget, self._protection = policy, dict(params or {}), budget, protection
+        self._timeout, self._window = timeout, window
+        self._seals = seal and self.facts.shareable
+        told = {policy, self._params.get("host")}
+        if policy in ("caote", "fast_caote", "graphkv") and "host" not in self._params:
+            told.add("snapkv" if policy == "graphkv" else "h2o")
+        self._wants_mass = bool(told & _MASS) and self._params.get("host") not in _WINDOW
+        self._wants_latest, self._wants_window = bool(told & _LATEST), bool(told & _WINDOW)
+        if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:
+            raise ValueError(f"policy {policy} goes by attention: open_session(model, signals=True)")
+        self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
+        self.shared = 0  # Of those, found and not computed.
+        self.dropped = 0
+        self._coming = None  # Token ids of this forward.
+        self._pending, self._written = 0, 0  # Tokens, and layers that have them.
+        self._mass = self._mass_square = self._latest = None  # [layers, kv_heads, tokens] f32
+        self._queries = [None] * len(self.facts.pooled)
+        self._sequence = kvpool.LiveSequence(session, salt=salt, extra_keys=list(extra_keys))
+        if prompt is not None:
+            self._match(prompt, salt, list(extra_keys))
+        layers, pooled = [], 0
+        for i in range(self.facts.layers):
+            if i in self.facts.pooled:
+                layers.append(PoolLayer(self, pooled))
+                pooled += 1
+            else:
+                layers.append(DynamicSlidingWindowLayer(sliding_window=self.facts.sliding_window))
+        super().__init__(layers=layers)
+
+    # ---- Sharing
+
+    def _match(self, prompt, salt, extra_keys):
+        ids = torch.as_tensor(prompt).flatten().tolist()
+        size = self.facts.tokens_per_block
+        keys = self.session.hasher(salt).chain(ids, size, extra_keys)[:(len(ids) - 1) // size]
+        if not keys or not self.facts.shareable or self._wants_mass or self._wants_window or self._wants_latest:
+            return  # A policy that goes by attention has to see all of it.
+        with self.session.match(keys).wait(self._timeout) as hit:
+            found = len(hit.blocks)
+            if found:
+                self._sequence.adopt(hit.blocks, ids[:found * size])
+        self.resident = self.logical = self.shared = found * size
+
+    def tokens_come(self, ids):
+        self.settle()
+        self._coming = None if ids is None or ids.shape[0] != 1 else ids.flatten().tolist()
+
+    # ---- K and V
+
+    def write(self, layer, key_states, value_states):
+        """K and V of the layer's tokens so far, those that come with this call included."""
+        if key_states.shape[0] != 1:
+            raise ValueError(f"a batch of {key_states.shape[0]}: a KvPoolCache serves one sequence")
+        if key_states.dtype != self.facts.dtype:
+            raise ValueError(f"K and V are {key_states.dtype}, the session's layout says {self.facts.dtype}")
+        if layer.index == 0:
+            self.settle()
+            self._begin(key_states.shape[2])
+        place = torch.arange(self.resident, self.resident + self._pending)
+        block, offset = self._table[place // self.facts.tokens_per_block], place % self.facts.tokens_per_block
+        layer.k[block, offset] = key_states[0].transpose(0, 1)
+        layer.v[block, offset] = value_states[0].transpose(0, 1)
+        self._written += 1
+        attention.updated(self, layer.index)
+        return self._gather(layer.k), self._gather(layer.v)
+
+    def _begin(self, tokens):
+        lacking = tokens - self._sequence.room
+        if lacking > 0:
+            size = self.facts.tokens_per_block
+            self._sequence.append(self.session.lease((lacking + size - 1) // size, self._timeout))
+        self._table = torch.tensor(self._sequence.ids)
+        self._pending, self._written = tokens, 0
+
+    def _gather(self, pool):
+        tokens = self.resident + self._pending
+        blocks = self._table[:(tokens + self.facts.tokens_per_block - 1) // self.facts.tokens_per_block]
+        return pool[blocks].flatten(0, 1)[:tokens].transpose(0, 1).unsqueeze(0).contiguous()
+
+    def settle(self):
+        """The forward is over: counts, shares, and holds the budget."""
+        if self._pending == 0 or self._written < len(self.facts.pooled):
+            return
+        tokens, ids = self._pending, self._coming
+        self._pending, self._coming = 0, None
+        if ids is None or len(ids) != tokens:
+            ids, self._seals = [0] * tokens, False  # Unknown tokens are nobody else's.
+        self._sequence.extend(ids)
+        self.resident += tokens
+        self.logical += tokens
+        if self._seals:
+            self._sequence.seal()
+        if self._budget is not None and self.resident > self._budget:
+            self._hold_budget(tokens)
+
+    # ---- Budget
+
+    def observed(self, layer, query, key, scaling):
+        """Called by attention, with rotated queries and the keys that `write` returned."""
+        if self._wants_window:
+            before = self._queries[layer]
+            now = query[0].transpose(0, 1)[-self._window:].float()  # [queries, q_heads, dim]
+            self._queries[layer] = now if before is None else torch.cat([before, now])[-self._window:]
+        if not (self._wants_mass or self._wants_latest):
+            return
+        tokens = key.shape[2]
+        if layer == 0:
+            self._grow(tokens)
+        for part in attention.attention_of(query[0], key[0], scaling):
+            if self._wants_mass:
+                self._mass[layer] += part.sum(1)
+                self._mass_square[layer] += part.square().sum(1)
+            self._latest[layer] = part[:, -1]
+
+    def _grow(self, tokens):
+        for name in ("_mass", "_mass_square", "_latest"):
+            grown = torch.zeros(len(self.facts.pooled), self.facts.kv_heads, tokens)
+            before = getattr(self, name)
+            if before is not None:
+                grown[..., :before.shape[2]] = before
+            setattr(self, name, grown)
+
+    def _scorer(self):
+        signals, window = [], None
+        told = {"per_layer": True, "per_head": True}
+        if self._wants_mass:
+            signals += [kvpool.Signal("mass", self._mass.contiguous(), **told),
+                        kvpool.Signal("mass_square", self._mass_square.contiguous(), **told)]
+        if self._wants_latest:
+            signals.append(kvpool.Signal("latest", self._latest.contiguous(), **told))
+        if self._wants_window:
+            window = kvpool.QueryWindow(torch.stack(self._queries).contiguous())
+        return kvpool.Scorer(self._policy, self._params, signals=signals, window=window)
+
+    def _hold_budget(self, tokens):
+        size = self.facts.tokens_per_block
+        asked = {"budget_tokens": self._budget, "scorer": self._scorer(), "protection": self._protection,
+                 "timeout": self._timeout}
+        if tokens > 1:
+            (kept,) = self._sequence.compact(**asked).kept_positions
+        elif self.resident % size == 0:
+            victims = set(self._sequence.prune(**asked).victims)
+            kept = [i for i in range(self.resident) if i // size not in victims]
+        else:
+            return
+        self.dropped += self.resident - len(kept)
+        self.resident = len(kept)
+        for name in ("_mass", "_mass_square", "_latest"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name)[..., kept])
+
+    # ---- Its end
+
+    def release(self):
+        """Gives its blocks back; what was sealed stays findable. Also when nobody has it any more."""
+        self._sequence.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        self.release()

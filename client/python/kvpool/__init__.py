@@ -1,0 +1,26 @@
+"""KV-cache blocks of a kvpoold, in place: see README.md beside this package's sources, and the docstrings."""
+
+import atexit as _atexit
+
+from kvpool import errors as errors
+from kvpool._core import (BlockArray, Blocks, BudgetPlan, CompactResult, Layout, LayerGroup, LiveSequence, MatchHit, Notice,
+                          PendingMatch, PendingScore, PendingSeal, Plane, PrefixHasher, Protection, PruneResult,
+                          QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, close_all)
+from kvpool.errors import *  # noqa: F403
+from kvpool.errors import __all__ as _errors
+
+__all__ = [
+    "BlockArray", "Blocks", "BudgetPlan", "CompactResult", "Layout", "LayerGroup", "LiveSequence", "MatchHit", "Notice",
+    "PendingMatch", "PendingScore", "PendingSeal", "Plane", "PrefixHasher", "Protection", "PruneResult", "QueryWindow",
+    "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal", "View", "block_id", "errors",
+]
+__all__ += _errors  # type checkers know this form
+
+
+def block_id(ref: int) -> int:
+    """The number of the block that a ref names: its index in the pool's arrays."""
+    return ref & 0xffffffff
+
+
+# Before the interpreter takes down what sessions' threads need. Sessions are better closed by `with`.
+_atexit.register(close_all)

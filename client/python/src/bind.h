@@ -1,0 +1,103 @@
+// The classes of the module, one function each file.
+#ifndef KVPOOL_CLIENT_PYTHON_SRC_BIND_H_
+#define KVPOOL_CLIENT_PYTHON_SRC_BIND_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/python/src/convert.h"
+#include "client/python/src/shared_session.h"
+
+namespace kvpool::python {
+
+struct PyLayout {
+  v1::Layout proto;
+};
+
+// Holds on blocks, as client/blocks.h: released once, by whoever comes first.
+class PyBlocks {
+ public:
+  PyBlocks(std::shared_ptr<SharedSession> session, std::vector<BlockRef> refs, bool writable)
+      : session_(std::move(session)), refs_(std::move(refs)), writable_(refs_.size(), writable) {}
+  PyBlocks(PyBlocks&& other) noexcept
+      : session_(std::move(other.session_)),
+        refs_(std::exchange(other.refs_, {})),
+        writable_(std::exchange(other.writable_, {})),
+        released_(std::exchange(other.released_, true)) {}
+  ~PyBlocks();
+  PyBlocks(const PyBlocks&) = delete;
+  PyBlocks& operator=(const PyBlocks&) = delete;
+
+  const std::shared_ptr<SharedSession>& session() const { return session_; }
+  // ReleasedError from here on, once it is released.
+  const std::vector<BlockRef>& refs() const;
+  bool released() const { return released_; }
+  BlockRef at(int64_t index) const { return refs()[Offset(index)]; }
+  bool writable(int64_t index) const { return writable_[Offset(index)]; }
+  // From now on views are read-only.
+  void MarkSealed() { writable_.assign(writable_.size(), false); }
+  void Release(std::optional<uint64_t> after);
+  // The holds go elsewhere.
+  std::vector<BlockRef> Take();
+  PyBlocks Split(size_t count);
+  void Extend(PyBlocks* more);
+
+ private:
+  size_t Offset(int64_t index) const;
+
+  std::shared_ptr<SharedSession> session_;
+  std::vector<BlockRef> refs_;
+  std::vector<bool> writable_;
+  bool released_ = false;
+};
+
+// An answer on its way. Abandoned in a turn of its session.
+template <typename Answer>
+class PyPending {
+ public:
+  PyPending(std::shared_ptr<SharedSession> session, Pending<Answer> pending)
+      : session_(std::move(session)), state_(std::make_shared<State>(std::move(pending))) {}
+  PyPending(PyPending&&) noexcept = default;
+  ~PyPending() {
+    if (state_ != nullptr) session_->DropLater(std::move(state_));
+  }
+
+  const std::shared_ptr<SharedSession>& session() const { return session_; }
+  bool ready() const { return state_->pending.Ready(); }
+  // With the GIL, which it lets go.
+  Answer Wait(Timeout timeout) {
+    return ValueOf(Await(timeout, [this](Deadline deadline) {
+      MutexLock lock(&state_->mu);  // Of threads that wait for the same answer, one gets it.
+      return state_->pending.Wait(deadline);
+    }));
+  }
+
+ private:
+  struct State {
+    explicit State(Pending<Answer> answer) : pending(std::move(answer)) {}
+    Mutex mu;
+    Pending<Answer> pending;
+  };
+  std::shared_ptr<SharedSession> session_;
+  std::shared_ptr<State> state_;
+};
+
+// A Blocks, or a list of refs.
+std::vector<BlockRef> RefsOf(nb::handle blocks);
+std::vector<uint64_t> Packed(absl::Span<const BlockRef> refs);
+
+// A list or dict of strings, numbers and booleans as the proto has them: "true", "7".
+std::string ParamOf(nb::handle value);
+
+void BindLayout(nb::module_& module);
+void BindBlocks(nb::module_& module);
+void BindSession(nb::module_& module);
+void BindScoring(nb::module_& module);
+void BindSequence(nb::module_& module);
+
+}  // namespace kvpool::python
+
+#endif  // KVPOOL_CLIENT_PYTHON_SRC_BIND_H_

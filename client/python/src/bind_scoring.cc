@@ -1,0 +1,382 @@
+// What policies are told, and scores.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "client/python/src/scoring.h"
+
+namespace kvpool::python {
+
+PyScorer ScorerOf(nb::handle scorer) {
+  if (scorer.is_none()) return {};
+  if (nb::isinstance<PyScorer>(scorer)) return nb::cast<const PyScorer&>(scorer);
+  PyScorer named;
+  named.policy.set_name(nb::cast<std::string>(scorer));
+  return named;
+}
+
+v1::Score ScoreRequestOf(nb::handle scorer, const ScoreArguments& arguments) {
+  v1::Score request;
+  ScorerOf(scorer).Fill(&request);
+  request.set_scope(EnumOf<v1::Scope>(arguments.scope, "SCOPE_", "scope", &v1::Scope_Parse));
+  request.set_token_scores(arguments.token_scores);
+  request.set_block_scores(arguments.block_scores);
+  request.set_budget_tokens(arguments.budget_tokens);
+  request.mutable_sequence()->set_fresh(arguments.fresh);
+  return request;
+}
+
+std::string ParamOf(nb::handle value) {
+  if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? "true" : "false";
+  return nb::cast<std::string>(nb::str(value));
+}
+
+namespace {
+
+using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+
+// An array in blocks leased for it; see client/signals.h. On host memory it is written here, elsewhere by kernels.
+class PyBlockArray {
+ public:
+  PyBlockArray(const nb::object& blocks, uint64_t block_bytes) : blocks_(blocks), block_bytes_(block_bytes) {}
+
+  PyBlocks& blocks() const { return nb::cast<PyBlocks&>(blocks_); }
+  nb::object object() const { return blocks_; }
+  uint64_t bytes() const { return blocks().refs().size() * block_bytes_; }
+
+  void Write(const AnyArray& values, uint64_t offset) const {
+    const Session& session = blocks().session()->shared();
+    if (!session.device_uuid().empty()) {
+      throw StatusError(
+          absl::FailedPreconditionError("the memory is on a GPU: have a kernel write it, through blocks"));
+    }
+    uint64_t left = values.nbytes();
+    if (left > bytes() || offset > bytes() - left) {
+      throw StatusError(absl::InvalidArgumentError(
+          absl::StrCat(left, " bytes at offset ", offset, " of an array of ", bytes())));
+    }
+    const char* from = static_cast<const char*>(values.data());
+    while (left > 0) {
+      const uint64_t in_block = offset % block_bytes_, part = std::min(block_bytes_ - in_block, left);
+      std::memcpy(session.data(blocks().refs()[offset / block_bytes_]) + in_block, from, part);
+      from += part;
+      offset += part;
+      left -= part;
+    }
+  }
+
+  v1::Data Data(uint64_t offset) const {
+    v1::Data data;
+    for (const BlockRef ref : blocks().refs()) data.add_blocks(ref.Pack());
+    data.set_offset_bytes(offset);
+    return data;
+  }
+
+ private:
+  nb::object blocks_;
+  uint64_t block_bytes_;
+};
+
+struct PySignal {
+  v1::Signal proto;
+  nb::object keeps;
+};
+
+struct PyBudgetPlan {
+  std::vector<uint64_t> budget_tokens;
+  std::vector<double> weights;
+};
+
+void SetInlined(const void* data, size_t bytes, v1::Data* to) { to->set_inlined(data, bytes); }
+
+PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, bool per_head,
+                    uint64_t offset, uint64_t bytes) {
+  PySignal signal;
+  signal.proto.set_kind(EnumOf<v1::SignalKind>(kind, "SIGNAL_KIND_", "kind", &v1::SignalKind_Parse));
+  signal.proto.set_per_layer(per_layer);
+  signal.proto.set_per_head(per_head);
+  if (nb::isinstance<PyBlockArray>(values)) {
+    const PyBlockArray& array = nb::cast<const PyBlockArray&>(values);
+    *signal.proto.mutable_data() = array.Data(offset);
+    signal.proto.mutable_data()->set_bytes(bytes);
+    signal.keeps = array.object();
+    return signal;
+  }
+  FloatArray array;
+  if (!nb::try_cast(values, array)) throw nb::type_error("a signal is an array of float32, or a BlockArray");
+  SetInlined(array.data(), array.nbytes(), signal.proto.mutable_data());
+  return signal;
+}
+
+PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::optional<uint32_t> q_heads,
+                         float scale, uint64_t offset) {
+  PyQueryWindow window;
+  window.proto.set_scale(scale);
+  if (nb::isinstance<PyBlockArray>(data)) {
+    if (!queries.has_value() || !q_heads.has_value()) {
+      throw StatusError(
+          absl::InvalidArgumentError("a window in blocks needs queries and q_heads: blocks have no shape"));
+    }
+    const PyBlockArray& array = nb::cast<const PyBlockArray&>(data);
+    *window.proto.mutable_data() = array.Data(offset);
+    window.proto.set_queries(*queries);
+    window.proto.set_q_heads(*q_heads);
+    window.keeps = array.object();
+    return window;
+  }
+  AnyArray array;
+  if (!nb::try_cast(data, array) || array.ndim() != 4) {
+    throw nb::type_error("a window is an array [layers, queries, q_heads, head_dim], or a BlockArray");
+  }
+  window.proto.set_queries(static_cast<uint32_t>(array.shape(1)));
+  window.proto.set_q_heads(static_cast<uint32_t>(array.shape(2)));
+  const nb::dlpack::dtype dtype = array.dtype();
+  if (dtype == nb::dtype<float>()) {
+    window.proto.set_dtype(v1::DTYPE_F32);
+  } else if (dtype.bits == 16 && dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float)) {
+    window.proto.set_dtype(v1::DTYPE_F16);
+  } else if (dtype.bits == 16 && dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat)) {
+    window.proto.set_dtype(v1::DTYPE_BF16);
+  } else {
+    throw nb::type_error("queries are float32, float16 or bfloat16");
+  }
+  SetInlined(array.data(), array.nbytes(), window.proto.mutable_data());
+  return window;
+}
+
+void MakeScorer(PyScorer* self, const std::string& policy, const nb::dict& params,
+                const std::vector<nb::object>& signals, const PyQueryWindow* window, float now,
+                uint32_t hidden_dim, uint32_t window_queries, const std::string& over_tokens,
+                const std::string& over_heads, const std::string& over_layers) {
+  new (self) PyScorer;
+  self->policy.set_name(policy);
+  for (const auto& [name, value] : params) {
+    (*self->policy.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
+  }
+  for (const nb::object& object : signals) {
+    const PySignal& signal = nb::cast<const PySignal&>(object);
+    *self->signals.add_signals() = signal.proto;
+    if (signal.keeps.is_valid()) self->keeps.push_back(signal.keeps);
+  }
+  if (window != nullptr) {
+    *self->signals.mutable_window() = window->proto;
+    if (window->keeps.is_valid()) self->keeps.push_back(window->keeps);
+  }
+  self->signals.set_now(now);
+  self->signals.set_hidden_dim(hidden_dim);
+  self->signals.set_window_queries(window_queries);
+  self->reductions.set_over_tokens(
+      EnumOf<v1::TokenReduction>(over_tokens, "TOKEN_REDUCTION_", "over_tokens", &v1::TokenReduction_Parse));
+  self->reductions.set_over_heads(
+      EnumOf<v1::PlaneReduction>(over_heads, "PLANE_REDUCTION_", "over_heads", &v1::PlaneReduction_Parse));
+  self->reductions.set_over_layers(
+      EnumOf<v1::PlaneReduction>(over_layers, "PLANE_REDUCTION_", "over_layers", &v1::PlaneReduction_Parse));
+}
+
+void BindSignals(nb::module_& module) {
+  nb::class_<PyBlockArray>(
+      module, "BlockArray",
+      "Statistics or queries in blocks leased for them, which a request names instead of carrying them:\n"
+      "for what is larger than 1 MiB, or written by kernels.")
+      .def(
+          "__init__",
+          [](PyBlockArray* self, const std::shared_ptr<SharedSession>& session, uint64_t nbytes,
+             Timeout timeout) {
+            const uint64_t block_bytes = session->shared().layout().block_bytes();
+            const nb::object blocks =
+                nb::cast(session).attr("lease")((nbytes + block_bytes - 1) / block_bytes, timeout);
+            new (self) PyBlockArray(blocks, block_bytes);
+          },
+          nb::arg("session"), nb::arg("nbytes"), nb::arg("timeout") = 30.0)
+      .def_prop_ro("nbytes", &PyBlockArray::bytes)
+      .def_prop_ro(
+          "blocks", [](const PyBlockArray& array) { return array.object(); },
+          nb::sig("def blocks(self) -> Blocks"), "Byte i is in block i // layout.block_bytes.")
+      .def("write", &PyBlockArray::Write, nb::arg("values"), nb::arg("offset") = 0,
+           nb::sig("def write(self, values: typing.Any, offset: int = 0) -> None"),
+           "An array, on host memory.")
+      .def("release", [](const PyBlockArray& array) { array.blocks().Release(std::nullopt); })
+      .def(
+          "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> BlockArray"))
+      .def(
+          "__exit__", [](const PyBlockArray& array, nb::args) { array.blocks().Release(std::nullopt); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
+
+  nb::class_<PySignal>(module, "Signal",
+                       "One array that an engine tells of a sequence; see Signal in score.proto.")
+      .def(
+          "__init__",
+          [](PySignal* self, const std::string& kind, nb::handle values, bool per_layer, bool per_head,
+             uint64_t offset, uint64_t nbytes) {
+            new (self) PySignal(MakeSignal(kind, values, per_layer, per_head, offset, nbytes));
+          },
+          nb::arg("kind"), nb::arg("values"), nb::kw_only(), nb::arg("per_layer") = false,
+          nb::arg("per_head") = false, nb::arg("offset") = 0, nb::arg("nbytes") = 0,
+          nb::sig("def __init__(self, kind: str, values: typing.Any, *, per_layer: bool = False, per_head: "
+                  "bool = False, "
+                  "offset: int = 0, nbytes: int = 0) -> None"),
+          "`kind`: \"mass\", \"latest\", ... as SIGNAL_KIND_* in score.proto. `values`: float32, "
+          "[layers][kv_heads][tokens]\n"
+          "without the axes that are not set; or a BlockArray.");
+
+  nb::class_<PyQueryWindow>(module, "QueryWindow",
+                            "The last queries of a sequence, rotated as they met the keys.")
+      .def(
+          "__init__",
+          [](PyQueryWindow* self, nb::handle data, std::optional<uint32_t> queries,
+             std::optional<uint32_t> q_heads, float scale, uint64_t offset) {
+            new (self) PyQueryWindow(MakeWindow(data, queries, q_heads, scale, offset));
+          },
+          nb::arg("data"), nb::kw_only(), nb::arg("queries") = nb::none(), nb::arg("q_heads") = nb::none(),
+          nb::arg("scale") = 0.0f, nb::arg("offset") = 0,
+          nb::sig("def __init__(self, data: typing.Any, *, queries: int | None = None, q_heads: int | None = "
+                  "None, scale: "
+                  "float = 0.0, offset: int = 0) -> None"),
+          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`.");
+
+  nb::class_<PyProtection>(
+      module, "Protection",
+      "What stays at the ends whatever its score, in place of the policy's own defaults.")
+      .def(
+          "__init__",
+          [](PyProtection* self, uint32_t first_tokens, uint32_t last_tokens, uint32_t first_blocks,
+             uint32_t last_blocks) {
+            new (self) PyProtection;
+            self->proto.set_first_tokens(first_tokens);
+            self->proto.set_last_tokens(last_tokens);
+            self->proto.set_first_blocks(first_blocks);
+            self->proto.set_last_blocks(last_blocks);
+          },
+          nb::kw_only(), nb::arg("first_tokens") = 0, nb::arg("last_tokens") = 0, nb::arg("first_blocks") = 0,
+          nb::arg("last_blocks") = 0);
+
+  nb::class_<PyScorer>(module, "Scorer", "A policy, what it is told, and how its scores are reduced.")
+      .def("__init__", MakeScorer, nb::arg("policy") = "", nb::arg("params") = nb::dict(), nb::kw_only(),
+           nb::arg("signals") = std::vector<nb::object>(), nb::arg("window").none() = nb::none(),
+           nb::arg("now") = 0.0f, nb::arg("hidden_dim") = 0, nb::arg("window_queries") = 0,
+           nb::arg("over_tokens") = "unspecified", nb::arg("over_heads") = "unspecified",
+           nb::arg("over_layers") = "unspecified",
+           nb::sig(
+               "def __init__(self, policy: str = '', params: dict[str, str | float | bool] = {}, *, signals: "
+               "collections.abc.Sequence[Signal] = (), window: QueryWindow | None = None, now: float = 0.0, "
+               "hidden_dim: "
+               "int = 0, window_queries: int = 0, over_tokens: str = 'unspecified', over_heads: str = "
+               "'unspecified', "
+               "over_layers: str = 'unspecified') -> None"),
+           "Policies and parameters are as `kvpoolctl policies` lists them; no name: paged_eviction.");
+}
+
+// [rows][columns], or none if it was not asked for.
+nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t rows, uint32_t columns) {
+  if (scores.empty()) return nb::none();
+  auto* copy = new std::vector<float>(scores.begin(), scores.end());
+  const nb::capsule owner(copy, [](void* array) noexcept { delete static_cast<std::vector<float>*>(array); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(copy->data(), {rows, columns}, owner));
+}
+
+void BindScores(nb::module_& module) {
+  nb::class_<PyScoreResult>(module, "ScoreResult", "Higher stays.")
+      .def_prop_ro(
+          "rows", [](const PyScoreResult& result) { return result.proto.rows(); }, "As the scope says.")
+      .def_prop_ro("tokens", [](const PyScoreResult& result) { return result.proto.tokens(); })
+      .def_prop_ro("blocks", [](const PyScoreResult& result) { return result.proto.blocks(); })
+      .def_prop_ro(
+          "token_scores",
+          [](const PyScoreResult& result) {
+            return Scores(result.proto.token_scores(), result.proto.rows(), result.proto.tokens());
+          },
+          nb::sig("def token_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, tokens]")
+      .def_prop_ro(
+          "block_scores",
+          [](const PyScoreResult& result) {
+            return Scores(result.proto.block_scores(), result.proto.rows(), result.proto.blocks());
+          },
+          nb::sig("def block_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, blocks]")
+      .def_prop_ro(
+          "blocks_read", [](const PyScoreResult& result) { return result.proto.blocks_read(); },
+          "Blocks whose K and V were read; the others' features were kept.");
+
+  nb::class_<PyPending<v1::ScoreResult>>(module, "PendingScore", "Scores on their way. May be dropped.")
+      .def_prop_ro("ready", &PyPending<v1::ScoreResult>::ready)
+      .def(
+          "wait",
+          [](PyPending<v1::ScoreResult>& pending, Timeout timeout) {
+            return PyScoreResult{pending.Wait(timeout)};
+          },
+          nb::arg("timeout") = 30.0, "Takes the answer, once.");
+
+  nb::class_<PyBudgetPlan>(module, "BudgetPlan", "How budgets are spread over layers.")
+      .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "By layer.")
+      .def_ro("weights", &PyBudgetPlan::weights, "What they were planned by.");
+}
+
+}  // namespace
+
+void BindScoring(nb::module_& module) {
+  BindSignals(module);
+  BindScores(module);
+  auto session = nb::borrow<nb::class_<SharedSession>>(nb::type<SharedSession>());
+  session.def(
+      "score",
+      [](const std::shared_ptr<SharedSession>& session, nb::handle blocks, nb::handle scorer, uint32_t group,
+         uint32_t last_block_tokens, const std::string& scope, bool token_scores, bool block_scores,
+         bool fresh, uint32_t budget_tokens, std::optional<uint64_t> after) {
+        v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
+                                                    .token_scores = token_scores,
+                                                    .block_scores = block_scores,
+                                                    .fresh = fresh,
+                                                    .budget_tokens = budget_tokens});
+        v1::Sequence& sequence = *request.mutable_sequence();
+        sequence.set_group(group);
+        sequence.set_last_block_tokens(last_block_tokens);
+        for (const BlockRef ref : RefsOf(blocks)) sequence.add_blocks(ref.Pack());
+        return PyPending<v1::ScoreResult>(
+            session,
+            ValueOf(session->Use([&](Session& open) { return open.Score(request, StepOf(after)); })));
+      },
+      nb::arg("blocks"), nb::arg("scorer").none() = nb::none(), nb::kw_only(), nb::arg("group") = 0,
+      nb::arg("last_block_tokens") = 0, nb::arg("scope") = "sequence", nb::arg("token_scores") = false,
+      nb::arg("block_scores") = true, nb::arg("fresh") = false, nb::arg("budget_tokens") = 0,
+      nb::arg("after") = nb::none(),
+      nb::sig("def score(self, blocks: Refs, scorer: Scorer | str | None = None, *, group: int = 0, "
+              "last_block_tokens: int = 0, "
+              "scope: str = 'sequence', token_scores: bool = False, block_scores: bool = True, fresh: bool = "
+              "False, "
+              "budget_tokens: int = 0, after: int | None = None) -> PendingScore"),
+      "Scores a sequence where it lies. `last_block_tokens`: valid tokens of the last block, 0: all.");
+  session.def(
+      "plan_budgets",
+      [](const std::shared_ptr<SharedSession>& session, const std::string& method, uint64_t tokens_per_layer,
+         uint32_t layers, const nb::dict& params, const std::vector<double>& statistics, Timeout timeout) {
+        v1::PlanBudgets request;
+        request.set_method(
+            EnumOf<v1::BudgetMethod>(method, "BUDGET_METHOD_", "method", &v1::BudgetMethod_Parse));
+        request.set_tokens_per_layer(tokens_per_layer);
+        request.set_layers(layers);
+        for (const auto& [name, value] : params) {
+          (*request.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
+        }
+        request.mutable_statistics()->Add(statistics.begin(), statistics.end());
+        PyPending<v1::PlanBudgetsResult> pending(
+            session, ValueOf(session->Use([&](Session& open) { return open.PlanBudgets(request); })));
+        const v1::PlanBudgetsResult result = pending.Wait(timeout);
+        return PyBudgetPlan{.budget_tokens = {result.budget_tokens().begin(), result.budget_tokens().end()},
+                            .weights = {result.weights().begin(), result.weights().end()}};
+      },
+      nb::arg("method"), nb::arg("tokens_per_layer"), nb::arg("layers") = 0, nb::arg("params") = nb::dict(),
+      nb::arg("statistics") = std::vector<double>(), nb::arg("timeout") = 30.0,
+      nb::sig("def plan_budgets(self, method: str, tokens_per_layer: int, layers: int = 0, params: dict[str, "
+              "str | float | "
+              "bool] = {}, statistics: collections.abc.Sequence[float] = (), timeout: float | None = 30.0) "
+              "-> BudgetPlan"),
+      "Spreads a budget over layers; see PlanBudgets in score.proto for methods and what each goes by.");
+}
+
+}  // namespace kvpool::python

@@ -1,0 +1,389 @@
+// LiveSequence: a sequence that an engine generates, and the budget it holds.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "client/live_sequence.h"
+#include "client/python/src/scoring.h"
+#include "client/python/src/view.h"
+
+namespace kvpool::python {
+namespace {
+
+// Blocks that are looked at stay held for their views, whatever becomes of the sequence.
+class PySequence {
+ public:
+  PySequence(std::shared_ptr<SharedSession> session, uint32_t group, const std::string& salt,
+             std::vector<std::string> extra_keys)
+      : session_(std::move(session)), group_(group) {
+    const int groups = session_->shared().layout().groups_size();
+    if (group >= static_cast<uint32_t>(groups)) {
+      throw StatusError(
+          absl::InvalidArgumentError(absl::StrCat("group: ", group, ", where the layout has ", groups)));
+    }
+    session_->CheckUsable();
+    sequence_ = std::make_shared<Guarded>(
+        session_.get(),
+        LiveSequenceOptions{.group = group, .salt = salt, .extra_keys = std::move(extra_keys)});
+  }
+  ~PySequence() {
+    if (sequence_ != nullptr) session_->DropLater(std::move(sequence_));
+  }
+  PySequence(const PySequence&) = delete;
+  PySequence& operator=(const PySequence&) = delete;
+
+  // What may be asked: its own thread changes it, and nobody else.
+  LiveSequence& get() const {
+    if (sequence_ == nullptr) throw ReleasedError("this sequence was released");
+    session_->CheckUsable();
+    return sequence_->sequence;
+  }
+  bool released() const { return sequence_ == nullptr; }
+  const std::shared_ptr<SharedSession>& session() const { return session_; }
+  uint32_t group() const { return group_; }
+
+  void Release() {
+    if (sequence_ == nullptr) return;
+    if (session_->closed()) {
+      session_->DropLater(std::move(sequence_));
+      return;
+    }
+    session_->Use([this](Session&) { sequence_.reset(); });
+  }
+
+  // In a turn.
+  template <typename F>
+  auto Use(F f) {
+    LiveSequence& sequence = get();
+    return session_->Use([&](Session&) { return f(sequence); });
+  }
+
+  // Sends with `start`, and waits with `finish` in turns so short that others get theirs.
+  template <typename Start, typename Finish>
+  auto Ask(Timeout timeout, Start start, Finish finish) {
+    LiveSequence& sequence = get();
+    auto sent = session_->Use([&](Session&) {
+      session_->Shield(sequence.blocks());
+      return start(sequence);
+    });
+    if (sent.ok() || !absl::IsDeadlineExceeded(sent.status())) return ValueOf(std::move(sent));
+    return Finish_(timeout, finish);
+  }
+  template <typename Finish>
+  auto Finish_(Timeout timeout, Finish finish) {
+    LiveSequence& sequence = get();
+    return ValueOf(Await(timeout, [&](Deadline deadline) {
+      while (true) {
+        const Deadline turn =
+            std::min(deadline, std::chrono::steady_clock::now() + std::chrono::milliseconds(5));
+        auto result = session_->UseWithoutGil([&](Session&) { return finish(sequence, turn); });
+        if (result.ok() || turn == deadline || !absl::IsDeadlineExceeded(result.status())) return result;
+      }
+    }));
+  }
+
+  BlockRef at(int64_t index) const {
+    const auto blocks = get().blocks();
+    const auto size = static_cast<int64_t>(blocks.size());
+    const int64_t at = index < 0 ? index + size : index;
+    if (at < 0 || at >= size) throw nb::index_error(absl::StrCat("block ", index, " of ", size).c_str());
+    return blocks[static_cast<size_t>(at)];
+  }
+
+ private:
+  struct Guarded {
+    Guarded(SharedSession* shared, LiveSequenceOptions options)
+        : session(shared), sequence(&shared->shared(), std::move(options)) {}
+    ~Guarded() { session->Shield(sequence.blocks()); }
+    SharedSession* const session;
+    LiveSequence sequence;
+  };
+  const std::shared_ptr<SharedSession> session_;
+  const uint32_t group_;
+  std::shared_ptr<Guarded> sequence_;  // Destroyed in a turn.
+};
+
+struct PyPruneResult {
+  v1::PruneResult proto;
+};
+struct PyCompactResult {
+  v1::CompactResult proto;
+};
+
+PyPruneResult Prune(PySequence& sequence, std::optional<uint32_t> budget_tokens,
+                    std::optional<uint32_t> budget_blocks, nb::handle scorer, const TokenRanges& protect,
+                    const PyProtection* protection, bool fresh, bool dry_run, Timeout timeout,
+                    std::optional<uint64_t> after) {
+  if (budget_tokens.has_value() == budget_blocks.has_value()) {
+    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and budget_blocks is needed"));
+  }
+  v1::Prune request;
+  ScorerOf(scorer).Fill(&request);
+  Protect(protect, protection, &request);
+  if (budget_tokens.has_value()) request.set_budget_tokens(*budget_tokens);
+  if (budget_blocks.has_value()) request.set_budget_blocks(*budget_blocks);
+  request.mutable_sequence()->set_fresh(fresh);
+  request.set_dry_run(dry_run);
+  return {sequence.Ask(
+      timeout, [&](LiveSequence& live) { return live.Prune(request, Deadline::min(), StepOf(after)); },
+      [](LiveSequence& live, Deadline deadline) { return live.FinishPrune(deadline); })};
+}
+
+PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tokens,
+                        std::optional<std::vector<uint32_t>> keep, nb::handle scorer,
+                        const std::string& scope, const TokenRanges& protect, const PyProtection* protection,
+                        bool fresh, bool keep_sources, Timeout timeout, std::optional<uint64_t> after) {
+  if (budget_tokens.has_value() == keep.has_value()) {
+    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and keep is needed"));
+  }
+  v1::Compact request;
+  if (keep.has_value()) {
+    request.mutable_keep()->mutable_positions()->Add(keep->begin(), keep->end());
+  } else {
+    ScorerOf(scorer).Fill(&request);
+    Protect(protect, protection, &request);
+    request.set_budget_tokens(*budget_tokens);
+    request.set_scope(EnumOf<v1::Scope>(scope, "SCOPE_", "scope", &v1::Scope_Parse));
+  }
+  request.mutable_sequence()->set_fresh(fresh);
+  request.set_keep_sources(keep_sources);
+  return {sequence.Ask(
+      timeout, [&](LiveSequence& live) { return live.Compact(request, Deadline::min(), StepOf(after)); },
+      [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
+}
+
+template <typename Numbers>
+std::vector<uint64_t> ListOf(const Numbers& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+void BindResults(nb::module_& module) {
+  nb::class_<PyPruneResult>(module, "PruneResult", "The table is now what stays.")
+      .def_prop_ro(
+          "victims", [](const PyPruneResult& r) { return ListOf(r.proto.victims()); },
+          "Indices into the blocks as they were, ascending.")
+      .def_prop_ro(
+          "table", [](const PyPruneResult& r) { return ListOf(r.proto.table()); }, "Refs of what stays.")
+      .def_prop_ro("kept_tokens", [](const PyPruneResult& r) { return r.proto.kept_tokens(); })
+      .def_prop_ro("kept_digest", [](const PyPruneResult& r) { return BytesOf(r.proto.kept_digest()); })
+      .def_prop_ro("blocks_read", [](const PyPruneResult& r) { return r.proto.blocks_read(); });
+
+  nb::class_<PyCompactResult>(module, "CompactResult", "The table is now what stays, in fewer blocks.")
+      .def_prop_ro("table", [](const PyCompactResult& r) { return ListOf(r.proto.table()); })
+      .def_prop_ro(
+          "last_block_tokens", [](const PyCompactResult& r) { return r.proto.last_block_tokens(); },
+          "Valid tokens in its last block.")
+      .def_prop_ro(
+          "moved_from_block", [](const PyCompactResult& r) { return r.proto.moved_from_block(); },
+          "Index of the first new block in the table.")
+      .def_prop_ro(
+          "rows", [](const PyCompactResult& r) { return r.proto.rows(); }, "Of kept_positions.")
+      .def_prop_ro(
+          "kept_positions",
+          [](const PyCompactResult& r) {
+            const uint32_t rows = std::max(1u, r.proto.rows());
+            const auto& all = r.proto.kept_positions();
+            std::vector<std::vector<uint32_t>> positions(rows);
+            const int each = all.size() / static_cast<int>(rows);
+            for (int i = 0; i < all.size(); ++i)
+              positions[static_cast<size_t>(i / std::max(1, each))].push_back(all[i]);
+            return positions;
+          },
+          "Of each row: positions in the sequence as it was, ascending.")
+      .def_prop_ro("kept_digest", [](const PyCompactResult& r) { return BytesOf(r.proto.kept_digest()); })
+      .def_prop_ro("blocks_read", [](const PyCompactResult& r) { return r.proto.blocks_read(); });
+}
+
+}  // namespace
+
+void BindSequence(nb::module_& module) {
+  BindResults(module);
+  nb::class_<PySequence>(
+      module, "LiveSequence",
+      "One sequence that an engine is generating: its blocks in order, and the keys that full ones may be\n"
+      "shared under. Once tokens were dropped, keys chain in what was kept; see client/live_sequence.h.\n"
+      "`with` releases it. Views of its blocks keep them held, also when a prune drops them.")
+      .def(
+          "__init__",
+          [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
+             const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
+            std::vector<std::string> extra;
+            for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
+            new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
+          },
+          nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
+          nb::arg("extra_keys") = std::vector<nb::bytes>(),
+          nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
+                  "collections.abc.Sequence[bytes] = ()) -> None"))
+      .def(
+          "append",
+          [](PySequence& sequence, PyBlocks& blocks) {
+            if (blocks.session() != sequence.session()) {
+              throw StatusError(absl::InvalidArgumentError("append: blocks of another session"));
+            }
+            sequence.get();
+            const std::vector<BlockRef> refs = blocks.Take();
+            Check(sequence.Use([&](LiveSequence& live) {
+              return live.Append(Blocks(&sequence.session()->shared(), refs));
+            }));
+          },
+          nb::arg("blocks"), "Takes leased blocks over, empty, behind the others.")
+      .def(
+          "adopt",
+          [](PySequence& sequence, PyBlocks& blocks, nb::handle tokens) {
+            if (blocks.session() != sequence.session()) {
+              throw StatusError(absl::InvalidArgumentError("adopt: blocks of another session"));
+            }
+            const std::vector<uint32_t> ids = TokensOf(tokens);
+            const uint64_t full = blocks.refs().size() * sequence.session()
+                                                             ->shared()
+                                                             .layout()
+                                                             .groups(static_cast<int>(sequence.group()))
+                                                             .tokens_per_block();
+            if (ids.size() != full || !sequence.get().blocks().empty()) {
+              throw StatusError(absl::FailedPreconditionError(
+                  absl::StrCat(ids.size(), " tokens do not fill the ", blocks.refs().size(),
+                               " blocks of a match, or the sequence has begun")));
+            }
+            const std::vector<BlockRef> refs = blocks.Take();
+            Check(sequence.Use([&](LiveSequence& live) {
+              return live.Adopt(Blocks(&sequence.session()->shared(), refs), ids);
+            }));
+          },
+          nb::arg("blocks"), nb::arg("tokens"),
+          nb::sig("def adopt(self, blocks: Blocks, tokens: Tokens) -> None"),
+          "Starts with blocks that a match found, full of these tokens, and takes them over.")
+      .def(
+          "extend",
+          [](PySequence& sequence, nb::handle tokens) {
+            const std::vector<uint32_t> ids = TokensOf(tokens);
+            Check(sequence.Use([&](LiveSequence& live) { return live.Extend(ids); }));
+          },
+          nb::arg("tokens"), nb::sig("def extend(self, tokens: Tokens) -> None"),
+          "K and V of these tokens are in the blocks, or will be when the current step is done.")
+      .def_prop_ro("refs", [](const PySequence& sequence) { return Packed(sequence.get().blocks()); })
+      .def_prop_ro(
+          "ids",
+          [](const PySequence& sequence) {
+            std::vector<uint32_t> ids;
+            for (const BlockRef ref : sequence.get().blocks()) ids.push_back(Index(ref.id));
+            return ids;
+          },
+          "Block numbers: indices into the pool's arrays.")
+      .def_prop_ro(
+          "tokens", [](const PySequence& sequence) { return sequence.get().tokens(); }, "Resident.")
+      .def_prop_ro(
+          "room", [](const PySequence& sequence) { return sequence.get().room(); },
+          "Tokens that the blocks still take.")
+      .def_prop_ro(
+          "last_key",
+          [](const PySequence& sequence) {
+            return BytesOf(KeyBytes({&sequence.get().last_key(), 1}));
+          },
+          "Of the last full block, for a match ahead of the tokens.")
+      .def_prop_ro("released", &PySequence::released)
+      .def(
+          "k",
+          [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {
+            return PlaneOfBlock(sequence.session(), sequence.at(index), sequence.group(), false, layer,
+                                false);
+          },
+          nb::arg("index"), nb::arg("layer") = nb::none(),
+          "K of one block, read-only: [layers, tokens, heads, dim].")
+      .def(
+          "v",
+          [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {
+            return PlaneOfBlock(sequence.session(), sequence.at(index), sequence.group(), true, layer, false);
+          },
+          nb::arg("index"), nb::arg("layer") = nb::none(), "V of one block, as k().")
+      .def(
+          "seal",
+          [](PySequence& sequence, std::optional<uint64_t> after) -> std::optional<PyPending<SealOutcome>> {
+            auto pending =
+                ValueOf(sequence.Use([&](LiveSequence& live) { return live.Seal(StepOf(after)); }));
+            if (!pending.has_value()) return std::nullopt;
+            return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
+          },
+          nb::arg("after") = nb::none(),
+          "Queues a seal of the full blocks that are new; None: there are none.")
+      .def("prune", Prune, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+           nb::arg("budget_blocks") = nb::none(), nb::arg("scorer").none() = nb::none(),
+           nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
+           nb::arg("fresh") = false, nb::arg("dry_run") = false, nb::arg("timeout") = 30.0,
+           nb::arg("after") = nb::none(),
+           nb::sig("def prune(self, *, budget_tokens: int | None = None, budget_blocks: int | None = None, "
+                   "scorer: Scorer | str "
+                   "| None = None, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: "
+                   "Protection | None = "
+                   "None, fresh: bool = False, dry_run: bool = False, timeout: float | None = 30.0, after: "
+                   "int | None = None) "
+                   "-> PruneResult"),
+           "Drops whole blocks to hold a budget. DeadlineExceededError: ask finish_prune.")
+      .def(
+          "finish_prune",
+          [](PySequence& sequence, Timeout timeout) {
+            return PyPruneResult{sequence.Finish_(
+                timeout, [](LiveSequence& live, Deadline deadline) { return live.FinishPrune(deadline); })};
+          },
+          nb::arg("timeout") = 30.0)
+      .def("compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+           nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
+           nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
+           nb::arg("fresh") = false, nb::arg("keep_sources") = false, nb::arg("timeout") = 30.0,
+           nb::arg("after") = nb::none(),
+           nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
+                   "collections.abc.Sequence[int] | None = None, "
+                   "scorer: Scorer | str | None = None, scope: str = 'sequence', protect: "
+                   "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
+                   "fresh: bool = False, "
+                   "keep_sources: bool = False, timeout: float | None = 30.0, after: int | None = None) -> "
+                   "CompactResult"),
+           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. "
+           "DeadlineExceededError: ask\n"
+           "finish_compact.")
+      .def(
+          "finish_compact",
+          [](PySequence& sequence, Timeout timeout) {
+            return PyCompactResult{sequence.Finish_(
+                timeout, [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
+          },
+          nb::arg("timeout") = 30.0)
+      .def(
+          "score",
+          [](PySequence& sequence, nb::handle scorer, const std::string& scope, bool token_scores,
+             bool block_scores, bool fresh, uint32_t budget_tokens, Timeout timeout,
+             std::optional<uint64_t> after) {
+            v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
+                                                        .token_scores = token_scores,
+                                                        .block_scores = block_scores,
+                                                        .fresh = fresh,
+                                                        .budget_tokens = budget_tokens});
+            v1::Sequence of = sequence.get().ToProto();
+            of.set_fresh(fresh);
+            *request.mutable_sequence() = of;
+            PyPending<v1::ScoreResult> pending(
+                sequence.session(), ValueOf(sequence.session()->Use(
+                                        [&](Session& open) { return open.Score(request, StepOf(after)); })));
+            return PyScoreResult{pending.Wait(timeout)};
+          },
+          nb::arg("scorer").none() = nb::none(), nb::kw_only(), nb::arg("scope") = "sequence",
+          nb::arg("token_scores") = false, nb::arg("block_scores") = true, nb::arg("fresh") = false,
+          nb::arg("budget_tokens") = 0, nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
+          nb::sig("def score(self, scorer: Scorer | str | None = None, *, scope: str = 'sequence', "
+                  "token_scores: bool = False, "
+                  "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
+                  "None = 30.0, after: "
+                  "int | None = None) -> ScoreResult"),
+          "Changes nothing.")
+      .def("release", &PySequence::Release, "Gives its blocks back. Again is nothing.")
+      .def(
+          "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> LiveSequence"))
+      .def(
+          "__exit__", [](PySequence& sequence, nb::args) { sequence.Release(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
+}
+
+}  // namespace kvpool::python

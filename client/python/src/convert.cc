@@ -1,0 +1,136 @@
+#include "client/python/src/convert.h"
+
+#include <nanobind/ndarray.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool::python {
+namespace {
+
+// Names in kvpool/errors.py.
+const char* ExceptionOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+      return "InvalidArgumentError";
+    case absl::StatusCode::kNotFound:
+      return "NotFoundError";
+    case absl::StatusCode::kAlreadyExists:
+      return "AlreadyExistsError";
+    case absl::StatusCode::kPermissionDenied:
+      return "PermissionDeniedError";
+    case absl::StatusCode::kUnauthenticated:
+      return "UnauthenticatedError";
+    case absl::StatusCode::kResourceExhausted:
+      return "ResourceExhaustedError";
+    case absl::StatusCode::kFailedPrecondition:
+      return "FailedPreconditionError";
+    case absl::StatusCode::kAborted:
+      return "SessionEndedError";
+    case absl::StatusCode::kOutOfRange:
+      return "OutOfRangeError";
+    case absl::StatusCode::kUnimplemented:
+      return "UnimplementedError";
+    case absl::StatusCode::kUnavailable:
+      return "UnavailableError";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "DeadlineExceededError";
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kDoNotUseReservedForFutureExpansionUseDefaultInSwitchInstead_:
+      return "KvpoolError";
+  }
+  return "KvpoolError";
+}
+
+void Translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const StatusError& error) {
+    const std::string& type = error.type();
+    if (type == "BufferError") {
+      PyErr_SetString(PyExc_BufferError, error.what());
+      return;
+    }
+    const nb::object exception = nb::module_::import_("kvpool.errors")
+                                     .attr(type.empty() ? ExceptionOf(error.status().code()) : type.c_str());
+    PyErr_SetString(exception.ptr(), error.what());
+  }
+}
+
+}  // namespace
+
+StatusError ReleasedError(const std::string& what) {
+  return StatusError(absl::FailedPreconditionError(what), "ReleasedError");
+}
+StatusError BufferError(const std::string& why) {
+  return StatusError(absl::FailedPreconditionError(why), "BufferError");
+}
+void RegisterErrors() { nb::register_exception_translator(Translate); }
+
+Deadline DeadlineOf(Timeout timeout) {
+  constexpr double kForEver = 10.0 * 365 * 86400;  // More would overflow the clock.
+  const double seconds = std::clamp(timeout.value_or(kForEver), 0.0, kForEver);
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                std::chrono::duration<double>(seconds));
+}
+
+std::vector<uint32_t> TokensOf(nb::handle tokens) {
+  std::vector<uint32_t> ids;
+  nb::ndarray<int64_t, nb::ro, nb::ndim<1>, nb::device::cpu> array;
+  // Of int64 alone: what tokenizers and PyTorch make. A list of others is converted one by one.
+  if (nb::try_cast(tokens, array, false)) {
+    ids.reserve(array.shape(0));
+    const auto view = array.view();
+    for (size_t i = 0; i < array.shape(0); ++i) {
+      if (view(i) < 0 || view(i) > int64_t{0xffffffff}) {
+        throw StatusError(
+            absl::InvalidArgumentError(absl::StrCat("tokens[", i, "]: ", view(i), " is no u32")));
+      }
+      ids.push_back(static_cast<uint32_t>(view(i)));
+    }
+    return ids;
+  }
+  for (const nb::handle token : tokens) {
+    const nb::object number = nb::steal(PyNumber_Index(token.ptr()));
+    if (!number.is_valid()) throw nb::python_error();
+    const long long id = PyLong_AsLongLong(number.ptr());
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (id < 0 || id > 0xffffffffLL) {
+      throw StatusError(
+          absl::InvalidArgumentError(absl::StrCat("tokens[", ids.size(), "]: ", id, " is no u32")));
+    }
+    ids.push_back(static_cast<uint32_t>(id));
+  }
+  return ids;
+}
+
+std::string KeysOf(nb::handle keys, uint32_t* key_bytes) {
+  if (nb::isinstance<nb::bytes>(keys)) {
+    const auto bytes = nb::borrow<nb::bytes>(keys);
+    return std::string(bytes.c_str(), bytes.size());
+  }
+  std::string all;
+  size_t size = 0;
+  for (const nb::handle key : keys) {
+    if (!nb::isinstance<nb::bytes>(key)) throw nb::type_error("keys are bytes, or a list of bytes");
+    const auto bytes = nb::borrow<nb::bytes>(key);
+    if (size != 0 && bytes.size() != size) {
+      throw StatusError(absl::InvalidArgumentError(
+          absl::StrCat("keys: one of ", bytes.size(), " bytes among others of ", size)));
+    }
+    size = bytes.size();
+    all.append(bytes.c_str(), bytes.size());
+  }
+  if (size != 0) *key_bytes = static_cast<uint32_t>(size);
+  return all;
+}
+
+std::string NameOf(std::string_view full_name, std::string_view prefix) {
+  if (full_name.substr(0, prefix.size()) == prefix) full_name.remove_prefix(prefix.size());
+  return absl::AsciiStrToLower(std::string(full_name));
+}
+
+}  // namespace kvpool::python

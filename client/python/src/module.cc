@@ -1,0 +1,16 @@
+// kvpool._core: the C++ client as Python has it. What people import is kvpool/__init__.py.
+#include <nanobind/nanobind.h>
+
+#include "client/python/src/bind.h"
+#include "client/python/src/view.h"
+
+NB_MODULE(_core, module) {
+  using namespace kvpool::python;
+  RegisterErrors();
+  BindLayout(module);
+  BindView(module);
+  BindBlocks(module);
+  BindSession(module);
+  BindScoring(module);
+  BindSequence(module);
+}

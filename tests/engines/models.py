@@ -1,0 +1,31 @@
+"""Small models with random weights, the same in every process."""
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+
+def llama(seed=0, dtype=torch.float32, layers=3):
+    torch.manual_seed(seed)
+    config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
+                         initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def gemma(seed=0):
+    torch.manual_seed(seed)
+    config = Gemma3TextConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6,
+                              num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=32,
+                              max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
+                              pad_token_id=0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
+    return Gemma3ForCausalLM(config).eval()
+
+
+def prompt(tokens, seed=1):
+    return torch.randint(1, 512, (1, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def generate(model, ids, cache=None, tokens=40):
+    with torch.no_grad():
+        return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=tokens,
+                              do_sample=False)[0, ids.shape[1]:].tolist()

@@ -1,0 +1,246 @@
+"""Transformers on kvpool: the same tokens as its own cache, prefixes of other processes, budgets that hold."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kvpool
+from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
+from models import gemma, generate, llama, prompt
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_output_is_that_of_its_own_cache(daemon, dtype):
+    model = llama(dtype=dtype)
+    with open_session(model, socket=daemon.socket) as session:
+        for tokens, seed in ((1, 1), (15, 2), (16, 3), (17, 4), (100, 5), (257, 6)):
+            ids = prompt(tokens, seed)
+            own = generate(model, ids)
+            cache = KvPoolCache(session)
+            assert generate(model, ids, cache) == own
+            assert cache.get_seq_length() == cache.logical == cache.resident == tokens + 39
+            # Again, with the prefix that is there now: of the prompt all but its last tokens.
+            again = KvPoolCache(session, prompt=ids)
+            assert again.shared == (tokens - 1) // 16 * 16 == again.get_seq_length()
+            assert generate(model, ids, again) == own
+            assert again.logical == tokens + 39
+
+
+def test_logits_with_a_prefix_are_those_without(daemon):
+    model, ids = llama(), prompt(200)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        whole = model(ids).logits
+        cache = KvPoolCache(session)
+        assert torch.equal(model(ids, past_key_values=cache).logits, whole)
+        # In chunks, as long prompts come.
+        cache, parts = KvPoolCache(session), []
+        for first in range(0, 200, 48):
+            parts.append(model(ids[:, first:first + 48], past_key_values=cache).logits)
+        assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
+        cache = KvPoolCache(session, prompt=ids)
+        assert cache.shared == 192
+        assert torch.allclose(model(ids[:, 192:], past_key_values=cache).logits, whole[:, 192:], atol=1e-4)
+
+
+ENGINE = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import torch
+torch.set_num_threads(1)
+from kvpool_transformers import KvPoolCache, open_session
+from models import generate, llama, prompt
+model, ids = llama(), prompt(300)
+session = open_session(model, socket=sys.argv[1])
+cache = KvPoolCache(session, prompt=ids)
+print(cache.shared, generate(model, ids, cache), flush=True)
+session.flush()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_prefix_and_its_death(daemon):
+    """A prefix that another engine computed is a hit; it stays one, and right, after kill -9 of that engine."""
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE, daemon.socket, HERE], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
+    said = engine.stdout.readline()
+    assert engine.stdout.readline() == "ready\n"
+    model, ids = llama(), prompt(300)
+    own = generate(model, ids)
+    assert said == f"0 {own}\n"
+    with open_session(model, socket=daemon.socket) as session:
+        cache = KvPoolCache(session, prompt=ids)
+        assert cache.shared == 288 and generate(model, ids, cache) == own
+        engine.kill()
+        engine.wait()
+        # The first half of the one that goes on lives through it.
+        cache = KvPoolCache(session, prompt=ids)
+        assert cache.shared == 288 and generate(model, ids, cache) == own
+        assert session.counters["refused"] == 0
+    engine.stdin.close(), engine.stdout.close()
+
+
+def test_kill_9_in_the_middle_of_a_generation(daemon):
+    """One engine generates on a prefix of another that dies meanwhile."""
+    model, ids = llama(), prompt(300)
+    own = generate(model, ids)
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE, daemon.socket, HERE], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True)
+    engine.stdout.readline(), engine.stdout.readline()
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, prompt=ids)
+        logits = model(ids[:, cache.shared:], past_key_values=cache).logits
+        said = []
+        for i in range(40):
+            if i == 5:
+                engine.kill()
+                engine.wait()
+                with session.lease(200) as others:  # What it leased is written by others.
+                    torch.from_dlpack(session.data(blocks=session.max_blocks))[others.ids] = 255
+            said.append(int(logits[0, -1].argmax()))
+            logits = model(torch.tensor([[said[-1]]]), past_key_values=cache).logits
+        assert said == own
+    engine.stdin.close(), engine.stdout.close()
+
+
+@pytest.mark.parametrize("policy", ["paged_eviction", "streaming_llm", "keydiff", "inverse_key_l2", "random", "recency"])
+def test_a_budget_holds(daemon, policy):
+    model, ids = llama(), prompt(150)
+    with open_session(model, socket=daemon.socket) as session:
+        cache = KvPoolCache(session, prompt=ids, policy=policy, budget=64)
+        seen = []
+        write = cache.settle
+
+        def settle():
+            write()
+            seen.append(cache.resident)
+
+        cache.settle = settle
+        said = generate(model, ids, cache, tokens=100)
+        assert len(said) == 100 and cache.logical == 249 == cache.get_seq_length()
+        # After the prompt no more than the budget, and less than a block above it ever after.
+        assert max(seen) < 64 + 16 and cache.resident == cache.logical - cache.dropped
+        assert cache.get_mask_sizes(1, 0) == (cache.resident + 1, cache.logical - cache.resident)
+
+
+def test_pruned_attention_is_that_of_the_kept_tokens(daemon):
+    """StreamingLLM, whose kept tokens are known: logits are those of a mask over the full cache."""
+    model, ids = llama(layers=1), prompt(100)  # In one layer K and V depend on no other token.
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, policy="streaming_llm", params={"sinks": 4}, budget=32)
+        model(ids[:, :99], past_key_values=cache)
+        assert cache.resident == 32
+        logits = model(ids[:, 99:], past_key_values=cache).logits[0, -1]
+        mask = torch.zeros(1, 100, dtype=torch.long)
+        mask[0, :4] = mask[0, 99 - 28:] = 1
+        masked = model(ids, attention_mask=mask, position_ids=torch.arange(100)[None]).logits[0, -1]
+        assert torch.allclose(logits, masked, atol=1e-4)
+        assert not torch.allclose(logits, model(ids).logits[0, -1], atol=1e-2)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "roco", "tova", "snapkv", "attention_mean", "sage_kv", "cake", "caote"])
+def test_policies_that_go_by_attention(daemon, policy):
+    model, ids = llama(), prompt(150)
+    own = generate(model, ids)
+    with open_session(model, signals=True, socket=daemon.socket) as session:
+        assert generate(model, ids, KvPoolCache(session)) == own  # It computes what it computed before.
+        params = {"recent": 16} if policy in ("h2o", "roco") else {"recent": 8} if policy == "sage_kv" else {}
+        cache = KvPoolCache(session, policy=policy, params=params, budget=64)
+        assert len(generate(model, ids, cache, tokens=60)) == 60
+        assert 64 - 16 < cache.resident < 64 + 16 and cache.logical == 209
+
+
+def test_mass_is_what_eager_attention_says(daemon):
+    model, ids = llama(), prompt(60)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, policy="h2o", budget=1000)
+        model(ids[:, :50], past_key_values=cache)
+        for i in range(50, 60):
+            model(ids[:, i:i + 1], past_key_values=cache)
+        model.set_attn_implementation("eager")
+        weights = torch.stack(model(ids, output_attentions=True).attentions)[:, 0]  # [layers, q_heads, queries, tokens]
+        by_kv_head = weights.reshape(3, 2, 2, 60, 60).mean(2)
+        assert torch.allclose(cache._mass, by_kv_head.sum(2), atol=1e-4)
+        assert torch.allclose(cache._mass_square, by_kv_head.square().sum(2), atol=1e-4)
+        assert torch.allclose(cache._latest, by_kv_head[:, :, -1], atol=1e-5)
+
+
+def test_a_hybrid_model_is_pruned_where_attention_is_full(daemon):
+    model, ids = gemma(), prompt(100)
+    own = generate(model, ids, tokens=60)
+    with open_session(model, socket=daemon.socket) as session:
+        cache = KvPoolCache(session, prompt=ids)
+        assert generate(model, ids, cache, tokens=60) == own and cache.shared == 0
+        cache = KvPoolCache(session, policy="paged_eviction", budget=48)
+        assert len(generate(model, ids, cache, tokens=60)) == 60 and cache.resident < 64
+        assert cache.layers[0].get_seq_length() == cache.layers[2].get_seq_length() == 159
+
+
+def test_what_was_pruned_is_nobodys_prefix(daemon):
+    model, ids = llama(), prompt(150)
+    with open_session(model, socket=daemon.socket) as session:
+        said = generate(model, ids, KvPoolCache(session, policy="keydiff", budget=64), tokens=100)
+        session.flush()
+        longer = torch.cat([ids, torch.tensor([said])], 1)
+        # Of the prompt, all blocks were sealed before it was pruned; of what came then, none.
+        assert KvPoolCache(session, prompt=longer).shared == 144
+
+
+def test_what_differs_is_not_shared(daemon):
+    model = llama()
+    assert fingerprint_of(model) == fingerprint_of(llama()) != fingerprint_of(llama(seed=1))
+    assert fingerprint_of(model) != fingerprint_of(llama(dtype=torch.bfloat16))
+    ids = prompt(100)
+    with open_session(model, socket=daemon.socket) as session:
+        generate(model, ids, KvPoolCache(session))
+        session.flush()
+        assert KvPoolCache(session, prompt=ids).shared == 96
+        assert KvPoolCache(session, prompt=ids, salt=b"tenant").shared == 0
+        assert KvPoolCache(session, prompt=ids, extra_keys=[b"adapter"]).shared == 0
+    with open_session(llama(seed=1), socket=daemon.socket) as session:
+        assert KvPoolCache(session, prompt=ids).shared == 0
+
+
+def test_bad_input(daemon):
+    model = llama()
+    with open_session(model, socket=daemon.socket) as session:
+        with pytest.raises(ValueError, match="signals=True"):
+            KvPoolCache(session, policy="h2o", budget=64)
+        with pytest.raises(ValueError, match="go together"):
+            KvPoolCache(session, budget=64)
+        with pytest.raises(ValueError, match="batch of 2"):
+            generate(model, prompt(10).repeat(2, 1), KvPoolCache(session))
+        with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
+            generate(model, prompt(100), KvPoolCache(session, policy="no_such_policy", budget=32))
+        with pytest.raises(ValueError, match="bfloat16"):
+            generate(llama(dtype=torch.bfloat16), prompt(10), KvPoolCache(session))
+        cache = KvPoolCache(session)
+        cache.release()
+        with pytest.raises(kvpool.ReleasedError):
+            generate(model, prompt(10), cache)
+    with pytest.raises(kvpool.UnavailableError):
+        open_session(model, socket="/nowhere/kvpoold.sock", open_timeout=1)
+    plain = kvpool.Session(kvpool.Layout.paged(layers=1, kv_heads=1, head_dim=8), "plain", socket=daemon.socket)
+    with plain, pytest.raises(ValueError, match="open_session"):
+        KvPoolCache(plain)
+
+
+def test_caches_give_their_blocks_back(daemon):
+    model, ids = llama(), prompt(100)
+    with open_session(model, socket=daemon.socket, magazine_blocks=0) as session:
+        for i in range(3):
+            with KvPoolCache(session, seal=False) as cache:
+                generate(model, ids, cache)
+            cache = KvPoolCache(session, seal=False)
+            generate(model, ids, cache)
+            del cache
+        gc.collect()
+        session.flush()
+        (space,) = daemon.ctl("spaces")["spaces"]
+        assert int(space["blocks"].get("leased", 0)) <= 1 + 16 and session.views == 0

@@ -1,0 +1,177 @@
+"""Live sequences: keys that stay true, budgets, and policies over what an engine tells."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import kvpool
+from conftest import layout
+from session_test import held
+
+TOKENS_PER_BLOCK = 16
+
+
+def grow(session, sequence, tokens, value=None):
+    """Appends tokens one by one, as a decoder does. K and V are `value(token)`."""
+    for token in tokens:
+        if sequence.room == 0:
+            sequence.append(session.lease(1))
+        at = sequence.tokens
+        block, offset = sequence.ids[at // TOKENS_PER_BLOCK], at % TOKENS_PER_BLOCK
+        for array in (np.asarray(session.k(blocks=session.max_blocks)), np.asarray(session.v(blocks=session.max_blocks))):
+            array[block, :, offset] = value(token) if value else token
+        sequence.extend([token])
+
+
+def test_a_sequence_is_shared(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(40))
+        assert sequence.tokens == 40 and sequence.room == 8 and len(sequence.ids) == 3
+        outcome = sequence.seal().wait()
+        assert outcome.canonical == sequence.refs[:2]
+        assert sequence.seal() is None
+        assert sequence.last_key == session.hasher().chain(range(40), TOKENS_PER_BLOCK)[1]
+    assert sequence.released
+    with pytest.raises(kvpool.ReleasedError):
+        sequence.tokens
+    with session.match(session.hasher().chain(range(40), TOKENS_PER_BLOCK)).wait() as hit:
+        with kvpool.LiveSequence(session) as again:
+            with pytest.raises(kvpool.FailedPreconditionError):
+                again.adopt(hit.blocks, range(31))
+            again.adopt(hit.blocks, range(32))
+            assert hit.blocks.released and again.tokens == 32
+            assert np.asarray(again.k(1, layer=0))[:3, 0, 0].tolist() == [16, 17, 18]
+
+
+def test_prune_holds_a_budget(session):
+    # V grows with the token, K does not: PagedEviction keeps long values over short keys.
+    with kvpool.LiveSequence(session) as sequence:
+        sequence.append(session.lease(8))
+        blocks = sequence.ids
+        np.asarray(session.k(blocks=session.max_blocks))[blocks] = 1
+        for i, block in enumerate(blocks):
+            np.asarray(session.v(blocks=session.max_blocks))[block] = 10 - i
+        sequence.extend(range(128))
+        scores = sequence.score(token_scores=True)
+        assert scores.token_scores.shape == (1, 128) and scores.block_scores.shape == (1, 8)
+        assert (np.diff(scores.block_scores[0]) < 0).all()
+        would = sequence.prune(budget_tokens=80, dry_run=True)
+        assert sequence.ids == blocks and would.victims == [4, 5, 6]
+        pruned = sequence.prune(budget_tokens=80)
+        assert pruned.victims == [4, 5, 6] and pruned.kept_tokens == 80 and pruned.table == sequence.refs
+        assert sequence.ids == [block for i, block in enumerate(blocks) if i not in (4, 5, 6)]
+        assert len(pruned.kept_digest) == 32
+        # What comes now saw another context: its key is not that of the tokens.
+        sequence.append(session.lease(1))
+        sequence.extend(range(128, 144))
+        sequence.seal().wait()
+        assert sequence.last_key != session.hasher().chain(range(144), TOKENS_PER_BLOCK)[-1]
+        with session.match(session.hasher().chain(range(144), TOKENS_PER_BLOCK)).wait() as hit:
+            assert hit.tokens == 0
+
+
+def test_compact_gathers(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(50))
+        done = sequence.compact(keep=list(range(0, 16)) + [20, 30, 40, 49])
+        assert done.last_block_tokens == 4 and done.moved_from_block == 1 and sequence.tokens == 20
+        assert done.table == sequence.refs and len(sequence.ids) == 2
+        kept = np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[1], :, :4]
+        assert (kept == np.array([20, 30, 40, 49]).reshape(1, 4, 1, 1)).all()
+        scored = sequence.compact(budget_tokens=10, scorer=kvpool.Scorer("streaming_llm", {"sinks": 2}))
+        assert scored.kept_positions == [[0, 1, 12, 13, 14, 15, 16, 17, 18, 19]] and sequence.tokens == 10
+
+
+def test_views_survive_a_prune(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        sequence = kvpool.LiveSequence(session)
+        grow(session, sequence, range(64))
+        arrays = [np.asarray(sequence.k(i)) for i in range(4)]
+        before = [array.copy() for array in arrays]
+        assert not arrays[0].flags.writeable
+        pruned = sequence.prune(budget_tokens=32, scorer="streaming_llm")
+        assert pruned.victims == [1, 2]
+        session.flush()
+        assert held(daemon)["leased"] == 1 + 4  # The sink, and all that is looked at.
+        with session.lease(50) as others:
+            np.asarray(session.k(blocks=session.max_blocks))[others.ids] = -1
+            assert all((array == copy).all() for array, copy in zip(arrays, before))
+        sequence.release()
+        del arrays
+        gc.collect()
+        session.flush()
+        assert held(daemon)["leased"] == 1
+
+
+def test_signals(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64), value=lambda token: 1)
+        with pytest.raises(kvpool.FailedPreconditionError, match="attention mass"):
+            sequence.prune(budget_tokens=32, scorer="h2o")
+        mass = np.zeros(64, np.float32)
+        mass[20] = 1
+        told = kvpool.Scorer("h2o", {"recent": 16}, signals=[kvpool.Signal("mass", mass)], over_tokens="sum")
+        assert sequence.prune(budget_tokens=32, scorer=told, dry_run=True).victims == [0, 2]
+        # The same from blocks, which kernels could write.
+        with kvpool.BlockArray(session, mass.nbytes) as array:
+            array.write(mass)
+            assert array.nbytes % session.layout.block_bytes == 0 and len(array.blocks) == 1
+            told = kvpool.Scorer("h2o", {"recent": 16}, signals=[kvpool.Signal("mass", array)], over_tokens="sum")
+            assert sequence.prune(budget_tokens=32, scorer=told, dry_run=True).victims == [0, 2]
+            with pytest.raises(kvpool.InvalidArgumentError):
+                array.write(np.zeros(array.nbytes // 4 + 1, np.float32))
+        # Attention of a window of queries, which the daemon computes: token 40's key is where the queries look.
+        np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[2], :, 40 % 16, :, 0] = 50
+        queries = np.zeros((2, 4, 6, 8), np.float32)
+        queries[..., 0] = 10
+        told = kvpool.Scorer("snapkv", {"kernel": 1}, window=kvpool.QueryWindow(queries))
+        scores = sequence.score(told, token_scores=True, fresh=True)
+        assert scores.token_scores[0, :60].argmax() == 40
+        with pytest.raises(kvpool.InvalidArgumentError, match="there is no 'sum_of_all'"):
+            kvpool.Scorer(over_tokens="sum_of_all")
+        with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
+            sequence.prune(budget_tokens=32, scorer="no_such_policy")
+        with pytest.raises(TypeError):
+            kvpool.Signal("mass", "abc")
+
+
+def test_protection(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(96))
+        keep = dict(budget_tokens=48, scorer=kvpool.Scorer("random", {"seed": 3}), dry_run=True)
+        assert 4 not in sequence.prune(protect=[(70, 71)], **keep).victims
+        ends = sequence.prune(protection=kvpool.Protection(first_blocks=2, last_blocks=1), **keep)
+        assert {0, 1, 5}.isdisjoint(ends.victims)
+        with pytest.raises(kvpool.InvalidArgumentError):
+            sequence.prune(protection=kvpool.Protection(first_blocks=6), **keep)
+        with pytest.raises(kvpool.InvalidArgumentError):
+            sequence.prune()
+
+
+def test_a_prune_waits_for_its_step(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64))
+        session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=32, timeout=0.05)
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.extend([1])
+        session.complete_step()
+        assert sequence.finish_prune().kept_tokens == 32 == sequence.tokens
+
+
+def test_scores_of_blocks_without_a_sequence(session):
+    with session.lease(3) as blocks:
+        np.asarray(session.k(blocks=session.max_blocks))[blocks.ids] = 1
+        np.asarray(session.v(blocks=session.max_blocks))[blocks.ids] = np.arange(3).reshape(3, 1, 1, 1, 1)
+        pending = session.score(blocks, scope="layer", last_block_tokens=4)
+        scores = pending.wait()
+        assert (scores.rows, scores.tokens, scores.blocks) == (2, 36, 3) and scores.token_scores is None
+        assert np.allclose(scores.block_scores, [[0, 1, 2]] * 2)
+
+
+def test_budget_plans(session):
+    plan = session.plan_budgets("pyramid", 100, layers=4, params={"beta": 5, "sequence_tokens": 400})
+    assert len(plan.budget_tokens) == 4 and plan.budget_tokens == sorted(plan.budget_tokens, reverse=True)
+    assert abs(sum(plan.budget_tokens) - 400) <= 4

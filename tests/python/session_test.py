@@ -1,0 +1,188 @@
+"""Sessions: leases, matches, seals, fences, notices; what is released, and when."""
+
+import numpy as np
+import pytest
+
+import kvpool
+from conftest import in_child, layout
+
+TOKENS = np.arange(64)
+
+
+def held(daemon):
+    """Blocks of the daemon's one space that are not free and not cached: leased, sealed and quarantined."""
+    (space,) = daemon.ctl("spaces")["spaces"]
+    blocks = space["blocks"]
+    return {state: int(blocks.get(state, 0)) for state in ("leased", "sealed", "quarantined", "cached", "free")}
+
+
+def test_a_second_process_finds_what_the_first_one_sealed(daemon, session):
+    keys = session.hasher().chain(TOKENS, 16)
+    with session.lease(4) as blocks:
+        for i in range(4):
+            np.asarray(blocks.data(i))[:] = 40 + i
+        outcome = session.seal(blocks, keys).wait()
+        assert outcome.canonical == blocks.refs and not outcome.refused and len(outcome.duplicates) == 0
+    printed = in_child("""
+import sys, numpy as np, kvpool
+sys.path.insert(0, sys.argv[2])
+from conftest import layout
+with kvpool.Session(layout(), "a model", socket=sys.argv[1]) as session:
+    with session.match(session.hasher().chain(range(64), 16)).wait() as hit:
+        print(hit.tokens, hit.miss, [int(np.asarray(hit.blocks.data(i))[17]) for i in range(len(hit.blocks))])
+""", daemon, __file__.rsplit("/", 1)[0])
+    assert printed == "64 none [40, 41, 42, 43]\n"
+
+
+def test_a_shorter_match_says_why(session):
+    keys = session.hasher().chain(TOKENS, 16)
+    with session.lease(2) as blocks:
+        session.seal(blocks, keys[:2]).wait()
+    with session.match(keys).wait() as hit:
+        assert (hit.tokens, hit.miss, len(hit.blocks)) == (32, "never_seen", 2)
+    # Another salt: nothing in common.
+    with session.match(session.hasher(b"salt").chain(TOKENS, 16)).wait() as hit:
+        assert hit.tokens == 0
+
+
+def test_a_duplicate_stays_private(session):
+    keys = session.hasher().chain(TOKENS[:16], 16)
+    with session.lease(1) as first, session.lease(1) as second:
+        session.seal(first, keys).wait()
+        outcome = session.seal(second, keys).wait()
+        assert outcome.canonical == first.refs != second.refs
+        assert outcome.duplicates.refs == first.refs
+
+
+def test_leases_come_back(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        with session.lease(10):
+            assert held(daemon)["leased"] == 1 + 10  # One is the sink.
+        session.flush()
+        assert held(daemon)["leased"] == 1
+        blocks = session.lease(10)
+        assert held(daemon)["leased"] == 1 + 10
+        del blocks  # A handle that nobody has gives back what it held.
+        session.flush()
+        assert held(daemon)["leased"] == 1
+
+
+def test_a_lease_that_cannot_be(session):
+    with pytest.raises(kvpool.ResourceExhaustedError, match="100000"):
+        session.lease(100_000, timeout=0)
+    with pytest.raises(kvpool.DeadlineExceededError) as refused:
+        session.lease(session.max_blocks, timeout=0.2)
+    assert isinstance(refused.value, TimeoutError)
+
+
+def test_verbs_wait_for_their_step(session):
+    keys = session.hasher().chain(TOKENS[:16], 16)
+    step = session.begin_step()
+    with session.lease(1) as blocks:
+        pending = session.seal(blocks, keys)
+        session.flush()
+        assert not pending.ready and session.passed_step < step
+        with session.match(keys).wait() as hit:
+            assert hit.tokens == 0  # Parked: it has changed nothing.
+        session.complete_step()
+        assert pending.wait().canonical == blocks.refs and session.passed_step == step
+
+
+def test_bare_refs(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        before = held(daemon)
+        refs = session.lease(3).detach()
+        assert [kvpool.block_id(ref) for ref in refs] == [ref % 2**32 for ref in refs]
+        session.seal(refs, session.hasher().chain(TOKENS[:48], 16)).wait()
+        assert held(daemon)["sealed"] == before["sealed"] + 3
+        session.touch(refs)
+        session.pin(refs, ttl=60)
+        session.unpin(refs)
+        session.set_retention(refs, priority=80, ttl=60)
+        again = session.ref(refs)
+        session.release(refs)
+        session.flush()
+        assert held(daemon)["sealed"] == before["sealed"] + 3
+        again.release()
+        session.flush()
+        assert held(daemon)["sealed"] == before["sealed"] and held(daemon)["cached"] == before["cached"] + 3
+        assert session.counters["refused"] == 0
+
+
+def test_split_and_extend(session):
+    blocks = session.lease(5)
+    refs = blocks.refs
+    tail = blocks.split(2)
+    assert blocks.refs == refs[:2] and tail.refs == refs[2:]
+    blocks.extend(tail)
+    assert blocks.refs == refs and tail.released
+    with pytest.raises(kvpool.InvalidArgumentError):
+        blocks.split(6)
+    blocks.release()
+
+
+def test_several_groups(daemon):
+    plane = dict(layer_stride=1024, token_stride=64, head_stride=64, dim_stride=4)
+    groups = [kvpool.LayerGroup(name=name, layers=layers, tokens_per_block=16, window_tokens=window, kv_heads=1,
+                                k_head_dim=16, v_head_dim=16, dtype="float32", k=kvpool.Plane(offset=0, **plane),
+                                v=kvpool.Plane(offset=1024 * len(layers), **plane))
+              for name, layers, window in (("full", [0, 2], 0), ("sliding", [1, 3], 32))]
+    two = kvpool.Layout(groups, block_bytes=4096)
+    with kvpool.Session(two, "a hybrid", socket=daemon.socket) as session:
+        keys = session.hasher().chain(TOKENS, 16)
+        with session.lease(4) as full, session.lease(4) as sliding:
+            np.asarray(full.k(0, layer=1))[:] = 5
+            assert np.asarray(full.k(0)).shape == (2, 16, 1, 16) and np.asarray(full.k(0))[1].min() == 5
+            session.seal(full, keys, group=0).wait()
+            session.seal(sliding, keys, group=1).wait()
+        with session.match_groups([(0, keys), (1, keys)]).wait() as hit:
+            assert hit.tokens == 64 and [len(group) for group in hit.groups] == [4, 4]
+            # Before the window nobody reads: no block.
+            assert hit.groups[1].refs[0] == 0 and hit.groups[1].refs[3] != 0
+            with pytest.raises(kvpool.InvalidArgumentError):
+                hit.groups[1].k(0, group=1)
+
+
+def test_members_of_one_session(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, device_uuids=["host"]) as session:
+        with pytest.raises(kvpool.KvpoolError):  # Its only rank is taken.
+            kvpool.Session(layout(), "a model", socket=daemon.socket, invitation=session.invitation())
+        scheduler = kvpool.Session(layout(), "a model", socket=daemon.socket, scheduler=True,
+                                   invitation=session.invitation())
+        assert scheduler.id == session.id
+
+
+def test_warmup_writes_go_nowhere(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, warmup=True) as session:
+        np.asarray(session.data(4))[:] = 255
+        session.finish_warmup()
+        assert np.asarray(session.data(4)).max() == 0
+        with session.lease(1, timeout=30) as blocks:
+            assert blocks.ids[0] > 0
+
+
+def test_notices(daemon, session):
+    assert session.next_notice(timeout=30).kind == "capacity"
+    daemon.ctl("drain")
+    notice = session.next_notice(timeout=30)
+    while notice.kind == "capacity":
+        notice = session.next_notice(timeout=30)
+    assert notice.kind == "drain" and notice.on and session.draining
+    assert session.next_notice() is None
+
+
+def test_tokens_and_keys(session):
+    hasher = session.hasher()
+    keys = hasher.chain(list(range(32)), 16)
+    assert keys == hasher.chain(np.arange(32, dtype=np.int32), 16) == hasher.chain(np.arange(32), 16)
+    assert keys[0] == hasher.next(hasher.root, range(16)) and keys[1] == hasher.next(keys[0], range(16, 32))
+    assert keys[0] != hasher.next(hasher.root, range(16), [b"adapter"])
+    assert kvpool.PrefixHasher(session.hash_seed).root == hasher.root
+    with pytest.raises(kvpool.InvalidArgumentError, match=r"tokens\[1\]: -7"):
+        hasher.chain(np.array([1, -7]), 1)
+    with pytest.raises(kvpool.InvalidArgumentError, match="4294967296"):
+        hasher.chain([2**32], 1)
+    with pytest.raises(TypeError):
+        hasher.chain(["a"], 1)
+    with pytest.raises(kvpool.InvalidArgumentError):
+        session.match([b"12345678", b"1234567"])
