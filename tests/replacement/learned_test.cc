@@ -177,10 +177,10 @@ TEST(Learned, ClosesTheGapToTheOracleOnTheTrace) {
 class OtherKinds : public testing::TestWithParam<sim::SyntheticKind> {};
 
 TEST_P(OtherKinds, AreNotMuchWorseThanWithLru) {
-  const absl::StatusOr<sim::Workload> w = sim::MakeSynthetic(GetParam().name, {.requests = 3000});
+  const absl::StatusOr<sim::Workload> w = sim::MakeSynthetic(GetParam().name, {});
   ASSERT_TRUE(w.ok()) << w.status();
   for (const uint32_t blocks : {1000u, 5000u}) {
-    EXPECT_GT(Ratio(*w, "learned", blocks), Ratio(*w, "lru", blocks) - 0.02) << blocks << " blocks";
+    EXPECT_GT(Ratio(*w, "learned", blocks), Ratio(*w, "lru", blocks) - 0.005) << blocks << " blocks";
   }
 }
 
