@@ -106,8 +106,8 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 }
 
 Daemon::~Daemon() {
+  runners_.clear();  // Operations read slabs, which go below; the end of one may wake the housekeeper.
   housekeeper_.reset();
-  runners_.clear();  // Operations read slabs, which go below.
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     {

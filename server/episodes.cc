@@ -111,6 +111,12 @@ absl::Status EpisodeVerbs::Put(Session* session, const v1::PutEpisode& request, 
                                v1::PutEpisodeResult* result) {
   EpisodeSets& sets = session->episodes;
   const EpisodeSets::Set* const old = sets.Find(request.name());
+  // The request does not name the blocks that it lets go of, so it was not kept behind what reads them.
+  if (old != nullptr && session->parked.AnyOnDevice(old->blocks)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("put_episode.name: blocks of \"", request.name(),
+                     "\" are in use by a device operation that is not over; replace it after that"));
+  }
   EpisodeSets::Set set{.name = request.name(),
                        .sequences = {request.sequences().begin(), request.sequences().end()}};
   if (!request.sequences().empty()) {

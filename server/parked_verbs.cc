@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "proto/support/block_ref.h"
 #include "proto/support/check.h"
 
@@ -194,6 +195,14 @@ bool ParkedVerbs::BehindGate(const v1::Operation& operation) const {
   bool behind = false;
   ForEachBlock(operation, [&](uint32_t block) { behind = behind || gates_.contains(block); });
   return behind;
+}
+
+bool ParkedVerbs::AnyOnDevice(absl::Span<const BlockRef> blocks) const {
+  if (running_.empty()) return false;
+  absl::flat_hash_set<uint32_t> used;
+  for (const auto& [id, running] : running_) used.insert(running.blocks.begin(), running.blocks.end());
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [&used](BlockRef ref) { return used.contains(Index(ref.id)); });
 }
 
 void ParkedVerbs::ParkBehind(ParkedVerb verb) {

@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
+#include "proto/support/block_ref.h"
 
 namespace kvpool {
 
@@ -79,6 +81,8 @@ class ParkedVerbs {
   }
   // Is one of its blocks held up by a verb that is running or behind one?
   bool HeldUp(const v1::Operation& operation) const { return !gates_.empty() && BehindGate(operation); }
+  // Is one of these blocks a source or a destination of a device operation that is not over?
+  bool AnyOnDevice(absl::Span<const BlockRef> blocks) const;
   void Park(uint64_t due, ParkedVerb verb);
   void ParkBehind(ParkedVerb verb);
   // The next verb that is due once `passed` is, and not held up; nothing: all wait.

@@ -75,7 +75,10 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
     {
       MutexLock lock(&space->mu);
       info->set_previous(std::string(space->state.pool.policy().name()));
-      if (info->previous() != request.policy()) policy = space->state.SetPolicy(std::move(policy), began);
+      if (info->previous() != request.policy()) {
+        // Read under the lock: it must not lie before what verbs that came in between have seen.
+        policy = space->state.SetPolicy(std::move(policy), clock_->NowMs());
+      }
       Fill(space->state, info);
     }
     if (info->previous() == info->policy()) continue;

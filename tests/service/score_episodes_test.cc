@@ -163,6 +163,23 @@ TEST_F(EpisodesTest, ASetWaitsBehindWhatIsParkedOnItsBlocks) {
   EXPECT_EQ(put->code(), kFailedPrecondition) << "block 1 was released first";
 }
 
+TEST_F(EpisodesTest, ASetThatADeviceOperationReadsIsNotLetGo) {
+  const Refs blocks = LeaseWith(engine_.get(), {1, 5, 2, 3, 1});
+  Put(PutOp("one", {1}, blocks));
+  engine_->Do(ReleaseOp(blocks));  // The set alone holds them.
+  hold_.Hold();
+  const auto prune = Begin(engine_.get(), PruneOp(blocks, 3 * kTokens));
+  hold_.AwaitCalls(1);
+  const std::string in_use = "are in use by a device operation that is not over";
+  EXPECT_NE(Refused(PutOp("one", {}, {}), kFailedPrecondition).find(in_use), std::string::npos);
+  EXPECT_NE(Refused(PutOp("one", {1}, engine_->Lease(1)), kFailedPrecondition).find(in_use),
+            std::string::npos);
+  EXPECT_EQ(engine_->Do(PutOp("two", {1}, engine_->Lease(1))).code(), 0) << "another set is not held up";
+  hold_.Release();
+  EXPECT_EQ(prune->Await().prune().released(), 2);
+  EXPECT_EQ(Put(PutOp("one", {}, {})).released(), 3);
+}
+
 // The whole way of EpiCache: history, compacted for an episode by its patched prompt, put, and found by a question.
 TEST_F(EpisodesTest, ASetIsMadeByAPatchedPromptAndFoundByAQuestion) {
   const Refs history = LeaseWith(engine_.get(), {1, 2, 3});
