@@ -157,6 +157,7 @@ double Ratio(const sim::Workload& w, const char* policy, uint32_t blocks) {
 
 // What it is there for. The numbers are what it reaches, less a little; its weights are of the first half.
 TEST(Learned, ClosesTheGapToTheOracleOnTheTrace) {
+  if (KVPOOL_TWIN_REQUESTS > 0) GTEST_SKIP() << "figures of the whole trace: minutes under a sanitizer";
   const absl::StatusOr<std::string> path =
       replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
   if (!path.ok()) GTEST_SKIP() << path.status().message();
