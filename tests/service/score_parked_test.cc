@@ -21,6 +21,14 @@ class RunningTest : public ScoreTest {
     hold_.AwaitCalls(1);
     EXPECT_FALSE(prune_->there());
   }
+  // A compaction of five blocks to two that is in the scorer.
+  std::shared_ptr<LateAnswer> BeginCompact(Engine* engine) {
+    blocks_ = LeaseWith(engine, {1, 5, 2, 3, 1});
+    hold_.Hold();
+    std::shared_ptr<LateAnswer> compact = Begin(engine, CompactOp(blocks_, 2 * kTokens));
+    hold_.AwaitCalls(1);
+    return compact;
+  }
   uint32_t Parked() {
     for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) {
       if (space.space != 0) return space.parked;
@@ -145,10 +153,7 @@ TEST_F(RunningTest, AHangUpLeavesItsBlocksToTheDeathThatFollows) {
 TEST_F(RunningTest, DestinationsOfACompactStayTooWhenTheSessionEnds) {
   StartScoring(2);
   const auto engine = OpenScored();
-  blocks_ = LeaseWith(engine.get(), {1, 5, 2, 3, 1});
-  hold_.Hold();
-  const auto compact = Begin(engine.get(), CompactOp(blocks_, 2 * kTokens));
-  hold_.AwaitCalls(1);
+  const auto compact = BeginCompact(engine.get());
   EXPECT_EQ(Blocks().leased(), 8) << "five, two to write and the sink";
   engine->Do(CloseOp());
   EXPECT_EQ(compact->Await().code(), kAborted);
@@ -160,10 +165,7 @@ TEST_F(RunningTest, DestinationsOfACompactStayTooWhenTheSessionEnds) {
 TEST_F(RunningTest, AStrayReleaseOfADestinationWaitsBehindToo) {
   StartScoring(2);
   const auto engine = OpenScored();
-  blocks_ = LeaseWith(engine.get(), {1, 5, 2, 3, 1});
-  hold_.Hold();
-  const auto compact = Begin(engine.get(), CompactOp(blocks_, 2 * kTokens));
-  hold_.AwaitCalls(1);
+  const auto compact = BeginCompact(engine.get());
   // The two that come after these five, in their first life.
   const uint32_t last = Index(BlockRef::Unpack(blocks_[4]).id);
   const Refs guessed = {BlockRef{.id = BlockId{last + 1}, .generation = 1}.Pack()};
