@@ -11,7 +11,7 @@ namespace {
 
 // Different in kind: what is learned of class and age; recency; how long ago the use before the last was, which finds
 // what is popular where popularity is all there is.
-constexpr std::string_view kCandidates[] = {"hit_density", "lru", "lru_k"};
+constexpr std::string_view kCandidates[] = {"learned", "lru", "lru_k"};
 
 // A shadow has about so many blocks, and no more than a quarter of the pool's.
 constexpr uint32_t kShadowBlocks = 1024, kLeastOneIn = 4;

@@ -2,51 +2,63 @@
 #ifndef KVPOOL_SERVER_REPLACEMENT_GHOST_LIST_H_
 #define KVPOOL_SERVER_REPLACEMENT_GHOST_LIST_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
 
 namespace kvpool {
 
 class GhostList {
  public:
-  // A slot, and a hash table entry at its worst load of 7/16.
-  static constexpr double kBytesPerGhost = 24 + 17 * 16.0 / 7;
+  // A slot, and its number in a hash table at its worst load of 7/16.
+  static constexpr double kBytesPerGhost = 24 + 5 * 16.0 / 7;
+
+  GhostList() = default;
+  GhostList(const GhostList&) = delete;
+  GhostList& operator=(const GhostList&) = delete;
 
   uint32_t size() const { return static_cast<uint32_t>(slots_of_.size()); }
 
   // As the newest, whether or not it was there.
   void Add(uint64_t hash, uint64_t value) {
-    Remove(hash);
-    uint32_t s = unused_;
-    if (s != kNone) {
-      unused_ = slots_[s].newer;
+    const auto it = slots_of_.find(hash);
+    uint32_t s;
+    if (it != slots_of_.end()) {
+      Unlink(s = *it);
+      slots_[s].value = value;
     } else {
-      s = static_cast<uint32_t>(slots_.size());
-      slots_.emplace_back();
+      s = unused_;
+      if (s != kNone) {
+        unused_ = slots_[s].newer;
+      } else {
+        s = static_cast<uint32_t>(slots_.size());
+        slots_.emplace_back();
+      }
+      slots_[s] = {.hash = hash, .value = value};
+      slots_of_.insert(s);
     }
-    slots_[s] = {.hash = hash, .value = value, .older = newest_, .newer = kNone};
+    slots_[s].older = newest_;
+    slots_[s].newer = kNone;
     (newest_ == kNone ? oldest_ : slots_[newest_].newer) = s;
     newest_ = s;
-    slots_of_[hash] = s;
   }
   // Null: it is not there.
   const uint64_t* Find(uint64_t hash) const {
     const auto it = slots_of_.find(hash);
-    return it == slots_of_.end() ? nullptr : &slots_[it->second].value;
+    return it == slots_of_.end() ? nullptr : &slots_[*it].value;
   }
   // In its place. REQUIRES: it is there.
-  void Set(uint64_t hash, uint64_t value) { slots_[slots_of_.find(hash)->second].value = value; }
+  void Set(uint64_t hash, uint64_t value) { slots_[*slots_of_.find(hash)].value = value; }
   // False: it was not there.
   bool Remove(uint64_t hash) {
     const auto it = slots_of_.find(hash);
     if (it == slots_of_.end()) return false;
-    const uint32_t s = it->second;
+    const uint32_t s = *it;
     slots_of_.erase(it);
-    const Slot& slot = slots_[s];
-    (slot.older == kNone ? oldest_ : slots_[slot.older].newer) = slot.newer;
-    (slot.newer == kNone ? newest_ : slots_[slot.newer].older) = slot.older;
+    Unlink(s);
     slots_[s].newer = unused_;
     slots_[s].older = kUnused;
     unused_ = s;
@@ -69,8 +81,29 @@ class GhostList {
     uint32_t older, newer;  // Unused slots are chained by `newer`.
   };
 
+  // A slot is found by the hash that it holds.
+  struct SlotHash {
+    using is_transparent = void;
+    const std::vector<Slot>* slots;
+    size_t operator()(uint64_t hash) const { return absl::HashOf(hash); }
+    size_t operator()(uint32_t slot) const { return absl::HashOf((*slots)[slot].hash); }
+  };
+  struct SlotEqual {
+    using is_transparent = void;
+    const std::vector<Slot>* slots;
+    bool operator()(uint32_t a, uint32_t b) const { return a == b; }
+    bool operator()(uint32_t slot, uint64_t hash) const { return (*slots)[slot].hash == hash; }
+    bool operator()(uint64_t hash, uint32_t slot) const { return (*slots)[slot].hash == hash; }
+  };
+
+  void Unlink(uint32_t s) {
+    const Slot& slot = slots_[s];
+    (slot.older == kNone ? oldest_ : slots_[slot.older].newer) = slot.newer;
+    (slot.newer == kNone ? newest_ : slots_[slot.newer].older) = slot.older;
+  }
+
   std::vector<Slot> slots_;
-  absl::flat_hash_map<uint64_t, uint32_t> slots_of_;
+  absl::flat_hash_set<uint32_t, SlotHash, SlotEqual> slots_of_{0, SlotHash{&slots_}, SlotEqual{&slots_}};
   uint32_t oldest_ = kNone, newest_ = kNone, unused_ = kNone;
 };
 

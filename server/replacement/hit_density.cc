@@ -4,13 +4,17 @@
 #include <utility>
 #include <vector>
 
-#include "server/replacement/offer_heap.h"
-
 namespace kvpool {
 namespace {
 
-// Cells that are looked at with one block inserted, at most.
-constexpr uint64_t kMostRefreshed = 8;
+// Steps of learning: one with each block inserted, and after so many rounds half as many, down to one with eight. The
+// first rounds teach the most, and the cost of those behind is shared among more blocks.
+constexpr uint32_t kRoundsOfAPace = 64;
+constexpr uint32_t kSlowestPaceBits = 3;
+// Slots swept in a step.
+constexpr uint32_t kSweptSlots = 64;
+// Blocks inserted between two looks at cells, and cells looked at, at most.
+constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
 
 std::vector<int> Groups() {
   std::vector<int> groups;
@@ -24,29 +28,47 @@ HitDensityPolicy::HitDensityPolicy(const PolicyOptions& options, ReuseModel::Pri
     : classes_(options),
       model_(Groups(), std::move(prior)),
       places_(options.max_blocks),
+      cell_places_(size_t{options.max_blocks} + 1),
       epoch_blocks_(std::max<uint64_t>(64, options.max_blocks / 64)) {}
 
 void HitDensityPolicy::OnInsert(BlockId block, const Content& content) {
-  const uint32_t b = kvpool::Index(block);
-  classes_.OnInsert(b, content, inserted_);
-  model_.EndWait(content.hash, inserted_);
+  const auto ended = classes_.OnInsert(kvpool::Index(block), content, inserted_);
+  if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
   ++inserted_;
-  model_.SetBlocks(classes_.resident());
-  model_.Step(inserted_, content.now_ms);
-  RefreshCells();
+  if (inserted_ % (1u << std::min(kSlowestPaceBits, rounds_ / kRoundsOfAPace)) == 0) Learn(content.now_ms);
+  if (inserted_ % kRefreshBlocks == 0) RefreshCells();
 }
 
 void HitDensityPolicy::OnHit(BlockId block, uint64_t) {
-  const uint32_t b = kvpool::Index(block);
-  classes_.OnHit(b, inserted_);
-  model_.EndWait(classes_.hash(b), inserted_);
+  const auto ended = classes_.OnHit(kvpool::Index(block), inserted_);
+  if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
 }
 
 void HitDensityPolicy::OnUsed(BlockId block, uint64_t) {
-  const uint32_t b = kvpool::Index(block);
-  const int cls = classes_.OnUsed(b, inserted_);
-  places_[b].cls = static_cast<uint16_t>(cls);
-  model_.BeginWait(classes_.hash(b), cls, inserted_);
+  model_.Begin(classes_.OnUsed(kvpool::Index(block), inserted_));
+}
+
+void HitDensityPolicy::OnEvict(BlockId block) {
+  classes_.OnEvict(kvpool::Index(block), inserted_,
+                   [this](const UseClasses::Wait& wait) { model_.Forget(wait.cls, inserted_ - wait.since); });
+}
+
+// A sweep over all that wait, then a class a step.
+void HitDensityPolicy::Learn(uint64_t now_ms) {
+  model_.SetBlocks(classes_.resident());
+  if (swept_ < classes_.slots()) {
+    const uint32_t end = std::min(swept_ + kSweptSlots, classes_.slots());
+    for (; swept_ < end; ++swept_) {
+      const auto wait = classes_.InSlot(swept_, inserted_);
+      // Younger than the sweep: it counts in the next.
+      if (wait.has_value() && wait->since <= sweep_began_) model_.Show(wait->cls, inserted_ - wait->since);
+    }
+  } else if (!model_.LearnNext()) {
+    model_.BeginRound(inserted_, now_ms);
+    ++rounds_;
+    swept_ = 0;
+    sweep_began_ = inserted_;
+  }
 }
 
 double HitDensityPolicy::IndexOf(CellKey key) const {
@@ -54,43 +76,51 @@ double HitDensityPolicy::IndexOf(CellKey key) const {
   return model_.Index(static_cast<int>(key & 0xffff), inserted_ > middle ? inserted_ - middle : 0);
 }
 
+uint32_t HitDensityPolicy::CellOf(CellKey key) {
+  if (cells_[latest_cell_].oldest != 0 && cells_[latest_cell_].key == key) return latest_cell_;
+  const auto [it, is_new] = cell_of_.try_emplace(key);
+  if (is_new) {
+    if (unused_cells_.empty()) {
+      unused_cells_.push_back(static_cast<uint32_t>(cells_.size()));
+      cells_.emplace_back();
+    }
+    it->second = unused_cells_.back();
+    unused_cells_.pop_back();
+    Cell& cell = cells_[it->second];
+    cell = {.key = key, .index = IndexOf(key)};
+    order_.Insert(it->second, {RankOf(cell.index), key});
+  }
+  return latest_cell_ = it->second;
+}
+
 void HitDensityPolicy::OnOffer(BlockId block) {
   const uint32_t b = kvpool::Index(block);
-  const auto [it, is_new] = cells_.try_emplace(CellOf(b));
-  Cell& cell = it->second;
-  if (is_new) {
-    cell.index = IndexOf(it->first);
-    order_.emplace(cell.index, it->first);
-  }
-  Place& place = places_[b];
-  place.older = cell.newest;
-  place.newer = 0;
+  const uint32_t c = CellOf(KeyOf(b));
+  Cell& cell = cells_[c];
+  places_[b] = {.older = cell.newest, .newer = 0, .cell = c};
   (cell.newest == 0 ? cell.oldest : places_[cell.newest].newer) = b;
   cell.newest = b;
   ++offered_;
 }
 
 void HitDensityPolicy::OnWithdraw(BlockId block) {
-  const uint32_t b = kvpool::Index(block);
-  const Place& place = places_[b];
-  const auto it = cells_.find(CellOf(b));
-  Cell& cell = it->second;
+  const Place& place = places_[kvpool::Index(block)];
+  Cell& cell = cells_[place.cell];
   (place.older == 0 ? cell.oldest : places_[place.older].newer) = place.newer;
   (place.newer == 0 ? cell.newest : places_[place.newer].older) = place.older;
   --offered_;
   if (cell.oldest != 0) return;
-  order_.erase({cell.index, it->first});
-  cells_.erase(it);
+  order_.Remove(place.cell);
+  cell_of_.erase(cell.key);
+  unused_cells_.push_back(place.cell);
 }
 
 Rank HitDensityPolicy::Standing(BlockId block) const {
   const uint32_t b = kvpool::Index(block);
-  return {.major = RankOf(IndexOf(CellOf(b))), .minor = classes_.used(b)};
+  return {.major = RankOf(IndexOf(KeyOf(b))), .minor = classes_.used(b)};
 }
 
-BlockId HitDensityPolicy::Victim(uint64_t) {
-  return BlockId{order_.empty() ? 0 : cells_.find(order_.begin()->second)->second.oldest};
-}
+BlockId HitDensityPolicy::Victim(uint64_t) { return BlockId{cells_[order_.first()].oldest}; }
 
 void HitDensityPolicy::Prefetch(BlockId block) const {
   classes_.Prefetch(kvpool::Index(block));
@@ -99,19 +129,16 @@ void HitDensityPolicy::Prefetch(BlockId block) const {
 
 // All cells in four epochs, if they are not too many: ages are told apart by a quarter.
 void HitDensityPolicy::RefreshCells() {
-  const uint64_t cells = std::min(kMostRefreshed, cells_.size() / (4 * epoch_blocks_) + 1);
-  auto it = cells_.upper_bound(refreshed_);
-  for (uint64_t i = 0; i < cells; ++i, ++it) {
-    if (it == cells_.end()) {
-      refreshed_ = 0;
-      return;
-    }
-    refreshed_ = it->first;
-    const double index = IndexOf(it->first);
-    if (index == it->second.index) continue;
-    order_.erase({it->second.index, it->first});
-    it->second.index = index;
-    order_.emplace(index, it->first);
+  const uint64_t cells = std::min(kMostRefreshed, kRefreshBlocks * cells_.size() / (4 * epoch_blocks_) + 1);
+  for (uint64_t i = 0; i < cells; ++i) {
+    refreshed_ = refreshed_ + 1 < cells_.size() ? refreshed_ + 1 : 0;
+    Cell& cell = cells_[refreshed_];
+    if (cell.oldest == 0) continue;
+    const double index = IndexOf(cell.key);
+    if (index == cell.index) continue;
+    cell.index = index;
+    order_.Remove(refreshed_);
+    order_.Insert(refreshed_, {RankOf(index), cell.key});
   }
 }
 

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <string_view>
-#include <utility>
+#include <vector>
 
-#include "absl/container/btree_map.h"
-#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "server/pool/virtual_array.h"
+#include "server/replacement/offer_heap.h"
 #include "server/replacement/policy.h"
 #include "server/replacement/reuse_model.h"
 #include "server/replacement/use_classes.h"
@@ -19,8 +19,8 @@ namespace kvpool {
 // age (reuse_model.h), from what comes back while it runs.
 //
 // Blocks on offer are sorted into cells by class and by the epoch of their last use, an epoch being a 64th of the
-// blocks that the pool may have; all of a cell have one index. With each block inserted some cells' indices are
-// computed anew and a step is learned: nothing is ever done to all of them at once.
+// blocks that the pool may have; all of a cell have one index. With some blocks inserted a step is learned and some
+// cells' indices are computed anew: nothing is ever done to all of them at once.
 class HitDensityPolicy : public ReplacementPolicy {
  public:
   explicit HitDensityPolicy(const PolicyOptions& options) : HitDensityPolicy(options, {}) {}
@@ -31,12 +31,11 @@ class HitDensityPolicy : public ReplacementPolicy {
   void OnUsed(BlockId block, uint64_t now_ms) final;
   void OnOffer(BlockId block) final;
   void OnWithdraw(BlockId block) final;
-  void OnEvict(BlockId block) final { classes_.OnEvict(kvpool::Index(block)); }
+  void OnEvict(BlockId block) final;
   BlockId Victim(uint64_t now_ms) final;
   Rank Standing(BlockId block) const final;
   void Prefetch(BlockId block) const final;
   uint32_t offered() const final { return offered_; }
-  // And ReuseModel::kBytes in all.
   double bytes_per_block() const final { return sizeof(Place) + UseClasses::kBytesPerBlock; }
 
  protected:
@@ -45,27 +44,39 @@ class HitDensityPolicy : public ReplacementPolicy {
  private:
   struct Place {
     uint32_t older, newer;  // In its cell.
-    uint16_t cls;
-  };
-  struct Cell {
-    uint32_t oldest = 0, newest = 0;
-    double index = 0;
+    uint32_t cell;
   };
   using CellKey = uint64_t;  // Epoch << 16 | class.
+  struct Cell {
+    CellKey key = 0;
+    double index = 0;
+    uint32_t oldest = 0, newest = 0;  // 0: the cell is unused.
+  };
 
-  CellKey CellOf(uint32_t block) const {
-    return classes_.used(block) / epoch_blocks_ << 16 | places_[block].cls;
+  CellKey KeyOf(uint32_t block) const {
+    return classes_.used(block) / epoch_blocks_ << 16 | static_cast<CellKey>(classes_.cls(block));
   }
+  uint32_t CellOf(CellKey key);
   double IndexOf(CellKey key) const;
+  void Learn(uint64_t now_ms);
   void RefreshCells();
 
   UseClasses classes_;
   ReuseModel model_;
   VirtualArray<Place> places_;
-  absl::btree_map<CellKey, Cell> cells_;
-  absl::btree_set<std::pair<double, CellKey>> order_;  // Least index first.
+  // Cells, from 1; by key; those unused; and the others, least index first.
+  std::vector<Cell> cells_{1};
+  absl::flat_hash_map<CellKey, uint32_t> cell_of_;
+  std::vector<uint32_t> unused_cells_;
+  HeapPlaces cell_places_;
+  OfferHeap order_{&cell_places_};
   const uint64_t epoch_blocks_;
-  CellKey refreshed_ = 0;  // The cells up to this one were, in this round.
+  uint32_t latest_cell_ = 0;  // Most often the next block is of the same.
+  uint32_t refreshed_ = 0;    // Cell looked at last.
+
+  uint32_t rounds_ = 0;       // Of learning.
+  uint32_t swept_ = 0;        // Slots of classes_, in this round,
+  uint64_t sweep_began_ = 0;  // which began then.
   uint64_t inserted_ = 0;
   uint32_t offered_ = 0;
 };

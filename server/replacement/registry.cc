@@ -76,7 +76,7 @@ constexpr PolicyEntry kPolicies[] = {
      Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
-    {"adaptive", "follows the best of hit_density, lru and lru_k, by shadow caches", Make<AdaptivePolicy>},
+    {"adaptive", "follows the best of learned, lru and lru_k, by shadow caches", Make<AdaptivePolicy>},
     {"learned", "hit_density with a trained network to begin with", MakeTrained<LearnedPolicy>},
     {"cold_rl", "of the coldest, those that a trained Q-network would not keep (Cold-RL)",
      MakeTrained<ColdRlPolicy>},

@@ -1,6 +1,7 @@
 #include "server/replacement/reuse_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -9,16 +10,12 @@
 namespace kvpool {
 namespace {
 
-constexpr uint64_t kClassBits = 12;
-constexpr uint64_t kClassMask = (1 << kClassBits) - 1;
 // Waits that what is expected of a class counts for, whether from before or from the mean of all classes.
 constexpr double kExpectedWaits = 20;
 // Expected hits of a group, at an age, that stand against what was seen of it.
 constexpr double kGroupHits = 5;
-// Of what was learned, half is forgotten in so many inserted blocks per content sampled.
-constexpr double kHalfLife = 400e3;
-// Slots a step of the sweep looks at.
-constexpr uint32_t kSweepSlots = 16;
+// Of what was learned, half is forgotten in so many inserted blocks, or when the cache was filled anew so many times.
+constexpr double kHalfLife = 400e3, kHalfLifeTurnovers = 24;
 // Ages double in three steps.
 constexpr int kAgesPerOctave = 3;
 constexpr double kFirstAge = 64;
@@ -51,10 +48,10 @@ ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
       gone_(group_of_.size()),
       open_(group_of_.size()),
       index_(group_of_.size()),
+      seen_(group_of_.size()),
       sums_(*std::max_element(group_of_.begin(), group_of_.end()) + 2),
       last_(sums_.size()) {
   const int classes = static_cast<int>(group_of_.size());
-  KVPOOL_CHECK(classes <= 1 << kClassBits, "%d classes", classes);
   KVPOOL_CHECK(prior_.classes.empty() || prior_.classes.size() == hits_.size(), "a prior of %zu classes",
                prior_.classes.size());
   for (int c = 0; c < classes; ++c) {
@@ -66,12 +63,20 @@ ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
   }
 }
 
-double ReuseModel::AgeBegin(int age) const { return AgeBegins()[age] * static_cast<double>(unit_); }
+double ReuseModel::AgeBegin(int age) const {
+  return AgeBegins()[age] * static_cast<double>(1ull << unit_bits_);
+}
 
 int ReuseModel::AgeOf(uint64_t age) const {
-  const auto& begins = AgeBegins();
-  const auto in_units = static_cast<double>(age / unit_);
-  return static_cast<int>(std::upper_bound(begins.begin(), begins.end() - 1, in_units) - begins.begin()) - 1;
+  static const std::array<double, kAges + 1>& begins = AgeBegins();
+  const uint64_t units = age >> unit_bits_;
+  // The first age of its octave, or one of the two behind it.
+  const int octave = std::bit_width(units / static_cast<uint64_t>(kFirstAge)) - 1;
+  if (octave < 0) return 0;
+  const int first = 1 + octave * kAgesPerOctave;
+  if (first + kAgesPerOctave > kAges) return kAges - 1;
+  const auto at = static_cast<double>(units);
+  return first + (at >= begins[first + 1] ? 1 : 0) + (at >= begins[first + 2] ? 1 : 0);
 }
 
 ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths) {
@@ -97,8 +102,9 @@ ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths)
 }
 
 void ReuseModel::SetBlocks(uint32_t blocks) {
-  while (blocks / kUnitBlocks > unit_) {
-    unit_ *= 2;
+  blocks_ = blocks;
+  while (blocks / kUnitBlocks >> unit_bits_ > 1) {
+    ++unit_bits_;
     // What was at an age is three ages nearer now.
     for (std::vector<Table>* tables : {&hits_, &gone_, &open_}) {
       for (Table& t : *tables) {
@@ -108,64 +114,32 @@ void ReuseModel::SetBlocks(uint32_t blocks) {
       }
     }
   }
-  // Four times as many contents as are cached, as far as the watched go.
-  const auto sample = std::max<uint32_t>(1, static_cast<uint32_t>(uint64_t{blocks} * 4 / kWatched));
-  if (sample <= sample_) return;
-  sample_ = sample;
-  waits_.Trim(0);  // Those that are no longer sampled would look as if they never ended.
 }
 
-void ReuseModel::BeginWait(uint64_t hash, int cls, uint64_t now) {
-  if (!Sampled(hash)) return;
-  waits_.Add(hash, now << kClassBits | static_cast<uint64_t>(cls));
-  while (waits_.size() > kWatched) {
-    const uint64_t oldest = waits_.oldest();
-    gone_[oldest & kClassMask][AgeOf(now - (oldest >> kClassBits))] += 1;
-    waits_.Trim(waits_.size() - 1);
-  }
+void ReuseModel::Begin(int cls) {
+  if (seen_[cls]) return;
+  seen_[cls] = true;
+  to_learn_.push_back(cls);
 }
 
-void ReuseModel::EndWait(uint64_t hash, uint64_t now) {
-  if (!Sampled(hash)) return;
-  const uint64_t* const wait = waits_.Find(hash);
-  if (wait == nullptr) return;
-  hits_[*wait & kClassMask][AgeOf(now - (*wait >> kClassBits))] += 1;
-  waits_.Remove(hash);
+bool ReuseModel::LearnNext() {
+  if (learned_ == to_learn_.size()) return false;
+  LearnClass(to_learn_[learned_++]);
+  return true;
 }
 
-void ReuseModel::Step(uint64_t now, uint64_t now_ms) {
-  if (swept_ < waits_.slots()) {
-    Sweep(now);
-  } else if (learned_ < static_cast<int>(hits_.size())) {
-    LearnClass(learned_++);
-  } else {
-    BeginSweep(now, now_ms);
-  }
-}
-
-void ReuseModel::BeginSweep(uint64_t now, uint64_t now_ms) {
-  const auto blocks = static_cast<double>(now - sweep_began_);
-  memory_ = std::exp2(-blocks / (kHalfLife * sample_));
-  if (now_ms > sweep_began_ms_) {
-    const double rate = blocks / static_cast<double>(now_ms - sweep_began_ms_);
+void ReuseModel::BeginRound(uint64_t now, uint64_t now_ms) {
+  const auto blocks = static_cast<double>(now - round_began_);
+  memory_ = std::exp2(-blocks / std::max(kHalfLife, kHalfLifeTurnovers * blocks_));
+  if (now_ms > round_began_ms_) {
+    const double rate = blocks / static_cast<double>(now_ms - round_began_ms_);
     blocks_per_ms_ = blocks_per_ms_ == 0 ? rate : 0.7 * blocks_per_ms_ + 0.3 * rate;
   }
-  sweep_began_ = now;
-  sweep_began_ms_ = now_ms;
-  swept_ = 0;
+  round_began_ = now;
+  round_began_ms_ = now_ms;
   learned_ = 0;
   last_.swap(sums_);
   std::fill(sums_.begin(), sums_.end(), Sums{});
-}
-
-void ReuseModel::Sweep(uint64_t now) {
-  const uint32_t end = std::min(swept_ + kSweepSlots, waits_.slots());
-  for (; swept_ < end; ++swept_) {
-    const uint64_t* const wait = waits_.InSlot(swept_);
-    // Younger than the sweep: it counts in the next.
-    if (wait == nullptr || (*wait >> kClassBits) > sweep_began_) continue;
-    open_[*wait & kClassMask][AgeOf(now - (*wait >> kClassBits))] += 1;
-  }
 }
 
 void ReuseModel::Expect(int cls, Table* chances) const {

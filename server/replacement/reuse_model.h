@@ -3,20 +3,18 @@
 #define KVPOOL_SERVER_REPLACEMENT_REUSE_MODEL_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include "server/replacement/ghost_list.h"
 
 namespace kvpool {
 
 // Time is counted in blocks inserted: what a block in the cache keeps out.
 //
 // A use that ends begins a *wait*, of the block's class then. It ends by a hit, or is unended as yet. Waits are
-// watched whether or not the block stays in the cache, so what is learned does not hang on what was evicted;
-// of a sample of the contents, chosen by hash, as large as kWatched allows. Each class has a table over ages:
-// how many waits came to that age, how many of them ended there. From it follows the *index* of a class at an
-// age: the most hits per time that holding the block up to any later age would give,
+// watched whether or not the block stays in the cache, so what is learned does not hang on what was evicted. Each
+// class has a table over ages: how many waits came to that age, how many of them ended there. From it follows the
+// *index* of a class at an age: the most hits per time that holding the block up to any later age would give,
 //
 //   index(c, a) = max over T of P(hit before T | waits at a) / E(time held until hit or T | waits at a)
 //
@@ -25,13 +23,11 @@ namespace kvpool {
 // seen, or else the mean of all classes; more or less by as much as the classes of its group, which are alike, came
 // back more or less than was expected of them.
 //
-// Learning is done in steps of a few microseconds: a sweep over the open waits, then one class a step.
+// Learning goes in rounds: the owner shows all that wait now, and one class after the other is learned, at a microsecond
+// each.
 class ReuseModel {
  public:
   static constexpr int kAges = 40;
-  static constexpr uint32_t kWatched = 1u << 16;
-  // Of memory in all, whatever the number of blocks.
-  static constexpr double kBytes = kWatched * GhostList::kBytesPerGhost;
 
   // What is known of a class before it was seen: how many of those that wait at an age in ms are found again
   // per ms. Of no class: nothing is.
@@ -50,37 +46,43 @@ class ReuseModel {
   // group_of: of each class, from 0.
   explicit ReuseModel(std::vector<int> group_of, Prior prior = {});
 
-  // How many contents there are now; adapts the sample and the ages.
+  // How many contents there are now; adapts the ages.
   void SetBlocks(uint32_t blocks);
-  void BeginWait(uint64_t hash, int cls, uint64_t now);
-  void EndWait(uint64_t hash, uint64_t now);
-  // A step of learning.
-  void Step(uint64_t now, uint64_t now_ms);
+  // A wait began: from now on its class is learned.
+  void Begin(int cls);
+  // It ended by a hit, at this age.
+  void Hit(int cls, uint64_t age) { hits_[cls][AgeOf(age)] += 1; }
+  // It is no longer watched, at this age.
+  void Forget(int cls, uint64_t age) { gone_[cls][AgeOf(age)] += 1; }
+
+  // All that wait are shown, each once a round.
+  void Show(int cls, uint64_t age) { open_[cls][AgeOf(age)] += 1; }
+  // Learns the next class. False: in this round all were.
+  bool LearnNext();
+  void BeginRound(uint64_t now, uint64_t now_ms);
+
   double Index(int cls, uint64_t age) const { return index_[cls][AgeOf(age)]; }
 
  private:
   int AgeOf(uint64_t age) const;
   double AgeBegin(int age) const;
-  bool Sampled(uint64_t hash) const { return (hash * 0x9e3779b97f4a7c15u >> 40) % sample_ == 0; }
-  void BeginSweep(uint64_t now, uint64_t now_ms);
-  void Sweep(uint64_t now);
   void LearnClass(int cls);
   // Chances to end within each age, on what was known before.
   void Expect(int cls, Table* chances) const;
 
   const std::vector<int> group_of_;
   const Prior prior_;
-  uint32_t sample_ = 1;      // One content in so many.
-  uint64_t unit_ = 1;        // Ages are counted in so many blocks.
-  GhostList waits_;          // Class and beginning, by hash.
+  uint32_t blocks_ = 0;
+  int unit_bits_ = 0;        // Ages are counted in 2^unit_bits_ blocks.
   std::vector<Table> hits_;  // Waits ended by a hit, by age.
   std::vector<Table> gone_;  // Waits no longer watched, by the age they had then.
-  std::vector<Table> open_;  // Waits of today, as far as the sweep came.
+  std::vector<Table> open_;  // Waits of today, as far as they were shown.
   std::vector<Table> index_;
 
-  uint32_t swept_ = 0;  // Slots of waits_.
-  int learned_ = 0;     // Classes since the sweep.
-  uint64_t sweep_began_ = 0, sweep_began_ms_ = 0;
+  std::vector<bool> seen_;     // Of each class: a wait of it began.
+  std::vector<int> to_learn_;  // Those, in the order in which they were seen.
+  size_t learned_ = 0;         // Of them, in this round.
+  uint64_t round_began_ = 0, round_began_ms_ = 0;
   double memory_ = 1;         // What is kept of the past in this round.
   double blocks_per_ms_ = 0;  // 0: not known.
   // Hits, those expected, and waits that came to an age.

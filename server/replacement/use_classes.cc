@@ -23,6 +23,15 @@ constexpr std::array<uint32_t, UseClasses::kFresh - 1> kFreshLimits = {2, 5, 14}
 constexpr std::array<uint32_t, UseClasses::kHits - 1> kHitLimits = {2, 3, 4, 6, 10};
 constexpr std::array<uint32_t, UseClasses::kHitFresh - 1> kHitFreshLimits = {3, 8};
 constexpr std::array<uint32_t, UseClasses::kHitTotals - 1> kHitTotalLimits = {4, 10, 24};
+// What is remembered of a content that left, from the lowest bits: hits and turn, as far as four bits go, the class of
+// its wait or kNoWait, and when its last use ended, modulo 2^44.
+constexpr int kCountBits = 4, kClassBits = 12, kSinceShift = 2 * kCountBits + kClassBits;
+constexpr uint64_t kCountMask = (1 << kCountBits) - 1, kNoWait = (1 << kClassBits) - 1;
+static_assert(UseClasses::kClasses <= kNoWait && kTurnLimits.back() <= kCountMask &&
+              kHitLimits.back() <= kCountMask);
+
+int GapOf(uint64_t blocks) { return std::min<int>(std::bit_width(blocks / 1024), UseClasses::kGaps - 1); }
+
 // A block that was found so often when others went on from it is not theirs, but shared.
 constexpr uint8_t kSharedHits = 5;
 
@@ -73,9 +82,8 @@ int UseClasses::ClassOf(const Node& node) const {
                2 +
            last;
   }
-  const int gap = std::min<int>(std::bit_width(node.gap / 1024u), kGaps - 1);
   return kUnhit +
-         ((Reached(node.hits, kHitLimits) * kGaps + gap) * kHitFresh + Reached(fresh, kHitFreshLimits)) *
+         ((Reached(node.hits, kHitLimits) * kGaps + node.gap) * kHitFresh + Reached(fresh, kHitFreshLimits)) *
              kHitTotals +
          Reached(total, kHitTotalLimits);
 }
@@ -84,7 +92,15 @@ uint8_t UseClasses::TurnBehind(const Node& front) {
   return front.hits >= kSharedHits ? 0 : static_cast<uint8_t>(std::min(front.turn + 1, 255));
 }
 
-void UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) {
+std::optional<UseClasses::Wait> UseClasses::WaitOf(uint64_t past, uint64_t now) {
+  const uint64_t cls = past >> 2 * kCountBits & kNoWait;
+  if (cls == kNoWait) return std::nullopt;
+  const uint64_t age = (now - (past >> kSinceShift)) << kSinceShift >> kSinceShift;
+  return Wait{.cls = static_cast<int>(cls), .since = now - age};
+}
+
+std::optional<UseClasses::Wait> UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) {
+  std::optional<Wait> ended;
   const uint32_t parent = kvpool::Index(content.parent);
   Node& node = nodes_[block];
   const Node& front = nodes_[parent];
@@ -97,9 +113,10 @@ void UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) 
   const uint64_t* const past = past_.Find(node.hash);
   if (past != nullptr) {
     // It is found again, only not here.
-    node.hits = static_cast<uint8_t>(std::min<uint64_t>(*past % 256 + 1, 255));
-    node.turn = static_cast<uint8_t>(*past >> 8);
-    node.gap = static_cast<uint32_t>(std::min<uint64_t>(now - (*past >> 16), UINT32_MAX));
+    node.hits = static_cast<uint8_t>((*past & kCountMask) + 1);
+    node.turn = static_cast<uint8_t>(*past >> kCountBits & kCountMask);
+    ended = WaitOf(*past, now);
+    if (ended.has_value()) node.gap = static_cast<uint8_t>(GapOf(now - ended->since));
     past_.Remove(node.hash);
     if (follows && front.hits > 0) {
       ++run.front;
@@ -119,13 +136,17 @@ void UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) 
   }
   node.latest = node.run;
   ++resident_;
+  highest_ = std::max(highest_, block);
+  return ended;
 }
 
-void UseClasses::OnHit(uint32_t block, uint64_t now) {
+std::optional<UseClasses::Wait> UseClasses::OnHit(uint32_t block, uint64_t now) {
   Node& node = nodes_[block];
   node.hits = static_cast<uint8_t>(std::min(node.hits + 1, 255));
-  if (node.waits) node.gap = static_cast<uint32_t>(std::min<uint64_t>(now - node.used, UINT32_MAX));
+  if (!node.waits) return std::nullopt;
   node.waits = false;
+  node.gap = static_cast<uint8_t>(GapOf(now - node.used));
+  return Wait{.cls = node.cls, .since = node.used};
 }
 
 int UseClasses::OnUsed(uint32_t block, uint64_t now) {
@@ -136,14 +157,30 @@ int UseClasses::OnUsed(uint32_t block, uint64_t now) {
   // The tail of a chain comes first.
   Node& parent = nodes_[node.parent];
   if (static_cast<int32_t>(node.latest - parent.latest) > 0) parent.latest = node.latest;
-  return ClassOf(node);
+  node.cls = static_cast<uint16_t>(ClassOf(node));
+  return node.cls;
 }
 
-void UseClasses::OnEvict(uint32_t block) {
-  const Node& node = nodes_[block];
-  past_.Add(node.hash, node.used << 16 | uint64_t{node.turn} << 8 | node.hits);
-  past_.Trim(std::max(kLeastPast, resident_));
+void UseClasses::OnEvict(uint32_t block, uint64_t now, absl::FunctionRef<void(const Wait&)> forgotten) {
+  Node& node = nodes_[block];
+  past_.Add(node.hash, node.used << kSinceShift | (node.waits ? node.cls : kNoWait) << 2 * kCountBits |
+                           std::min<uint64_t>(node.turn, kCountMask) << kCountBits |
+                           std::min<uint64_t>(node.hits, kCountMask));
+  node.waits = false;
+  for (const uint32_t most = std::max(kLeastPast, resident_); past_.size() > most;) {
+    if (const auto wait = WaitOf(past_.oldest(), now); wait.has_value()) forgotten(*wait);
+    past_.Trim(past_.size() - 1);
+  }
   --resident_;
+}
+
+std::optional<UseClasses::Wait> UseClasses::InSlot(uint32_t slot, uint64_t now) const {
+  if (slot <= highest_) {
+    const Node& node = nodes_[slot];
+    return node.waits ? std::optional(Wait{.cls = node.cls, .since = node.used}) : std::nullopt;
+  }
+  const uint64_t* const past = past_.InSlot(slot - highest_ - 1);
+  return past == nullptr ? std::nullopt : WaitOf(*past, now);
 }
 
 }  // namespace kvpool

@@ -1,10 +1,12 @@
-// What can be known of a block when a use of it ends, as one of some hundred classes.
+// What can be known of a block when a use of it ends, as one of some thousand classes.
 #ifndef KVPOOL_SERVER_REPLACEMENT_USE_CLASSES_H_
 #define KVPOOL_SERVER_REPLACEMENT_USE_CLASSES_H_
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
+#include "absl/functional/function_ref.h"
 #include "server/pool/virtual_array.h"
 #include "server/replacement/ghost_list.h"
 #include "server/replacement/policy.h"
@@ -20,7 +22,8 @@ namespace kvpool {
 //   found again         how often; how long it had waited the last time; how long the latest run behind it is,
 //                       and how long the prompt up to there
 //
-// A content that left is remembered for a while, so that coming back counts as being found again.
+// A use that ends begins a *wait*, of the block's class then. It ends when the content is asked for again; one that
+// left is remembered for a while, so its wait goes on, and coming back counts as being found again.
 class UseClasses {
  public:
   static constexpr int kTurns = 6, kTotals = 12, kFresh = 4;
@@ -40,19 +43,27 @@ class UseClasses {
 
   explicit UseClasses(const PolicyOptions& options);
 
-  // As ReplacementPolicy's, at a time that does not fall.
-  void OnInsert(uint32_t block, const Content& content, uint64_t now);
-  void OnHit(uint32_t block, uint64_t now);
+  struct Wait {
+    int cls;
+    uint64_t since;
+  };
+
+  // As ReplacementPolicy's, at a time that does not fall. Of OnInsert and OnHit: the wait that this ends.
+  std::optional<Wait> OnInsert(uint32_t block, const Content& content, uint64_t now);
+  std::optional<Wait> OnHit(uint32_t block, uint64_t now);
   // Answers its class.
   int OnUsed(uint32_t block, uint64_t now);
-  void OnEvict(uint32_t block);
+  // `forgotten` is told of each wait that is no longer watched.
+  void OnEvict(uint32_t block, uint64_t now, absl::FunctionRef<void(const Wait&)> forgotten);
 
-  uint64_t hash(uint32_t block) const { return nodes_[block].hash; }
+  // All that wait, for a walk in steps: those there are in slots [0, slots()), in no order that means anything.
+  uint32_t slots() const { return highest_ + 1 + past_.slots(); }
+  std::optional<Wait> InSlot(uint32_t slot, uint64_t now) const;
+
+  int cls(uint32_t block) const { return nodes_[block].cls; }
   uint64_t used(uint32_t block) const { return nodes_[block].used; }
   uint32_t resident() const { return resident_; }
   void Prefetch(uint32_t block) const { nodes_.Prefetch(block); }
-  // Of small pools more, as 65,536 contents that left are remembered.
-  static constexpr double kBytesPerBlock = 48 + GhostList::kBytesPerGhost;
 
  private:
   static constexpr uint32_t kRuns = 4096;
@@ -63,12 +74,13 @@ class UseClasses {
     uint32_t parent;
     uint32_t run;     // The run it was computed in,
     uint32_t latest;  // and the latest one behind it.
-    uint32_t gap;     // Between its last use but one and its last hit.
     uint32_t depth;   // Blocks in front of it.
+    uint16_t cls;     // Of its last use.
     uint8_t hits, turn;
-    bool waits;  // A use ended and it was not found again since.
+    uint8_t gap;  // Between its last use but one and its last hit, as a class says it.
+    bool waits;   // A use ended and it was not found again since.
   };
-  static_assert(sizeof(Node) <= 48);
+  static_assert(sizeof(Node) == 40);
   struct Run {
     uint32_t front = 0, length = 0;
     bool open = false;  // No use of a block of it ended yet.
@@ -77,13 +89,19 @@ class UseClasses {
   void BeginRun(uint32_t front, uint32_t length) { runs_[++run_ % kRuns] = {front, length, true}; }
   int ClassOf(const Node& node) const;
   static uint8_t TurnBehind(const Node& front);
+  static std::optional<Wait> WaitOf(uint64_t past, uint64_t now);
 
+ public:
+  // Of small pools more, as 65,536 contents that left are remembered.
+  static constexpr double kBytesPerBlock = sizeof(Node) + GhostList::kBytesPerGhost;
+
+ private:
   const uint32_t blocks_per_unit_;
   VirtualArray<Node> nodes_;
-  GhostList past_;                 // Hits, turn and last use of what left.
+  GhostList past_;                 // Last use, class, hits and turn of what left.
   std::array<Run, kRuns> runs_{};  // The latest ones.
   uint32_t run_ = 0;
-  uint32_t resident_ = 0;
+  uint32_t resident_ = 0, highest_ = 0;
 };
 
 }  // namespace kvpool

@@ -1,5 +1,6 @@
 // What hit_density learns, and that it learns it.
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,27 +13,53 @@
 namespace kvpool {
 namespace {
 
-// Steps enough for a sweep over all that is watched and a lesson for each class, twice: what a group shows takes
-// effect in the round after.
-void LearnAll(ReuseModel* model, uint64_t now) {
-  for (int i = 0; i < 3 * 5000; ++i) model->Step(now, now);
-}
+// Waits by class and beginning, and what shows them to a model.
+class Waits {
+ public:
+  explicit Waits(ReuseModel* model) : model_(*model) {}
+  void Begin(int cls, uint64_t now) {
+    model_.Begin(cls);
+    open_.push_back({cls, now, true});
+  }
+  int cls(size_t i) const { return open_[i].cls; }
+  void Hit(size_t i, uint64_t now) {
+    model_.Hit(open_[i].cls, now - open_[i].since);
+    open_[i].open = false;
+  }
+  // Two rounds: what a group shows takes effect in the one after.
+  void Learn(uint64_t now) {
+    for (int round = 0; round < 2; ++round) {
+      model_.BeginRound(now, now);
+      for (const Wait& wait : open_) {
+        if (wait.open) model_.Show(wait.cls, now - wait.since);
+      }
+      while (model_.LearnNext()) {
+      }
+    }
+  }
+
+ private:
+  struct Wait {
+    int cls;
+    uint64_t since;
+    bool open;
+  };
+  ReuseModel& model_;
+  std::vector<Wait> open_;
+};
 
 // Contents of class 0 come back after 1,000 blocks, of class 1 one in ten does, of class 2 none.
 TEST(ReuseModel, LearnsWhatComesBackAndWhen) {
   ReuseModel model({0, 1, 2});
-  std::vector<std::pair<uint64_t, int>> waits;
+  Waits waits(&model);
   std::mt19937_64 random(5);
   for (uint64_t now = 0; now < 50000; ++now) {
-    const int cls = static_cast<int>(random() % 3);
-    const uint64_t hash = random();
-    model.BeginWait(hash, cls, now);
-    waits.emplace_back(hash, cls);
+    waits.Begin(static_cast<int>(random() % 3), now);
     if (now < 1000) continue;
-    const auto& [old_hash, old_class] = waits[now - 1000];
-    if (old_class == 0 || (old_class == 1 && random() % 10 == 0)) model.EndWait(old_hash, now);
+    const int cls = waits.cls(now - 1000);
+    if (cls == 0 || (cls == 1 && random() % 10 == 0)) waits.Hit(now - 1000, now);
   }
-  LearnAll(&model, 50000);
+  waits.Learn(50000);
   // Held from the beginning a block of class 0 gives a hit for about 1,000 blocks of time.
   EXPECT_NEAR(model.Index(0, 0), 1e-3, 1.5e-4);
   EXPECT_GT(model.Index(0, 900), model.Index(0, 0)) << "the nearer the hit, the less is to be held for it";
@@ -42,18 +69,33 @@ TEST(ReuseModel, LearnsWhatComesBackAndWhen) {
   EXPECT_LT(model.Index(0, 4000), model.Index(0, 0) / 5);
 }
 
-TEST(ReuseModel, ASampleSaysTheSame) {
-  ReuseModel all({0}), some({0});
-  some.SetBlocks(ReuseModel::kWatched * 4);  // One content in 16.
-  for (uint64_t now = 0; now < 60000; ++now) {
-    for (ReuseModel* model : {&all, &some}) {
-      model->BeginWait(now * 0x9e3779b97f4a7c15u, 0, now);
-      if (now >= 2000 && now % 2 == 0) model->EndWait((now - 2000) * 0x9e3779b97f4a7c15u, now);
-    }
+// Half of the contents come back after a while; in a large cache ages are counted in more blocks at a time.
+TEST(ReuseModel, AgesGrowWithTheCache) {
+  ReuseModel model({0});
+  Waits waits(&model);
+  for (uint64_t i = 0; i < 20000; ++i) {
+    waits.Begin(0, i);
+    if (i >= 2000 && i % 2 == 0) waits.Hit(i - 2000, i);
   }
-  LearnAll(&all, 60000);
-  LearnAll(&some, 60000);
-  EXPECT_NEAR(some.Index(0, 0), all.Index(0, 0), all.Index(0, 0) * 0.1);
+  waits.Learn(20000);
+  // One in two gives a hit, for 2,000 blocks of time or as long as it takes to give it up.
+  EXPECT_NEAR(model.Index(0, 0), 0.5 / 2000, 0.1e-3);
+
+  ReuseModel large({0});
+  Waits of_large(&large);
+  large.SetBlocks(1u << 20);
+  for (uint64_t i = 0; i < 20000; ++i) {
+    of_large.Begin(0, i * 64);
+    if (i >= 2000 && i % 2 == 0) of_large.Hit(i - 2000, i * 64);
+  }
+  of_large.Learn(20000 * 64);
+  EXPECT_NEAR(large.Index(0, 0) * 64, model.Index(0, 0), model.Index(0, 0) * 0.1);
+
+  // What was learned before the cache grew is not lost.
+  const double before = model.Index(0, 0);
+  model.SetBlocks(1u << 18);
+  waits.Learn(20000);
+  EXPECT_NEAR(model.Index(0, 0), before, before * 0.2);
 }
 
 // Two kinds of chains alternate: of eight blocks, asked for again 300 requests later, and of thirty, never.

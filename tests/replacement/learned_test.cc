@@ -61,19 +61,20 @@ TEST(ReuseModel, WhatWasKnownBeforeCountsUntilMoreIsSeen) {
   ReuseModel model({0, 1}, prior);
   // A block a millisecond.
   uint64_t now = 1;
-  const auto step = [&](int steps) {
-    for (int i = 0; i < steps; ++i, ++now) model.Step(now, now);
+  const auto round = [&] {
+    model.BeginRound(now, now);
+    while (model.LearnNext()) {
+    }
   };
-  step(100);
+  for (const int cls : {0, 1}) model.Begin(cls);
+  for (int i = 0; i < 3; ++i, now += 100) round();
   EXPECT_GT(model.Index(0, 0), 20 * model.Index(1, 0));
   // But it is the others that come back.
-  for (uint64_t hash = 1; hash < 4000; ++hash) {
-    model.BeginWait(hash * 2, 0, now);
-    model.BeginWait(hash * 2 + 1, 1, now);
-    step(1);
-    if (hash > 500) model.EndWait((hash - 500) * 2 + 1, now);
+  for (int i = 0; i < 4000; ++i, ++now) {
+    model.Hit(1, 500);
+    model.Forget(0, uint64_t{1} << 30);
   }
-  step(20000);
+  for (int i = 0; i < 3; ++i) round();
   EXPECT_LT(20 * model.Index(0, 0), model.Index(1, 0));
 }
 
@@ -107,10 +108,40 @@ TEST(UseClasses, TellsTurnsLengthsAndHits) {
   for (int i = 0; i < 8; ++i) classes.OnHit(1, now);
   insert(6, 1);
   EXPECT_EQ(use(6).turn, 0);
-  // What left and comes back is found again.
-  classes.OnEvict(5);
-  insert(5, 4);
+  // What left waits on, and is found again when it comes back.
+  const auto waits = [&] {
+    int n = 0;
+    for (uint32_t slot = 0; slot < classes.slots(); ++slot) n += classes.InSlot(slot, now).has_value();
+    return n;
+  };
+  const int before = waits();
+  const int cls = classes.cls(5);
+  classes.OnEvict(5, now, [](const UseClasses::Wait&) { FAIL() << "there is room for one"; });
+  EXPECT_EQ(waits(), before);
+  now += 5000;
+  const auto ended = classes.OnInsert(5, {.hash = 5, .parent = BlockId{4}}, now);
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->cls, cls);
+  EXPECT_EQ(now - ended->since, 5001u) << "since the last use of 5, a block before";
+  EXPECT_EQ(waits(), before - 1);
   EXPECT_EQ(use(5).hits, 1);
+  EXPECT_EQ(use(5).gap, 3) << "4,096 blocks and more";
+}
+
+// Of what left so many are remembered, the latest, and each that is forgotten is told.
+TEST(UseClasses, TellsWhatItForgets) {
+  UseClasses classes({.max_blocks = 4, .tokens_per_block = 512});
+  constexpr uint64_t kContents = 70000, kRemembered = 65536;
+  uint64_t forgotten = 0;
+  for (uint64_t content = 1; content <= kContents; ++content) {
+    classes.OnInsert(1, {.hash = content}, content);
+    classes.OnUsed(1, content);
+    classes.OnEvict(1, content, [&](const UseClasses::Wait& wait) { EXPECT_EQ(wait.since, ++forgotten); });
+  }
+  EXPECT_EQ(forgotten, kContents - kRemembered);
+  EXPECT_FALSE(classes.OnInsert(1, {.hash = forgotten}, kContents).has_value());
+  classes.OnEvict(1, kContents, [](const UseClasses::Wait&) {});
+  EXPECT_TRUE(classes.OnInsert(1, {.hash = forgotten + 2}, kContents).has_value());
 }
 
 // Prompts of 8 blocks come back a minute later, prompts of 30 never.
