@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Engines on the pool, with what only they need: PyTorch and Transformers. 
+# Engines on the pool, with what only they need: PyTorch and Transformers.
 # Usage: tests/engines.sh [--gemma] [--vllm] [PYTEST_ARGUMENT...]
 #
 # From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
@@ -40,11 +40,9 @@ install_vllm() {
   local venv=$directory/vllm
   say "vLLM in $venv: 130 MB of its own, and 500 MB of what it needs"
   [ -x "$venv/bin/pip" ] || step engines-vllm-venv /usr/bin/python3 -m venv "$venv"
-  if [ ! -e "$directory/vllm.installed" ]; then
-    pip_install vllm "${vllm[@]}"
-    # What the index has of these is built for another torch, and keeps Transformers from being imported.
-    step engines-vllm-without "$venv/bin/pip" uninstall -y torchvision torchaudio torchcodec
-  fi
+  pip_install vllm "${vllm[@]}"
+  # What the index has of these is built for another torch, and keeps Transformers from being imported.
+  step engines-vllm-without "$venv/bin/pip" uninstall -y torchvision torchaudio torchcodec
   pip_install vllm-tools "${builds[@]}"
   CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-vllm-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
     --config-settings build-dir="$PWD/build/python-vllm" ./client/python
