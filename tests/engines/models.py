@@ -4,11 +4,11 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 
-def llama(seed=0, dtype=torch.float32, layers=3):
+def llama(seed=0, dtype=torch.float32, layers=3, head_dim=16):
     torch.manual_seed(seed)
     config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
-                         initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim,
+                         max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     return LlamaForCausalLM(config).to(dtype).eval()
 
 

@@ -1,0 +1,348 @@
+"""vLLM's BlockPool over a session of kvpoold.
+
+A block of vLLM's is, by what this engine holds of it:
+
+    unheld    nothing: its metadata mean nothing            -> stocked (lease) | shared (match)
+    stocked   leased, with no request                       -> private (get_new_blocks) | unheld (surplus)
+    private   leased, with requests; may be in the index    -> shared (its Seal is sent) | stocked (last request gone)
+    shared    held by reference: read-only                  -> unheld (last request gone: released, kvpoold keeps it cached)
+
+vLLM's own index (cached_block_hash_to_block) lists blocks with requests only: those of this engine that are being computed, as
+vLLM does it, and those that a match found. It is asked block by block, so a request's match is one question to kvpoold, sent when
+the request comes, and its answer is put into the index before vLLM looks. Other engines find a block once its Seal is sent, after
+the step that computed it.
+
+get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
+taken by others.
+
+Once kvpoold is gone, blocks are leased and released no more: private ones go round within the engine, shared ones stay readable,
+and are never written again, for others may read them.
+"""
+
+import itertools
+import time
+
+import kvpool
+from vllm.logger import init_logger
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, resolve_block_hashes
+
+from kvpool_vllm import keys
+
+logger = init_logger("vllm.kvpool")
+
+_BLOCK = 0xffffffff
+_SPARE = 16  # Blocks leased beyond what is wanted, so that a step of decoding rarely asks.
+_SURPLUS = 64  # More than these go back after a step.
+_RETRY_S = 0.01
+
+
+class KvPoolBlockPool(BlockPool):
+    def __init__(self, space, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.space, self.session = space, space.session
+        self.detached = False  # kvpoold is gone.
+        self.wanted = 0  # Blocks that the allocation under way needs.
+        self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
+        self._refs = [0] * self.num_gpu_blocks  # By block id: what is held of it.
+        self._shared = bytearray(self.num_gpu_blocks)
+        self._stays = [0] * self.num_gpu_blocks  # Counts how often a private block has left the index.
+        self._stock = []
+        self._new_seals = []  # Of the step that is being scheduled: (group, block, key, its stays, parent key).
+        self._seals = []  # (step, those), oldest first.
+        self._asked = {}  # Request id: (pending match, keys).
+        self._waiting = {}  # Request id: blocks of its prefix, one reference each, until it is scheduled.
+        self._trying = None  # The request that is being allocated for.
+        self._retry_at = 0.0
+        self._in_use = 0  # Blocks with requests.
+
+    # ---- Leases
+
+    def want(self, count):
+        self.wanted = count
+
+    def get_num_free_blocks(self):
+        if len(self._stock) < self.wanted:
+            self._top_up(self.wanted)
+        return len(self._stock)
+
+    def get_new_blocks(self, num_blocks):
+        stock = self._stock
+        if num_blocks > len(stock):
+            self._top_up(num_blocks)
+            if num_blocks > len(stock):
+                raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
+        if num_blocks == 0:
+            return []
+        taken = stock[-num_blocks:]
+        del stock[-num_blocks:]
+        for block in taken:
+            block.ref_cnt = 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_allocated(block)
+        self._in_use += num_blocks
+        return taken
+
+    def _top_up(self, count):
+        missing = count - len(self._stock)
+        if self.detached or time.monotonic() < self._retry_at:
+            return
+        for asked in (missing + _SPARE, missing):
+            if self._lease(asked, 0.0):
+                return
+        if self._lease(missing, self.space.options.lease_timeout):
+            return
+        # Prefixes that wait for their turn give way: they are asked for again.
+        self.counters["shortages"] += 1
+        if self._give_up_waiting() and self._lease(missing, self.space.options.lease_timeout):
+            return
+        self._retry_at = time.monotonic() + _RETRY_S
+
+    def _lease(self, count, timeout):
+        if self.detached:
+            return False
+        self.counters["lease_calls"] += 1
+        try:
+            refs = self.session.lease(count, timeout=timeout).detach()
+        except (kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
+            return False
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return False
+        blocks = self.blocks
+        for ref in refs:
+            block_id = ref & _BLOCK
+            self._refs[block_id] = ref
+            self._stock.append(blocks[block_id])
+        return True
+
+    def _detach(self, error):
+        if not self.detached:
+            self.detached = True
+            logger.error("kvpoold is gone: this engine goes on with the %d blocks it holds, and shares nothing: %s",
+                         self._in_use + len(self._stock), error)
+
+    def touch(self, blocks):
+        for block in blocks:
+            if block.ref_cnt == 0 and not block.is_null:
+                self._in_use += 1
+            block.ref_cnt += 1
+            if self.metrics_collector:
+                self.metrics_collector.on_block_accessed(block)
+
+    def free_blocks(self, ordered_blocks):
+        released = []
+        for block in ordered_blocks:
+            block.ref_cnt -= 1
+            if block.ref_cnt > 0 or block.is_null:
+                continue
+            self._in_use -= 1
+            if not self._shared[block.block_id]:
+                # Its next owner in this engine writes it behind what this one's kernels do.
+                self._forget(block)
+                self._stays[block.block_id] += 1
+                self._stock.append(block)
+            elif not self.detached:
+                self._forget(block)
+                self._shared[block.block_id] = 0
+                released.append(self._refs[block.block_id])
+                self._refs[block.block_id] = 0
+        if released:
+            released.reverse()  # vLLM frees from the tail.
+            self._release(released)
+
+    def _forget(self, block):
+        if block.block_hash is not None:
+            self._remove_cached_block_hashes(block)
+            if self.metrics_collector:
+                self.metrics_collector.on_block_evicted(block)
+
+    def _release(self, refs):
+        self._retry_at = 0.0
+        try:
+            self.session.release(refs)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+
+    def trim(self):
+        """Gives back what is stocked beyond the likely need."""
+        if len(self._stock) > _SURPLUS and not self.detached:
+            surplus = self._stock[:-_SPARE]
+            del self._stock[:-_SPARE]
+            refs = [self._refs[block.block_id] for block in surplus]
+            for block in surplus:
+                self._refs[block.block_id] = 0
+            self._release(refs)
+
+    # ---- Prefixes
+
+    def ask(self, request, block_size):
+        """Sends the question for the request's prefix."""
+        wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
+        if not wanted or self.detached or request.mm_features or request.skip_reading_prefix_cache:
+            return  # Images may be named by their senders: no proof that they are the same.
+        if self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(wanted[-1], 0)) is not None:
+            return  # All of it is here.
+        self.counters["asked"] += 1
+        try:
+            self._asked[request.request_id] = (self.session.match(wanted), wanted)
+        except kvpool.ResourceExhaustedError:
+            pass  # Too much is on its way: it will be computed.
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+
+    def settle(self, request, block_size):
+        """The answer is put into the index, with a reference for the waiting request."""
+        self._trying = request.request_id
+        asked = self._asked.pop(request.request_id, None)
+        if asked is None:
+            return
+        pending, wanted = asked
+        try:
+            hit = pending.wait(timeout=self.space.options.match_timeout)
+            refs = hit.blocks.detach()
+            self.counters[hit.miss] = self.counters.get(hit.miss, 0) + 1
+        except kvpool.DeadlineExceededError:
+            return  # What comes later is given back.
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return
+        held, surplus = [], []
+        for i, (ref, key) in enumerate(zip(refs, wanted)):
+            block = self.blocks[ref & _BLOCK]
+            if block.ref_cnt > 0:
+                assert self._refs[block.block_id] == ref, f"block {block.block_id}: {self._refs[block.block_id]:x} is held, {ref:x} found"
+                surplus.append(ref)
+            else:
+                assert self._refs[block.block_id] == 0, f"block {block.block_id} is stocked, and was found"
+                self._refs[block.block_id] = ref
+                self._shared[block.block_id] = 1
+                self._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens=(i + 1) * block_size)
+            held.append(block)
+        self.touch(held)
+        self.counters["found_blocks"] += len(held)
+        if surplus:
+            self._release(surplus)
+        self._hold(request.request_id, held)
+
+    def hold(self, request, blocks):
+        """The request's prefix is these blocks, whoever lets go of them before its turn."""
+        self.touch(blocks)
+        self._hold(request.request_id, blocks)
+
+    def _hold(self, request_id, blocks):
+        before = self._waiting.pop(request_id, None)
+        if blocks:
+            self._waiting[request_id] = blocks
+        if before:
+            self.free_blocks(reversed(before))
+
+    def let_go(self, request_id):
+        """The request has its blocks, or wants none any more."""
+        self._asked.pop(request_id, None)
+        if request_id in self._waiting:
+            self._hold(request_id, None)
+
+    def _give_up_waiting(self):
+        others = [request_id for request_id in self._waiting if request_id != self._trying]
+        for request_id in others:
+            self.let_go(request_id)
+        return bool(others)
+
+    # ---- Sharing
+
+    def cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask=None):
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask)
+        if num_cached_blocks >= num_full_blocks or self.detached or request.mm_features:
+            return
+        hashes = resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
+        for i in range(num_cached_blocks, num_full_blocks):
+            block = blocks[i]
+            if block.is_null or self._shared[block.block_id] or (block_mask is not None and not block_mask[i - num_cached_blocks]):
+                continue
+            self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None))
+
+    def scheduled(self, request_ids):
+        """A step was made of these requests. Returns its number."""
+        if self._waiting:
+            for request_id in request_ids:
+                self.let_go(request_id)
+        self._trying = None
+        try:
+            step = self.session.begin_step()
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return 0
+        if self._new_seals:
+            self._seals.append((step, self._new_seals))
+            self._new_seals = []
+        return step
+
+    def computed(self, step):
+        """The step is done: what it has filled is everybody's."""
+        if self.detached:
+            self._seals.clear()
+            return
+        try:
+            self.session.complete_step(step)
+            while self._seals and self._seals[0][0] <= step:
+                for _, run in itertools.groupby(self._still_there(self._seals.pop(0)[1]), key=lambda entry: entry[0]):
+                    self._seal([entry[1:] for entry in run])
+        except kvpool.ResourceExhaustedError:
+            pass  # Too much is on its way: these stay private.
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+
+    def _still_there(self, entries):
+        """(number of its run, group, block, key, parent key) of blocks that were not freed meanwhile."""
+        run, last = 0, None
+        for group, block, key, stays, parent in entries:
+            if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
+                continue
+            if parent is None or parent != last:
+                run += 1
+            last = key
+            yield run, group, block, key, parent
+
+    def _seal(self, run):
+        group, _, _, parent = run[0]
+        self.session.seal([self._refs[block.block_id] for _, block, _, _ in run], [key for _, _, key, _ in run], parent_key=parent,
+                          group=group)
+        for _, block, _, _ in run:
+            self._shared[block.block_id] = 1
+        self.counters["sealed_blocks"] += len(run)
+
+    # ---- The rest of what vLLM asks of a pool
+
+    def evict_blocks(self, block_ids):
+        """Found no more by requests to come. (vLLM: blocks that a connector could not load.)"""
+        for block_id in block_ids:
+            self._forget(self.blocks[block_id])
+            self._stays[block_id] += 1
+
+    def unpin_blocks(self, blocks, on_reuse):
+        raise NotImplementedError("blocks that stay readable until they are reused: not in a shared pool")
+
+    def reset_prefix_cache(self):
+        """From now on keys have another root: what this engine sealed so far is found by its neighbours alone."""
+        for request_id in list(self._asked) + list(self._waiting):
+            self.let_go(request_id)
+        if self._in_use > 0:
+            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self._in_use)
+            return False
+        self._seals.clear()
+        self._new_seals.clear()
+        if self.detached:
+            self.cached_block_hash_to_block = type(self.cached_block_hash_to_block)()
+            self.cached_block_hashes_by_block.clear()
+            for block in self.blocks:
+                block.reset_hash()
+        keys.new_root()
+        if self.metrics_collector:
+            self.metrics_collector.reset()
+        logger.info("Successfully reset prefix cache")
+        return True
+
+    def get_usage(self):
+        total = max(1, self.session.capacity_blocks - 1)
+        return min(1.0, self._in_use / total)

@@ -1,0 +1,103 @@
+"""What K and V of an engine depend on: its fingerprint, and the facts of it that people can read."""
+
+import hashlib
+import json
+import os
+import platform
+
+import torch
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def _file_digest(path):
+    # A blob of the Hugging Face cache is named by the SHA-256 of its content.
+    name = os.path.basename(os.path.realpath(path))
+    if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+        return name
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(8 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _remembered(path):
+    """_file_digest, kept in $XDG_CACHE_HOME/kvpool-vllm for files that have not changed since."""
+    stat = os.stat(path)
+    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvpool-vllm")
+    identity = f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {stat.st_dev}"
+    kept = os.path.join(cache, hashlib.sha256(identity.encode()).hexdigest())
+    try:
+        with open(kept) as file:
+            digest = file.read()
+        if len(digest) == 64:
+            return digest
+    except OSError:
+        pass
+    digest = _file_digest(path)
+    try:
+        os.makedirs(cache, exist_ok=True)
+        with open(f"{kept}.{os.getpid()}", "w") as file:
+            file.write(digest)
+        os.replace(f"{kept}.{os.getpid()}", kept)
+    except OSError:
+        pass  # Then it is computed again.
+    return digest
+
+
+def weights_digest(vllm_config):
+    model, load = vllm_config.model_config, vllm_config.load_config
+    if load.load_format == "dummy":
+        return f"dummy, seed {model.seed}"
+    directory = model.model
+    if os.path.isfile(directory):
+        return _remembered(directory)
+    if not os.path.isdir(directory):
+        from huggingface_hub import snapshot_download
+        directory = snapshot_download(model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True)
+    digest = hashlib.sha256()
+    files = sorted(name for name in os.listdir(directory) if name.endswith(_WEIGHTS))
+    if not files:
+        raise ValueError(f"{directory} has no file of weights ({', '.join(_WEIGHTS)}): nothing tells what K and V depend on")
+    for name in files:
+        digest.update(f"{name} {_remembered(os.path.join(directory, name))}\n".encode())
+    return digest.hexdigest()
+
+
+def _model_config(model):
+    config = model.hf_config.to_dict()
+    for name in ("_name_or_path", "transformers_version", "_attn_implementation_autoset"):
+        config.pop(name, None)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def facts_of(vllm_config, spec, isa):
+    """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal."""
+    import vllm
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    config = _model_config(model)
+    facts = {
+        "model": hashlib.sha256(config.encode()).hexdigest(),
+        "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ["?"])[:256],
+        "weights": weights_digest(vllm_config),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_dtype": str(spec.dtype).removeprefix("torch."),
+        "block_size": str(spec.block_size),
+        "layout": cache.kv_cache_layout,
+        "quantization": str(model.quantization),
+        "attention": isa,
+        "hash": cache.prefix_caching_hash_algo,
+        "ranks": str(parallel.tensor_parallel_size),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),  # Keys are hashed over what it pickles.
+        "machine": platform.machine(),
+    }
+    if '"rope' in config and any(word in config for word in ('"longrope"', '"dynamic"')):
+        facts["max_model_len"] = str(model.max_model_len)  # Frequencies go by it.
+    return facts
+
+
+def fingerprint_of(facts):
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()

@@ -1,0 +1,98 @@
+"""vLLM's scheduler, telling the pool what comes, what was computed, and what is needed."""
+
+from vllm.v1.core.sched import scheduler
+
+from kvpool_vllm import keys, plugin
+from kvpool_vllm.block_pool import KvPoolBlockPool
+
+
+class PooledScheduler(scheduler.Scheduler):
+
+    def __init__(self, vllm_config, kv_cache_config, **more):
+        space = kv_cache_config.kvpool
+        token = plugin.building.set(space)
+        try:
+            super().__init__(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)
+        finally:
+            plugin.building.reset(token)
+        self.pool = self.kv_cache_manager.block_pool
+        if not isinstance(self.pool, KvPoolBlockPool):
+            raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
+        space.session.finish_warmup()
+        self.pool.want(1)
+        if self.pool.get_num_free_blocks() == 0:
+            space.session.lease(1, timeout=space.options.open_timeout).release()
+        self._wrap(self.kv_cache_manager)
+
+    def _wrap(self, manager):
+        lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
+        pool, watermark = self.pool, manager.watermark_blocks
+
+        def get_computed_blocks(request):
+            pool.settle(request, self.block_size)
+            found = lookup(request)
+            pool.hold(request, list(found[0].blocks[0]))
+            return found
+
+        def get_num_blocks_to_allocate(*arguments, **more):
+            count = plan(*arguments, **more)
+            pool.want(count + watermark)
+            return count
+
+        manager.get_computed_blocks = get_computed_blocks
+        manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
+
+    def add_request(self, request):
+        super().add_request(request)
+        self.pool.ask(request, self.block_size)
+
+    def schedule(self, *arguments, **more):
+        output = super().schedule(*arguments, **more)
+        output.kvpool_step = 0
+        if output.total_num_scheduled_tokens > 0:
+            output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
+        elif self.pool.detached and not self.running and (self.waiting or self.skipped_waiting):
+            raise RuntimeError(f"kvpoold is gone, and the {self.pool.get_num_free_blocks()} blocks that this engine still may "
+                               "write are too few for the requests that wait: it has to be started again")
+        return output
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        if scheduler_output.kvpool_step:
+            self.pool.computed(scheduler_output.kvpool_step)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.pool.trim()
+        return outputs
+
+    def _preempt_request(self, request, *arguments, **more):
+        super()._preempt_request(request, *arguments, **more)
+        self.pool.ask(request, self.block_size)
+
+    def _free_request(self, request, *arguments, **more):
+        self.pool.let_go(request.request_id)
+        return super()._free_request(request, *arguments, **more)
+
+    def reset_prefix_cache(self, *arguments, **more):
+        done = super().reset_prefix_cache(*arguments, **more)
+        if done:
+            # Requests that wait have keys of the old root.
+            from vllm.utils.hashing import get_hash_fn_by_name
+            keys.take_root(get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo))
+            for request in self.requests.values():
+                request.block_hashes.clear()
+                request.update_block_hashes()
+        return done
+
+    def shutdown(self):
+        super().shutdown()
+        self.pool.session.close()
+
+
+class Scheduler:
+    """--scheduler-cls kvpool_vllm.Scheduler: vLLM's scheduler on a pool. It starts on nothing else."""
+
+    def __new__(cls, vllm_config, kv_cache_config, **more):
+        if not hasattr(kv_cache_config, "kvpool"):
+            raise RuntimeError("vLLM has not loaded the plugin of kvpool_vllm: its log says why, or VLLM_PLUGINS leaves out kvpool")
+        # Without a space: fallback="own".
+        kind = scheduler.Scheduler if kv_cache_config.kvpool is None else PooledScheduler
+        return kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)

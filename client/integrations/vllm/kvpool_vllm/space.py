@@ -1,0 +1,160 @@
+"""An engine's session with kvpoold: opened by the engine core once vLLM has planned its KV memory, and found by the block pool
+and by whoever makes KV tensors in the plan itself (KVCacheConfig.kvpool)."""
+
+import dataclasses
+import hashlib
+
+import kvpool
+import torch
+from vllm.logger import init_logger
+
+from kvpool_vllm import facts, keys
+
+logger = init_logger("vllm.kvpool")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """--additional-config '{"kvpool": {...}}'."""
+
+    socket: str = ""  # Of kvpoold; "": $KVPOOL_SOCKET, or where it listens by default.
+    tenant: str = ""
+    # A name for the space. Engines that give the same name must be of the same model, dtype, block size and so on: one that
+    # differs is refused at its start. "": those that are the same find each other, others have spaces of their own.
+    space: str = ""
+    fallback: str = ""  # "own": without a daemon at start vLLM's own memory is used. "": then it does not start.
+    guaranteed_blocks: int = -1  # That it always gets, whatever others do. -1: those of one request of max_model_len tokens.
+    max_space_bytes: int = 0  # 0: all that the device has.
+    open_timeout: float = 30.0
+    match_timeout: float = 1.0  # A daemon that takes longer to answer is none: the prefix is computed.
+    lease_timeout: float = 0.05  # That a step may wait for blocks when the pool is short.
+
+    @staticmethod
+    def of(vllm_config):
+        given = vllm_config.additional_config
+        given = given.get("kvpool", {}) if isinstance(given, dict) else {}
+        known = {field.name for field in dataclasses.fields(Options)}
+        if unknown := sorted(set(given) - known):
+            raise ValueError(f"additional_config.kvpool: no such option: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        options = Options(**given)
+        if options.fallback not in ("", "own"):
+            raise ValueError(f"additional_config.kvpool.fallback is {options.fallback!r}; must be \"own\" or nothing")
+        return options
+
+
+def choose_layout(vllm_config, supported_layouts):
+    """A layout whose blocks hold all layers."""
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+    for name in supported_layouts[0] if supported_layouts else ():
+        if name in (KVCacheLayout.BLHNC.name, KVCacheLayout.BLNHC.name):
+            vllm_config.cache_config.kv_cache_layout = name
+            return
+    raise ValueError(f"the attention backend supports the KV cache layouts {', '.join(supported_layouts[0])}: none in which a "
+                     "block holds all layers, as a pool's blocks do")
+
+
+def _refuse_what_is_not_supported(vllm_config, configs):
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    if getattr(cache, "calculate_kv_scales", False):
+        raise ValueError("calculate_kv_scales: each engine would have scales of its own, by what it saw first; K and V can't be shared")
+    if parallel.world_size > 1 or parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        raise ValueError(f"tensor_parallel_size {parallel.tensor_parallel_size}, pipeline_parallel_size "
+                         f"{parallel.pipeline_parallel_size}: kvpool_vllm.Scheduler serves one rank")
+    if vllm_config.scheduler_config.async_scheduling:
+        raise ValueError("async_scheduling: kvpool_vllm.Scheduler plans a step when the one before is done: --no-async-scheduling")
+    if vllm_config.speculative_config is not None:
+        raise ValueError("speculative decoding: not with kvpool_vllm.Scheduler")
+    if vllm_config.kv_transfer_config is not None:
+        raise ValueError("kv_transfer_config: with kvpool_vllm.Scheduler blocks are shared in place; a connector can't move them")
+    if vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events:
+        raise ValueError("kv_events_config: not with kvpool_vllm.Scheduler; it is kvpoold that knows what is cached")
+    if vllm_config.model_config.enable_sleep_mode:
+        raise ValueError("enable_sleep_mode: KV memory is kvpoold's, and can't be put to sleep")
+    for config in configs:
+        if len(config.kv_cache_groups) != 1 or len(config.kv_cache_tensors) != 1:
+            kinds = sorted({type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups})
+            raise ValueError(f"the model has {len(config.kv_cache_groups)} KV cache groups ({', '.join(kinds)}); "
+                             "kvpool_vllm.Scheduler needs one: --disable-hybrid-kv-cache-manager makes one of them")
+        spec = config.kv_cache_groups[0].kv_cache_spec
+        if type(spec) is not FullAttentionSpec or spec.kv_quant_mode != KVQuantMode.NONE:
+            raise ValueError(f"KV cache spec {spec}: kvpool_vllm.Scheduler needs full attention whose K and V are not quantised")
+
+
+def _layout(config, spec, planes):
+    """How vLLM fills a block, as kvpoold is told; blocks that no strides describe are shared, and not scored."""
+    tensor = config.kv_cache_tensors[0]
+    element = spec.dtype.itemsize
+    layers = list(range(len(tensor.layers)))
+    common = {"name": "full", "layers": layers, "tokens_per_block": spec.block_size}
+    if planes is None:
+        return kvpool.Layout([kvpool.LayerGroup(**common)], block_bytes=tensor.block_stride, encoding="opaque")
+    k, v = (kvpool.Plane(offset=tensor.offset + origin * element, layer_stride=tensor.layer_stride, token_stride=token * element,
+                         head_stride=head * element, dim_stride=dim * element) for origin, token, head, dim in planes)
+    group = kvpool.LayerGroup(**common, kv_heads=spec.num_kv_heads, k_head_dim=spec.head_size, v_head_dim=spec.head_size,
+                              dtype=str(spec.dtype), k=k, v=v)
+    return kvpool.Layout([group], block_bytes=tensor.block_stride)
+
+
+class Space:
+    """A session, and what the parts of an engine need to know of it."""
+
+    def __init__(self, session, options):
+        self.session, self.options = session, options
+
+    def __deepcopy__(self, memo):
+        return self  # vLLM copies its plans; the memory is one.
+
+    def views(self, config, device, layout, kernel_block_sizes):
+        """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""
+        from vllm.v1.kv_cache_interface import create_kv_cache_views
+        (tensor,) = config.kv_cache_tensors
+        everything = torch.from_dlpack(self.session.data(blocks=self.session.max_blocks))
+        blocks, block_bytes = everything.shape
+        flat = everything.view(torch.int8).as_strided(((blocks - 1) * everything.stride(0) + block_bytes,), (1,))
+        if flat.device.type != torch.device(device).type:
+            raise ValueError(f"kvpoold's blocks are in {flat.device.type} memory; this engine runs on {device}")
+        spec = config.kv_cache_groups[0].kv_cache_spec
+        views = create_kv_cache_views(flat, spec, config.num_blocks, layout, tensor,
+                                      kernel_block_size=kernel_block_sizes[0] if kernel_block_sizes else None)
+        return dict(zip(tensor.layers, views))
+
+
+def attach(vllm_config, configs):
+    """Opens the space for what vLLM has planned, and makes its plan one of the pool's blocks."""
+    options = Options.of(vllm_config)
+    _refuse_what_is_not_supported(vllm_config, configs)
+    (config,) = configs
+    config.kvpool = None
+    spec, tensor = config.kv_cache_groups[0].kv_cache_spec, config.kv_cache_tensors[0]
+    isa, planes = "", None
+    from vllm.platforms import current_platform
+    if current_platform.is_cpu():
+        from kvpool_vllm import cpu_attention
+        isa = cpu_attention.isa_of(spec, vllm_config.cache_config.cache_dtype)
+        cpu_attention.check_strides(spec, isa)
+        planes = cpu_attention.planes(spec, isa)
+        isa = f"{isa} {torch.backends.cpu.get_cpu_capability()}"
+    known = facts.facts_of(vllm_config, spec, isa)
+    digest = hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
+    guaranteed = options.guaranteed_blocks
+    if guaranteed < 0:
+        guaranteed = -(-vllm_config.model_config.max_model_len // spec.block_size)
+    try:
+        session = kvpool.Session(
+            _layout(config, spec, planes), digest, facts=known, socket=options.socket, tenant=options.tenant, client_name="vllm",
+            guaranteed_blocks=guaranteed, max_blocks=config.num_blocks, max_space_bytes=options.max_space_bytes, warmup=True,
+            open_timeout=options.open_timeout)
+    except kvpool.UnavailableError as error:
+        if options.fallback != "own":
+            raise RuntimeError(f"kvpool_vllm.Scheduler needs a kvpoold: {error} (additional_config.kvpool.fallback = \"own\" "
+                               "would go on with vLLM's own memory)") from error
+        logger.warning("no kvpoold, going on with vLLM's own KV cache: %s", error)
+        return
+    logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit",
+                session.max_blocks - 1, spec.block_size, guaranteed, config.num_blocks)
+    keys.set_root(session.hash_seed)
+    config.kvpool = Space(session, options)
+    config.num_blocks = session.max_blocks
+    config.kv_cache_tensors = [dataclasses.replace(tensor, size=session.max_blocks * session.block_stride_bytes,
+                                                   block_stride=session.block_stride_bytes)]

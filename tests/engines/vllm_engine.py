@@ -1,0 +1,90 @@
+"""A vLLM engine as a process of its own, for vllm_test.py: one JSON object a line in, one out. Runs in the environment that has vLLM.
+
+argv[1]: {"model": directory, "pool": additional_config.kvpool or null, other arguments of vllm.LLM}.
+"""
+
+import json
+import os
+import signal
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # A signal to this process is one to all of the engine.
+OUT = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # What vLLM prints is no answer.
+
+
+def say(**what):
+    print(json.dumps(what), file=OUT, flush=True)
+
+
+class Engine:
+    def __init__(self, model, pool=None, **more):
+        from vllm import LLM
+        if pool is not None:
+            more |= {"scheduler_cls": "kvpool_vllm.Scheduler", "additional_config": {"kvpool": pool}}
+        self.llm = LLM(**{"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "block_size": 32,
+                          "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 2048,
+                          "max_num_seqs": 16, **more})
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.preemptions, self.steps, self.at_step = 0, 0, {}
+        preempt, update = self.scheduler._preempt_request, self.scheduler.update_from_output
+
+        def counted(*arguments, **keywords):
+            self.preemptions += 1
+            return preempt(*arguments, **keywords)
+
+        def stepped(*arguments, **keywords):
+            self.steps += 1
+            if self.steps in self.at_step:
+                os.kill(self.at_step.pop(self.steps), signal.SIGKILL)
+            return update(*arguments, **keywords)
+
+        self.scheduler._preempt_request, self.scheduler.update_from_output = counted, stepped
+
+    def generate(self, prompts, tokens=20, salt=None, lora=None, kill=None):
+        """kill: [process, how many steps from now]."""
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+        if kill is not None:
+            self.at_step[self.steps + kill[1]] = kill[0]
+        salted = {} if salt is None else {"cache_salt": salt}
+        outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
+                                    SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
+                                    lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
+        return {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "cached": [output.num_cached_tokens for output in outputs]}
+
+    def reset(self):
+        return {"done": self.llm.reset_prefix_cache()}
+
+    def facts(self):
+        facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__}
+        if (pool := getattr(self.scheduler, "pool", None)) is not None:
+            facts |= {"session": pool.session.counters, "pool": pool.counters, "in_use": pool._in_use, "detached": pool.detached,
+                      "waiting": len(pool._waiting) + len(pool._asked)}
+        return facts
+
+    def flush(self):
+        self.scheduler.pool.session.flush()
+        return {}
+
+
+def main():
+    try:
+        engine = Engine(**json.loads(sys.argv[1]))
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}")
+        return 1
+    say(ready=os.getpid())
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            say(**getattr(engine, asked.pop("do"))(**asked))
+        except Exception as error:
+            say(error=f"{type(error).__name__}: {error}")
+    engine.scheduler.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

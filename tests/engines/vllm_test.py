@@ -1,0 +1,264 @@
+"""vLLM on kvpool: the same tokens as vLLM's own cache, prefixes of other processes, and nothing wrong when something dies.
+
+Engines are processes of the environment that has vLLM (tests/engines.sh --vllm names its Python in KVPOOL_VLLM_PYTHON).
+"""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+
+from daemon import Daemon
+from models import llama
+
+PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
+HERE = pathlib.Path(__file__).parent
+BLOCK = 32
+
+
+class Engine:
+    """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM."""
+
+    def __init__(self, model, pool=None, environment=None, **more):
+        self.process = subprocess.Popen(
+            [PYTHON, HERE / "vllm_engine.py", json.dumps({"model": str(model), "pool": pool, **more})], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
+        self.start = None
+
+    def started(self):
+        """The process id."""
+        if self.start is None:
+            self.start = json.loads(self.process.stdout.readline() or '{"error": "no word"}')
+        assert "error" not in self.start, self.start["error"]
+        return self.start["ready"]
+
+    def refused(self):
+        """Why it did not start."""
+        said = json.loads(self.process.stdout.readline())
+        assert "error" in said
+        return said["error"]
+
+    def ask(self, do, **what):
+        self.started()
+        print(json.dumps({"do": do, **what}), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline() or '{"error": "no answer"}')
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def generate(self, prompts, **what):
+        return self.ask("generate", prompts=prompts, **what)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close(), self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    for seed in (0, 1):
+        llama(seed, head_dim=32).save_pretrained(directory / str(seed))
+    return directory
+
+
+@pytest.fixture
+def engine(models):
+    """Starts engines, and ends them."""
+    engines = []
+
+    def start(pool=None, model="0", **more):
+        engines.append(Engine(models / model, pool, **more))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.kill()
+
+
+@pytest.fixture(scope="module")
+def stock(models):
+    engine = Engine(models / "0")
+    yield engine
+    engine.kill()
+
+
+def prompts(count, seed, shortest=1, longest=600, shared=0):
+    """Random token ids; `shared` of each are the same."""
+    dice = random.Random(seed)
+    first = [dice.randrange(1, 512) for _ in range(shared)]
+    return [first + [dice.randrange(1, 512) for _ in range(dice.randint(shortest, longest))] for _ in range(count)]
+
+
+def whole_blocks(prompt):
+    """Tokens of it that can be found: the last one is always computed."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def test_fifty_prompts_and_another_process_prefix_and_its_death(daemon, engine, stock):
+    # A pool grows behind demand, and prefixes may be evicted meanwhile: this one is large from the start.
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(50, seed=1)
+    own = stock.generate(asked)["tokens"]
+    said = first.generate(asked)
+    assert said["tokens"] == own and said["cached"] == [0] * 50
+    # What the first has computed, the second has not to.
+    said = second.generate(asked)
+    assert said["tokens"] == own
+    assert said["cached"] == [whole_blocks(prompt) for prompt in asked]
+    (space,) = daemon.ctl("spaces")["spaces"]
+    assert int(space["blocks"]["cached"]) >= sum(whole_blocks(prompt) // BLOCK for prompt in asked)
+    # Answers are prefixes too.
+    longer = [prompt + answer + [7] for prompt, answer in zip(asked[:10], own)]
+    own_longer = stock.generate(longer)["tokens"]
+    said = first.generate(longer)
+    assert said["tokens"] == own_longer and min(c - whole_blocks(p) for c, p in zip(said["cached"], asked)) >= 0
+    # The death of the one takes nothing from the other, nor what it had sealed.
+    fresh = prompts(10, seed=2, shortest=100)
+    own_fresh = stock.generate(fresh)["tokens"]
+    assert first.generate(fresh)["tokens"] == own_fresh
+    first.ask("flush")
+    first.kill()
+    said = second.generate(fresh)
+    assert said["tokens"] == own_fresh and said["cached"] == [whole_blocks(prompt) for prompt in fresh]
+    assert second.generate(asked)["tokens"] == own
+    facts = second.ask("facts")
+    assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and facts["waiting"] == 0
+
+
+def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
+    pool = {"socket": daemon.socket}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(8, seed=3, shortest=200)
+    own = stock.generate(asked, tokens=60)["tokens"]
+    assert first.generate(asked, tokens=1)["cached"] == [0] * 8
+    said = second.generate(asked, tokens=60, kill=[first.started(), 10])
+    assert said["tokens"] == own and said["cached"] == [whole_blocks(prompt) for prompt in asked]
+    # What comes now is written where the dead one's blocks were.
+    more = prompts(40, seed=4)
+    assert second.generate(more)["tokens"] == stock.generate(more)["tokens"]
+
+
+def test_both_at_once_on_a_pool_that_is_too_small(models, engine, stock):
+    """Requests are preempted, prefixes evicted, and all is computed again that has to be."""
+    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 170 blocks for 2 * 8 requests of up to 25.
+    try:
+        pool = {"socket": daemon.socket}
+        both = [engine(pool, max_num_seqs=8) for _ in range(2)]
+        asked = [prompts(16, seed=seed, shortest=300, shared=100) for seed in (5, 6)]
+        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
+        for one in both:
+            one.started()
+        for turn in range(2):
+            for i in range(2):
+                print(json.dumps({"do": "generate", "prompts": asked[i ^ turn], "tokens": 100}), file=both[i].process.stdin, flush=True)
+            for i in range(2):
+                assert json.loads(both[i].process.stdout.readline()).get("tokens") == own[i ^ turn]
+        facts = [one.ask("facts") for one in both]
+        assert sum(one["preemptions"] for one in facts) > 0
+        assert [(one["in_use"], one["waiting"]) for one in facts] == [(0, 0)] * 2
+    finally:
+        daemon.close()
+
+
+def test_prompts_in_chunks(daemon, engine, stock):
+    pool = {"socket": daemon.socket}
+    chunked = engine(pool, max_num_batched_tokens=64, max_num_seqs=4)
+    asked = prompts(12, seed=7, shared=70)
+    own = stock.generate(asked)["tokens"]
+    assert chunked.generate(asked)["tokens"] == own
+    said = chunked.generate(asked)
+    assert said["tokens"] == own and said["cached"] == [whole_blocks(prompt) for prompt in asked]
+
+
+def test_salts_and_resets_part(daemon, engine, stock):
+    pool = {"socket": daemon.socket}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(4, seed=9, shortest=100)
+    every = [whole_blocks(prompt) for prompt in asked]
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked, salt="a")["cached"] == [0] * 4
+    assert second.generate(asked)["cached"] == [0] * 4
+    assert second.generate(asked, salt="b")["cached"] == [0] * 4
+    said = second.generate(asked, salt="a")
+    assert said["cached"] == every and said["tokens"] == own
+    # A reset is for the one that says it, whose new blocks nobody finds.
+    assert first.ask("reset")["done"]
+    said = first.generate(asked)
+    assert said["cached"] == [0] * 4 and said["tokens"] == own
+    assert first.generate(asked)["cached"] == every
+    assert second.generate(asked)["cached"] == every
+    fresh = prompts(4, seed=10, shortest=100)
+    first.generate(fresh)
+    assert second.generate(fresh)["cached"] == [0] * 4
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_daemon_lost_while_serving(daemon, engine, stock, steps):
+    one = engine({"socket": daemon.socket}, max_num_seqs=8)
+    asked = prompts(8, seed=11, shortest=100, longest=200)
+    own = stock.generate(asked, tokens=60)["tokens"]
+    assert one.generate(asked[:4], tokens=60)["tokens"] == own[:4]
+    said = one.generate(asked[:6], tokens=60, kill=[daemon.process.pid, steps])
+    assert said["tokens"] == own[:6]
+    # With what it holds it goes on, and says nothing wrong.
+    said = one.generate(asked[:1], tokens=60)
+    assert said["tokens"] == own[:1]
+    facts = one.ask("facts")
+    assert facts["detached"]
+
+
+def test_refused_at_start(daemon, models, engine):
+    pool = {"socket": daemon.socket, "space": "chat"}
+    one = engine(pool)
+    one.started()
+    for other, words in (({"dtype": "bfloat16"}, ("float32", "bfloat16")), ({"block_size": 64}, ("32", "64")),
+                         ({"model": "1"}, ("weights",))):
+        said = engine(pool, **other).refused()
+        assert "FailedPrecondition" in said and all(word in said for word in words), said
+    assert "no such option: sokcet" in engine({"sokcet": ""}).refused()
+    assert "did not load" in (said := engine(pool, environment={"VLLM_PLUGINS": ""}).refused()) or "has not loaded the plugin" in said
+    assert "calculate_kv_scales" in engine(pool, calculate_kv_scales=True, kv_cache_dtype="fp8").refused()
+
+
+def test_no_daemon(engine, stock):
+    said = engine({"socket": "/nowhere/kvpoold.sock", "open_timeout": 1}).refused()
+    assert "needs a kvpoold" in said and "/nowhere/kvpoold.sock" in said
+    own = engine({"socket": "/nowhere/kvpoold.sock", "open_timeout": 1, "fallback": "own"})
+    asked = prompts(5, seed=12)
+    assert own.generate(asked)["tokens"] == stock.generate(asked)["tokens"]
+
+
+TAMPERED = """
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm import _custom_ops as ops
+from kvpool_vllm import cpu_attention
+spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+isa = cpu_attention.isa_of(spec, "auto")
+cpu_attention.check_strides(spec, isa)
+print(cpu_attention.planes(spec, isa))
+write = ops.cpu_attn_reshape_and_cache
+def dense(k, v, keys, values, slots, isa, **more):  # A kernel that takes blocks for contiguous.
+    size = keys.shape[1] * 2 * keys.shape[2] * keys.shape[3]
+    flat = [x.as_strided(x.shape, (size, *x.stride()[1:])) for x in (keys, values)]
+    write(k, v, *flat, slots, isa, **more)
+ops.cpu_attn_reshape_and_cache = dense
+try:
+    cpu_attention.check_strides(spec, isa)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_kernels_that_take_no_strides_are_noticed():
+    done = subprocess.run([PYTHON, "-c", TAMPERED], capture_output=True, text=True, check=True)
+    planes, refusal = done.stdout.strip().splitlines()[-2:]
+    assert planes == "((0, 1, 2048, 32), (1024, 32, 2048, 1))"  # K is column-major.
+    assert "can't have its K and V in a pool" in refusal
