@@ -200,6 +200,7 @@ class Daemon {
   // By device; null where it can't score: runner_errors_ says why.
   std::vector<std::unique_ptr<DeviceRunner>> runners_;
   std::vector<absl::Status> runner_errors_;
+  Mutex switching_mu_;   // One change of policies at a time. Taken before all others.
   Mutex new_spaces_mu_;  // Taken under the registry's, holds no other.
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
   std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.

@@ -1,6 +1,7 @@
 #include "server/event_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -32,6 +33,18 @@ template <typename T>
 void Append(const T* values, size_t count, std::vector<char>* out) {
   const char* const bytes = reinterpret_cast<const char*>(values);
   out->insert(out->end(), bytes, bytes + count * sizeof(T));
+}
+
+// Whole ones, in so many bytes of a buffer. What was lost is said, and no event.
+uint64_t EventsIn(const std::vector<char>& buffer, uint64_t bytes) {
+  uint64_t events = 0;
+  for (uint64_t at = 0; at < bytes;) {
+    EventHeader header;
+    std::memcpy(&header, buffer.data() + at, sizeof(header));
+    at += sizeof(header) + header.words * sizeof(uint64_t);
+    if (at <= bytes && header.kind != EventKind::kLost) ++events;
+  }
+  return events;
 }
 
 }  // namespace
@@ -81,7 +94,6 @@ void EventLog::Add(const EventHeader& header, absl::Span<const uint64_t> words) 
   }
   Append(&header, 1, &filling_);
   Append(words.data(), words.size(), &filling_);
-  ++counters_.added;
 }
 
 EventLog::Counters EventLog::counters() const {
@@ -90,6 +102,10 @@ EventLog::Counters EventLog::counters() const {
 }
 
 absl::Status EventLog::BeginFile() {
+  struct stat there;
+  if (stat(options_.path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(options_.path, " is no regular file"));
+  }
   const std::string before = options_.path + ".1";
   if (std::rename(options_.path.c_str(), before.c_str()) != 0 && errno != ENOENT) {
     return Failed("renamed", options_.path);
@@ -102,11 +118,11 @@ absl::Status EventLog::BeginFile() {
 }
 
 absl::Status EventLog::Write(absl::Span<const char> bytes) {
-  file_bytes_ += bytes.size();
   while (!bytes.empty()) {
     const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return Failed("written", options_.path);
+    file_bytes_ += static_cast<uint64_t>(written);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
   return absl::OkStatus();
@@ -125,11 +141,17 @@ void EventLog::Drain() {
   if (file_bytes_ + writing_.size() > options_.max_bytes / 2 && file_bytes_ > sizeof(EventFileHeader)) {
     status = BeginFile();
   }
+  const uint64_t before = file_bytes_;
   if (status.ok()) status = Write(writing_);
-  if (status.ok()) return;
-  LogError("event log stopped", {{"error", status}});
+  const uint64_t events = EventsIn(writing_, writing_.size());
+  const uint64_t written = status.ok() ? events : EventsIn(writing_, file_bytes_ - before);
+  if (!status.ok()) LogError("event log stopped", {{"error", status}});
   MutexLock lock(&mu_);
+  counters_.written += written;
+  if (status.ok()) return;
   broken_ = true;
+  counters_.lost += events - written + EventsIn(filling_, filling_.size());
+  filling_.clear();
 }
 
 }  // namespace kvpool

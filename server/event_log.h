@@ -1,4 +1,4 @@
-// What engines asked for, on file: matches and seals as chains of hashed keys, to be replayed by kvpool-sim.
+// What engines asked for, on file: matches, seals and hints as chains of hashed keys, to be replayed by kvpool-sim.
 //
 // Threads that answer engines append to a buffer in memory and never wait for the file; a thread of its own writes it
 // out. What finds the buffer full is counted as lost, and the file says where. The file is bounded: at half of its
@@ -35,7 +35,8 @@ struct EventLogOptions {
 
 class EventLog {
  public:
-  // A file that is there already becomes FILE.1. UNAVAILABLE: it can't be written.
+  // A file that is there already becomes FILE.1. UNAVAILABLE: it can't be written. INVALID_ARGUMENT: what is there is
+  // no file, but a device, a folder or the like.
   static absl::StatusOr<std::unique_ptr<EventLog>> Open(const EventLogOptions& options);
   ~EventLog();
 
@@ -47,13 +48,15 @@ class EventLog {
   void Drain() ABSL_LOCKS_EXCLUDED(mu_, file_mu_);
 
   struct Counters {
-    uint64_t added = 0, lost = 0;
+    uint64_t written = 0;  // Events that are on file.
+    uint64_t lost = 0;     // That there was no room for, or that the file did not take.
   };
   Counters counters() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   explicit EventLog(const EventLogOptions& options);
   absl::Status BeginFile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(file_mu_);
+  // Counts in file_bytes_ what the file took.
   absl::Status Write(absl::Span<const char> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file_mu_);
 
   const EventLogOptions options_;

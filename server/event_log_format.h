@@ -10,8 +10,11 @@ namespace kvpool {
 
 static_assert(std::endian::native == std::endian::little, "the file's byte order");
 
+// Version 2. Version 1 is the same without hints.
 inline constexpr std::array<char, 16> kEventMagic = {'k', 'v', 'p', 'o', 'o', 'l', '-', 'e',
-                                                     'v', 'e', 'n', 't', 's', '-', '1', '\n'};
+                                                     'v', 'e', 'n', 't', 's', '-', '2', '\n'};
+inline constexpr std::array<char, 16> kEventMagic1 = {'k', 'v', 'p', 'o', 'o', 'l', '-', 'e',
+                                                      'v', 'e', 'n', 't', 's', '-', '1', '\n'};
 
 struct EventFileHeader {
   std::array<char, 16> magic = kEventMagic;
@@ -25,12 +28,15 @@ enum class EventKind : uint8_t {
   kMatch = 1,  // Words: the keys asked for, in order, as far as they are of one layer group.
   kSeal = 2,   // Words: the key in front, or 0, then those sealed.
   kLost = 3,   // No words: `session` many events are missing here.
+  kHint =
+      4,  // Words: the keys of blocks of one layer group that were released with a hint, in the order given.
 };
 
 struct EventHeader {
   EventKind kind = EventKind::kMatch;
   uint8_t group = 0;
-  uint16_t reserved = 0;
+  uint8_t reuse = 0;     // Of a hint: UseHint's (server/replacement/policy.h).
+  uint8_t category = 0;  // As well.
   uint32_t words = 0;
   uint64_t time_ms = 0;  // On the daemon's monotonic clock.
   uint64_t space = 0;

@@ -174,9 +174,10 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
   EachOpenSpace(daemon, out, [](const SpaceSnapshot& space) { return static_cast<double>(space.parked); });
   out->Counter("kvpool_step_batches_total", "Batches of operations applied.");
   out->Add({}, static_cast<double>(daemon.step_batches));
-  out->Counter("kvpool_events_logged_total", "Matches and seals recorded in the event log.");
+  out->Counter("kvpool_events_logged_total", "Matches, seals and hints that are in the event log.");
   out->Add({}, static_cast<double>(daemon.events_logged));
-  out->Counter("kvpool_events_lost_total", "Matches and seals that the event log had no room for.");
+  out->Counter("kvpool_events_lost_total",
+               "Matches, seals and hints that the event log had no room for, or could not write.");
   out->Add({}, static_cast<double>(daemon.events_lost));
   out->Counter("kvpool_step_operations_total", "Operations applied, by verb.");
   for (const auto& [verb, count] : daemon.step_operations) {

@@ -217,14 +217,10 @@ std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devic
   std::map<std::string, uint64_t> bytes;
   uint64_t all = 0;
   for (const auto& [key, entry] : spaces_) {
-    Space& space = *entry.space;
+    const Space& space = *entry.space;
     if (!IsOn(space, devices)) continue;
-    uint64_t& of_tenant = bytes[space.facts.tenant];
-    MutexLock space_lock(&space.mu);
-    for (const SlabRow& row : space.state.slabs) {
-      of_tenant += row.bytes;
-      all += row.bytes;
-    }
+    bytes[space.facts.tenant] += space.slab_bytes();
+    all += space.slab_bytes();
   }
   std::set<std::string> above;
   for (const auto& [tenant, of_tenant] : bytes) {

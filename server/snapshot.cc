@@ -80,7 +80,7 @@ DaemonSnapshot Daemon::Snapshot() {
   snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
   if (event_log_ != nullptr) {
     const EventLog::Counters events = event_log_->counters();
-    snapshot.events_logged = events.added;
+    snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
   snapshot.draining = registry_->draining();

@@ -67,6 +67,7 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
     MutexLock lock(&mu);
     closed = state.closed;
     if (!closed) {
+      slab_bytes_.fetch_add(row->bytes, std::memory_order_relaxed);
       state.AddSlab(*row, clock_->NowMs(), deferred);
       state.set_may_grow(room && !state.complete());
     }
@@ -108,6 +109,7 @@ void Space::DestroySlabs() {
   {
     MutexLock lock(&mu);
     rows = state.TakeSlabs();
+    slab_bytes_.store(0, std::memory_order_relaxed);
   }
   for (SlabRow& row : rows) DestroyRow(std::move(row));
 }

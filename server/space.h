@@ -5,6 +5,8 @@
 #ifndef KVPOOL_SERVER_SPACE_H_
 #define KVPOOL_SERVER_SPACE_H_
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -32,6 +34,9 @@ class Space {
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Deferred* deferred) ABSL_LOCKS_EXCLUDED(mu);
 
+  // Of all its slabs, per rank. Needs no lock: who asks about many spaces would wait for the verbs of each.
+  uint64_t slab_bytes() const { return slab_bytes_.load(std::memory_order_relaxed); }
+
   const SpaceFacts facts;
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
   Mutex mu;
@@ -47,6 +52,7 @@ class Space {
 
   DeviceBudget* const budget_;
   const Clock* const clock_;
+  std::atomic<uint64_t> slab_bytes_{0};
 };
 
 }  // namespace kvpool

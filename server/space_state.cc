@@ -8,6 +8,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/device_operation.h"
+#include "server/pool/hand_over.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -43,6 +44,16 @@ std::unique_ptr<ReplacementPolicy> SpaceState::SetPolicy(std::unique_ptr<Replace
   evicted_before = evicted_by_policy();
   evicted_at_switch = pool.counters().evicted;
   return pool.SetPolicy(now, std::move(policy));
+}
+
+std::unique_ptr<ReplacementPolicy> SpaceState::FinishHandOver(BlockPool::HandOver* hand_over,
+                                                              uint32_t events) {
+  std::map<std::string, EvictedBlocks> before = evicted_by_policy();
+  std::unique_ptr<ReplacementPolicy> old = hand_over->Finish(&pool, events);
+  if (old == nullptr) return nullptr;
+  evicted_before = std::move(before);
+  evicted_at_switch = pool.counters().evicted;
+  return old;
 }
 
 std::map<std::string, EvictedBlocks> SpaceState::evicted_by_policy() const {

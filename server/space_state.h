@@ -140,8 +140,9 @@ class SpaceState {
   void AfterVerbs(uint64_t now, Deferred* deferred);
   void Observe(const std::vector<Eviction>& evictions);
   uint32_t stale_members(uint64_t now) const;
-  // Answers the policy before, to be destroyed outside the mutex.
+  // Both answer the policy before, to be destroyed outside the mutex; the latter also null, as hand_over.h has it.
   std::unique_ptr<ReplacementPolicy> SetPolicy(std::unique_ptr<ReplacementPolicy> policy, uint64_t now);
+  std::unique_ptr<ReplacementPolicy> FinishHandOver(BlockPool::HandOver* hand_over, uint32_t events);
   // Evicted blocks, by the policy of the time.
   std::map<std::string, EvictedBlocks> evicted_by_policy() const;
   // No session, and no process that may still map its slabs.

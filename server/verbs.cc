@@ -109,6 +109,7 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       const UseHint hint = {.reuse = HintOf(operation.release().reuse()),
                             .category = static_cast<uint8_t>(operation.release().category())};
       state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
+      if (event_log_ != nullptr && hint.says_something()) LogHint(*session, now, hint);
       return Refuse(*session, blocks, result->mutable_release()->mutable_refused());
     }
     case v1::Operation::kRef:
@@ -282,6 +283,31 @@ void BlockVerbs::LogMatch(const Session& session, TimeMs now) {
                    .session = session.terms.id,
                    .tokens_per_block = queries_[0].tokens_per_block},
                   event_words_);
+}
+
+void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint) {
+  EventHeader header = {.kind = EventKind::kHint,
+                        .reuse = static_cast<uint8_t>(hint.reuse),
+                        .category = hint.category,
+                        .time_ms = now,
+                        .space = state_.facts.id,
+                        .session = session.terms.id};
+  const auto add = [&] {
+    header.words = static_cast<uint32_t>(event_words_.size());
+    if (header.words > 0) event_log_->Add(header, event_words_);
+    event_words_.clear();
+  };
+  event_words_.clear();
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    if (verdicts_[i] != Verdict::kDone) continue;
+    const absl::StatusOr<BlockView> view = state_.pool.View(refs_[i].id, now);
+    const bool resident = view->state == BlockState::kSealed || view->state == BlockState::kCached;
+    if (view->ref != refs_[i] || !resident) continue;
+    if (view->key.group != header.group) add();
+    header.group = view->key.group;
+    event_words_.push_back(event_log_->Hash(view->key));
+  }
+  add();
 }
 
 // As far as the chain was sealed, under this session's block or another's.

@@ -47,6 +47,8 @@ class BlockVerbs {
   void SampleReuse(TimeMs now);
   // Of the first group that was asked for.
   void LogMatch(const Session& session, TimeMs now);
+  // Of the released blocks that are sealed.
+  void LogHint(const Session& session, TimeMs now, const UseHint& hint);
   void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);
 
   // Unpacks into refs_, the sink replaced by no block, and makes verdicts_ as long.

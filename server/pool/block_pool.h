@@ -270,8 +270,9 @@ class BlockPool {
 
   // From now on this policy sees every event and chooses victims. It takes over what is resident and what is on
   // offer, in the order in which the old one would have had it leave. Answers the old one, to be destroyed where
-  // nobody waits. O(n log n) in the resident blocks.
+  // nobody waits. O(n log n) in the resident blocks: where others wait, a HandOver does it step by step.
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
+  class HandOver;  // server/pool/hand_over.h
 
   // ---- A policy that thinks (server/replacement/thinking_policy.h); server/pool/decision.h calls these
   // Null: it does not. What is answered needs no lock, and lives on when the policy is replaced.

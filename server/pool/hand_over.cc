@@ -1,82 +1,264 @@
-// From one replacement policy to the next, with all that is in the cache.
+#include "server/pool/hand_over.h"
+
 #include <algorithm>
 #include <utility>
-#include <vector>
 
+#include "proto/support/check.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
+namespace {
+
+// Verbs that do as much between two holds as one step takes away, for ever, are waited for no longer than this.
+constexpr uint32_t kMostRounds = 64;
+
+}  // namespace
+
+// Stands in front of the old policy. First it notes which of the copied blocks move, then every event.
+class BlockPool::HandOver::Recorder final : public ReplacementPolicy {
+ public:
+  Recorder(std::unique_ptr<ReplacementPolicy> old, HandOver* hand_over)
+      : old_(std::move(old)), hand_over_(*hand_over) {}
+
+  std::unique_ptr<ReplacementPolicy> TakeOld() { return std::move(old_); }
+  std::deque<Event> TakeEvents() { return std::exchange(events_, {}); }
+  bool overrun() const { return overrun_; }
+  void RecordEvents() { recording_ = true; }
+
+  std::string_view name() const override { return old_->name(); }
+  void OnInsert(BlockId block, const Content& content) override {
+    old_->OnInsert(block, content);
+    Note({.kind = Event::Kind::kInsert,
+          .block = block,
+          .parent = content.parent,
+          .now_ms = content.now_ms,
+          .hash = content.hash});
+  }
+  void OnHit(BlockId block, uint64_t now_ms) override {
+    old_->OnHit(block, now_ms);
+    Note({.kind = Event::Kind::kHit, .block = block, .now_ms = now_ms});
+  }
+  void OnHint(BlockId block, const UseHint& hint) override {
+    old_->OnHint(block, hint);
+    Note({.kind = Event::Kind::kHint, .hint = hint, .block = block});
+  }
+  void OnScore(BlockId block, float score) override {
+    old_->OnScore(block, score);
+    Note({.kind = Event::Kind::kScore, .score = score, .block = block});
+  }
+  void OnUsed(BlockId block, uint64_t now_ms) override {
+    old_->OnUsed(block, now_ms);
+    Note({.kind = Event::Kind::kUsed, .block = block, .now_ms = now_ms});
+  }
+  void OnOffer(BlockId block) override {
+    old_->OnOffer(block);
+    Note({.kind = Event::Kind::kOffer, .block = block});
+  }
+  void OnWithdraw(BlockId block) override {
+    old_->OnWithdraw(block);
+    Note({.kind = Event::Kind::kWithdraw, .block = block});
+  }
+  void OnEvict(BlockId block) override {
+    old_->OnEvict(block);
+    Note({.kind = Event::Kind::kEvict, .block = block});
+  }
+  BlockId Victim(uint64_t now_ms) override { return old_->Victim(now_ms); }
+  size_t Upcoming(absl::Span<BlockId> blocks) const override { return old_->Upcoming(blocks); }
+  Rank Standing(BlockId block) const override { return old_->Standing(block); }
+  void Prefetch(BlockId block) const override { old_->Prefetch(block); }
+  uint32_t offered() const override { return old_->offered(); }
+  double bytes_per_block() const override { return old_->bytes_per_block(); }
+  ThinkingPolicy* thinking() override { return old_->thinking(); }
+
+ private:
+  void Note(const Event& event) {
+    if (!recording_) {
+      const uint32_t b = Index(event.block);
+      if (b >= hand_over_.copied_ || std::exchange(hand_over_.places_[b].moved, true)) return;
+      hand_over_.moved_.push_back(b);
+    } else if (events_.size() < hand_over_.options_.most_events) {
+      events_.push_back(event);
+    } else {
+      overrun_ = true;
+    }
+  }
+
+  std::unique_ptr<ReplacementPolicy> old_;
+  HandOver& hand_over_;
+  bool recording_ = false, overrun_ = false;
+  std::deque<Event> events_;
+};
+
+BlockPool::HandOver::HandOver(const Options& options, std::unique_ptr<ReplacementPolicy> successor)
+    : options_(options), successor_(std::move(successor)), places_(options.max_blocks) {}
+
+BlockPool::HandOver::~HandOver() {
+  KVPOOL_CHECK(recorder_ == nullptr, "a hand-over to %s was left half-way",
+               std::string(successor_->name()).c_str());
+}
+
+// ---------------------------------------------------------------------------------------- under the lock
+
+void BlockPool::HandOver::CopyBlock(const BlockPool& pool, uint32_t block) {
+  const BlockRecord& record = pool.rep_->records[block];
+  Place& place = places_[block];
+  place = {};
+  if (!record.resident()) return;
+  place = {.standing = pool.rep_->policy->Standing(BlockId{block}),
+           .hash = HashKey(record.block_key()),
+           .parent = record.parent,
+           .accessed_ms = record.accessed_ms,
+           .sealed_ms = record.sealed_ms,
+           .resident = true,
+           .cached = record.state() == BlockState::kCached,
+           .offered = record.has(BlockRecord::kOffered) && pool.rep_->priority(block) == kDefaultPriority,
+           .moved = false};
+}
+
+bool BlockPool::HandOver::Copy(BlockPool* pool, TimeMs now, uint32_t blocks) {
+  Rep& r = *pool->rep_;
+  r.SeeTime(now);
+  if (recorder_ == nullptr) {
+    auto recorder = std::make_unique<Recorder>(std::move(r.policy), this);
+    recorder_ = recorder.get();
+    r.policy = std::move(recorder);
+  }
+  for (uint32_t n = 0; n < blocks && copied_ < r.next_new; ++n) CopyBlock(*pool, copied_++);
+  if (copied_ < r.next_new) return false;
+  const bool last = moved_.size() <= blocks || ++rounds_ >= kMostRounds;
+  for (size_t n = last ? moved_.size() : blocks; n > 0; --n) {
+    CopyBlock(*pool, moved_.back());
+    moved_.pop_back();
+  }
+  if (!last) return false;
+  now_ms_ = r.now_ms;
+  rounds_ = 0;
+  recorder_->RecordEvents();
+  return true;
+}
+
+std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, uint32_t events) {
+  KVPOOL_CHECK(recorder_ != nullptr && !recorder_->overrun(), "hand-over to %s",
+               "a policy that lacks events");
+  taken_ = recorder_->TakeEvents();
+  if (taken_.size() > events && ++rounds_ < kMostRounds) return nullptr;
+  CatchUp();
+  Rep& r = *pool->rep_;
+  // What the old one decided is not the new one's will.
+  r.decided.clear();
+  r.next_decided = 0;
+  std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
+  recorder_ = nullptr;
+  r.policy = std::move(successor_);
+  return old;
+}
+
+bool BlockPool::HandOver::overrun() const { return recorder_->overrun(); }
+
+void BlockPool::HandOver::GiveUp(BlockPool* pool) {
+  std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
+  recorder_ = nullptr;
+  pool->rep_->policy = std::move(old);
+}
+
+// -------------------------------------------------------------------------------------- without the lock
 
 // By the old policy's order, then by last use. The tail of a chain was used before its head.
-std::vector<uint32_t> BlockPool::Rep::ResidentByStanding() const {
-  struct Place {
+std::vector<uint32_t> BlockPool::HandOver::ResidentByStanding() const {
+  struct Entry {
     Rank standing;
     uint32_t idle_ms, depth, block;
   };
-  const auto now32 = static_cast<uint32_t>(now_ms);
-  std::vector<uint32_t> depths(next_new);
-  std::vector<Place> places;
-  places.reserve(count(BlockState::kSealed) + count(BlockState::kCached));
+  const auto now32 = static_cast<uint32_t>(now_ms_);
+  std::vector<uint32_t> depths(copied_);
+  std::vector<Entry> entries;
   std::vector<uint32_t> chain;
-  for (uint32_t b = 1; b < next_new; ++b) {
-    if (!records[b].resident()) continue;
-    for (uint32_t a = b; a != 0 && depths[a] == 0; a = records[a].parent) chain.push_back(a);
-    for (; !chain.empty(); chain.pop_back()) depths[chain.back()] = depths[records[chain.back()].parent] + 1;
-    places.push_back({policy->Standing(BlockId{b}), now32 - records[b].accessed_ms, depths[b], b});
+  for (uint32_t b = 1; b < copied_; ++b) {
+    if (!places_[b].resident) continue;
+    for (uint32_t a = b; a != 0 && depths[a] == 0; a = places_[a].parent) chain.push_back(a);
+    for (; !chain.empty(); chain.pop_back()) depths[chain.back()] = depths[places_[chain.back()].parent] + 1;
+    entries.push_back({places_[b].standing, now32 - places_[b].accessed_ms, depths[b], b});
   }
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     if (a.standing != b.standing) return a.standing < b.standing;
     if (a.idle_ms != b.idle_ms) return a.idle_ms > b.idle_ms;
     return a.depth != b.depth ? a.depth > b.depth : a.block < b.block;
   });
   std::vector<uint32_t> blocks;
-  blocks.reserve(places.size());
-  for (const Place& place : places) blocks.push_back(place.block);
+  blocks.reserve(entries.size());
+  for (const Entry& entry : entries) blocks.push_back(entry.block);
   return blocks;
 }
 
 // Each block once, and no block before the one in front of it.
-void BlockPool::Rep::Introduce(const std::vector<uint32_t>& in_order, TimeMs at,
-                               ReplacementPolicy* successor) const {
-  std::vector<bool> known(next_new);
+void BlockPool::HandOver::Introduce(const std::vector<uint32_t>& in_order, TimeMs at) {
+  std::vector<bool> known(copied_);
   known[0] = true;
   std::vector<uint32_t> chain;
   for (const uint32_t b : in_order) {
-    for (uint32_t a = b; !known[a]; a = records[a].parent) chain.push_back(a);
+    for (uint32_t a = b; !known[a]; a = places_[a].parent) chain.push_back(a);
     for (; !chain.empty(); chain.pop_back()) {
-      const BlockRecord& r = records[chain.back()];
+      const Place& place = places_[chain.back()];
       known[chain.back()] = true;
-      successor->OnInsert(BlockId{chain.back()},
-                          {.hash = HashKey(r.block_key()), .parent = BlockId{r.parent}, .now_ms = at});
+      successor_->OnInsert(BlockId{chain.back()},
+                           {.hash = place.hash, .parent = BlockId{place.parent}, .now_ms = at});
     }
   }
 }
 
-std::unique_ptr<ReplacementPolicy> BlockPool::SetPolicy(TimeMs now,
-                                                        std::unique_ptr<ReplacementPolicy> policy) {
-  Rep& r = *rep_;
-  r.SeeTime(now);
-  const auto now32 = static_cast<uint32_t>(r.now_ms);
-  const std::vector<uint32_t> blocks = r.ResidentByStanding();
+void BlockPool::HandOver::Build() {
+  const auto now32 = static_cast<uint32_t>(now_ms_);
+  const std::vector<uint32_t> blocks = ResidentByStanding();
   // Time never falls: all came when the oldest did, and a use is no earlier than the one told before it.
   uint32_t oldest_ms = 0;
-  for (const uint32_t b : blocks) oldest_ms = std::max(oldest_ms, now32 - r.records[b].sealed_ms);
-  TimeMs told = r.now_ms - std::min<TimeMs>(oldest_ms, r.now_ms);
-  r.Introduce(blocks, told, policy.get());
+  for (const uint32_t b : blocks) oldest_ms = std::max(oldest_ms, now32 - places_[b].sealed_ms);
+  TimeMs told = now_ms_ - std::min<TimeMs>(oldest_ms, now_ms_);
+  Introduce(blocks, told);
   // What is held is used until its last holder lets go, and will be heard of then.
   for (const uint32_t b : blocks) {
-    if (r.records[b].state() != BlockState::kCached) continue;
-    told = std::max<TimeMs>(told, r.now_ms - std::min<TimeMs>(now32 - r.records[b].accessed_ms, r.now_ms));
-    policy->OnUsed(BlockId{b}, told);
+    if (!places_[b].cached) continue;
+    told = std::max<TimeMs>(told, now_ms_ - std::min<TimeMs>(now32 - places_[b].accessed_ms, now_ms_));
+    successor_->OnUsed(BlockId{b}, told);
   }
   for (const uint32_t b : blocks) {
-    const bool offered = r.records[b].has(BlockRecord::kOffered);
-    if (offered && r.priority(b) == kDefaultPriority) policy->OnOffer(BlockId{b});
+    if (places_[b].offered) successor_->OnOffer(BlockId{b});
   }
-  // What the old one decided is not the new one's will.
-  r.decided.clear();
-  r.next_decided = 0;
-  return std::exchange(r.policy, std::move(policy));
+}
+
+void BlockPool::HandOver::Show(const Event& e) {
+  switch (e.kind) {
+    case Event::Kind::kInsert:
+      return successor_->OnInsert(e.block, {.hash = e.hash, .parent = e.parent, .now_ms = e.now_ms});
+    case Event::Kind::kHit:
+      return successor_->OnHit(e.block, e.now_ms);
+    case Event::Kind::kHint:
+      return successor_->OnHint(e.block, e.hint);
+    case Event::Kind::kScore:
+      return successor_->OnScore(e.block, e.score);
+    case Event::Kind::kUsed:
+      return successor_->OnUsed(e.block, e.now_ms);
+    case Event::Kind::kOffer:
+      return successor_->OnOffer(e.block);
+    case Event::Kind::kWithdraw:
+      return successor_->OnWithdraw(e.block);
+    case Event::Kind::kEvict:
+      return successor_->OnEvict(e.block);
+  }
+}
+
+void BlockPool::HandOver::CatchUp() {
+  for (const Event& event : taken_) Show(event);
+  taken_.clear();
+}
+
+// -------------------------------------------------------------------------------------------- all at once
+
+std::unique_ptr<ReplacementPolicy> BlockPool::SetPolicy(TimeMs now,
+                                                        std::unique_ptr<ReplacementPolicy> policy) {
+  HandOver hand_over({.max_blocks = rep_->options.max_blocks}, std::move(policy));
+  hand_over.Copy(this, now, UINT32_MAX);
+  hand_over.Build();
+  return hand_over.Finish(this, 0);
 }
 
 }  // namespace kvpool

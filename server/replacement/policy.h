@@ -53,6 +53,7 @@ struct UseHint {
   uint8_t category =
       0;  // Of the request that used it, 1 to kMaxCategory as engines number them; 0: not said.
   bool says_something() const { return reuse != Reuse::kUnknown || category != 0; }
+  friend bool operator==(const UseHint&, const UseHint&) = default;
 };
 
 // Numbers that order blocks: the least leaves first.

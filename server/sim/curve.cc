@@ -14,6 +14,7 @@ namespace {
 constexpr double kWidth = 1040, kHeight = 620;
 constexpr double kLeft = 76, kRight = 190, kTop = 86, kBottom = 66;
 constexpr double kLabelHeight = 15;
+constexpr double kNothing = 0.0005;
 
 // Okabe and Ito's colours, which the colour-blind tell apart as well; dashes where they repeat.
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -48,16 +49,22 @@ class Picture {
       least_ = least_ == 0 ? capacity : std::min(least_, capacity);
       most_ = std::max(most_, capacity);
     }
-    // To the next twentieth.
-    top_ = std::min(1.0, std::ceil(highest * 20 + 0.2) / 20);
-    bottom_ = std::max(0.0, std::floor(lowest * 20 - 0.2) / 20);
+    TrimTail();
+    step_ = highest - lowest > 0.4 ? 0.1 : highest - lowest > 0.1 ? 0.05 : 0.01;
+    top_ = std::min(1.0, std::ceil(highest / step_ + 0.1) * step_);
+    bottom_ = std::max(0.0, std::floor(lowest / step_ - 0.1) * step_);
     Style();
   }
 
   std::string Draw() {
     Frame();
     Grid();
-    for (const Line& line : lines_) Curve(line);
+    // The two to compare with on top.
+    for (const bool bold : {false, true}) {
+      for (const Line& line : lines_) {
+        if (line.width > 2 == bold) Curve(line);
+      }
+    }
     Labels();
     return svg_ + "</svg>\n";
   }
@@ -67,6 +74,27 @@ class Picture {
     return kLeft + (kWidth - kLeft - kRight) * std::log(capacity / least_) / std::log(most_ / least_);
   }
   double Y(double miss) const { return kTop + (kHeight - kTop - kBottom) * (top_ - miss) / (top_ - bottom_); }
+
+  // Behind the capacity at which all policies miss no more than infinite memory, nothing is to be seen.
+  void TrimTail() {
+    for (const double miss = floor_ + kNothing; floor_ > 0 && most_ > least_;) {
+      double before = least_;
+      for (const Line& line : lines_) {
+        for (const auto& [capacity, at] : line.points) {
+          if (capacity == most_ && at > miss) return;
+          if (capacity < most_) before = std::max(before, capacity);
+        }
+      }
+      // The last at which some policy still misses more is followed by one at which none does.
+      const bool flat_before = std::all_of(lines_.begin(), lines_.end(), [&](const Line& line) {
+        return std::all_of(line.points.begin(), line.points.end(),
+                           [&](const auto& p) { return p.first != before || p.second <= miss; });
+      });
+      if (!flat_before || before == least_) return;
+      for (Line& line : lines_) std::erase_if(line.points, [&](const auto& p) { return p.first == most_; });
+      most_ = before;
+    }
+  }
 
   void Style() {
     int i = 0;
@@ -113,9 +141,7 @@ class Picture {
   }
 
   void Grid() {
-    const double step = top_ - bottom_ > 0.5 ? 0.1 : 0.05;
-    for (double miss = bottom_; miss < top_ + step / 2; miss += step) {
-      if (miss > top_ + 1e-9) break;
+    for (double miss = bottom_; miss < top_ + step_ / 2; miss += step_) {
       Rule(kLeft, Y(miss), kWidth - kRight, Y(miss), "stroke=\"#e4e4e4\"");
       Text(kLeft - 8, Y(miss) + 4.5, "end", "", absl::StrFormat("%.0f %%", miss * 100));
     }
@@ -125,7 +151,9 @@ class Picture {
         if (c < least_ * 0.9999 || c > most_ * 1.0001) continue;
         Rule(X(c), kTop, X(c), kHeight - kBottom, digit == 1 ? "stroke=\"#d0d0d0\"" : "stroke=\"#eeeeee\"");
         Text(X(c), kHeight - kBottom + 18, "middle", "",
-             c >= 1e6 ? absl::StrFormat("%g M", c / 1e6) : absl::StrFormat("%g", c));
+             c >= 1e6   ? absl::StrFormat("%g M", c / 1e6)
+             : c >= 1e4 ? absl::StrFormat("%g,000", c / 1e3)
+                        : absl::StrFormat("%g", c));
       }
     }
     Rule(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "stroke=\"#888888\"");
@@ -137,7 +165,7 @@ class Picture {
       Rule(kLeft, Y(floor_), kWidth - kRight, Y(floor_),
            "stroke=\"#999999\" stroke-width=\"1.4\" "
            "stroke-dasharray=\"1 4\" stroke-linecap=\"round\"");
-      Text(kLeft + 6, Y(floor_) + 16, "start", "fill=\"#777777\" font-size=\"12\"", "infinite memory");
+      Text(kLeft + 6, Y(floor_) - 6, "start", "fill=\"#777777\" font-size=\"12\"", "infinite memory");
     }
   }
 
@@ -152,8 +180,8 @@ class Picture {
     absl::StrAppend(&svg_, "\"><title>", line.policy, "</title></polyline>\n");
   }
 
-  // One below the other at the right, in the order of the areas under the curves, the worst on top, each joined
-  // to the end of its line.
+  // One below the other at the right, in the order of the areas under the curves, the worst on top, each beside a
+  // piece of its line.
   void Labels() {
     const auto area = [](const Line& line) {
       double sum = 0;
@@ -168,7 +196,7 @@ class Picture {
                      [&](const Line& a, const Line& b) { return area(a) > area(b); });
     const double right = kWidth - kRight;
     double y = kTop + 6;
-    Text(right + 44, y - 12, "start", "fill=\"#666666\" font-size=\"12\"", "worst");
+    Text(right + 44, y - 15, "start", "fill=\"#666666\" font-size=\"12\"", "worst");
     const double room = (kHeight - kTop - kBottom) / static_cast<double>(std::max<size_t>(1, lines_.size()));
     const double gap = std::min(room, kLabelHeight * 1.5);
     for (Line& line : lines_) {
@@ -187,7 +215,7 @@ class Picture {
 
   const Workload& workload_;
   std::vector<Line> lines_;
-  double least_ = 0, most_ = 0, top_ = 1, bottom_ = 0, floor_ = 0;
+  double least_ = 0, most_ = 0, top_ = 1, bottom_ = 0, step_ = 0.1, floor_ = 0;
   std::string svg_;
 };
 

@@ -21,20 +21,33 @@ struct Event {
   std::vector<uint64_t> words;
 };
 
+// 0: it is of no event log.
+int VersionOf(const EventFileHeader& header) {
+  return header.magic == kEventMagic ? 2 : header.magic == kEventMagic1 ? 1 : 0;
+}
+
 absl::StatusOr<EventFileHeader> ReadHeader(std::ifstream* file, const std::string& path) {
   EventFileHeader header;
-  if (!file->read(reinterpret_cast<char*>(&header), sizeof(header)) || header.magic != kEventMagic) {
+  if (!file->read(reinterpret_cast<char*>(&header), sizeof(header)) || VersionOf(header) == 0) {
     return absl::DataLossError(absl::StrCat(path, ": no event log of kvpoold"));
   }
   return header;
 }
 
-absl::Status ReadEvents(std::ifstream* file, const std::string& path, std::vector<Event>* events) {
+absl::Status ReadEvents(std::ifstream* file, const std::string& path, int version,
+                        std::vector<Event>* events) {
+  const int last_kind = static_cast<int>(version == 1 ? EventKind::kLost : EventKind::kHint);
   for (Event event; file->read(reinterpret_cast<char*>(&event.header), sizeof(event.header));) {
     const auto kind = static_cast<int>(event.header.kind);
-    if (kind < 1 || kind > 3 || event.header.words > kMostEventWords) {
+    if (kind < 1 || kind > last_kind || event.header.words > kMostEventWords) {
       return absl::DataLossError(absl::StrCat(path, ": record ", events->size() + 1, " is of kind ", kind,
                                               " with ", event.header.words, " words"));
+    }
+    const EventHeader& h = event.header;
+    if (h.kind == EventKind::kHint &&
+        (h.reuse > static_cast<uint8_t>(Reuse::kNever) || h.category > kMaxCategory)) {
+      return absl::DataLossError(absl::StrCat(path, ": record ", events->size() + 1, " hints at reuse ",
+                                              h.reuse, " and category ", h.category));
     }
     event.words.resize(event.header.words);
     const auto bytes = static_cast<std::streamsize>(event.words.size() * sizeof(uint64_t));
@@ -53,10 +66,10 @@ absl::StatusOr<std::vector<Event>> ReadParts(const std::string& path) {
     std::ifstream front(before, std::ios::binary);
     ASSIGN_OR_RETURN(const EventFileHeader front_header, ReadHeader(&front, before));
     if (front_header.log == header.log && front_header.part + 1 == header.part) {
-      RETURN_IF_ERROR(ReadEvents(&front, before, &events));
+      RETURN_IF_ERROR(ReadEvents(&front, before, VersionOf(front_header), &events));
     }
   }
-  RETURN_IF_ERROR(ReadEvents(&file, path, &events));
+  RETURN_IF_ERROR(ReadEvents(&file, path, VersionOf(header), &events));
   return events;
 }
 
@@ -82,9 +95,8 @@ class Requests {
  public:
   void Match(const Event& event) {
     const size_t r = Begin(event.header);
-    chains_[r] = event.words;
     requests_[r].blocks = event.header.words;
-    for (const uint64_t word : event.words) latest_[word] = r;
+    for (const uint64_t word : event.words) Append(r, word);
   }
   void Seal(const Event& event) {
     // Behind the last block that some request has: of that request, if it ends there, they are the answer.
@@ -92,12 +104,31 @@ class Requests {
     while (known + 1 < event.words.size() && latest_.contains(event.words[known + 1])) ++known;
     if (known + 1 == event.words.size()) return;
     const auto front = latest_.find(event.words[known]);
-    const bool ends_there = front != latest_.end() && chains_[front->second].back() == event.words[known];
-    const size_t r = ends_there ? front->second : Begin(event.header);
+    const bool ends_there =
+        front != latest_.end() && chains_[front->second.request].back().word == event.words[known];
+    const size_t r = ends_there ? front->second.request : Begin(event.header);
     for (size_t i = known + 1; i < event.words.size(); ++i) {
-      chains_[r].push_back(event.words[i]);
+      Append(r, event.words[i]);
       ++requests_[r].answer_blocks;
-      latest_[event.words[i]] = r;
+    }
+  }
+  // Of the last request that had the blocks, judged by their tail: what is in front of it many may have.
+  void Hint(const Event& event) {
+    const UseHint hint = {.reuse = static_cast<Reuse>(event.header.reuse), .category = event.header.category};
+    Use use;
+    bool in_chain = false;
+    for (size_t i = event.words.size(); i-- > 0;) {
+      in_chain = in_chain && use.at > 0 && chains_[use.request][use.at - 1].word == event.words[i];
+      if (in_chain) {
+        --use.at;
+      } else {
+        const auto latest = latest_.find(event.words[i]);
+        if (latest == latest_.end()) continue;
+        use = latest->second;
+        in_chain = true;
+      }
+      chains_[use.request][use.at].hint = hint;
+      any_hint_ = true;
     }
   }
   Workload Finish(const std::string& name, uint32_t tokens_per_block) {
@@ -106,9 +137,10 @@ class Requests {
     for (size_t r = 0; r < chains_.size(); ++r) {
       w.requests[r].first = w.contents.size();
       w.requests[r].tokens = w.requests[r].blocks * tokens_per_block;
-      for (const uint64_t word : chains_[r]) {
+      for (const Block& block : chains_[r]) {
         const auto next = static_cast<uint32_t>(numbers.size());
-        w.contents.push_back(numbers.try_emplace(word, next).first->second);
+        w.contents.push_back(numbers.try_emplace(block.word, next).first->second);
+        if (any_hint_) w.hints.push_back(block.hint);
       }
     }
     w.distinct = static_cast<uint32_t>(numbers.size());
@@ -125,10 +157,23 @@ class Requests {
     return requests_.size() - 1;
   }
 
+  void Append(size_t r, uint64_t word) {
+    latest_[word] = {r, chains_[r].size()};
+    chains_[r].push_back({word, {}});
+  }
+
+  struct Block {
+    uint64_t word;
+    UseHint hint;
+  };
+  struct Use {
+    size_t request = 0, at = 0;  // In its chain.
+  };
   uint64_t began_ms_ = 0, latest_ms_ = 0;
   std::vector<Request> requests_;
-  std::vector<std::vector<uint64_t>> chains_;
-  absl::flat_hash_map<uint64_t, size_t> latest_;  // Request whose chain had the key last.
+  std::vector<std::vector<Block>> chains_;
+  absl::flat_hash_map<uint64_t, Use> latest_;  // The last chain that had the key.
+  bool any_hint_ = false;
 };
 
 }  // namespace
@@ -136,7 +181,7 @@ class Requests {
 bool IsEventLog(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   EventFileHeader header;
-  return file.read(reinterpret_cast<char*>(&header), sizeof(header)) && header.magic == kEventMagic;
+  return file.read(reinterpret_cast<char*>(&header), sizeof(header)) && VersionOf(header) != 0;
 }
 
 absl::StatusOr<Workload> ReadEventLog(const std::string& path, const WorkloadOptions& options) {
@@ -153,11 +198,16 @@ absl::StatusOr<Workload> ReadEventLog(const std::string& path, const WorkloadOpt
     if (event.header.space != space || event.words.empty()) continue;
     if (first == nullptr && event.header.kind == EventKind::kMatch) first = &event.header;
     if (first != nullptr && event.header.group != first->group) continue;
-    if (options.max_requests != 0 && requests.size() == options.max_requests) break;
+    if (options.max_requests != 0 && requests.size() == options.max_requests &&
+        event.header.kind != EventKind::kHint) {
+      break;
+    }
     if (event.header.kind == EventKind::kMatch) {
       requests.Match(event);
-    } else {
+    } else if (event.header.kind == EventKind::kSeal) {
       requests.Seal(event);
+    } else {
+      requests.Hint(event);
     }
   }
   if (lost != 0) std::fprintf(stderr, "%s: %lu events were lost\n", path.c_str(), lost);

@@ -46,8 +46,10 @@ class Engine {
   Engine(BlockPool* pool, double* thinking_ns)
       : pool_(*pool), thinking_ns_(*thinking_ns), session_(*pool->AddSession({})) {}
 
-  // Answers how many leading blocks, of the first so many that are asked for, were resident.
-  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked) {
+  // Answers how many leading blocks, of the first so many that are asked for, were resident. `hints` is empty or
+  // parallel to the chain.
+  uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked,
+                 absl::Span<const UseHint> hints) {
     keys_.clear();
     for (const uint32_t content : chain) keys_.push_back(KeyOf(content));
     const GroupQuery query = {.group = 0, .keys = absl::MakeConstSpan(keys_).subspan(0, asked)};
@@ -63,15 +65,29 @@ class Engine {
     outcomes_.resize(entries_.size());
     pool_.Seal(session_, now_ms, hits == 0 ? nullptr : &keys_[hits - 1], entries_, absl::MakeSpan(outcomes_));
     // An answer that was there already is now held as well.
-    for (const SealOutcome& outcome : outcomes_) {
-      if (outcome.verdict == Verdict::kDuplicate) held.push_back(outcome.canonical);
+    hints_.assign(hints.begin(), hints.end());
+    for (size_t i = 0; i < outcomes_.size(); ++i) {
+      if (outcomes_[i].verdict != Verdict::kDuplicate) continue;
+      held.push_back(outcomes_[i].canonical);
+      if (!hints.empty()) hints_.push_back(hints[hits + i]);
     }
-    verdicts_.resize(held.size());
-    pool_.Release(session_, now_ms, held, absl::MakeSpan(verdicts_));
+    Release(now_ms, held);
     return hits;
   }
 
  private:
+  // The tail first, those of one hint together.
+  void Release(uint64_t now_ms, absl::Span<const BlockRef> held) {
+    verdicts_.resize(held.size());
+    hints_.resize(held.size());
+    for (size_t end = held.size(); end > 0;) {
+      size_t begin = end - 1;
+      while (begin > 0 && hints_[begin - 1] == hints_[end - 1]) --begin;
+      pool_.Release(session_, now_ms, hints_[begin], held.subspan(begin, end - begin),
+                    absl::MakeSpan(verdicts_).subspan(begin, end - begin));
+      end = begin;
+    }
+  }
   void ReclaimFor(uint32_t blocks, uint64_t now_ms) {
     if (pool_.judge() == nullptr) return;
     const Clock::time_point begin = Clock::now();
@@ -97,6 +113,7 @@ class Engine {
   MatchOutcome match_;
   std::vector<SealEntry> entries_;
   std::vector<SealOutcome> outcomes_;
+  std::vector<UseHint> hints_;  // Of what is held.
   std::vector<Verdict> verdicts_;
 };
 
@@ -182,8 +199,10 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   Engine engine(&pool, &policy_ns);
   const Clock::time_point begin = Clock::now();
   for (const Request& request : workload.requests) {
-    result.Count(workload, request, engine.Serve(request.now_ms, workload.chain(request), request.blocks),
-                 options.cost);
+    result.Count(
+        workload, request,
+        engine.Serve(request.now_ms, workload.chain(request), request.blocks, workload.hints_of(request)),
+        options.cost);
   }
   result.seconds = SecondsSince(begin);
   const uint64_t evictions = pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)];

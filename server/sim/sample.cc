@@ -42,6 +42,7 @@ Workload Sample(const Workload& w, const SampleOptions& options) {
       if (!for_itself && !Chosen(chain[i], options)) continue;
       sample.contents.push_back(chain[i]);
       sample.fronts.push_back(i);
+      if (!w.hints.empty()) sample.hints.push_back(w.hints[request.first + i]);
       ++(i < request.blocks ? kept.blocks : kept.answer_blocks);
       if (for_itself) ++kept.common_blocks;
     }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/replacement/policy.h"
 
 namespace kvpool::sim {
 
@@ -30,6 +31,8 @@ struct Workload {
   uint32_t warm_up = 0;            // So many requests at the beginning are replayed and not counted.
   std::vector<uint32_t> contents;  // The requests' chains, one behind the other. Numbers from 0.
   uint32_t distinct = 0;           // Contents there are.
+  std::vector<UseHint>
+      hints;  // Parallel to contents: what is said of each as its request ends. Empty: nothing.
   // Of a sample, see sample.h: each block that is not common stands for so many; the common ones there are.
   uint32_t one_in = 1, common_blocks = 0;
   std::vector<uint32_t>
@@ -38,6 +41,11 @@ struct Workload {
   absl::Span<const uint32_t> asked(const Request& r) const { return {contents.data() + r.first, r.blocks}; }
   absl::Span<const uint32_t> chain(const Request& r) const {
     return {contents.data() + r.first, uint64_t{r.blocks} + r.answer_blocks};
+  }
+  // Of its chain; empty: there are none in the workload.
+  absl::Span<const UseHint> hints_of(const Request& r) const {
+    if (hints.empty()) return {};
+    return {hints.data() + r.first, uint64_t{r.blocks} + r.answer_blocks};
   }
   uint64_t tokens_in(const Request& r, uint64_t blocks) const {
     return std::min<uint64_t>(r.tokens, blocks * tokens_per_block);

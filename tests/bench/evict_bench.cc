@@ -19,6 +19,7 @@
 #include "proto/support/check.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/decision.h"
+#include "server/pool/hand_over.h"
 #include "server/replacement/policy.h"
 #include "tests/bench/figures.h"
 
@@ -29,6 +30,7 @@ constexpr uint32_t kBlocks = 1u << 20;
 constexpr uint32_t kEvictions = 1'000'000;
 constexpr uint32_t kDecisions = 5000;
 constexpr double kMostVictimNs = 1000;
+constexpr double kMostHoldMs = 5;
 constexpr std::string_view kClassics[] = {"lru", "fifo",    "random", "lru_k",     "lfu",  "slru",
                                           "arc", "s3_fifo", "sieve",  "w_tinylfu", "gdsf", "length_aware"};
 
@@ -110,27 +112,73 @@ class RealTime final : public Stopwatch {
   const Clock::time_point begin_ = Clock::now();
 };
 
-void BenchDecisions(Figures* figures) {
-  BlockPool pool({.max_blocks = kBlocks + 1, .windows = {0}}, *MakeReplacementPolicy("cold_rl", kBlocks + 1));
-  KVPOOL_CHECK(pool.Grow(kBlocks).ok(), "%u blocks", kBlocks);
-  const Holder session = *pool.AddSession({});
-  uint64_t contents = 0;
-  TimeMs now = 0;
-  const auto fill = [&](uint32_t count) {
+// A pool full of chains of one block.
+class FullPool {
+ public:
+  explicit FullPool(std::string_view policy)
+      : pool({.max_blocks = kBlocks + 1, .windows = {0}}, *MakeReplacementPolicy(policy, kBlocks + 1)) {
+    KVPOOL_CHECK(pool.Grow(kBlocks).ok(), "%u blocks", kBlocks);
+    session_ = *pool.AddSession({});
+    for (uint32_t i = 0; i < kBlocks / 1024; ++i) Fill(1024);
+  }
+  void Fill(uint32_t count) {
     std::vector<BlockRef> blocks;
-    pool.Lease(session, ++now, count, count, &blocks);
+    pool.Lease(session_, ++now, count, count, &blocks);
     for (const BlockRef& block : blocks) {
       BlockKey key{.bytes = {}};
-      const uint64_t content = Mixed(++contents);
+      const uint64_t content = Mixed(++contents_);
       std::memcpy(key.bytes.data(), &content, sizeof(content));
       const SealEntry entry{.block = block, .keys = {&key, 1}};
       SealOutcome outcome;
-      pool.Seal(session, now, nullptr, {&entry, 1}, {&outcome, 1});
+      pool.Seal(session_, now, nullptr, {&entry, 1}, {&outcome, 1});
       Verdict verdict;
-      pool.Release(session, now, {&block, 1}, {&verdict, 1});
+      pool.Release(session_, now, {&block, 1}, {&verdict, 1});
     }
+  }
+
+  BlockPool pool;
+  TimeMs now = 0;
+
+ private:
+  Holder session_ = kNobody;
+  uint64_t contents_ = 0;
+};
+
+// From one policy to another as the daemon does it, with a lease of 64 blocks and their release between any two holds
+// of the lock; and in one hold.
+void BenchSwitch(std::string_view successor, Figures* figures) {
+  constexpr uint32_t kSlice = 4096, kVerb = 64;
+  FullPool full("lru");
+  const auto make = [](std::string_view policy) { return *MakeReplacementPolicy(policy, kBlocks + 1); };
+  double longest = 0;
+  const auto hold = [&](const auto& step) {
+    const Clock::time_point begin = Clock::now();
+    const auto answer = step();
+    longest = std::max(longest, SecondsSince(begin));
+    full.Fill(kVerb);
+    return answer;
   };
-  for (uint32_t i = 0; i < kBlocks / 1024; ++i) fill(1024);
+  const Clock::time_point begin = Clock::now();
+  BlockPool::HandOver hand_over({.max_blocks = kBlocks + 1}, make(successor));
+  while (!hold([&] { return hand_over.Copy(&full.pool, full.now, kSlice); })) {
+  }
+  hand_over.Build();
+  std::unique_ptr<ReplacementPolicy> old;
+  while (hold([&] { return (old = hand_over.Finish(&full.pool, kSlice)) == nullptr; })) hand_over.CatchUp();
+  const std::string name = absl::StrCat("switch from lru to ", std::string(successor));
+  figures->Add(absl::StrCat(name, ", longest hold"), longest * 1e3, "ms", AtMost(kMostHoldMs));
+  figures->Add(absl::StrCat(name, ", in all"), SecondsSince(begin) * 1e3, "ms");
+  full.pool.SetPolicy(full.now, make("lru"));
+  std::unique_ptr<ReplacementPolicy> policy = make(successor);
+  const Clock::time_point at_once = Clock::now();
+  policy = full.pool.SetPolicy(full.now, std::move(policy));
+  figures->Add(absl::StrCat(name, ", in one hold"), SecondsSince(at_once) * 1e3, "ms");
+}
+
+void BenchDecisions(Figures* figures) {
+  FullPool full("cold_rl");
+  BlockPool& pool = full.pool;
+  const TimeMs& now = full.now;
   DecisionRecord record;
   std::vector<double> locked_us, all_us;
   for (uint32_t i = 0; i < kDecisions; ++i) {
@@ -145,7 +193,7 @@ void BenchDecisions(Figures* figures) {
     const uint32_t freed = pool.Reclaim(now, decision.victims(), EvictReason::kBackground, nullptr);
     locked_us.push_back((prepared + SecondsSince(apply)) * 1e6);
     all_us.push_back(SecondsSince(begin) * 1e6);
-    fill(freed);
+    full.Fill(freed);
   }
   KVPOOL_CHECK(all_us.size() > kDecisions / 2, "%zu decisions", all_us.size());
   const auto quantile = [](std::vector<double>* values, double q) {
@@ -172,6 +220,7 @@ void BenchEvict(Figures* figures) {
                  AtMost(kMostVictimNs));
   }
   BenchDecisions(figures);
+  for (const std::string_view policy : {"lru", "gdsf", "learned"}) BenchSwitch(policy, figures);
 }
 
 }  // namespace kvpool::bench

@@ -292,7 +292,12 @@ Pair::Pair(const Setting& setting)
 }
 
 std::string Pair::Apply(const Entry& entry) {
-  return std::visit([this](const auto& e) { return Do(e); }, entry);
+  const std::string difference = std::visit([this](const auto& e) { return Do(e); }, entry);
+  return difference.empty() ? TakeOver() : difference;
+}
+
+Pair::~Pair() {
+  if (hand_over_ != nullptr) hand_over_->GiveUp(&pool_);
 }
 
 std::string Pair::Do(const Open& e) {
@@ -481,11 +486,48 @@ std::string Pair::Do(const Grow& e) {
   return Differ("grown", pool_.Grow(e.blocks).ok(), model_.Grow(e.blocks));
 }
 
-// An LRU that takes over from an LRU leaves the order as it is, so of this the model need not know.
+// An LRU that takes over from an LRU leaves the order as it is, so of this the model need not know. Every other time
+// the change takes some of the diary's next entries.
 std::string Pair::Do(const SetPolicy& e) {
-  const std::string_view before = pool_.policy().name();
+  if (hand_over_ != nullptr) return "";
+  before_ = std::string(pool_.policy().name());
+  after_ = e.policy;
+  if (model_.now % 2 == 0) {
+    stage_ = Stage::kCopy;
+    hand_over_ = std::make_unique<BlockPool::HandOver>(
+        BlockPool::HandOver::Options{.max_blocks = setting_.options.max_blocks},
+        PolicyOf(setting_, e.policy));
+    return "";
+  }
   const std::unique_ptr<ReplacementPolicy> old = pool_.SetPolicy(model_.now, PolicyOf(setting_, e.policy));
-  if (old->name() != before || pool_.policy().name() != e.policy) return "another policy";
+  return old->name() == before_ && pool_.policy().name() == after_ ? "" : "another policy";
+}
+
+std::string Pair::TakeOver() {
+  if (hand_over_ == nullptr) return "";
+  if (pool_.policy().name() != before_) return "a new policy before its time";
+  switch (stage_) {
+    case Stage::kCopy:
+      if (hand_over_->Copy(&pool_, model_.now, 3)) stage_ = Stage::kBuild;
+      return "";
+    case Stage::kBuild:
+      hand_over_->Build();
+      stage_ = Stage::kFinish;
+      return "";
+    case Stage::kFinish: {
+      const std::unique_ptr<ReplacementPolicy> old = hand_over_->Finish(&pool_, 4);
+      if (old == nullptr) {
+        stage_ = Stage::kCatchUp;
+        return "";
+      }
+      hand_over_.reset();
+      return old->name() == before_ && pool_.policy().name() == after_ ? "" : "another policy";
+    }
+    case Stage::kCatchUp:
+      hand_over_->CatchUp();
+      stage_ = Stage::kFinish;
+      return "";
+  }
   return "";
 }
 

@@ -4,6 +4,7 @@
 #define KVPOOL_TESTS_POOL_DIARY_H_
 
 #include <cstdint>
+#include <memory>
 #include <ostream>
 #include <random>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "server/pool/block_pool.h"
+#include "server/pool/hand_over.h"
 #include "server/replacement/policy.h"
 #include "tests/pool/model.h"
 
@@ -135,6 +137,7 @@ class Generator {
 class Pair {
  public:
   explicit Pair(const Setting& setting);
+  ~Pair();
   // Applies the entry to both; answers how they differ, or nothing.
   std::string Apply(const Entry& entry);
   // Of all that can be looked at.
@@ -164,6 +167,8 @@ class Pair {
   std::string Do(const Grow& e);
   std::string Do(const SetPolicy& e);
   std::string Do(const Advance& e);
+  // One step of the policy that is taking over, if one is.
+  std::string TakeOver();
   std::string DifferenceOfBlock(uint32_t b) const;
   std::string DifferenceOfLog(const std::vector<Eviction>& log, const std::vector<uint32_t>& expected) const;
 
@@ -171,6 +176,11 @@ class Pair {
   BlockPool pool_;
   Model model_;
   std::vector<ModelKey> keys_;  // All there are.
+
+  enum class Stage { kCopy, kBuild, kFinish, kCatchUp };
+  std::unique_ptr<BlockPool::HandOver> hand_over_;  // Null: none.
+  Stage stage_ = Stage::kCopy;
+  std::string before_, after_;  // Policies.
 };
 
 }  // namespace kvpool::diary

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -25,6 +26,7 @@ namespace kvpool::sim {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Folder {
  public:
@@ -74,6 +76,20 @@ TEST(Optimal, ALeadingRunIsAHitAndNothingElse) {
   EXPECT_EQ(result.regret, 2u);
   EXPECT_EQ(result.prefill_us, 12);
   EXPECT_EQ(result.prefill_saved_us, 2);
+}
+
+TEST(Replay, HintsReachThePolicy) {
+  Workload w = Chains({{1}, {0}, {2}, {1}});
+  const ReplayOptions lru = {.policy = "lru", .capacity_blocks = 2};
+  EXPECT_EQ(Replay(w, lru)->hit_blocks, 0u);
+  w.hints = {{}, {.reuse = Reuse::kNever}, {}, {}};
+  EXPECT_EQ(Replay(w, lru)->hit_blocks, 1u);
+  // Of a sample, those of the blocks that were drawn.
+  const Workload sample = Sample(w, {.one_in = 2, .seed = 3});
+  ASSERT_EQ(sample.hints.size(), sample.contents.size());
+  for (size_t i = 0; i < sample.contents.size(); ++i) {
+    EXPECT_EQ(sample.hints[i].reuse == Reuse::kNever, sample.contents[i] == 0);
+  }
 }
 
 TEST(PrefillCost, IsLinearAndQuadratic) {
@@ -181,6 +197,54 @@ TEST(Sample, HitsAsTheWholeDoes) {
       EXPECT_NEAR(static_cast<double>(of_sample.blocks) / static_cast<double>(of_all.blocks), 1, 0.05);
     }
   }
+}
+
+// Of an hour, at 1 GiB a block.
+std::string AdviceOn(const std::vector<std::tuple<std::string, uint64_t, double>>& saved_s) {
+  Workload w = Chains({{0}, {0}});
+  w.requests.back().now_ms = 3'600'000;
+  std::vector<Result> results;
+  for (const auto& [policy, capacity, seconds] : saved_s) {
+    results.push_back({.policy = policy,
+                       .capacity_blocks = capacity,
+                       .blocks = 1000,
+                       .hit_blocks = static_cast<uint64_t>(seconds),
+                       .prefill_us = 1000e6,
+                       .prefill_saved_us = seconds * 1e6});
+  }
+  return Advise(w, results, uint64_t{1} << 30);
+}
+
+TEST(Advise, SaysWhatMoreMemoryBuys) {
+  const std::string text = AdviceOn({{"lru", 10, 60},
+                                     {"arc", 10, 150},
+                                     {"lru", 20, 460},
+                                     {"arc", 20, 463},
+                                     {"lru", 40, 500},
+                                     {"arc", 40, 499},
+                                     {"lru", 80, 500},
+                                     {"arc", 80, 500},
+                                     {"infinite", 90, 500}});
+  EXPECT_THAT(
+      text,
+      testing::StartsWith(
+          "Take 20.0 GiB (20 blocks) and the policy lru: of 16.7 min of prefill in this trace it saves 7.7 "
+          "min (46.0 %), where memory without end would save 50.0 %, and 46.0 % of the blocks are found "
+          "(50.0 % at most). In the 60.0 min of the trace, 0.13 devices would be busy with what is saved. "
+          "With "
+          "40.0 GiB it would save 40.0 s more, and a bigger cache buys nothing.\n\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("    10.0         10  arc                     2.5   15.0 %         6.0 %       15.0 %\n"));
+  EXPECT_THAT(text, Not(HasSubstr("80.0")));
+
+  EXPECT_THAT(AdviceOn({{"lru", 10, 500}, {"lru", 20, 500}, {"infinite", 90, 500}}),
+              HasSubstr(". A bigger cache buys nothing.\n"));
+  EXPECT_THAT(
+      AdviceOn({{"arc", 10, 100}, {"arc", 20, 200}, {"infinite", 90, 500}}),
+      HasSubstr("More memory than the largest size tried, 20.0 GiB, would save up to 5.0 min more.\n"));
+  EXPECT_THAT(AdviceOn({{"lru", 10, 0}, {"infinite", 90, 0}}),
+              HasSubstr("a cache of any size saves nothing"));
 }
 
 TEST(Tool, RunsDrawsAndAdvises) {

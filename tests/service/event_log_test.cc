@@ -60,9 +60,8 @@ TEST_F(EventLogTest, WhatEnginesAskForIsReadBackAsRequests) {
   engine->Match(Keys("a", 6));
   const std::vector<uint64_t> lone = engine->Lease(1);
   engine->Seal(lone, Keys("b", 1));
-  const DaemonSnapshot snapshot = daemon_->Snapshot();
-  EXPECT_EQ(snapshot.events_logged, 6);
-  EXPECT_EQ(snapshot.events_lost, 0);
+  EXPECT_EQ(daemon_->Snapshot().events_logged, 0) << "nothing is on file yet";
+  EXPECT_EQ(daemon_->Snapshot().events_lost, 0);
   daemon_.reset();
 
   struct stat file;
@@ -81,6 +80,73 @@ TEST_F(EventLogTest, WhatEnginesAskForIsReadBackAsRequests) {
   EXPECT_EQ(w.requests[2].answer_blocks, 1u);
   const auto first = w.chain(w.requests[0]), second = w.chain(w.requests[1]);
   EXPECT_TRUE(std::equal(first.begin(), first.end(), second.begin())) << "the answer is asked for later";
+  EXPECT_TRUE(w.hints.empty());
+}
+
+TEST_F(EventLogTest, HintsOfReleasesAreReadBackWithTheirBlocks) {
+  options_.event_log = path_;
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest()), other = OpenEngine(OpenRequest(), "other");
+  const auto serve = [](Engine* e, const std::vector<std::string>& keys) {
+    const v1::MatchResult match = e->Match(keys);
+    std::vector<uint64_t> held(match.groups(0).blocks().begin(), match.groups(0).blocks().end());
+    const size_t hits = held.size();
+    for (size_t i = hits; i < keys.size(); ++i) {
+      held.push_back(e->Lease(1)[0]);
+      e->Seal({held.back()}, {keys[i]}, i == 0 ? "" : keys[i - 1]);
+    }
+    return held;
+  };
+  const auto release = [](Engine* e, const std::vector<uint64_t>& blocks, v1::Reuse reuse,
+                          uint32_t category) {
+    v1::Operation operation = ReleaseOp(blocks);
+    operation.mutable_release()->set_reuse(reuse);
+    operation.mutable_release()->set_category(category);
+    e->Do(operation);
+  };
+  // Two requests begin alike; the first to end is the first to have come.
+  const std::vector<std::string> a = {Key("system"), Key("a1"), Key("a2")};
+  const std::vector<std::string> b = {Key("system"), Key("b1")};
+  const std::vector<uint64_t> of_a = serve(engine.get(), a), of_b = serve(other.get(), b);
+  release(engine.get(), of_a, v1::REUSE_EXPECTED, 3);
+  release(other.get(), of_b, v1::REUSE_UNSPECIFIED, 7);
+  // A part of a chain, and nothing said of the rest.
+  const std::vector<uint64_t> again = serve(engine.get(), a);
+  release(engine.get(), {again[2]}, v1::REUSE_NEVER, 0);
+  release(engine.get(), {again[0], again[1]}, v1::REUSE_UNSPECIFIED, 0);
+  daemon_.reset();
+
+  const sim::Workload w = Read();
+  ASSERT_EQ(w.requests.size(), 3u);
+  const UseHint expected = {.reuse = Reuse::kExpected, .category = 3}, seventh = {.category = 7};
+  const std::vector<UseHint> in_order = {expected, expected, expected, seventh,
+                                         seventh,  {},       {},       {.reuse = Reuse::kNever}};
+  EXPECT_TRUE(w.hints == in_order);
+}
+
+TEST_F(EventLogTest, ALogOfTheFirstVersionIsRead) {
+  auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Add(Header(EventKind::kMatch, 2), {1, 2});
+  EventHeader hint = Header(EventKind::kHint, 1);
+  hint.category = 4;
+  (*log)->Add(hint, {2});
+  log->reset();
+  EXPECT_EQ(Read().hints_of(Read().requests[0])[1].category, 4);
+  const auto put = [&](std::streamoff at, char byte) {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(at);
+    file.put(byte);
+  };
+  // A hint that no version knows.
+  put(32 + 40 + 16 + 3, 16);
+  EXPECT_EQ(sim::ReadWorkload(path_, {}).status().message(),
+            path_ + ": record 2 hints at reuse 0 and category 16");
+  put(14, '1');
+  EXPECT_EQ(sim::ReadWorkload(path_, {}).status().message(), path_ + ": record 2 is of kind 4 with 1 words");
+  std::filesystem::resize_file(path_, 32 + 40 + 16);
+  EXPECT_EQ(Read().requests.size(), 1u);
+  EXPECT_TRUE(Read().hints.empty());
 }
 
 TEST_F(EventLogTest, KeysAreHashedWithASecret) {
@@ -118,9 +184,9 @@ TEST_F(EventLogTest, WhatDoesNotFitIsCountedAndSaid) {
   auto log = EventLog::Open({.path = path_, .buffer_bytes = 200, .thread = false});
   ASSERT_TRUE(log.ok()) << log.status();
   for (uint64_t i = 0; i < 10; ++i) (*log)->Add(Header(EventKind::kMatch, 1, i), {i + 1});
-  EXPECT_EQ((*log)->counters().added, 3u);
   EXPECT_EQ((*log)->counters().lost, 7u);
   (*log)->Drain();
+  EXPECT_EQ((*log)->counters().written, 3u);
   (*log)->Add(Header(EventKind::kMatch, 1, 10), {11});
   log->reset();
   testing::internal::CaptureStderr();
@@ -135,17 +201,27 @@ TEST_F(EventLogTest, AFullDiskStopsItAndNothingElse) {
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = signal(SIGXFSZ, SIG_IGN);
-  const rlimit least = {.rlim_cur = 40, .rlim_max = before.rlim_max};
+  // Behind the first record, in the middle of the second.
+  const rlimit least = {.rlim_cur = 32 + 48 + 40, .rlim_max = before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &least), 0);
-  (*log)->Add(Header(EventKind::kMatch, 1), {1});
+  for (uint64_t i = 0; i < 3; ++i) (*log)->Add(Header(EventKind::kMatch, 1), {i + 1});
+  EXPECT_EQ((*log)->counters().written, 0u);
   (*log)->Drain();
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   signal(SIGXFSZ, handler);
-  (*log)->Add(Header(EventKind::kMatch, 1), {2});
-  EXPECT_EQ((*log)->counters().added, 1u);
-  EXPECT_EQ((*log)->counters().lost, 1u);
+  EXPECT_EQ((*log)->counters().written, 1u);
+  EXPECT_EQ((*log)->counters().lost, 2u);
+  (*log)->Add(Header(EventKind::kMatch, 1), {4});
+  EXPECT_EQ((*log)->counters().written, 1u);
+  EXPECT_EQ((*log)->counters().lost, 3u);
+  EXPECT_EQ(Read().requests.size(), 1u);
   const absl::Status nowhere = EventLog::Open({.path = path_ + "/events", .thread = false}).status();
   EXPECT_EQ(nowhere.code(), absl::StatusCode::kUnavailable) << nowhere;
+  // A device would be renamed.
+  const std::string device = (folder_ / "device").string();
+  std::filesystem::create_symlink("/dev/full", device);
+  EXPECT_EQ(EventLog::Open({.path = device, .thread = false}).status().message(),
+            device + " is no regular file");
 }
 
 TEST_F(EventLogTest, ALogThatWasCutOffIsReadUpToThere) {
@@ -190,10 +266,11 @@ TEST_F(EventLogTest, ThreadsAddWhileItIsWritten) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ((*log)->counters().added + (*log)->counters().lost, uint64_t{kThreads} * kEvents);
-  const uint64_t added = (*log)->counters().added;
+  (*log)->Drain();
+  EXPECT_EQ((*log)->counters().written + (*log)->counters().lost, uint64_t{kThreads} * kEvents);
+  const uint64_t written = (*log)->counters().written;
   log->reset();
-  EXPECT_EQ(Read().requests.size(), added);
+  EXPECT_EQ(Read().requests.size(), written);
 }
 
 }  // namespace
