@@ -9,10 +9,10 @@ namespace {
 
 // Steps of learning: one with each block inserted, and after so many rounds half as many, down to one with eight. The
 // first rounds teach the most, and the cost of those behind is shared among more blocks.
-constexpr uint32_t kRoundsOfAPace = 64;
-constexpr uint32_t kSlowestPaceBits = 3;
-// Slots swept in a step.
-constexpr uint32_t kSweptSlots = 64;
+constexpr uint32_t kRoundsOfAPace = 16;
+constexpr uint32_t kSlowestPace = 3;
+// Slots swept per block inserted.
+constexpr uint32_t kSweptSlots = 16;
 // Blocks inserted between two looks at cells, and cells looked at, at most.
 constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
 
@@ -35,7 +35,8 @@ void HitDensityPolicy::OnInsert(BlockId block, const Content& content) {
   const auto ended = classes_.OnInsert(kvpool::Index(block), content, inserted_);
   if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
   ++inserted_;
-  if (inserted_ % (1u << std::min(kSlowestPaceBits, rounds_ / kRoundsOfAPace)) == 0) Learn(content.now_ms);
+  const uint32_t pace = 1u << std::min(kSlowestPace, rounds_ / kRoundsOfAPace);
+  if (inserted_ % pace == 0) Learn(kSweptSlots * pace, content.now_ms);
   if (inserted_ % kRefreshBlocks == 0) RefreshCells();
 }
 
@@ -54,10 +55,10 @@ void HitDensityPolicy::OnEvict(BlockId block) {
 }
 
 // A sweep over all that wait, then a class a step.
-void HitDensityPolicy::Learn(uint64_t now_ms) {
+void HitDensityPolicy::Learn(uint32_t slots, uint64_t now_ms) {
   model_.SetBlocks(classes_.resident());
   if (swept_ < classes_.slots()) {
-    const uint32_t end = std::min(swept_ + kSweptSlots, classes_.slots());
+    const uint32_t end = std::min(swept_ + slots, classes_.slots());
     for (; swept_ < end; ++swept_) {
       const auto wait = classes_.InSlot(swept_, inserted_);
       // Younger than the sweep: it counts in the next.

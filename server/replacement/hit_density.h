@@ -58,7 +58,7 @@ class HitDensityPolicy : public ReplacementPolicy {
   }
   uint32_t CellOf(CellKey key);
   double IndexOf(CellKey key) const;
-  void Learn(uint64_t now_ms);
+  void Learn(uint32_t slots, uint64_t now_ms);
   void RefreshCells();
 
   UseClasses classes_;
