@@ -207,7 +207,8 @@ def decode(here, cell):
     """Mean seconds of a token behind a context. K and V of the context are made up: their values take no time."""
     model = here.once(("all global",), all_global)
     daemon = here.once(("decode daemon",), lambda: lab.Daemon("2GiB"))
-    session = here.once(("decode session",), lambda: open_session(model, socket=daemon.socket, magazine_blocks=0))
+    session = here.once(("decode session",), lambda: open_session(
+        model, socket=daemon.socket, magazine_blocks=0, guaranteed_blocks=max(CONTEXTS) // 16 + 2 * BUDGET // 16))
     config, context = model.config, cell["context"]
     shape = (1, config.num_key_value_heads, context, config.head_dim)
     if cell["cache"] == "own":
