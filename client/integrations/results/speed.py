@@ -73,7 +73,7 @@ class _Transformers:
                 self._own = (DynamicCache(), [])
             cache, had = self._own
             has = next((i for i, (ours, theirs) in enumerate(zip(had, tokens)) if ours != theirs), len(had))
-            cache.crop(has)
+            cache.crop(has - len(had))  # What is behind it goes; in number.
             self._own = (cache, tokens)
         with torch.no_grad():
             self.model(torch.tensor([tokens[has:]]), past_key_values=cache, logits_to_keep=1).logits.argmax()
