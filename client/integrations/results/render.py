@@ -53,7 +53,7 @@ def retrieval(store):
     parts = [f"""## Retrieval
 
 {ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends in asking for
-it. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. How many of n prompts were answered right by greedy decoding,
+it, in words that were chosen so that the full cache finds most passkeys. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. How many of n prompts were answered right by greedy decoding,
 and the mean log likelihood of the answer. What stays of a prompt goes by tokens, so block sizes matter only to policies that
 protect blocks: PagedEviction is also measured at 8 and 32. What lies in the last 512 tokens (depth above 67 %) the windows have, too.
 """]
@@ -94,14 +94,16 @@ def order(perplexities, retrievals):
 
 {_table(["against", "budget", "nats a token", "passkeys right", "log likelihood", "keys right", "log likelihood"], rows)}
 
-It is reproduced in part. PagedEviction is above inverse_key_l2 in mean perplexity at every budget (texts differ much: see the errors), and in finding
-one of several keys; at 512 tokens inverse_key_l2 finds more passkeys. It is above streaming_llm in the likelihood of passkeys and keys at
-every budget, but not in how many keys are right. In perplexity it is below streaming_llm: text goes on from what is near, which is all that
-streaming_llm keeps, and of this model only three layers see further than 512 tokens at all. The paper measures answers and summaries of
-long documents with Llama models, whose layers are all global; Gemma 3 norms keys
-before they are cached: in its global layers ‖K‖ varies by 5 to 8 % (standard deviation over mean, 1,024 tokens of Emma), ‖V‖ by 14 to 29 %. So ‖K‖,
-which both inverse_key_l2 and PagedEviction go by, can tell little of attention here. That this is the cause is likely, and was not
-shown with another model. KeyDiff, which goes by direction, finds most.
+It is reproduced in part, on few texts and prompts. PagedEviction is above inverse_key_l2 in mean perplexity at every budget and on four or five of five
+texts, by one to two standard errors, and in the likelihood of keys; of passkeys at 512 tokens inverse_key_l2 finds more. It is above streaming_llm in the
+likelihood of passkeys at every budget; for keys the difference is clear at 256 tokens only. In perplexity it is below streaming_llm on four of five
+texts, by about one standard error.
+
+What may explain the latter: text goes on from what is near, which is all that streaming_llm keeps, and of this model only three layers see
+further than 512 tokens at all. The paper measures answers and summaries of long documents with Llama models, whose layers are all global. Gemma 3
+norms keys before they are cached: in its global layers ‖K‖ varies by 5 to 8 % (standard deviation over mean, 1,024 tokens of Emma), ‖V‖ by 14 to
+29 %. So ‖K‖, which both inverse_key_l2 and PagedEviction go by, can tell little of attention here. None of this was tested with a model of another kind.
+KeyDiff, which goes by direction, finds most.
 """
 
 
@@ -120,19 +122,22 @@ Seconds, median (least to most) of n = {speed.RUNS}, ways in turn; a shared pref
 computed the prefix and was killed with `kill -9` then. llama.cpp: Gemma 3 270M, Q4_K_M. Transformers: a model of the same shape with random weights
 whose layers are all global, bfloat16, because a hybrid model's prefixes are not shared there.
 
+Another measurement ran on the second core: cold times of llama.cpp vary by a factor of up to two, and say no more than the order of
+magnitude; whether saving costs anything is below that noise.
+
 {_table(["engine", "prefix", *speed.WAYS], rows)}
 """
 
 
 def memory(store):
     rows = [[cell["tokens"], "yes" if cell["sharing"] else "no", value["shared"], value["blocks"], f"{value['bytes'] / 2**20:.1f}",
-             f"{value['resident'] / 2**20:.1f}", f"{value['own_caches'] / 2**20:.1f}"] for cell, value in store.where()]
+             f"{value['own_caches'] / 2**20:.1f}"] for cell, value in store.where()]
     return f"""## Memory of two engines
 
-K and V of two engines (sessions of one process, Transformers) that have the same prompt in use; MiB. `resident` is what the kernel counts of the
-pool's memory; without a pool each would have a cache of its own.
+K and V of two engines (sessions of one process, Transformers) that have the same prompt in use; MiB, by the daemon's count of blocks that are leased or
+sealed, the sinks of the sessions among them. Without a pool each would have a cache of its own: computed from the model's shape, not measured.
 
-{_table(["prompt", "sharing", "tokens found", "blocks held", "held", "resident", "two own caches"], rows)}
+{_table(["prompt", "sharing", "tokens found", "blocks held", "held", "two own caches"], rows)}
 
 llama.cpp copies what it loads: each engine has its own cells beside the pool, so that sharing saves computing, not memory.
 """
@@ -151,7 +156,8 @@ def decode(store):
 
 Tokens a second behind a context, median (least to most) of n = {speed.RUNS} runs of {speed.STEPS} tokens, in turn: Transformers' own cache, the whole
 sequence in the pool, and a budget of {speed.BUDGET} tokens held by PagedEviction in blocks of 16. A model of Gemma 3 270M's shape with random weights
-and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token.
+and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token. Another
+measurement ran on the second core: see the spread.
 
 {_table(["context", *caches], rows)}
 """

@@ -1,8 +1,6 @@
 """Time to first token with a shared prefix, memory of two engines, decoding under a budget."""
 
 import multiprocessing
-import os
-import re
 import signal
 import statistics
 import time
@@ -69,7 +67,7 @@ class _Transformers:
             cache = KvPoolCache(self.session, prompt=tokens)
             has = cache.shared
         else:
-            if not keep:
+            if not keep or self._own is None:
                 self._own = (DynamicCache(), [])
             cache, had = self._own
             has = next((i for i, (ours, theirs) in enumerate(zip(had, tokens)) if ours != theirs), len(had))
@@ -151,19 +149,6 @@ def ttft(here, cell):
 # ---- Memory
 
 
-def _pool_bytes(pid):
-    """Proportional share of pool memory that a process has mapped and touched."""
-    total = 0
-    with open(f"/proc/{pid}/smaps") as maps:
-        pool = False
-        for line in maps:
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                pool = "memfd:" in line
-            elif pool and line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
 def memory_cells():
     return [{"sharing": sharing, "tokens": tokens} for tokens in (1000, 4000) for sharing in (False, True)]
 
@@ -185,7 +170,6 @@ def memory(here, cell):
         (space,) = daemon.ctl("spaces")["spaces"]
         held = sum(int(space["blocks"].get(state, 0)) for state in ("leased", "sealed"))
         value = {"blocks": held, "bytes": held * int(space["block_stride_bytes"]),
-                 "resident": _pool_bytes(os.getpid()) + _pool_bytes(daemon.process.pid),
                  "own_caches": 2 * 2 * 2 * keys * cell["tokens"], "shared": caches[1].shared}
         for cache in caches:
             cache.release()
