@@ -57,7 +57,8 @@ struct DaemonOptions {
   std::string policy = "lru";
   std::shared_ptr<const Weights> policy_weights;  // Of one policy. Null: those built in.
   double pin_budget = 0.25;
-  std::string event_log;                 // File to record matches and seals in; empty: none.
+  double tenant_share = 1;               // Most of each device that the spaces of one tenant may have.
+  std::string event_log;                 // File to record what engines ask for in; empty: none.
   uint64_t event_log_bytes = 256 << 20;  // Most that it takes, the part before the last among them.
   uint32_t max_sessions = 1024;          // Open, or ended and not yet gone.
   uint32_t max_members = 64;             // Of one session.
@@ -167,6 +168,8 @@ class Daemon {
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
   // On the thread that runs operations on a device.
+  // An idle space whose memory helps this one, now closed: its tenant's own, if that has all it may have.
+  std::shared_ptr<Space> CloseIdleFor(const Space& space);
   void OnOperationOver(DeviceOperation* operation);
   absl::Status StartEventLog();
   void StartRunners();
