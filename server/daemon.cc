@@ -107,6 +107,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 }
 
 Daemon::~Daemon() {
+  StopDeviceOperations();
   runners_.clear();  // Operations read slabs, which go below; the end of one may wake the housekeeper.
   housekeeper_.reset();
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
@@ -294,6 +295,12 @@ void Daemon::StartRunners() {
     runners_.back() = std::make_unique<DeviceRunner>(
         runner, *std::move(compute),
         [this](const DeviceRunner::Operation& operation) { OnOperationOver(operation.get()); });
+  }
+}
+
+void Daemon::StopDeviceOperations() {
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) runner->Stop();
   }
 }
 

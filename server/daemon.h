@@ -154,6 +154,8 @@ class Daemon {
   DaemonSnapshot Snapshot();
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
   void HousekeepOnce();
+  // From now on only those that run on a device are done: all others are answered UNAVAILABLE, those that come too.
+  void StopDeviceOperations();
 
  private:
   Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
@@ -166,10 +168,10 @@ class Daemon {
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
   // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
-  void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
-  // On the thread that runs operations on a device.
   // An idle space whose memory helps this one, now closed: its tenant's own, if that has all it may have.
   std::shared_ptr<Space> CloseIdleFor(const Space& space);
+  void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
+  // On the thread that runs operations on a device.
   void OnOperationOver(DeviceOperation* operation);
   absl::Status StartEventLog();
   void StartRunners();
