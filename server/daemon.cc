@@ -56,6 +56,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
                                                    options.high_watermark));
   }
   RETURN_IF_ERROR(CheckShare("pin_budget", options.pin_budget));
+  RETURN_IF_ERROR(CheckShare("tenant_share", options.tenant_share));
   RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
@@ -98,7 +99,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
   for (size_t i = 0; i < devices_.size(); ++i) {
     capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});
   }
-  budget_ = std::make_unique<DeviceBudget>(capacities);
+  budget_ = std::make_unique<DeviceBudget>(capacities, options_.tenant_share);
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
   StartRunners();
@@ -106,6 +107,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 }
 
 Daemon::~Daemon() {
+  StopDeviceOperations();
   runners_.clear();  // Operations read slabs, which go below; the end of one may wake the housekeeper.
   housekeeper_.reset();
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
@@ -296,6 +298,12 @@ void Daemon::StartRunners() {
   }
 }
 
+void Daemon::StopDeviceOperations() {
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) runner->Stop();
+  }
+}
+
 void Daemon::OnOperationOver(DeviceOperation* operation) {
   Space& space = *operation->session->space;
   Deferred deferred;
@@ -332,7 +340,8 @@ void Daemon::HousekeepOnce() {
 void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   Deferred deferred;
   bool needs_slab = false, needs_room = false;
-  const bool room = budget_->Room(space->facts.rank_devices) >= space->facts.geometry.unit_bytes;
+  const SpaceFacts& facts = space->facts;
+  const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
   {
     MutexLock lock(&space->mu);
     SpaceState& state = space->state;
@@ -346,12 +355,12 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   }
   // With nothing left to evict it is dearer than a cache that no session uses.
   if (needs_room) {
-    if (const auto idle = registry_->CloseIdle(UINT64_MAX, space->facts.rank_devices)) {
+    if (const auto idle = CloseIdleFor(*space)) {
       Retire(idle);
       needs_slab = true;
     }
   }
-  if (needs_slab && budget_->Room(space->facts.rank_devices) < 2 * space->facts.geometry.slab_bytes &&
+  if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->OutOfTurn(*space)) {
     // It makes do with what it has, and asks again at the next round.
     MutexLock lock(&space->mu);

@@ -57,7 +57,8 @@ struct DaemonOptions {
   std::string policy = "lru";
   std::shared_ptr<const Weights> policy_weights;  // Of one policy. Null: those built in.
   double pin_budget = 0.25;
-  std::string event_log;                 // File to record matches and seals in; empty: none.
+  double tenant_share = 1;               // Most of each device that the spaces of one tenant may have.
+  std::string event_log;                 // File to record what engines ask for in; empty: none.
   uint64_t event_log_bytes = 256 << 20;  // Most that it takes, the part before the last among them.
   uint32_t max_sessions = 1024;          // Open, or ended and not yet gone.
   uint32_t max_members = 64;             // Of one session.
@@ -153,6 +154,8 @@ class Daemon {
   DaemonSnapshot Snapshot();
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
   void HousekeepOnce();
+  // From now on only those that run on a device are done: all others are answered UNAVAILABLE, those that come too.
+  void StopDeviceOperations();
 
  private:
   Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
@@ -165,6 +168,8 @@ class Daemon {
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
   // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
+  // An idle space whose memory helps this one, now closed: its tenant's own, if that has all it may have.
+  std::shared_ptr<Space> CloseIdleFor(const Space& space);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
   // On the thread that runs operations on a device.
   void OnOperationOver(DeviceOperation* operation);

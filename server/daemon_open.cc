@@ -142,9 +142,15 @@ absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
   }
 }
 
+std::shared_ptr<Space> Daemon::CloseIdleFor(const Space& space) {
+  const SpaceFacts& facts = space.facts;
+  const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+  return registry_->CloseIdle(UINT64_MAX, facts.rank_devices, at_share ? &facts.tenant : nullptr);
+}
+
 bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed) {
   const absl::Span<const size_t> devices = space.facts.rank_devices;
-  if (const std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, devices)) {
+  if (const std::shared_ptr<Space> idle = CloseIdleFor(space)) {
     Retire(idle);
     return true;
   }

@@ -31,12 +31,14 @@ DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> co
       thread_([this] { Loop(); }) {}
 
 DeviceRunner::~DeviceRunner() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-  }
-  changed_.SignalAll();
+  Stop();
   thread_.join();
+}
+
+void DeviceRunner::Stop() {
+  MutexLock lock(&mu_);
+  stopping_ = true;
+  changed_.SignalAll();
 }
 
 absl::Status DeviceRunner::Submit(const Operation& operation) {

@@ -45,8 +45,12 @@ class DeviceRunner {
   // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
   DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
                std::function<void(const Operation&)> over);
-  // Ends the parts that run; what is still queued is over, UNAVAILABLE. Returns when no operation has a place here.
+  // Stops, and returns when no operation has a place here. Runners that share operations are all stopped first: what
+  // is queued at another is run otherwise.
   ~DeviceRunner();
+
+  // From now on only the parts that run are done; what is queued or comes is over, UNAVAILABLE. Returns at once.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }

@@ -37,7 +37,7 @@ struct CommandLine {
   std::string socket, socket_group, state_dir, metrics_listen = "127.0.0.1:9400";
   std::string log_level = "info", log_format = "text";
   std::string policy = "lru", replacement_weights, event_log, event_log_bytes = "256MiB";
-  double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25;
+  double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25, tenant_share = 1;
   uint64_t max_sessions = 1024, max_members = 64;
   absl::Duration idle_space = absl::Hours(1);
   std::string tenant_uids;
@@ -84,6 +84,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
              "reclaim in the background when less than this share of a space is free");
   flags->Add("high-watermark", &line->high_watermark, 1, "and stop when this share is free");
   flags->Add("pin-budget", &line->pin_budget, 1, "most of a space that may be pinned or retained, 0 to 1");
+  flags->Add("tenant-share", &line->tenant_share, 1,
+             "most of each device that the spaces of one tenant may have, 0 to 1");
   flags->Add("max-sessions", &line->max_sessions, {.min = 1, .max = 65534}, "sessions at once");
   flags->Add("max-members", &line->max_members, {.min = 1, .max = 1024}, "processes of one session");
   flags->Add("idle-space", &line->idle_space, {.min = absl::ZeroDuration()},
@@ -279,6 +281,7 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
   daemon->event_log_bytes = *event_log_bytes;
   RETURN_IF_ERROR(ParsePolicy(line, daemon));
   daemon->pin_budget = line.pin_budget;
+  daemon->tenant_share = line.tenant_share;
   daemon->max_sessions = static_cast<uint32_t>(line.max_sessions);
   daemon->max_members = static_cast<uint32_t>(line.max_members);
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));

@@ -150,6 +150,8 @@ uint32_t Kvpoold::Drain() {
 void Kvpoold::Stop() {
   state_dir_.Withdraw();
   metrics_server_.reset();
+  // Who waits for one is answered while there is a server to answer with.
+  if (daemon_ != nullptr) daemon_->StopDeviceOperations();
   if (grpc_server_ != nullptr) {
     unlink(socket_.c_str());
     grpc_server_->Stop(std::chrono::milliseconds(200));

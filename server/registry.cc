@@ -229,7 +229,8 @@ std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devic
   return above;
 }
 
-std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices) {
+std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
+                                           const std::string* tenant) {
   MutexLock lock(&mu_);
   std::set<std::string> above;
   if (!devices.empty()) above = TenantsAboveShare(devices);
@@ -238,6 +239,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
     Space& space = *it->second.space;
     if (it->second.opening > 0) continue;
+    if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
     MutexLock space_lock(&space.mu);
     if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;

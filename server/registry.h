@@ -95,8 +95,9 @@ class Registry {
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
   // has slabs on one of them. Null: there is none. Where room is made on devices, a tenant that has more there than
-  // an equal share of what all tenants have pays first.
-  std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices);
+  // an equal share of what all tenants have pays first. With `tenant`, only those of that one.
+  std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
+                                   const std::string* tenant = nullptr);
   // The space's tenant has more than its share of the devices it is on, and a space there of one that has not needs a
   // slab too: what is left is not for the first.
   bool OutOfTurn(const Space& space);

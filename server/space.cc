@@ -45,12 +45,13 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
     }
     left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
   }
-  const DeviceBudget::Want want{.bytes = std::min(geometry.slab_bytes, left_bytes),
+  const DeviceBudget::Want want{.tenant = facts.tenant,
+                                .bytes = std::min(geometry.slab_bytes, left_bytes),
                                 .unit = geometry.unit_bytes};
   absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
-    if (bytes.ok()) budget_->Give(facts.rank_devices, *bytes);
+    if (bytes.ok()) budget_->Give(facts.rank_devices, facts.tenant, *bytes);
     MutexLock lock(&mu);
     state.set_may_grow(false);
     state.retry_growth_ms = clock_->NowMs() + (bytes.ok() ? kGrowthRetryMs : 0);
@@ -61,7 +62,7 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
     return row.status();
   }
   LogInfo("slab made", {{"space", facts.id}, {"bytes", *bytes}, {"ranks", facts.devices.size()}});
-  const bool room = budget_->Room(facts.rank_devices) >= geometry.unit_bytes;
+  const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= geometry.unit_bytes;
   bool closed = false;
   {
     MutexLock lock(&mu);
@@ -100,7 +101,7 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
 void Space::DestroyRow(SlabRow row) {
   const uint64_t bytes = row.bytes;
   row.by_rank.clear();
-  budget_->Give(facts.rank_devices, bytes);
+  budget_->Give(facts.rank_devices, facts.tenant, bytes);
 }
 
 void Space::DestroySlabs() {

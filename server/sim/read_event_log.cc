@@ -210,6 +210,9 @@ absl::StatusOr<Workload> ReadEventLog(const std::string& path, const WorkloadOpt
       requests.Hint(event);
     }
   }
+  if (first == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": space ", space, ": no match asks for any key"));
+  }
   if (lost != 0) std::fprintf(stderr, "%s: %lu events were lost\n", path.c_str(), lost);
   return requests.Finish(path, first->tokens_per_block);
 }

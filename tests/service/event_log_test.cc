@@ -252,6 +252,15 @@ TEST_F(EventLogTest, OfSeveralSpacesOneIsChosen) {
   EXPECT_EQ(sim::ReadWorkload(path_, {.space = 7})->requests.size(), 2u);
 }
 
+TEST_F(EventLogTest, MatchesWithoutKeysAreNoWorkload) {
+  auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Add(Header(EventKind::kMatch, 0), {});
+  (*log)->Add(Header(EventKind::kSeal, 2), {0, 1});
+  log->reset();
+  EXPECT_EQ(sim::ReadWorkload(path_, {}).status().message(), path_ + ": space 1: no match asks for any key");
+}
+
 TEST_F(EventLogTest, ThreadsAddWhileItIsWritten) {
   constexpr int kThreads = 3, kEvents = 2000;
   auto log = EventLog::Open({.path = path_, .max_bytes = 64 << 20, .buffer_bytes = 1 << 20});

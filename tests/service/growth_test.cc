@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "server/space_geometry.h"
 #include "tests/service/service_fixture.h"
 
@@ -415,6 +416,58 @@ TEST_F(GrowthTest, ATenantAboveItsShareGrowsWhereNobodyElseWants) {
   greedy->Lease(45);
   daemon_->HousekeepOnce();
   EXPECT_EQ(Space(2).slabs, 4);
+}
+
+// Engines of a tenant that keep its space open can't take what others open theirs with.
+TEST_F(GrowthTest, ATenantAtItsSharePaysWithItsOwnCache) {
+  options_.tenant_share = 0.5;
+  StartDaemon(4);
+  const auto request = [this](const std::string& tenant, const std::string& model, uint32_t guaranteed) {
+    v1::OpenSession open = OpenRequest(model);
+    open.set_tenant(tenant);
+    open.set_guaranteed_blocks(guaranteed);
+    return open;
+  };
+  const auto slabs_of = [this](const Engine& engine) {
+    for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) {
+      if (space.space == engine.opened.space()) return space.slabs;
+    }
+    return 0u;
+  };
+  const auto greedy = OpenEngine(request("greedy", "m", 0), "greedy");
+  for (int i = 0; i < 60; ++i) {
+    daemon_->HousekeepOnce();
+    Settle({greedy.get()});
+    const std::vector<uint64_t> block = greedy->Lease(1);
+    ASSERT_EQ(block.size(), 1u) << i;
+    greedy->Seal(block, {Key("g" + std::to_string(i))});
+    greedy->Release(block);
+  }
+  EXPECT_EQ(slabs_of(*greedy), 2) << "although the device has room";
+  EXPECT_GE(Blocks().cached(), 28);
+
+  // The idle space of another is not closed for a tenant that may have no more.
+  const auto idle = OpenEngine(request("modest", "m", 0), "modest");
+  idle->Seal(idle->Lease(1), Keys("m", 1));
+  idle->Die();
+  while (greedy->LeaseAsked(1, 1).blocks_size() > 0) {
+  }
+  daemon_->HousekeepOnce();
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(slabs_of(*greedy), 2);
+  EXPECT_EQ(slabs_of(*idle), 1);
+
+  // Its own is: to open another model it gives up the first.
+  greedy->Die();
+  const auto second = OpenEngine(request("greedy", "n", 20), "greedy");
+  EXPECT_EQ(slabs_of(*greedy), 0);
+  EXPECT_EQ(slabs_of(*second), 2);
+  EXPECT_EQ(slabs_of(*idle), 1);
+  const absl::Status refused = Attach()->Open(request("greedy", "o", 1));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("16384 bytes asked for each rank, 0 left of the 32768 that tenant greedy"));
+  EXPECT_EQ(slabs_of(*OpenEngine(request("new", "m", 0), "new")), 1);
 }
 
 TEST_F(GrowthTest, IdleSpacesCloseInTheEnd) {

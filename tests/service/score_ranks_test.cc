@@ -367,16 +367,40 @@ TEST_F(ScoreRanksTest, NoBlockComesFreeWhileAnyRankReadsIt) {
 }
 
 TEST_F(ScoreRanksTest, ADaemonThatEndsAnswersWhatRanksAreAt) {
+  const auto unavailable = [](const std::shared_ptr<LateAnswer>& answer) {
+    const v1::OperationResult result = answer->Await();
+    EXPECT_EQ(result.code(), static_cast<int>(absl::StatusCode::kUnavailable)) << result.message();
+    EXPECT_EQ(result.message(), "the daemon shuts down");
+  };
+  for (DeviceHold& hold : holds_) hold.Hold();
+  const auto running = Begin(ranked_.get(), ScoreOp(ranked_blocks_, kTokens - 1));
+  for (DeviceHold& hold : holds_) hold.AwaitCalls(1);
+  const auto queued = Begin(ranked_.get(), ScoreOp(ranked_blocks_, kTokens - 1));
+  const auto of_one_rank = Begin(whole_.get(), ScoreOp(whole_blocks_, kTokens - 1));
+  daemon_->StopDeviceOperations();
+  const auto late = Begin(whole_.get(), ScoreOp(whole_blocks_, kTokens - 1));
+  // The second rank first: what is queued there must not run while the first is still at it.
+  for (DeviceHold* hold : {&holds_[1], &holds_[0]}) hold->Release();
+  EXPECT_EQ(running->Await().code(), 0) << "all of its parts ran";
+  unavailable(queued);
+  unavailable(of_one_rank);
+  unavailable(late);
+  for (DeviceHold& hold : holds_) EXPECT_EQ(hold.calls(), 1) << "a part that was queued has run";
+  EXPECT_EQ(ranked_->Release(ranked_blocks_).refused_size(), 0);
+}
+
+// The parts that move blocks are a second round.
+TEST_F(ScoreRanksTest, ADaemonThatEndsBeginsNoSecondRound) {
   holds_[1].Hold();
   v1::Operation compact = CompactOp(ranked_blocks_, 9);
   compact.mutable_compact()->mutable_sequence()->set_last_block_tokens(kTokens - 1);
   const auto running = Begin(ranked_.get(), compact);
-  holds_[0].AwaitCalls(1);
-  holds_[1].AwaitCalls(1);
-  std::thread ending([this] { daemon_.reset(); });
+  for (DeviceHold& hold : holds_) hold.AwaitCalls(1);
+  daemon_->StopDeviceOperations();
   holds_[1].Release();
-  running->Await();  // Done, or UNAVAILABLE: whichever came first.
-  ending.join();
+  EXPECT_EQ(running->Await().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  for (DeviceHold& hold : holds_) EXPECT_EQ(hold.calls(), 1);
+  EXPECT_EQ(ranked_->Release(ranked_blocks_).refused_size(), 0) << "nothing was moved";
 }
 
 }  // namespace

@@ -82,6 +82,11 @@ void DeviceHold::AwaitCalls(int count) {
   while (calls_ < count) changed_.Wait(&mu_);
 }
 
+int DeviceHold::calls() {
+  MutexLock lock(&mu_);
+  return calls_;
+}
+
 void DeviceHold::FailWith(const absl::Status& status) {
   MutexLock lock(&mu_);
   failure_ = status;

@@ -22,6 +22,7 @@ class DeviceHold {
   void Release();
   // Until `count` calls have come to the scorer since the start.
   void AwaitCalls(int count);
+  int calls();
   // The next calls fail with this; OK: they don't.
   void FailWith(const absl::Status& status);
   // Of the slabs that were made, in order.
