@@ -56,7 +56,10 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
                                                    options.high_watermark));
   }
   RETURN_IF_ERROR(CheckShare("pin_budget", options.pin_budget));
-  RETURN_IF_ERROR(CheckShare("tenant_share", options.tenant_share));
+  if (!(options.tenant_share > 0 && options.tenant_share <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tenant_share is ", options.tenant_share, "; must be above 0, up to 1"));
+  }
   RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));

@@ -297,6 +297,7 @@ TEST_F(BadInputTest, Options) {
   EXPECT_EQ(start({.low_watermark = 0.5, .high_watermark = 0.1}, 1 << 20),
             "low_watermark is 0.5; must be at most high_watermark, 0.1");
   EXPECT_EQ(start({.pin_budget = 1.5}, 1 << 20), "pin_budget is 1.5; must be 0 to 1");
+  EXPECT_EQ(start({.tenant_share = 0}, 1 << 20), "tenant_share is 0; must be above 0, up to 1");
   EXPECT_EQ(start({.max_sessions = 0}, 1 << 20), "max_sessions is 0; must be 1 to 32768");
   EXPECT_NE(start({.policy = "belady"}, 1 << 20).find("lru"), std::string::npos)
       << "names the policies there are";

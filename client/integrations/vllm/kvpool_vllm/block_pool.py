@@ -201,7 +201,6 @@ class KvPoolBlockPool(BlockPool):
         try:
             hit = pending.wait(timeout=self.space.options.match_timeout)
             refs = hit.blocks.detach()
-            self.counters[hit.miss] = self.counters.get(hit.miss, 0) + 1
         except kvpool.DeadlineExceededError:
             return  # What comes later is given back.
         except kvpool.KvpoolError as error:
