@@ -138,8 +138,7 @@ bool BlockPool::HandOver::Copy(BlockPool* pool, TimeMs now, uint32_t blocks) {
 }
 
 std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, uint32_t events) {
-  KVPOOL_CHECK(recorder_ != nullptr && !recorder_->overrun(), "hand-over to %s",
-               "a policy that lacks events");
+  KVPOOL_CHECK(recorder_ != nullptr && !recorder_->overrun(), "a hand-over lacks events");
   taken_ = recorder_->TakeEvents();
   if (taken_.size() > events && ++rounds_ < kMostRounds) return nullptr;
   CatchUp();

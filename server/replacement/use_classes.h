@@ -3,6 +3,7 @@
 #define KVPOOL_SERVER_REPLACEMENT_USE_CLASSES_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -64,6 +65,9 @@ class UseClasses {
   uint64_t used(uint32_t block) const { return nodes_[block].used; }
   uint32_t resident() const { return resident_; }
   void Prefetch(uint32_t block) const { nodes_.Prefetch(block); }
+  // Of small pools more, as 65,536 contents that left are remembered.
+  static constexpr size_t kNodeBytes = 40;
+  static constexpr double kBytesPerBlock = kNodeBytes + GhostList::kBytesPerGhost;
 
  private:
   static constexpr uint32_t kRuns = 4096;
@@ -80,7 +84,7 @@ class UseClasses {
     uint8_t gap;  // Between its last use but one and its last hit, as a class says it.
     bool waits;   // A use ended and it was not found again since.
   };
-  static_assert(sizeof(Node) == 40);
+  static_assert(sizeof(Node) == kNodeBytes);
   struct Run {
     uint32_t front = 0, length = 0;
     bool open = false;  // No use of a block of it ended yet.
@@ -91,11 +95,6 @@ class UseClasses {
   static uint8_t TurnBehind(const Node& front);
   static std::optional<Wait> WaitOf(uint64_t past, uint64_t now);
 
- public:
-  // Of small pools more, as 65,536 contents that left are remembered.
-  static constexpr double kBytesPerBlock = sizeof(Node) + GhostList::kBytesPerGhost;
-
- private:
   const uint32_t blocks_per_unit_;
   VirtualArray<Node> nodes_;
   GhostList past_;                 // Last use, class, hits and turn of what left.
