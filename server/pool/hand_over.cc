@@ -65,7 +65,7 @@ class BlockPool::HandOver::Recorder final : public ReplacementPolicy {
   BlockId Victim(uint64_t now_ms) override { return old_->Victim(now_ms); }
   size_t Upcoming(absl::Span<BlockId> blocks) const override { return old_->Upcoming(blocks); }
   Rank Standing(BlockId block) const override { return old_->Standing(block); }
-  void Prefetch(BlockId block) const override { old_->Prefetch(block); }
+  void Prefetch(BlockId block, uint64_t hash) const override { old_->Prefetch(block, hash); }
   uint32_t offered() const override { return old_->offered(); }
   double bytes_per_block() const override { return old_->bytes_per_block(); }
   ThinkingPolicy* thinking() override { return old_->thinking(); }

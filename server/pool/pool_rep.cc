@@ -185,7 +185,7 @@ void BlockPool::Rep::PrefetchEviction(uint32_t b) const {
   const uint64_t hash = HashKey(r.block_key());
   index.PrefetchBucket(hash);
   ghosts.Prefetch(hash);
-  policy->Prefetch(BlockId{b});
+  policy->Prefetch(BlockId{b}, hash);
   records.Prefetch(r.parent);
 }
 

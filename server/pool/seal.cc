@@ -86,7 +86,9 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
       if (entry.keys.empty()) continue;
       hashes[i] = HashKey(entry.keys.back());
       r.index.PrefetchBucket(hashes[i]);
-      if (Index(entry.block.id) <= r.capacity) r.records.Prefetch(Index(entry.block.id));
+      if (Index(entry.block.id) > r.capacity) continue;
+      r.records.Prefetch(Index(entry.block.id));
+      r.policy->Prefetch(entry.block.id, hashes[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       if (!entries[begin + i].keys.empty()) r.index.PrefetchRecord(hashes[i]);

@@ -104,9 +104,9 @@ void AdaptivePolicy::OnEvict(BlockId block) {
   for (Candidate& c : candidates_) c.policy->OnEvict(block);
 }
 
-void AdaptivePolicy::Prefetch(BlockId block) const {
+void AdaptivePolicy::Prefetch(BlockId block, uint64_t hash) const {
   nodes_.Prefetch(Index(block));
-  for (const Candidate& c : candidates_) c.policy->Prefetch(block);
+  for (const Candidate& c : candidates_) c.policy->Prefetch(block, hash);
 }
 
 void AdaptivePolicy::Observe(const Node& node, bool found, uint64_t now_ms) {

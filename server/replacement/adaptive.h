@@ -44,7 +44,7 @@ class AdaptivePolicy final : public ReplacementPolicy {
   BlockId Victim(uint64_t now_ms) override { return active().Victim(now_ms); }
   size_t Upcoming(absl::Span<BlockId> blocks) const override { return active().Upcoming(blocks); }
   Rank Standing(BlockId block) const override { return active().Standing(block); }
-  void Prefetch(BlockId block) const override;
+  void Prefetch(BlockId block, uint64_t hash) const override;
   uint32_t offered() const override { return active().offered(); }
   double bytes_per_block() const override { return bytes_per_block_; }
 

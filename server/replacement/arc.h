@@ -24,6 +24,11 @@ class ArcPolicy final : public QueuePolicy<2> {
   void OnUsed(BlockId block, uint64_t) override { Move(Index(block), queue(Index(block))); }
   void OnEvict(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
+  void Prefetch(BlockId block, uint64_t hash) const override {
+    QueuePolicy::Prefetch(block, hash);
+    b1_.Prefetch(hash);
+    b2_.Prefetch(hash);
+  }
   double bytes_per_block() const override {
     return QueuePolicy::bytes_per_block() + 2 * GhostList::kBytesPerGhost;
   }

@@ -50,8 +50,9 @@ class ColdRlPolicy final : public ThinkingPolicy {
   void OnWithdraw(BlockId block) override { lru_.OnWithdraw(block); }
   void OnEvict(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override { return lru_.Victim(now_ms); }
-  void Prefetch(BlockId block) const override {
-    lru_.Prefetch(block);
+  void Prefetch(BlockId block, uint64_t hash) const override {
+    lru_.Prefetch(block, hash);
+    ghosts_.Prefetch(hash);
     nodes_.Prefetch(Index(block));
   }
   uint32_t offered() const override { return lru_.offered(); }

@@ -72,7 +72,10 @@ class GhostList {
   // Forgets the oldest until there are no more than `most`.
   void Trim(uint32_t most) {
     while (size() > most) Remove(slots_[oldest_].hash);
+    if (oldest_ != kNone) Prefetch(slots_[oldest_].hash);
   }
+  // It will be asked for soon.
+  void Prefetch(uint64_t hash) const { slots_of_.prefetch(hash); }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX, kUnused = UINT32_MAX - 1;

@@ -11,8 +11,9 @@ namespace {
 // first rounds teach the most, and the cost of those behind is shared among more blocks.
 constexpr uint32_t kRoundsOfAPace = 16;
 constexpr uint32_t kSlowestPace = 3;
-// Slots swept per block inserted.
-constexpr uint32_t kSweptSlots = 16;
+// Slots swept over per block inserted, and how many of them are looked at together: at half the pace it is every other
+// group, others in each round, which stands for the rest too.
+constexpr uint32_t kSweptSlots = 16, kGroupSlots = 4;
 // Blocks inserted between two looks at cells, and cells looked at, at most.
 constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
 
@@ -35,8 +36,7 @@ void HitDensityPolicy::OnInsert(BlockId block, const Content& content) {
   const auto ended = classes_.OnInsert(kvpool::Index(block), content, inserted_);
   if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
   ++inserted_;
-  const uint32_t pace = 1u << std::min(kSlowestPace, rounds_ / kRoundsOfAPace);
-  if (inserted_ % pace == 0) Learn(kSweptSlots * pace, content.now_ms);
+  if (inserted_ % (1u << pace()) == 0) Learn(content.now_ms);
   if (inserted_ % kRefreshBlocks == 0) RefreshCells();
 }
 
@@ -54,23 +54,29 @@ void HitDensityPolicy::OnEvict(BlockId block) {
                    [this](const UseClasses::Wait& wait) { model_.Forget(wait.cls, inserted_ - wait.since); });
 }
 
-// A sweep over all that wait, then a class a step.
-void HitDensityPolicy::Learn(uint32_t slots, uint64_t now_ms) {
+// A sweep over those that wait, then a class a step.
+void HitDensityPolicy::Learn(uint64_t now_ms) {
   model_.SetBlocks(classes_.resident());
   if (swept_ < classes_.slots()) {
-    const uint32_t end = std::min(swept_ + slots, classes_.slots());
-    for (; swept_ < end; ++swept_) {
-      const auto wait = classes_.InSlot(swept_, inserted_);
-      // Younger than the sweep: it counts in the next.
-      if (wait.has_value() && wait->since <= sweep_began_) model_.Show(wait->cls, inserted_ - wait->since);
+    const uint32_t end = std::min(swept_ + (kSweptSlots << pace()), classes_.slots());
+    for (; swept_ < end; swept_ += kGroupSlots << pace()) {
+      for (uint32_t slot = swept_; slot < std::min(swept_ + kGroupSlots, end); ++slot) {
+        const auto wait = classes_.InSlot(slot, inserted_);
+        // Younger than the sweep: it counts in the next.
+        if (wait.has_value() && wait->since <= sweep_began_) {
+          model_.Show(wait->cls, inserted_ - wait->since, 1 << pace());
+        }
+      }
     }
   } else if (!model_.LearnNext()) {
     model_.BeginRound(inserted_, now_ms);
     ++rounds_;
-    swept_ = 0;
+    swept_ = kGroupSlots * (rounds_ % (1u << pace()));
     sweep_began_ = inserted_;
   }
 }
+
+uint32_t HitDensityPolicy::pace() const { return std::min(kSlowestPace, rounds_ / kRoundsOfAPace); }
 
 double HitDensityPolicy::IndexOf(CellKey key) const {
   const uint64_t middle = (key >> 16) * epoch_blocks_ + epoch_blocks_ / 2;
@@ -123,8 +129,17 @@ Rank HitDensityPolicy::Standing(BlockId block) const {
 
 BlockId HitDensityPolicy::Victim(uint64_t) { return BlockId{cells_[order_.first()].oldest}; }
 
-void HitDensityPolicy::Prefetch(BlockId block) const {
-  classes_.Prefetch(kvpool::Index(block));
+size_t HitDensityPolicy::Upcoming(absl::Span<BlockId> blocks) const {
+  if (order_.empty()) return 0;
+  size_t n = 0;
+  for (uint32_t b = cells_[order_.first()].oldest; b != 0 && n < blocks.size(); b = places_[b].newer) {
+    blocks[n++] = BlockId{b};
+  }
+  return n;
+}
+
+void HitDensityPolicy::Prefetch(BlockId block, uint64_t hash) const {
+  classes_.Prefetch(kvpool::Index(block), hash);
   places_.Prefetch(kvpool::Index(block));
 }
 

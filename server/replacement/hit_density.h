@@ -33,8 +33,10 @@ class HitDensityPolicy : public ReplacementPolicy {
   void OnWithdraw(BlockId block) final;
   void OnEvict(BlockId block) final;
   BlockId Victim(uint64_t now_ms) final;
+  // Of one cell.
+  size_t Upcoming(absl::Span<BlockId> blocks) const final;
   Rank Standing(BlockId block) const final;
-  void Prefetch(BlockId block) const final;
+  void Prefetch(BlockId block, uint64_t hash) const final;
   uint32_t offered() const final { return offered_; }
   double bytes_per_block() const final { return sizeof(Place) + UseClasses::kBytesPerBlock; }
 
@@ -58,7 +60,8 @@ class HitDensityPolicy : public ReplacementPolicy {
   }
   uint32_t CellOf(CellKey key);
   double IndexOf(CellKey key) const;
-  void Learn(uint32_t slots, uint64_t now_ms);
+  uint32_t pace() const;
+  void Learn(uint64_t now_ms);
   void RefreshCells();
 
   UseClasses classes_;

@@ -30,7 +30,7 @@ class LruPolicy final : public ReplacementPolicy {
   BlockId Victim(uint64_t now_ms) override;
   size_t Upcoming(absl::Span<BlockId> blocks) const override;
   Rank Standing(BlockId block) const override { return {.major = nodes_[Index(block)].last_use}; }
-  void Prefetch(BlockId block) const override { nodes_.Prefetch(Index(block)); }
+  void Prefetch(BlockId block, uint64_t) const override { nodes_.Prefetch(Index(block)); }
   // Adds up to `count` of those on offer, the next to leave first; their generations are not this policy's to know.
   void Oldest(uint32_t count, std::vector<BlockRef>* out) const;
   // Number of its last use, of all blocks' uses.

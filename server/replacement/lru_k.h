@@ -27,6 +27,10 @@ class LruKPolicy final : public RankedPolicy<LruKNode> {
   void OnHit(BlockId block, uint64_t now_ms) override;
   void OnUsed(BlockId block, uint64_t now_ms) override { node(block).last_use = ++uses_; }
   void OnEvict(BlockId block) override;
+  void Prefetch(BlockId block, uint64_t hash) const override {
+    RankedPolicy::Prefetch(block, hash);
+    history_.Prefetch(hash);
+  }
   double bytes_per_block() const override {
     return RankedPolicy::bytes_per_block() + GhostList::kBytesPerGhost;
   }

@@ -91,8 +91,8 @@ class ReplacementPolicy {
   // Where a resident block stands among the others, as far as that can be said in advance: what a successor takes
   // over. All alike: by last use, as the pool knows it.
   virtual Rank Standing(BlockId block) const { return {}; }
-  // The block will be asked about soon: a policy with an array of its own may ask for its part of it.
-  virtual void Prefetch(BlockId block) const = 0;
+  // Soon the block is asked about, or the content with this hash given to it: memory for both may be asked for.
+  virtual void Prefetch(BlockId block, uint64_t hash) const = 0;
   // Blocks it was offered.
   virtual uint32_t offered() const = 0;
   // Most bytes of bookkeeping per block of capacity.

@@ -84,10 +84,10 @@ BlockId PredictedPolicy::Victim(uint64_t now_ms) {
   return own ? BlockId{heap_.first()} : lru_.Victim(now_ms);
 }
 
-void PredictedPolicy::Prefetch(BlockId block) const {
+void PredictedPolicy::Prefetch(BlockId block, uint64_t hash) const {
   nodes_.Prefetch(Index(block));
   places_.Prefetch(Index(block));
-  lru_.Prefetch(block);
+  lru_.Prefetch(block, hash);
 }
 
 }  // namespace kvpool

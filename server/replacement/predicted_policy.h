@@ -31,7 +31,7 @@ class PredictedPolicy : public ReplacementPolicy {
   void OnWithdraw(BlockId block) final;
   void OnEvict(BlockId block) final;
   BlockId Victim(uint64_t now_ms) final;
-  void Prefetch(BlockId block) const final;
+  void Prefetch(BlockId block, uint64_t hash) const final;
   uint32_t offered() const final { return heap_.size(); }
   // And LruShadow::kBytes + ReuseStatistics::kBytes in all. The LRU's own, and its set if all offers were between.
   double bytes_per_block() const final { return sizeof(Node) + 4 + 24 + lru_.bytes_per_block() + 20; }

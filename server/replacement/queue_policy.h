@@ -30,7 +30,7 @@ class QueuePolicy : public ReplacementPolicy {
     const Node& node = nodes_[Index(block)];
     return {.major = node.queue, .minor = node.place};
   }
-  void Prefetch(BlockId block) const final {
+  void Prefetch(BlockId block, uint64_t) const override {
     nodes_.Prefetch(Index(block));
     heap_places_.Prefetch(Index(block));
   }

@@ -23,7 +23,7 @@ class RandomPolicy final : public ReplacementPolicy {
   void OnOffer(BlockId block) override;
   void OnWithdraw(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
-  void Prefetch(BlockId block) const override { places_.Prefetch(Index(block)); }
+  void Prefetch(BlockId block, uint64_t) const override { places_.Prefetch(Index(block)); }
   uint32_t offered() const override { return static_cast<uint32_t>(blocks_.size()); }
   double bytes_per_block() const override { return 2 * sizeof(uint32_t); }
 

@@ -18,7 +18,7 @@ class RankedPolicy : public ReplacementPolicy {
   void OnWithdraw(BlockId block) final { heap_.Remove(Index(block)); }
   BlockId Victim(uint64_t now_ms) final { return BlockId{heap_.first()}; }
   Rank Standing(BlockId block) const final { return RankOfNode(nodes_[Index(block)]); }
-  void Prefetch(BlockId block) const final {
+  void Prefetch(BlockId block, uint64_t) const override {
     nodes_.Prefetch(Index(block));
     places_.Prefetch(Index(block));
   }

@@ -68,15 +68,16 @@ double ReuseModel::AgeBegin(int age) const {
 }
 
 int ReuseModel::AgeOf(uint64_t age) const {
-  static const std::array<double, kAges + 1>& begins = AgeBegins();
+  // 2^(1/3) and 2^(2/3), of units that begin at the top bit.
+  constexpr uint64_t kThird = 0xa14517cc6b945712, kTwoThirds = 0xcb2ff529eb71e416;
   const uint64_t units = age >> unit_bits_;
+  if (units < static_cast<uint64_t>(kFirstAge)) return 0;
   // The first age of its octave, or one of the two behind it.
   const int octave = std::bit_width(units / static_cast<uint64_t>(kFirstAge)) - 1;
-  if (octave < 0) return 0;
   const int first = 1 + octave * kAgesPerOctave;
   if (first + kAgesPerOctave > kAges) return kAges - 1;
-  const auto at = static_cast<double>(units);
-  return first + (at >= begins[first + 1] ? 1 : 0) + (at >= begins[first + 2] ? 1 : 0);
+  const uint64_t top = units << std::countl_zero(units);
+  return first + (top >= kThird ? 1 : 0) + (top >= kTwoThirds ? 1 : 0);
 }
 
 ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths) {

@@ -55,8 +55,8 @@ class ReuseModel {
   // It is no longer watched, at this age.
   void Forget(int cls, uint64_t age) { gone_[cls][AgeOf(age)] += 1; }
 
-  // All that wait are shown, each once a round.
-  void Show(int cls, uint64_t age) { open_[cls][AgeOf(age)] += 1; }
+  // All that wait are shown, each once a round, or some that stand for so many each.
+  void Show(int cls, uint64_t age, double times = 1) { open_[cls][AgeOf(age)] += times; }
   // Learns the next class. False: in this round all were.
   bool LearnNext();
   void BeginRound(uint64_t now, uint64_t now_ms);

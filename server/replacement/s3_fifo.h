@@ -26,6 +26,10 @@ class S3FifoPolicy final : public QueuePolicy<2> {
   void OnUsed(BlockId, uint64_t) override {}
   void OnEvict(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
+  void Prefetch(BlockId block, uint64_t hash) const override {
+    QueuePolicy::Prefetch(block, hash);
+    ghost_.Prefetch(hash);
+  }
   double bytes_per_block() const override {
     return QueuePolicy::bytes_per_block() + GhostList::kBytesPerGhost;
   }

@@ -36,7 +36,7 @@ class SievePolicy final : public ReplacementPolicy {
     const SieveNode& node = nodes_[Index(block)];
     return {.major = node.visited, .minor = node.place};
   }
-  void Prefetch(BlockId block) const override {
+  void Prefetch(BlockId block, uint64_t) const override {
     nodes_.Prefetch(Index(block));
     heap_places_.Prefetch(Index(block));
   }

@@ -6,29 +6,39 @@
 namespace kvpool {
 namespace {
 
-// Contents that left and are remembered: as many as there are blocks, and at least so many.
-constexpr uint32_t kLeastPast = 1u << 16;
+// Contents that left and are remembered: as many as there are blocks, and at least so many: 256 KiB, which stay in a core's
+// cache. Four times as many taught nothing more.
+constexpr uint32_t kLeastPast = 1u << 14;
 constexpr uint32_t kUnitTokens = 512;
 
-// How many of the (growing) limits x reaches.
-template <size_t n>
-int Reached(uint32_t x, const std::array<uint32_t, n>& limits) {
-  return static_cast<int>(std::upper_bound(limits.begin(), limits.end(), x) - limits.begin());
-}
+// How many of the (growing) limits a number reaches, by looking it up.
+template <uint32_t last>
+class Limits {
+ public:
+  template <size_t n>
+  explicit constexpr Limits(const uint32_t (&limits)[n]) {
+    for (uint32_t x = 0; x <= last; ++x) {
+      for (const uint32_t limit : limits) reached_[x] += x >= limit;
+    }
+  }
+  int Reached(uint32_t x) const { return reached_[std::min(x, last)]; }
 
-constexpr std::array<uint32_t, UseClasses::kTurns - 1> kTurnLimits = {1, 2, 3, 4, 6};
-constexpr std::array<uint32_t, UseClasses::kTotals - 1> kTotalLimits = {2,  3,  4,  5,  7, 10,
-                                                                        14, 20, 28, 40, 64};
-constexpr std::array<uint32_t, UseClasses::kFresh - 1> kFreshLimits = {2, 5, 14};
-constexpr std::array<uint32_t, UseClasses::kHits - 1> kHitLimits = {2, 3, 4, 6, 10};
-constexpr std::array<uint32_t, UseClasses::kHitFresh - 1> kHitFreshLimits = {3, 8};
-constexpr std::array<uint32_t, UseClasses::kHitTotals - 1> kHitTotalLimits = {4, 10, 24};
-// What is remembered of a content that left, from the lowest bits: hits and turn, as far as four bits go, the class of
-// its wait or kNoWait, and when its last use ended, modulo 2^44.
-constexpr int kCountBits = 4, kClassBits = 12, kSinceShift = 2 * kCountBits + kClassBits;
+ private:
+  std::array<uint8_t, last + 1> reached_{};
+};
+
+constexpr Limits<6> kTurnLimits({1, 2, 3, 4, 6});
+constexpr Limits<64> kTotalLimits({2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 64});
+constexpr Limits<14> kFreshLimits({2, 5, 14});
+constexpr Limits<10> kHitLimits({2, 3, 4, 6, 10});
+constexpr Limits<8> kHitFreshLimits({3, 8});
+constexpr Limits<24> kHitTotalLimits({4, 10, 24});
+// The number of a content that left, from the lowest bits: hits and turn, as far as four bits go, and the class of its
+// wait or kNoWait.
+constexpr int kCountBits = 4, kClassBits = 12;
+static_assert(2 * kCountBits + kClassBits == PastContents::kNumberBits);
 constexpr uint64_t kCountMask = (1 << kCountBits) - 1, kNoWait = (1 << kClassBits) - 1;
-static_assert(UseClasses::kClasses <= kNoWait && kTurnLimits.back() <= kCountMask &&
-              kHitLimits.back() <= kCountMask);
+static_assert(UseClasses::kClasses <= kNoWait);
 
 int GapOf(uint64_t blocks) { return std::min<int>(std::bit_width(blocks / 1024), UseClasses::kGaps - 1); }
 
@@ -39,7 +49,8 @@ constexpr uint8_t kSharedHits = 5;
 
 UseClasses::UseClasses(const PolicyOptions& options)
     : blocks_per_unit_(std::max(1u, kUnitTokens / std::max(1u, options.tokens_per_block))),
-      nodes_(options.max_blocks) {}
+      nodes_(options.max_blocks),
+      past_(std::max(kLeastPast, options.max_blocks)) {}
 
 UseClasses::Use UseClasses::UseOf(int cls) {
   Use use;
@@ -77,26 +88,25 @@ int UseClasses::ClassOf(const Node& node) const {
   const uint32_t fresh = units(run.length), total = units(run.front + run.length);
   if (node.hits == 0) {
     const int last = node.depth + 1 == run.front + run.length ? 1 : 0;
-    return ((Reached(node.turn, kTurnLimits) * kTotals + Reached(total, kTotalLimits)) * kFresh +
-            Reached(fresh, kFreshLimits)) *
+    return ((kTurnLimits.Reached(node.turn) * kTotals + kTotalLimits.Reached(total)) * kFresh +
+            kFreshLimits.Reached(fresh)) *
                2 +
            last;
   }
   return kUnhit +
-         ((Reached(node.hits, kHitLimits) * kGaps + node.gap) * kHitFresh + Reached(fresh, kHitFreshLimits)) *
+         ((kHitLimits.Reached(node.hits) * kGaps + node.gap) * kHitFresh + kHitFreshLimits.Reached(fresh)) *
              kHitTotals +
-         Reached(total, kHitTotalLimits);
+         kHitTotalLimits.Reached(total);
 }
 
 uint8_t UseClasses::TurnBehind(const Node& front) {
   return front.hits >= kSharedHits ? 0 : static_cast<uint8_t>(std::min(front.turn + 1, 255));
 }
 
-std::optional<UseClasses::Wait> UseClasses::WaitOf(uint64_t past, uint64_t now) {
-  const uint64_t cls = past >> 2 * kCountBits & kNoWait;
+std::optional<UseClasses::Wait> UseClasses::WaitOf(const PastContents::Past& past, uint64_t now) {
+  const uint64_t cls = past.number() >> 2 * kCountBits;
   if (cls == kNoWait) return std::nullopt;
-  const uint64_t age = (now - (past >> kSinceShift)) << kSinceShift >> kSinceShift;
-  return Wait{.cls = static_cast<int>(cls), .since = now - age};
+  return Wait{.cls = static_cast<int>(cls), .since = now - past.AgeAt(now)};
 }
 
 std::optional<UseClasses::Wait> UseClasses::OnInsert(uint32_t block, const Content& content, uint64_t now) {
@@ -110,14 +120,14 @@ std::optional<UseClasses::Wait> UseClasses::OnInsert(uint32_t block, const Conte
   // Behind the last block of a run that is still being computed.
   const bool follows =
       parent != 0 && run_ - front.run < kRuns && run.open && front.depth + 1 == run.front + run.length;
-  const uint64_t* const past = past_.Find(node.hash);
+  const PastContents::Past* const past = past_.Find(node.hash);
   if (past != nullptr) {
     // It is found again, only not here.
-    node.hits = static_cast<uint8_t>((*past & kCountMask) + 1);
-    node.turn = static_cast<uint8_t>(*past >> kCountBits & kCountMask);
+    node.hits = static_cast<uint8_t>((past->number() & kCountMask) + 1);
+    node.turn = static_cast<uint8_t>(past->number() >> kCountBits & kCountMask);
     ended = WaitOf(*past, now);
     if (ended.has_value()) node.gap = static_cast<uint8_t>(GapOf(now - ended->since));
-    past_.Remove(node.hash);
+    past_.Forget(past);
     if (follows && front.hits > 0) {
       ++run.front;
       node.run = front.run;
@@ -163,13 +173,15 @@ int UseClasses::OnUsed(uint32_t block, uint64_t now) {
 
 void UseClasses::OnEvict(uint32_t block, uint64_t now, absl::FunctionRef<void(const Wait&)> forgotten) {
   Node& node = nodes_[block];
-  past_.Add(node.hash, node.used << kSinceShift | (node.waits ? node.cls : kNoWait) << 2 * kCountBits |
-                           std::min<uint64_t>(node.turn, kCountMask) << kCountBits |
-                           std::min<uint64_t>(node.hits, kCountMask));
+  const uint64_t number = (node.waits ? node.cls : kNoWait) << 2 * kCountBits |
+                          std::min<uint64_t>(node.turn, kCountMask) << kCountBits |
+                          std::min<uint64_t>(node.hits, kCountMask);
   node.waits = false;
-  for (const uint32_t most = std::max(kLeastPast, resident_); past_.size() > most;) {
-    if (const auto wait = WaitOf(past_.oldest(), now); wait.has_value()) forgotten(*wait);
-    past_.Trim(past_.size() - 1);
+  // Sets half full at most until there are as many as there may be: all that is remembered is walked over, and a walk over
+  // empty places teaches nothing.
+  past_.Reserve(static_cast<uint32_t>(std::min<uint64_t>(2 * ++evicted_, std::max(kLeastPast, resident_))));
+  if (const PastContents::Past lost = past_.Remember(node.hash, node.used, number, now); lost.hash != 0) {
+    if (const auto wait = WaitOf(lost, now); wait.has_value()) forgotten(*wait);
   }
   --resident_;
 }
@@ -179,7 +191,7 @@ std::optional<UseClasses::Wait> UseClasses::InSlot(uint32_t slot, uint64_t now) 
     const Node& node = nodes_[slot];
     return node.waits ? std::optional(Wait{.cls = node.cls, .since = node.used}) : std::nullopt;
   }
-  const uint64_t* const past = past_.InSlot(slot - highest_ - 1);
+  const PastContents::Past* const past = past_.InSlot(slot - highest_ - 1);
   return past == nullptr ? std::nullopt : WaitOf(*past, now);
 }
 

@@ -9,7 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "server/pool/virtual_array.h"
-#include "server/replacement/ghost_list.h"
+#include "server/replacement/past_contents.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -64,10 +64,13 @@ class UseClasses {
   int cls(uint32_t block) const { return nodes_[block].cls; }
   uint64_t used(uint32_t block) const { return nodes_[block].used; }
   uint32_t resident() const { return resident_; }
-  void Prefetch(uint32_t block) const { nodes_.Prefetch(block); }
-  // Of small pools more, as 65,536 contents that left are remembered.
+  void Prefetch(uint32_t block, uint64_t hash) const {
+    nodes_.Prefetch(block);
+    past_.Prefetch(hash);
+  }
+  // Of small pools more, as 16,384 contents that left are remembered.
   static constexpr size_t kNodeBytes = 40;
-  static constexpr double kBytesPerBlock = kNodeBytes + GhostList::kBytesPerGhost;
+  static constexpr double kBytesPerBlock = kNodeBytes + PastContents::kBytesPerContent;
 
  private:
   static constexpr uint32_t kRuns = 4096;
@@ -93,14 +96,15 @@ class UseClasses {
   void BeginRun(uint32_t front, uint32_t length) { runs_[++run_ % kRuns] = {front, length, true}; }
   int ClassOf(const Node& node) const;
   static uint8_t TurnBehind(const Node& front);
-  static std::optional<Wait> WaitOf(uint64_t past, uint64_t now);
+  static std::optional<Wait> WaitOf(const PastContents::Past& past, uint64_t now);
 
   const uint32_t blocks_per_unit_;
   VirtualArray<Node> nodes_;
-  GhostList past_;                 // Last use, class, hits and turn of what left.
+  PastContents past_;              // Class, hits and turn of what left.
   std::array<Run, kRuns> runs_{};  // The latest ones.
   uint32_t run_ = 0;
   uint32_t resident_ = 0, highest_ = 0;
+  uint64_t evicted_ = 0;
 };
 
 }  // namespace kvpool

@@ -91,7 +91,7 @@ BlockId WorkloadAwarePolicy::Victim(uint64_t now_ms) {
   return BlockId{least};
 }
 
-void WorkloadAwarePolicy::Prefetch(BlockId block) const {
+void WorkloadAwarePolicy::Prefetch(BlockId block, uint64_t) const {
   nodes_.Prefetch(Index(block));
   places_.Prefetch(Index(block));
 }

@@ -37,7 +37,7 @@ class WorkloadAwarePolicy final : public ReplacementPolicy {
   void OnWithdraw(BlockId block) override;
   void OnEvict(BlockId block) override;
   BlockId Victim(uint64_t now_ms) override;
-  void Prefetch(BlockId block) const override;
+  void Prefetch(BlockId block, uint64_t) const override;
   uint32_t offered() const override { return offered_; }
   // And ReuseStatistics::kBytes in all.
   double bytes_per_block() const override { return sizeof(Node) + sizeof(uint32_t) + 24; }

@@ -62,7 +62,7 @@ class Picture {
     // The two to compare with on top.
     for (const bool bold : {false, true}) {
       for (const Line& line : lines_) {
-        if (line.width > 2 == bold) Curve(line);
+        if ((line.width > 2) == bold) Curve(line);
       }
     }
     Labels();

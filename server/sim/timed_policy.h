@@ -51,7 +51,7 @@ class TimedPolicy final : public ReplacementPolicy {
     return victim;
   }
   size_t Upcoming(absl::Span<BlockId> blocks) const override { return policy_->Upcoming(blocks); }
-  void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
+  void Prefetch(BlockId block, uint64_t hash) const override { policy_->Prefetch(block, hash); }
   Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }

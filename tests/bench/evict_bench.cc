@@ -62,7 +62,7 @@ class Cache {
       const uint32_t content = std::exchange(ahead_[next_ % kAhead], Draw());
       const uint32_t soon = ahead_[(next_ + kAhead / 2) % kAhead];
       ++next_;
-      if (block_of_[soon] != 0) policy_->Prefetch(BlockId{block_of_[soon]});
+      policy_->Prefetch(BlockId{block_of_[soon]}, Mixed(soon + 1));
       const BlockId block{block_of_[content]};
       if (block != kNullBlock) {
         policy_->OnWithdraw(block);

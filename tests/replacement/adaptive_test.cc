@@ -67,7 +67,7 @@ class Kept final : public ReplacementPolicy {
   void OnWithdraw(BlockId block) override { policy_.OnWithdraw(block); }
   void OnEvict(BlockId block) override { policy_.OnEvict(block); }
   BlockId Victim(uint64_t now_ms) override { return policy_.Victim(now_ms); }
-  void Prefetch(BlockId block) const override { policy_.Prefetch(block); }
+  void Prefetch(BlockId block, uint64_t hash) const override { policy_.Prefetch(block, hash); }
   uint32_t offered() const override { return policy_.offered(); }
   double bytes_per_block() const override { return policy_.bytes_per_block(); }
 

@@ -11,6 +11,7 @@
 #include "server/replacement/ghost_list.h"
 #include "server/replacement/lru_shadow.h"
 #include "server/replacement/offer_heap.h"
+#include "server/replacement/past_contents.h"
 #include "server/replacement/reuse_statistics.h"
 #include "server/replacement/turns.h"
 
@@ -45,6 +46,43 @@ TEST(OfferHeap, RanksOfNumbersSortAsTheNumbers) {
   const double numbers[] = {0, 1e-300, 0.5, 1, 1.0000000001, 2, 1e9, 1e300};
   EXPECT_TRUE(std::is_sorted(std::begin(numbers), std::end(numbers),
                              [](double a, double b) { return RankOf(a) < RankOf(b); }));
+}
+
+// Against a map: what is remembered is right, what is forgotten was the one of its set used longest ago, and is told.
+TEST(PastContents, ForgetsTheOldestOfASetAndKeepsTheRestWhileItGrows) {
+  constexpr uint32_t kMost = 1003;
+  PastContents past(kMost);
+  std::map<uint64_t, uint64_t> last_use;  // Of what is remembered.
+  std::mt19937_64 random(5);
+  uint64_t forgotten = 0, ages = 0;
+  for (uint64_t now = 1; now <= 20000; ++now) {
+    const uint64_t hash = 1 + random() % 4000;
+    past.Reserve(static_cast<uint32_t>(std::min<uint64_t>(now, 2 * kMost)));
+    ASSERT_LE(past.slots(), kMost + 3);
+    const PastContents::Past* const found = past.Find(hash);
+    ASSERT_EQ(found != nullptr, last_use.contains(hash)) << hash << " at " << now;
+    if (found != nullptr) {
+      EXPECT_EQ(found->since(), last_use[hash]);
+      EXPECT_EQ(found->number(), hash % 1000);
+      EXPECT_EQ(found->AgeAt(now), now - last_use[hash]);
+      past.Forget(found);
+      last_use.erase(hash);
+      if (now % 2 == 0) continue;
+    }
+    const PastContents::Past lost = past.Remember(hash, now, hash % 1000, now);
+    last_use[hash] = now;
+    if (lost.hash == 0) continue;
+    ++forgotten;
+    ASSERT_TRUE(last_use.contains(lost.hash)) << lost.hash;
+    EXPECT_EQ(lost.since(), last_use[lost.hash]);
+    last_use.erase(lost.hash);
+    ages += lost.AgeAt(now);
+  }
+  EXPECT_GT(forgotten, 5000u);
+  EXPECT_GT(ages / forgotten, kMost) << "of any other of a set it would be less";
+  uint32_t there = 0;
+  for (uint32_t slot = 0; slot < past.slots(); ++slot) there += past.InSlot(slot) != nullptr;
+  EXPECT_EQ(there, last_use.size());
 }
 
 TEST(GhostList, ForgetsTheOldest) {
@@ -98,8 +136,12 @@ TEST(ReuseStatistics, CountsWhatCameBackOfEachClass) {
   for (uint64_t hash = 1; hash <= 8000; ++hash) {
     const int cls = hash % 2 == 0 ? 0 : 1;
     reuse.Begin(hash, cls, now);
-    if (cls == 0 && hash % 8 != 0) EXPECT_EQ(reuse.End(hash, now + 100), 0);
-    if (cls == 1 && hash % 8 == 1) EXPECT_EQ(reuse.End(hash, now + 300), 1);
+    if (cls == 0 && hash % 8 != 0) {
+      EXPECT_EQ(reuse.End(hash, now + 100), 0);
+    }
+    if (cls == 1 && hash % 8 == 1) {
+      EXPECT_EQ(reuse.End(hash, now + 300), 1);
+    }
     now += 300;
   }
   EXPECT_NEAR(reuse.ShareOfBegun(0), 0.75, 0.01);

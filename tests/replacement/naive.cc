@@ -597,7 +597,7 @@ class Twins final : public ReplacementPolicy {
                  victims_, Index(victim), expected);
     return victim;
   }
-  void Prefetch(BlockId block) const override { policy_->Prefetch(block); }
+  void Prefetch(BlockId block, uint64_t hash) const override { policy_->Prefetch(block, hash); }
   Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
