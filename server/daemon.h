@@ -54,7 +54,7 @@ struct DaemonOptions {
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
   double low_watermark = 0.005;  // Free blocks below this share of the capacity: reclaim in the background …
   double high_watermark = 0.01;  // … until this share is free.
-  std::string policy = "lru";
+  std::string policy = "learned";
   std::shared_ptr<const Weights> policy_weights;  // Of one policy. Null: those built in.
   double pin_budget = 0.25;
   double tenant_share = 1;               // Most of each device that the spaces of one tenant may have.

@@ -36,7 +36,7 @@ struct CommandLine {
   std::string device = "auto", capacity = "0.5", slab_bytes = "0";
   std::string socket, socket_group, state_dir, metrics_listen = "127.0.0.1:9400";
   std::string log_level = "info", log_format = "text";
-  std::string policy = "lru", replacement_weights, event_log, event_log_bytes = "256MiB";
+  std::string policy = "learned", replacement_weights, event_log, event_log_bytes = "256MiB";
   double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25, tenant_share = 1;
   uint64_t max_sessions = 1024, max_members = 64;
   absl::Duration idle_space = absl::Hours(1);

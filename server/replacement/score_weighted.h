@@ -18,7 +18,7 @@ struct ScoreWeightedNode {
 // Scores come from device operations that read the block, as its place among the blocks of the sequence that was
 // scored: whatever the scorer's scale, the middle is worth nothing. The most valuable of a sequence is as good as
 // used kWeight / 2 turnovers of the cache later than it was, the least valuable as much earlier. A turnover is as many
-// uses as there are blocks. Without scores this is LRU.
+// uses as there are blocks, of which being computed is one. Without scores this is LRU.
 class ScoreWeightedPolicy final : public RankedPolicy<ScoreWeightedNode> {
  public:
   explicit ScoreWeightedPolicy(const PolicyOptions& options)

@@ -151,7 +151,7 @@ TEST_F(OperatorTest, ListsShowWhatThereIs) {
   EXPECT_EQ(space.slabs(), 1);
   EXPECT_EQ(space.bytes(), kSlabBlocks * kBlockBytes);
   EXPECT_EQ(space.blocks().capacity(), 15);
-  EXPECT_EQ(space.policy(), "lru");
+  EXPECT_EQ(space.policy(), "learned");
 
   v1::ListSessionsRequest of_space;
   of_space.set_space(99);
@@ -211,6 +211,7 @@ TEST_F(OperatorTest, BlocksArePagedAndFiltered) {
 }
 
 TEST_F(OperatorTest, SetPolicyKeepsWhatIsCached) {
+  options_.policy = "lru";
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
   Cache(engine.get(), "a", 3);

@@ -181,10 +181,10 @@ TEST_F(Kvpoolctl, DrainAndRevoke) {
 }
 
 TEST_F(Kvpoolctl, PolicyIsShownAndSet) {
-  EXPECT_EQ(Ask<v1::GetPoliciesResponse>({"policy"}).spaces(0).policy(), "lru");
+  EXPECT_EQ(Ask<v1::GetPoliciesResponse>({"policy"}).spaces(0).policy(), "learned");
   EXPECT_THAT(Run({"policy"}).out, HasSubstr("New spaces: lru"));
   const auto set = Ask<v1::SetPolicyResponse>({"policy", "set", "arc", "--space=1"});
-  EXPECT_EQ(set.spaces(0).previous(), "lru");
+  EXPECT_EQ(set.spaces(0).previous(), "learned");
   EXPECT_EQ(set.spaces(0).blocks(), kChain);
   EXPECT_EQ(Run({"policy", "set", "sieve"}).out,
             "Space 1: sieve instead of arc; takes over 4 blocks\nNew spaces: sieve\n");
