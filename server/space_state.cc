@@ -239,6 +239,7 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
     }
     // The null block is no part of the pool's capacity.
     const uint32_t blocks = grown == 0 ? row.block_count - 1 : row.block_count;
+    LearnAhead();
     const absl::Status status = pool.Grow(blocks);
     KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts.id, grown, status.ToString().c_str());
     ++grown;
@@ -260,9 +261,18 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
 }
 
 uint32_t SpaceState::AheadBlocks() const {
-  const uint64_t slab = facts.geometry.blocks_in(facts.geometry.slab_bytes);
-  const uint64_t share = std::clamp<uint64_t>(pool.capacity() / kAheadShare, slab / 4, 4 * slab);
-  return std::max(low_blocks_, static_cast<uint32_t>(std::min<uint64_t>(share, UINT32_MAX)));
+  const uint64_t slab = facts.geometry.blocks_in(facts.geometry.slab_bytes), capacity = pool.capacity();
+  const uint64_t least = slab / 4, most = std::max(least, std::min(4 * slab, capacity / 4));
+  const uint64_t ahead = std::clamp(std::max<uint64_t>(capacity / kAheadShare, learned_blocks_), least, most);
+  return std::max(low_blocks_, static_cast<uint32_t>(std::min<uint64_t>(ahead, UINT32_MAX)));
+}
+
+void SpaceState::LearnAhead() {
+  if (std::exchange(came_short_, false)) {
+    learned_blocks_ = 2 * std::min(ahead_blocks_, UINT32_MAX / 2);
+  } else if (spare_blocks() > ahead_blocks_ / 2) {
+    learned_blocks_ /= 2;
+  }
 }
 
 uint32_t SpaceState::spare_blocks() const {
@@ -277,6 +287,7 @@ bool SpaceState::short_of_blocks() const {
 bool SpaceState::GrowFor(uint32_t blocks, uint64_t now) {
   if (!may_grow_ && grown == slabs.size()) return false;
   wanted_blocks_ = std::max(wanted_blocks_, blocks);
+  came_short_ = true;
   if (!std::exchange(growing_, true)) growth_moved_ms_ = now;
   return now - growth_moved_ms_ < kGrowthStallMs;
 }

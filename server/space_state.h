@@ -15,8 +15,10 @@
 //
 //   spare    free; less what is promised, once a session came short for what others were promised
 //   coming   in slabs that were made and are not in the pool
-//   ahead    the low watermark, or 1/32 of the capacity if that is more; the latter between a quarter of a slab and
-//            four slabs: all that a space has unasked for is so much, and the rest of a slab
+//   ahead    the low watermark, or if more 1/32 of the capacity, or if more what was learned: twice as much each time that
+//            a verb came short before a slab was there, half as much each time that most of it was left. The last two at
+//            least a quarter of a slab, and at most the more of that and a quarter of the capacity, and four slabs: so
+//            much, and the rest of a slab, is all that a space has unasked for
 //   wanted   what a verb or a guarantee lacks, until the next slab is there
 //
 // Not thread-safe: the space's mutex is around it. Time comes in as an argument.
@@ -201,7 +203,9 @@ class SpaceState {
   void AskForLeases(uint64_t now);
   // So many blocks are wanted beside those there are. False: growth will not bring them.
   bool GrowFor(uint32_t blocks, uint64_t now);
-  uint32_t AheadBlocks() const;  // As it should be at this capacity.
+  uint32_t AheadBlocks() const;  // As it should be at this capacity, with what was learned.
+  // Before a slab's blocks enter the pool: did those that were spare last until now?
+  void LearnAhead();
   uint32_t spare_blocks() const;
   uint32_t coming_blocks() const { return made_blocks() - (grown == 0 ? 0 : pool.capacity() + 1); }
 
@@ -210,6 +214,8 @@ class SpaceState {
   uint32_t low_blocks_ = 0;
   uint32_t high_blocks_ = 0;
   uint32_t ahead_blocks_ = 0;
+  uint32_t learned_blocks_ = 0;  // Of ahead_blocks_.
+  bool came_short_ = false;      // Some verb, since the last slab entered the pool.
   uint32_t wanted_blocks_ = 0;
   bool promises_count_ = false;
   uint64_t asked_ms_ = 0;         // When sessions were last asked for leases.
