@@ -155,6 +155,34 @@ TEST_F(GrowFirstTest, ALargeSpaceGrowsEarlierUpToFourSlabs) {
   EXPECT_EQ(Space().slabs, slabs + 1);
 }
 
+// An engine that takes two blocks a turn, where a slab is made and mapped in four turns: half a slab's worth of them.
+TEST_F(GrowFirstTest, LearnsHowFarAheadOfAnEngineToGrow) {
+  StartDaemon(128);
+  const auto engine = OpenEngine(OpenRequest());
+  uint32_t taken = 0;
+  // Turns in which it came short, of so many in each of which it takes `blocks`.
+  const auto run = [&](int turns, uint32_t blocks) {
+    int short_turns = 0;
+    for (int turn = 0; turn < turns; ++turn) {
+      const v1::LeaseResult lease = engine->LeaseAsked(blocks, 1);
+      taken += lease.blocks_size();
+      short_turns += lease.shortfall() == v1::SHORTFALL_GROWING;
+      if (turn % 4 != 3) continue;
+      engine->MapSlabs();
+      daemon_->HousekeepOnce();
+    }
+    return short_turns;
+  };
+  EXPECT_GT(run(100, 2), 0);
+  EXPECT_EQ(run(200, 2), 0);
+  EXPECT_EQ(Space().capacity + 1, Space().slabs * kSlabBlocks);
+  EXPECT_LE(Space().slabs * kSlabBlocks, taken + 3 * kSlabBlocks) << "no further than it needs";
+  // It slows down: the space is back at 1/32 of what it has. The null block and the sink are not of those taken.
+  run(400, 1);
+  EXPECT_LE(Space().slabs * kSlabBlocks, 2 + taken + Space().capacity / 32 + kSlabBlocks);
+  EXPECT_EQ(Evicted(), 0);
+}
+
 TEST_F(GrowFirstTest, TheSinkOfANewSessionEvictsNothing) {
   StartDaemon(2);
   const auto first = OpenEngine(OpenRequest(), "first");
