@@ -317,7 +317,7 @@ void Batches::ResumeShort(uint64_t now, Deferred* deferred) {
   // One of them may close its session: the list is not walked meanwhile.
   std::vector<std::shared_ptr<Session>> lacking;
   for (Session* session : state_.sessions) {
-    if (session->lacks_blocks) lacking.push_back(session->shared_from_this());
+    if (session->lacks_blocks && session->ready) lacking.push_back(session->shared_from_this());
   }
   for (const auto& session : lacking) Readmit(session.get(), now, deferred);
 }

@@ -297,7 +297,11 @@ SpaceLease SpaceState::Lease(Holder session, uint64_t now, uint32_t count, uint3
   const uint32_t wanted = std::min(count, pool.cap_room(session));
   const uint32_t credit = pool.credit_room(session);
   uint32_t at_once = std::min({wanted, free_blocks(), credit});
-  if (at_once == wanted || wanted < min) return {.outcome = pool.Lease(session, now, count, min, out)};
+  const uint64_t to_come = facts.geometry.max_blocks - 1 - pool.capacity();
+  // Nothing is missing, or slabs can't bring what is.
+  if (at_once == wanted || wanted < min || credit + to_come < min) {
+    return {.outcome = pool.Lease(session, now, count, min, out)};
+  }
   if (at_once < min) at_once = 0;
   if (!GrowFor(wanted - at_once, now)) return {.outcome = pool.Lease(session, now, count, min, out)};
   if (credit < wanted) CountPromises();

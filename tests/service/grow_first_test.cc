@@ -99,6 +99,11 @@ TEST_F(GrowFirstTest, ALeaseOfManySlabs) {
 TEST_F(GrowFirstTest, WantedIsNoMoreThanTheSpaceOrTheSessionCanHave) {
   StartDaemon(4);
   v1::OpenSession request = OpenRequest();
+  const auto other = OpenEngine(request);
+  EXPECT_EQ(other->LeaseAsked(63, 63).shortfall(), v1::SHORTFALL_PRESSURE) << "at most 63, a sink among them";
+  Settle({other.get()});
+  EXPECT_EQ(Space().slabs, 1);
+  other->Do(CloseOp());
   request.set_max_blocks(20);
   const auto engine = OpenEngine(request);
   v1::LeaseResult lease = engine->LeaseAsked(60, 1);
