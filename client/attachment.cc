@@ -68,9 +68,13 @@ absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::strin
   return std::unique_ptr<Attachment>(new Attachment(std::move(socket), answer.welcome()));
 }
 
-Attachment::~Attachment() {
-  shutdown(socket_.get(), SHUT_RDWR);
+void Attachment::Unmap() {
+  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
   if (thread_.joinable()) thread_.join();
+  socket_.Reset();
+  base_.store(0, std::memory_order_release);
+  MutexLock lock(&mu_);
+  memory_.reset();
 }
 
 void Attachment::Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end) {

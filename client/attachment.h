@@ -29,8 +29,7 @@ class Attachment {
   static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const std::string& daemon_socket,
                                                              const std::string& client_name,
                                                              std::chrono::steady_clock::time_point deadline);
-  // Hangs up, stops the thread and unmaps.
-  ~Attachment();
+  ~Attachment() { Unmap(); }
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
 
@@ -45,6 +44,9 @@ class Attachment {
   };
   // Starts the thread. It tells `state` of capacity, slabs and the end, and then calls `on_end`.
   void Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end);
+
+  // Hangs up, stops the thread and unmaps. From then on base() is 0.
+  void Unmap() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Address of block 0. 0 before the first slab came.
   uint64_t base() const { return base_.load(std::memory_order_acquire); }
@@ -63,7 +65,7 @@ class Attachment {
   absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Reserve(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const UniqueFd socket_;
+  UniqueFd socket_;  // Closed once the thread has ended.
   const v1::AttachWelcome welcome_;
   Geometry geometry_;
   SessionState* state_ = nullptr;

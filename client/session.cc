@@ -75,6 +75,14 @@ absl::Status Session::Close(Deadline deadline) {
   return absl::OkStatus();
 }
 
+void Session::Dismantle() {
+  if (rep_->forked()) return;
+  rep_->state.End(absl::AbortedError("the session was closed"));
+  rep_->fences.reset();
+  rep_->attachment->Unmap();
+  rep_->stream->Stop();
+}
+
 // ---------------------------------------------------------------------------------------------- what it is
 
 uint64_t Session::id() const { return rep_->session_id; }

@@ -167,6 +167,9 @@ class Session {
   // Sends what is queued, ends the session and gives back all that it holds, at once: the caller's word that no member has
   // work on the device any more. Outstanding Blocks turn void.
   absl::Status Close(Deadline deadline);
+  // For one that is closed, or has ended, and is kept: its threads end and its memory is taken out of the process, as its
+  // destructor does. What it was can still be asked; base() is 0. The caller uses no address in its memory any more.
+  void Dismantle();
 
   // ---- What it is
   uint64_t id() const;

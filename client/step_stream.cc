@@ -68,8 +68,10 @@ class StepStream::Rep {
     thread_ = std::thread([this] { Run(); });
   }
   void Wake(Urgency urgency);
+  void Stop();
 
  private:
+  void EndThread();
   enum class Mode { kAwake, kNap, kSleep };
   enum Tag : intptr_t { kWoken = 1, kStarted, kRead, kWritten, kFinished };
   static void* AsPointer(Tag tag) { return reinterpret_cast<void*>(tag); }
@@ -85,7 +87,7 @@ class StepStream::Rep {
     return stop_.load(std::memory_order_seq_cst) || !state_->open.load(std::memory_order_seq_cst);
   }
 
-  const std::unique_ptr<v1::Engine::Stub> stub_;
+  std::unique_ptr<v1::Engine::Stub> stub_;  // Null once it was stopped.
   Conversation* conversation_ = nullptr;
   SessionState* state_ = nullptr;
   std::thread thread_;
@@ -104,12 +106,21 @@ class StepStream::Rep {
   grpc::Status last_status_;
 };
 
+void StepStream::Rep::EndThread() {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_seq_cst);
+  Wake(Urgency::kNow);
+  thread_.join();
+}
+
+void StepStream::Rep::Stop() {
+  EndThread();
+  if (conversation_ != nullptr) conversation_->Abort(state_->status());
+  stub_.reset();
+}
+
 StepStream::Rep::~Rep() {
-  if (thread_.joinable()) {
-    stop_.store(true, std::memory_order_seq_cst);
-    Wake(Urgency::kNow);
-    thread_.join();
-  }
+  EndThread();
   queue_.Shutdown();
   void* tag = nullptr;
   bool ok = false;
@@ -279,5 +290,6 @@ absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& r
 
 void StepStream::Start(Conversation* conversation, SessionState* state) { rep_->Start(conversation, state); }
 void StepStream::Wake(Urgency urgency) { rep_->Wake(urgency); }
+void StepStream::Stop() { rep_->Stop(); }
 
 }  // namespace kvpool

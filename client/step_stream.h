@@ -42,6 +42,9 @@ class StepStream {
   enum class Urgency { kSoon, kNow };
   // There is something to say. Any thread.
   void Wake(Urgency urgency);
+  // REQUIRES: the session is over. Ends the thread and the connection; those who wait for answers are told that there will
+  // be none. From then on Wake does nothing.
+  void Stop();
 
  private:
   class Rep;

@@ -267,6 +267,12 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
   absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
       device_verbs_.Prepare(session, verb->operation, now);
   if (!operation.ok()) return operation.status();
+  if ((*operation)->lacks_blocks) {
+    if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
+    session->parked.ParkBehind(std::move(*verb));
+    session->lacks_blocks = true;
+    return absl::OkStatus();
+  }
   const size_t named = WeightOf(verb->operation);
   std::vector<uint32_t> blocks = BlockIdsOf(verb->operation);
   for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
@@ -303,11 +309,25 @@ void Batches::OnOver(DeviceOperation* operation, uint64_t now, Deferred* deferre
     SetStatus(operation->status, &operation->result);
   }
   state_.Complete(session->parked.Finish(operation->id), operation->result, deferred);
+  Readmit(session, now, deferred);
+  state_.AfterVerbs(now, deferred);
+}
+
+void Batches::ResumeShort(uint64_t now, Deferred* deferred) {
+  // One of them may close its session: the list is not walked meanwhile.
+  std::vector<std::shared_ptr<Session>> lacking;
+  for (Session* session : state_.sessions) {
+    if (session->lacks_blocks && session->ready) lacking.push_back(session->shared_from_this());
+  }
+  for (const auto& session : lacking) Readmit(session.get(), now, deferred);
+}
+
+void Batches::Readmit(Session* session, uint64_t now, Deferred* deferred) {
+  session->lacks_blocks = false;
   session->parked.BeginReadmission();
   while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
     Resume(*std::move(verb), now, deferred);
   }
-  state_.AfterVerbs(now, deferred);
 }
 
 void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now,

@@ -5,7 +5,8 @@
 //   session ended            ABORTED with the reason
 //   `after` not passed, or
 //   behind a parked verb     parked: changes nothing now, is applied by the fence that lets it through
-//   a device operation       started, and parked until it is over (server/device_operation.h)
+//   a device operation       started, and parked until it is over (server/device_operation.h); before that parked
+//                            as long as it needs blocks that are free in no slab so far, and there can be another
 //   else                     applied
 //
 // Not thread-safe: the space's mutex is around it, so a repetition can't overtake the first application.
@@ -39,6 +40,8 @@ class Batches {
                   Deferred* deferred);
   // A device operation is over: it is answered, and what waited behind it goes on.
   void OnOver(DeviceOperation* operation, uint64_t now, Deferred* deferred);
+  // There may be blocks for what waits for some, or none to come: it goes on, waits again or is refused.
+  void ResumeShort(uint64_t now, Deferred* deferred);
   // Moves what is pending for the member's stream into the response: not all of it, if that is large.
   bool TakePending(Member* member, v1::StepResponse* response);
 
@@ -53,7 +56,10 @@ class Batches {
                 v1::OperationResult* result, Deferred* deferred);
   // Applies a verb that was parked and may go now.
   void Resume(ParkedVerb verb, uint64_t now, Deferred* deferred);
+  // What is behind others or lacks blocks is looked at again.
+  void Readmit(Session* session, uint64_t now, Deferred* deferred);
   // Starts a device operation, as which the verb is parked then, with `waiter` unless that is null: both are moved from.
+  // What lacks blocks that the space can grow by is parked as it is.
   // After an error they are not.
   absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
   // What can't be applied now: parked until step `due`, behind another verb, or on the device.

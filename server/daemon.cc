@@ -163,6 +163,7 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
   {
     MutexLock lock(&space.mu);
     space.state.OnSlabAck(member.get(), ack, clock_->NowMs(), &deferred);
+    space.batches.ResumeShort(clock_->NowMs(), &deferred);
     space.state.AfterVerbs(clock_->NowMs(), &deferred);
     space.state.CollectWakes(&deferred);
   }
@@ -350,10 +351,9 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     SpaceState& state = space->state;
     const uint64_t now = clock_->NowMs();
     // A space that could not grow may when others have given back.
-    const bool stuck =
-        !state.may_grow() && !state.slabs.empty() && !state.complete() && state.short_of_free();
+    const bool stuck = !state.may_grow() && !state.slabs.empty() && !state.complete();
     if (stuck && room && now >= state.retry_growth_ms) state.set_may_grow(true);
-    needs_room = stuck && !room && state.pressure;
+    needs_room = stuck && !room && state.pressure && state.short_of_blocks();
     needs_slab = state.NeedsSlab() && !state.slabs.empty();
   }
   // With nothing left to evict it is dearer than a cache that no session uses.
@@ -382,10 +382,11 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     const uint64_t now = clock_->NowMs();
     state.Grow(now, &deferred);
     state.pool.Expire(now);
+    space->batches.ResumeShort(now, &deferred);
     state.Observe(state.pool.TakeDirectEvictions());
     state.AfterVerbs(now, &deferred);
     state.CollectWakes(&deferred);
-    // One slab at a time: the next round comes when this one is mapped, or after a tick.
+    // One slab a round, so that every space has its turn.
     deferred.housekeep = state.NeedsSlab();
   }
   Settle(space.get(), &deferred);
@@ -407,6 +408,8 @@ void Daemon::Retire(const std::shared_ptr<Space>& space) {
   }
   retired_->Add(last, counters);
   LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
+  // Others may grow now, which they should learn before they evict.
+  if (housekeeper_ != nullptr) housekeeper_->Wake();
 }
 
 }  // namespace kvpool

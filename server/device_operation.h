@@ -101,6 +101,7 @@ struct DeviceOperation {
   std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
+  bool lacks_blocks = false;           // They can't be leased yet, and may be later: it is not prepared.
 
   std::atomic<bool> abandoned{false};  // Its session has ended: what it would answer nobody hears.
   std::atomic<uint32_t> parts_out{0};  // Of the present round: scoring, or gathering.

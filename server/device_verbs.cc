@@ -327,12 +327,12 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
 absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
   if (count == 0) return absl::OkStatus();
   Session* session = operation->session.get();
-  if (!session->ready) {
-    return absl::UnavailableError(absl::StrCat("compact: a member of session ", session->terms.id,
-                                               " has not mapped every slab yet: ask again when it has"));
-  }
-  const LeaseOutcome outcome =
-      state_.pool.Lease(session->holder, now, count, count, &operation->destinations);
+  // Behind on mapping: it can't be told of blocks that it has not mapped.
+  operation->lacks_blocks = !session->ready;
+  if (operation->lacks_blocks) return absl::OkStatus();
+  const auto [outcome, growing] = state_.Lease(session->holder, now, count, count, &operation->destinations);
+  operation->lacks_blocks = growing;
+  if (growing) return absl::OkStatus();
   if (outcome.leased < count) {
     state_.lease_was_short = true;
     return absl::ResourceExhaustedError(

@@ -3,7 +3,8 @@
 //
 //   waiting  for its step:  due(verb) = max(its own `after`, due of the last waiting verb on each of its blocks)
 //   running  on the device: a device operation that was started and is not over
-//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself
+//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself; or it lacks
+//            blocks, which the space is to grow by
 //
 // Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one block
 // therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if it never came.

@@ -139,6 +139,7 @@ class Session : public std::enable_shared_from_this<Session> {
   uint64_t next_operation = 1;
   EpisodeSets episodes;
   bool free_when_over = false;  // It has ended, and its blocks come free when the last of them is over.
+  bool lacks_blocks = false;    // Some verb that is parked waits for blocks.
   bool ready = false;
   bool ended = false;
   std::string end_reason;

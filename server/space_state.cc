@@ -19,6 +19,8 @@ constexpr uint64_t kAskAgainMs = 100;
 // A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
 constexpr uint64_t kStaleOwingMs = 5000;
 constexpr uint64_t kStaleIdleMs = 60000;
+// A space grows when less than this part of it is spare. A larger one is used up faster, by more engines.
+constexpr uint32_t kAheadShare = 32;
 // So many are reclaimed by the thread that used them up, after its answer: 5 us, as long as it takes to wake another.
 constexpr uint32_t kReclaimHere = 64;
 
@@ -34,7 +36,7 @@ SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
       reuse_gap(kLifeBounds),
       thinking(kCallBounds),
       last_used_ms(now) {
-  quarter_slab_blocks_ = facts->geometry.blocks_in(facts->geometry.slab_bytes) / 4;
+  ahead_blocks_ = AheadBlocks();
 }
 
 // -------------------------------------------------------------------------------------------------- policy
@@ -72,13 +74,15 @@ absl::Status SpaceState::Enter(Session* session, uint64_t now, Deferred* deferre
   } else {
     // The promise may rest on slabs that were made and are not in the pool yet, as far as no other pending
     // session counts on them.
-    uint64_t coming = made_blocks() - (grown == 0 ? 0 : pool.capacity() + 1);
+    uint64_t coming = coming_blocks();
     for (const Session* other : pending_) coming -= std::min<uint64_t>(coming, other->limits().guaranteed);
     if (coming < session->limits().guaranteed) return holder.status();
     pending_.push_back(session);
   }
   sessions.push_back(session);
   last_used_ms = now;
+  // What it was promised may be cached today: that is not where it should come from.
+  wanted_blocks_ = std::max(wanted_blocks_, session->limits().guaranteed);
   return absl::OkStatus();
 }
 
@@ -235,6 +239,7 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
     }
     // The null block is no part of the pool's capacity.
     const uint32_t blocks = grown == 0 ? row.block_count - 1 : row.block_count;
+    LearnAhead();
     const absl::Status status = pool.Grow(blocks);
     KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts.id, grown, status.ToString().c_str());
     ++grown;
@@ -243,11 +248,66 @@ void SpaceState::Grow(uint64_t now, Deferred* deferred) {
     // At least one: a watermark that rounds to nothing would never ask for anything.
     low_blocks_ = std::max<uint32_t>(1, std::ceil(facts.low_watermark * pool.capacity()));
     high_blocks_ = std::max<uint32_t>(low_blocks_ + 1, std::ceil(facts.high_watermark * pool.capacity()));
+    ahead_blocks_ = AheadBlocks();
+    wanted_blocks_ = 0;  // Who wants more asks again.
     EnterPending(now, deferred);
     for (Session* session : sessions) UpdateReady(session, now, deferred);
   }
+  for (Session* session : sessions) {
+    if (!session->ready) UpdateReady(session, now, deferred);  // It may have waited for a block for its sink.
+  }
   if (!WantsSlab()) growing_ = false;
   UpdatePressure(now);
+}
+
+uint32_t SpaceState::AheadBlocks() const {
+  const uint64_t slab = facts.geometry.blocks_in(facts.geometry.slab_bytes), capacity = pool.capacity();
+  const uint64_t least = slab / 4, most = std::max(least, std::min(4 * slab, capacity / 4));
+  const uint64_t ahead = std::clamp(std::max<uint64_t>(capacity / kAheadShare, learned_blocks_), least, most);
+  return std::max(low_blocks_, static_cast<uint32_t>(std::min<uint64_t>(ahead, UINT32_MAX)));
+}
+
+void SpaceState::LearnAhead() {
+  if (std::exchange(came_short_, false)) {
+    learned_blocks_ = 2 * std::min(ahead_blocks_, UINT32_MAX / 2);
+  } else if (spare_blocks() > ahead_blocks_ / 2) {
+    learned_blocks_ /= 2;
+  }
+}
+
+uint32_t SpaceState::spare_blocks() const {
+  const uint32_t free = free_blocks();
+  return promises_count_ ? free - std::min(free, pool.promised()) : free;
+}
+
+bool SpaceState::short_of_blocks() const {
+  return uint64_t{spare_blocks()} + coming_blocks() < std::max(ahead_blocks_, wanted_blocks_);
+}
+
+bool SpaceState::GrowFor(uint32_t blocks, uint64_t now) {
+  if (!may_grow_ && grown == slabs.size()) return false;
+  wanted_blocks_ = std::max(wanted_blocks_, blocks);
+  came_short_ = true;
+  if (!std::exchange(growing_, true)) growth_moved_ms_ = now;
+  return now - growth_moved_ms_ < kGrowthStallMs;
+}
+
+SpaceLease SpaceState::Lease(Holder session, uint64_t now, uint32_t count, uint32_t min,
+                             std::vector<BlockRef>* out) {
+  const uint32_t wanted = std::min(count, pool.cap_room(session));
+  const uint32_t credit = pool.credit_room(session);
+  uint32_t at_once = std::min({wanted, free_blocks(), credit});
+  const uint64_t to_come = facts.geometry.max_blocks - 1 - pool.capacity();
+  // Nothing is missing, or slabs can't bring what is.
+  if (at_once == wanted || wanted < min || credit + to_come < min) {
+    return {.outcome = pool.Lease(session, now, count, min, out)};
+  }
+  if (at_once < min) at_once = 0;
+  if (!GrowFor(wanted - at_once, now)) return {.outcome = pool.Lease(session, now, count, min, out)};
+  if (credit < wanted) CountPromises();
+  SpaceLease lease{.growing = true};
+  if (at_once > 0) lease.outcome = pool.Lease(session, now, at_once, at_once, out);
+  return lease;
 }
 
 void SpaceState::EnterPending(uint64_t now, Deferred* deferred) {
@@ -285,7 +345,8 @@ void SpaceState::UpdateReady(Session* session, uint64_t now, Deferred* deferred)
   session->ready = session->holder != kNobody && grown > 0 && mapped == grown;
   if (session->ready && session->sink == kNullRef) {
     std::vector<BlockRef> sink;
-    pool.Lease(session->holder, now, 1, 1, &sink);
+    session->ready = !Lease(session->holder, now, 1, 1, &sink).growing;
+    if (!session->ready) return;
     // Its guarantee covers it.
     KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
     session->sink = sink.front();
@@ -298,7 +359,9 @@ bool SpaceState::complete() const {
   return made_blocks() == facts.geometry.max_blocks;
 }
 
-bool SpaceState::NeedsSlab() const { return may_grow_ && grown == slabs.size() && short_of_free(); }
+bool SpaceState::NeedsSlab() const {
+  return may_grow_ && slabs.size() - grown < kMaxSlabsInFlight && short_of_blocks();
+}
 
 void SpaceState::set_may_grow(bool may_grow) {
   may_grow_ = may_grow;
@@ -351,6 +414,8 @@ void SpaceState::CollectWakes(Deferred* deferred) {
 }
 
 void SpaceState::AfterVerbs(uint64_t now, Deferred* deferred) {
+  // Others gave back meanwhile, or it is on its way.
+  if (uint64_t{spare_blocks()} + coming_blocks() >= wanted_blocks_) wanted_blocks_ = 0;
   if (!growing_ && WantsSlab()) {
     growing_ = true;
     growth_moved_ms_ = now;

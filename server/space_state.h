@@ -7,6 +7,20 @@
 //
 //   every block that an answer names lies in a slab that all members of that session have mapped
 //
+// Growth comes before eviction. While the space's largest size, the device's budget and the tenant's share allow
+// another slab, nothing cached is reclaimed but what an operator asks for: a verb that is short of blocks waits, or
+// is told to ask again. Slabs are made as long as
+//
+//   spare + coming < max(ahead, wanted)
+//
+//   spare    free; less what is promised, once a session came short for what others were promised
+//   coming   in slabs that were made and are not in the pool
+//   ahead    the low watermark, or if more 1/32 of the capacity, or if more what was learned: twice as much each time that
+//            a verb came short before a slab was there, half as much each time that most of it was left. The last two at
+//            least a quarter of a slab, and at most the more of that and a quarter of the capacity, and four slabs: so
+//            much, and the rest of a slab, is all that a space has unasked for
+//   wanted   what a verb or a guarantee lacks, until the next slab is there
+//
 // Not thread-safe: the space's mutex is around it. Time comes in as an argument.
 #ifndef KVPOOL_SERVER_SPACE_STATE_H_
 #define KVPOOL_SERVER_SPACE_STATE_H_
@@ -34,15 +48,20 @@
 namespace kvpool {
 
 inline constexpr uint32_t kMaxSlabsInFlight = 8;
-// How long a lease would rather wait for a slab that is on its way than evict.
-inline constexpr uint64_t kGrowthStallMs = 250;
 // How long a slab waits for a ready session to map it.
 inline constexpr uint64_t kPatienceMs = 1000;
+// Growth that made no step for so long is none: the device does not answer, as a member would be waited for no more.
+inline constexpr uint64_t kGrowthStallMs = 2 * kPatienceMs;
 // Device memory that ran out for other reasons than the budget is asked for again after this.
 inline constexpr uint64_t kGrowthRetryMs = 10000;
 
 // Blocks reclaimed under one hold of the space's mutex: some 20 us.
 inline constexpr uint32_t kReclaimSlice = 256;
+
+struct SpaceLease {
+  LeaseOutcome outcome;
+  bool growing = false;
+};
 
 // What a space is, for life.
 struct SpaceFacts {
@@ -112,16 +131,19 @@ class SpaceState {
   // Ids below this one lie in slabs that every rank of the session has mapped.
   uint32_t blocks_mapped_by(const Session& session) const;
   bool complete() const;  // It has all the slabs it can ever have.
-  // Is a slab on its way, close enough to wait for?
-  bool GrowthInFlight(uint64_t now) const { return growing_ && now - growth_moved_ms_ < kGrowthStallMs; }
-  // Growth ahead of demand: are too few blocks free, and may a slab be made?
+  // Is a slab to be made?
   bool NeedsSlab() const;
   // The same, or a slab is on its way to the members.
   bool WantsSlab() const { return grown < slabs.size() || NeedsSlab(); }
-  bool short_of_free() const { return free_blocks() < std::max(low_blocks_, quarter_slab_blocks_); }
+  bool short_of_blocks() const;
   bool may_grow() const { return may_grow_; }
   void set_may_grow(bool may_grow);
   std::vector<SlabRow> TakeSlabs();
+  // BlockPool::Lease. While the space can grow it evicts nothing and answers what there is; `growing`: the rest comes
+  // with a slab.
+  SpaceLease Lease(Holder session, uint64_t now, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
+  // Some verb came short for what sessions are promised: from now on that is no spare.
+  void CountPromises() { promises_count_ = true; }
 
   // ---- Notices
   void Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text);
@@ -179,12 +201,23 @@ class SpaceState {
   void UpdateReady(Session* session, uint64_t now, Deferred* deferred);
   void UpdatePressure(uint64_t now);
   void AskForLeases(uint64_t now);
+  // So many blocks are wanted beside those there are. False: growth will not bring them.
+  bool GrowFor(uint32_t blocks, uint64_t now);
+  uint32_t AheadBlocks() const;  // As it should be at this capacity, with what was learned.
+  // Before a slab's blocks enter the pool: did those that were spare last until now?
+  void LearnAhead();
+  uint32_t spare_blocks() const;
+  uint32_t coming_blocks() const { return made_blocks() - (grown == 0 ? 0 : pool.capacity() + 1); }
 
   std::vector<Session*> pending_;  // Guarantees that wait for slabs that were made and are not grown.
   std::vector<Member*> touched_;
   uint32_t low_blocks_ = 0;
   uint32_t high_blocks_ = 0;
-  uint32_t quarter_slab_blocks_ = 0;
+  uint32_t ahead_blocks_ = 0;
+  uint32_t learned_blocks_ = 0;  // Of ahead_blocks_.
+  bool came_short_ = false;      // Some verb, since the last slab entered the pool.
+  uint32_t wanted_blocks_ = 0;
+  bool promises_count_ = false;
   uint64_t asked_ms_ = 0;         // When sessions were last asked for leases.
   bool may_grow_ = true;          // As far as is known: there is room in the space and in the budget.
   bool growing_ = false;          // A slab is wanted, or under way …

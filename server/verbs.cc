@@ -154,14 +154,8 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   v1::Shortfall shortfall = v1::SHORTFALL_GROWING;
   refs_.clear();
   if (session->ready) {
-    uint32_t count = lease.count();
-    // A slab that comes within moments is better than an eviction.
-    const bool wait = state_.GrowthInFlight(now) && state_.free_blocks() < count;
-    if (wait) count = state_.free_blocks();
-    if (!wait || (count > 0 && count >= lease.min())) {
-      const LeaseOutcome outcome = state_.pool.Lease(session->holder, now, count, lease.min(), &refs_);
-      if (!wait || outcome.shortfall != Shortfall::kNone) shortfall = WireShortfall(outcome.shortfall);
-    }
+    const SpaceLease leased = state_.Lease(session->holder, now, lease.count(), lease.min(), &refs_);
+    if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
     answer->mutable_blocks()->Reserve(static_cast<int>(refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
     answer->set_sink_block(session->sink.Pack());
@@ -260,6 +254,7 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
   }
   SampleReuse(now);
   state_.pool.Match(session->holder, now, queries_, &match_);
+  if (match_.miss == MissReason::kCredit) state_.CountPromises();
   if (event_log_ != nullptr) LogMatch(*session, now);
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));

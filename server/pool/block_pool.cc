@@ -358,6 +358,16 @@ uint64_t BlockPool::holds(Holder session) const {
   return all;
 }
 
+uint32_t BlockPool::credit_room(Holder session) const {
+  const Rep::Session* const s = rep_->OpenSession(session);
+  return s == nullptr ? 0 : rep_->Headroom(*s);
+}
+
+uint32_t BlockPool::cap_room(Holder session) const {
+  const Rep::Session* const s = rep_->OpenSession(session);
+  return s == nullptr ? 0 : Rep::CapRoom(*s);
+}
+
 uint32_t BlockPool::guaranteed_free(Holder session) const {
   const auto slot = static_cast<size_t>(session);
   return slot < rep_->sessions.size() ? Rep::Unused(rep_->sessions[slot]) : 0;

@@ -310,6 +310,9 @@ class BlockPool {
   Holdings holdings(Holder session) const;
   uint32_t holds(Holder session, BlockId block) const;
   uint64_t holds(Holder session) const;  // On all blocks: what FreeQuarantine would give back.
+  // Most that Lease would find for an open session: as far as credit goes, and its cap. Others: 0.
+  uint32_t credit_room(Holder session) const;
+  uint32_t cap_room(Holder session) const;
   // Unused guarantee of a session: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;

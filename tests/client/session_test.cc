@@ -119,6 +119,28 @@ TEST_F(SessionTest, TheSpaceGrowsUnderTheEngine) {
   for (const BlockRef ref : held.refs()) EXPECT_TRUE(HasStamp(session->data(ref), mark));
 }
 
+// A binding may keep the object for long after the session.
+TEST_F(SessionTest, OneThatWasDismantledHasNoMemoryAndAnswersAsAClosedOne) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  auto held = session->LeaseWithin(3, Soon());
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_TRUE(session->Close(Soon()).ok());
+  EXPECT_NE(session->base(), 0u) << "what the engine still looks at stays mapped";
+  const absl::Status closed = session->Lease(1).status();
+  EXPECT_FALSE(closed.ok());
+  for (int i = 0; i < 2; ++i) {
+    session->Dismantle();
+    EXPECT_EQ(session->base(), 0u);
+  }
+  EXPECT_EQ(session->Lease(1).status(), closed);
+  EXPECT_EQ(session->LeaseWithin(1, Soon()).status(), closed);
+  EXPECT_FALSE(session->Ref(held->refs()).ok());
+  EXPECT_GT(session->capacity_blocks(), 0u);
+  EXPECT_TRUE(session->Close(Soon()).ok());
+}
+
 TEST_F(SessionTest, ADuplicateSealAnswersTheOtherBlock) {
   StartDaemon();
   const auto session = Open();

@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -166,6 +168,46 @@ def test_a_session_that_is_closed_ends_with_its_views(daemon):
     assert session.close() is True
     assert daemon.ctl("sessions").get("sessions", []) == []
     assert pool[1].shape == (2, 16, 3, 8) and float(pool[1].sum()) is not None
+
+
+def footprint():
+    """What sessions take of a process: mapped slabs, threads, descriptors."""
+    gc.collect()
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    return maps.count("kvpool"), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_sessions_that_are_closed_and_kept_take_nothing(daemon):
+    def use():
+        session = kvpool.Session(layout(), "a model", socket=daemon.socket)
+        blocks = session.lease(8)
+        np.asarray(blocks.data(0))[:] = 1
+        assert session.close() is True
+        return session, blocks
+
+    slabs, threads, descriptors = footprint()
+    kept = [use() for _ in range(20)]  # Open, each has two threads and two descriptors, and so many slabs again.
+    assert footprint()[0] == slabs
+    # gRPC has threads and descriptors of its own, which come and go.
+    assert footprint()[1] < threads + 20 and footprint()[2] < descriptors + 20
+    session, blocks = kept[-1]
+    assert session.closed and session.capacity_blocks > 0 and session.id > 0
+    for look in (session.k, session.data, lambda: blocks.k(0), lambda: session.lease(1), session.check):
+        with pytest.raises(kvpool.ReleasedError):
+            look()
+    assert session.close() is True
+
+
+def test_the_memory_of_a_session_that_is_closed_goes_with_the_last_view_of_the_pool(daemon):
+    slabs = footprint()[0]
+    session = kvpool.Session(layout(), "a model", socket=daemon.socket)
+    pool = np.asarray(session.k())
+    part = pool[1:]
+    assert session.close() is True
+    del pool
+    assert footprint()[0] > slabs and part[0].shape == (2, 16, 3, 8) and float(part[0].sum()) is not None
+    del part
+    assert footprint()[0] == slabs
 
 
 def test_an_engine_that_leaves_in_the_middle_of_a_step(daemon):

@@ -71,30 +71,6 @@ TEST_F(GrowthTest, GrowsAheadOfDemandUpToTheBudget) {
   EXPECT_EQ(engine->LeaseAsked(30, 1).blocks_size(), 19);
 }
 
-// While a slab is on its way nothing is evicted for a lease, for a quarter of a second.
-TEST_F(GrowthTest, GrowthAgainstMatch) {
-  StartDaemon(3);
-  const auto engine = OpenEngine(OpenRequest());
-  const std::vector<uint64_t> blocks = engine->Lease(14);
-  for (int i = 0; i < 14; ++i) engine->Seal({blocks[i]}, {Key("c" + std::to_string(i))});
-  engine->Release(blocks);
-  v1::LeaseResult lease = engine->LeaseAsked(2, 1);
-  EXPECT_EQ(lease.shortfall(), v1::SHORTFALL_GROWING);
-  EXPECT_EQ(lease.blocks_size(), 0);
-  EXPECT_EQ(Blocks().cached(), 14);
-  daemon_->HousekeepOnce();
-  EXPECT_EQ(engine->Match({Key("c0")}).tokens(), 16) << "a match needs no slab";
-  clock_.Advance(249);
-  EXPECT_EQ(engine->LeaseAsked(2, 1).shortfall(), v1::SHORTFALL_GROWING);
-  clock_.Advance(1);
-  lease = engine->LeaseAsked(2, 1);
-  EXPECT_EQ(lease.blocks_size(), 2) << "growth is stalled: it evicts";
-  EXPECT_EQ(Blocks().cached(), 11);
-  engine->MapSlabs();
-  EXPECT_EQ(engine->LeaseAsked(2, 1).shortfall(), v1::SHORTFALL_NONE);
-  EXPECT_EQ(Blocks().cached(), 11);
-}
-
 TEST_F(GrowthTest, AtMostEightFramesAreUnacknowledged) {
   StartDaemon(32);
   v1::OpenSession request = OpenRequest();

@@ -150,6 +150,141 @@ TEST_F(RunningTest, AHangUpLeavesItsBlocksToTheDeathThatFollows) {
   EXPECT_EQ(Blocks().quarantined(), 0);
 }
 
+// Compactions whose destinations are not to be had in the slabs there are.
+class LackingTest : public RunningTest {
+ protected:
+  // Of two slabs at most: 14 blocks to 12, with 11 free, which is more than a quarter of a slab, and 5 cached.
+  void BeginLacking(std::unique_ptr<Engine>* other = nullptr) {
+    StartScoring(2);
+    engine_ = OpenScored();
+    if (other != nullptr) *other = OpenScored("other");
+    const Refs cached = engine_->Lease(5);
+    for (size_t i = 0; i < cached.size(); ++i) engine_->Seal({cached[i]}, {Key("c" + std::to_string(i))});
+    engine_->Release(cached);
+    std::vector<float> values(14);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+    blocks_ = LeaseWith(engine_.get(), values);
+    ASSERT_GE(Pool().free(), 10);
+    leased_ = Pool().leased();
+    compact_ = Begin(engine_.get(), CompactOp(blocks_, 12 * kTokens));
+    EXPECT_EQ(Parked(), 1);
+    ExpectWaits();
+  }
+  // It was not started, and nothing is leased for it.
+  void ExpectWaits() {
+    EXPECT_FALSE(compact_->there());
+    EXPECT_EQ(Pool().leased(), leased_);
+    EXPECT_EQ(Pool().cached(), 5);
+  }
+  // Of the first space.
+  v1::StateCounts Pool() {
+    v1::ListSpacesResponse spaces;
+    EXPECT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
+    for (const v1::SpaceInfo& space : spaces.spaces()) {
+      if (space.space() == engine_->opened.space()) return space.blocks();
+    }
+    return {};
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<LateAnswer> compact_;
+  uint32_t leased_ = 0;
+};
+
+TEST_F(LackingTest, WaitForASlab) {
+  BeginLacking();
+  const auto release = Begin(engine_.get(), ReleaseOp({blocks_[5]}));
+  const auto apart = Begin(engine_.get(), FenceOp(1));
+  EXPECT_TRUE(apart->there());
+  EXPECT_FALSE(release->there()) << "it came later";
+  daemon_->HousekeepOnce();
+  ExpectWaits();
+  Settle({engine_.get()});
+  const v1::OperationResult result = compact_->Await();
+  EXPECT_EQ(result.code(), 0) << result.message();
+  const Refs table = TableOf(result.compact());
+  ASSERT_EQ(table.size(), 12);
+  EXPECT_EQ(ValueAt(table.back(), 0), 13);
+  EXPECT_EQ(release->Await().release().refused_size(), 1) << "it was given back by the compaction";
+  EXPECT_EQ(Pool().capacity(), 63);
+  EXPECT_EQ(Pool().cached(), 5);
+}
+
+TEST_F(LackingTest, AStoppedSessionHoldsThemUpForASecond) {
+  std::unique_ptr<Engine> stopped;
+  BeginLacking(&stopped);
+  daemon_->HousekeepOnce();
+  engine_->MapSlabs();
+  clock_.Advance(999);
+  daemon_->HousekeepOnce();
+  ExpectWaits();
+  clock_.Advance(1);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(compact_->Await().code(), 0);
+  EXPECT_EQ(Pool().cached(), 5);
+}
+
+TEST_F(LackingTest, TheSessionThatIsBehindWaitsItself) {
+  BeginLacking();
+  daemon_->HousekeepOnce();
+  clock_.Advance(1000);
+  daemon_->HousekeepOnce();
+  ASSERT_EQ(Pool().capacity(), 63);
+  ExpectWaits();
+  clock_.Advance(60000);
+  daemon_->HousekeepOnce();
+  ExpectWaits();  // What it would be answered is not mapped.
+  engine_->MapSlabs();
+  EXPECT_EQ(compact_->Await().code(), 0);
+}
+
+TEST_F(LackingTest, BlocksThatComeFreeDoAsWell) {
+  BeginLacking();
+  v1::EvictRequest evict;
+  evict.set_count(1);
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict(evict, &evicted).ok());
+  ASSERT_EQ(Pool().free(), 12);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(compact_->Await().code(), 0);
+  EXPECT_EQ(Pool().capacity(), 31);
+}
+
+// Another space took the memory.
+TEST_F(LackingTest, EvictWhereTheSpaceCanNotGrowAnyMore) {
+  BeginLacking();
+  const auto other = OpenScored("other", "other model");
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(compact_->Await().code(), 0);
+  EXPECT_LT(Pool().cached(), 5);
+  EXPECT_EQ(Pool().capacity(), 31);
+}
+
+TEST_F(LackingTest, AreRefusedWhereNothingIsToBeHad) {
+  BeginLacking();
+  const Refs rest = engine_->Lease(11);
+  engine_->Match({Key("c0")});
+  engine_->Match({Key("c1")});
+  EXPECT_FALSE(compact_->there());
+  const auto other = OpenScored("other", "other model");
+  daemon_->HousekeepOnce();
+  const v1::OperationResult refused = compact_->Await();
+  EXPECT_EQ(refused.code(), kResourceExhausted);
+  EXPECT_NE(refused.message().find("12 blocks to be leased for what stays, 2 free, 3 available"),
+            std::string::npos)
+      << refused.message();
+  EXPECT_EQ(engine_->Release(blocks_).refused_size(), 0) << "it changed nothing";
+}
+
+TEST_F(LackingTest, TheEndOfTheSessionEndsThem) {
+  BeginLacking();
+  const auto closed = Begin(engine_.get(), CloseOp());
+  EXPECT_EQ(compact_->Await().code(), kAborted);
+  EXPECT_EQ(closed->Await().close_session().released_blocks(), 14);
+  EXPECT_EQ(Pool().free() + Pool().cached(), Pool().capacity());
+  daemon_->HousekeepOnce();
+}
+
 TEST_F(RunningTest, DestinationsOfACompactStayTooWhenTheSessionEnds) {
   StartScoring(2);
   const auto engine = OpenScored();

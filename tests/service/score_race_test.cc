@@ -86,6 +86,46 @@ TEST_F(ScoreRaceTest, EndsAgainstOperations) {
   }
 }
 
+// Compactions that lack blocks, each behind nothing but the slab that is to come; nothing is evicted for them.
+TEST_F(ScoreRaceTest, CompactionsWaitForSlabsSideBySide) {
+  StartScoring(12);
+  auto engines = OpenAll(3);
+  const Refs cached = engines[0]->Lease(5);
+  for (size_t i = 0; i < cached.size(); ++i) engines[0]->Seal({cached[i]}, {Key("c" + std::to_string(i))});
+  engines[0]->Release(cached);
+  std::atomic<bool> stop{false};
+  std::thread mapper([&] {
+    while (!stop) {
+      daemon_->HousekeepOnce();
+      for (const auto& engine : engines) engine->MapSlabs();
+    }
+  });
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines) {
+    threads.emplace_back([this, engine = engine.get()] {
+      for (int round = 0; round < 3; ++round) {
+        v1::LeaseResult lease = engine->LeaseAsked(20, 20);
+        for (; lease.blocks_size() == 0; lease = engine->LeaseAsked(20, 20)) {
+          ASSERT_EQ(lease.shortfall(), v1::SHORTFALL_GROWING);
+          std::this_thread::yield();
+        }
+        const auto& leased = lease.blocks();
+        const auto compact = Begin(engine, CompactOp(Refs(leased.begin(), leased.end()), 15 * kTokens));
+        const auto behind = Begin(engine, ReleaseOp({leased[19]}));
+        const v1::OperationResult compacted = compact->Await();
+        EXPECT_EQ(compacted.code(), 0) << compacted.message();
+        EXPECT_EQ(compacted.compact().table_size(), 15);
+        behind->Await();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  mapper.join();
+  EXPECT_EQ(Blocks().cached(), 5);
+  EXPECT_EQ(Blocks().leased(), 3 * (1 + 3 * 15));
+}
+
 // Snapshots, evictions and shared prefixes beside operations on the same blocks.
 TEST_F(ScoreRaceTest, SharersAndOperatorsBesideOperations) {
   StartRace();

@@ -57,6 +57,7 @@ class PyBlockArray {
       throw StatusError(
           absl::FailedPreconditionError("the memory is on a GPU: have a kernel write it, through blocks"));
     }
+    const Mapped mapped(blocks().session().get());
     uint64_t left = values.nbytes();
     if (left > bytes() || offset > bytes() - left) {
       throw StatusError(absl::InvalidArgumentError(

@@ -48,16 +48,25 @@ void SharedSession::CheckUsable() const {
 
 void SharedSession::AddView(BlockRef block) {
   MutexLock lock(&views_mu_);
-  ++viewed_[block.Pack()].views;
+  if (dismantled_) throw ReleasedError("the session was closed");
+  if (block == kNullRef) {
+    ++pool_views_;
+  } else {
+    ++viewed_[block.Pack()].views;
+  }
 }
 
 void SharedSession::DropView(BlockRef block) {
   {
     MutexLock lock(&views_mu_);
-    const auto at = viewed_.find(block.Pack());
-    if (at == viewed_.end() || --at->second.views > 0) return;
-    dropped_.insert(dropped_.end(), at->second.owed, block);
-    viewed_.erase(at);
+    if (block == kNullRef) {
+      if (--pool_views_ > 0) return;
+    } else {
+      const auto at = viewed_.find(block.Pack());
+      if (at == viewed_.end() || --at->second.views > 0) return;
+      dropped_.insert(dropped_.end(), at->second.owed, block);
+      viewed_.erase(at);
+    }
   }
   Settle();
 }
@@ -136,7 +145,8 @@ void SharedSession::DropLater(std::shared_ptr<void> what) {
 
 bool SharedSession::HasDropped() const {
   MutexLock lock(&views_mu_);
-  return !dropped_.empty() || !dropped_objects_.empty() || (closed() && viewed_.empty() && !ended_);
+  return !dropped_.empty() || !dropped_objects_.empty() || (closed() && viewed_.empty() && !ended_) ||
+         ToDismantle();
 }
 
 void SharedSession::ClearDropped() {
@@ -153,7 +163,21 @@ void SharedSession::ClearDropped() {
   if (!blocks.empty()) session_->Release(blocks);
   objects.clear();
   // The last view of a session that was closed is gone. A failure has one consequence: it ends with the process.
-  if (end) session_->Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
+  if (end) {
+    session_->Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
+    MutexLock lock(&views_mu_);
+    over_ = true;
+  }
+  Dismantle();
+}
+
+void SharedSession::Dismantle() {
+  {
+    MutexLock lock(&views_mu_);
+    if (!ToDismantle()) return;
+    dismantled_ = true;
+  }
+  session_->Dismantle();
 }
 
 void SharedSession::EndTurn() {
@@ -187,9 +211,9 @@ bool SharedSession::Close(Deadline deadline) {
   if (!late) {
     MutexLock lock(&views_mu_);
     closing_.store(true, std::memory_order_release);
-    ended_ = true;
+    ended_ = over_ = true;
   }
-  mu_.Unlock();
+  EndTurn();
   if (late) throw StatusError(closed);
   return true;
 }

@@ -2,7 +2,8 @@
 //
 // A block that a view shows stays held until the view is gone, whoever releases it: what has been released meanwhile is
 // `owed`, and given back with the last view. So no view ever shows what another owner writes. The same with the session:
-// closed while there are views of blocks, it ends with the last of them.
+// closed while there are views of blocks, it ends with the last of them. Once it is closed and there is no view of any kind
+// its memory is unmapped and its threads end, however long Python keeps its object.
 //
 // Destructors of Python objects run on any thread and must not wait: what they give back is left in `dropped_`, and goes
 // with whoever holds the lock next.
@@ -49,7 +50,8 @@ class SharedSession {
   const Session& shared() const { return *session_; }
   void CheckUsable() const;
 
-  // ---- Views
+  // ---- Views. Of the null block: of the whole pool.
+  // ReleasedError: the memory is not mapped any more.
   void AddView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   void DropView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   uint64_t views() const ABSL_LOCKS_EXCLUDED(views_mu_);
@@ -94,6 +96,11 @@ class SharedSession {
   // mu_ is held on entry and not on return.
   void EndTurn() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void ClearDropped() ABSL_LOCKS_EXCLUDED(views_mu_);
+  bool ToDismantle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(views_mu_) {
+    return over_ && !dismantled_ && viewed_.empty() && pool_views_ == 0;
+  }
+  // If it is over and nobody looks at its memory. In a turn.
+  void Dismantle() ABSL_LOCKS_EXCLUDED(views_mu_);
   bool HasDropped() const ABSL_LOCKS_EXCLUDED(views_mu_);
   // Does what was dropped now, unless another thread has its turn and will.
   void Settle() ABSL_NO_THREAD_SAFETY_ANALYSIS;
@@ -105,7 +112,10 @@ class SharedSession {
   std::unordered_map<uint64_t, Viewed> viewed_ ABSL_GUARDED_BY(views_mu_);  // By packed ref.
   std::vector<BlockRef> dropped_ ABSL_GUARDED_BY(views_mu_);
   std::vector<std::shared_ptr<void>> dropped_objects_ ABSL_GUARDED_BY(views_mu_);
-  bool ended_ ABSL_GUARDED_BY(views_mu_) = false;  // Closed, and no view was left.
+  bool ended_ ABSL_GUARDED_BY(views_mu_) = false;  // Closed, and no view of a block was left.
+  uint64_t pool_views_ ABSL_GUARDED_BY(views_mu_) = 0;
+  bool over_ ABSL_GUARDED_BY(views_mu_) = false;  // Ended by Close: nothing of it runs any more.
+  bool dismantled_ ABSL_GUARDED_BY(views_mu_) = false;
 
   Mutex notices_mu_;
   CondVar notices_wake_;
@@ -113,6 +123,18 @@ class SharedSession {
   std::map<int, std::pair<uint64_t, v1::Notice>> notices_ ABSL_GUARDED_BY(notices_mu_);  // By kind.
 
   std::unique_ptr<Session> session_;  // Last, so that its threads end first.
+};
+
+// Its memory stays mapped. ReleasedError: it is not any more.
+class Mapped {
+ public:
+  explicit Mapped(SharedSession* session) : session_(session) { session_->AddView(kNullRef); }
+  ~Mapped() { session_->DropView(kNullRef); }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+ private:
+  SharedSession* const session_;
 };
 
 }  // namespace kvpool::python

@@ -47,11 +47,14 @@ std::pair<std::vector<View::Axis>, uint64_t> PlaneAxes(const Session& session, u
   return {std::move(axes), plane.offset_bytes() + layer.value_or(0) * plane.layer_stride_bytes()};
 }
 
-void CheckMapped(const Session& session) {
+void CheckMapped(const SharedSession& shared) {
+  const Session& session = shared.shared();
   const absl::Status status = session.status();
   // A fork has no memory; a session that ended has.
   if (absl::IsFailedPrecondition(status)) throw StatusError(status);
-  if (session.base() == 0) throw StatusError(absl::FailedPreconditionError("no memory is mapped yet"));
+  if (session.base() != 0) return;
+  shared.CheckUsable();
+  throw StatusError(absl::FailedPreconditionError("no memory is mapped yet"));
 }
 
 uint32_t CountOf(const Session& session, std::optional<uint32_t> count) {
@@ -64,9 +67,9 @@ uint32_t CountOf(const Session& session, std::optional<uint32_t> count) {
 }
 
 // A block that may be looked at: not the null block, and mapped.
-void CheckBlock(const Session& session, BlockRef block) {
-  CheckMapped(session);
-  if (block == kNullRef || Index(block.id) >= session.mapped_blocks()) {
+void CheckBlock(const SharedSession& shared, BlockRef block) {
+  CheckMapped(shared);
+  if (block == kNullRef || Index(block.id) >= shared.shared().mapped_blocks()) {
     throw StatusError(
         absl::InvalidArgumentError(absl::StrCat("block ", Index(block.id), " has no memory to look at")));
   }
@@ -85,12 +88,10 @@ View::View(std::shared_ptr<SharedSession> session, BlockRef block, uint64_t addr
   if (dtype != kUnsigned) element_bytes_ = ElementBytes(dtype);
   const std::string uuid = session_->shared().device_uuid();
   if (!uuid.empty()) cuda_ordinal_ = ValueOf(CudaOrdinal(uuid));
-  if (block_ != kNullRef) session_->AddView(block_);
+  session_->AddView(block_);
 }
 
-View::~View() {
-  if (block_ != kNullRef) session_->DropView(block_);
-}
+View::~View() { session_->DropView(block_); }
 
 std::unique_ptr<View> View::Bits() const {
   auto bits = std::make_unique<View>(session_, block_, address_, axes_, kUnsigned, writable_);
@@ -149,7 +150,7 @@ bool View::c_contiguous() const {
 std::unique_ptr<View> PlaneOfBlock(const std::shared_ptr<SharedSession>& session, BlockRef block,
                                    uint32_t group, bool is_v, std::optional<uint32_t> layer, bool writable) {
   const Session& shared = session->shared();
-  CheckBlock(shared, block);
+  CheckBlock(*session, block);
   auto [axes, offset] = PlaneAxes(shared, group, is_v, layer);
   return std::make_unique<View>(session, block, shared.address(block.id) + offset, std::move(axes),
                                 GroupOf(shared, group).dtype(), writable);
@@ -158,7 +159,7 @@ std::unique_ptr<View> PlaneOfBlock(const std::shared_ptr<SharedSession>& session
 std::unique_ptr<View> BytesOfBlock(const std::shared_ptr<SharedSession>& session, BlockRef block,
                                    bool writable) {
   const Session& shared = session->shared();
-  CheckBlock(shared, block);
+  CheckBlock(*session, block);
   std::vector<View::Axis> axes = {{static_cast<int64_t>(shared.layout().block_bytes()), 1}};
   return std::make_unique<View>(session, block, shared.address(block.id), std::move(axes), kUnsigned,
                                 writable);
@@ -167,7 +168,7 @@ std::unique_ptr<View> BytesOfBlock(const std::shared_ptr<SharedSession>& session
 std::unique_ptr<View> PlaneOfPool(const std::shared_ptr<SharedSession>& session, uint32_t group, bool is_v,
                                   std::optional<uint32_t> layer, std::optional<uint32_t> count) {
   const Session& shared = session->shared();
-  CheckMapped(shared);
+  CheckMapped(*session);
   auto [axes, offset] = PlaneAxes(shared, group, is_v, layer);
   axes.insert(axes.begin(), {CountOf(shared, count), static_cast<int64_t>(shared.block_stride_bytes())});
   return std::make_unique<View>(session, kNullRef, shared.base() + offset, std::move(axes),
@@ -177,7 +178,7 @@ std::unique_ptr<View> PlaneOfPool(const std::shared_ptr<SharedSession>& session,
 std::unique_ptr<View> BytesOfPool(const std::shared_ptr<SharedSession>& session,
                                   std::optional<uint32_t> count) {
   const Session& shared = session->shared();
-  CheckMapped(shared);
+  CheckMapped(*session);
   std::vector<View::Axis> axes = {{CountOf(shared, count), static_cast<int64_t>(shared.block_stride_bytes())},
                                   {static_cast<int64_t>(shared.layout().block_bytes()), 1}};
   return std::make_unique<View>(session, kNullRef, shared.base(), std::move(axes), kUnsigned, true);
