@@ -1,6 +1,7 @@
 """A vLLM engine as a process of its own, for vllm_test.py: one JSON object a line in, one out. Runs in the environment that has vLLM.
 
-argv[1]: {"model": directory, "pool": additional_config.kvpool or null, other arguments of vllm.LLM}.
+argv[1]: {"model": directory, "pool": additional_config.kvpool or null, "connector": kv_connector_extra_config or null, "processes": its
+core and worker in processes of their own, other arguments of vllm.LLM}.
 """
 
 import json
@@ -8,9 +9,7 @@ import os
 import signal
 import sys
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # A signal to this process is one to all of the engine.
-OUT = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # What vLLM prints is no answer.
+OUT = None
 
 
 def say(**what):
@@ -18,15 +17,24 @@ def say(**what):
 
 
 class Engine:
-    def __init__(self, model, pool=None, **more):
+    def __init__(self, model, pool=None, connector=None, transfer=None, processes=False, **more):
+        """transfer: other fields of kv_transfer_config."""
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if processes else "0"
         from vllm import LLM
+        if connector is not None:
+            more["kv_transfer_config"] = {"kv_connector": "KvPoolConnector", "kv_connector_module_path": "kvpool_vllm.connector",
+                                          "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                                          "kv_connector_extra_config": connector, **(transfer or {})}
         if pool is not None:
             more |= {"scheduler_cls": "kvpool_vllm.Scheduler", "additional_config": {"kvpool": pool}}
         self.llm = LLM(**{"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "block_size": 32,
                           "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 2048,
                           "max_num_seqs": 16, **more})
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.preemptions, self.steps, self.at_step = 0, 0, {}
+        if processes:
+            return
+        # A signal to this process is one to all of the engine, and all of it can be reached.
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         preempt, update = self.scheduler._preempt_request, self.scheduler.update_from_output
 
         def counted(*arguments, **keywords):
@@ -62,14 +70,47 @@ class Engine:
         if (pool := getattr(self.scheduler, "pool", None)) is not None:
             facts |= {"session": pool.session.counters, "pool": pool.counters, "in_use": pool._in_use, "detached": pool.detached,
                       "waiting": len(pool._waiting) + len(pool._asked)}
+        if self.scheduler.connector is not None:
+            lookup, transfer = self.scheduler.connector.lookup, self.transfer()
+            facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
+                      "holds": len(lookup._held) + len(lookup._requests) + len(lookup._ahead),
+                      "refused": transfer.session.counters["refused"] if transfer.session else 0}
         return facts
 
+    def transfer(self):
+        """The connector's half in the worker."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        return get_kv_transfer_group().transfer
+
     def flush(self):
-        self.scheduler.pool.session.flush()
+        session = self.scheduler.pool.session if self.scheduler.connector is None else self.transfer().session
+        session.flush()
+        return {}
+
+    def damage(self, block, by):
+        """Before its next load a block of the prefix becomes what it was not when it was found: by="bit", or by="block", another's
+        bytes, as if it had left and its memory had another owner."""
+        transfer = self.transfer()
+        load = transfer.load
+
+        def damaged(plan):
+            if plan.loads:
+                transfer.load = load
+                refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
+                if by == "bit":
+                    transfer.words[refs[block], 5000] ^= 1
+                else:
+                    transfer.words[refs[block]] = transfer.words[refs[block + 1]]
+            load(plan)
+
+        transfer.load = damaged
         return {}
 
 
 def main():
+    global OUT
+    OUT = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What vLLM prints is no answer.
     try:
         engine = Engine(**json.loads(sys.argv[1]))
     except Exception as error:
@@ -82,7 +123,7 @@ def main():
             say(**getattr(engine, asked.pop("do"))(**asked))
         except Exception as error:
             say(error=f"{type(error).__name__}: {error}")
-    engine.scheduler.shutdown()
+    engine.llm.llm_engine.engine_core.shutdown()
     return 0
 
 

@@ -72,7 +72,7 @@ def _model_config(model):
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def facts_of(vllm_config, spec, isa):
+def facts_of(vllm_config, spec, isa, layout):
     """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal."""
     import vllm
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
@@ -84,7 +84,7 @@ def facts_of(vllm_config, spec, isa):
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_dtype": str(spec.dtype).removeprefix("torch."),
         "block_size": str(spec.block_size),
-        "layout": cache.kv_cache_layout,
+        "layout": layout,
         "quantization": str(model.quantization),
         "attention": isa,
         "hash": cache.prefix_caching_hash_algo,

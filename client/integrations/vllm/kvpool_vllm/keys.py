@@ -57,3 +57,10 @@ def adapter_keys(request, original):
     # An adapter that came without files can't be told from another of its name: nobody else finds its blocks.
     lora = request.lora_request
     return [("lora", lora.lora_name, adapter_digest(lora.lora_path) or f"{_PRIVATE} {lora.lora_int_id}")]
+
+
+def is_taken(hash_name):
+    """vLLM's chains start from this root."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+    return _root is not None and kv_cache_utils.NONE_HASH == get_hash_fn_by_name(hash_name)(_root)

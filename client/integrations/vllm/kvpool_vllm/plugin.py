@@ -105,6 +105,13 @@ def _widen_cpu_attention():
         CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda cls: (*declared, KVCacheLayout.BLHNC))
 
 
+def take_keys():
+    """Makes keys of blocks the space's, once there is one."""
+    from vllm.v1.core import kv_cache_utils
+    _replace(kv_cache_utils, "init_none_hash", _root)
+    _replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
+
+
 def register():
     import vllm
     check_version(vllm.__version__)
@@ -115,8 +122,7 @@ def register():
 
     _replace(attention_utils, "resolve_kv_cache_layout", _layout)
     _replace(kv_cache_utils, "get_kv_cache_configs", _configs)
-    _replace(kv_cache_utils, "init_none_hash", _root)
-    _replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
+    take_keys()
     _replace(worker_utils, "allocate_kv_cache", _allocate)
     if not getattr(kv_cache_coordinator.BlockPool, "kvpool", False):
         # Here alone: other modules have the class for type hints and for pools of their own.

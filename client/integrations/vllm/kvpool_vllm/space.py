@@ -32,13 +32,17 @@ class Options:
     @staticmethod
     def of(vllm_config):
         given = vllm_config.additional_config
-        given = given.get("kvpool", {}) if isinstance(given, dict) else {}
+        return Options.checked(given.get("kvpool", {}) if isinstance(given, dict) else {}, "additional_config.kvpool")
+
+    @staticmethod
+    def checked(given, where):
+        """`where`: the name of what they were given in."""
         known = {field.name for field in dataclasses.fields(Options)}
         if unknown := sorted(set(given) - known):
-            raise ValueError(f"additional_config.kvpool: no such option: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+            raise ValueError(f"{where}: no such option: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         options = Options(**given)
         if options.fallback not in ("", "own"):
-            raise ValueError(f"additional_config.kvpool.fallback is {options.fallback!r}; must be \"own\" or nothing")
+            raise ValueError(f"{where}.fallback is {options.fallback!r}; must be \"own\" or nothing")
         return options
 
 
@@ -53,47 +57,76 @@ def choose_layout(vllm_config, supported_layouts):
                      "block holds all layers, as a pool's blocks do")
 
 
-def _refuse_what_is_not_supported(vllm_config, configs):
+def refuse_what_is_not_shared(vllm_config, configs, who):
+    """ValueError: K and V of such an engine are its own, or lie where `who` does not reach."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if getattr(cache, "calculate_kv_scales", False):
         raise ValueError("calculate_kv_scales: each engine would have scales of its own, by what it saw first; K and V can't be shared")
     if parallel.world_size > 1 or parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ValueError(f"tensor_parallel_size {parallel.tensor_parallel_size}, pipeline_parallel_size "
-                         f"{parallel.pipeline_parallel_size}: kvpool_vllm.Scheduler serves one rank")
+                         f"{parallel.pipeline_parallel_size}: {who} serves one rank")
+    if vllm_config.speculative_config is not None:
+        raise ValueError(f"speculative decoding: not with {who}")
+    for config in configs:
+        if len(config.kv_cache_groups) != 1 or len(config.kv_cache_tensors) != 1:
+            kinds = sorted({type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups})
+            raise ValueError(f"the model has {len(config.kv_cache_groups)} KV cache groups ({', '.join(kinds)}); "
+                             f"{who} needs one: --disable-hybrid-kv-cache-manager makes one of them")
+        spec = config.kv_cache_groups[0].kv_cache_spec
+        if type(spec) is not FullAttentionSpec or spec.kv_quant_mode != KVQuantMode.NONE:
+            raise ValueError(f"KV cache spec {spec}: {who} needs full attention whose K and V are not quantised")
+
+
+def _refuse_what_is_not_supported(vllm_config, configs):
+    refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler")
     if vllm_config.scheduler_config.async_scheduling:
         raise ValueError("async_scheduling: kvpool_vllm.Scheduler plans a step when the one before is done: --no-async-scheduling")
-    if vllm_config.speculative_config is not None:
-        raise ValueError("speculative decoding: not with kvpool_vllm.Scheduler")
     if vllm_config.kv_transfer_config is not None:
         raise ValueError("kv_transfer_config: with kvpool_vllm.Scheduler blocks are shared in place; a connector can't move them")
     if vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events:
         raise ValueError("kv_events_config: not with kvpool_vllm.Scheduler; it is kvpoold that knows what is cached")
     if vllm_config.model_config.enable_sleep_mode:
         raise ValueError("enable_sleep_mode: KV memory is kvpoold's, and can't be put to sleep")
-    for config in configs:
-        if len(config.kv_cache_groups) != 1 or len(config.kv_cache_tensors) != 1:
-            kinds = sorted({type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups})
-            raise ValueError(f"the model has {len(config.kv_cache_groups)} KV cache groups ({', '.join(kinds)}); "
-                             "kvpool_vllm.Scheduler needs one: --disable-hybrid-kv-cache-manager makes one of them")
-        spec = config.kv_cache_groups[0].kv_cache_spec
-        if type(spec) is not FullAttentionSpec or spec.kv_quant_mode != KVQuantMode.NONE:
-            raise ValueError(f"KV cache spec {spec}: kvpool_vllm.Scheduler needs full attention whose K and V are not quantised")
 
 
-def _layout(config, spec, planes):
-    """How vLLM fills a block, as kvpoold is told; blocks that no strides describe are shared, and not scored."""
-    tensor = config.kv_cache_tensors[0]
+def attention_of(vllm_config, spec):
+    """(the attention kernels and what they run on, cpu_attention.planes of a page): what says how they fill it."""
+    from vllm.platforms import current_platform
+    if not current_platform.is_cpu():
+        return "", None
+    from kvpool_vllm import cpu_attention
+    isa = cpu_attention.isa_of(spec, vllm_config.cache_config.cache_dtype)
+    return f"{isa} {torch.backends.cpu.get_cpu_capability()}", cpu_attention.planes(spec, isa)
+
+
+def layout_of(spec, planes, layers, layer_stride, block_bytes, offset=0):
+    """Blocks with a page of each layer, `layer_stride` bytes apart, as kvpoold is told of them; those that no strides describe
+    are shared, and not scored."""
     element = spec.dtype.itemsize
-    layers = list(range(len(tensor.layers)))
-    common = {"name": "full", "layers": layers, "tokens_per_block": spec.block_size}
+    common = {"name": "full", "layers": list(range(layers)), "tokens_per_block": spec.block_size}
     if planes is None:
-        return kvpool.Layout([kvpool.LayerGroup(**common)], block_bytes=tensor.block_stride, encoding="opaque")
-    k, v = (kvpool.Plane(offset=tensor.offset + origin * element, layer_stride=tensor.layer_stride, token_stride=token * element,
+        return kvpool.Layout([kvpool.LayerGroup(**common)], block_bytes=block_bytes, encoding="opaque")
+    k, v = (kvpool.Plane(offset=offset + origin * element, layer_stride=layer_stride, token_stride=token * element,
                          head_stride=head * element, dim_stride=dim * element) for origin, token, head, dim in planes)
     group = kvpool.LayerGroup(**common, kv_heads=spec.num_kv_heads, k_head_dim=spec.head_size, v_head_dim=spec.head_size,
                               dtype=str(spec.dtype), k=k, v=v)
-    return kvpool.Layout([group], block_bytes=tensor.block_stride)
+    return kvpool.Layout([group], block_bytes=block_bytes)
+
+
+CHECK_BYTES = 64  # Behind the pages of a copied block: what it is, and a sum over it.
+
+
+def page_of(config):
+    """(layers, bytes of a page, bytes of a block) of blocks whose pages are copied."""
+    (tensor,) = config.kv_cache_tensors
+    page = config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    return len(tensor.layers), page, len(tensor.layers) * page + CHECK_BYTES
+
+
+def digest_of(options, known):
+    """The fingerprint's: of the space's name, or of the facts."""
+    return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
 
 
 class Space:
@@ -127,22 +160,18 @@ def attach(vllm_config, configs):
     (config,) = configs
     config.kvpool = None
     spec, tensor = config.kv_cache_groups[0].kv_cache_spec, config.kv_cache_tensors[0]
-    isa, planes = "", None
-    from vllm.platforms import current_platform
-    if current_platform.is_cpu():
+    attention, planes = attention_of(vllm_config, spec)
+    if attention:
         from kvpool_vllm import cpu_attention
-        isa = cpu_attention.isa_of(spec, vllm_config.cache_config.cache_dtype)
-        cpu_attention.check_strides(spec, isa)
-        planes = cpu_attention.planes(spec, isa)
-        isa = f"{isa} {torch.backends.cpu.get_cpu_capability()}"
-    known = facts.facts_of(vllm_config, spec, isa)
-    digest = hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
+        cpu_attention.check_strides(spec, attention.split()[0])
+    known = facts.facts_of(vllm_config, spec, attention, vllm_config.cache_config.kv_cache_layout)
+    layout = layout_of(spec, planes, len(tensor.layers), tensor.layer_stride, tensor.block_stride, tensor.offset)
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
         guaranteed = -(-vllm_config.model_config.max_model_len // spec.block_size)
     try:
         session = kvpool.Session(
-            _layout(config, spec, planes), digest, facts=known, socket=options.socket, tenant=options.tenant, client_name="vllm",
+            layout, digest_of(options, known), facts=known, socket=options.socket, tenant=options.tenant, client_name="vllm",
             guaranteed_blocks=guaranteed, max_blocks=config.num_blocks, max_space_bytes=options.max_space_bytes, warmup=True,
             open_timeout=options.open_timeout)
     except kvpool.UnavailableError as error:

@@ -1,0 +1,193 @@
+"""KvPoolConnector: a KV connector for engines that keep vLLM's own KV cache; full blocks are copied to kvpoold and back.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvPoolConnector", "kv_connector_module_path": "kvpool_vllm.connector",
+                                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
+
+vLLM makes one in its scheduler and one in its worker, which may be processes of their own. They are two members of one session:
+the worker (transfer.py) opens it as its rank, leases, copies, seals; the scheduler (lookup.py) joins it with the worker's
+invitation, asks for prefixes, and holds what was found until the worker has copied it.
+"""
+
+import dataclasses
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorMetadata,
+                                                                KVConnectorRole, KVConnectorWorkerMetadata, SupportsHMA)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.logger import init_logger
+
+from kvpool_vllm import plugin
+from kvpool_vllm.space import Options, refuse_what_is_not_shared
+
+logger = init_logger("vllm.kvpool")
+
+
+@dataclasses.dataclass
+class Invitation(KVConnectorHandshakeMetadata):
+    """From the worker, at start: how the scheduler joins its session."""
+
+    secret: bytes
+    digest: bytes
+    facts: dict
+    planes: tuple | None
+
+
+@dataclasses.dataclass
+class Load:
+    """Blocks of a request's prefix to copy in; lists are parallel."""
+
+    blocks: list  # vLLM's.
+    refs: list  # kvpoold's, held by the session.
+    keys: list
+
+
+@dataclasses.dataclass
+class Save:
+    """Consecutive blocks of a sequence that are full after the step."""
+
+    blocks: list
+    keys: list
+    parent_key: bytes | None
+
+
+@dataclasses.dataclass
+class Plan(KVConnectorMetadata):
+    """For one step."""
+
+    step: int
+    failures: int  # Report.failures as the scheduler knows it: what was planned without knowing of a failure is not saved.
+    loads: list = dataclasses.field(default_factory=list)
+    saves: list = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Report(KVConnectorWorkerMetadata):
+    """What became of plans."""
+
+    step: int  # All through this one are done.
+    failures: int  # Steps so far in which a block could not be loaded.
+    damaged: set  # Refs of blocks that are not what their key says.
+
+    def aggregate(self, other):
+        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged)
+
+
+class Counts(KVConnectorStats):
+    """Blocks loaded, failed, saved, and so on, as vLLM logs them."""
+
+    def reset(self):
+        self.data = {}
+
+    def aggregate(self, other):
+        for name, count in other.data.items():
+            self.data[name] = self.data.get(name, 0) + count
+        return self
+
+    def reduce(self):
+        return dict(self.data)
+
+    def is_empty(self):
+        return not any(self.data.values())
+
+
+class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        import vllm
+        super().__init__(vllm_config, role, kv_cache_config)
+        plugin.check_version(vllm.__version__)
+        transfer = vllm_config.kv_transfer_config
+        options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
+        refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
+        self.lookup = self.transfer = None
+        if role == KVConnectorRole.SCHEDULER:
+            from kvpool_vllm.lookup import Lookup
+            plugin.take_keys()
+            self.lookup = Lookup(vllm_config, kv_cache_config, options)
+            if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
+                logger.warning("kv_load_failure_policy is %r: a block that can't be loaded ends its request with an error; with "
+                               "\"recompute\" it is computed", transfer.kv_load_failure_policy)
+        else:
+            from kvpool_vllm.transfer import Transfer
+            self.transfer = Transfer(vllm_config, kv_cache_config, options)
+
+    # ---- Of both
+
+    def shutdown(self):
+        (self.lookup or self.transfer).close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return Counts(data=data or {})
+
+    def get_kv_connector_stats(self):
+        counted = Counts(data=(self.lookup or self.transfer).new_counts())
+        return None if counted.is_empty() else counted
+
+    # ---- The worker's
+
+    def get_handshake_metadata(self):
+        return self.transfer.invitation()
+
+    def register_kv_caches(self, kv_caches):
+        self.transfer.take_tensors(kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata):
+        self.transfer.prepare(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context, **kwargs):
+        self.transfer.load(self._get_connector_metadata())
+
+    def wait_for_layer_load(self, layer_name):
+        pass  # start_load_kv has loaded all of them.
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass  # A block is saved with all its layers, by wait_for_save.
+
+    def wait_for_save(self):
+        self.transfer.save(self._get_connector_metadata())
+
+    def get_block_ids_with_load_errors(self):
+        return self.transfer.take_failed()
+
+    def build_connector_worker_meta(self):
+        return self.transfer.report()
+
+    # ---- The scheduler's
+
+    @property
+    def requires_kv_delivery(self):
+        return False  # What is not saved is computed again.
+
+    def set_xfer_handshake_metadata(self, metadata):
+        (invitation,) = metadata.values()
+        self.lookup.join(invitation)
+
+    def bind_kv_cache_manager(self, kv_cache_manager):
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.lookup.manager = kv_cache_manager
+
+    def on_new_request(self, request):
+        self.lookup.came(request)
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        return self.lookup.found(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        self.lookup.admitted(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output):
+        return self.lookup.plan(scheduler_output)
+
+    def update_connector_output(self, connector_output):
+        if connector_output.kv_connector_worker_meta is not None:
+            self.lookup.done(connector_output.kv_connector_worker_meta, connector_output.invalid_block_ids)
+
+    def request_finished(self, request, block_ids):
+        self.lookup.left(request.request_id)
+        return False, None  # Its blocks were saved, or are not going to be.
+
+    def request_finished_all_groups(self, request, block_ids):
+        return self.request_finished(request, block_ids)
+
+    def reset_cache(self):
+        return self.lookup.reset()

@@ -1,0 +1,262 @@
+"""The connector in vLLM's scheduler: which blocks of a request kvpoold has, and which of a step are to be saved.
+
+A request is, by what is known of its prefix:
+
+    unasked    nothing                                        -> asked (came, found)
+    asked      the question is on its way                     -> answered | answered with nothing (late, or no kvpoold)
+    answered   the session holds what was found               -> admitted
+    admitted   what is to be loaded is in the step's plan,    -> unasked (preempted, then asked for again)
+               and held until the worker reports that step
+
+What was found is asked for once: it can't leave meanwhile. Nobody waits for an answer longer than _POLL_S: vLLM goes on with
+its other requests and asks again, until match_timeout is over.
+"""
+
+import hashlib
+import secrets
+import time
+
+import kvpool
+from vllm.logger import init_logger
+
+from kvpool_vllm import keys
+from kvpool_vllm.connector import Load, Plan, Save
+from kvpool_vllm.space import layout_of, page_of
+
+logger = init_logger("vllm.kvpool")
+
+_POLL_S = 0.002
+_AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
+_QUIET_S = 5.0  # After an answer that came too late nothing is asked for so long.
+
+
+class _Asked:
+    """A request, and how far it is."""
+
+    def __init__(self, request):
+        self.request = request
+        self.pending, self.deadline = None, 0.0
+        self.refs = None  # Once answered: what the session holds for it.
+        self.local = 0  # Blocks of its prefix that vLLM has itself.
+        self.saved = 0  # Its blocks before this one are kvpoold's, or on their way.
+
+
+class Lookup:
+    def __init__(self, vllm_config, kv_cache_config, options):
+        transfer = vllm_config.kv_transfer_config
+        self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
+        self.config, self.options = kv_cache_config, options
+        self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
+        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self.block_size = self.spec.block_size
+        self.session = self.manager = None
+        self.detached = False  # No kvpoold, or no more.
+        self.checked = False
+        self.step = self.failures = 0
+        self.damaged = set()  # Refs.
+        self.private = b""  # Since a reset: what makes its keys nobody else's.
+        self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
+        self._told = dict.fromkeys(self.counts, 0)
+        self._requests = {}  # By id.
+        self._ahead = set()  # Ids of those that were asked for when they came, until it is their turn.
+        self._planned = []  # Loads of the step that is being scheduled.
+        self._held = []  # (step, refs): of plans that are not done.
+        self._quiet_until = 0.0
+
+    def join(self, invitation):
+        layout = layout_of(self.spec, invitation.planes, *page_of(self.config))
+        self.session = kvpool.Session(layout, invitation.digest, facts=invitation.facts, socket=self.options.socket,
+                                      tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
+                                      open_timeout=self.options.open_timeout, invitation=invitation.secret)
+        keys.set_root(self.session.hash_seed)
+
+    def _usable(self):
+        """Checked with the first request: by then vLLM has made the root of its keys, and workers have said what they have."""
+        if not self.checked:
+            self.checked = True
+            if self.session is None:
+                self.detached = True
+                if self.options.fallback != "own":
+                    logger.error("KvPoolConnector's worker has not invited its scheduler: nothing is shared")
+            elif not keys.is_taken(self.hash_name):
+                self._detach("vLLM's keys do not start from the space's seed: this vLLM makes them elsewhere")
+        return not self.detached
+
+    def _detach(self, why):
+        if not self.detached:
+            self.detached = True
+            logger.error("kvpoold is gone: this engine goes on with its own KV cache, and shares nothing: %s", why)
+
+    def _keys(self, request, first, last):
+        names = request.block_hashes[first:last]
+        return [hashlib.sha256(self.private + name).digest() for name in names] if self.private else list(names)
+
+    # ---- What is there
+
+    def came(self, request):
+        asked = self._requests[request.request_id] = _Asked(request)
+        if len(self._ahead) < _AHEAD and self._usable():
+            self._ahead.add(request.request_id)
+            self._ask(asked)
+
+    def _wanted(self, request):
+        """Blocks that may be loaded: the last token is always computed."""
+        if request.mm_features or request.skip_reading_prefix_cache:
+            return 0  # Images may be named by their senders: no proof that they are the same.
+        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes))
+
+    def _ask(self, asked):
+        wanted = self._wanted(asked.request)
+        if not (self.loads and wanted) or time.monotonic() < self._quiet_until:
+            asked.refs = []
+            return
+        try:
+            asked.pending = self.session.match(self._keys(asked.request, 0, wanted))
+            asked.deadline = time.monotonic() + self.options.match_timeout
+            self.counts["asked_requests"] += 1
+        except kvpool.ResourceExhaustedError:
+            asked.refs = []  # Too much is on its way: it will be computed.
+        except kvpool.KvpoolError as error:
+            asked.refs = []
+            self._detach(error)
+
+    def found(self, request, computed):
+        """Tokens behind the first `computed` that can be loaded; None: not known yet."""
+        asked = self._requests.get(request.request_id)
+        if asked is None:
+            asked = self._requests[request.request_id] = _Asked(request)
+        asked.local = computed // self.block_size
+        if asked.refs is None and asked.pending is None:
+            if self._usable():
+                self._ask(asked)
+            else:
+                asked.refs = []
+        if asked.refs is None and not self._answered(asked):
+            return None
+        return max(0, len(asked.refs) - asked.local) * self.block_size
+
+    def _answered(self, asked):
+        try:
+            refs = asked.pending.wait(timeout=_POLL_S).blocks.detach()
+        except kvpool.DeadlineExceededError:
+            if time.monotonic() < asked.deadline:
+                return False
+            logger.warning("kvpoold has not answered for %s s: prefixes are computed for the next %s s", self.options.match_timeout,
+                           _QUIET_S)
+            self.counts["late_answers"] += 1
+            self._quiet_until = time.monotonic() + _QUIET_S
+            refs = []  # What comes later is given back.
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            refs = []
+        asked.pending = None
+        good = next((i for i, ref in enumerate(refs) if ref in self.damaged), len(refs))
+        self._release(refs[good:])
+        asked.refs = refs[:good]
+        return True
+
+    def _release(self, refs):
+        if refs and not self.detached:
+            try:
+                self.session.release(refs)
+            except kvpool.KvpoolError as error:
+                self._detach(error)
+
+    def admitted(self, request, blocks, external):
+        asked = self._requests[request.request_id]
+        self._ahead.discard(request.request_id)
+        refs, asked.refs = asked.refs or [], None
+        asked.saved = len(refs)
+        first = asked.local if external else len(refs)
+        last = first + external // self.block_size
+        if external:
+            (ids,) = blocks.get_block_ids()
+            self._planned.append(Load(ids[first:last], refs[first:last], self._keys(request, first, last)))
+            self.counts["found_blocks"] += last - first
+        self._release(refs[:first] + refs[last:])
+
+    def left(self, request_id):
+        asked = self._requests.pop(request_id, None)
+        self._ahead.discard(request_id)
+        if asked is not None:
+            self._release(asked.refs)
+
+    # ---- What is to be done
+
+    def plan(self, scheduler_output):
+        self.step += 1
+        plan = Plan(self.step, self.failures, self._planned)
+        self._planned = []
+        if plan.loads:
+            self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
+        if self.saves and not self.detached:
+            in_step = set()
+            for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+                if (save := self._save(request_id, tokens, in_step)) is not None:
+                    plan.saves.append(save)
+        return plan
+
+    def _save(self, request_id, tokens, in_step):
+        asked = self._requests.get(request_id)
+        if asked is None:
+            return None
+        request = asked.request
+        # Tokens that a step guesses have no hash yet.
+        full = min((request.num_computed_tokens + tokens) // self.block_size, len(request.block_hashes))
+        if full <= asked.saved or request.mm_features:
+            return None
+        first, asked.saved = asked.saved, full
+        names = self._keys(request, first, full)
+        there = next((i for i, name in enumerate(names) if name not in in_step), len(names))
+        if there == len(names):
+            return None
+        in_step.update(names)
+        first += there
+        (ids,) = self.manager.get_block_ids(request_id)
+        (parent,) = self._keys(request, first - 1, first) if first else (None,)
+        return Save(ids[first:full], names[there:], parent)
+
+    def done(self, report, invalid):
+        """The worker has executed plans; `invalid`: blocks of vLLM's that it could not load."""
+        while self._held and self._held[0][0] <= report.step:
+            self._release(self._held.pop(0)[1])
+        self.damaged |= report.damaged
+        if report.failures == self.failures:
+            return
+        # The worker has saved nothing of that step, nor of those planned before this was known: who knows what was computed
+        # from what. It will see what kvpoold has already.
+        self.failures = report.failures
+        for asked in self._requests.values():
+            asked.saved = 0
+        if invalid:
+            self._withdraw(invalid)
+
+    def _withdraw(self, invalid):
+        """vLLM has sent the first of the requests that share an invalid block back to it. All of them go, for that one may
+        compute it in chunks; and until then nobody finds what lies behind it."""
+        behind = set()
+        for request_id, asked in self._requests.items():
+            (ids,) = self.manager.get_block_ids(request_id)
+            first = next((i for i, block in enumerate(ids) if block in invalid), None)
+            if first is not None:
+                behind.update(ids[first:])
+                asked.request.num_computed_tokens = min(asked.request.num_computed_tokens, first * self.block_size)
+        self.manager.evict_blocks(behind)
+
+    def reset(self):
+        """From now on this engine's keys are nobody else's."""
+        self.private = secrets.token_bytes(32)
+        for asked in self._requests.values():
+            asked.pending = None
+            self._release(asked.refs)
+            asked.refs, asked.saved = None, 0
+        return True
+
+    def new_counts(self):
+        new = {name: count - self._told[name] for name, count in self.counts.items()}
+        self._told = dict(self.counts)
+        return new
+
+    def close(self):
+        if self.session is not None:
+            self.session.close()

@@ -1,0 +1,252 @@
+"""The connector in vLLM's worker: copies blocks in before a step, and out behind it.
+
+A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
+and a digest of the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and
+vLLM computes it. A step in which that happens saves nothing, for what it computed may have seen it.
+"""
+
+import collections
+import hashlib
+import time
+
+import kvpool
+import numpy as np
+import torch
+from vllm.logger import init_logger
+
+from kvpool_vllm import facts
+from kvpool_vllm.connector import Invitation, Report
+from kvpool_vllm.space import attention_of, digest_of, layout_of, page_of
+
+logger = init_logger("vllm.kvpool")
+
+_BLOCK = 0xffffffff
+_WORD = 8
+_RETRY_S = 0.5  # After a lease that failed none is waited for so long.
+_UNREAD = 64  # Answers to seals that may be on their way.
+
+
+class Transfer:
+    def __init__(self, vllm_config, kv_cache_config, options):
+        self.config, self.options = kv_cache_config, options
+        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self.layers, self.page_bytes, block_bytes = page_of(kv_cache_config)
+        if self.page_bytes % _WORD:
+            raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
+        attention, self.planes = attention_of(vllm_config, self.spec)
+        if not attention:
+            raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
+                             "kvpool_vllm.Scheduler shares blocks in place")
+        self.facts = facts.facts_of(vllm_config, self.spec, attention, "connector: a page of each layer, sum, key")
+        self.digest = digest_of(options, self.facts)
+        self.session = self.pool = self.words = self.pages = None
+        self.detached = False
+        self.step = self.failures = 0
+        self.damaged, self.failed = set(), set()  # Refs of kvpoold's, and ids of vLLM's blocks, since they were last asked for.
+        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks",
+                                     "duplicate_blocks"), 0)
+        self._told = dict(self.counts)
+        self._questions = []  # Of the step under way: what of each save is there already.
+        self._seals = collections.deque()
+        self._retry_at = 0.0
+        layout = layout_of(self.spec, self.planes, self.layers, self.page_bytes, block_bytes)
+        step_blocks = -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)
+        try:
+            self.session = kvpool.Session(
+                layout, self.digest, facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
+                guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
+                magazine_blocks=min(256, max(16, step_blocks)), open_timeout=options.open_timeout)
+        except kvpool.UnavailableError as error:
+            if options.fallback != "own":
+                raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
+                                   "without)") from error
+            logger.warning("no kvpoold, going on with vLLM's own KV cache alone: %s", error)
+            self.detached = True
+            return
+        everything = self.session.data(blocks=self.session.max_blocks)
+        self.pool = torch.from_dlpack(everything).view(torch.int64)
+        self.words = np.asarray(everything)  # Bytes, for what is no tensor.
+        logger.info("KvPoolConnector: blocks of %d tokens, %d bytes, in space of session %d", self.spec.block_size, block_bytes,
+                    self.session.id)
+
+    def invitation(self):
+        if self.session is None:
+            return None
+        return Invitation(self.session.invitation(), self.digest, self.facts, self.planes)
+
+    def take_tensors(self, kv_caches):
+        """Views vLLM's KV cache as [block, layer, words of a page]."""
+        if self.session is None:
+            return
+        (tensor,) = self.config.kv_cache_tensors
+        layers = [kv_caches[name] for name in tensor.layers]
+        first = layers[0]
+        parts = first.shape[0] // self.config.num_blocks  # Blocks of the kernels' in one of vLLM's.
+        stride, step = first.stride(0) * first.element_size() * parts, tensor.layer_stride
+        dense = first[0].numel() * first.element_size() * parts == self.page_bytes and _is_dense(first[0])
+        if not dense or (parts > 1 and stride != self.page_bytes) or stride % _WORD or step % _WORD or any(
+                layer.data_ptr() != first.data_ptr() + i * step or layer.stride() != first.stride() for i, layer in enumerate(layers)):
+            raise ValueError(f"KV cache of shape {tuple(first.shape)} and strides {first.stride()}: KvPoolConnector needs pages "
+                             f"of {self.page_bytes} bytes without holes, {step} bytes apart")
+        words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
+        self.pages = words.as_strided((self.config.num_blocks, self.layers, self.page_bytes // _WORD),
+                                      (stride // _WORD, step // _WORD, 1),
+                                      first.storage_offset() * first.element_size() // _WORD)
+
+    def _of_pool(self, block):
+        """(its pages, its check bytes)."""
+        payload = self.layers * self.page_bytes
+        return (self.pool[block, :payload // _WORD].view(self.layers, self.page_bytes // _WORD), self.words[block, payload:])
+
+    def _check_bytes(self, pages, key):
+        return pages.sum().numpy().tobytes() + hashlib.sha256(key).digest()
+
+    # ---- In
+
+    def load(self, plan):
+        for load in plan.loads:
+            for block, ref, key in zip(load.blocks, load.refs, load.keys):
+                pages, check = self._of_pool(ref & _BLOCK)
+                mine = self.pages[block]
+                mine.copy_(pages)
+                expected = self._check_bytes(mine, key)
+                if check[:len(expected)].tobytes() == expected:
+                    self.counts["loaded_blocks"] += 1
+                else:
+                    self.damaged.add(ref)
+                    self.failed.add(block)
+        if self.failed:
+            self.failures += 1
+            self.counts["failed_blocks"] += len(self.failed)
+            logger.error("%d blocks of kvpoold's are not what their keys say: they are computed", len(self.failed))
+
+    def take_failed(self):
+        failed, self.failed = self.failed, set()
+        return failed
+
+    def report(self):
+        damaged, self.damaged = self.damaged, set()
+        return Report(self.step, self.failures, damaged)
+
+    # ---- Out
+
+    def prepare(self, plan):
+        """Asks what of the plan's saves is there; by the end of the step it is known."""
+        self.step = plan.step
+        self._questions = []
+        for save in plan.saves:
+            self._questions.append(self._ask(save.keys))
+
+    def _ask(self, names):
+        if self.detached:
+            return None
+        try:
+            return self.session.match(names)
+        except kvpool.ResourceExhaustedError:
+            return None  # Too much is on its way. Seal sees what is there, too.
+        except kvpool.KvpoolError as error:
+            return self._detach(error)
+
+    def _known(self, question):
+        """How many of a save's first blocks are there."""
+        if question is None or not question.ready:
+            return 0
+        try:
+            with question.wait(timeout=0) as hit:
+                return len(hit.blocks)
+        except kvpool.DeadlineExceededError:
+            return 0
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return 0
+
+    def _detach(self, error):
+        if not self.detached:
+            self.detached = True
+            logger.error("kvpoold is gone: this engine's blocks are saved no more: %s", error)
+
+    def save(self, plan):
+        questions, self._questions = self._questions, []
+        if self.detached or not plan.saves:
+            return
+        if plan.failures != self.failures:
+            self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
+            return
+        runs = []
+        for save, question in zip(plan.saves, questions):
+            known = self._known(question)
+            self.counts["known_blocks"] += known
+            if known < len(save.blocks):
+                parent = save.keys[known - 1] if known else save.parent_key
+                runs.append((save.blocks[known:], save.keys[known:], parent))
+        try:
+            self._read_seals()
+            if runs:
+                self._copy_out(runs)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+
+    def _copy_out(self, runs):
+        wanted = sum(len(blocks) for blocks, _, _ in runs)
+        leased = self._lease(wanted)
+        self.counts["skipped_blocks"] += wanted - len(leased)
+        step = self.session.begin_step()
+        seals = []
+        for blocks, names, parent in runs:
+            refs, leased = leased[:len(blocks)], leased[len(blocks):]
+            for block, ref, key in zip(blocks, refs, names):
+                pages, check = self._of_pool(ref & _BLOCK)
+                pages.copy_(self.pages[block])
+                word = self._check_bytes(pages, key)
+                check[:len(word)] = np.frombuffer(word, np.uint8)
+            if refs:
+                seals.append((refs, names[:len(refs)], parent))
+        self.session.complete_step(step)
+        for refs, names, parent in seals:
+            try:
+                self._seals.append(self.session.seal(refs, names, parent_key=parent))
+                self.counts["saved_blocks"] += len(refs)
+            except kvpool.ResourceExhaustedError:
+                self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
+            self.session.release(refs)
+
+    def _lease(self, wanted):
+        """Refs of as many blocks as there are, at most `wanted`."""
+        patience = self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
+        for count, timeout in ((wanted, patience), (min(wanted, self.session.free_blocks), 0)):
+            try:
+                if count > 0:
+                    return self.session.lease(count, timeout=timeout).detach()
+            except (kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
+                self._retry_at = time.monotonic() + _RETRY_S
+        return []
+
+    def _read_seals(self):
+        """Counts what others had sealed meanwhile: blocks that were copied for nothing."""
+        while self._seals and (self._seals[0].ready or len(self._seals) > _UNREAD):
+            seal = self._seals.popleft()
+            if seal.ready:
+                outcome = seal.wait(timeout=0)
+                self.counts["duplicate_blocks"] += len(outcome.duplicates)
+                self.counts["skipped_blocks"] += len(outcome.refused)
+                outcome.duplicates.release()
+
+    def new_counts(self):
+        new = {name: count - self._told[name] for name, count in self.counts.items()}
+        self._told = dict(self.counts)
+        return new
+
+    def close(self):
+        if self.session is not None:
+            self._seals.clear()
+            self.session.close()
+
+
+def _is_dense(tensor):
+    """Its elements fill their range, in whatever order."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
