@@ -62,8 +62,8 @@ class Engine:
         return {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "cached": [output.num_cached_tokens for output in outputs]}
 
-    def reset(self):
-        return {"done": self.llm.reset_prefix_cache()}
+    def reset(self, connector=False):
+        return {"done": self.llm.reset_prefix_cache(reset_connector=connector)}
 
     def facts(self):
         facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__}
@@ -83,8 +83,9 @@ class Engine:
         return get_kv_transfer_group().transfer
 
     def flush(self):
-        session = self.scheduler.pool.session if self.scheduler.connector is None else self.transfer().session
-        session.flush()
+        connector = self.scheduler.connector
+        for session in [self.scheduler.pool.session] if connector is None else [self.transfer().session, connector.lookup.session]:
+            session.flush()
         return {}
 
     def damage(self, block, by):

@@ -22,6 +22,7 @@ logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
 _WORD = 8
+_ANSWER_S = 0.002  # An answer that the whole step was not enough for is waited for so long.
 _RETRY_S = 0.5  # After a lease that failed none is waited for so long.
 _UNREAD = 64  # Answers to seals that may be on their way.
 
@@ -149,10 +150,10 @@ class Transfer:
 
     def _known(self, question):
         """How many of a save's first blocks are there."""
-        if question is None or not question.ready:
+        if question is None:
             return 0
         try:
-            with question.wait(timeout=0) as hit:
+            with question.wait(timeout=_ANSWER_S) as hit:
                 return len(hit.blocks)
         except kvpool.DeadlineExceededError:
             return 0

@@ -1,0 +1,288 @@
+"""vLLM's own KV cache with KvPoolConnector behind it: the same tokens as without, prefixes of other processes, and nothing wrong when
+a block is damaged, or somebody dies. Needs what vllm_test.py needs.
+"""
+
+import json
+import signal
+import time
+
+import pytest
+
+from daemon import Daemon
+from vllm_test import engine, models, prompts, pytestmark, stock, whole_blocks  # noqa: F401: fixtures
+
+
+def settled(daemon, *engines):
+    """What the engines hold is known to the daemon: nothing but leases at hand, and every block is in one state."""
+    for one in engines:
+        one.ask("flush")
+        facts = one.ask("facts")
+        assert facts["holds"] == 0 and facts["refused"] == 0, facts
+    assert all(int(session["referenced"]) == 0 for session in daemon.ctl("sessions")["sessions"])
+    for space in daemon.ctl("spaces")["spaces"]:
+        blocks = {state: int(count) for state, count in space["blocks"].items()}
+        capacity = blocks.pop("capacity")
+        assert sum(blocks.values()) == capacity and blocks["sealed"] == 0, blocks
+
+
+def every_block(asked):
+    return [whole_blocks(prompt) for prompt in asked]
+
+
+def test_prefixes_of_another_process_and_of_a_dead_one(daemon, engine, stock):
+    first, second = (engine(connector={"socket": daemon.socket, "guaranteed_blocks": 300}) for _ in range(2))
+    asked = prompts(24, seed=21)
+    own = stock.generate(asked)["tokens"]
+    said = first.generate(asked)
+    assert said["tokens"] == own and said["cached"] == [0] * 24
+    first.ask("flush")
+    computed = sum(every_block(asked)) // 32
+    assert first.ask("facts")["transfer"]["saved_blocks"] >= computed
+    said = second.generate(asked)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
+    facts = second.ask("facts")
+    assert facts["transfer"]["loaded_blocks"] == facts["lookup"]["found_blocks"] == computed
+    # Now vLLM has them itself.
+    said = second.generate(asked)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
+    assert second.ask("facts")["transfer"]["loaded_blocks"] == computed
+    # Answers are prefixes too.
+    longer = [prompt + answer + [7] for prompt, answer in zip(asked[:8], own)]
+    own_longer = stock.generate(longer)["tokens"]
+    assert first.generate(longer)["tokens"] == own_longer
+    first.ask("flush")
+    said = second.generate(longer)
+    assert said["tokens"] == own_longer and said["cached"] == every_block(longer)
+    # What the first had saved is there when it has died, be it in the middle of another's loads: the batch takes half of them.
+    fresh = prompts(30, seed=22, shortest=100)
+    own_fresh = stock.generate(fresh)["tokens"]
+    assert first.generate(fresh)["tokens"] == own_fresh
+    first.ask("flush")
+    said = second.generate(fresh, kill=[first.started(), 5])
+    assert said["tokens"] == own_fresh and said["cached"] == every_block(fresh)
+    settled(daemon, second)
+
+
+def test_what_is_there_is_not_copied_again(daemon, engine, stock):
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100, "match_timeout": 30}
+    first, second = engine(connector=pool), engine(connector=pool, enable_prefix_caching=False)
+    asked = prompts(4, seed=23, shortest=100, shared=64)
+    own = stock.generate(asked, tokens=1)["tokens"]
+    assert first.generate(asked, tokens=1)["tokens"] == own
+    first.ask("flush")
+    saved = first.ask("facts")["transfer"]["saved_blocks"]
+    # Prompts of one step that have blocks in common save them once.
+    assert saved == sum(len(prompt) // 32 for prompt in asked) - 3 * 2
+    # The second has no cache of its own: every time it loads all of them, and saves none.
+    for turn in (1, 2):
+        said = second.generate(asked, tokens=1)
+        assert said["tokens"] == own and said["cached"] == every_block(asked)
+        assert second.ask("facts")["transfer"]["loaded_blocks"] == turn * sum(every_block(asked)) // 32
+    assert second.ask("facts")["transfer"]["saved_blocks"] == second.ask("facts")["transfer"]["duplicate_blocks"]
+    settled(daemon, first, second)
+
+
+def test_processes_of_its_own(daemon, engine, stock):
+    """As vllm serve has it: scheduler and worker are two members of a session."""
+    # Threads bound to cores that others have too would be slow, not wrong.
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 300}
+    one = engine(connector=pool, processes=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+    other = engine(connector=pool)
+    asked = prompts(10, seed=24, shortest=50)
+    own = stock.generate(asked)["tokens"]
+    assert other.generate(asked)["tokens"] == own
+    other.ask("flush")
+    one.started()
+    (mine,) = [session for session in daemon.ctl("sessions")["sessions"]
+               if len({member["pid"] for member in session["members"]}) == 2]
+    assert sorted(member["scheduler"] for member in mine["members"]) == [False, True]
+    said = one.generate(asked)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
+    fresh = prompts(10, seed=25, shortest=50)
+    own_fresh = stock.generate(fresh)["tokens"]
+    assert one.generate(fresh)["tokens"] == own_fresh
+    blocks = sum(len(prompt) // 32 for prompt in asked + fresh)
+    deadline = time.monotonic() + 60
+    while int(daemon.ctl("spaces")["spaces"][0]["blocks"]["cached"]) < blocks and time.monotonic() < deadline:
+        pass  # Its last seals are on their way.
+    said = other.generate(fresh)
+    assert said["tokens"] == own_fresh and said["cached"] == every_block(fresh)
+    settled(daemon, other)
+
+
+def test_chunks_and_preemption(daemon, models, engine, stock):
+    """Prompts in pieces, on a cache of vLLM's that is too small for them: what was preempted is loaded again."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 500}
+    small = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_gpu_blocks_override": 60}
+    one, other = engine(connector=pool, **small), engine(connector=pool, **small)
+    asked = prompts(12, seed=26, shortest=200, shared=100)
+    own = stock.generate(asked, tokens=120)["tokens"]
+    assert one.generate(asked, tokens=120)["tokens"] == own
+    facts = one.ask("facts")
+    assert facts["preemptions"] > 0 and facts["transfer"]["loaded_blocks"] > 0 and facts["transfer"]["failed_blocks"] == 0
+    one.ask("flush")
+    said = other.generate(asked, tokens=120)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
+    settled(daemon, one, other)
+
+
+def test_a_pool_too_small_for_all(models, engine, stock):
+    """Blocks leave for others, saves are left out: tokens stay what they are."""
+    daemon = Daemon(capacity="8MiB", slab="4MiB")  # Some 140 blocks.
+    try:
+        both = [engine(connector={"socket": daemon.socket}) for _ in range(2)]
+        asked = [prompts(16, seed=seed, shortest=300, shared=100) for seed in (27, 28)]
+        own = [stock.generate(some, tokens=60)["tokens"] for some in asked]
+        for one in both:
+            one.started()
+        for turn in range(2):
+            for i in range(2):
+                print(json.dumps({"do": "generate", "prompts": asked[i ^ turn], "tokens": 60}), file=both[i].process.stdin, flush=True)
+            for i in range(2):
+                assert json.loads(both[i].process.stdout.readline()).get("tokens") == own[i ^ turn]
+        assert sum(one.ask("facts")["transfer"]["failed_blocks"] for one in both) == 0
+        settled(daemon, *both)
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("by, batch", [("bit", 64), ("block", 2048)])
+def test_a_block_that_is_not_what_its_key_says(daemon, engine, stock, by, batch):
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    first = engine(connector=pool)
+    # Four share the damaged block; with a batch of 64 tokens they compute in chunks what lies behind it.
+    asked = prompts(4, seed=29, shortest=100, longest=200, shared=300) + prompts(2, seed=30, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    second = engine(connector=pool, max_num_batched_tokens=batch, max_num_seqs=8)
+    second.started()
+    second.ask("damage", block=2, by=by)
+    assert second.generate(asked)["tokens"] == own
+    assert second.ask("facts")["transfer"]["failed_blocks"] == 1
+    # Nothing that was computed from it is in its cache, nor in the pool.
+    assert second.generate(asked)["tokens"] == own
+    longer = [prompt + answer + [5] for prompt, answer in zip(asked, own)]
+    own_longer = stock.generate(longer)["tokens"]
+    assert second.generate(longer)["tokens"] == own_longer
+    # It still is what the key names: who finds it leaves it, and is not told of it again.
+    assert second.ask("facts")["transfer"]["failed_blocks"] == 1
+    assert second.ask("reset")["done"]
+    assert second.generate(longer)["tokens"] == own_longer
+    assert second.ask("facts")["transfer"]["failed_blocks"] == 1
+    settled(daemon, second)
+
+
+def test_failure_policy_of_vllm(daemon, engine, stock):
+    """Its default ends requests whose blocks can't be loaded; the others go on."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    first, second = engine(connector=pool), engine(connector=pool, transfer={"kv_load_failure_policy": "fail"})
+    asked = prompts(3, seed=31, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    second.started()
+    second.ask("damage", block=1, by="bit")
+    said = second.generate(asked)["tokens"]
+    assert said[1:] == own[1:] and said[0] == []
+    assert second.generate(asked)["tokens"] == own
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_daemon_lost_while_serving(daemon, engine, stock, steps):
+    one = engine(connector={"socket": daemon.socket}, max_num_seqs=4)
+    asked = prompts(8, seed=32, shortest=100, longest=300)
+    own = stock.generate(asked, tokens=60)["tokens"]
+    assert one.generate(asked[:2], tokens=60)["tokens"] == own[:2]
+    assert one.generate(asked, tokens=60, kill=[daemon.process.pid, steps])["tokens"] == own
+    said = one.generate(asked, tokens=60)
+    assert said["tokens"] == own
+    facts = one.ask("facts")
+    assert facts["detached"] == [True, True] and facts["holds"] == 0
+
+
+def test_a_daemon_that_does_not_answer(daemon, engine, stock):
+    one = engine(connector={"socket": daemon.socket, "match_timeout": 0.1, "lease_timeout": 0.01})
+    asked = prompts(6, seed=34, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    assert one.generate(asked[:2])["tokens"] == own[:2]
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        assert one.generate(asked)["tokens"] == own
+        facts = one.ask("facts")
+        assert facts["lookup"]["late_answers"] > 0 and facts["detached"] == [False, False]
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    # Once it answers, it is asked again.
+    one.ask("flush")
+    asked_before, deadline = one.ask("facts")["lookup"]["asked_requests"], time.monotonic() + 60
+    while one.ask("facts")["lookup"]["asked_requests"] == asked_before and time.monotonic() < deadline:
+        assert one.generate(asked[2:])["tokens"] == own[2:]
+    assert one.ask("facts")["lookup"]["asked_requests"] > asked_before
+    settled(daemon, one)
+
+
+def test_salts_and_resets_part(daemon, engine, stock):
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    first, second = engine(connector=pool), engine(connector=pool, enable_prefix_caching=False)
+    asked = prompts(4, seed=35, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked, salt="a")["tokens"] == own
+    first.ask("flush")
+    for salt in (None, "b"):
+        said = second.generate(asked, salt=salt)
+        assert said["cached"] == [0] * 4 and said["tokens"] == own
+    said = second.generate(asked, salt="a")
+    assert said["cached"] == every_block(asked) and said["tokens"] == own
+    # A reset is for the one that says it, whose new blocks nobody else finds.
+    assert first.ask("reset", connector=True)["done"]
+    said = first.generate(asked, salt="a")
+    assert said["cached"] == [0] * 4 and said["tokens"] == own
+    assert second.generate(asked, salt="a")["cached"] == every_block(asked)
+    fresh = prompts(4, seed=36, shortest=100)
+    own_fresh = stock.generate(fresh)["tokens"]
+    assert first.generate(fresh)["tokens"] == own_fresh
+    first.ask("flush")
+    said = second.generate(fresh)
+    assert said["cached"] == [0] * 4 and said["tokens"] == own_fresh
+    settled(daemon, first, second)
+
+
+def test_roles(daemon, engine, stock):
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    writes = engine(connector=pool, transfer={"kv_role": "kv_producer"})
+    reads = engine(connector=pool, transfer={"kv_role": "kv_consumer"})
+    asked = prompts(4, seed=37, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    assert reads.generate(asked)["tokens"] == own
+    assert reads.ask("facts")["transfer"]["saved_blocks"] == 0
+    assert reads.ask("reset")["done"]
+    said = writes.generate(asked)
+    assert said["tokens"] == own and said["cached"] == [0] * 4
+    writes.ask("flush")
+    said = reads.generate(asked)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
+    settled(daemon, reads, writes)
+
+
+def test_refused_at_start(daemon, engine):
+    pool = {"socket": daemon.socket, "space": "chat"}
+    engine(connector=pool).started()
+    for other, words in (({"dtype": "bfloat16"}, ("float32", "bfloat16")), ({"model": "1"}, ("weights",))):
+        said = engine(connector=pool, **other).refused()
+        assert "FailedPrecondition" in said and all(word in said for word in words), said
+    # An engine on the pool's own blocks, which lie otherwise. Without the name it has a space of its own.
+    said = engine(pool).refused()
+    assert "FailedPrecondition" in said and "connector" in said and "BLHNC" in said, said
+    assert "no such option: sokcet" in engine(connector={"sokcet": ""}).refused()
+
+
+def test_no_daemon(engine, stock):
+    nowhere = {"socket": "/nowhere/kvpoold.sock", "open_timeout": 1}
+    said = engine(connector=nowhere).refused()
+    assert "needs a kvpoold" in said and "/nowhere/kvpoold.sock" in said
+    own = engine(connector={**nowhere, "fallback": "own"})
+    asked = prompts(5, seed=39)
+    assert own.generate(asked)["tokens"] == stock.generate(asked)["tokens"]
+    said = own.generate(asked)
+    assert said["cached"] == every_block(asked) and own.ask("facts")["detached"] == [True, True]
