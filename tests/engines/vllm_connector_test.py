@@ -86,7 +86,7 @@ def test_processes_of_its_own(daemon, engine, stock):
     """As vllm serve has it: scheduler and worker are two members of a session."""
     # Threads bound to cores that others have too would be slow, not wrong.
     pool = {"socket": daemon.socket, "guaranteed_blocks": 300}
-    one = engine(connector=pool, processes=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+    one = engine(connector=pool, processes=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, disable_log_stats=False)
     other = engine(connector=pool)
     asked = prompts(10, seed=24, shortest=50)
     own = stock.generate(asked)["tokens"]
