@@ -17,11 +17,15 @@ class Daemon:
         self.path = pathlib.Path(self.directory.name)
         self.socket = str(self.path / "kvpoold.sock")
         self.environment = {**os.environ, **(environment or {})}
-        with open(self.path / "log", "wb") as log:
-            self.process = subprocess.Popen(
-                [BIN / "kvpoold", f"--device={device}", f"--capacity={capacity}", f"--slab-bytes={slab}",
-                 f"--socket={self.socket}", f"--state-dir={self.path}", "--metrics-listen=127.0.0.1:0",
-                 "--shutdown-grace=200ms", *flags], stdout=log, stderr=log, env=self.environment)
+        self.command = [BIN / "kvpoold", f"--device={device}", f"--capacity={capacity}", f"--slab-bytes={slab}",
+                        f"--socket={self.socket}", f"--state-dir={self.path}", "--metrics-listen=127.0.0.1:0",
+                        "--shutdown-grace=200ms", *flags]
+        self.start()
+
+    def start(self):
+        """Also again, once it is dead."""
+        with open(self.path / "log", "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment)
         healthy = subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "health", "--wait=60s"],
                                  capture_output=True, text=True)
         assert healthy.returncode == 0, healthy.stderr + self.log()

@@ -6,6 +6,10 @@
 vLLM makes one in its scheduler and one in its worker, which may be processes of their own. They are two members of one session:
 the worker (transfer.py) opens it as its rank, leases, copies, seals; the scheduler (lookup.py) joins it with the worker's
 invitation, asks for prefixes, and holds what was found until the worker has copied it.
+
+When kvpoold is gone, the engine goes on without. The worker opens another session as soon as there is a daemon again, and invites
+the scheduler anew. vLLM's chain of hashes starts from the fingerprint; a key is the digest of the space's seed and a hash, so that it
+can be told to any daemon.
 """
 
 import dataclasses
@@ -23,8 +27,9 @@ logger = init_logger("vllm.kvpool")
 
 @dataclasses.dataclass
 class Invitation(KVConnectorHandshakeMetadata):
-    """From the worker, at start: how the scheduler joins its session."""
+    """From the worker, at start and when it has opened another session: how the scheduler joins it."""
 
+    session: int  # Which of the worker's it is, from 1; 0: none so far, for there was no kvpoold.
     secret: bytes
     digest: bytes
     facts: dict
@@ -54,6 +59,7 @@ class Plan(KVConnectorMetadata):
     """For one step."""
 
     step: int
+    session: int  # Invitation.session; 0: the scheduler is in none.
     failures: int  # Report.failures as the scheduler knows it: what was planned without knowing of a failure is not saved.
     loads: list = dataclasses.field(default_factory=list)
     saves: list = dataclasses.field(default_factory=list)
@@ -66,9 +72,11 @@ class Report(KVConnectorWorkerMetadata):
     step: int  # All through this one are done.
     failures: int  # Steps so far in which a block could not be loaded.
     damaged: set  # Refs of blocks that are not what their key says.
+    invitation: Invitation | None  # As long as the scheduler is in another session.
 
     def aggregate(self, other):
-        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged)
+        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged,
+                      self.invitation or other.invitation)
 
 
 class Counts(KVConnectorStats):
@@ -160,7 +168,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata):
         (invitation,) = metadata.values()
-        self.lookup.join(invitation)
+        self.lookup.invited(invitation)
 
     def bind_kv_cache_manager(self, kv_cache_manager):
         super().bind_kv_cache_manager(kv_cache_manager)

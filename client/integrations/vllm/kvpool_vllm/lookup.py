@@ -27,6 +27,7 @@ logger = init_logger("vllm.kvpool")
 
 _POLL_S = 0.002
 _AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
+_REJOIN_S = 1.0  # Longest wait for a daemon that is there again.
 _QUIET_S = 5.0  # After an answer that came too late nothing is asked for so long.
 
 
@@ -50,7 +51,8 @@ class Lookup:
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.block_size = self.spec.block_size
         self.session = self.manager = None
-        self.detached = False  # No kvpoold, or no more.
+        self.detached = True  # No kvpoold, not yet, or no more.
+        self.number = 0  # Of the session; see Invitation.
         self.checked = False
         self.step = self.failures = 0
         self.damaged = set()  # Refs.
@@ -63,23 +65,42 @@ class Lookup:
         self._held = []  # (step, refs): of plans that are not done.
         self._quiet_until = 0.0
 
-    def join(self, invitation):
+    def invited(self, invitation):
+        """At start."""
+        keys.set_root(invitation.digest)
+        if invitation.session:
+            self._join(invitation, self.options.open_timeout)
+
+    def _join(self, invitation, timeout):
         layout = layout_of(self.spec, invitation.planes, *page_of(self.config))
-        self.session = kvpool.Session(layout, invitation.digest, facts=invitation.facts, socket=self.options.socket,
-                                      tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
-                                      open_timeout=self.options.open_timeout, invitation=invitation.secret)
-        keys.set_root(self.session.hash_seed)
+        session = kvpool.Session(layout, invitation.digest, facts=invitation.facts, socket=self.options.socket,
+                                 tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
+                                 open_timeout=timeout, invitation=invitation.secret)
+        self.close()
+        # What the session before held went with it.
+        for asked in self._requests.values():
+            asked.pending, asked.refs, asked.saved = None, None, 0
+        self._held.clear()
+        self.damaged.clear()
+        self.session, self.number, self.detached = session, invitation.session, False
+
+    def _join_again(self, invitation):
+        if invitation.session == self.number or time.monotonic() < self._quiet_until:
+            return
+        try:
+            self._join(invitation, _REJOIN_S)
+            logger.warning("kvpoold is there again: this engine shares what it computes from now on")
+        except kvpool.KvpoolError as error:
+            self._quiet_until = time.monotonic() + _QUIET_S
+            logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
 
     def _usable(self):
-        """Checked with the first request: by then vLLM has made the root of its keys, and workers have said what they have."""
+        """Checked with the first request: by then vLLM has made the root of its keys."""
         if not self.checked:
             self.checked = True
-            if self.session is None:
-                self.detached = True
-                if self.options.fallback != "own":
-                    logger.error("KvPoolConnector's worker has not invited its scheduler: nothing is shared")
-            elif not keys.is_taken(self.hash_name):
-                self._detach("vLLM's keys do not start from the space's seed: this vLLM makes them elsewhere")
+            if not keys.is_taken(self.hash_name):
+                raise RuntimeError("KvPoolConnector: vLLM's keys do not start from the fingerprint: this vLLM makes them, or hands over "
+                                   "what the worker says at start, elsewhere")
         return not self.detached
 
     def _detach(self, why):
@@ -88,8 +109,8 @@ class Lookup:
             logger.error("kvpoold is gone: this engine goes on with its own KV cache, and shares nothing: %s", why)
 
     def _keys(self, request, first, last):
-        names = request.block_hashes[first:last]
-        return [hashlib.sha256(self.private + name).digest() for name in names] if self.private else list(names)
+        seed = self.session.hash_seed + self.private
+        return [hashlib.sha256(seed + name).digest() for name in request.block_hashes[first:last]]
 
     # ---- What is there
 
@@ -185,7 +206,7 @@ class Lookup:
 
     def plan(self, scheduler_output):
         self.step += 1
-        plan = Plan(self.step, self.failures, self._planned)
+        plan = Plan(self.step, 0 if self.detached else self.number, self.failures, self._planned)
         self._planned = []
         if plan.loads:
             self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
@@ -221,6 +242,8 @@ class Lookup:
         while self._held and self._held[0][0] <= report.step:
             self._release(self._held.pop(0)[1])
         self.damaged |= report.damaged
+        if report.invitation is not None:
+            self._join_again(report.invitation)
         if report.failures == self.failures:
             return
         # The worker has saved nothing of that step, nor of those planned before this was known: who knows what was computed
@@ -259,4 +282,4 @@ class Lookup:
 
     def close(self):
         if self.session is not None:
-            self.session.close()
+            self.session.close(timeout=1.0)

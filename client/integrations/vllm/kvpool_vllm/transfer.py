@@ -1,12 +1,12 @@
 """The connector in vLLM's worker: copies blocks in before a step, and out behind it.
 
 A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
-and a digest of the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and
+and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and
 vLLM computes it. A step in which that happens saves nothing, for what it computed may have seen it.
 """
 
-import collections
-import hashlib
+import queue
+import threading
 import time
 
 import kvpool
@@ -24,7 +24,7 @@ _BLOCK = 0xffffffff
 _WORD = 8
 _ANSWER_S = 0.002  # An answer that the whole step was not enough for is waited for so long.
 _RETRY_S = 0.5  # After a lease that failed none is waited for so long.
-_UNREAD = 64  # Answers to seals that may be on their way.
+_REOPEN_S = 1.0  # Between two tries to find a kvpoold again.
 
 
 class Transfer:
@@ -41,44 +41,80 @@ class Transfer:
         self.facts = facts.facts_of(vllm_config, self.spec, attention, "connector: a page of each layer, sum, key")
         self.digest = digest_of(options, self.facts)
         self.session = self.pool = self.words = self.pages = None
-        self.detached = False
+        self.number = 0  # Sessions opened so far.
+        self.joined = False  # By the scheduler.
+        self.detached = True  # No kvpoold.
         self.step = self.failures = 0
         self.damaged, self.failed = set(), set()  # Refs of kvpoold's, and ids of vLLM's blocks, since they were last asked for.
-        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks",
-                                     "duplicate_blocks"), 0)
+        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
         self._told = dict(self.counts)
         self._questions = []  # Of the step under way: what of each save is there already.
-        self._seals = collections.deque()
-        self._retry_at = 0.0
-        layout = layout_of(self.spec, self.planes, self.layers, self.page_bytes, block_bytes)
-        step_blocks = -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)
+        self._retry_at = self._reopen_at = 0.0
+        self._opener, self._opened = None, queue.SimpleQueue()
+        self._layout = layout_of(self.spec, self.planes, self.layers, self.page_bytes, block_bytes)
+        self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
-            self.session = kvpool.Session(
-                layout, self.digest, facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
-                guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
-                magazine_blocks=min(256, max(16, step_blocks)), open_timeout=options.open_timeout)
+            self._use(self._open(options.open_timeout))
         except kvpool.UnavailableError as error:
             if options.fallback != "own":
                 raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
                                    "without)") from error
-            logger.warning("no kvpoold, going on with vLLM's own KV cache alone: %s", error)
-            self.detached = True
-            return
-        everything = self.session.data(blocks=self.session.max_blocks)
-        self.pool = torch.from_dlpack(everything).view(torch.int64)
+            logger.warning("no kvpoold, going on with vLLM's own KV cache until there is one: %s", error)
+
+    # ---- The session
+
+    def _open(self, timeout):
+        options = self.options
+        return kvpool.Session(
+            self._layout, self.digest, facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
+            guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
+            magazine_blocks=self._magazine, open_timeout=timeout)
+
+    def _use(self, session):
+        everything = session.data(blocks=session.max_blocks)
+        self.session, self.pool = session, torch.from_dlpack(everything).view(torch.int64)
         self.words = np.asarray(everything)  # Bytes, for what is no tensor.
-        logger.info("KvPoolConnector: blocks of %d tokens, %d bytes, in space of session %d", self.spec.block_size, block_bytes,
-                    self.session.id)
+        self.number += 1
+        self.joined = self.detached = False
 
     def invitation(self):
-        if self.session is None:
-            return None
-        return Invitation(self.session.invitation(), self.digest, self.facts, self.planes)
+        secret = self.session.invitation() if self.session else b""
+        return Invitation(self.number, secret, self.digest, self.facts, self.planes)
+
+    def _detach(self, error):
+        if not self.detached:
+            self.detached = True
+            logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
+
+    def _reopen(self):
+        """Opens another session beside the engine's work, and takes it once it is there."""
+        if self._opener is None:
+            if time.monotonic() >= self._reopen_at:
+                self._opener = threading.Thread(target=self._open_beside, daemon=True)
+                self._opener.start()
+            return
+        try:
+            opened = self._opened.get_nowait()
+        except queue.Empty:
+            return
+        self._opener = None
+        if isinstance(opened, kvpool.UnavailableError):
+            self._reopen_at = time.monotonic() + _REOPEN_S
+        elif isinstance(opened, Exception):
+            self._reopen_at = float("inf")
+            logger.error("kvpoold does not take this engine again: %s", opened)
+        else:
+            self.close()
+            self._use(opened)
+
+    def _open_beside(self):
+        try:
+            self._opened.put(self._open(_REOPEN_S))
+        except Exception as error:
+            self._opened.put(error)
 
     def take_tensors(self, kv_caches):
         """Views vLLM's KV cache as [block, layer, words of a page]."""
-        if self.session is None:
-            return
         (tensor,) = self.config.kv_cache_tensors
         layers = [kv_caches[name] for name in tensor.layers]
         first = layers[0]
@@ -100,12 +136,15 @@ class Transfer:
         return (self.pool[block, :payload // _WORD].view(self.layers, self.page_bytes // _WORD), self.words[block, payload:])
 
     def _check_bytes(self, pages, key):
-        return pages.sum().numpy().tobytes() + hashlib.sha256(key).digest()
+        return pages.sum().numpy().tobytes() + key
 
     # ---- In
 
     def load(self, plan):
         for load in plan.loads:
+            if plan.session != self.number:  # These were another daemon's.
+                self.failed.update(load.blocks)
+                continue
             for block, ref, key in zip(load.blocks, load.refs, load.keys):
                 pages, check = self._of_pool(ref & _BLOCK)
                 mine = self.pages[block]
@@ -119,7 +158,7 @@ class Transfer:
         if self.failed:
             self.failures += 1
             self.counts["failed_blocks"] += len(self.failed)
-            logger.error("%d blocks of kvpoold's are not what their keys say: they are computed", len(self.failed))
+            logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
 
     def take_failed(self):
         failed, self.failed = self.failed, set()
@@ -127,13 +166,24 @@ class Transfer:
 
     def report(self):
         damaged, self.damaged = self.damaged, set()
-        return Report(self.step, self.failures, damaged)
+        if not self.detached:
+            try:
+                self.session.check()
+            except kvpool.KvpoolError as error:
+                self._detach(error)
+        if self.detached:
+            self._reopen()
+        return Report(self.step, self.failures, damaged, None if self.detached or self.joined else self.invitation())
 
     # ---- Out
 
     def prepare(self, plan):
         """Asks what of the plan's saves is there; by the end of the step it is known."""
         self.step = plan.step
+        if plan.session == self.number:
+            self.joined = True
+        elif self.joined and plan.session == 0:
+            self._detach("its scheduler has lost it")
         self._questions = []
         for save in plan.saves:
             self._questions.append(self._ask(save.keys))
@@ -161,16 +211,11 @@ class Transfer:
             self._detach(error)
             return 0
 
-    def _detach(self, error):
-        if not self.detached:
-            self.detached = True
-            logger.error("kvpoold is gone: this engine's blocks are saved no more: %s", error)
-
     def save(self, plan):
         questions, self._questions = self._questions, []
         if self.detached or not plan.saves:
             return
-        if plan.failures != self.failures:
+        if plan.failures != self.failures or plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
         runs = []
@@ -181,7 +226,6 @@ class Transfer:
                 parent = save.keys[known - 1] if known else save.parent_key
                 runs.append((save.blocks[known:], save.keys[known:], parent))
         try:
-            self._read_seals()
             if runs:
                 self._copy_out(runs)
         except kvpool.KvpoolError as error:
@@ -205,7 +249,8 @@ class Transfer:
         self.session.complete_step(step)
         for refs, names, parent in seals:
             try:
-                self._seals.append(self.session.seal(refs, names, parent_key=parent))
+                # Nobody waits for the answer, which may bring holds on blocks that others had sealed meanwhile: given back like these.
+                self.session.seal(refs, names, parent_key=parent)
                 self.counts["saved_blocks"] += len(refs)
             except kvpool.ResourceExhaustedError:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
@@ -222,16 +267,6 @@ class Transfer:
                 self._retry_at = time.monotonic() + _RETRY_S
         return []
 
-    def _read_seals(self):
-        """Counts what others had sealed meanwhile: blocks that were copied for nothing."""
-        while self._seals and (self._seals[0].ready or len(self._seals) > _UNREAD):
-            seal = self._seals.popleft()
-            if seal.ready:
-                outcome = seal.wait(timeout=0)
-                self.counts["duplicate_blocks"] += len(outcome.duplicates)
-                self.counts["skipped_blocks"] += len(outcome.refused)
-                outcome.duplicates.release()
-
     def new_counts(self):
         new = {name: count - self._told[name] for name, count in self.counts.items()}
         self._told = dict(self.counts)
@@ -239,8 +274,9 @@ class Transfer:
 
     def close(self):
         if self.session is not None:
-            self._seals.clear()
-            self.session.close()
+            self.pool = self.words = None
+            self.session.close(timeout=1.0)
+            self.session = None
 
 
 def _is_dense(tensor):
