@@ -88,9 +88,9 @@ class Engine:
             session.flush()
         return {}
 
-    def damage(self, block, by):
-        """Before its next load a block of the prefix becomes what it was not when it was found: by="bit", or by="block", another's
-        bytes, as if it had left and its memory had another owner."""
+    def damage(self, blocks, by):
+        """Before its next load these blocks of the prefix become what they were not when they were found: by="bit", or by="block",
+        another's bytes, as if they had left and their memory had another owner."""
         transfer = self.transfer()
         load = transfer.load
 
@@ -98,10 +98,11 @@ class Engine:
             if plan.loads:
                 transfer.load = load
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
-                if by == "bit":
-                    transfer.words[refs[block], 5000] ^= 1
-                else:
-                    transfer.words[refs[block]] = transfer.words[refs[block + 1]]
+                for block in blocks:
+                    if by == "bit":
+                        transfer.words[refs[block], 5000] ^= 1
+                    else:
+                        transfer.words[refs[block]] = transfer.words[refs[block + 1]]
             load(plan)
 
         transfer.load = damaged
