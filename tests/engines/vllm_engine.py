@@ -98,6 +98,7 @@ class Engine:
             if plan.loads:
                 transfer.load = load
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
+                self.healthy = [(refs[block], transfer.words[refs[block]].copy()) for block in blocks]
                 for block in blocks:
                     if by == "bit":
                         transfer.words[refs[block], 5000] ^= 1
@@ -106,6 +107,11 @@ class Engine:
             load(plan)
 
         transfer.load = damaged
+        return {}
+
+    def heal(self):
+        for ref, was in self.healthy:
+            self.transfer().words[ref] = was
         return {}
 
 

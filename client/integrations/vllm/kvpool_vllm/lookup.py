@@ -8,8 +8,8 @@ A request is, by what is known of its prefix:
     admitted   what is to be loaded is in the step's plan,    -> unasked (preempted, then asked for again)
                and held until the worker reports that step
 
-What was found is asked for once: it can't leave meanwhile. Nobody waits for an answer longer than _POLL_S: vLLM goes on with
-its other requests and asks again, until match_timeout is over.
+What was found is asked for once: it can't leave meanwhile. No step waits for answers longer than _POLL_S: vLLM goes on with its
+other requests and asks again, until match_timeout is over.
 """
 
 import hashlib
@@ -64,6 +64,7 @@ class Lookup:
         self._planned = []  # Loads of the step that is being scheduled.
         self._held = []  # (step, refs): of plans that are not done.
         self._quiet_until = 0.0
+        self._poll_until = None  # Answers are waited for so long in the step that is being scheduled.
 
     def invited(self, invitation):
         """At start."""
@@ -157,8 +158,10 @@ class Lookup:
         return max(0, len(asked.refs) - asked.local) * self.block_size
 
     def _answered(self, asked):
+        if self._poll_until is None:
+            self._poll_until = time.monotonic() + _POLL_S
         try:
-            refs = asked.pending.wait(timeout=_POLL_S).blocks.detach()
+            refs = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic())).blocks.detach()
         except kvpool.DeadlineExceededError:
             if time.monotonic() < asked.deadline:
                 return False
@@ -206,6 +209,7 @@ class Lookup:
 
     def plan(self, scheduler_output):
         self.step += 1
+        self._poll_until = None
         plan = Plan(self.step, 0 if self.detached else self.number, self.failures, self._planned)
         self._planned = []
         if plan.loads:

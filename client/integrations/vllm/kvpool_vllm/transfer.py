@@ -1,8 +1,8 @@
 """The connector in vLLM's worker: copies blocks in before a step, and out behind it.
 
 A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
-and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and
-vLLM computes it. A step in which that happens saves nothing, for what it computed may have seen it.
+and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and vLLM computes
+it. A step in which that happens saves nothing, for what it computed may have seen it.
 """
 
 import queue
@@ -22,7 +22,7 @@ logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
 _WORD = 8
-_ANSWER_S = 0.002  # An answer that the whole step was not enough for is waited for so long.
+_ANSWER_S = 0.002  # Answers that the whole step was not enough for are waited for so long.
 _RETRY_S = 0.5  # After a lease that failed none is waited for so long.
 _REOPEN_S = 1.0  # Between two tries to find a kvpoold again.
 
@@ -98,11 +98,11 @@ class Transfer:
         except queue.Empty:
             return
         self._opener = None
-        if isinstance(opened, kvpool.UnavailableError):
-            self._reopen_at = time.monotonic() + _REOPEN_S
-        elif isinstance(opened, Exception):
+        if isinstance(opened, kvpool.FailedPreconditionError):
             self._reopen_at = float("inf")
             logger.error("kvpoold does not take this engine again: %s", opened)
+        elif isinstance(opened, Exception):
+            self._reopen_at = time.monotonic() + _REOPEN_S
         else:
             self.close()
             self._use(opened)
@@ -198,12 +198,12 @@ class Transfer:
         except kvpool.KvpoolError as error:
             return self._detach(error)
 
-    def _known(self, question):
+    def _known(self, question, deadline):
         """How many of a save's first blocks are there."""
         if question is None:
             return 0
         try:
-            with question.wait(timeout=_ANSWER_S) as hit:
+            with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
                 return len(hit.blocks)
         except kvpool.DeadlineExceededError:
             return 0
@@ -218,9 +218,9 @@ class Transfer:
         if plan.failures != self.failures or plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
-        runs = []
+        runs, deadline = [], time.monotonic() + _ANSWER_S
         for save, question in zip(plan.saves, questions):
-            known = self._known(question)
+            known = self._known(question, deadline)
             self.counts["known_blocks"] += known
             if known < len(save.blocks):
                 parent = save.keys[known - 1] if known else save.parent_key
