@@ -283,7 +283,6 @@ class KvPoolBlockPool(BlockPool):
             self._seals.clear()
             return
         try:
-            self.session.complete_step(step)
             while self._seals and self._seals[0][0] <= step:
                 for _, run in itertools.groupby(self._still_there(self._seals.pop(0)[1]), key=lambda entry: entry[0]):
                     self._seal([entry[1:] for entry in run])
