@@ -69,9 +69,9 @@ class Engine:
         return {}
 
 
-def main():
+def main(kind=Engine):
     try:
-        engine = Engine(**json.loads(sys.argv[1]))
+        engine = kind(**json.loads(sys.argv[1]))
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
         return 1

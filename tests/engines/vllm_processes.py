@@ -19,11 +19,11 @@ BLOCK = 32
 
 
 class Engine:
-    """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM."""
+    """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM. `under`: a command to run it by."""
 
-    def __init__(self, model, pool=None, environment=None, **more):
+    def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
         self.process = subprocess.Popen(
-            [PYTHON, HERE / "vllm_engine.py", json.dumps({"model": str(model), "pool": pool, **more})], stdin=subprocess.PIPE,
+            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool, **more})], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
         self.start = None

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from daemon import Daemon
-from models import llama
+from models import adapter, llama
 from vllm_processes import BLOCK, PYTHON, Engine, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
@@ -141,6 +141,22 @@ def test_salts_and_resets_part(daemon, engine, stock):
     fresh = prompts(4, seed=10, shortest=100)
     first.generate(fresh)
     assert second.generate(fresh)["cached"] == [0] * 4
+
+
+def test_adapters_share_by_what_is_in_them(daemon, engine, tmp_path):
+    """Not by their names: one name may stand for another adapter in another engine, and one adapter have two names."""
+    pool = {"socket": daemon.socket}
+    first, second, own = (engine(some, enable_lora=True, max_lora_rank=8) for some in (pool, pool, None))
+    one, same, other = (adapter(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("same", 1), ("other", 2)))
+    asked = prompts(3, seed=14, shortest=100)
+    every = [whole_blocks(prompt) for prompt in asked]
+    plain, tuned = (own.generate(asked, lora=lora)["tokens"] for lora in (None, ["tuned", one]))
+    assert plain != tuned
+    assert first.generate(asked, lora=["tuned", one]) == {"tokens": tuned, "cached": [0] * 3}
+    assert second.generate(asked) == {"tokens": plain, "cached": [0] * 3}
+    assert second.generate(asked, lora=["another name", same]) == {"tokens": tuned, "cached": every}
+    third = engine(pool, enable_lora=True, max_lora_rank=8)
+    assert third.generate(asked, lora=["tuned", other])["cached"] == [0] * 3
 
 
 @pytest.mark.parametrize("steps", [1, 30])
