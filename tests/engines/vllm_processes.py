@@ -16,6 +16,8 @@ import urllib.request
 PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
 HERE = pathlib.Path(__file__).parent
 BLOCK = 32
+# On a machine that is busy with other tests a daemon may take long to answer, and a prefix has to be found all the same.
+PATIENT = {"match_timeout": 60, "open_timeout": 120}
 
 
 class Engine:
@@ -23,7 +25,7 @@ class Engine:
 
     def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
         self.process = subprocess.Popen(
-            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool, **more})], stdin=subprocess.PIPE,
+            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
         self.start = None
@@ -71,7 +73,7 @@ class Server:
         self.process = subprocess.Popen(
             [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port",
              self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
-             json.dumps({"kvpool": pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
+             json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
              "--dtype=float32", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
