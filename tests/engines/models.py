@@ -1,6 +1,9 @@
 """Small models with random weights, the same in every process."""
 
+import json
+
 import torch
+from safetensors.torch import save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 
@@ -29,3 +32,21 @@ def generate(model, ids, cache=None, tokens=40):
     with torch.no_grad():
         return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=tokens,
                               do_sample=False)[0, ids.shape[1]:].tolist()
+
+
+def adapter(directory, seed=0, rank=4):
+    """A LoRA of llama(head_dim=32), as a directory that vLLM and peft read; strong enough to change what is said."""
+    shapes = {"q_proj": (64, 128), "v_proj": (64, 64)}  # In, out.
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(3):
+        for name, (width, out) in shapes.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{at}.lora_A.weight"] = torch.randn(rank, width, generator=generator)
+            weights[f"{at}.lora_B.weight"] = torch.randn(out, rank, generator=generator)
+    directory.mkdir(parents=True)
+    save_file(weights, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted(shapes), "base_model_name_or_path": "llama"}))
+    return str(directory)

@@ -115,12 +115,12 @@ class Engine:
         return {}
 
 
-def main():
+def main(kind=Engine):
     global OUT
     OUT = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What vLLM prints is no answer.
     try:
-        engine = Engine(**json.loads(sys.argv[1]))
+        engine = kind(**json.loads(sys.argv[1]))
     except Exception as error:
         say(error=f"{type(error).__name__}: {error}")
         return 1

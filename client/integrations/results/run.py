@@ -7,6 +7,7 @@ import lab
 import pruning
 import render
 import speed
+import vllm_speed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 TABLES = {  # name: (cells, what measures one)
@@ -16,20 +17,28 @@ TABLES = {  # name: (cells, what measures one)
     "retrieval": (pruning.retrieval_cells, pruning.retrieval),
     "perplexity": (pruning.perplexity_cells, pruning.perplexity),
 }
+VLLM = {  # With tests/engines.sh --vllm.
+    "vllm_alike": (vllm_speed.alike_cells, vllm_speed.alike),
+    "vllm_ttft": (vllm_speed.ttft_cells, vllm_speed.ttft),
+    "vllm_rate": (vllm_speed.rate_cells, vllm_speed.rate),
+    "vllm_stream": (vllm_speed.stream_cells, vllm_speed.stream),
+    "vllm_memory": (vllm_speed.memory_cells, vllm_speed.memory),
+}
 
 
 def main():
+    tables = TABLES | VLLM
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"by default all: {', '.join(TABLES)}")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)}; by default all, those of vLLM where it is")
     arguments = parser.parse_args()
-    unknown = set(arguments.tables) - set(TABLES)
+    unknown = set(arguments.tables) - set(tables)
     if unknown:
         parser.error(f"no such table: {', '.join(sorted(unknown))}")
     here = lab.Lab()
-    for name in arguments.tables or TABLES:
-        cells, value_of = TABLES[name]
+    for name in arguments.tables or (tables if vllm_speed.available() else TABLES):
+        cells, value_of = tables[name]
         lab.measure(name, cells(), value_of, here)
-    stores = {name: lab.Store(name) for name in TABLES}
+    stores = {name: lab.Store(name) for name in tables}
     (FOLDER.parent / "RESULTS.md").write_text(render.page(stores))
     if stores["perplexity"].where() and stores["retrieval"].where():
         (FOLDER / "pruning.svg").write_text(render.picture(stores["perplexity"], stores["retrieval"]))

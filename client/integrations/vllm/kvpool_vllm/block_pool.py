@@ -262,19 +262,23 @@ class KvPoolBlockPool(BlockPool):
             self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None))
 
     def scheduled(self, request_ids):
-        """A step was made of these requests. Returns its number."""
+        """A step was made of these requests. Returns its number; 0: it fills no block that others could find.
+
+        Such a step needs no number: what is released is released when no step is under way. Most steps of decoding are of this
+        kind, and saying of each that it is done would cost more than all else here."""
         if self._waiting:
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
+        if not self._new_seals:
+            return 0
         try:
             step = self.session.begin_step()
         except kvpool.KvpoolError as error:
             self._detach(error)
             return 0
-        if self._new_seals:
-            self._seals.append((step, self._new_seals))
-            self._new_seals = []
+        self._seals.append((step, self._new_seals))
+        self._new_seals = []
         return step
 
     def computed(self, step):
@@ -283,7 +287,6 @@ class KvPoolBlockPool(BlockPool):
             self._seals.clear()
             return
         try:
-            self.session.complete_step(step)
             while self._seals and self._seals[0][0] <= step:
                 for _, run in itertools.groupby(self._still_there(self._seals.pop(0)[1]), key=lambda entry: entry[0]):
                     self._seal([entry[1:] for entry in run])

@@ -56,7 +56,7 @@ def adapter_keys(request, original):
         return original(request)
     # An adapter that came without files can't be told from another of its name: nobody else finds its blocks.
     lora = request.lora_request
-    return [("lora", lora.lora_name, adapter_digest(lora.lora_path) or f"{_PRIVATE} {lora.lora_int_id}")]
+    return [("lora", adapter_digest(lora.lora_path) or f"{_PRIVATE} {lora.lora_name} {lora.lora_int_id}")]
 
 
 def is_taken(hash_name):

@@ -7,6 +7,8 @@ without a word to the user, so that scheduler refuses to start where the memory 
 import contextvars
 import sys
 
+from kvpool_vllm import worker
+
 OLDEST = (0, 29)
 
 # The Space of the scheduler that is being made, for the block pool that its coordinator makes.
@@ -119,11 +121,13 @@ def register():
     from vllm.v1.attention.backends import utils as attention_utils
     from vllm.v1.core import kv_cache_coordinator, kv_cache_utils
     from vllm.v1.worker import utils as worker_utils
+    from vllm.v1.worker import worker_base
 
     _replace(attention_utils, "resolve_kv_cache_layout", _layout)
     _replace(kv_cache_utils, "get_kv_cache_configs", _configs)
     take_keys()
     _replace(worker_utils, "allocate_kv_cache", _allocate)
+    worker.extend(worker_base.WorkerWrapperBase)
     if not getattr(kv_cache_coordinator.BlockPool, "kvpool", False):
         # Here alone: other modules have the class for type hints and for pools of their own.
         kv_cache_coordinator.BlockPool = _block_pool(kv_cache_coordinator.BlockPool)

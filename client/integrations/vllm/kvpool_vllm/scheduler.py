@@ -18,7 +18,6 @@ class PooledScheduler(scheduler.Scheduler):
         self.pool = self.kv_cache_manager.block_pool
         if not isinstance(self.pool, KvPoolBlockPool):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
-        space.session.finish_warmup()
         self.pool.want(1)
         if self.pool.get_num_free_blocks() == 0:
             space.session.lease(1, timeout=space.options.open_timeout).release()

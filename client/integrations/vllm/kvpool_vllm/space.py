@@ -129,14 +129,47 @@ def digest_of(options, known):
     return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
 
 
-class Space:
-    """A session, and what the parts of an engine need to know of it."""
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What all members of a session say alike."""
 
-    def __init__(self, session, options):
-        self.session, self.options = session, options
+    tensor: object  # vLLM's plan of a block.
+    spec: object
+    planes: tuple | None  # cpu_attention.planes.
+    digest: bytes
+    facts: dict
+    socket: str
+
+    def session(self, **more):
+        tensor = self.tensor
+        layout = layout_of(self.spec, self.planes, len(tensor.layers), tensor.layer_stride, tensor.block_stride, tensor.offset)
+        return kvpool.Session(layout, self.digest, facts=self.facts, socket=self.socket, client_name="vllm", warmup=True, **more)
+
+
+class Space:
+    """A session, and what the parts of an engine need to know of it. Sent to a worker's process it has no session until it joins
+    that of the sender."""
+
+    def __init__(self, session, options, terms, invitation=None):
+        self.session, self.options, self.terms, self._invitation = session, options, terms, invitation
+        self._on_gpu = False
 
     def __deepcopy__(self, memo):
         return self  # vLLM copies its plans; the memory is one.
+
+    def __reduce__(self):
+        return Space, (None, self.options, self.terms, self.session.invitation())
+
+    def join(self, rank):
+        if self.session is None:
+            self.session = self.terms.session(invitation=self._invitation, rank=rank, open_timeout=self.options.open_timeout)
+
+    def computed(self, step):
+        """The kernels of the step have been launched, all of them: those of a CPU are done."""
+        if self._on_gpu:
+            self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
+        else:
+            self.session.complete_step(step)
 
     def views(self, config, device, layout, kernel_block_sizes):
         """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""
@@ -147,10 +180,18 @@ class Space:
         flat = everything.view(torch.int8).as_strided(((blocks - 1) * everything.stride(0) + block_bytes,), (1,))
         if flat.device.type != torch.device(device).type:
             raise ValueError(f"kvpoold's blocks are in {flat.device.type} memory; this engine runs on {device}")
+        self._on_gpu = flat.is_cuda
         spec = config.kv_cache_groups[0].kv_cache_spec
         views = create_kv_cache_views(flat, spec, config.num_blocks, layout, tensor,
                                       kernel_block_size=kernel_block_sizes[0] if kernel_block_sizes else None)
         return dict(zip(tensor.layers, views))
+
+
+def _worker_is_here(vllm_config):
+    """In the engine core's process, which is then the only member."""
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    return issubclass(Executor.get_class(vllm_config), UniProcExecutor)
 
 
 def attach(vllm_config, configs):
@@ -165,15 +206,14 @@ def attach(vllm_config, configs):
         from kvpool_vllm import cpu_attention
         cpu_attention.check_strides(spec, attention.split()[0])
     known = facts.facts_of(vllm_config, spec, attention, vllm_config.cache_config.kv_cache_layout)
-    layout = layout_of(spec, planes, len(tensor.layers), tensor.layer_stride, tensor.block_stride, tensor.offset)
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
         guaranteed = -(-vllm_config.model_config.max_model_len // spec.block_size)
+    terms = Terms(tensor, spec, planes, digest_of(options, known), known, options.socket)
     try:
-        session = kvpool.Session(
-            layout, digest_of(options, known), facts=known, socket=options.socket, tenant=options.tenant, client_name="vllm",
-            guaranteed_blocks=guaranteed, max_blocks=config.num_blocks, max_space_bytes=options.max_space_bytes, warmup=True,
-            open_timeout=options.open_timeout)
+        session = terms.session(
+            tenant=options.tenant, scheduler=not _worker_is_here(vllm_config), guaranteed_blocks=guaranteed,
+            max_blocks=config.num_blocks, max_space_bytes=options.max_space_bytes, open_timeout=options.open_timeout)
     except kvpool.UnavailableError as error:
         if options.fallback != "own":
             raise RuntimeError(f"kvpool_vllm.Scheduler needs a kvpoold: {error} (additional_config.kvpool.fallback = \"own\" "
@@ -183,7 +223,7 @@ def attach(vllm_config, configs):
     logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit",
                 session.max_blocks - 1, spec.block_size, guaranteed, config.num_blocks)
     keys.set_root(session.hash_seed)
-    config.kvpool = Space(session, options)
+    config.kvpool = Space(session, options, terms)
     config.num_blocks = session.max_blocks
     config.kv_cache_tensors = [dataclasses.replace(tensor, size=session.max_blocks * session.block_stride_bytes,
                                                    block_stride=session.block_stride_bytes)]

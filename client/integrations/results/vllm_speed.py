@@ -1,0 +1,219 @@
+"""vLLM on the pool against vLLM with its own cache: what it says, how soon, how fast, at what cost, in how much memory.
+
+Engines are processes of the environment that has vLLM. Those that are compared run on one core (VLLM_CORE), in turn: while one works, the
+other waits for its next line. What else the machine does meets both.
+"""
+
+import os
+import pathlib
+import random
+import sys
+
+import lab
+import texts
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/engines"))
+from vllm_processes import PYTHON, Engine, prompts, whole_blocks  # noqa: E402
+
+CORE = os.environ.get("VLLM_CORE", "1")
+BENCH = pathlib.Path(__file__).parent / "vllm_bench.py"
+PREFIXES = (1000, 2000, 4000)
+QUESTION = 16
+RUNS = 5
+BATCHES = (1, 8)
+CONTEXT, ANSWER = 256, 128  # Tokens of a prompt, and behind it, where tokens a second are measured.
+SLICE = 4  # Steps of the one, then as many of the other.
+SERVED = 400  # Requests of a stream, in turns of 50.
+ALIKE = 50  # Prompts that have to be answered alike.
+
+
+def available():
+    return PYTHON is not None
+
+
+def _engine(pool=None, model=None, **more):
+    """Gemma 3 270M, unless another model is given."""
+    given = {"dtype": "bfloat16", "max_model_len": 8192, "kv_cache_memory_bytes": 1 << 30, "disable_hybrid_kv_cache_manager": True, **more}
+    return Engine(lab.GEMMA if model is None else model, pool, script=BENCH, under=("taskset", "-c", CORE), **given)
+
+
+def _in(daemon, blocks=300):
+    # A pool grows behind demand: this is what an engine has from the start.
+    return {"socket": daemon.socket, "guaranteed_blocks": blocks}
+
+
+# ---- The same tokens
+
+
+def alike_cells():
+    return [{"way": way} for way in ("pool", "another process' prefix", "after its kill -9")]
+
+
+def _texts(here):
+    """Prompts of 100 to 600 tokens from all the books."""
+    dice = random.Random(1)
+    books = sorted(here.texts.items())
+    return [texts.middle(books[i % len(books)][1], here.tokenize, dice.randint(100, 600), dice.uniform(0.1, 0.8)) for i in range(ALIKE)]
+
+
+def alike(here, cell):
+    """Greedy answers of a pool's engine against those of vLLM's own cache, in float32."""
+    daemon = here.once(("alike daemon",), lambda: lab.Daemon("4GiB"))
+    asked = here.once(("alike prompts",), lambda: _texts(here))
+
+    def start(pool=None):
+        return _engine(pool, dtype="float32", max_model_len=1024, max_num_seqs=16)
+
+    own = here.once(("alike own",), lambda: _answers(start(), asked))
+    first = here.once(("alike first",), lambda: start(_in(daemon, 800)))
+    second = here.once(("alike second",), lambda: start(_in(daemon, 800)))
+    if cell["way"] == "pool":
+        said = first.generate(asked, tokens=32)
+        first.ask("flush")
+    elif cell["way"] == "another process' prefix":
+        said = second.generate(asked, tokens=32)
+    else:
+        # New prompts of the first, which is killed then.
+        asked = [prompt[20:] for prompt in asked]
+        own = here.once(("alike own", "later"), lambda: _answers(start(), asked))
+        first.generate(asked, tokens=32)
+        first.ask("flush")
+        first.kill()
+        said = second.generate(asked, tokens=32)
+        second.kill()
+    return {"prompts": len(asked), "equal": sum(a == b for a, b in zip(said["tokens"], own)),
+            "tokens": sum(len(prompt) for prompt in asked), "cached": sum(said["cached"])}
+
+
+def _answers(engine, asked):
+    said = engine.generate(asked, tokens=32)["tokens"]
+    engine.kill()
+    return said
+
+
+# ---- Time to first token
+
+
+def ttft_cells():
+    for prefix in PREFIXES:
+        for run in range(RUNS):
+            for way in ("cold", "cold, saving", "own cache", "other process"):
+                yield {"prefix": prefix, "run": run, "way": way}
+
+
+def _random(count, seed):
+    dice = random.Random(seed)
+    return [dice.randrange(1000, 20_000) for _ in range(count)]
+
+
+def ttft(here, cell):
+    """Seconds until the first token behind a prefix and a question."""
+    prefix, run, way = cell["prefix"], cell["run"], cell["way"]
+    daemon = here.once(("vllm ttft daemon",), lambda: lab.Daemon("2GiB"))
+    shared = _random(prefix, seed=prefix)
+    if way in ("cold", "own cache"):
+        engine = here.once(("vllm ttft own",), _engine)
+    else:
+        engine = here.once(("vllm ttft pool",), lambda: _engine(_in(daemon)))
+    here.once(("vllm ttft warm", way), lambda: engine.ask("first_token", prompt=_random(500, seed=5)))
+    if way == "cold":
+        engine.ask("reset")
+    elif way == "cold, saving":
+        shared = _random(prefix, seed=prefix + 10 + run)
+    elif way == "own cache":
+        engine.ask("first_token", prompt=shared + [5])
+    else:
+        here.once(("vllm ttft prefix", prefix), lambda: _computed_by_another(daemon, shared))
+    return engine.ask("first_token", prompt=shared + _random(QUESTION, seed=1000 * run + len(way)))
+
+
+def _computed_by_another(daemon, prompt):
+    other = _engine(_in(daemon, 10))
+    other.ask("first_token", prompt=prompt)
+    other.ask("flush")
+    other.kill()
+
+
+# ---- Tokens a second
+
+
+def rate_cells():
+    return [{"batch": batch, "run": run} for run in range(3) for batch in BATCHES]
+
+
+def rate(here, cell):
+    """Decoding by both, a few steps of the one, then of the other."""
+    daemon = here.once(("vllm rate daemon",), lambda: lab.Daemon("2GiB"))
+    both = {"own": here.once(("vllm rate own",), _engine), "pool": here.once(("vllm rate pool",), lambda: _engine(_in(daemon)))}
+    times = {name: [] for name in both}
+    for turn in range(8 // cell["batch"] if cell["batch"] < 8 else 2):
+        asked = [_random(CONTEXT, seed=100 * cell["run"] + 10 * turn + i) for i in range(cell["batch"])]
+        for engine in both.values():
+            engine.ask("begin", prompts=asked, tokens=ANSWER + 1)
+            engine.ask("step", count=1)  # All prompts at once: not what is measured here.
+        left = True
+        while left:
+            said = {name: both[name].ask("step", count=SLICE) for name in (both if len(times["own"]) % 2 else reversed(both))}
+            for name in both:
+                times[name].append([said[name]["tokens"], said[name]["wall"], said[name]["cpu"]])
+            left = said["own"]["left"]
+            if left != said["pool"]["left"]:
+                raise RuntimeError("the two are not at the same step")
+    return times
+
+
+# ---- Block pools
+
+
+def stream_cells():
+    return [{"turn": turn, "pool": pool} for turn in range(SERVED // 50) for pool in ("own", "kvpool")]
+
+
+def stream(here, cell):
+    """Fifty requests of a stream, by a scheduler whose model takes no time."""
+    from models import llama
+    model = lab.DIRECTORY / "tiny"
+    if not model.exists():
+        llama(0, head_dim=32).save_pretrained(model)
+    daemon = here.once(("vllm stream daemon",), lambda: lab.Daemon("512MiB"))
+    given = {"model": model, "dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": 256 << 20, "without_model": True}
+    if cell["pool"] == "own":
+        engine = here.once(("vllm stream own",), lambda: _engine(None, **given))
+    else:
+        engine = here.once(("vllm stream pool",), lambda: _engine(_in(daemon, 2000), **given))
+    here.once(("vllm stream warm", cell["pool"]), lambda: engine.ask("stream", prompts=prompts(50, seed=99), tokens=32, at_once=8))
+    dice = random.Random(cell["turn"])
+    common = prompts(20, seed=7, shortest=512, longest=512)
+    asked = [common[min(int(dice.paretovariate(0.8)) - 1, 19)] + [dice.randrange(1, 512) for _ in range(128)] for _ in range(50)]
+    return engine.ask("stream", prompts=asked, tokens=32, at_once=8)
+
+
+# ---- Memory
+
+
+def memory_cells():
+    return [{"tokens": tokens, "sharing": sharing} for tokens in (1000, 4000) for sharing in (False, True)]
+
+
+def memory(here, cell):
+    """What two engines hold while each has the same prompt in use."""
+    daemon = lab.Daemon("2GiB")
+    prompt = _random(cell["tokens"], seed=cell["tokens"])
+    own, first, second = _engine(), _engine(_in(daemon, 100)), _engine(_in(daemon, 100))
+    try:
+        for engine, salt in ((own, None), (first, None), (second, None if cell["sharing"] else "another")):
+            engine.ask("begin", prompts=[prompt], tokens=8, salt=salt)
+            while engine.ask("step", count=1)["tokens"] == 0:
+                pass
+            engine.ask("flush") if engine is not own else None
+        held = [engine.ask("held") for engine in (own, first, second)]
+        (space,) = daemon.ctl("spaces")["spaces"]
+        # Blocks that both have are sealed, and counted twice by their holders.
+        both = held[1]["blocks"] + held[2]["blocks"] - (whole_blocks(prompt) // 32 if cell["sharing"] else 0)
+        return {"own": 2 * held[0]["blocks"] * held[0]["block_bytes"], "pool": both * held[1]["block_bytes"],
+                "sealed": int(space["blocks"].get("sealed", 0)), "leased": int(space["blocks"].get("leased", 0)),
+                "block_bytes": held[1]["block_bytes"]}
+    finally:
+        for engine in (own, first, second):
+            engine.kill()
+        daemon.close()

@@ -1,0 +1,126 @@
+"""vLLM as processes, for tests in an environment without it: engines that answer by lines (vllm_engine.py), and servers by HTTP.
+
+tests/engines.sh --vllm names the Python that has vLLM in KVPOOL_VLLM_PYTHON.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import threading
+import urllib.request
+
+PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
+HERE = pathlib.Path(__file__).parent
+BLOCK = 32
+# On a machine that is busy with other tests a daemon may take long to answer, and a prefix has to be found all the same.
+PATIENT = {"match_timeout": 60, "open_timeout": 120}
+
+
+class Engine:
+    """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM. `under`: a command to run it by."""
+
+    def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
+        self.process = subprocess.Popen(
+            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
+        self.start = None
+
+    def started(self):
+        """The process id."""
+        if self.start is None:
+            self.start = json.loads(self.process.stdout.readline() or '{"error": "no word"}')
+        assert "error" not in self.start, self.start["error"]
+        return self.start["ready"]
+
+    def refused(self):
+        """Why it did not start."""
+        said = json.loads(self.process.stdout.readline())
+        assert "error" in said
+        return said["error"]
+
+    def ask(self, do, **what):
+        self.started()
+        print(json.dumps({"do": do, **what}), file=self.process.stdin, flush=True)
+        answer = json.loads(self.process.stdout.readline() or '{"error": "no answer"}')
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def generate(self, prompts, **what):
+        return self.ask("generate", prompts=prompts, **what)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close(), self.process.stdout.close()
+
+
+class Server:
+    """A `vllm serve`: its HTTP process, its engine core and its worker."""
+
+    def __init__(self, model, pool, log, *flags):
+        # Bound here too, though not listening: the port is nobody else's until the server has it.
+        self._claim = socket.socket()
+        self._claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._claim.bind(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._claim.getsockname()[1]}"
+        self.model, self._log, self._up = str(model), log, threading.Event()
+        # By its module: the command `vllm` asks for the version of a package of that name, and vLLM's build for CPUs has another.
+        self.process = subprocess.Popen(
+            [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port",
+             self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
+             json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
+             "--dtype=float32", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        with open(self._log, "w") as log:
+            for line in self.process.stdout:
+                log.write(line)
+                log.flush()
+                if "Application startup complete" in line:
+                    self._up.set()
+        self._up.set()
+
+    def started(self):
+        self._up.wait()
+        assert self.process.poll() is None, self._log.read_text()[-5000:]
+
+    def complete(self, prompt, tokens=20):
+        """(token ids, how many of the prompt's were cached)."""
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                 "return_token_ids": True}
+        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(asked).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            said = json.load(answer)
+        return said["choices"][0]["token_ids"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def kill(self):
+        """All of its processes, at once."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self._reader.join()
+        self._claim.close()
+
+
+def prompts(count, seed, shortest=1, longest=600, shared=0):
+    """Random token ids; `shared` of each are the same."""
+    dice = random.Random(seed)
+    first = [dice.randrange(1, 512) for _ in range(shared)]
+    return [first + [dice.randrange(1, 512) for _ in range(dice.randint(shortest, longest))] for _ in range(count)]
+
+
+def whole_blocks(prompt):
+    """Tokens of it that can be found: the last one is always computed."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
