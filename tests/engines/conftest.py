@@ -8,12 +8,13 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
 from daemon import Daemon  # noqa: E402
+from models import DEVICE  # noqa: E402
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture
 def daemon():
-    daemon = Daemon(capacity="256MiB", slab="16MiB")
+    daemon = Daemon(capacity="256MiB", slab="16MiB", device=DEVICE)
     yield daemon
     daemon.close()

@@ -1,10 +1,15 @@
 """Small models with random weights, the same in every process."""
 
 import json
+import os
 
 import torch
 from safetensors.torch import save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+# Of the daemon, as kvpoold's --device; models are where its blocks are.
+DEVICE = os.environ.get("KVPOOL_ENGINES_DEVICE", "host")
+PLACE = "cpu" if DEVICE == "host" else DEVICE
 
 
 def llama(seed=0, dtype=torch.float32, layers=3, head_dim=16):
@@ -12,7 +17,7 @@ def llama(seed=0, dtype=torch.float32, layers=3, head_dim=16):
     config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
                          num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim,
                          max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=0)
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return LlamaForCausalLM(config).to(PLACE, dtype).eval()
 
 
 def gemma(seed=0):
@@ -21,11 +26,11 @@ def gemma(seed=0):
                               num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=32,
                               max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
                               pad_token_id=0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
-    return Gemma3ForCausalLM(config).eval()
+    return Gemma3ForCausalLM(config).to(PLACE).eval()
 
 
 def prompt(tokens, seed=1):
-    return torch.randint(1, 512, (1, tokens), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(1, 512, (1, tokens), generator=torch.Generator().manual_seed(seed)).to(PLACE)
 
 
 def generate(model, ids, cache=None, tokens=40):

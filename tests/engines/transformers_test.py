@@ -10,7 +10,7 @@ import torch
 
 import kvpool
 from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
-from models import gemma, generate, llama, prompt
+from models import PLACE, gemma, generate, llama, prompt
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -104,7 +104,7 @@ def test_kill_9_in_the_middle_of_a_generation(daemon):
                 with session.lease(200) as others:  # What it leased is written by others.
                     torch.from_dlpack(session.data(blocks=session.max_blocks))[others.ids] = 255
             said.append(int(logits[0, -1].argmax()))
-            logits = model(torch.tensor([[said[-1]]]), past_key_values=cache).logits
+            logits = model(torch.tensor([[said[-1]]], device=PLACE), past_key_values=cache).logits
         assert said == own
     engine.stdin.close(), engine.stdout.close()
 
@@ -137,9 +137,9 @@ def test_pruned_attention_is_that_of_the_kept_tokens(daemon):
         model(ids[:, :99], past_key_values=cache)
         assert cache.resident == 32
         logits = model(ids[:, 99:], past_key_values=cache).logits[0, -1]
-        mask = torch.zeros(1, 100, dtype=torch.long)
+        mask = torch.zeros(1, 100, dtype=torch.long, device=PLACE)
         mask[0, :4] = mask[0, 99 - 28:] = 1
-        masked = model(ids, attention_mask=mask, position_ids=torch.arange(100)[None]).logits[0, -1]
+        masked = model(ids, attention_mask=mask, position_ids=torch.arange(100, device=PLACE)[None]).logits[0, -1]
         assert torch.allclose(logits, masked, atol=1e-4)
         assert not torch.allclose(logits, model(ids).logits[0, -1], atol=1e-2)
 
@@ -187,7 +187,7 @@ def test_what_was_pruned_is_nobodys_prefix(daemon):
     with open_session(model, socket=daemon.socket) as session:
         said = generate(model, ids, KvPoolCache(session, policy="keydiff", budget=64), tokens=100)
         session.flush()
-        longer = torch.cat([ids, torch.tensor([said])], 1)
+        longer = torch.cat([ids, torch.tensor([said], device=PLACE)], 1)
         # Of the prompt, all blocks were sealed before it was pruned; of what came then, none.
         assert KvPoolCache(session, prompt=longer).shared == 144
 

@@ -28,6 +28,10 @@ strip -o "$folder/fake/libcuda.so.1" build/release/lib/fake_cuda/libcuda.so.1
 ldd "$folder"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv)\.so\.[0-9]+$' | xargs cp -Lt "$folder/lib"
 cp tests/gpu/run.sh tests/scorers/vectors.json "$folder/"
+# Tests in Python, for the engines that the machine has.
+mkdir -p "$folder/engines/engines" "$folder/engines/python"
+cp tests/engines/{conftest,models,transformers_test}.py "$folder/engines/engines/"
+cp tests/python/daemon.py "$folder/engines/python/"
 
 needs=$(objdump -T "$folder"/bin/* "$folder"/lib/* | grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
 mib=$(du -sm "$folder" | cut -f 1)

@@ -98,6 +98,23 @@ status=0
 score_timings "${facts_effort[@]}" >"$work/score-timings.log" 2>&1 || status=$?
 [ $status -eq 0 ] || failed=1
 mapfile -t -O ${#table[@]} table <"$work/score-timings.log"
+# Real engines, where the machine has them: an environment as tests/engines.sh makes it, with a PyTorch for this GPU.
+engines_python=${KVPOOL_ENGINES_PYTHON:-python3}
+if LD_LIBRARY_PATH='' "$engines_python" -c 'import kvpool_transformers, pytest, torch; assert torch.cuda.is_available()' >"$work/engines.log" 2>&1; then
+  # Our libraries are for our programs alone.
+  mkdir "$work/bin"
+  for program in kvpoold kvpoolctl; do
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$here/lib" "$here/bin/$program" >"$work/bin/$program"
+    chmod +x "$work/bin/$program"
+  done
+  transformers() {
+    LD_LIBRARY_PATH='' KVPOOL_BIN=$work/bin KVPOOL_ENGINES_DEVICE=cuda:0 PYTHONDONTWRITEBYTECODE=1 \
+      "$engines_python" -m pytest -q -p no:cacheprovider "$here/engines/engines/transformers_test.py"
+  }
+  check transformers transformers
+else
+  table+=("$(printf '%-5s %-28s %s' skip transformers "$engines_python: $(tail -n 1 "$work/engines.log")")")
+fi
 check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
 check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
 

@@ -108,6 +108,7 @@ class KvPoolCache(Cache):
                 pooled += 1
             else:
                 layers.append(DynamicSlidingWindowLayer(sliding_window=self.facts.sliding_window))
+        self._device = next(layer.k.device for layer in layers if isinstance(layer, PoolLayer))
         super().__init__(layers=layers)
 
     # ---- Sharing
@@ -134,12 +135,14 @@ class KvPoolCache(Cache):
         """K and V of the layer's tokens so far, those that come with this call included."""
         if key_states.shape[0] != 1:
             raise ValueError(f"a batch of {key_states.shape[0]}: a KvPoolCache serves one sequence")
+        if key_states.device != self._device:
+            raise ValueError(f"K and V are on {key_states.device}, the session's blocks on {self._device}")
         if key_states.dtype != self.facts.dtype:
             raise ValueError(f"K and V are {key_states.dtype}, the session's layout says {self.facts.dtype}")
         if layer.index == 0:
             self.settle()
             self._begin(key_states.shape[2])
-        place = torch.arange(self.resident, self.resident + self._pending)
+        place = torch.arange(self.resident, self.resident + self._pending, device=self._device)
         block, offset = self._table[place // self.facts.tokens_per_block], place % self.facts.tokens_per_block
         layer.k[block, offset] = key_states[0].transpose(0, 1)
         layer.v[block, offset] = value_states[0].transpose(0, 1)
@@ -152,7 +155,7 @@ class KvPoolCache(Cache):
         if lacking > 0:
             size = self.facts.tokens_per_block
             self._sequence.append(self.session.lease((lacking + size - 1) // size, self._timeout))
-        self._table = torch.tensor(self._sequence.ids)
+        self._table = torch.tensor(self._sequence.ids, device=self._device)
         self._pending, self._written = tokens, 0
 
     def _gather(self, pool):
@@ -168,6 +171,7 @@ class KvPoolCache(Cache):
         self._pending, self._coming = 0, None
         if ids is None or len(ids) != tokens:
             ids, self._seals = [0] * tokens, False  # Unknown tokens are nobody else's.
+        self._fence()
         self._sequence.extend(ids)
         self.resident += tokens
         self.logical += tokens
@@ -175,6 +179,12 @@ class KvPoolCache(Cache):
             self._sequence.seal()
         if self._budget is not None and self.resident > self._budget:
             self._hold_budget(tokens)
+
+    def _fence(self):
+        """A GPU's kernels are launched, and may not have run: what is sealed, pruned or given back from here on waits for them."""
+        if self._device.type == "cuda":
+            step = self.session.begin_step()
+            self.session.complete_step_on_stream(step, torch.cuda.current_stream(self._device).cuda_stream)
 
     # ---- Budget
 
@@ -197,7 +207,7 @@ class KvPoolCache(Cache):
 
     def _grow(self, tokens):
         for name in ("_mass", "_mass_square", "_latest"):
-            grown = torch.zeros(len(self.facts.pooled), self.facts.kv_heads, tokens)
+            grown = torch.zeros(len(self.facts.pooled), self.facts.kv_heads, tokens, device=self._device)
             before = getattr(self, name)
             if before is not None:
                 grown[..., :before.shape[2]] = before
@@ -207,12 +217,12 @@ class KvPoolCache(Cache):
         signals, window = [], None
         told = {"per_layer": True, "per_head": True}
         if self._wants_mass:
-            signals += [kvpool.Signal("mass", self._mass.contiguous(), **told),
-                        kvpool.Signal("mass_square", self._mass_square.contiguous(), **told)]
+            signals += [kvpool.Signal("mass", self._mass.cpu().contiguous(), **told),
+                        kvpool.Signal("mass_square", self._mass_square.cpu().contiguous(), **told)]
         if self._wants_latest:
-            signals.append(kvpool.Signal("latest", self._latest.contiguous(), **told))
+            signals.append(kvpool.Signal("latest", self._latest.cpu().contiguous(), **told))
         if self._wants_window:
-            window = kvpool.QueryWindow(torch.stack(self._queries).contiguous())
+            window = kvpool.QueryWindow(torch.stack(self._queries).cpu().contiguous())
         return kvpool.Scorer(self._policy, self._params, signals=signals, window=window)
 
     def _hold_budget(self, tokens):
@@ -236,6 +246,8 @@ class KvPoolCache(Cache):
 
     def release(self):
         """Gives its blocks back; what was sealed stays findable. Also when nobody has it any more."""
+        if self._pending:  # A forward that broke off.
+            self._fence()
         self._sequence.release()
 
     def __enter__(self):
