@@ -182,7 +182,7 @@ TEST_F(Kvpoolctl, DrainAndRevoke) {
 
 TEST_F(Kvpoolctl, PolicyIsShownAndSet) {
   EXPECT_EQ(Ask<v1::GetPoliciesResponse>({"policy"}).spaces(0).policy(), "learned");
-  EXPECT_THAT(Run({"policy"}).out, HasSubstr("New spaces: lru"));
+  EXPECT_THAT(Run({"policy"}).out, HasSubstr("New spaces: learned"));
   const auto set = Ask<v1::SetPolicyResponse>({"policy", "set", "arc", "--space=1"});
   EXPECT_EQ(set.spaces(0).previous(), "learned");
   EXPECT_EQ(set.spaces(0).blocks(), kChain);
