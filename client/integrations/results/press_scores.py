@@ -5,6 +5,7 @@ tells of attention, and scores by press.
 """
 
 import sys
+import types
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ CONFIG = LlamaConfig(hidden_size=512, num_attention_heads=8, num_key_value_heads
                      max_position_embeddings=2048, initializer_range=0.05)
 PRESSES = {
     "KnormPress": KnormPress(), "KeyDiffPress": KeyDiffPress(), "ObservedAttentionPress": ObservedAttentionPress(),
-    "SnapKVPress": SnapKVPress(window_size=WINDOW, kernel_size=5), "PyramidKVPress": PyramidKVPress(window_size=WINDOW, kernel_size=5),
+    "SnapKVPress": SnapKVPress(window_size=WINDOW, kernel_size=5),
+    "PyramidKVPress": PyramidKVPress(compression_ratio=1 - KEPT, window_size=WINDOW, kernel_size=5),
     "TOVAPress": TOVAPress(), "StreamingLLMPress": StreamingLLMPress(compression_ratio=1 - KEPT, n_sink=4),
 }
+PYRAMID = {"layers": 16, "tokens": 4096}  # Of a model and a prompt long enough for a pyramid.
 SEES_ATTENTION = {"ObservedAttentionPress"}  # The others compute what they need of the queries themselves.
 
 
@@ -48,13 +51,20 @@ def layer(index):
             "latest": by_kv_head[:, -1]}, scores
 
 
+def budgets():
+    """Tokens that PyramidKV keeps, by layer."""
+    config = types.SimpleNamespace(num_hidden_layers=PYRAMID["layers"])
+    return [PRESSES["PyramidKVPress"].get_layer_budget(types.SimpleNamespace(config=config, layer_idx=i), PYRAMID["tokens"])
+            for i in range(PYRAMID["layers"])]
+
+
 def main():
     torch.set_num_threads(1)
     with torch.no_grad():
         layers = [layer(index) for index in range(LAYERS)]
     arrays = {name: np.stack([told[name].numpy() for told, _ in layers]) for name in layers[0][0]}
     arrays |= {name: np.stack([scores[name].numpy() for _, scores in layers]) for name in PRESSES}
-    np.savez(sys.argv[1], kept=KEPT, **arrays)
+    np.savez(sys.argv[1], kept=KEPT, window_tokens=WINDOW, budgets=budgets(), pyramid_tokens=PYRAMID["tokens"], **arrays)
 
 
 if __name__ == "__main__":

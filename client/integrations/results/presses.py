@@ -16,7 +16,7 @@ METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V
     "KnormPress": ("inverse_key_l2", {}, (), "both −‖K‖"),
     "KeyDiffPress": ("keydiff", {}, (), "both −cos to the mean of K/‖K‖"),
     "SnapKVPress": ("snapkv", {}, ("window",), "the window's own tokens: theirs greatest + 1, ours protected whatever their score"),
-    "PyramidKVPress": ("pyramidkv", {}, ("window",), "as SnapKV; budgets by layer are not compared"),
+    "PyramidKVPress": ("pyramidkv", {}, ("window",), "as SnapKV; of budgets by layer see below"),
     "TOVAPress": ("tova", {}, ("latest",), "the newest token: theirs greatest + 1, ours not protected"),
     "ObservedAttentionPress": ("attention_mean", {"norm": "visible_queries"}, ("mass",),
                                "both the sum over queries by how many could see the token; h2o keeps the sum"),
@@ -43,7 +43,7 @@ def _of_kvpress():
 
 
 def _cached(daemon, arrays):
-    """A live sequence that has these K and V."""
+    """(session, a live sequence in it that has these K and V)"""
     layers, heads, tokens, dim = arrays["keys"].shape
     layout = kvpool.Layout.paged(layers=layers, kv_heads=heads, head_dim=dim, tokens_per_block=16, dtype="float32")
     session = kvpool.Session(layout, "kvpress", socket=daemon.socket)
@@ -56,7 +56,15 @@ def _cached(daemon, arrays):
             part = by_token[16 * i:16 * i + 16]
             pool[block, :, :len(part)] = part.transpose(1, 0, 2, 3)
     sequence.extend(range(tokens))
-    return sequence
+    return session, sequence
+
+
+def _budgets(session, arrays):
+    """By layer, kvpool's and kvpress's: theirs is beside the window, of which kvpool's tells."""
+    theirs, window, tokens = arrays["budgets"], int(arrays["window_tokens"]), int(arrays["pyramid_tokens"])
+    plan = session.plan_budgets("pyramid", int(tokens * arrays["kept"]) + window, len(theirs),
+                                {"window_tokens": window, "sequence_tokens": tokens})
+    return [int(budget) - window for budget in plan.budget_tokens], theirs.tolist()
 
 
 def _scores(sequence, press, arrays):
@@ -84,11 +92,13 @@ def measure(here, cell):
     press = cell["press"]
     arrays = here.once(("kvpress",), _of_kvpress)
     daemon = here.once(("kvpress daemon",), lambda: lab.Daemon("64MiB"))
-    sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
+    session, sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
     seen = arrays["keys"].shape[2] - UNSEEN.get(press, 0)
     ours, theirs = (array[..., :seen].reshape(-1, seen).astype(np.float64) for array in (
         _scores(sequence, press, arrays), arrays[press]))
     value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
+    if press == "PyramidKVPress":
+        value["budgets"], value["their_budgets"] = _budgets(session, arrays)
     if press == "StreamingLLMPress":
         counts = theirs.sum(1).astype(int)  # What stays with them.
     else:

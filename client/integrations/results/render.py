@@ -49,10 +49,10 @@ def correctness(store):
 
 Greedy answers of {alike.ANSWER} tokens on the pool, against those of the engine's own cache, token by token: {alike.BEGINNINGS * alike.ENDINGS} prompts,
 {alike.BEGINNINGS} beginnings of {alike.BEGINNING} tokens with {alike.ENDINGS} endings each. Beginnings come from this process, from another one, or from another that was
-killed with `kill -9` before the first of them was asked for; with another's, the own cache has as many tokens of the beginning. `distinct` is how
-many tokens of an answer are not repetitions, summed; logits are those of all steps, of llama.cpp those of each answer's last. Gemma
-3 270M is Q4_K_M with llama.cpp, bfloat16 with Transformers, which shares no prefixes of it: hybrid models' are not found there. So there is also
-a model of its shape with random weights whose layers are all global, bfloat16.
+killed with `kill -9` before the first of them was asked for. The own cache has as many tokens of a beginning as were found, computed as there: how a
+prompt is cut changes the last bits of logits. `distinct` is how many tokens of an answer do not repeat one of it, summed. Logits are those of
+all steps; of llama.cpp, those of each answer's last. Gemma 3 270M is Q4_K_M with llama.cpp, bfloat16 with Transformers, where prefixes of a
+hybrid model are not shared: so there is also a model of its shape with random weights whose layers are all global, bfloat16.
 
 {_table(["engine", "prefixes", "prompts", "their tokens", "of them found", "tokens answered", "of them different", "distinct",
          "greatest difference of logits"], rows)}
@@ -60,7 +60,7 @@ a model of its shape with random weights whose layers are all global, bfloat16.
 
 
 def kvpress(store):
-    rows = []
+    rows, budgets = [], ""
     for press, (policy, params, _, note) in presses.METHODS.items():
         for _, value in store.where(press=press):
             with_params = policy + "".join(f", {name}={what}" for name, what in params.items())
@@ -68,6 +68,11 @@ def kvpress(store):
                          f"{value['difference']:.1e}" if "difference" in value else "-",
                          f"{value['correlation']:.6f}" if "correlation" in value else "-",
                          f"{value['others']} of {value['kept']}", note])
+            if "budgets" in value:
+                ours, theirs = value["budgets"], value["their_budgets"]
+                budgets = (f"PyramidKV's budgets of {len(ours)} layers, half of 4,096 tokens: ours {ours[0]} to {ours[-1]}, theirs {theirs[0]}\n"
+                           f"to {theirs[-1]}. Ours fall by whole tokens from layer to layer, as in the authors' code; theirs are rounded "
+                           "at the end.\n\n")
     return f"""## Scores: kvpress
 
 The daemon's scores of tokens against those of NVIDIA's kvpress (0.5, with the Transformers that it wants) where it has the same method, of the same K and
@@ -77,7 +82,7 @@ half of the tokens. What kvpress computes of hidden states (queries, their atten
 
 {_table(["kvpress", "kvpool", "heads x tokens", "difference", "rank correlation", "stay elsewhere", "definitions"], rows)}
 
-kvpress has no PagedEviction, and its RandomPress draws other numbers; its other methods kvpool does not have.
+{budgets}kvpress has no PagedEviction, and its RandomPress draws other numbers; its other methods kvpool does not have.
 """
 
 
@@ -368,4 +373,6 @@ novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (deb
             parts.append(render(have[name]))
     if {"perplexity", "retrieval"} <= set(have):
         parts += ["![Quality under a budget, by policy](results/pruning.svg)\n", order(have["perplexity"], have["retrieval"])]
+    if "kvpress" in have:
+        parts.append(kvpress(have["kvpress"]))
     return "\n".join(parts)
