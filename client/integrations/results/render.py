@@ -7,6 +7,8 @@ import statistics
 import torch
 import transformers
 
+import alike
+import presses
 import pruning
 import speed
 import vllm_speed
@@ -30,6 +32,58 @@ def _losses(store, **fields):
     """By text: nats a token more than the full cache."""
     full = {cell["text"]: value["nll"] for cell, value in store.where(policy="full")}
     return {cell["text"]: value["nll"] - full[cell["text"]] for cell, value in store.where(**fields) if cell["text"] in full}
+
+
+def correctness(store):
+    rows = []
+    for engine, ways in alike.ENGINES.items():
+        for way in ways:
+            values = [value for _, value in store.where(engine=engine, prefix=way)]
+            if values:
+                apart = [value["logits"] for value in values]
+                rows.append([engine, way, len(values), sum(value["prompt"] for value in values), sum(value["found"] for value in values),
+                             sum(value["tokens"] for value in values), sum(value["different"] for value in values),
+                             sum(value["distinct"] for value in values),
+                             "-" if None in apart else f"{max(apart):.3g}"])
+    return f"""## Correctness first
+
+Greedy answers of {alike.ANSWER} tokens on the pool, against those of the engine's own cache, token by token: {alike.BEGINNINGS * alike.ENDINGS} prompts,
+{alike.BEGINNINGS} beginnings of {alike.BEGINNING} tokens with {alike.ENDINGS} endings each. Beginnings come from this process, from another one, or from another that was
+killed with `kill -9` before the first of them was asked for. The own cache has as many tokens of a beginning as were found, computed as there: how a
+prompt is cut changes the last bits of logits. `distinct` is how many tokens of an answer do not repeat one of it, summed. Logits are those of
+all steps; of llama.cpp, those of each answer's last. Gemma 3 270M is Q4_K_M with llama.cpp, bfloat16 with Transformers, where prefixes of a
+hybrid model are not shared: so there is also a model of its shape with random weights whose layers are all global, bfloat16.
+
+{_table(["engine", "prefixes", "prompts", "their tokens", "of them found", "tokens answered", "of them different", "distinct",
+         "greatest difference of logits"], rows)}
+"""
+
+
+def kvpress(store):
+    rows, budgets = [], ""
+    for press, (policy, params, _, note) in presses.METHODS.items():
+        for _, value in store.where(press=press):
+            with_params = policy + "".join(f", {name}={what}" for name, what in params.items())
+            rows.append([press, with_params, f"{value['heads']} x {value['tokens']}",
+                         f"{value['difference']:.1e}" if "difference" in value else "-",
+                         f"{value['correlation']:.6f}" if "correlation" in value else "-",
+                         f"{value['others']} of {value['kept']}", note])
+            if "budgets" in value:
+                ours, theirs = value["budgets"], value["their_budgets"]
+                budgets = (f"PyramidKV's budgets of {len(ours)} layers, half of 4,096 tokens: ours {ours[0]} to {ours[-1]}, theirs {theirs[0]}\n"
+                           f"to {theirs[-1]}. Ours fall by whole tokens from layer to layer, as in the authors' code; theirs are rounded "
+                           "at the end.\n\n")
+    return f"""## Scores: kvpress
+
+The daemon's scores of tokens against those of NVIDIA's kvpress (0.5, with the Transformers that it wants) where it has the same method, of the same K and
+V in float32: two attention layers with random weights, four KV heads and eight query heads. Of each head, the greatest difference over the
+greatest score, and the rank correlation (Spearman): the worst of all heads. `stay elsewhere` is how many tokens kvpool would keep and kvpress not, at
+half of the tokens. What kvpress computes of hidden states (queries, their attention) the daemon computes of a window of queries, or is told.
+
+{_table(["kvpress", "kvpool", "heads x tokens", "difference", "rank correlation", "stay elsewhere", "definitions"], rows)}
+
+{budgets}kvpress has no PagedEviction, and its RandomPress draws other numbers; its other methods kvpool does not have.
+"""
 
 
 def perplexity(store):
@@ -312,11 +366,13 @@ of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch 
 Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
 novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
 """]
-    for name, render in (("ttft", ttft), ("memory", memory), ("decode", decode), ("vllm_alike", vllm_alike), ("vllm_ttft", vllm_ttft),
-                         ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
+    for name, render in (("alike", correctness), ("vllm_alike", vllm_alike), ("ttft", ttft), ("memory", memory), ("decode", decode),
+                         ("vllm_ttft", vllm_ttft), ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
                          ("perplexity", perplexity), ("retrieval", retrieval)):
         if name in have:
             parts.append(render(have[name]))
     if {"perplexity", "retrieval"} <= set(have):
         parts += ["![Quality under a budget, by policy](results/pruning.svg)\n", order(have["perplexity"], have["retrieval"])]
+    if "kvpress" in have:
+        parts.append(kvpress(have["kvpress"]))
     return "\n".join(parts)

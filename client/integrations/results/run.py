@@ -3,7 +3,9 @@
 import argparse
 import pathlib
 
+import alike
 import lab
+import presses
 import pruning
 import render
 import speed
@@ -11,11 +13,13 @@ import vllm_speed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 TABLES = {  # name: (cells, what measures one)
+    "alike": (alike.cells, alike.measure),
     "ttft": (speed.ttft_cells, speed.ttft),
     "memory": (speed.memory_cells, speed.memory),
     "decode": (speed.decode_cells, speed.decode),
     "retrieval": (pruning.retrieval_cells, pruning.retrieval),
     "perplexity": (pruning.perplexity_cells, pruning.perplexity),
+    "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.
     "vllm_alike": (vllm_speed.alike_cells, vllm_speed.alike),

@@ -1,0 +1,71 @@
+"""Runs in kvpress's environment: one attention layer after another with random weights, and what each press says of it.
+
+Usage: press_scores.py OUTPUT.npz. It has K, V and the last queries as they are cached (rotated), what an engine
+tells of attention, and scores by press.
+"""
+
+import sys
+import types
+
+import numpy as np
+import torch
+from kvpress import KeyDiffPress, KnormPress, ObservedAttentionPress, PyramidKVPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
+
+LAYERS, TOKENS, WINDOW = 2, 1000, 64
+KEPT = 0.5  # Of the tokens, where a press's score depends on it.
+CONFIG = LlamaConfig(hidden_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=64, num_hidden_layers=LAYERS,
+                     max_position_embeddings=2048, initializer_range=0.05)
+PRESSES = {
+    "KnormPress": KnormPress(), "KeyDiffPress": KeyDiffPress(), "ObservedAttentionPress": ObservedAttentionPress(),
+    "SnapKVPress": SnapKVPress(window_size=WINDOW, kernel_size=5),
+    "PyramidKVPress": PyramidKVPress(compression_ratio=1 - KEPT, window_size=WINDOW, kernel_size=5),
+    "TOVAPress": TOVAPress(), "StreamingLLMPress": StreamingLLMPress(compression_ratio=1 - KEPT, n_sink=4),
+}
+PYRAMID = {"layers": 16, "tokens": 4096}  # Of a model and a prompt long enough for a pyramid.
+SEES_ATTENTION = {"ObservedAttentionPress"}  # The others compute what they need of the queries themselves.
+
+
+def layer(index):
+    """({what an engine has}, {press: [kv_heads, tokens]}) of one layer."""
+    torch.manual_seed(index)
+    module = LlamaAttention(CONFIG, layer_idx=index).eval()
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=CONFIG.initializer_range)
+    # Tokens of unlike length with something in common, so that norms, directions and attention differ.
+    hidden = torch.randn(1, TOKENS, CONFIG.hidden_size) * (0.5 + torch.rand(1, TOKENS, 1)) + torch.randn(CONFIG.hidden_size) / 2
+    rotation = LlamaRotaryEmbedding(CONFIG)(hidden, torch.arange(TOKENS)[None])
+
+    def heads(projected):
+        return projected.view(1, TOKENS, -1, CONFIG.head_dim).transpose(1, 2)
+
+    queries, keys = apply_rotary_pos_emb(heads(module.q_proj(hidden)), heads(module.k_proj(hidden)), *rotation)
+    values = heads(module.v_proj(hidden))
+    logits = queries @ repeat_kv(keys, module.num_key_value_groups).transpose(2, 3) * CONFIG.head_dim ** -0.5
+    attention = logits.masked_fill(torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    scores = {name: press.score(module, hidden, keys, values, attention if name in SEES_ATTENTION else None,
+                                {"position_embeddings": rotation})[0] for name, press in PRESSES.items()}
+    by_kv_head = attention[0].unflatten(0, (CONFIG.num_key_value_heads, -1)).mean(1)
+    return {"keys": keys[0], "values": values[0], "window": queries[0, :, -WINDOW:], "mass": by_kv_head.sum(1),
+            "latest": by_kv_head[:, -1]}, scores
+
+
+def budgets():
+    """Tokens that PyramidKV keeps, by layer."""
+    config = types.SimpleNamespace(num_hidden_layers=PYRAMID["layers"])
+    return [PRESSES["PyramidKVPress"].get_layer_budget(types.SimpleNamespace(config=config, layer_idx=i), PYRAMID["tokens"])
+            for i in range(PYRAMID["layers"])]
+
+
+def main():
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        layers = [layer(index) for index in range(LAYERS)]
+    arrays = {name: np.stack([told[name].numpy() for told, _ in layers]) for name in layers[0][0]}
+    arrays |= {name: np.stack([scores[name].numpy() for _, scores in layers]) for name in PRESSES}
+    np.savez(sys.argv[1], kept=KEPT, window_tokens=WINDOW, budgets=budgets(), pyramid_tokens=PYRAMID["tokens"], **arrays)
+
+
+if __name__ == "__main__":
+    main()

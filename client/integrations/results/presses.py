@@ -1,0 +1,112 @@
+"""kvpress, where it has the same method: scores of the daemon and of kvpress for the same K and V."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import kvpool
+import numpy as np
+
+import lab
+
+PYTHON = os.environ.get("KVPOOL_KVPRESS_PYTHON")
+METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V, how the definitions differ)
+    "KnormPress": ("inverse_key_l2", {}, (), "both −‖K‖"),
+    "KeyDiffPress": ("keydiff", {}, (), "both −cos to the mean of K/‖K‖"),
+    "SnapKVPress": ("snapkv", {}, ("window",), "the window's own tokens: theirs greatest + 1, ours protected whatever their score"),
+    "PyramidKVPress": ("pyramidkv", {}, ("window",), "as SnapKV; of budgets by layer see below"),
+    "TOVAPress": ("tova", {}, ("latest",), "the newest token: theirs greatest + 1, ours not protected"),
+    "ObservedAttentionPress": ("attention_mean", {"norm": "visible_queries"}, ("mass",),
+                               "both the sum over queries by how many could see the token; h2o keeps the sum"),
+    "StreamingLLMPress": ("streaming_llm", {}, (), "theirs 1 or 0 by what stays, ours by age: what stays is compared"),
+}
+UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1}  # Last tokens whose score is a definition of its own.
+
+
+def cells():
+    """None, and a line that says why, without kvpress."""
+    if PYTHON is None:
+        print("kvpress: not measured: it wants another Transformers, in an environment that tests/engines.sh --kvpress makes",
+              file=sys.stderr)
+        return []
+    return [{"press": press} for press in METHODS]
+
+
+def _of_kvpress():
+    """K, V, what an engine tells of attention, and scores, as press_scores.py has made them."""
+    with tempfile.TemporaryDirectory(prefix="kvpool-presses-") as directory:
+        path = pathlib.Path(directory) / "scores.npz"
+        subprocess.run([PYTHON, pathlib.Path(__file__).with_name("press_scores.py"), path], check=True)
+        return dict(np.load(path))
+
+
+def _cached(daemon, arrays):
+    """(session, a live sequence in it that has these K and V)"""
+    layers, heads, tokens, dim = arrays["keys"].shape
+    layout = kvpool.Layout.paged(layers=layers, kv_heads=heads, head_dim=dim, tokens_per_block=16, dtype="float32")
+    session = kvpool.Session(layout, "kvpress", socket=daemon.socket)
+    sequence = kvpool.LiveSequence(session)
+    sequence.append(session.lease(-(-tokens // 16)))
+    for name, pool in (("keys", session.k), ("values", session.v)):
+        pool = np.asarray(pool(blocks=session.max_blocks))  # [blocks, layers, tokens, heads, dim]
+        by_token = arrays[name].transpose(2, 0, 1, 3)
+        for i, block in enumerate(sequence.ids):
+            part = by_token[16 * i:16 * i + 16]
+            pool[block, :, :len(part)] = part.transpose(1, 0, 2, 3)
+    sequence.extend(range(tokens))
+    return session, sequence
+
+
+def _budgets(session, arrays):
+    """By layer, kvpool's and kvpress's: theirs is beside the window, of which kvpool's tells."""
+    theirs, window, tokens = arrays["budgets"], int(arrays["window_tokens"]), int(arrays["pyramid_tokens"])
+    plan = session.plan_budgets("pyramid", int(tokens * arrays["kept"]) + window, len(theirs),
+                                {"window_tokens": window, "sequence_tokens": tokens})
+    return [int(budget) - window for budget in plan.budget_tokens], theirs.tolist()
+
+
+def _scores(sequence, press, arrays):
+    """[layers, kv_heads, tokens] by the daemon."""
+    policy, params, told, _ = METHODS[press]
+    # [layers, q_heads, queries, dim] becomes [layers, queries, q_heads, dim].
+    window = kvpool.QueryWindow(np.ascontiguousarray(arrays["window"].transpose(0, 2, 1, 3))) if "window" in told else None
+    signals = [kvpool.Signal(name, arrays[name], per_layer=True, per_head=True) for name in told if name != "window"]
+    scorer = kvpool.Scorer(policy, params, signals=signals, window=window)
+    scores = sequence.score(scorer, scope="head", token_scores=True, fresh=True).token_scores.reshape(arrays[press].shape)
+    if press == "TOVAPress":  # Theirs is the mean over a layer's heads; ours is too, where a layer is pruned as one.
+        scores = np.repeat(scores.mean(1, keepdims=True), scores.shape[1], axis=1)
+    return scores
+
+
+def _ranks(scores):
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(scores, kind="stable")] = np.arange(len(scores))
+    return ranks
+
+
+def measure(here, cell):
+    """The greatest difference by the greatest score of the head, the least rank correlation of a head, and tokens that stay
+    with one only."""
+    press = cell["press"]
+    arrays = here.once(("kvpress",), _of_kvpress)
+    daemon = here.once(("kvpress daemon",), lambda: lab.Daemon("64MiB"))
+    session, sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
+    seen = arrays["keys"].shape[2] - UNSEEN.get(press, 0)
+    ours, theirs = (array[..., :seen].reshape(-1, seen).astype(np.float64) for array in (
+        _scores(sequence, press, arrays), arrays[press]))
+    value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
+    if press == "PyramidKVPress":
+        value["budgets"], value["their_budgets"] = _budgets(session, arrays)
+    if press == "StreamingLLMPress":
+        counts = theirs.sum(1).astype(int)  # What stays with them.
+    else:
+        counts = [int(seen * arrays["kept"])] * len(ours)
+        value["difference"] = float((abs(ours - theirs).max(1) / abs(theirs).max(1)).max())
+        value["correlation"] = min(float(np.corrcoef(_ranks(a), _ranks(b))[0, 1]) for a, b in zip(ours, theirs))
+    for a, b, count in zip(ours, theirs, counts):
+        stays = set(np.argsort(-a, kind="stable")[:count])
+        value["kept"] += int(count)
+        value["others"] += len(stays - set(np.argsort(-b, kind="stable")[:count]))
+    return value
