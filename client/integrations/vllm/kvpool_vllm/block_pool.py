@@ -265,12 +265,13 @@ class KvPoolBlockPool(BlockPool):
         """A step was made of these requests. Returns its number; 0: it fills no block that others could find.
 
         Such a step needs no number: what is released is released when no step is under way. Most steps of decoding are of this
-        kind, and saying of each that it is done would cost more than all else here."""
+        kind, and saying of each that it is done would cost more than all else here. But vLLM takes a step for done when one rank
+        has answered; where there are more, each step has a number, and what is released behind it is when all are done."""
         if self._waiting:
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
-        if not self._new_seals:
+        if not self._new_seals and self.space.terms.ranks == 1:
             return 0
         try:
             step = self.session.begin_step()
