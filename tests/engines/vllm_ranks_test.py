@@ -4,6 +4,7 @@ import concurrent.futures
 
 import pytest
 
+from daemon import Daemon
 from models import llama
 from vllm_processes import BLOCK, PYTHON, Engine, Server, await_blocks, prompts, whole_blocks
 
@@ -89,3 +90,23 @@ def test_other_numbers_of_ranks_do_not_share_and_the_daemon_is_lost(daemon, engi
     said = one.generate(asked, tokens=60)
     assert two.generate(asked, tokens=60, kill=[daemon.process.pid, 20])["tokens"] == said["tokens"]
     assert two.ask("facts")["detached"]
+
+
+def test_a_pool_that_is_too_small(engine):
+    """Requests are preempted and prefixes evicted; what waits for all ranks to be done comes free."""
+    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 170 blocks for 8 requests of up to 25, and as many of another engine.
+    try:
+        stock, *both = engine(ranks=1), *(engine({"socket": daemon.socket}, max_num_seqs=8) for _ in range(2))
+        asked = [prompts(12, seed=seed, shortest=300, shared=100) for seed in (25, 26)]
+        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
+        for one in both:
+            one.started()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            for turn in range(2):
+                said = [threads.submit(both[i].generate, asked[i ^ turn], tokens=100) for i in range(2)]
+                assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
+        facts = [one.ask("facts") for one in both]
+        assert sum(one["preemptions"] for one in facts) > 0
+        assert [(one["in_use"], one["waiting"], one["session"]["refused"]) for one in facts] == [(0, 0, 0)] * 2
+    finally:
+        daemon.close()
