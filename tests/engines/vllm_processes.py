@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import urllib.request
 
 PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
@@ -124,3 +125,13 @@ def prompts(count, seed, shortest=1, longest=600, shared=0):
 def whole_blocks(prompt):
     """Tokens of it that can be found: the last one is always computed."""
     return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def await_blocks(daemon, state, count):
+    """A worker's word that a step is done, and so the seals of its blocks, comes behind the answer."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (space,) = daemon.ctl("spaces")["spaces"]
+        if int(space["blocks"].get(state, 0)) >= count:
+            return
+    raise AssertionError(f"{count} {state} blocks were to come: {space}")

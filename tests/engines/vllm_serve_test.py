@@ -1,12 +1,11 @@
 """Two of vLLM's HTTP servers on one pool, as their users have them: the prefix of one is the other's, whose death it survives."""
 
 import concurrent.futures
-import time
 
 import pytest
 
 from models import llama
-from vllm_processes import BLOCK, PYTHON, Engine, Server, prompts, whole_blocks
+from vllm_processes import BLOCK, PYTHON, Engine, Server, await_blocks, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -24,16 +23,6 @@ def servers(daemon, tmp_path):
     finally:
         for process in (*two, stock):
             process.kill()
-
-
-def await_blocks(daemon, state, count):
-    """A worker's word that a step is done, and so the seals of its blocks, comes behind the answer."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        (space,) = daemon.ctl("spaces")["spaces"]
-        if int(space["blocks"].get(state, 0)) >= count:
-            return
-    raise AssertionError(f"{count} {state} blocks were to come: {space}")
 
 
 def test_a_prefix_and_a_death(daemon, servers):

@@ -55,6 +55,7 @@ class KvPoolBlockPool(BlockPool):
         self._trying = None  # The request that is being allocated for.
         self._retry_at = 0.0
         self._in_use = 0  # Blocks with requests.
+        self.release_waits = False  # For all ranks to be done with the last step; no worker has been told to say so.
 
     # ---- Leases
 
@@ -159,6 +160,7 @@ class KvPoolBlockPool(BlockPool):
 
     def _release(self, refs):
         self._retry_at = 0.0
+        self.release_waits = self.space.terms.ranks > 1
         try:
             self.session.release(refs)
         except kvpool.KvpoolError as error:
@@ -262,24 +264,27 @@ class KvPoolBlockPool(BlockPool):
             self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None))
 
     def scheduled(self, request_ids):
-        """A step was made of these requests. Returns its number; 0: it fills no block that others could find.
+        """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
 
-        Such a step needs no number: what is released is released when no step is under way. Most steps of decoding are of this
-        kind, and saying of each that it is done would cost more than all else here."""
+        They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
+        more than all else here. What is released is released when no step is under way, if there is one rank. vLLM takes a step
+        for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
         if self._waiting:
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
-        if not self._new_seals:
+        said, self.release_waits = bool(self._new_seals) or self.release_waits, False
+        if self.space.terms.ranks == 1 and not said:
             return 0
         try:
             step = self.session.begin_step()
         except kvpool.KvpoolError as error:
             self._detach(error)
             return 0
-        self._seals.append((step, self._new_seals))
-        self._new_seals = []
-        return step
+        if self._new_seals:
+            self._seals.append((step, self._new_seals))
+            self._new_seals = []
+        return step if said else 0
 
     def computed(self, step):
         """The step is done: what it has filled is everybody's."""

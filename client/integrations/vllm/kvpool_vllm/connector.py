@@ -106,6 +106,8 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
         refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
+        if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
+            raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
         self.lookup = self.transfer = None
         if role == KVConnectorRole.SCHEDULER:
             from kvpool_vllm.lookup import Lookup

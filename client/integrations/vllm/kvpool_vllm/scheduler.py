@@ -48,12 +48,16 @@ class PooledScheduler(scheduler.Scheduler):
     def schedule(self, *arguments, **more):
         output = super().schedule(*arguments, **more)
         output.kvpool_step = 0
-        if output.total_num_scheduled_tokens > 0:
+        idle = output.total_num_scheduled_tokens == 0
+        if not idle or self.pool.release_waits:
             output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
-        elif self.pool.detached and not self.running and (self.waiting or self.skipped_waiting):
+        if idle and self.pool.detached and not self.running and (self.waiting or self.skipped_waiting):
             raise RuntimeError(f"kvpoold is gone, and the {self.pool.get_num_free_blocks()} blocks that this engine still may "
                                "write are too few for the requests that wait: it has to be started again")
         return output
+
+    def has_requests(self):
+        return super().has_requests() or self.pool.release_waits  # Else they would wait for the next request.
 
     def update_from_output(self, scheduler_output, model_runner_output):
         if scheduler_output.kvpool_step:

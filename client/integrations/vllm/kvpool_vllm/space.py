@@ -63,9 +63,9 @@ def refuse_what_is_not_shared(vllm_config, configs, who):
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if getattr(cache, "calculate_kv_scales", False):
         raise ValueError("calculate_kv_scales: each engine would have scales of its own, by what it saw first; K and V can't be shared")
-    if parallel.world_size > 1 or parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        raise ValueError(f"tensor_parallel_size {parallel.tensor_parallel_size}, pipeline_parallel_size "
-                         f"{parallel.pipeline_parallel_size}: {who} serves one rank")
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            raise ValueError(f"{name} {size}: {who} needs workers that have all layers and all tokens")
     if vllm_config.speculative_config is not None:
         raise ValueError(f"speculative decoding: not with {who}")
     for config in configs:
@@ -78,8 +78,23 @@ def refuse_what_is_not_shared(vllm_config, configs, who):
             raise ValueError(f"KV cache spec {spec}: {who} needs full attention whose K and V are not quantised")
 
 
+def _refuse_ranks_that_can_not_join(vllm_config, configs):
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size == 1:
+        return
+    executor = Executor.get_class(vllm_config)
+    if executor is not MultiprocExecutor or parallel.local_world_size != parallel.world_size:
+        raise ValueError(f"tensor_parallel_size {parallel.tensor_parallel_size} by {executor.__name__} with {parallel.local_world_size} "
+                         "workers here: kvpool_vllm.Scheduler needs all of them on its machine, of --distributed-executor-backend mp")
+    if any(config != configs[0] for config in configs[1:]):
+        raise ValueError(f"vLLM plans other KV memory for one rank than for another; a block is the same on each: {configs}")
+
+
 def _refuse_what_is_not_supported(vllm_config, configs):
     refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler")
+    _refuse_ranks_that_can_not_join(vllm_config, configs)
     if vllm_config.scheduler_config.async_scheduling:
         raise ValueError("async_scheduling: kvpool_vllm.Scheduler plans a step when the one before is done: --no-async-scheduling")
     if vllm_config.kv_transfer_config is not None:
@@ -139,11 +154,13 @@ class Terms:
     digest: bytes
     facts: dict
     socket: str
+    ranks: int  # Workers. Each has its own heads of every block, in memory of its own; the plan is of one rank's part.
 
     def session(self, **more):
         tensor = self.tensor
         layout = layout_of(self.spec, self.planes, len(tensor.layers), tensor.layer_stride, tensor.block_stride, tensor.offset)
-        return kvpool.Session(layout, self.digest, facts=self.facts, socket=self.socket, client_name="vllm", warmup=True, **more)
+        return kvpool.Session(layout, self.digest, facts=self.facts, socket=self.socket, ranks=self.ranks, client_name="vllm",
+                              warmup=True, **more)
 
 
 class Space:
@@ -178,8 +195,9 @@ class Space:
         everything = torch.from_dlpack(self.session.data(blocks=self.session.max_blocks))
         blocks, block_bytes = everything.shape
         flat = everything.view(torch.int8).as_strided(((blocks - 1) * everything.stride(0) + block_bytes,), (1,))
-        if flat.device.type != torch.device(device).type:
-            raise ValueError(f"kvpoold's blocks are in {flat.device.type} memory; this engine runs on {device}")
+        here = torch.device(device)
+        if flat.device.type != here.type or here.index not in (None, flat.device.index):
+            raise ValueError(f"kvpoold's blocks are in memory of {flat.device}; this worker runs on {device}")
         self._on_gpu = flat.is_cuda
         spec = config.kv_cache_groups[0].kv_cache_spec
         views = create_kv_cache_views(flat, spec, config.num_blocks, layout, tensor,
@@ -198,8 +216,9 @@ def attach(vllm_config, configs):
     """Opens the space for what vLLM has planned, and makes its plan one of the pool's blocks."""
     options = Options.of(vllm_config)
     _refuse_what_is_not_supported(vllm_config, configs)
-    (config,) = configs
-    config.kvpool = None
+    config = configs[0]
+    for each in configs:
+        each.kvpool = None
     spec, tensor = config.kv_cache_groups[0].kv_cache_spec, config.kv_cache_tensors[0]
     attention, planes = attention_of(vllm_config, spec)
     if attention:
@@ -209,7 +228,7 @@ def attach(vllm_config, configs):
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
         guaranteed = -(-vllm_config.model_config.max_model_len // spec.block_size)
-    terms = Terms(tensor, spec, planes, digest_of(options, known), known, options.socket)
+    terms = Terms(tensor, spec, planes, digest_of(options, known), known, options.socket, len(configs))
     try:
         session = terms.session(
             tenant=options.tenant, scheduler=not _worker_is_here(vllm_config), guaranteed_blocks=guaranteed,
@@ -223,7 +242,7 @@ def attach(vllm_config, configs):
     logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit",
                 session.max_blocks - 1, spec.block_size, guaranteed, config.num_blocks)
     keys.set_root(session.hash_seed)
-    config.kvpool = Space(session, options, terms)
-    config.num_blocks = session.max_blocks
-    config.kv_cache_tensors = [dataclasses.replace(tensor, size=session.max_blocks * session.block_stride_bytes,
-                                                   block_stride=session.block_stride_bytes)]
+    space = Space(session, options, terms)
+    tensor = dataclasses.replace(tensor, size=session.max_blocks * session.block_stride_bytes, block_stride=session.block_stride_bytes)
+    for each in configs:
+        each.kvpool, each.num_blocks, each.kv_cache_tensors = space, session.max_blocks, [tensor]

@@ -1,7 +1,7 @@
 """A worker's part in the engine's session: it maps the pool, ends its warm-up, and says which steps are done.
 
-An executor has its worker in the engine core's process, whose session it uses, or in a process of its own (vLLM's servers on CPUs),
-which joins that session as a rank.
+An executor has its worker in the engine core's process, whose session it uses, or workers in processes of their own (vLLM's servers
+on CPUs, tensor parallelism), each of which joins that session as a rank.
 """
 
 
