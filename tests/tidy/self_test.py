@@ -62,7 +62,7 @@ class TidyTest(unittest.TestCase):
     def test_programs_that_ctest_does_not_know(self):
         self.expect(self.check(code_checks.test_programs_are_run, {
             "tests/a/CMakeLists.txt": "add_executable(a_test a_test.cc)\nadd_executable(b_test b_test.cc)\n"
-                                      "gtest_discover_tests(b_test)\n"}), "a_test is built, but ctest does not know it")
+                                      "discover_tests(b_test)\n"}), "a_test is built, but ctest does not know it")
 
     def test_conditionals(self):
         self.expect(self.check(code_checks.conditionals, {
