@@ -44,14 +44,14 @@ class PastContents {
 
   void Prefetch(uint64_t hash) const { sets_.Prefetch(SetOf(NameOf(hash))); }
   // Null: it is not remembered.
-  const Past* Find(uint64_t hash) const {
-    for (const Past& past : sets_[SetOf(NameOf(hash))].ways) {
+  Past* Find(uint64_t hash) {
+    for (Past& past : sets_[SetOf(NameOf(hash))].ways) {
       if (past.hash == NameOf(hash)) return &past;
     }
     return nullptr;
   }
   // REQUIRES: Find answered it.
-  void Forget(const Past* past) { const_cast<Past*>(past)->hash = 0; }
+  void Forget(Past* past) { past->hash = 0; }
   // Answers what is forgotten for it; hash 0: nothing. REQUIRES: number < 2^kNumberBits.
   Past Remember(uint64_t hash, uint64_t since, uint64_t number, uint64_t now) {
     const uint64_t name = NameOf(hash);

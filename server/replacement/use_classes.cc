@@ -120,7 +120,7 @@ std::optional<UseClasses::Wait> UseClasses::OnInsert(uint32_t block, const Conte
   // Behind the last block of a run that is still being computed.
   const bool follows =
       parent != 0 && run_ - front.run < kRuns && run.open && front.depth + 1 == run.front + run.length;
-  const PastContents::Past* const past = past_.Find(node.hash);
+  PastContents::Past* const past = past_.Find(node.hash);
   if (past != nullptr) {
     // It is found again, only not here.
     node.hits = static_cast<uint8_t>((past->number() & kCountMask) + 1);

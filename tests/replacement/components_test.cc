@@ -59,7 +59,7 @@ TEST(PastContents, ForgetsTheOldestOfASetAndKeepsTheRestWhileItGrows) {
     const uint64_t hash = 1 + random() % 4000;
     past.Reserve(static_cast<uint32_t>(std::min<uint64_t>(now, 2 * kMost)));
     ASSERT_LE(past.slots(), kMost + 3);
-    const PastContents::Past* const found = past.Find(hash);
+    PastContents::Past* const found = past.Find(hash);
     ASSERT_EQ(found != nullptr, last_use.contains(hash)) << hash << " at " << now;
     if (found != nullptr) {
       EXPECT_EQ(found->since(), last_use[hash]);

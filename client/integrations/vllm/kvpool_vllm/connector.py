@@ -109,6 +109,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
             raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
         self.lookup = self.transfer = None
+        self._told = {}  # Counts that vLLM knows.
         if role == KVConnectorRole.SCHEDULER:
             from kvpool_vllm.lookup import Lookup
             plugin.take_keys()
@@ -130,7 +131,9 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         return Counts(data=data or {})
 
     def get_kv_connector_stats(self):
-        counted = Counts(data=(self.lookup or self.transfer).new_counts())
+        counts = dict((self.lookup or self.transfer).counts)
+        counted = Counts(data={name: count - self._told.get(name, 0) for name, count in counts.items()})
+        self._told = counts
         return None if counted.is_empty() else counted
 
     # ---- The worker's

@@ -58,7 +58,6 @@ class Lookup:
         self.damaged = set()  # Refs.
         self.private = b""  # Since a reset: what makes its keys nobody else's.
         self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
-        self._told = dict.fromkeys(self.counts, 0)
         self._requests = {}  # By id.
         self._ahead = set()  # Ids of those that were asked for when they came, until it is their turn.
         self._planned = []  # Loads of the step that is being scheduled.
@@ -278,11 +277,6 @@ class Lookup:
             self._release(asked.refs)
             asked.refs, asked.saved = None, 0
         return True
-
-    def new_counts(self):
-        new = {name: count - self._told[name] for name, count in self.counts.items()}
-        self._told = dict(self.counts)
-        return new
 
     def close(self):
         if self.session is not None:

@@ -47,7 +47,6 @@ class Transfer:
         self.step = self.failures = 0
         self.damaged, self.failed = set(), set()  # Refs of kvpoold's, and ids of vLLM's blocks, since they were last asked for.
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
-        self._told = dict(self.counts)
         self._questions = []  # Of the step under way: what of each save is there already.
         self._retry_at = self._reopen_at = 0.0
         self._opener, self._opened = None, queue.SimpleQueue()
@@ -266,11 +265,6 @@ class Transfer:
             except (kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
                 self._retry_at = time.monotonic() + _RETRY_S
         return []
-
-    def new_counts(self):
-        new = {name: count - self._told[name] for name, count in self.counts.items()}
-        self._told = dict(self.counts)
-        return new
 
     def close(self):
         if self.session is not None:
