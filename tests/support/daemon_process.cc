@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -160,6 +161,14 @@ absl::Status DaemonProcess::Launch(const DaemonProcessOptions& options) {
 }
 
 DaemonProcess::~DaemonProcess() {
+  int status = 0;
+  if (pid_ > 0 && waitpid(pid_, &status, WNOHANG) == pid_) {
+    pid_ = 0;
+    // A sanitizer's report or a failed check, which would go with the directory.
+    if (!WIFSIGNALED(status) || (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)) {
+      std::fprintf(stderr, "kvpoold ended under the test, wait status %d:\n%s\n", status, Log().c_str());
+    }
+  }
   Kill();
   if (owns_directory_) std::filesystem::remove_all(directory_);
 }

@@ -47,7 +47,7 @@ class DaemonProcess {
  public:
   // Returns once the daemon serves. UNAVAILABLE: it ended before, with its log.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options = {});
-  // kill -9 if it still runs.
+  // kill -9 if it still runs. A daemon that ended by itself has its log printed: the test fails without saying why.
   ~DaemonProcess();
 
   const std::string& directory() const { return directory_; }
