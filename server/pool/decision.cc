@@ -1,5 +1,7 @@
 #include "server/pool/decision.h"
 
+#include <optional>
+
 #include "proto/support/check.h"
 
 namespace kvpool {
@@ -7,12 +9,14 @@ namespace kvpool {
 bool Decision::Prepare(BlockPool* pool, DecisionRecord* record, TimeMs now) {
   judge_ = pool->judge();
   if (judge_ == nullptr || pool->decided() > 0) return false;
-  if (!record->breaker.Admit(now)) {
+  const std::optional<Breaker::Ticket> ticket = record->breaker.Admit(now);
+  if (!ticket.has_value()) {
     ++record->not_asked;
     return false;
   }
+  ticket_ = *ticket;
   if (pool->ShowCandidates(now, &candidates_)) return true;
-  record->breaker.OnNone();
+  record->breaker.OnNone(ticket_);
   return false;
 }
 
@@ -22,7 +26,7 @@ void Decision::Think(const Stopwatch& stopwatch, uint64_t budget_us) {
 }
 
 void Decision::Apply(BlockPool* pool, DecisionRecord* record, TimeMs now) {
-  record->breaker.OnDecision(now, in_time_);
+  record->breaker.OnDecision(ticket_, now, in_time_);
   ++(in_time_ ? record->in_time : record->late);
   // The policy may be another one by now.
   if (in_time_ && pool->judge() == judge_) pool->Decide(candidates_, ranking_);

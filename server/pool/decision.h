@@ -46,6 +46,7 @@ class Decision {
   std::shared_ptr<const Judge> judge_;
   Candidates candidates_;
   Ranking ranking_;
+  Breaker::Ticket ticket_ = 0;
   bool in_time_ = false;
 };
 

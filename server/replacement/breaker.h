@@ -4,12 +4,14 @@
 //   open        it is not, until the cool-down is over
 //   half-open   one decision is tried: in time, the breaker closes; late, it opens for twice as long as before
 //
-// Not thread-safe. Time comes in as an argument.
+// A decision that was admitted before the breaker opened changes nothing: it says how things were. Not thread-safe. Time
+// comes in as an argument.
 #ifndef KVPOOL_SERVER_REPLACEMENT_BREAKER_H_
 #define KVPOOL_SERVER_REPLACEMENT_BREAKER_H_
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 namespace kvpool {
 
@@ -24,14 +26,16 @@ class Breaker {
     if (!open_) return State::kClosed;
     return trying_ || now_ms - opened_ms_ >= cool_down_ms_ ? State::kHalfOpen : State::kOpen;
   }
-  // Whether to ask now. In half-open the first caller is the one that tries.
-  bool Admit(uint64_t now_ms) {
-    if (!open_) return true;
-    if (trying_ || state(now_ms) == State::kOpen) return false;
-    return trying_ = true;
+  // To be given back with what came of the decision. Nothing: do not ask now. In half-open the first caller is the one
+  // that tries.
+  using Ticket = uint64_t;
+  std::optional<Ticket> Admit(uint64_t now_ms) {
+    if (trying_ || state(now_ms) == State::kOpen) return std::nullopt;
+    trying_ = open_;
+    return times_opened_;
   }
-  // Of a decision that was admitted.
-  void OnDecision(uint64_t now_ms, bool in_time) {
+  void OnDecision(Ticket ticket, uint64_t now_ms, bool in_time) {
+    if (ticket != times_opened_) return;
     trying_ = false;
     if (in_time) {
       open_ = false;
@@ -46,8 +50,10 @@ class Breaker {
       ++times_opened_;
     }
   }
-  // An admitted decision came to nothing: it was neither late nor in time.
-  void OnNone() { trying_ = false; }
+  // The decision came to nothing: it was neither late nor in time.
+  void OnNone(Ticket ticket) {
+    if (ticket == times_opened_) trying_ = false;
+  }
   uint64_t times_opened() const { return times_opened_; }
 
  private:

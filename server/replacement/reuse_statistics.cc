@@ -47,6 +47,10 @@ void ReuseStatistics::GiveUp(uint64_t before) {
 
 void ReuseStatistics::Begin(uint64_t hash, int cls, uint64_t now) {
   if (!Watched(hash)) return;
+  if (const uint64_t* const wait = waits_.Find(hash)) {
+    // Knowledge may have faded since it was counted.
+    for (Counts* c : {&classes_[ClassOf(*wait)], &all_}) c->begun = std::max(0.0, c->begun - 1);
+  }
   ++classes_[cls].begun;
   ++all_.begun;
   waits_.Add(hash, now << kClassBits | static_cast<uint64_t>(cls));

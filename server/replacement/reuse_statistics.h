@@ -24,6 +24,7 @@ class ReuseStatistics {
 
   ReuseStatistics(int classes, uint32_t max_blocks);
 
+  // Takes the place of a wait that the content has not ended.
   void Begin(uint64_t hash, int cls, uint64_t now);
   // The class of the wait that this ends, if one is watched.
   std::optional<int> End(uint64_t hash, uint64_t now);

@@ -72,7 +72,7 @@ void WorkloadAwarePolicy::OnWithdraw(BlockId block) {
 
 void WorkloadAwarePolicy::OnEvict(BlockId block) {
   const auto stayed = static_cast<double>(now_ms_ - nodes_[Index(block)].used_ms);
-  stay_ms_ += (stayed - stay_ms_) / kStayBlocks;
+  stay_ms_ = std::isinf(stay_ms_) ? stayed : stay_ms_ + (stayed - stay_ms_) / kStayBlocks;
 }
 
 BlockId WorkloadAwarePolicy::Victim(uint64_t now_ms) {

@@ -4,6 +4,7 @@
 #define KVPOOL_SERVER_REPLACEMENT_WORKLOAD_AWARE_H_
 
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -66,7 +67,8 @@ class WorkloadAwarePolicy final : public ReplacementPolicy {
   ReuseStatistics reuse_;
   Turns turns_;
   uint64_t now_ms_ = 0;
-  double stay_ms_ = 0;  // From its last use to its leaving, of the blocks that left lately.
+  // From its last use to its leaving, of the blocks that left lately. Until one has, a block is thought to stay.
+  double stay_ms_ = std::numeric_limits<double>::infinity();
   uint32_t offered_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include "server/pool/decision.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -148,8 +149,9 @@ TEST_F(DecisionTest, TheBreakerOpensAndTriesAgain) {
 TEST(BreakerTest, LateOnesThatAreFewDoNotOpenIt) {
   Breaker breaker;
   for (uint32_t i = 0; i < 10 * Breaker::kTripAfter; ++i) {
-    EXPECT_TRUE(breaker.Admit(i));
-    breaker.OnDecision(i, i % Breaker::kTripAfter == 0);
+    const std::optional<Breaker::Ticket> ticket = breaker.Admit(i);
+    ASSERT_TRUE(ticket.has_value());
+    breaker.OnDecision(*ticket, i, i % Breaker::kTripAfter == 0);
   }
   EXPECT_EQ(breaker.state(0), Breaker::State::kClosed);
 }
@@ -157,12 +159,30 @@ TEST(BreakerTest, LateOnesThatAreFewDoNotOpenIt) {
 TEST(BreakerTest, TheCoolDownIsBounded) {
   Breaker breaker;
   uint64_t now = 0;
-  for (uint32_t i = 0; i < Breaker::kTripAfter; ++i) breaker.OnDecision(now, false);
+  for (uint32_t i = 0; i < Breaker::kTripAfter; ++i) breaker.OnDecision(*breaker.Admit(now), now, false);
   for (int i = 0; i < 20; ++i) {
     now += Breaker::kMostCoolDownMs;
-    ASSERT_TRUE(breaker.Admit(now));
-    breaker.OnDecision(now, false);
+    const std::optional<Breaker::Ticket> ticket = breaker.Admit(now);
+    ASSERT_TRUE(ticket.has_value());
+    breaker.OnDecision(*ticket, now, false);
   }
+}
+
+TEST(BreakerTest, WhatWasUnderWayWhenItOpenedChangesNothing) {
+  using State = Breaker::State;
+  Breaker breaker;
+  const Breaker::Ticket in_time = *breaker.Admit(0), late = *breaker.Admit(0), none = *breaker.Admit(0);
+  for (uint32_t i = 0; i < Breaker::kTripAfter; ++i) breaker.OnDecision(*breaker.Admit(0), 0, false);
+  breaker.OnDecision(in_time, 1, true);
+  EXPECT_EQ(breaker.state(1), State::kOpen);
+  breaker.OnDecision(late, 2, false);
+  EXPECT_EQ(breaker.state(Breaker::kFirstCoolDownMs), State::kHalfOpen) << "no longer than it was";
+  const std::optional<Breaker::Ticket> tried = breaker.Admit(Breaker::kFirstCoolDownMs);
+  ASSERT_TRUE(tried.has_value());
+  breaker.OnNone(none);
+  EXPECT_FALSE(breaker.Admit(Breaker::kFirstCoolDownMs).has_value()) << "one is being tried";
+  breaker.OnDecision(*tried, Breaker::kFirstCoolDownMs, true);
+  EXPECT_EQ(breaker.state(Breaker::kFirstCoolDownMs), State::kClosed);
 }
 
 TEST(DecisionsOfOthers, LruIsNotAsked) {

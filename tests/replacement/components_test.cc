@@ -157,6 +157,24 @@ TEST(ReuseStatistics, CountsWhatCameBackOfEachClass) {
   EXPECT_EQ(reuse.End(16, now), std::nullopt) << "given up";
 }
 
+TEST(ReuseStatistics, AContentWaitsOnceHoweverOftenItBegins) {
+  ReuseStatistics once(2, 1000), again(2, 1000);
+  for (uint64_t hash = 1; hash <= 1000; ++hash) {
+    once.Begin(hash, 1, 10 * hash);
+    again.Begin(hash, 0, 10 * hash - 5);
+    again.Begin(hash, 1, 10 * hash);
+    for (ReuseStatistics* reuse : {&once, &again}) {
+      if (hash % 4 == 0) {
+        EXPECT_EQ(reuse->End(hash, 10 * hash + 7), 1);
+      }
+    }
+  }
+  for (const int cls : {0, 1}) {
+    EXPECT_EQ(again.ShareOfBegun(cls), once.ShareOfBegun(cls));
+    EXPECT_EQ(again.MeanWait(cls), once.MeanWait(cls));
+  }
+}
+
 TEST(ReuseStatistics, KnowsLittleAtFirstAndForgets) {
   ReuseStatistics reuse(2, 1000);
   EXPECT_EQ(reuse.ChanceOfEnded(0), 0.5);

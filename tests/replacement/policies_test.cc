@@ -98,6 +98,9 @@ TEST(ByHand, WTinyLfu) { EXPECT_EQ(Letters("w_tinylfu", 3).Access("aaabcdefa"), 
 // a has 100 after its second access. Four insertions later half is left, as much as e has, which was used later.
 TEST(ByHand, Retention) { EXPECT_EQ(Letters("retention", 3).Access("aabcdefghi"), "bcdaef"); }
 
+// Whatever was found once never was again, and the newcomers may yet be: with nothing known of how long blocks stay.
+TEST(ByHand, WorkloadAwaresFirst) { EXPECT_EQ(Letters("workload_aware", 5).Access("aabbccdef"), "a"); }
+
 TEST(Random, IsFairAndOfItsSeed) {
   PolicyOptions options{.max_blocks = 9, .seed = 3};
   const auto one = *MakeReplacementPolicy("random", options);
