@@ -18,6 +18,9 @@
 
 namespace kvpool::diary {
 
+inline constexpr uint32_t kFirstAlias = 1000;  // Keys that are in no chain.
+inline constexpr uint32_t kAliases = 6;
+
 struct Open {
   uint32_t guaranteed, max_blocks;
 };
@@ -94,8 +97,11 @@ using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, U
                            Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
-// As it would be written in C++.
+// As they would be written in C++.
 std::string Print(const Entry& entry);
+std::string Text(BlockRef ref);
+std::string Text(const std::vector<BlockRef>& refs);
+std::string Text(const std::vector<uint32_t>& numbers);
 
 // What a pool is, and how wild its days are.
 struct Setting {
