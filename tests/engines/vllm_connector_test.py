@@ -69,7 +69,7 @@ def test_prefixes_of_another_process_and_of_a_dead_one(daemon, engine, stock):
 
 
 def test_what_is_there_is_not_copied_again(daemon, engine, stock):
-    pool = {"socket": daemon.socket, "guaranteed_blocks": 100, "match_timeout": 30}
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100, "match_timeout": 30, "lease_timeout": 30}
     first, second = engine(connector=pool), engine(connector=pool, enable_prefix_caching=False)
     asked = prompts(4, seed=23, shortest=100, shared=64)
     assert all(len(prompt) % 32 for prompt in asked)  # A full block with the last token in it is computed, and saved perhaps.

@@ -77,7 +77,8 @@ class Kvpoolctl : public ::testing::Test {
   }
 
   ToolResult Run(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), "--socket=" + daemon_->socket());
+    // For machines under a sanitizer and other builds.
+    arguments.insert(arguments.begin(), {"--socket=" + daemon_->socket(), "--deadline=60s"});
     return RunTool(KVPOOL_KVPOOLCTL, arguments);
   }
   // The answer as the message that it is.
@@ -405,10 +406,12 @@ TEST_F(KvpoolctlTls, OperatorVerbsOverTcp) {
                                         "--tls-key=" + File("operator.key"),
                                         "--tls-name=daemon",
                                         "status",
-                                        "--json"};
+                                        "--json",
+                                        "--deadline=60s"};
   const ToolResult answered = RunTool(KVPOOL_KVPOOLCTL, arguments);
   EXPECT_EQ(answered.exit_status, kDone) << answered.err;
   EXPECT_EQ(Number(ParseJson(answered.out), "sessions"), 0);
+  arguments.pop_back();
   arguments[4] = "--tls-name=somebody-else";
   EXPECT_EQ(RunTool(KVPOOL_KVPOOLCTL, arguments).exit_status, kUnreachable);
   arguments[1] = "--tls-ca=" + File("missing.pem");

@@ -27,7 +27,8 @@ class Options:
     max_space_bytes: int = 0  # 0: all that the device has.
     open_timeout: float = 30.0
     match_timeout: float = 1.0  # A daemon that takes longer to answer is none: the prefix is computed.
-    lease_timeout: float = 0.05  # That a step may wait for blocks when the pool is short.
+    # That a step may wait for blocks when the pool is short, and a connector's for word of what need not be copied.
+    lease_timeout: float = 0.05
 
     @staticmethod
     def of(vllm_config):

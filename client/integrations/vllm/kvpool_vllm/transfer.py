@@ -22,8 +22,7 @@ logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
 _WORD = 8
-_ANSWER_S = 0.002  # Answers that the whole step was not enough for are waited for so long.
-_RETRY_S = 0.5  # After a lease that failed none is waited for so long.
+_RETRY_S = 0.5  # After a wait in vain there is none for so long.
 _REOPEN_S = 1.0  # Between two tries to find a kvpoold again.
 
 
@@ -205,6 +204,7 @@ class Transfer:
             with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
                 return len(hit.blocks)
         except kvpool.DeadlineExceededError:
+            self._retry_at = time.monotonic() + _RETRY_S
             return 0
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -217,7 +217,7 @@ class Transfer:
         if plan.failures != self.failures or plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
-        runs, deadline = [], time.monotonic() + _ANSWER_S
+        runs, deadline = [], time.monotonic() + self._patience()
         for save, question in zip(plan.saves, questions):
             known = self._known(question, deadline)
             self.counts["known_blocks"] += known
@@ -255,10 +255,12 @@ class Transfer:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
             self.session.release(refs)
 
+    def _patience(self):
+        return self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
+
     def _lease(self, wanted):
         """Refs of as many blocks as there are, at most `wanted`."""
-        patience = self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
-        for count, timeout in ((wanted, patience), (min(wanted, self.session.free_blocks), 0)):
+        for count, timeout in ((wanted, self._patience()), (min(wanted, self.session.free_blocks), 0)):
             try:
                 if count > 0:
                     return self.session.lease(count, timeout=timeout).detach()
