@@ -20,12 +20,13 @@ def llama(seed=0, dtype=torch.float32, layers=3, head_dim=16):
     return LlamaForCausalLM(config).to(PLACE, dtype).eval()
 
 
-def gemma(seed=0):
+def gemma(seed=0, layers=6, window=32, kv_heads=1):
     torch.manual_seed(seed)
-    config = Gemma3TextConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6,
-                              num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=32,
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
+                              num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=32, sliding_window=window,
                               max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
-                              pad_token_id=0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2)
+                              pad_token_id=0, layer_types=[pattern[i % 3] for i in range(layers)])
     return Gemma3ForCausalLM(config).to(PLACE).eval()
 
 

@@ -66,7 +66,8 @@ class Engine:
         return {"done": self.llm.reset_prefix_cache(reset_connector=connector)}
 
     def facts(self):
-        facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__}
+        facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__,
+                 "groups": [type(group.kv_cache_spec).__name__ for group in self.scheduler.kv_cache_config.kv_cache_groups]}
         if (pool := getattr(self.scheduler, "pool", None)) is not None:
             facts |= {"session": pool.session.counters, "pool": pool.counters, "in_use": pool._in_use, "detached": pool.detached,
                       "waiting": len(pool._waiting) + len(pool._asked)}

@@ -12,6 +12,10 @@ vLLM does it, and those that a match found. It is asked block by block, so a req
 the request comes, and its answer is put into the index before vLLM looks. Other engines find a block once its Seal is sent, after
 the step that computed it.
 
+Of a hybrid model each KV cache group has blocks and keys of its own. A match is for all of them, and agrees on one length as vLLM
+does: where attention is full a prefix needs all of its blocks, elsewhere those of the last window. What a window has left behind
+goes with the next step, and stays cached in the pool.
+
 get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
 taken by others.
 
@@ -32,8 +36,8 @@ from kvpool_vllm import keys
 logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
-_SPARE = 16  # Blocks leased beyond what is wanted, so that a step of decoding rarely asks.
-_SURPLUS = 64  # More than these go back after a step.
+_SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
+_SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
 
 
@@ -41,6 +45,8 @@ class KvPoolBlockPool(BlockPool):
     def __init__(self, space, *arguments, **more):
         super().__init__(*arguments, **more)
         self.space, self.session = space, space.session
+        self._groups = space.terms.groups
+        self._spare, self._surplus = _SPARE * len(self._groups), _SURPLUS * len(self._groups)
         self.detached = False  # kvpoold is gone.
         self.wanted = 0  # Blocks that the allocation under way needs.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
@@ -52,6 +58,7 @@ class KvPoolBlockPool(BlockPool):
         self._seals = []  # (step, those), oldest first.
         self._asked = {}  # Request id: (pending match, keys).
         self._waiting = {}  # Request id: blocks of its prefix, one reference each, until it is scheduled.
+        self._junctions = {}  # Request id: as in _junction, until it is scheduled.
         self._trying = None  # The request that is being allocated for.
         self._retry_at = 0.0
         self._in_use = 0  # Blocks with requests.
@@ -88,7 +95,7 @@ class KvPoolBlockPool(BlockPool):
         missing = count - len(self._stock)
         if self.detached or time.monotonic() < self._retry_at:
             return
-        for asked in (missing + _SPARE, missing):
+        for asked in (missing + self._spare, missing):
             if self._lease(asked, 0.0):
                 return
         if self._lease(missing, self.space.options.lease_timeout):
@@ -168,9 +175,9 @@ class KvPoolBlockPool(BlockPool):
 
     def trim(self):
         """Gives back what is stocked beyond the likely need."""
-        if len(self._stock) > _SURPLUS and not self.detached:
-            surplus = self._stock[:-_SPARE]
-            del self._stock[:-_SPARE]
+        if len(self._stock) > self._surplus and not self.detached:
+            surplus = self._stock[:-self._spare]
+            del self._stock[:-self._spare]
             refs = [self._refs[block.block_id] for block in surplus]
             for block in surplus:
                 self._refs[block.block_id] = 0
@@ -183,15 +190,20 @@ class KvPoolBlockPool(BlockPool):
         wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
         if not wanted or self.detached or request.mm_features or request.skip_reading_prefix_cache:
             return  # Images may be named by their senders: no proof that they are the same.
-        if self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(wanted[-1], 0)) is not None:
-            return  # All of it is here.
+        if self._is_here(wanted):
+            return
         self.counters["asked"] += 1
         try:
-            self._asked[request.request_id] = (self.session.match(wanted), wanted)
+            self._asked[request.request_id] = (self.session.match_groups([(number, wanted) for number in range(len(self._groups))]), wanted)
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
             self._detach(error)
+
+    def _is_here(self, wanted):
+        """Where attention is full, the last block is not here without those before."""
+        return all(self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, number)) is not None
+                   for number, group in enumerate(self._groups) for key in wanted[-max(1, group.window_blocks):])
 
     def settle(self, request, block_size):
         """The answer is put into the index, with a reference for the waiting request."""
@@ -202,14 +214,14 @@ class KvPoolBlockPool(BlockPool):
         pending, wanted = asked
         try:
             hit = pending.wait(timeout=self.space.options.match_timeout)
-            refs = hit.blocks.detach()
+            found = [(number, i, ref) for number, blocks in enumerate(hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
         except kvpool.DeadlineExceededError:
             return  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
             return
         held, surplus = [], []
-        for i, (ref, key) in enumerate(zip(refs, wanted)):
+        for number, i, ref in found:
             block = self.blocks[ref & _BLOCK]
             if block.ref_cnt > 0:
                 assert self._refs[block.block_id] == ref, f"block {block.block_id}: {self._refs[block.block_id]:x} is held, {ref:x} found"
@@ -218,13 +230,32 @@ class KvPoolBlockPool(BlockPool):
                 assert self._refs[block.block_id] == 0, f"block {block.block_id} is stocked, and was found"
                 self._refs[block.block_id] = ref
                 self._shared[block.block_id] = 1
-                self._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens=(i + 1) * block_size)
+                self._insert_block_hash(make_block_hash_with_group_id(wanted[i], number), block, num_tokens=(i + 1) * block_size)
             held.append(block)
         self.touch(held)
         self.counters["found_blocks"] += len(held)
         if surplus:
             self._release(surplus)
         self._hold(request.request_id, held)
+        if hit.miss == "window" and (junction := self._junction(wanted)) > hit.tokens:
+            self._junctions[request.request_id] = junction
+
+    def _junction(self, wanted):
+        """Where a prefix ends that is there for full attention, while its last window is not. By default vLLM keeps windows at the end of
+        prompts only, and, once it is told, where they part from others (Request.shared_prefix_boundary): for the next that comes."""
+        full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
+        try:
+            if full and not self.detached:
+                with self.session.match_groups(full).wait(timeout=self.space.options.match_timeout) as hit:
+                    return hit.tokens
+        except (kvpool.DeadlineExceededError, kvpool.ResourceExhaustedError):
+            pass  # No window is kept there.
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+        return 0
+
+    def junction(self, request):
+        return self._junctions.get(request.request_id, 0)
 
     def hold(self, request, blocks):
         """The request's prefix is these blocks, whoever lets go of them before its turn."""
@@ -241,6 +272,7 @@ class KvPoolBlockPool(BlockPool):
     def let_go(self, request_id):
         """The request has its blocks, or wants none any more."""
         self._asked.pop(request_id, None)
+        self._junctions.pop(request_id, None)
         if request_id in self._waiting:
             self._hold(request_id, None)
 
@@ -269,7 +301,7 @@ class KvPoolBlockPool(BlockPool):
         They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
         more than all else here. What is released is released when no step is under way, if there is one rank. vLLM takes a step
         for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
-        if self._waiting:
+        if self._waiting or self._junctions:
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
@@ -302,13 +334,13 @@ class KvPoolBlockPool(BlockPool):
 
     def _still_there(self, entries):
         """(number of its run, group, block, key, parent key) of blocks that were not freed meanwhile."""
-        run, last = 0, None
+        run, last = 0, (None, None)
         for group, block, key, stays, parent in entries:
             if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
                 continue
-            if parent is None or parent != last:
+            if parent is None or (group, parent) != last:
                 run += 1
-            last = key
+            last = group, key
             yield run, group, block, key, parent
 
     def _seal(self, run):

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                 KVConnectorRole, KVConnectorWorkerMetadata, SupportsHMA)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvpool_vllm import plugin
 from kvpool_vllm.space import Options, refuse_what_is_not_shared
@@ -106,6 +107,11 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
         refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) > 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+            kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+            raise ValueError(f"the model has {len(groups)} KV cache groups ({kinds}); KvPoolConnector copies blocks of one, with full "
+                             "attention: --disable-hybrid-kv-cache-manager makes one of them, and kvpool_vllm.Scheduler shares all")
         if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
             raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
         self.lookup = self.transfer = None

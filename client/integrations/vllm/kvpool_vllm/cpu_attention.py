@@ -23,7 +23,7 @@ def _write(cache, k, v, slots, isa):
     ops.cpu_attn_reshape_and_cache(k, v, keys, values, slots, isa)
 
 
-def _attend(cache, query, table, isa, spec):
+def _attend(cache, query, table, isa, spec, window):
     from vllm import _custom_ops as ops
     keys, values = cache.chunk(2, dim=2)
     tokens = query.shape[0]
@@ -31,11 +31,11 @@ def _attend(cache, query, table, isa, spec):
     lengths = torch.tensor([tokens], dtype=torch.int32)
     plan = ops.cpu_attn_get_scheduler_metadata(
         num_reqs=1, num_heads=query.shape[1], num_kv_heads=spec.num_kv_heads, head_dim=spec.head_size, seq_lens=lengths,
-        dtype=spec.dtype, query_start_loc=starts, causal=True, sliding_window_size=-1, isa=isa, enable_kv_split=False)
+        dtype=spec.dtype, query_start_loc=starts, causal=True, sliding_window_size=window, isa=isa, enable_kv_split=False)
     output = torch.empty_like(query)
     ops.cpu_attention_with_kv_cache(
         query=query, key_cache=keys, value_cache=values, output=output, query_start_loc=starts, seq_lens=lengths,
-        scale=spec.head_size ** -0.5, causal=True, alibi_slopes=None, sliding_window=-1, block_table=table, softcap=0.0,
+        scale=spec.head_size ** -0.5, causal=True, alibi_slopes=None, sliding_window=window, block_table=table, softcap=0.0,
         scheduler_metadata=plan, s_aux=None)
     return output
 
@@ -47,6 +47,7 @@ def isa_of(spec, kv_cache_dtype):
 
 def check_strides(spec, isa):
     """RuntimeError: these kernels do not work in a pool's blocks."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
     generator = torch.Generator().manual_seed(1)
     tokens, heads, dim = 2 * spec.block_size + 5, spec.num_kv_heads, spec.head_size
     k, v = (torch.randn(tokens, heads, dim, generator=generator).to(spec.dtype) for _ in range(2))
@@ -54,13 +55,14 @@ def check_strides(spec, isa):
     table = torch.tensor([[3, 1, 2]], dtype=torch.int32)
     slots = torch.tensor([int(table[0, i // spec.block_size]) * spec.block_size + i % spec.block_size for i in range(tokens)])
     page = heads * 2 * spec.block_size * dim
+    window = spec.block_size + 3 if isinstance(spec, SlidingWindowSpec) else -1  # Shorter than what there is.
     outputs = []
     for stride in (page, 3 * page + 64):
         raw, cache = _cache(spec, stride)
         raw.fill_(7)
         cache.zero_()
         _write(cache, k, v, slots, isa)
-        outputs.append(_attend(cache, query, table, isa, spec))
+        outputs.append(_attend(cache, query, table, isa, spec, window))
         cache.fill_(7)
         if not bool((raw == 7).all()):
             raise RuntimeError(f"vLLM's CPU attention ({isa}) writes between the pages of a cache whose blocks are "
@@ -69,7 +71,10 @@ def check_strides(spec, isa):
         raise RuntimeError(f"vLLM's CPU attention ({isa}) computes something else when blocks are {3 * page + 64} elements "
                            f"apart than when they are {page}: it can't have its K and V in a pool")
     every = [torch.repeat_interleave(x.float(), 2, dim=1).transpose(0, 1) for x in (k, v)]
-    truth = torch.nn.functional.scaled_dot_product_attention(query.float().transpose(0, 1), *every, is_causal=True)
+    seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    if window > 0:
+        seen = seen.triu(1 - window)
+    truth = torch.nn.functional.scaled_dot_product_attention(query.float().transpose(0, 1), *every, attn_mask=seen)
     if not torch.allclose(outputs[1].float(), truth.transpose(0, 1), atol=0.05 if spec.dtype != torch.float32 else 1e-3):
         raise RuntimeError(f"vLLM's CPU attention ({isa}) does not attend to what it wrote: it can't have its K and V in a pool")
 

@@ -7,6 +7,8 @@ import platform
 
 import torch
 
+from kvpool_vllm import groups
+
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -72,9 +74,10 @@ def _model_config(model):
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def facts_of(vllm_config, spec, isa, layout):
-    """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal."""
+def facts_of(vllm_config, of_model, isa, layout):
+    """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal. `of_model`: its groups."""
     import vllm
+    spec = of_model[0].spec
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     config = _model_config(model)
     facts = {
@@ -84,6 +87,7 @@ def facts_of(vllm_config, spec, isa, layout):
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_dtype": str(spec.dtype).removeprefix("torch."),
         "block_size": str(spec.block_size),
+        "groups": groups.describe(of_model),
         "layout": layout,
         "quantization": str(model.quantization),
         "attention": isa,

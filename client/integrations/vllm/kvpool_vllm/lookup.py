@@ -21,7 +21,7 @@ from vllm.logger import init_logger
 
 from kvpool_vllm import keys
 from kvpool_vllm.connector import Load, Plan, Save
-from kvpool_vllm.space import layout_of, page_of
+from kvpool_vllm.groups import copied_group, layout_of
 
 logger = init_logger("vllm.kvpool")
 
@@ -72,8 +72,8 @@ class Lookup:
             self._join(invitation, self.options.open_timeout)
 
     def _join(self, invitation, timeout):
-        layout = layout_of(self.spec, invitation.planes, *page_of(self.config))
-        session = kvpool.Session(layout, invitation.digest, facts=invitation.facts, socket=self.options.socket,
+        group, block_bytes = copied_group(self.config, invitation.planes)
+        session = kvpool.Session(layout_of([group], block_bytes), invitation.digest, facts=invitation.facts, socket=self.options.socket,
                                  tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
                                  open_timeout=timeout, invitation=invitation.secret)
         self.close()

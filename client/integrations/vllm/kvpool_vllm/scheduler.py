@@ -29,9 +29,11 @@ class PooledScheduler(scheduler.Scheduler):
 
         def get_computed_blocks(request):
             pool.settle(request, self.block_size)
-            found = lookup(request)
-            pool.hold(request, list(found[0].blocks[0]))
-            return found
+            blocks, tokens, *boundary = lookup(request)
+            pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
+            if boundary and (junction := pool.junction(request)) > tokens:
+                boundary = [max(junction, *boundary)]
+            return blocks, tokens, *boundary
 
         def get_num_blocks_to_allocate(*arguments, **more):
             count = plan(*arguments, **more)

@@ -8,7 +8,7 @@ import kvpool
 import torch
 from vllm.logger import init_logger
 
-from kvpool_vllm import facts, keys
+from kvpool_vllm import facts, groups, keys
 
 logger = init_logger("vllm.kvpool")
 
@@ -60,7 +60,6 @@ def choose_layout(vllm_config, supported_layouts):
 
 def refuse_what_is_not_shared(vllm_config, configs, who):
     """ValueError: K and V of such an engine are its own, or lie where `who` does not reach."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if getattr(cache, "calculate_kv_scales", False):
         raise ValueError("calculate_kv_scales: each engine would have scales of its own, by what it saw first; K and V can't be shared")
@@ -69,14 +68,10 @@ def refuse_what_is_not_shared(vllm_config, configs, who):
             raise ValueError(f"{name} {size}: {who} needs workers that have all layers and all tokens")
     if vllm_config.speculative_config is not None:
         raise ValueError(f"speculative decoding: not with {who}")
+    if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
+        raise ValueError(f"prefix_match_unit {cache.prefix_match_unit}: {who} finds whole blocks, here of {cache.block_size} tokens")
     for config in configs:
-        if len(config.kv_cache_groups) != 1 or len(config.kv_cache_tensors) != 1:
-            kinds = sorted({type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups})
-            raise ValueError(f"the model has {len(config.kv_cache_groups)} KV cache groups ({', '.join(kinds)}); "
-                             f"{who} needs one: --disable-hybrid-kv-cache-manager makes one of them")
-        spec = config.kv_cache_groups[0].kv_cache_spec
-        if type(spec) is not FullAttentionSpec or spec.kv_quant_mode != KVQuantMode.NONE:
-            raise ValueError(f"KV cache spec {spec}: {who} needs full attention whose K and V are not quantised")
+        groups.refuse_others(config, who)
 
 
 def _refuse_ranks_that_can_not_join(vllm_config, configs):
@@ -116,30 +111,6 @@ def attention_of(vllm_config, spec):
     return f"{isa} {torch.backends.cpu.get_cpu_capability()}", cpu_attention.planes(spec, isa)
 
 
-def layout_of(spec, planes, layers, layer_stride, block_bytes, offset=0):
-    """Blocks with a page of each layer, `layer_stride` bytes apart, as kvpoold is told of them; those that no strides describe
-    are shared, and not scored."""
-    element = spec.dtype.itemsize
-    common = {"name": "full", "layers": list(range(layers)), "tokens_per_block": spec.block_size}
-    if planes is None:
-        return kvpool.Layout([kvpool.LayerGroup(**common)], block_bytes=block_bytes, encoding="opaque")
-    k, v = (kvpool.Plane(offset=offset + origin * element, layer_stride=layer_stride, token_stride=token * element,
-                         head_stride=head * element, dim_stride=dim * element) for origin, token, head, dim in planes)
-    group = kvpool.LayerGroup(**common, kv_heads=spec.num_kv_heads, k_head_dim=spec.head_size, v_head_dim=spec.head_size,
-                              dtype=str(spec.dtype), k=k, v=v)
-    return kvpool.Layout([group], block_bytes=block_bytes)
-
-
-CHECK_BYTES = 64  # Behind the pages of a copied block: what it is, and a sum over it.
-
-
-def page_of(config):
-    """(layers, bytes of a page, bytes of a block) of blocks whose pages are copied."""
-    (tensor,) = config.kv_cache_tensors
-    page = config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
-    return len(tensor.layers), page, len(tensor.layers) * page + CHECK_BYTES
-
-
 def digest_of(options, known):
     """The fingerprint's: of the space's name, or of the facts."""
     return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
@@ -149,19 +120,16 @@ def digest_of(options, known):
 class Terms:
     """What all members of a session say alike."""
 
-    tensor: object  # vLLM's plan of a block.
-    spec: object
-    planes: tuple | None  # cpu_attention.planes.
+    groups: tuple  # groups.Group.
+    block_bytes: int
     digest: bytes
     facts: dict
     socket: str
     ranks: int  # Workers. Each has its own heads of every block, in memory of its own; the plan is of one rank's part.
 
     def session(self, **more):
-        tensor = self.tensor
-        layout = layout_of(self.spec, self.planes, len(tensor.layers), tensor.layer_stride, tensor.block_stride, tensor.offset)
-        return kvpool.Session(layout, self.digest, facts=self.facts, socket=self.socket, ranks=self.ranks, client_name="vllm",
-                              warmup=True, **more)
+        return kvpool.Session(groups.layout_of(self.groups, self.block_bytes), self.digest, facts=self.facts, socket=self.socket,
+                              ranks=self.ranks, client_name="vllm", warmup=True, **more)
 
 
 class Space:
@@ -192,7 +160,6 @@ class Space:
     def views(self, config, device, layout, kernel_block_sizes):
         """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""
         from vllm.v1.kv_cache_interface import create_kv_cache_views
-        (tensor,) = config.kv_cache_tensors
         everything = torch.from_dlpack(self.session.data(blocks=self.session.max_blocks))
         blocks, block_bytes = everything.shape
         flat = everything.view(torch.int8).as_strided(((blocks - 1) * everything.stride(0) + block_bytes,), (1,))
@@ -200,10 +167,12 @@ class Space:
         if flat.device.type != here.type or here.index not in (None, flat.device.index):
             raise ValueError(f"kvpoold's blocks are in memory of {flat.device}; this worker runs on {device}")
         self._on_gpu = flat.is_cuda
-        spec = config.kv_cache_groups[0].kv_cache_spec
-        views = create_kv_cache_views(flat, spec, config.num_blocks, layout, tensor,
-                                      kernel_block_size=kernel_block_sizes[0] if kernel_block_sizes else None)
-        return dict(zip(tensor.layers, views))
+        views = {}
+        for number, (group, tensor) in enumerate(zip(config.kv_cache_groups, config.kv_cache_tensors)):
+            views |= zip(tensor.layers, create_kv_cache_views(
+                flat, group.kv_cache_spec, config.num_blocks, layout, tensor,
+                kernel_block_size=kernel_block_sizes[number] if kernel_block_sizes else None))
+        return views
 
 
 def _worker_is_here(vllm_config):
@@ -213,6 +182,25 @@ def _worker_is_here(vllm_config):
     return issubclass(Executor.get_class(vllm_config), UniProcExecutor)
 
 
+def _attentions(vllm_config, config):
+    """({spec: planes of a page}, the kernels by name), for the specs of a plan. RuntimeError: kernels that do not work in a pool."""
+    planes, kernels = {}, []
+    for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups):
+        attention, planes[spec] = attention_of(vllm_config, spec)
+        if attention:
+            from kvpool_vllm import cpu_attention
+            cpu_attention.check_strides(spec, attention.split()[0])
+        if attention not in kernels:
+            kernels.append(attention)
+    return planes, ", ".join(kernels)
+
+
+def _needed_by_one_request(vllm_config, config):
+    """Blocks, of all groups, of one of max_model_len tokens."""
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    return sum(-(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes) for spec in specs)
+
+
 def attach(vllm_config, configs):
     """Opens the space for what vLLM has planned, and makes its plan one of the pool's blocks."""
     options = Options.of(vllm_config)
@@ -220,16 +208,13 @@ def attach(vllm_config, configs):
     config = configs[0]
     for each in configs:
         each.kvpool = None
-    spec, tensor = config.kv_cache_groups[0].kv_cache_spec, config.kv_cache_tensors[0]
-    attention, planes = attention_of(vllm_config, spec)
-    if attention:
-        from kvpool_vllm import cpu_attention
-        cpu_attention.check_strides(spec, attention.split()[0])
-    known = facts.facts_of(vllm_config, spec, attention, vllm_config.cache_config.kv_cache_layout)
+    planes, attention = _attentions(vllm_config, config)
+    of_model = groups.groups_of(config, planes.get)
+    known = facts.facts_of(vllm_config, of_model, attention, vllm_config.cache_config.kv_cache_layout)
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
-        guaranteed = -(-vllm_config.model_config.max_model_len // spec.block_size)
-    terms = Terms(tensor, spec, planes, digest_of(options, known), known, options.socket, len(configs))
+        guaranteed = _needed_by_one_request(vllm_config, config)
+    terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs))
     try:
         session = terms.session(
             tenant=options.tenant, scheduler=not _worker_is_here(vllm_config), guaranteed_blocks=guaranteed,
@@ -240,10 +225,11 @@ def attach(vllm_config, configs):
                                "would go on with vLLM's own memory)") from error
         logger.warning("no kvpoold, going on with vLLM's own KV cache: %s", error)
         return
-    logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit",
-                session.max_blocks - 1, spec.block_size, guaranteed, config.num_blocks)
+    logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit; groups of "
+                "layers: %s", session.max_blocks - 1, of_model[0].spec.block_size, guaranteed, config.num_blocks, groups.describe(of_model))
     keys.set_root(session.hash_seed)
     space = Space(session, options, terms)
-    tensor = dataclasses.replace(tensor, size=session.max_blocks * session.block_stride_bytes, block_stride=session.block_stride_bytes)
+    stride = session.block_stride_bytes
+    tensors = [dataclasses.replace(tensor, size=session.max_blocks * stride, block_stride=stride) for tensor in config.kv_cache_tensors]
     for each in configs:
-        each.kvpool, each.num_blocks, each.kv_cache_tensors = space, session.max_blocks, [tensor]
+        each.kvpool, each.num_blocks, each.kv_cache_tensors = space, session.max_blocks, list(tensors)

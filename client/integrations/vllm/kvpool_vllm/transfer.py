@@ -16,7 +16,8 @@ from vllm.logger import init_logger
 
 from kvpool_vllm import facts
 from kvpool_vllm.connector import Invitation, Report
-from kvpool_vllm.space import attention_of, digest_of, layout_of, page_of
+from kvpool_vllm.groups import copied_group, layout_of
+from kvpool_vllm.space import attention_of, digest_of
 
 logger = init_logger("vllm.kvpool")
 
@@ -30,14 +31,16 @@ class Transfer:
     def __init__(self, vllm_config, kv_cache_config, options):
         self.config, self.options = kv_cache_config, options
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.layers, self.page_bytes, block_bytes = page_of(kv_cache_config)
+        self.page_bytes = self.spec.page_size_bytes
         if self.page_bytes % _WORD:
             raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
         attention, self.planes = attention_of(vllm_config, self.spec)
         if not attention:
             raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
                              "kvpool_vllm.Scheduler shares blocks in place")
-        self.facts = facts.facts_of(vllm_config, self.spec, attention, "connector: a page of each layer, sum, key")
+        group, block_bytes = copied_group(kv_cache_config, self.planes)
+        self.layers = len(group.layers)
+        self.facts = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
         self.digest = digest_of(options, self.facts)
         self.session = self.pool = self.words = self.pages = None
         self.number = 0  # Sessions opened so far.
@@ -49,7 +52,7 @@ class Transfer:
         self._questions = []  # Of the step under way: what of each save is there already.
         self._retry_at = self._reopen_at = 0.0
         self._opener, self._opened = None, queue.SimpleQueue()
-        self._layout = layout_of(self.spec, self.planes, self.layers, self.page_bytes, block_bytes)
+        self._layout = layout_of([group], block_bytes)
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
             self._use(self._open(options.open_timeout))

@@ -1,0 +1,128 @@
+"""KV cache groups: layers of a model that share block tables, as vLLM plans them and as kvpoold is told of them.
+
+vLLM splits the layers of a hybrid model (sliding windows here, full attention there) into groups of one kind each and of as many
+layers; the last one of a kind may have fewer. So a block has room for the pages of any group's layers, one behind the other. It is of
+one group at a time, whose number its key carries.
+"""
+
+import dataclasses
+import itertools
+import re
+
+import kvpool
+
+MOST = 16  # That a layout may have.
+CHECK_BYTES = 64  # Behind the pages of a copied block: what it is, and a sum over it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    spec: object  # vLLM's.
+    planes: tuple | None  # cpu_attention.planes.
+    layers: tuple  # Their numbers in the model.
+    layer_stride: int  # Bytes from a layer's page to the next one's.
+    offset: int = 0  # Of the first page in a block.
+
+    @property
+    def window_tokens(self):
+        """How many of the tokens in front of it a token reads; 0: all."""
+        from vllm.v1.kv_cache_interface import SlidingWindowSpec
+        # Full attention may have one, too, by which it computes; its blocks are kept all the same.
+        return max(1, self.spec.sliding_window - 1) if isinstance(self.spec, SlidingWindowSpec) else 0
+
+    @property
+    def window_blocks(self):
+        """How many blocks in front of its end a prefix needs; 0: all."""
+        return -(-self.window_tokens // self.spec.block_size)
+
+    @property
+    def kind(self):
+        return f"sliding window {self.spec.sliding_window}" if self.window_tokens else "full attention"
+
+    def layer_group(self):
+        """As kvpoold is told of it."""
+        spec, planes = self.spec, self.planes
+        common = {"name": "sliding" if self.window_tokens else "full", "layers": list(self.layers),
+                  "tokens_per_block": spec.block_size, "window_tokens": self.window_tokens}
+        if planes is None:
+            return kvpool.LayerGroup(**common)
+        element = spec.dtype.itemsize
+        k, v = (kvpool.Plane(offset=self.offset + origin * element, layer_stride=self.layer_stride, token_stride=token * element,
+                             head_stride=head * element, dim_stride=dim * element) for origin, token, head, dim in planes)
+        return kvpool.LayerGroup(**common, kv_heads=spec.num_kv_heads, k_head_dim=spec.head_size, v_head_dim=spec.head_size,
+                                 dtype=str(spec.dtype), k=k, v=v)
+
+
+def layout_of(groups, block_bytes):
+    """Blocks that no strides describe are shared, and not scored."""
+    strided = all(group.planes is not None for group in groups)
+    if not strided:
+        groups = [dataclasses.replace(group, planes=None) for group in groups]
+    return kvpool.Layout([group.layer_group() for group in groups], block_bytes=block_bytes,
+                         encoding="strided" if strided else "opaque")
+
+
+def describe(groups):
+    """For people, and for the fingerprint: "5 * sliding window 512 of 3 layers, 1 * full attention of 3 layers"."""
+    runs = itertools.groupby(f"{group.kind} of {len(group.layers)} layers" for group in groups)
+    return ", ".join(f"{len(list(run))} * {what}" for what, run in runs)[:256]
+
+
+def _numbers(config):
+    """{layer: its number in the model}. Names have it, or no numbers at all."""
+    names = [name for group in config.kv_cache_groups for name in group.layer_names]
+    if len(config.kv_cache_groups) > 1:
+        names.sort(key=lambda name: int((re.search(r"\d+", name) or ["0"])[0]))
+    return {name: number for number, name in enumerate(names)}
+
+
+def groups_of(config, planes_of):
+    """One of each KV cache group of a plan in which blocks hold all layers. `planes_of`: of a spec."""
+    numbers = _numbers(config)
+    return tuple(Group(group.kv_cache_spec, planes_of(group.kv_cache_spec), tuple(numbers[name] for name in tensor.layers),
+                       tensor.layer_stride, tensor.offset)
+                 for group, tensor in zip(config.kv_cache_groups, config.kv_cache_tensors))
+
+
+def copied_group(config, planes):
+    """(the one group of blocks whose pages are copied, bytes of such a block)."""
+    (group,), (tensor,) = config.kv_cache_groups, config.kv_cache_tensors
+    page = group.kv_cache_spec.page_size_bytes
+    return Group(group.kv_cache_spec, planes, tuple(range(len(tensor.layers))), page), len(tensor.layers) * page + CHECK_BYTES
+
+
+# ---- What can't be shared
+
+
+def _say(config, number):
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+    group = config.kv_cache_groups[number]
+    kind = get_kv_cache_spec_kind(group.kv_cache_spec).value.replace("_", " ")
+    return (f"KV cache group {number} of {len(config.kv_cache_groups)} ({kind}: {type(group.kv_cache_spec).__name__} of "
+            f"{', '.join(group.layer_names[:3])}{', ...' if len(group.layer_names) > 3 else ''})")
+
+
+def refuse_others(config, who):
+    """ValueError: K and V of such a group can't be shared, or do not share blocks with those of the others."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
+    groups = config.kv_cache_groups
+    if not groups:
+        raise ValueError(f"the model has no KV cache: nothing is there for {who} to share")
+    if len(groups) > MOST:
+        raise ValueError(f"the model has {len(groups)} KV cache groups; {who} shares at most {MOST}: --disable-hybrid-kv-cache-manager "
+                         "makes one of them")
+    first = groups[0].kv_cache_spec
+    for number, group in enumerate(groups):
+        spec = group.kv_cache_spec
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
+            raise ValueError(f"{_say(config, number)}: {who} shares full attention and sliding windows, with pages of one size, only")
+        if spec.kv_quant_mode != KVQuantMode.NONE:
+            raise ValueError(f"{_say(config, number)}: its K and V are quantised ({spec.kv_quant_mode.name}); {who} shares those that are not")
+        for name in ("block_size", "page_size_bytes", "dtype"):
+            if getattr(spec, name) != getattr(first, name):
+                raise ValueError(f"{_say(config, number)}: its {name} is {getattr(spec, name)}, that of {_say(config, 0)} {getattr(first, name)}; "
+                                 f"{who} needs groups that are alike, whose blocks can take each other's place")
+    # One region of pages a group, in its order: so it is planned where all pages are of one size.
+    if [tensor.layers for tensor in config.kv_cache_tensors] != [group.layer_names for group in groups]:
+        raise ValueError(f"vLLM plans the pages of {len(groups)} KV cache groups in {len(config.kv_cache_tensors)} regions: {who} does not "
+                         "know such a plan")

@@ -1,0 +1,233 @@
+"""vLLM's hybrid KV cache manager on kvpool: groups of layers with sliding windows and with full attention share a block's memory, not its
+contents. What is said, found and freed is held against vLLM's own hybrid manager."""
+
+import concurrent.futures
+import os
+import random
+import subprocess
+
+import pytest
+
+from daemon import Daemon
+from models import gemma
+from vllm_processes import BLOCK, PYTHON, Engine, Server, await_blocks, prompts, whole_blocks
+
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
+
+WINDOW, WINDOW_BLOCKS = 80, 3  # Tokens; blocks in front of a prefix' end.
+GEMMA = os.environ.get("KVPOOL_GEMMA")
+GROUPS = ["SlidingWindowSpec"] * 3 + ["FullAttentionSpec"]  # Of 5 and 2 layers: two layers each, and the third has one.
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models") / "hybrid"
+    gemma(0, layers=7, window=WINDOW, kv_heads=2).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def engine(model):
+    """Starts engines, and ends them."""
+    engines = []
+
+    def start(pool=None, **more):
+        engines.append(Engine(model, pool, **more))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.kill()
+
+
+@pytest.fixture(scope="module")
+def stock(model):
+    engine = Engine(model)
+    yield engine
+    engine.kill()
+
+
+def test_another_process_prefix_and_its_death(daemon, engine, stock):
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 2000}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(40, seed=31, shortest=2 * WINDOW)
+    own = stock.generate(asked)["tokens"]
+    assert stock.ask("facts")["groups"] == first.ask("facts")["groups"] == GROUPS
+    every = {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    assert first.generate(asked) == {"tokens": own, "cached": [0] * 40}
+    assert second.generate(asked) == every
+    (space,) = daemon.ctl("spaces")["spaces"]
+    groups = space["layout"]["groups"]
+    assert [(group["layers"], group["window_tokens"]) for group in groups] == [([0, 4], 79), ([1, 6], 79), ([3], 79), ([2, 5], 0)]
+    # Of windows what vLLM keeps: those in front of where a prompt that is sent again goes on.
+    assert int(space["blocks"]["cached"]) >= sum(whole_blocks(prompt) // BLOCK + 3 * WINDOW_BLOCKS for prompt in asked)
+    # Answers are prefixes too, and prompts go on behind them.
+    longer = [prompt + answer + [7] * 40 for prompt, answer in zip(asked[:10], own)]
+    own_longer = stock.generate(longer)
+    assert first.generate(longer) == own_longer and own_longer["cached"] == every["cached"][:10]
+    # The death of the one takes nothing from the other, nor what it had sealed.
+    fresh = prompts(10, seed=32, shortest=2 * WINDOW)
+    own_fresh = stock.generate(fresh)["tokens"]
+    assert first.generate(fresh)["tokens"] == own_fresh
+    first.ask("flush")
+    first.kill()
+    assert second.generate(fresh) == {"tokens": own_fresh, "cached": [whole_blocks(prompt) for prompt in fresh]}
+    assert second.generate(asked) == every
+    facts = second.ask("facts")
+    assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and facts["waiting"] == 0
+
+
+def test_a_beginning_that_prompts_share_is_found_once_two_have_parted(daemon, engine, stock):
+    """vLLM keeps no window in the middle of a prompt, until the full attention of a second one shows that they part there."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(4, seed=33, shortest=100, longest=200, shared=300)
+    own = [stock.generate([prompt]) for prompt in asked]
+    assert [said["cached"] for said in own] == [[0], [0], [288], [288]]
+    assert [one.generate([prompt]) for one, prompt in zip((first, second, first, second), asked)] == own
+
+
+def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
+    pool = {"socket": daemon.socket}
+    first, second = engine(pool), engine(pool)
+    asked = prompts(8, seed=34, shortest=200)
+    own = stock.generate(asked, tokens=100)["tokens"]
+    assert first.generate(asked, tokens=1)["cached"] == [0] * 8
+    assert second.generate(asked, tokens=100, kill=[first.started(), 40]) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    # What comes now is written where the dead one's blocks were.
+    more = prompts(30, seed=35, shortest=2 * WINDOW)
+    assert second.generate(more)["tokens"] == stock.generate(more)["tokens"]
+
+
+def test_windows_that_are_left_come_free(daemon, engine, stock):
+    """In chunks of 64 tokens a request has at most 32 blocks with full attention, and 6 of each group with windows: 50, not 128."""
+    block_bytes = 32 * 2 * 2 * 2 * 32 * 4  # Tokens, layers, K and V, heads, dims, bytes.
+    one = engine({"socket": daemon.socket}, max_num_batched_tokens=64, max_num_seqs=1, kv_cache_memory_bytes=56 * block_bytes)
+    asked = prompts(3, seed=36, shortest=880, longest=900)
+    own = stock.generate(asked, tokens=100)["tokens"]
+    assert one.generate(asked, tokens=100)["tokens"] == own
+    (session,) = daemon.ctl("sessions")["sessions"]
+    assert int(session["guaranteed_blocks"]) == 50 and int(session["max_blocks"]) == 56
+    facts = one.ask("facts")
+    assert facts["preemptions"] == 0 and facts["in_use"] == 0 and facts["session"]["refused"] == 0
+    # And stay, for others.
+    said = engine({"socket": daemon.socket}).generate(asked, tokens=100)
+    assert said == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+
+
+def test_both_at_once_on_a_pool_that_is_too_small(engine, stock):
+    """Requests are preempted, prefixes evicted, windows without the rest and the other way round, and all is computed again that has to be."""
+    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 255 blocks for 2 * 8 requests of up to 25 and 3 * 5.
+    try:
+        both = [engine({"socket": daemon.socket}, max_num_seqs=8, max_num_batched_tokens=256) for _ in range(2)]
+        asked = [prompts(16, seed=seed, shortest=300, shared=100) for seed in (37, 38)]
+        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
+        for one in both:
+            one.started()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            for turn in range(2):
+                said = [threads.submit(both[i].generate, asked[i ^ turn], tokens=100) for i in range(2)]
+                assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
+        facts = [one.ask("facts") for one in both]
+        assert sum(one["preemptions"] for one in facts) > 0
+        assert [(one["in_use"], one["waiting"], one["session"]["refused"]) for one in facts] == [(0, 0, 0)] * 2
+    finally:
+        daemon.close()
+
+
+def test_daemon_lost_while_serving(daemon, engine, stock):
+    one = engine({"socket": daemon.socket}, max_num_seqs=8)
+    asked = prompts(6, seed=39, shortest=2 * WINDOW, longest=300)
+    own = stock.generate(asked, tokens=100)["tokens"]
+    assert one.generate(asked[:4], tokens=100)["tokens"] == own[:4]
+    assert one.generate(asked, tokens=100, kill=[daemon.process.pid, 30])["tokens"] == own
+    assert one.generate(asked[:1], tokens=100)["tokens"] == own[:1]
+    assert one.ask("facts")["detached"]
+
+
+def test_ranks_and_servers(daemon, model, engine, tmp_path):
+    """Workers in processes of their own, two of an engine: each has its heads of every group's blocks."""
+    pool, two = {"socket": daemon.socket, "guaranteed_blocks": 1000}, {"environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "tensor_parallel_size": 2}
+    stock, second = engine(**two), engine(pool, **two)
+    server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2")
+    try:
+        asked = prompts(8, seed=40, shortest=2 * WINDOW)
+        own = stock.generate(asked, tokens=40)["tokens"]
+        second.started(), server.started()
+        assert [server.complete(prompt, 40) for prompt in asked] == [(tokens, 0) for tokens in own]
+        await_blocks(daemon, "cached", sum(whole_blocks(prompt) // BLOCK + 3 * WINDOW_BLOCKS for prompt in asked))
+        server.kill()
+        assert second.generate(asked, tokens=40) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+        facts = second.ask("facts")
+        assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and not facts["detached"]
+    finally:
+        server.kill()
+
+
+OTHER_KINDS = """
+import torch
+from vllm.v1.kv_cache_interface import *
+from kvpool_vllm.groups import refuse_others
+heads = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+full, sliding = FullAttentionSpec(**heads), SlidingWindowSpec(**heads, sliding_window=80)
+def plan(*specs):
+    names = [[f"layers.{i}"] for i in range(len(specs))]
+    groups = [KVCacheGroupSpec(name, spec) for name, spec in zip(names, specs)]
+    tensors = [KVCacheTensor(size=0, layers=name, layer_stride=1, block_stride=1) for name in names]
+    return KVCacheConfig(num_blocks=2, kv_cache_tensors=tensors, kv_cache_groups=groups)
+refuse_others(plan(full, sliding, sliding), "it")
+refuse_others(plan(sliding), "it")
+for other in (MambaSpec(block_size=32, shapes=((8,),), dtypes=(torch.float32,)), ChunkedLocalAttentionSpec(**heads, attention_chunk_size=64),
+              CrossAttentionSpec(**heads), FullAttentionSpec(**{**heads, "head_size": 64}), SlidingWindowSpec(**{**heads, "block_size": 64},
+              sliding_window=80), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"layers.1": full})):
+    try:
+        refuse_others(plan(full, other), "it")
+    except ValueError as error:
+        print(error)
+try:
+    refuse_others(plan(full, *[sliding] * 16), "it")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_other_kinds_are_refused_by_name():
+    done = subprocess.run([PYTHON, "-c", OTHER_KINDS], capture_output=True, text=True, check=True)
+    said = done.stdout.strip().splitlines()[-7:]
+    for line, words in zip(said, ("mamba: MambaSpec of layers.1", "chunked local attention: ChunkedLocal", "cross attention: Cross",
+                                  "page_size_bytes is 32768, that of KV cache group 0", "block_size is 64", "UniformTypeKVCacheSpecs",
+                                  "17 KV cache groups")):
+        assert words in line and ("KV cache group 1 of 2" in line) == (line is not said[-1]), line
+
+
+def test_with_and_without_the_hybrid_manager_do_not_share(daemon, engine):
+    named, pool = {"socket": daemon.socket, "space": "chat"}, {"socket": daemon.socket}
+    engine(named).started()
+    said = engine(named, disable_hybrid_kv_cache_manager=True).refused()
+    assert "FailedPrecondition" in said and "sliding window 80" in said and "1 * full attention of 7 layers" in said
+    said = engine(connector=pool).refused()
+    assert "4 KV cache groups" in said and "KvPoolConnector copies blocks of one" in said and "--disable-hybrid-kv-cache-manager" in said
+
+
+@pytest.mark.skipif(GEMMA is None, reason="needs the model: tests/engines.sh --gemma")
+def test_gemma_3(daemon):
+    """Five groups with windows of 512 tokens, and one with full attention."""
+    daemon.close()
+    daemon = Daemon(capacity="1GiB")
+    engines = []
+    try:
+        for pool in (None, {"socket": daemon.socket, "guaranteed_blocks": 1000}, {"socket": daemon.socket, "guaranteed_blocks": 1000}):
+            engines.append(Engine(GEMMA, pool, max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=256 << 20))
+        stock, first, second = engines
+        dice = random.Random(41)
+        asked = [[2] + [dice.randrange(1000, 20_000) for _ in range(length)] for length in (100, 530, 700, 1100)]
+        own = stock.generate(asked, tokens=24)["tokens"]
+        assert first.generate(asked, tokens=24) == {"tokens": own, "cached": [0] * 4}
+        assert first.ask("facts")["groups"] == ["SlidingWindowSpec"] * 5 + ["FullAttentionSpec"]
+        first.ask("flush")
+        first.kill()
+        assert second.generate(asked, tokens=24) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    finally:
+        for engine in engines:
+            engine.kill()
+        daemon.close()
