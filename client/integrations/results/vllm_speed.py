@@ -46,7 +46,8 @@ def _in(daemon, blocks=300):
 
 
 def alike_cells():
-    return [{"way": way} for way in ("pool", "another process' prefix", "after its kill -9")]
+    ways = ("pool", "another process' prefix", "after its kill -9")
+    return [{"way": way} for way in ways] + [{"way": way, "manager": "hybrid"} for way in ways]
 
 
 def _texts(here):
@@ -58,15 +59,17 @@ def _texts(here):
 
 def alike(here, cell):
     """Greedy answers of a pool's engine against those of vLLM's own cache, in float32."""
-    daemon = here.once(("alike daemon",), lambda: lab.Daemon("4GiB"))
+    hybrid = "manager" in cell
+    daemon = here.once(("alike daemon", hybrid), lambda: lab.Daemon("4GiB"))
     asked = here.once(("alike prompts",), lambda: _texts(here))
+    blocks = 4000 if hybrid else 800  # A block of the hybrid manager's holds three of 18 layers.
 
     def start(pool=None):
-        return _engine(pool, dtype="float32", max_model_len=1024, max_num_seqs=16)
+        return _engine(pool, dtype="float32", max_model_len=1024, max_num_seqs=16, disable_hybrid_kv_cache_manager=not hybrid)
 
-    own = here.once(("alike own",), lambda: _answers(start(), asked))
-    first = here.once(("alike first",), lambda: start(_in(daemon, 800)))
-    second = here.once(("alike second",), lambda: start(_in(daemon, 800)))
+    own = here.once(("alike own", hybrid), lambda: _answers(start(), asked))
+    first = here.once(("alike first", hybrid), lambda: start(_in(daemon, blocks)))
+    second = here.once(("alike second", hybrid), lambda: start(_in(daemon, blocks)))
     if cell["way"] == "pool":
         said = first.generate(asked, tokens=32)
         first.ask("flush")
@@ -75,7 +78,7 @@ def alike(here, cell):
     else:
         # New prompts of the first, which is killed then.
         asked = [prompt[20:] for prompt in asked]
-        own = here.once(("alike own", "later"), lambda: _answers(start(), asked))
+        own = here.once(("alike own", hybrid, "later"), lambda: _answers(start(), asked))
         first.generate(asked, tokens=32)
         first.ask("flush")
         first.kill()

@@ -117,11 +117,11 @@ def refuse_others(config, who):
         if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
             raise ValueError(f"{_say(config, number)}: {who} shares full attention and sliding windows, with pages of one size, only")
         if spec.kv_quant_mode != KVQuantMode.NONE:
-            raise ValueError(f"{_say(config, number)}: its K and V are quantised ({spec.kv_quant_mode.name}); {who} shares those that are not")
+            raise ValueError(f"{_say(config, number)}: K and V are quantised ({spec.kv_quant_mode.name}); {who} shares those that are not")
         for name in ("block_size", "page_size_bytes", "dtype"):
             if getattr(spec, name) != getattr(first, name):
-                raise ValueError(f"{_say(config, number)}: its {name} is {getattr(spec, name)}, that of {_say(config, 0)} {getattr(first, name)}; "
-                                 f"{who} needs groups that are alike, whose blocks can take each other's place")
+                raise ValueError(f"{_say(config, number)}: its {name} is {getattr(spec, name)}, that of {_say(config, 0)} "
+                                 f"{getattr(first, name)}; {who} needs blocks that can take each other's place")
     # One region of pages a group, in its order: so it is planned where all pages are of one size.
     if [tensor.layers for tensor in config.kv_cache_tensors] != [group.layer_names for group in groups]:
         raise ValueError(f"vLLM plans the pages of {len(groups)} KV cache groups in {len(config.kv_cache_tensors)} regions: {who} does not "
