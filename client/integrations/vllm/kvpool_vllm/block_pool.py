@@ -13,8 +13,8 @@ the request comes, and its answer is put into the index before vLLM looks. Other
 the step that computed it.
 
 Of a hybrid model each KV cache group has blocks and keys of its own. A match is for all of them, and agrees on one length as vLLM
-does: where attention is full a prefix needs all of its blocks, elsewhere those of the last window. What a window has left behind
-goes with the next step, and stays cached in the pool.
+does: where attention is full a prefix needs all of its blocks, elsewhere those of the last window. A block that a window has left
+goes with the next step; one that was sealed stays cached in the pool.
 
 get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
 taken by others.
