@@ -69,7 +69,7 @@ def describe(groups):
 
 
 def _numbers(config):
-    """{layer: its number in the model}. Names have it, or no numbers at all."""
+    """{layer: its number in the model}: layers of several groups by the first number in their names."""
     names = [name for group in config.kv_cache_groups for name in group.layer_names]
     if len(config.kv_cache_groups) > 1:
         names.sort(key=lambda name: int((re.search(r"\d+", name) or ["0"])[0]))
