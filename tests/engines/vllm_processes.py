@@ -21,13 +21,21 @@ BLOCK = 32
 PATIENT = {"match_timeout": 60, "open_timeout": 120}
 
 
+def _kill_session(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
 class Engine:
     """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM. `under`: a command to run it by."""
 
     def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
         self.process = subprocess.Popen(
             [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
         self.start = None
 
@@ -55,8 +63,8 @@ class Engine:
         return self.ask("generate", prompts=prompts, **what)
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        """And the engine core and the workers that it may have as processes of their own."""
+        _kill_session(self.process)
         self.process.stdin.close(), self.process.stdout.close()
 
 
@@ -106,11 +114,7 @@ class Server:
 
     def kill(self):
         """All of its processes, at once."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        _kill_session(self.process)
         self._reader.join()
         self._claim.close()
 
