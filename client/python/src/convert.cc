@@ -113,7 +113,11 @@ std::vector<float> FloatsOf(nb::handle values) {
   nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
   if (nb::try_cast(values, array)) return {array.data(), array.data() + array.shape(0)};
   std::vector<float> floats;
-  for (const nb::handle value : values) floats.push_back(nb::cast<float>(value));
+  for (const nb::handle value : values) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    floats.push_back(static_cast<float>(number));
+  }
   return floats;
 }
 
