@@ -107,11 +107,14 @@ def test_it_waits_for_its_step(session):
             pending.wait(timeout=0.05)
         with pytest.raises(kvpool.NotFoundError, match="has no episodes"):
             session.choose_episode([1]).wait()
-        session.put_episode("now", [1], [kvpool.BlockTable(blocks)], after=0)  # Behind the first, which names the same block.
+        with filled(session, 1, 4) as others:
+            assert session.put_episode("now", [1], [kvpool.BlockTable(others)], after=0).wait().episodes == 1
+            gone = session.remove_episode("now", after=0).wait()
+            assert (gone.episodes, gone.released) == (0, 1)
         session.complete_step(step)
         assert pending.wait().episodes == 1
-    with session.choose_episode(name="now").wait() as hit:
-        assert hit.name == "now"
+    with session.choose_episode(name="late").wait() as hit:
+        assert hit.name == "late"
 
 
 def test_a_table_in_each_group(daemon):
