@@ -60,10 +60,13 @@ typedef struct {
   int scheduler;  /* Not 0: this member maps nothing and reports no steps. */
   uint32_t guaranteed_blocks;
   uint32_t max_blocks;
-  uint32_t magazine_blocks; /* 0: 256. */
-  int warmup;               /* Not 0: private scratch until kvpool_finish_warmup. */
-  uint32_t open_timeout_ms; /* 0: 30000. */
-  uint64_t max_space_bytes; /* 0: all that the device has. */
+  uint32_t magazine_blocks;        /* 0: 256. */
+  int warmup;                      /* Not 0: private scratch until kvpool_finish_warmup. */
+  uint32_t open_timeout_ms;        /* 0: 30000. */
+  uint64_t max_space_bytes;        /* 0: all that the device has. */
+  const char* const* device_uuids; /* Of each rank, as in kvpool.v1.OpenSession. */
+  size_t device_uuid_count;
+  int kind; /* A kvpool.v1.SpaceKind; 0: slabs. */
 } kvpool_options;
 
 int kvpool_open(const kvpool_options* options, kvpool_session** session);
@@ -93,6 +96,14 @@ uint32_t kvpool_max_blocks(const kvpool_session* session);
 kvpool_block kvpool_sink_block(
     const kvpool_session* session); /* For padding writes; 0 before warm-up is over. */
 int kvpool_finish_warmup(kvpool_session* session);
+typedef struct {
+  size_t struct_size;                   /* sizeof(kvpool_counters): no more is written. */
+  uint64_t batches, operations, blocks; /* Sent on the stream: blocks and keys named, each once per verb. */
+  uint64_t leased, refills;             /* Blocks leased by the daemon; answers that brought them. */
+  uint64_t refused; /* Blocks that a verb could not be applied to, or that were not held. */
+  uint64_t reconnects;
+} kvpool_counters;
+int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters); /* Any thread. */
 
 /* ---- Steps */
 uint64_t kvpool_begin_step(kvpool_session* session);

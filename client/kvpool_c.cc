@@ -79,6 +79,8 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
   result.guaranteed_blocks = options.guaranteed_blocks;
   result.max_blocks = options.max_blocks;
   result.max_space_bytes = options.max_space_bytes;
+  result.device_uuids.assign(options.device_uuids, options.device_uuids + options.device_uuid_count);
+  result.kind = static_cast<kvpool::v1::SpaceKind>(options.kind);
   result.warmup = options.warmup != 0;
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
@@ -149,6 +151,24 @@ kvpool_block kvpool_sink_block(const kvpool_session* session) {
   return session->session->sink_block().Pack();
 }
 int kvpool_finish_warmup(kvpool_session* session) { return Answer(session->session->FinishWarmup()); }
+
+int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters) {
+  const kvpool::SessionCounters now = session->session->counters();
+  if (counters->struct_size == 0 || counters->struct_size > sizeof(*counters)) {
+    return Invalid(absl::StrCat("counters.struct_size is ", counters->struct_size, ", this library knows ",
+                                sizeof(*counters), " bytes: set it to sizeof(kvpool_counters)"));
+  }
+  const kvpool_counters all = {.struct_size = counters->struct_size,
+                               .batches = now.batches,
+                               .operations = now.operations,
+                               .blocks = now.blocks,
+                               .leased = now.leased,
+                               .refills = now.refills,
+                               .refused = now.refused,
+                               .reconnects = now.reconnects};
+  std::memcpy(counters, &all, counters->struct_size);
+  return Answer(absl::OkStatus());
+}
 
 uint64_t kvpool_begin_step(kvpool_session* session) { return session->session->BeginStep(); }
 void kvpool_begin_step_number(kvpool_session* session, uint64_t step) { session->session->BeginStep(step); }

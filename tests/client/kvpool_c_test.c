@@ -177,6 +177,7 @@ static void episodes(kvpool_session* session) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
+  const char* device_uuids[] = {"host"};
   kvpool_options options = {.struct_size = sizeof(options),
                             .socket = argv[1],
                             .client_name = "kvpool_c_test",
@@ -185,6 +186,8 @@ int main(int argc, char** argv) {
                             .block_bytes = kBlockBytes,
                             .tokens_per_block = kTokensPerBlock,
                             .guaranteed_blocks = 32,
+                            .device_uuids = device_uuids,
+                            .device_uuid_count = 1,
                             .magazine_blocks = 16};
   kvpool_session* session = NULL;
   CHECK(kvpool_open(&options, &session) == KVPOOL_OK);
@@ -212,6 +215,16 @@ int main(int argc, char** argv) {
   CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);
   CHECK(kvpool_match_start(session, NULL, 0, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "Match.groups") != NULL);
+  kvpool_counters counters = {.struct_size = sizeof(counters)};
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK);
+  CHECK(counters.refused == 0 && counters.leased > 0 && counters.operations > 0 && counters.batches > 0);
+  const kvpool_block nobodys = 5;
+  kvpool_release(session, &nobodys, 1, 0);
+  CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK && counters.refused == 1);
+  counters.struct_size = sizeof(counters) + 1;
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "sizeof(kvpool_counters)") != NULL);
   const uint64_t step = kvpool_begin_step(session);
   CHECK(kvpool_current_step(session) == step);
   kvpool_complete_step(session, step);
@@ -221,6 +234,14 @@ int main(int argc, char** argv) {
   CHECK(kvpool_close(session, kTimeoutMs) == KVPOOL_OK);
   CHECK(kvpool_status(session) == KVPOOL_FAILED_PRECONDITION);
   kvpool_free(session);
+  device_uuids[0] = "GPU-of-another-machine";
+  CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
+  CHECK(strstr(kvpool_last_error(), "GPU-of-another-machine") != NULL);
+  device_uuids[0] = "host";
+  options.kind = 2;
+  options.fingerprint = "another";
+  CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
+  CHECK(strstr(kvpool_last_error(), "IPC slabs exist on cuda devices only") != NULL);
   options.struct_size = 0;
   CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
   puts("ok");

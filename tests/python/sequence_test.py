@@ -157,6 +157,8 @@ def test_a_prune_waits_for_its_step(session):
             sequence.prune(budget_tokens=32, timeout=0.05)
         with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
             sequence.extend([1])
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.release(reuse="unlikely")
         session.complete_step()
         assert sequence.finish_prune().kept_tokens == 32 == sequence.tokens
 
