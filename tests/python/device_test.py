@@ -1,5 +1,6 @@
 """Verbs that run on the device, for engines that keep their own tables: scores, prunes, compacts, plans of budgets."""
 
+import concurrent.futures
 import gc
 
 import numpy as np
@@ -201,6 +202,15 @@ def test_budgets_by_statistics(session):
     plan = session.plan_budgets("epicache", 100, statistics=[0.9, 0.1, 0.5], params={"power": 1})
     assert sum(plan.budget_tokens) == 300 and plan.weights == [0.9, 0.1, 0.5]
     assert plan.budget_tokens[1] > plan.budget_tokens[2] > plan.budget_tokens[0]
+
+
+def test_who_waits_lets_others_in(session):
+    step = session.begin_step()
+    with leased(session, [1]) as blocks, concurrent.futures.ThreadPoolExecutor() as threads:
+        put = session.put_episode("late", [1], [kvpool.BlockTable(blocks)])
+        waiting = [threads.submit(put.wait), threads.submit(session.plan_budgets, "uniform", 7, layers=2)]
+        session.complete_step(step)
+        assert waiting[0].result().episodes == 1 and waiting[1].result().budget_tokens == [7, 7]
 
 
 def test_host_memory_has_no_device_uuid(session):
