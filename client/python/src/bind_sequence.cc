@@ -145,46 +145,10 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
       [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
 }
 
-}  // namespace
+using SequenceClass = nb::class_<PySequence>;
 
-v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session) {
-  v1::Sequence proto;
-  const std::shared_ptr<SharedSession>* of = nullptr;
-  if (nb::isinstance<PySequence>(table)) {
-    const PySequence& sequence = nb::cast<const PySequence&>(table);
-    proto = sequence.get().ToProto();
-    of = &sequence.session();
-  } else if (nb::isinstance<PyBlockTable>(table)) {
-    const PyBlockTable& blocks = nb::cast<const PyBlockTable&>(table);
-    proto.set_group(blocks.group);
-    for (const BlockRef ref : blocks.held().refs()) proto.add_blocks(ref.Pack());
-    proto.set_last_block_tokens(blocks.last_block_tokens);
-    of = &blocks.held().session();
-  } else {
-    throw nb::type_error("a table is a LiveSequence or a BlockTable");
-  }
-  if (*of != session) throw StatusError(absl::InvalidArgumentError("tables: blocks of another session"));
-  return proto;
-}
-
-void BindSequence(nb::module_& module) {
-  nb::class_<PySequence>(
-      module, "LiveSequence",
-      "One sequence that an engine is generating: its blocks in order, and the keys that full ones may be\n"
-      "shared under. Once tokens were dropped, keys chain in what was kept; see client/live_sequence.h.\n"
-      "`with` releases it. Views of its blocks keep them held, also when a prune drops them.")
-      .def(
-          "__init__",
-          [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
-             const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
-            std::vector<std::string> extra;
-            for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
-            new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
-          },
-          nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
-          nb::arg("extra_keys") = std::vector<nb::bytes>(),
-          nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
-                  "collections.abc.Sequence[bytes] = ()) -> None"))
+void BindGrowing(SequenceClass& sequence) {
+  sequence
       .def(
           "append",
           [](PySequence& sequence, PyBlocks& blocks) {
@@ -231,7 +195,20 @@ void BindSequence(nb::module_& module) {
           },
           nb::arg("tokens"), nb::sig("def extend(self, tokens: Tokens) -> None"),
           "K and V of these tokens are in the blocks, or will be when the current step is done.")
-      .def_prop_ro("refs", [](const PySequence& sequence) { return Packed(sequence.get().blocks()); })
+      .def(
+          "seal",
+          [](PySequence& sequence, std::optional<uint64_t> after) -> std::optional<PyPending<SealOutcome>> {
+            auto pending =
+                ValueOf(sequence.Use([&](LiveSequence& live) { return live.Seal(StepOf(after)); }));
+            if (!pending.has_value()) return std::nullopt;
+            return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
+          },
+          nb::arg("after") = nb::none(),
+          "Queues a seal of the full blocks that are new; None: there are none.");
+}
+
+void BindTable(SequenceClass& sequence) {
+  sequence.def_prop_ro("refs", [](const PySequence& sequence) { return Packed(sequence.get().blocks()); })
       .def_prop_ro(
           "ids",
           [](const PySequence& sequence) {
@@ -265,17 +242,11 @@ void BindSequence(nb::module_& module) {
           [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {
             return PlaneOfBlock(sequence.session(), sequence.at(index), sequence.group(), true, layer, false);
           },
-          nb::arg("index"), nb::arg("layer") = nb::none(), "V of one block, as k().")
-      .def(
-          "seal",
-          [](PySequence& sequence, std::optional<uint64_t> after) -> std::optional<PyPending<SealOutcome>> {
-            auto pending =
-                ValueOf(sequence.Use([&](LiveSequence& live) { return live.Seal(StepOf(after)); }));
-            if (!pending.has_value()) return std::nullopt;
-            return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
-          },
-          nb::arg("after") = nb::none(),
-          "Queues a seal of the full blocks that are new; None: there are none.")
+          nb::arg("index"), nb::arg("layer") = nb::none(), "V of one block, as k().");
+}
+
+void BindBudget(SequenceClass& sequence) {
+  sequence
       .def("prune", Prune, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
            nb::arg("budget_blocks") = nb::none(), nb::arg("scorer").none() = nb::none(),
            nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
@@ -348,7 +319,53 @@ void BindSequence(nb::module_& module) {
                   "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
                   "None = 30.0, after: "
                   "int | None = None) -> ScoreResult"),
-          "Changes nothing.")
+          "Changes nothing.");
+}
+
+}  // namespace
+
+v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session) {
+  v1::Sequence proto;
+  const std::shared_ptr<SharedSession>* of = nullptr;
+  if (nb::isinstance<PySequence>(table)) {
+    const PySequence& sequence = nb::cast<const PySequence&>(table);
+    proto = sequence.get().ToProto();
+    of = &sequence.session();
+  } else if (nb::isinstance<PyBlockTable>(table)) {
+    const PyBlockTable& blocks = nb::cast<const PyBlockTable&>(table);
+    proto.set_group(blocks.group);
+    for (const BlockRef ref : blocks.held().refs()) proto.add_blocks(ref.Pack());
+    proto.set_last_block_tokens(blocks.last_block_tokens);
+    of = &blocks.held().session();
+  } else {
+    throw nb::type_error("a table is a LiveSequence or a BlockTable");
+  }
+  if (*of != session) throw StatusError(absl::InvalidArgumentError("tables: blocks of another session"));
+  return proto;
+}
+
+void BindSequence(nb::module_& module) {
+  SequenceClass sequence(
+      module, "LiveSequence",
+      "One sequence that an engine is generating: its blocks in order, and the keys that full ones may be\n"
+      "shared under. Once tokens were dropped, keys chain in what was kept; see client/live_sequence.h.\n"
+      "`with` releases it. Views of its blocks keep them held, also when a prune drops them.");
+  sequence.def(
+      "__init__",
+      [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
+         const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
+        std::vector<std::string> extra;
+        for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
+        new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
+      },
+      nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
+      nb::arg("extra_keys") = std::vector<nb::bytes>(),
+      nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
+              "collections.abc.Sequence[bytes] = ()) -> None"));
+  BindGrowing(sequence);
+  BindTable(sequence);
+  BindBudget(sequence);
+  sequence
       .def(
           "release",
           [](PySequence& sequence, const std::string& reuse, uint32_t category) {
