@@ -230,7 +230,7 @@ void MakeScorer(PyScorer* self, const std::string& policy, const nb::dict& param
       EnumOf<v1::PlaneReduction>(over_layers, "PLANE_REDUCTION_", "over_layers", &v1::PlaneReduction_Parse));
 }
 
-void BindSignals(nb::module_& module) {
+void BindBlockArray(nb::module_& module) {
   nb::class_<PyBlockArray>(
       module, "BlockArray",
       "Statistics or queries in blocks leased for them, which a request names instead of carrying them:\n"
@@ -258,7 +258,9 @@ void BindSignals(nb::module_& module) {
       .def(
           "__exit__", [](const PyBlockArray& array, nb::args) { array.blocks().Release(std::nullopt); },
           nb::sig("def __exit__(self, *args: object) -> None"));
+}
 
+void BindSignals(nb::module_& module) {
   nb::class_<PySignal>(module, "Signal",
                        "One array that an engine tells of a sequence; see Signal in score.proto.")
       .def(
@@ -293,7 +295,9 @@ void BindSignals(nb::module_& module) {
           "a "
           "prompt that was run\n"
           "behind the sequence and is not in it, each of which sees all of it.");
+}
 
+void BindScorer(nb::module_& module) {
   nb::class_<PyProtection>(
       module, "Protection",
       "What stays at the ends whatever its score, in place of the policy's own defaults.")
@@ -328,6 +332,10 @@ void BindSignals(nb::module_& module) {
 
 }  // namespace
 
-void BindScoring(nb::module_& module) { BindSignals(module); }
+void BindScoring(nb::module_& module) {
+  BindBlockArray(module);
+  BindSignals(module);
+  BindScorer(module);
+}
 
 }  // namespace kvpool::python
