@@ -32,6 +32,7 @@ typedef struct kvpool_session kvpool_session;
 typedef struct kvpool_match kvpool_match;
 typedef struct kvpool_seal kvpool_seal;
 typedef struct kvpool_operation kvpool_operation;
+typedef struct kvpool_episode kvpool_episode;
 
 /* A block ref: generation << 32 | block id. 0 names no block. */
 typedef uint64_t kvpool_block;
@@ -59,10 +60,13 @@ typedef struct {
   int scheduler;  /* Not 0: this member maps nothing and reports no steps. */
   uint32_t guaranteed_blocks;
   uint32_t max_blocks;
-  uint32_t magazine_blocks; /* 0: 256. */
-  int warmup;               /* Not 0: private scratch until kvpool_finish_warmup. */
-  uint32_t open_timeout_ms; /* 0: 30000. */
-  uint64_t max_space_bytes; /* 0: all that the device has. */
+  uint32_t magazine_blocks;        /* 0: 256. */
+  int warmup;                      /* Not 0: private scratch until kvpool_finish_warmup. */
+  uint32_t open_timeout_ms;        /* 0: 30000. */
+  uint64_t max_space_bytes;        /* 0: all that the device has. */
+  const char* const* device_uuids; /* Of each rank, as in kvpool.v1.OpenSession. */
+  size_t device_uuid_count;
+  int kind; /* A kvpool.v1.SpaceKind; 0: slabs. */
 } kvpool_options;
 
 int kvpool_open(const kvpool_options* options, kvpool_session** session);
@@ -80,19 +84,32 @@ uint64_t kvpool_session_id(const kvpool_session* session);
 void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
 int kvpool_status(const kvpool_session* session);               /* Any thread. KVPOOL_OK while it is open. */
 uint32_t kvpool_capacity_blocks(const kvpool_session* session); /* Any thread. */
+uint32_t kvpool_mapped_blocks(const kvpool_session* session);   /* Any thread. At least the capacity. */
 int kvpool_under_pressure(const kvpool_session* session);       /* Any thread. */
 int kvpool_draining(const kvpool_session* session);             /* Any thread. */
 uint64_t kvpool_base(const kvpool_session* session);            /* Address of block 0: host or device. */
+/* Of the GPU that the memory is on; 0, and `uuid` is left alone: it is host memory. */
+#define KVPOOL_DEVICE_UUID_BYTES 16
+int kvpool_device_uuid(const kvpool_session* session, uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]);
 uint64_t kvpool_block_stride_bytes(const kvpool_session* session);
 uint32_t kvpool_max_blocks(const kvpool_session* session);
 kvpool_block kvpool_sink_block(
     const kvpool_session* session); /* For padding writes; 0 before warm-up is over. */
 int kvpool_finish_warmup(kvpool_session* session);
+typedef struct {
+  size_t struct_size;                   /* sizeof(kvpool_counters): no more is written. */
+  uint64_t batches, operations, blocks; /* Sent on the stream: blocks and keys named, each once per verb. */
+  uint64_t leased, refills;             /* Blocks leased by the daemon; answers that brought them. */
+  uint64_t refused; /* Blocks that a verb could not be applied to, or that were not held. */
+  uint64_t reconnects;
+} kvpool_counters;
+int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters); /* Any thread. */
 
 /* ---- Steps */
 uint64_t kvpool_begin_step(kvpool_session* session);
 void kvpool_begin_step_number(kvpool_session* session,
-                              uint64_t step);               /* For members that are told the number. */
+                              uint64_t step); /* For members that are told the number. */
+uint64_t kvpool_current_step(const kvpool_session* session);
 uint64_t kvpool_passed_step(const kvpool_session* session); /* Any thread. */
 void kvpool_complete_step(kvpool_session* session, uint64_t step);
 /* `cuda_stream`: a CUstream. The step is complete when what is on the stream now is done. */
@@ -179,7 +196,8 @@ typedef struct {
 /* Asks at once; *operation is to be freed. Its blocks may be released meanwhile: they go back when it is over. */
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation);
-/* The same for every verb and field: a serialised kvpool.v1.Operation with score, prune, compact or plan_budgets. */
+/* The same for every verb and field: a serialised kvpool.v1.Operation with score, prune, compact, plan_budgets or
+ * put_episode. */
 int kvpool_operation_start(kvpool_session* session, const void* request, size_t request_bytes,
                            kvpool_operation** operation);
 int kvpool_operation_ready(const kvpool_operation* operation);
@@ -192,7 +210,45 @@ int kvpool_operation_table(const kvpool_operation* operation, kvpool_block* bloc
                            size_t* count);
 void kvpool_operation_free(kvpool_operation* operation);
 
-/* ---- The rest: queued, applied in order. */
+/* ---- Episodes: block sets under names, found again by what they are about; see kvpool.v1.PutEpisode. */
+typedef struct {
+  uint32_t group;             /* Layer group. */
+  uint32_t last_block_tokens; /* Valid tokens in the last block; 0: it is full. */
+  const kvpool_block* blocks; /* Of one sequence, in order. */
+  size_t block_count;
+} kvpool_table;
+
+typedef struct {
+  size_t struct_size;    /* sizeof(kvpool_put_episode_arguments). */
+  const char* name;      /* 1 to 128 bytes; one of this name is replaced. */
+  const float* centroid; /* 1 to 4096 finite numbers, as many as the session's others have. */
+  size_t centroid_count;
+  const kvpool_table* tables; /* One in each layer group, groups ascending. */
+  size_t table_count;         /* 0: the set is removed, and there is no centroid. */
+  uint64_t after;
+} kvpool_put_episode_arguments;
+
+/* Asks at once; *operation is to be waited for and freed, as a prune's. The set holds its blocks by itself. */
+int kvpool_put_episode_start(kvpool_session* session, const kvpool_put_episode_arguments* arguments,
+                             kvpool_operation** operation);
+/* The set with the largest cosine between its centroid and `embedding`; or with embedding_count 0 that of the name. Asks at
+ * once; *episode is to be freed. */
+int kvpool_choose_episode_start(kvpool_session* session, const float* embedding, size_t embedding_count,
+                                const char* name, kvpool_episode** episode);
+int kvpool_episode_ready(const kvpool_episode* episode);
+/* The set's name, valid until kvpool_episode_free, the cosine (0 if it was asked for by name) and how many tables it has; each
+ * may be NULL. KVPOOL_NOT_FOUND: there is none, or none of the name. KVPOOL_DEADLINE_EXCEEDED: ask again. */
+int kvpool_episode_wait(kvpool_episode* episode, uint32_t timeout_ms, const char** name, float* similarity,
+                        size_t* table_count);
+/* Writes the blocks of one table, whose holds are the caller's from now on, and describes it in *table. `blocks` NULL: it is
+ * described, and nothing is taken. KVPOOL_RESOURCE_EXHAUSTED: there are more than `capacity`. */
+int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_block* blocks, size_t capacity,
+                        kvpool_table* table);
+/* Gives back what was not taken. */
+void kvpool_episode_free(kvpool_episode* episode);
+
+/* ---- The rest: queued, applied in order. Times are 1 to 86400000, half-lives from 0, priorities 0 to 100: beyond,
+ * KVPOOL_INVALID_ARGUMENT. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms);

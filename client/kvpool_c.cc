@@ -36,6 +36,10 @@ int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
+std::chrono::milliseconds Time(uint64_t ms) {
+  return std::chrono::milliseconds(static_cast<int64_t>(std::min<uint64_t>(ms, INT64_MAX)));
+}
+
 std::vector<BlockRef> Refs(const kvpool_block* blocks, size_t count) {
   std::vector<BlockRef> refs(count);
   for (size_t i = 0; i < count; ++i) refs[i] = BlockRef::Unpack(blocks[i]);
@@ -75,6 +79,8 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
   result.guaranteed_blocks = options.guaranteed_blocks;
   result.max_blocks = options.max_blocks;
   result.max_space_bytes = options.max_space_bytes;
+  result.device_uuids.assign(options.device_uuids, options.device_uuids + options.device_uuid_count);
+  result.kind = static_cast<kvpool::v1::SpaceKind>(options.kind);
   result.warmup = options.warmup != 0;
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
@@ -128,9 +134,15 @@ void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_
 
 int kvpool_status(const kvpool_session* session) { return Answer(session->session->status()); }
 uint32_t kvpool_capacity_blocks(const kvpool_session* session) { return session->session->capacity_blocks(); }
+uint32_t kvpool_mapped_blocks(const kvpool_session* session) { return session->session->mapped_blocks(); }
 int kvpool_under_pressure(const kvpool_session* session) { return session->session->under_pressure(); }
 int kvpool_draining(const kvpool_session* session) { return session->session->draining(); }
 uint64_t kvpool_base(const kvpool_session* session) { return session->session->base(); }
+int kvpool_device_uuid(const kvpool_session* session, uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]) {
+  const std::string bytes = session->session->device_uuid();
+  std::memcpy(uuid, bytes.data(), std::min<size_t>(bytes.size(), KVPOOL_DEVICE_UUID_BYTES));
+  return !bytes.empty();
+}
 uint64_t kvpool_block_stride_bytes(const kvpool_session* session) {
   return session->session->block_stride_bytes();
 }
@@ -140,8 +152,27 @@ kvpool_block kvpool_sink_block(const kvpool_session* session) {
 }
 int kvpool_finish_warmup(kvpool_session* session) { return Answer(session->session->FinishWarmup()); }
 
+int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters) {
+  const kvpool::SessionCounters now = session->session->counters();
+  if (counters->struct_size == 0 || counters->struct_size > sizeof(*counters)) {
+    return Invalid(absl::StrCat("counters.struct_size is ", counters->struct_size, ", this library knows ",
+                                sizeof(*counters), " bytes: set it to sizeof(kvpool_counters)"));
+  }
+  const kvpool_counters all = {.struct_size = counters->struct_size,
+                               .batches = now.batches,
+                               .operations = now.operations,
+                               .blocks = now.blocks,
+                               .leased = now.leased,
+                               .refills = now.refills,
+                               .refused = now.refused,
+                               .reconnects = now.reconnects};
+  std::memcpy(counters, &all, counters->struct_size);
+  return Answer(absl::OkStatus());
+}
+
 uint64_t kvpool_begin_step(kvpool_session* session) { return session->session->BeginStep(); }
 void kvpool_begin_step_number(kvpool_session* session, uint64_t step) { session->session->BeginStep(step); }
+uint64_t kvpool_current_step(const kvpool_session* session) { return session->session->current_step(); }
 uint64_t kvpool_passed_step(const kvpool_session* session) { return session->session->passed_step(); }
 void kvpool_complete_step(kvpool_session* session, uint64_t step) { session->session->CompleteStep(step); }
 
@@ -284,7 +315,7 @@ int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t cou
 }
 
 int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms) {
-  return Answer(session->session->Pin(Refs(blocks, count), std::chrono::milliseconds(ttl_ms)));
+  return Answer(session->session->Pin(Refs(blocks, count), Time(ttl_ms)));
 }
 
 int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t count) {
@@ -293,15 +324,13 @@ int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t cou
 
 int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, size_t count, uint32_t priority,
                          uint64_t ttl_ms) {
-  return Answer(
-      session->session->SetRetention(Refs(blocks, count), priority, std::chrono::milliseconds(ttl_ms)));
+  return Answer(session->session->SetRetention(Refs(blocks, count), priority, Time(ttl_ms)));
 }
 
 int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* blocks, size_t count,
                                   uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms) {
-  return Answer(session->session->SetRetention(Refs(blocks, count), priority,
-                                               std::chrono::milliseconds(ttl_ms),
-                                               std::chrono::milliseconds(half_life_ms)));
+  return Answer(
+      session->session->SetRetention(Refs(blocks, count), priority, Time(ttl_ms), Time(half_life_ms)));
 }
 
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms) {

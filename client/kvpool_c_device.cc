@@ -1,4 +1,4 @@
-// The C face of verbs that run on the device.
+// The C face of verbs that are sent as they are.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -19,10 +19,11 @@ using kvpool::Pending;
 using kvpool::v1::CompactResult;
 using kvpool::v1::PlanBudgetsResult;
 using kvpool::v1::PruneResult;
+using kvpool::v1::PutEpisodeResult;
 using kvpool::v1::ScoreResult;
 
 using AnyPending = std::variant<Pending<ScoreResult>, Pending<PruneResult>, Pending<CompactResult>,
-                                Pending<PlanBudgetsResult>>;
+                                Pending<PlanBudgetsResult>, Pending<PutEpisodeResult>>;
 
 ScoreResult* PartOf(kvpool::v1::OperationResult* result, const ScoreResult&) {
   return result->mutable_score();
@@ -36,13 +37,17 @@ CompactResult* PartOf(kvpool::v1::OperationResult* result, const CompactResult&)
 PlanBudgetsResult* PartOf(kvpool::v1::OperationResult* result, const PlanBudgetsResult&) {
   return result->mutable_plan_budgets();
 }
+PutEpisodeResult* PartOf(kvpool::v1::OperationResult* result, const PutEpisodeResult&) {
+  return result->mutable_put_episode();
+}
 
 absl::StatusOr<AnyPending> Send(kvpool::Session* session, const kvpool::v1::Operation& operation) {
   if (operation.has_score()) return session->Score(operation.score(), operation.after());
   if (operation.has_prune()) return session->Prune(operation.prune(), operation.after());
   if (operation.has_compact()) return session->Compact(operation.compact(), operation.after());
   if (operation.has_plan_budgets()) return session->PlanBudgets(operation.plan_budgets(), operation.after());
-  return absl::InvalidArgumentError("request: none of score, prune, compact and plan_budgets");
+  if (operation.has_put_episode()) return session->PutEpisode(operation.put_episode(), operation.after());
+  return absl::InvalidArgumentError("request: none of score, prune, compact, plan_budgets and put_episode");
 }
 
 }  // namespace
@@ -54,16 +59,16 @@ struct kvpool_operation {
   bool done = false;
 };
 
-namespace {
+namespace kvpool {
 
-int Start(kvpool_session* session, const kvpool::v1::Operation& request, kvpool_operation** operation) {
+int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool_operation** operation) {
   absl::StatusOr<AnyPending> pending = Send(session->session.get(), request);
   if (!pending.ok()) return Answer(pending.status());
   *operation = new kvpool_operation{.pending = *std::move(pending), .result = {}, .serialised = {}};
   return Answer(absl::OkStatus());
 }
 
-}  // namespace
+}  // namespace kvpool
 
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation) {
@@ -82,7 +87,7 @@ int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* ar
   if (arguments->policy != nullptr) prune->mutable_policy()->set_name(arguments->policy);
   prune->set_budget_tokens(arguments->budget_tokens);
   prune->set_dry_run(arguments->dry_run != 0);
-  return Start(session, request, operation);
+  return kvpool::StartOperation(session, request, operation);
 }
 
 int kvpool_operation_start(kvpool_session* session, const void* request, size_t request_bytes,
@@ -92,7 +97,7 @@ int kvpool_operation_start(kvpool_session* session, const void* request, size_t 
     return Answer(absl::InvalidArgumentError(
         absl::StrCat("request: ", request_bytes, " bytes are no kvpool.v1.Operation")));
   }
-  return Start(session, parsed, operation);
+  return kvpool::StartOperation(session, parsed, operation);
 }
 
 int kvpool_operation_ready(const kvpool_operation* operation) {

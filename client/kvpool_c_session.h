@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "client/kvpool.h"
 #include "client/session.h"
+#include "kvpool/v1/engine.pb.h"
 
 struct kvpool_session {
   std::unique_ptr<kvpool::Session> session;
@@ -17,6 +19,9 @@ namespace kvpool {
 
 // Keeps the words for kvpool_last_error and answers the code.
 int Answer(const absl::Status& status);
+
+// What kvpool_operation_start does with a request that it has parsed.
+int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool_operation** operation);
 
 inline Deadline In(uint32_t timeout_ms) {
   return std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);

@@ -84,6 +84,18 @@ absl::Status LiveSequence::Extend(absl::Span<const uint32_t> tokens) {
   return absl::OkStatus();
 }
 
+absl::Status LiveSequence::Release(const ReleaseHint& hint, uint64_t after) {
+  RETURN_IF_ERROR(CheckSettled());
+  RETURN_IF_ERROR(session_->ReleaseWithHint(blocks_.refs(), hint, after));
+  blocks_.Detach();
+  tokens_ = 0;
+  chain_ = hasher_.root();
+  at_root_ = true;
+  open_tokens_.clear();
+  unsealed_.clear();
+  return absl::OkStatus();
+}
+
 v1::Sequence LiveSequence::ToProto() const {
   v1::Sequence sequence;
   sequence.set_group(group_);

@@ -65,6 +65,10 @@ class LiveSequence {
   // Keys of the full blocks since the start or the last pruning, for a match ahead of the tokens.
   const PrefixKey& last_key() const { return chain_; }
 
+  // Gives its blocks back, saying what is expected of them: the conversation is over, the beam was pruned. It begins anew then.
+  // FAILED_PRECONDITION: a pruning is not finished; INVALID_ARGUMENT: a hint that is none.
+  absl::Status Release(const ReleaseHint& hint, uint64_t after = kCurrentStep);
+
   // ---- Sharing
   // Queues a seal of the full blocks that are new; no answer if there are none.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);

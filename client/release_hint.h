@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kvpool/v1/engine.pb.h"
 
 namespace kvpool {
@@ -15,6 +16,8 @@ struct ReleaseHint {
   uint32_t category = 0;  // 1 to 15 as the engine numbers its kinds of requests; 0: not said.
   friend bool operator==(const ReleaseHint&, const ReleaseHint&) = default;
 };
+// INVALID_ARGUMENT: one that the daemon would refuse, with the field and its limit.
+absl::Status CheckHint(const ReleaseHint& hint);
 
 }  // namespace kvpool
 

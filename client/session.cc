@@ -29,6 +29,17 @@ absl::Status CheckKeyBytes(uint32_t key_bytes) {
   return absl::InvalidArgumentError(absl::StrCat("key_bytes: ", key_bytes, ", where 1 to 64 are allowed"));
 }
 
+// Limits of Pin and SetRetention in engine.proto. Nobody waits for their answers: what the daemon would refuse whole has
+// to be said here.
+constexpr uint32_t kMaxPriority = 100;
+constexpr std::chrono::milliseconds kMaxTtl = std::chrono::hours(24);
+
+absl::Status CheckTime(const char* field, std::chrono::milliseconds time, int64_t least_ms) {
+  if (time.count() >= least_ms && time <= kMaxTtl) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", time.count(), " ms; must be ", least_ms, " to ", kMaxTtl.count()));
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------- opening
@@ -237,14 +248,7 @@ void Session::Release(absl::Span<const BlockRef> blocks, uint64_t after) { rep_-
 
 absl::Status Session::ReleaseWithHint(absl::Span<const BlockRef> blocks, const ReleaseHint& hint,
                                       uint64_t after) {
-  if (!v1::Reuse_IsValid(hint.reuse)) {
-    return absl::InvalidArgumentError(absl::StrCat("ReleaseHint.reuse is ", static_cast<int>(hint.reuse),
-                                                   "; must be 0 to ", v1::Reuse_MAX));
-  }
-  if (hint.category > ReleaseHint::kMaxCategory) {
-    return absl::InvalidArgumentError(absl::StrCat("ReleaseHint.category is ", hint.category,
-                                                   "; must be 0 to ", ReleaseHint::kMaxCategory));
-  }
+  RETURN_IF_ERROR(CheckHint(hint));
   rep_->Release(blocks, after, hint);
   return absl::OkStatus();
 }
@@ -329,6 +333,7 @@ absl::Status Session::Touch(absl::Span<const BlockRef> blocks) {
 
 absl::Status Session::Pin(absl::Span<const BlockRef> blocks, std::chrono::milliseconds ttl) {
   RETURN_IF_ERROR(CheckNames("Pin.blocks", blocks.size()));
+  RETURN_IF_ERROR(CheckTime("Pin.ttl", ttl, 1));
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kPin));
   command->blocks.assign(blocks.begin(), blocks.end());
   command->ttl_ms = static_cast<uint64_t>(ttl.count());
@@ -347,6 +352,12 @@ absl::Status Session::Unpin(absl::Span<const BlockRef> blocks) {
 absl::Status Session::SetRetention(absl::Span<const BlockRef> blocks, uint32_t priority,
                                    std::chrono::milliseconds ttl, std::chrono::milliseconds half_life) {
   RETURN_IF_ERROR(CheckNames("SetRetention.blocks", blocks.size()));
+  if (priority > kMaxPriority) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SetRetention.priority is ", priority, "; must be 0 to ", kMaxPriority));
+  }
+  RETURN_IF_ERROR(CheckTime("SetRetention.ttl", ttl, 1));
+  RETURN_IF_ERROR(CheckTime("SetRetention.half_life", half_life, 0));
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kSetRetention));
   command->blocks.assign(blocks.begin(), blocks.end());
   command->priority = priority;

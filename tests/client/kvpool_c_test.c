@@ -61,6 +61,10 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(strstr(kvpool_last_error(), "reuse is 4") != NULL);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 1000) == KVPOOL_OK);
+  CHECK(kvpool_set_retention(session, blocks, count, 101, 60000) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "priority is 101; must be 0 to 100") != NULL);
+  CHECK(kvpool_pin(session, blocks, count, UINT64_MAX) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "Pin.ttl is 9223372036854775807 ms; must be 1 to 86400000") != NULL);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
 }
@@ -100,8 +104,80 @@ static void plan(kvpool_session* session) {
   CHECK(kvpool_operation_start(session, request, 3, &operation) == KVPOOL_INVALID_ARGUMENT);
 }
 
+/* Two sets of one block each; a question is answered from the one that it is nearer to. */
+static void episodes(kvpool_session* session) {
+  static const char* const names[] = {"travel", "money"};
+  static const float centroids[][2] = {{0, 1}, {1, 0}};
+  kvpool_operation* operation = NULL;
+  for (int i = 0; i < 2; ++i) {
+    kvpool_block block;
+    CHECK(kvpool_lease_within(session, &block, 1, kTimeoutMs) == KVPOOL_OK);
+    memset(address_of(session, block), 'A' + i, kBlockBytes);
+    const kvpool_table table = {.blocks = &block, .block_count = 1, .last_block_tokens = 3 + i};
+    kvpool_put_episode_arguments arguments = {.struct_size = sizeof(arguments),
+                                              .name = names[i],
+                                              .centroid = centroids[i],
+                                              .centroid_count = 2,
+                                              .tables = &table,
+                                              .table_count = 1,
+                                              .after = KVPOOL_CURRENT_STEP};
+    CHECK(kvpool_put_episode_start(session, &arguments, &operation) == KVPOOL_OK);
+    CHECK(kvpool_operation_wait(operation, kTimeoutMs, NULL, NULL) == KVPOOL_OK);
+    kvpool_operation_free(operation);
+    arguments.name = "";
+    CHECK(kvpool_put_episode_start(session, &arguments, &operation) == KVPOOL_OK);
+    CHECK(kvpool_operation_wait(operation, kTimeoutMs, NULL, NULL) == KVPOOL_INVALID_ARGUMENT);
+    CHECK(strstr(kvpool_last_error(), "put_episode.name") != NULL);
+    kvpool_operation_free(operation);
+    arguments.struct_size = 8;
+    CHECK(kvpool_put_episode_start(session, &arguments, &operation) == KVPOOL_INVALID_ARGUMENT);
+    CHECK(strstr(kvpool_last_error(), "kvpool_put_episode_arguments") != NULL);
+    kvpool_release(session, &block, 1, 0); /* The set holds it by itself. */
+  }
+  const float question[] = {0.9f, 0.1f};
+  kvpool_episode* episode = NULL;
+  CHECK(kvpool_choose_episode_start(session, question, 2, NULL, &episode) == KVPOOL_OK);
+  kvpool_block found[1];
+  kvpool_table table;
+  CHECK(kvpool_episode_take(episode, 0, found, 1, &table) == KVPOOL_FAILED_PRECONDITION);
+  const char* name = NULL;
+  float similarity = 0;
+  size_t tables = 0;
+  CHECK(kvpool_episode_wait(episode, kTimeoutMs, &name, &similarity, &tables) == KVPOOL_OK);
+  CHECK(kvpool_episode_ready(episode));
+  CHECK(strcmp(name, "money") == 0 && similarity > 0.99f && similarity <= 1 && tables == 1);
+  CHECK(kvpool_episode_take(episode, 1, found, 1, &table) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_episode_take(episode, 0, found, 0, &table) == KVPOOL_RESOURCE_EXHAUSTED);
+  CHECK(kvpool_episode_take(episode, 0, NULL, 0, &table) == KVPOOL_OK);
+  CHECK(table.block_count == 1 && table.last_block_tokens == 4 && table.group == 0);
+  CHECK(kvpool_episode_take(episode, 0, found, 1, &table) == KVPOOL_OK);
+  kvpool_episode_free(episode);
+  CHECK(address_of(session, found[0])[kBlockBytes - 1] == 'B');
+  kvpool_release(session, found, 1, KVPOOL_CURRENT_STEP);
+
+  CHECK(kvpool_choose_episode_start(session, NULL, 0, "work", &episode) == KVPOOL_OK);
+  CHECK(kvpool_episode_wait(episode, kTimeoutMs, NULL, NULL, NULL) == KVPOOL_NOT_FOUND);
+  CHECK(strstr(kvpool_last_error(), "none of this name") != NULL);
+  kvpool_episode_free(episode);
+  CHECK(kvpool_choose_episode_start(session, question, 2, NULL, &episode) == KVPOOL_OK);
+  kvpool_episode_free(episode); /* Nobody waits: what was held goes back. */
+  for (int i = 0; i < 2; ++i) {
+    const kvpool_put_episode_arguments removal = {.struct_size = sizeof(removal), .name = names[i]};
+    CHECK(kvpool_put_episode_start(session, &removal, &operation) == KVPOOL_OK);
+    const void* result = NULL;
+    size_t bytes = 0;
+    CHECK(kvpool_operation_wait(operation, kTimeoutMs, &result, &bytes) == KVPOOL_OK);
+    /* put_episode { episodes: 1 - i, released: 1 } */
+    const uint8_t one_left[] = {0xb2, 0x01, 4, 0x08, 1, 0x10, 1}, none_left[] = {0xb2, 0x01, 2, 0x10, 1};
+    CHECK(i == 0 ? bytes == sizeof(one_left) && memcmp(result, one_left, bytes) == 0
+                 : bytes == sizeof(none_left) && memcmp(result, none_left, bytes) == 0);
+    kvpool_operation_free(operation);
+  }
+}
+
 int main(int argc, char** argv) {
   CHECK(argc == 2);
+  const char* device_uuids[] = {"host"};
   kvpool_options options = {.struct_size = sizeof(options),
                             .socket = argv[1],
                             .client_name = "kvpool_c_test",
@@ -110,6 +186,8 @@ int main(int argc, char** argv) {
                             .block_bytes = kBlockBytes,
                             .tokens_per_block = kTokensPerBlock,
                             .guaranteed_blocks = 32,
+                            .device_uuids = device_uuids,
+                            .device_uuid_count = 1,
                             .magazine_blocks = 16};
   kvpool_session* session = NULL;
   CHECK(kvpool_open(&options, &session) == KVPOOL_OK);
@@ -118,7 +196,10 @@ int main(int argc, char** argv) {
   CHECK(kvpool_free_blocks(session) >= 16);
   CHECK(kvpool_sink_block(session) != 0);
   CHECK(kvpool_capacity_blocks(session) > kBlocks && kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
+  CHECK(kvpool_mapped_blocks(session) >= kvpool_capacity_blocks(session));
   CHECK(!kvpool_draining(session));
+  uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES];
+  CHECK(kvpool_device_uuid(session, uuid) == 0);
 
   uint32_t tokens[kBlocks * kTokensPerBlock];
   uint8_t keys[kBlocks * KVPOOL_KEY_BYTES];
@@ -128,12 +209,24 @@ int main(int argc, char** argv) {
   find(session, keys);
   prune(session);
   plan(session);
+  episodes(session);
 
   kvpool_block too_many[1];
   CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);
   CHECK(kvpool_match_start(session, NULL, 0, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "Match.groups") != NULL);
+  kvpool_counters counters = {.struct_size = sizeof(counters)};
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK);
+  CHECK(counters.refused == 0 && counters.leased > 0 && counters.operations > 0 && counters.batches > 0);
+  const kvpool_block nobodys = 5;
+  kvpool_release(session, &nobodys, 1, 0);
+  CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK && counters.refused == 1);
+  counters.struct_size = sizeof(counters) + 1;
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "sizeof(kvpool_counters)") != NULL);
   const uint64_t step = kvpool_begin_step(session);
+  CHECK(kvpool_current_step(session) == step);
   kvpool_complete_step(session, step);
   CHECK(kvpool_passed_step(session) == step);
   CHECK(kvpool_complete_step_on_stream(session, step, NULL) == KVPOOL_FAILED_PRECONDITION);
@@ -141,6 +234,14 @@ int main(int argc, char** argv) {
   CHECK(kvpool_close(session, kTimeoutMs) == KVPOOL_OK);
   CHECK(kvpool_status(session) == KVPOOL_FAILED_PRECONDITION);
   kvpool_free(session);
+  device_uuids[0] = "GPU-of-another-machine";
+  CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
+  CHECK(strstr(kvpool_last_error(), "GPU-of-another-machine") != NULL);
+  device_uuids[0] = "host";
+  options.kind = 2;
+  options.fingerprint = "another";
+  CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
+  CHECK(strstr(kvpool_last_error(), "IPC slabs exist on cuda devices only") != NULL);
   options.struct_size = 0;
   CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
   puts("ok");

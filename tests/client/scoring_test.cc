@@ -313,6 +313,28 @@ TEST_F(ScoringTest, ErrorsOfTheDaemonArriveInWords) {
   EXPECT_TRUE(pruned.ok()) << pruned.status();
 }
 
+TEST_F(ScoringTest, ASequenceThatWasReleasedBeginsAnew) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 11);
+  const absl::Status category = sequence.Release({.category = 16});
+  EXPECT_EQ(category.message(), "ReleaseHint.category is 16; must be 0 to 15");
+  EXPECT_EQ(sequence.blocks().size(), 3u) << "of 4 tokens";
+  const PrefixKey root = LiveSequence(session_.get()).last_key();
+  EXPECT_NE(sequence.last_key(), root);
+  ASSERT_TRUE(sequence.Release({.reuse = v1::REUSE_NEVER}).ok());
+  // It begins anew.
+  EXPECT_TRUE(sequence.blocks().empty());
+  EXPECT_EQ(sequence.tokens(), 0u);
+  EXPECT_EQ(sequence.last_key(), root);
+  Generate(&sequence, 3);
+  EXPECT_EQ(sequence.tokens(), 3u);
+  const absl::StatusOr<std::optional<PendingSeal>> sealed = sequence.Seal();
+  ASSERT_TRUE(sealed.ok()) << sealed.status();
+  EXPECT_FALSE(sealed->has_value()) << "no block of what was released";
+  ASSERT_TRUE(session_->Flush(Soon()).ok());
+  EXPECT_EQ(session_->counters().refused, 0u);
+}
+
 TEST_F(ScoringTest, AnEpisodeHoldsItsBlocksUntilAQuestionFindsThem) {
   BlockRef kept;
   {

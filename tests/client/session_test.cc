@@ -267,6 +267,14 @@ TEST_F(SessionTest, PinsTouchesAndRetentionAreTaken) {
   EXPECT_TRUE(session->SetRetention(blocks, 80, std::chrono::minutes(1)).ok());
   EXPECT_TRUE(session->SetRetention(blocks, 80, std::chrono::minutes(1), std::chrono::seconds(5)).ok());
   EXPECT_TRUE(session->Unpin(blocks).ok());
+  // What the daemon would refuse whole, with nobody to hear of it.
+  const auto minute = std::chrono::minutes(1);
+  EXPECT_EQ(session->Pin(blocks, std::chrono::hours(25)).message(),
+            "Pin.ttl is 90000000 ms; must be 1 to 86400000");
+  EXPECT_EQ(session->SetRetention(blocks, 101, minute).message(),
+            "SetRetention.priority is 101; must be 0 to 100");
+  EXPECT_EQ(session->SetRetention(blocks, 1, minute, -minute).message(),
+            "SetRetention.half_life is -60000 ms; must be 0 to 86400000");
   ASSERT_TRUE(session->Flush(Soon()).ok());
   EXPECT_EQ(session->counters().refused, 0u);
 }

@@ -26,6 +26,7 @@ def test_views(daemon):
         blocks = session.lease(2)
         view = blocks.v(1)
         assert view.device == "cuda:1" and view.__dlpack_device__() == (2, 1)
+        assert len(session.device_uuid) == 16 and any(session.device_uuid)
         interface = view.__cuda_array_interface__
         assert interface["data"] == (view.address, False)
         assert interface == {"shape": (2, 16, 3, 64), "strides": view.strides, "typestr": "<f2", "version": 3,

@@ -157,21 +157,40 @@ def test_a_prune_waits_for_its_step(session):
             sequence.prune(budget_tokens=32, timeout=0.05)
         with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
             sequence.extend([1])
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.release(reuse="unlikely")
         session.complete_step()
         assert sequence.finish_prune().kept_tokens == 32 == sequence.tokens
 
 
-def test_scores_of_blocks_without_a_sequence(session):
-    with session.lease(3) as blocks:
-        np.asarray(session.k(blocks=session.max_blocks))[blocks.ids] = 1
-        np.asarray(session.v(blocks=session.max_blocks))[blocks.ids] = np.arange(3).reshape(3, 1, 1, 1, 1)
-        pending = session.score(blocks, scope="layer", last_block_tokens=4)
-        scores = pending.wait()
-        assert (scores.rows, scores.tokens, scores.blocks) == (2, 36, 3) and scores.token_scores is None
-        assert np.allclose(scores.block_scores, [[0, 1, 2]] * 2)
+def test_what_is_not_read_again_leaves_first(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(96))
+        keep = dict(budget_tokens=64, scorer="streaming_llm", dry_run=True)
+        assert sequence.prune(**keep).victims == [1, 2]
+        # A block of which one token is read stays as dear as it was.
+        assert sequence.prune(discard=[(48, 64), (64, 79)], **keep).victims == [1, 3]
+        assert sequence.prune(discard=[(0, 96)], protection=kvpool.Protection(first_blocks=2), **keep).victims == [2, 3]
+        for ranges, words in (([(5, 5)], "discard.* 5"), ([(0, 97)], "discard.*97")):
+            with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                sequence.prune(discard=ranges, **keep)
+        kept = sequence.compact(budget_tokens=64, scorer="streaming_llm", discard=[(40, 80)]).kept_positions[0]
+        assert set(range(40)) | set(range(80, 96)) <= set(kept) and len(kept) == 64
 
 
-def test_budget_plans(session):
-    plan = session.plan_budgets("pyramid", 100, layers=4, params={"beta": 5, "sequence_tokens": 400})
-    assert len(plan.budget_tokens) == 4 and plan.budget_tokens == sorted(plan.budget_tokens, reverse=True)
-    assert abs(sum(plan.budget_tokens) - 400) <= 4
+def test_what_is_not_read_of_chosen_tokens(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(32))
+        for more in (dict(discard=[(0, 4)]), dict(protect=[(0, 4)]), dict(scorer="random")):
+            with pytest.raises(kvpool.InvalidArgumentError, match="compact has keep"):
+                sequence.compact(keep=[1, 2], **more)
+
+
+def test_queries_of_a_prompt_behind_the_sequence(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(4), value=lambda token: 1)
+        queries = np.ones((2, 8, 6, 8), np.float32)  # More than there are tokens.
+        told = kvpool.Scorer("epicache", window=kvpool.QueryWindow(queries, behind=True))
+        assert sequence.score(told, token_scores=True).tokens == 4
+        with pytest.raises(kvpool.InvalidArgumentError, match="8 queries|queries.* 8"):
+            sequence.score(kvpool.Scorer("epicache", window=kvpool.QueryWindow(queries)), token_scores=True)

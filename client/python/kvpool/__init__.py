@@ -3,16 +3,19 @@
 import atexit as _atexit
 
 from kvpool import errors as errors
-from kvpool._core import (BlockArray, Blocks, BudgetPlan, CompactResult, Layout, LayerGroup, LiveSequence, MatchHit, Notice,
-                          PendingMatch, PendingScore, PendingSeal, Plane, PrefixHasher, Protection, PruneResult,
-                          QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, close_all)
+from kvpool._core import (BlockArray, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout, LayerGroup,
+                          LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch, PendingPrune,
+                          PendingPutEpisode, PendingScore, PendingSeal, Plane, PrefixHasher, Protection, PruneResult,
+                          PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, close_all)
 from kvpool.errors import *  # noqa: F403
 from kvpool.errors import __all__ as _errors
 
 __all__ = [
-    "BlockArray", "Blocks", "BudgetPlan", "CompactResult", "Layout", "LayerGroup", "LiveSequence", "MatchHit", "Notice",
-    "PendingMatch", "PendingScore", "PendingSeal", "Plane", "PrefixHasher", "Protection", "PruneResult", "QueryWindow",
-    "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal", "View", "block_id", "errors",
+    "BlockArray", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout", "LayerGroup",
+    "LiveSequence", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch", "PendingPrune",
+    "PendingPutEpisode", "PendingScore", "PendingSeal", "Plane", "PrefixHasher", "Protection", "PruneResult",
+    "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal", "View", "block_id",
+    "errors",
 ]
 __all__ += _errors  # type checkers know this form
 

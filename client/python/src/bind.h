@@ -39,7 +39,7 @@ class PyBlocks {
   bool writable(int64_t index) const { return writable_[Offset(index)]; }
   // From now on views are read-only.
   void MarkSealed() { writable_.assign(writable_.size(), false); }
-  void Release(std::optional<uint64_t> after);
+  void Release(std::optional<uint64_t> after, const ReleaseHint& hint = {});
   // The holds go elsewhere.
   std::vector<BlockRef> Take();
   PyBlocks Split(size_t count);
@@ -87,7 +87,18 @@ class PyPending {
 
 // A Blocks, or a list of refs.
 std::vector<BlockRef> RefsOf(nb::handle blocks);
+// A Blocks of references, which takes the holds over.
+nb::object BlocksObject(const std::shared_ptr<SharedSession>& session, Blocks holds);
 std::vector<uint64_t> Packed(absl::Span<const BlockRef> refs);
+
+// Blocks of one sequence in one layer group, in order: what a session keeps of it, where there is no LiveSequence.
+struct PyBlockTable {
+  nb::object blocks;  // A Blocks.
+  uint32_t group = 0;
+  uint32_t last_block_tokens = 0;  // 0: it is full.
+
+  PyBlocks& held() const { return nb::cast<PyBlocks&>(blocks); }
+};
 
 // A list or dict of strings, numbers and booleans as the proto has them: "true", "7".
 std::string ParamOf(nb::handle value);
@@ -95,8 +106,12 @@ std::string ParamOf(nb::handle value);
 void BindLayout(nb::module_& module);
 void BindBlocks(nb::module_& module);
 void BindSession(nb::module_& module);
+// From here on methods are added to its session.
+void BindSharing(nb::module_& module);
 void BindScoring(nb::module_& module);
 void BindSequence(nb::module_& module);
+void BindDevice(nb::module_& module);
+void BindEpisodes(nb::module_& module);
 
 }  // namespace kvpool::python
 

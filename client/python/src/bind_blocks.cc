@@ -26,10 +26,10 @@ size_t PyBlocks::Offset(int64_t index) const {
   return static_cast<size_t>(at);
 }
 
-void PyBlocks::Release(std::optional<uint64_t> after) {
+void PyBlocks::Release(std::optional<uint64_t> after, const ReleaseHint& hint) {
   if (std::exchange(released_, true) || session_->closed()) return;
   const std::vector<BlockRef> refs = std::exchange(refs_, {});
-  session_->Use([&](Session&) { session_->GiveBack(refs, StepOf(after)); });
+  session_->Use([&](Session&) { session_->GiveBack(refs, StepOf(after), hint); });
 }
 
 std::vector<BlockRef> PyBlocks::Take() {
@@ -68,12 +68,45 @@ std::vector<BlockRef> RefsOf(nb::handle blocks) {
   return refs;
 }
 
+nb::object BlocksObject(const std::shared_ptr<SharedSession>& session, Blocks holds) {
+  const auto refs = holds.Detach();
+  return nb::cast(PyBlocks(session, {refs.begin(), refs.end()}, false));
+}
+
 std::vector<uint64_t> Packed(absl::Span<const BlockRef> refs) {
   std::vector<uint64_t> packed;
   packed.reserve(refs.size());
   for (const BlockRef ref : refs) packed.push_back(ref.Pack());
   return packed;
 }
+
+namespace {
+
+void BindBlockTable(nb::module_& module) {
+  nb::class_<PyBlockTable>(
+      module, "BlockTable",
+      "Blocks of one sequence in one layer group, in order. It refers to the holds of `blocks` "
+      "and has none of its own.")
+      .def(
+          "__init__",
+          [](PyBlockTable* self, const nb::object& blocks, uint32_t group, uint32_t last_block_tokens) {
+            if (!nb::isinstance<PyBlocks>(blocks)) {
+              throw nb::type_error("a block table is of Blocks; Session.ref makes them of bare refs");
+            }
+            new (self) PyBlockTable{.blocks = blocks, .group = group, .last_block_tokens = last_block_tokens};
+          },
+          nb::arg("blocks"), nb::kw_only(), nb::arg("group") = 0, nb::arg("last_block_tokens") = 0,
+          nb::sig(
+              "def __init__(self, blocks: Blocks, *, group: int = 0, last_block_tokens: int = 0) -> None"))
+      .def_prop_ro(
+          "blocks", [](const PyBlockTable& table) { return table.blocks; },
+          nb::sig("def blocks(self) -> Blocks"))
+      .def_ro("group", &PyBlockTable::group, "Layer group.")
+      .def_ro("last_block_tokens", &PyBlockTable::last_block_tokens,
+              "Valid tokens of the last block; 0: it is full.");
+}
+
+}  // namespace
 
 void BindBlocks(nb::module_& module) {
   nb::class_<PyBlocks>(
@@ -120,8 +153,25 @@ void BindBlocks(nb::module_& module) {
           "extend", [](PyBlocks& blocks, PyBlocks& more) { blocks.Extend(&more); }, nb::arg("more"),
           "Takes over what `more` holds, behind its own.")
       .def(
-          "release", &PyBlocks::Release, nb::arg("after") = nb::none(),
-          "Gives the holds back once step `after` is done: by default the step begun last. Again is nothing.")
+          "release",
+          [](PyBlocks& blocks, std::optional<uint64_t> after, const std::string& reuse, uint32_t category) {
+            blocks.Release(after, HintOf(reuse, category));
+          },
+          nb::arg("after") = nb::none(), nb::kw_only(), nb::arg("reuse") = "unspecified",
+          nb::arg("category") = 0,
+          nb::sig(
+              "def release(self, after: int | None = None, *, reuse: Reuse = 'unspecified', category: int "
+              "= 0) -> None"),
+          "Gives the holds back once step `after` is done: by default the step begun last. Again is "
+          "nothing.\n\n"
+          "`reuse` is advice to the replacement policy: \"expected\" (the conversation goes on), "
+          "\"unlikely\" (it "
+          "is over); but\n"
+          "\"never\" (a pruned beam) binds: those of the blocks that nobody holds any more leave the cache "
+          "before all others.\n"
+          "`category`: 1 to 15, as the engine numbers its kinds of requests; 0: not said. "
+          "InvalidArgumentError: a hint that is\n"
+          "none, and nothing was given back.")
       .def(
           "detach", [](PyBlocks& blocks) { return Packed(blocks.Take()); },
           "Lets go of the handle and keeps the holds: give the refs back with Session.release.")
@@ -134,6 +184,7 @@ void BindBlocks(nb::module_& module) {
         return blocks.released() ? std::string("<kvpool.Blocks released>")
                                  : absl::StrCat("<kvpool.Blocks of ", blocks.refs().size(), ">");
       });
+  BindBlockTable(module);
 }
 
 }  // namespace kvpool::python

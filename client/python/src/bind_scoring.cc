@@ -1,4 +1,4 @@
-// What policies are told, and scores.
+// What policies are told.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -29,6 +29,59 @@ v1::Score ScoreRequestOf(nb::handle scorer, const ScoreArguments& arguments) {
   request.set_block_scores(arguments.block_scores);
   request.set_budget_tokens(arguments.budget_tokens);
   request.mutable_sequence()->set_fresh(arguments.fresh);
+  return request;
+}
+
+namespace {
+
+void Add(const TokenRanges& ranges, google::protobuf::RepeatedPtrField<v1::TokenRange>* to) {
+  for (const auto& [begin, end] : ranges) {
+    v1::TokenRange& range = *to->Add();
+    range.set_begin(begin);
+    range.set_end(end);
+  }
+}
+
+// As Prune and Compact say it alike.
+template <typename Request>
+void Fill(const WhateverScore& ranges, Request* request) {
+  Add(ranges.protect, request->mutable_protect());
+  if (ranges.protection != nullptr) *request->mutable_protection() = ranges.protection->proto;
+  Add(ranges.discard, request->mutable_discard());
+}
+
+}  // namespace
+
+v1::Prune PruneRequestOf(nb::handle scorer, const PruneArguments& arguments, const WhateverScore& ranges) {
+  if (arguments.budget_tokens.has_value() == arguments.budget_blocks.has_value()) {
+    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and budget_blocks is needed"));
+  }
+  v1::Prune request;
+  ScorerOf(scorer).Fill(&request);
+  Fill(ranges, &request);
+  if (arguments.budget_tokens.has_value()) request.set_budget_tokens(*arguments.budget_tokens);
+  if (arguments.budget_blocks.has_value()) request.set_budget_blocks(*arguments.budget_blocks);
+  request.mutable_sequence()->set_fresh(arguments.fresh);
+  request.set_dry_run(arguments.dry_run);
+  return request;
+}
+
+v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
+                             const WhateverScore& ranges) {
+  if (arguments.budget_tokens.has_value() == arguments.keep.has_value()) {
+    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and keep is needed"));
+  }
+  v1::Compact request;
+  if (!scorer.is_none()) ScorerOf(scorer).Fill(&request);
+  Fill(ranges, &request);
+  if (arguments.keep.has_value()) {
+    request.mutable_keep()->mutable_positions()->Add(arguments.keep->begin(), arguments.keep->end());
+  } else {
+    request.set_budget_tokens(*arguments.budget_tokens);
+    request.set_scope(EnumOf<v1::Scope>(arguments.scope, "SCOPE_", "scope", &v1::Scope_Parse));
+  }
+  request.mutable_sequence()->set_fresh(arguments.fresh);
+  request.set_keep_sources(arguments.keep_sources);
   return request;
 }
 
@@ -90,11 +143,6 @@ struct PySignal {
   nb::object keeps;
 };
 
-struct PyBudgetPlan {
-  std::vector<uint64_t> budget_tokens;
-  std::vector<double> weights;
-};
-
 void SetInlined(const void* data, size_t bytes, v1::Data* to) { to->set_inlined(data, bytes); }
 
 PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, bool per_head,
@@ -117,9 +165,10 @@ PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, 
 }
 
 PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::optional<uint32_t> q_heads,
-                         float scale, uint64_t offset) {
+                         float scale, bool behind, uint64_t offset) {
   PyQueryWindow window;
   window.proto.set_scale(scale);
+  window.proto.set_behind(behind);
   if (nb::isinstance<PyBlockArray>(data)) {
     if (!queries.has_value() || !q_heads.has_value()) {
       throw StatusError(
@@ -181,7 +230,7 @@ void MakeScorer(PyScorer* self, const std::string& policy, const nb::dict& param
       EnumOf<v1::PlaneReduction>(over_layers, "PLANE_REDUCTION_", "over_layers", &v1::PlaneReduction_Parse));
 }
 
-void BindSignals(nb::module_& module) {
+void BindBlockArray(nb::module_& module) {
   nb::class_<PyBlockArray>(
       module, "BlockArray",
       "Statistics or queries in blocks leased for them, which a request names instead of carrying them:\n"
@@ -209,7 +258,9 @@ void BindSignals(nb::module_& module) {
       .def(
           "__exit__", [](const PyBlockArray& array, nb::args) { array.blocks().Release(std::nullopt); },
           nb::sig("def __exit__(self, *args: object) -> None"));
+}
 
+void BindSignals(nb::module_& module) {
   nb::class_<PySignal>(module, "Signal",
                        "One array that an engine tells of a sequence; see Signal in score.proto.")
       .def(
@@ -232,16 +283,21 @@ void BindSignals(nb::module_& module) {
       .def(
           "__init__",
           [](PyQueryWindow* self, nb::handle data, std::optional<uint32_t> queries,
-             std::optional<uint32_t> q_heads, float scale, uint64_t offset) {
-            new (self) PyQueryWindow(MakeWindow(data, queries, q_heads, scale, offset));
+             std::optional<uint32_t> q_heads, float scale, uint64_t offset, bool behind) {
+            new (self) PyQueryWindow(MakeWindow(data, queries, q_heads, scale, behind, offset));
           },
           nb::arg("data"), nb::kw_only(), nb::arg("queries") = nb::none(), nb::arg("q_heads") = nb::none(),
-          nb::arg("scale") = 0.0f, nb::arg("offset") = 0,
+          nb::arg("scale") = 0.0f, nb::arg("offset") = 0, nb::arg("behind") = false,
           nb::sig("def __init__(self, data: typing.Any, *, queries: int | None = None, q_heads: int | None = "
                   "None, scale: "
-                  "float = 0.0, offset: int = 0) -> None"),
-          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`.");
+                  "float = 0.0, offset: int = 0, behind: bool = False) -> None"),
+          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`. `behind`: of "
+          "a "
+          "prompt that was run\n"
+          "behind the sequence and is not in it, each of which sees all of it.");
+}
 
+void BindScorer(nb::module_& module) {
   nb::class_<PyProtection>(
       module, "Protection",
       "What stays at the ends whatever its score, in place of the policy's own defaults.")
@@ -274,110 +330,12 @@ void BindSignals(nb::module_& module) {
            "Policies and parameters are as `kvpoolctl policies` lists them; no name: paged_eviction.");
 }
 
-// [rows][columns], or none if it was not asked for.
-nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t rows, uint32_t columns) {
-  if (scores.empty()) return nb::none();
-  auto* copy = new std::vector<float>(scores.begin(), scores.end());
-  const nb::capsule owner(copy, [](void* array) noexcept { delete static_cast<std::vector<float>*>(array); });
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(copy->data(), {rows, columns}, owner));
-}
-
-void BindScores(nb::module_& module) {
-  nb::class_<PyScoreResult>(module, "ScoreResult", "Higher stays.")
-      .def_prop_ro(
-          "rows", [](const PyScoreResult& result) { return result.proto.rows(); }, "As the scope says.")
-      .def_prop_ro("tokens", [](const PyScoreResult& result) { return result.proto.tokens(); })
-      .def_prop_ro("blocks", [](const PyScoreResult& result) { return result.proto.blocks(); })
-      .def_prop_ro(
-          "token_scores",
-          [](const PyScoreResult& result) {
-            return Scores(result.proto.token_scores(), result.proto.rows(), result.proto.tokens());
-          },
-          nb::sig("def token_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, tokens]")
-      .def_prop_ro(
-          "block_scores",
-          [](const PyScoreResult& result) {
-            return Scores(result.proto.block_scores(), result.proto.rows(), result.proto.blocks());
-          },
-          nb::sig("def block_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, blocks]")
-      .def_prop_ro(
-          "blocks_read", [](const PyScoreResult& result) { return result.proto.blocks_read(); },
-          "Blocks whose K and V were read; the others' features were kept.");
-
-  nb::class_<PyPending<v1::ScoreResult>>(module, "PendingScore", "Scores on their way. May be dropped.")
-      .def_prop_ro("ready", &PyPending<v1::ScoreResult>::ready)
-      .def(
-          "wait",
-          [](PyPending<v1::ScoreResult>& pending, Timeout timeout) {
-            return PyScoreResult{pending.Wait(timeout)};
-          },
-          nb::arg("timeout") = 30.0, "Takes the answer, once.");
-
-  nb::class_<PyBudgetPlan>(module, "BudgetPlan", "How budgets are spread over layers.")
-      .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "By layer.")
-      .def_ro("weights", &PyBudgetPlan::weights, "What they were planned by.");
-}
-
 }  // namespace
 
 void BindScoring(nb::module_& module) {
+  BindBlockArray(module);
   BindSignals(module);
-  BindScores(module);
-  auto session = nb::borrow<nb::class_<SharedSession>>(nb::type<SharedSession>());
-  session.def(
-      "score",
-      [](const std::shared_ptr<SharedSession>& session, nb::handle blocks, nb::handle scorer, uint32_t group,
-         uint32_t last_block_tokens, const std::string& scope, bool token_scores, bool block_scores,
-         bool fresh, uint32_t budget_tokens, std::optional<uint64_t> after) {
-        v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
-                                                    .token_scores = token_scores,
-                                                    .block_scores = block_scores,
-                                                    .fresh = fresh,
-                                                    .budget_tokens = budget_tokens});
-        v1::Sequence& sequence = *request.mutable_sequence();
-        sequence.set_group(group);
-        sequence.set_last_block_tokens(last_block_tokens);
-        for (const BlockRef ref : RefsOf(blocks)) sequence.add_blocks(ref.Pack());
-        return PyPending<v1::ScoreResult>(
-            session,
-            ValueOf(session->Use([&](Session& open) { return open.Score(request, StepOf(after)); })));
-      },
-      nb::arg("blocks"), nb::arg("scorer").none() = nb::none(), nb::kw_only(), nb::arg("group") = 0,
-      nb::arg("last_block_tokens") = 0, nb::arg("scope") = "sequence", nb::arg("token_scores") = false,
-      nb::arg("block_scores") = true, nb::arg("fresh") = false, nb::arg("budget_tokens") = 0,
-      nb::arg("after") = nb::none(),
-      nb::sig("def score(self, blocks: Refs, scorer: Scorer | str | None = None, *, group: int = 0, "
-              "last_block_tokens: int = 0, "
-              "scope: str = 'sequence', token_scores: bool = False, block_scores: bool = True, fresh: bool = "
-              "False, "
-              "budget_tokens: int = 0, after: int | None = None) -> PendingScore"),
-      "Scores a sequence where it lies. `last_block_tokens`: valid tokens of the last block, 0: all.");
-  session.def(
-      "plan_budgets",
-      [](const std::shared_ptr<SharedSession>& session, const std::string& method, uint64_t tokens_per_layer,
-         uint32_t layers, const nb::dict& params, const std::vector<double>& statistics, Timeout timeout) {
-        v1::PlanBudgets request;
-        request.set_method(
-            EnumOf<v1::BudgetMethod>(method, "BUDGET_METHOD_", "method", &v1::BudgetMethod_Parse));
-        request.set_tokens_per_layer(tokens_per_layer);
-        request.set_layers(layers);
-        for (const auto& [name, value] : params) {
-          (*request.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
-        }
-        request.mutable_statistics()->Add(statistics.begin(), statistics.end());
-        PyPending<v1::PlanBudgetsResult> pending(
-            session, ValueOf(session->Use([&](Session& open) { return open.PlanBudgets(request); })));
-        const v1::PlanBudgetsResult result = pending.Wait(timeout);
-        return PyBudgetPlan{.budget_tokens = {result.budget_tokens().begin(), result.budget_tokens().end()},
-                            .weights = {result.weights().begin(), result.weights().end()}};
-      },
-      nb::arg("method"), nb::arg("tokens_per_layer"), nb::arg("layers") = 0, nb::arg("params") = nb::dict(),
-      nb::arg("statistics") = std::vector<double>(), nb::arg("timeout") = 30.0,
-      nb::sig("def plan_budgets(self, method: str, tokens_per_layer: int, layers: int = 0, params: dict[str, "
-              "str | float | "
-              "bool] = {}, statistics: collections.abc.Sequence[float] = (), timeout: float | None = 30.0) "
-              "-> BudgetPlan"),
-      "Spreads a budget over layers; see PlanBudgets in score.proto for methods and what each goes by.");
+  BindScorer(module);
 }
 
 }  // namespace kvpool::python

@@ -45,13 +45,21 @@ class PySequence {
   const std::shared_ptr<SharedSession>& session() const { return session_; }
   uint32_t group() const { return group_; }
 
-  void Release() {
+  // With a hint, of a sequence whose pruning is finished.
+  void Release(const ReleaseHint& hint) {
     if (sequence_ == nullptr) return;
     if (session_->closed()) {
       session_->DropLater(std::move(sequence_));
       return;
     }
-    session_->Use([this](Session&) { sequence_.reset(); });
+    Check(session_->Use([&](Session&) -> absl::Status {
+      if (!(hint == ReleaseHint())) {
+        session_->Shield(sequence_->sequence.blocks(), hint);
+        if (absl::Status released = sequence_->sequence.Release(hint); !released.ok()) return released;
+      }
+      sequence_.reset();
+      return absl::OkStatus();
+    }));
   }
 
   // In a turn.
@@ -106,27 +114,14 @@ class PySequence {
   std::shared_ptr<Guarded> sequence_;  // Destroyed in a turn.
 };
 
-struct PyPruneResult {
-  v1::PruneResult proto;
-};
-struct PyCompactResult {
-  v1::CompactResult proto;
-};
-
 PyPruneResult Prune(PySequence& sequence, std::optional<uint32_t> budget_tokens,
                     std::optional<uint32_t> budget_blocks, nb::handle scorer, const TokenRanges& protect,
-                    const PyProtection* protection, bool fresh, bool dry_run, Timeout timeout,
-                    std::optional<uint64_t> after) {
-  if (budget_tokens.has_value() == budget_blocks.has_value()) {
-    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and budget_blocks is needed"));
-  }
-  v1::Prune request;
-  ScorerOf(scorer).Fill(&request);
-  Protect(protect, protection, &request);
-  if (budget_tokens.has_value()) request.set_budget_tokens(*budget_tokens);
-  if (budget_blocks.has_value()) request.set_budget_blocks(*budget_blocks);
-  request.mutable_sequence()->set_fresh(fresh);
-  request.set_dry_run(dry_run);
+                    const PyProtection* protection, const TokenRanges& discard, bool fresh, bool dry_run,
+                    Timeout timeout, std::optional<uint64_t> after) {
+  const v1::Prune request = PruneRequestOf(
+      scorer,
+      {.budget_tokens = budget_tokens, .budget_blocks = budget_blocks, .fresh = fresh, .dry_run = dry_run},
+      {.protect = protect, .protection = protection, .discard = discard});
   return {sequence.Ask(
       timeout, [&](LiveSequence& live) { return live.Prune(request, Deadline::min(), StepOf(after)); },
       [](LiveSequence& live, Deadline deadline) { return live.FinishPrune(deadline); })};
@@ -135,89 +130,25 @@ PyPruneResult Prune(PySequence& sequence, std::optional<uint32_t> budget_tokens,
 PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tokens,
                         std::optional<std::vector<uint32_t>> keep, nb::handle scorer,
                         const std::string& scope, const TokenRanges& protect, const PyProtection* protection,
-                        bool fresh, bool keep_sources, Timeout timeout, std::optional<uint64_t> after) {
-  if (budget_tokens.has_value() == keep.has_value()) {
-    throw StatusError(absl::InvalidArgumentError("one of budget_tokens and keep is needed"));
-  }
-  v1::Compact request;
-  if (keep.has_value()) {
-    request.mutable_keep()->mutable_positions()->Add(keep->begin(), keep->end());
-  } else {
-    ScorerOf(scorer).Fill(&request);
-    Protect(protect, protection, &request);
-    request.set_budget_tokens(*budget_tokens);
-    request.set_scope(EnumOf<v1::Scope>(scope, "SCOPE_", "scope", &v1::Scope_Parse));
-  }
-  request.mutable_sequence()->set_fresh(fresh);
-  request.set_keep_sources(keep_sources);
+                        const TokenRanges& discard, bool fresh, bool keep_sources, Timeout timeout,
+                        std::optional<uint64_t> after) {
+  const v1::Compact request =
+      CompactRequestOf(scorer,
+                       {.budget_tokens = budget_tokens,
+                        .keep = std::move(keep),
+                        .scope = scope,
+                        .fresh = fresh,
+                        .keep_sources = keep_sources},
+                       {.protect = protect, .protection = protection, .discard = discard});
   return {sequence.Ask(
       timeout, [&](LiveSequence& live) { return live.Compact(request, Deadline::min(), StepOf(after)); },
       [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
 }
 
-template <typename Numbers>
-std::vector<uint64_t> ListOf(const Numbers& numbers) {
-  return {numbers.begin(), numbers.end()};
-}
+using SequenceClass = nb::class_<PySequence>;
 
-void BindResults(nb::module_& module) {
-  nb::class_<PyPruneResult>(module, "PruneResult", "The table is now what stays.")
-      .def_prop_ro(
-          "victims", [](const PyPruneResult& r) { return ListOf(r.proto.victims()); },
-          "Indices into the blocks as they were, ascending.")
-      .def_prop_ro(
-          "table", [](const PyPruneResult& r) { return ListOf(r.proto.table()); }, "Refs of what stays.")
-      .def_prop_ro("kept_tokens", [](const PyPruneResult& r) { return r.proto.kept_tokens(); })
-      .def_prop_ro("kept_digest", [](const PyPruneResult& r) { return BytesOf(r.proto.kept_digest()); })
-      .def_prop_ro("blocks_read", [](const PyPruneResult& r) { return r.proto.blocks_read(); });
-
-  nb::class_<PyCompactResult>(module, "CompactResult", "The table is now what stays, in fewer blocks.")
-      .def_prop_ro("table", [](const PyCompactResult& r) { return ListOf(r.proto.table()); })
-      .def_prop_ro(
-          "last_block_tokens", [](const PyCompactResult& r) { return r.proto.last_block_tokens(); },
-          "Valid tokens in its last block.")
-      .def_prop_ro(
-          "moved_from_block", [](const PyCompactResult& r) { return r.proto.moved_from_block(); },
-          "Index of the first new block in the table.")
-      .def_prop_ro(
-          "rows", [](const PyCompactResult& r) { return r.proto.rows(); }, "Of kept_positions.")
-      .def_prop_ro(
-          "kept_positions",
-          [](const PyCompactResult& r) {
-            const uint32_t rows = std::max(1u, r.proto.rows());
-            const auto& all = r.proto.kept_positions();
-            std::vector<std::vector<uint32_t>> positions(rows);
-            const int each = all.size() / static_cast<int>(rows);
-            for (int i = 0; i < all.size(); ++i)
-              positions[static_cast<size_t>(i / std::max(1, each))].push_back(all[i]);
-            return positions;
-          },
-          "Of each row: positions in the sequence as it was, ascending.")
-      .def_prop_ro("kept_digest", [](const PyCompactResult& r) { return BytesOf(r.proto.kept_digest()); })
-      .def_prop_ro("blocks_read", [](const PyCompactResult& r) { return r.proto.blocks_read(); });
-}
-
-}  // namespace
-
-void BindSequence(nb::module_& module) {
-  BindResults(module);
-  nb::class_<PySequence>(
-      module, "LiveSequence",
-      "One sequence that an engine is generating: its blocks in order, and the keys that full ones may be\n"
-      "shared under. Once tokens were dropped, keys chain in what was kept; see client/live_sequence.h.\n"
-      "`with` releases it. Views of its blocks keep them held, also when a prune drops them.")
-      .def(
-          "__init__",
-          [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
-             const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
-            std::vector<std::string> extra;
-            for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
-            new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
-          },
-          nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
-          nb::arg("extra_keys") = std::vector<nb::bytes>(),
-          nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
-                  "collections.abc.Sequence[bytes] = ()) -> None"))
+void BindGrowing(SequenceClass& sequence) {
+  sequence
       .def(
           "append",
           [](PySequence& sequence, PyBlocks& blocks) {
@@ -264,7 +195,20 @@ void BindSequence(nb::module_& module) {
           },
           nb::arg("tokens"), nb::sig("def extend(self, tokens: Tokens) -> None"),
           "K and V of these tokens are in the blocks, or will be when the current step is done.")
-      .def_prop_ro("refs", [](const PySequence& sequence) { return Packed(sequence.get().blocks()); })
+      .def(
+          "seal",
+          [](PySequence& sequence, std::optional<uint64_t> after) -> std::optional<PyPending<SealOutcome>> {
+            auto pending =
+                ValueOf(sequence.Use([&](LiveSequence& live) { return live.Seal(StepOf(after)); }));
+            if (!pending.has_value()) return std::nullopt;
+            return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
+          },
+          nb::arg("after") = nb::none(),
+          "Queues a seal of the full blocks that are new; None: there are none.");
+}
+
+void BindTable(SequenceClass& sequence) {
+  sequence.def_prop_ro("refs", [](const PySequence& sequence) { return Packed(sequence.get().blocks()); })
       .def_prop_ro(
           "ids",
           [](const PySequence& sequence) {
@@ -298,30 +242,27 @@ void BindSequence(nb::module_& module) {
           [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {
             return PlaneOfBlock(sequence.session(), sequence.at(index), sequence.group(), true, layer, false);
           },
-          nb::arg("index"), nb::arg("layer") = nb::none(), "V of one block, as k().")
-      .def(
-          "seal",
-          [](PySequence& sequence, std::optional<uint64_t> after) -> std::optional<PyPending<SealOutcome>> {
-            auto pending =
-                ValueOf(sequence.Use([&](LiveSequence& live) { return live.Seal(StepOf(after)); }));
-            if (!pending.has_value()) return std::nullopt;
-            return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
-          },
-          nb::arg("after") = nb::none(),
-          "Queues a seal of the full blocks that are new; None: there are none.")
+          nb::arg("index"), nb::arg("layer") = nb::none(), "V of one block, as k().");
+}
+
+void BindBudget(SequenceClass& sequence) {
+  sequence
       .def("prune", Prune, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
            nb::arg("budget_blocks") = nb::none(), nb::arg("scorer").none() = nb::none(),
            nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
-           nb::arg("fresh") = false, nb::arg("dry_run") = false, nb::arg("timeout") = 30.0,
-           nb::arg("after") = nb::none(),
+           nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("dry_run") = false,
+           nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
            nb::sig("def prune(self, *, budget_tokens: int | None = None, budget_blocks: int | None = None, "
                    "scorer: Scorer | str "
                    "| None = None, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: "
                    "Protection | None = "
-                   "None, fresh: bool = False, dry_run: bool = False, timeout: float | None = 30.0, after: "
+                   "None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
+                   "dry_run: bool = False, timeout: float | None = 30.0, after: "
                    "int | None = None) "
                    "-> PruneResult"),
-           "Drops whole blocks to hold a budget. DeadlineExceededError: ask finish_prune.")
+           "Drops whole blocks to hold a budget. Tokens [begin, end) of `protect` stay; a block all of whose "
+           "tokens are in ranges\n"
+           "of `discard` leaves first, whatever its score. DeadlineExceededError: ask finish_prune.")
       .def(
           "finish_prune",
           [](PySequence& sequence, Timeout timeout) {
@@ -332,18 +273,19 @@ void BindSequence(nb::module_& module) {
       .def("compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
            nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
            nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
-           nb::arg("fresh") = false, nb::arg("keep_sources") = false, nb::arg("timeout") = 30.0,
-           nb::arg("after") = nb::none(),
+           nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
+           nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
            nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
                    "collections.abc.Sequence[int] | None = None, "
                    "scorer: Scorer | str | None = None, scope: str = 'sequence', protect: "
                    "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
-                   "fresh: bool = False, "
+                   "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
                    "keep_sources: bool = False, timeout: float | None = 30.0, after: int | None = None) -> "
                    "CompactResult"),
-           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. "
-           "DeadlineExceededError: ask\n"
-           "finish_compact.")
+           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin, "
+           "end) of "
+           "`protect` stay,\n"
+           "those of `discard` leave first. DeadlineExceededError: ask finish_compact.")
       .def(
           "finish_compact",
           [](PySequence& sequence, Timeout timeout) {
@@ -377,12 +319,65 @@ void BindSequence(nb::module_& module) {
                   "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
                   "None = 30.0, after: "
                   "int | None = None) -> ScoreResult"),
-          "Changes nothing.")
-      .def("release", &PySequence::Release, "Gives its blocks back. Again is nothing.")
+          "Changes nothing.");
+}
+
+}  // namespace
+
+v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session) {
+  v1::Sequence proto;
+  const std::shared_ptr<SharedSession>* of = nullptr;
+  if (nb::isinstance<PySequence>(table)) {
+    const PySequence& sequence = nb::cast<const PySequence&>(table);
+    proto = sequence.get().ToProto();
+    of = &sequence.session();
+  } else if (nb::isinstance<PyBlockTable>(table)) {
+    const PyBlockTable& blocks = nb::cast<const PyBlockTable&>(table);
+    proto.set_group(blocks.group);
+    for (const BlockRef ref : blocks.held().refs()) proto.add_blocks(ref.Pack());
+    proto.set_last_block_tokens(blocks.last_block_tokens);
+    of = &blocks.held().session();
+  } else {
+    throw nb::type_error("a table is a LiveSequence or a BlockTable");
+  }
+  if (*of != session) throw StatusError(absl::InvalidArgumentError("tables: blocks of another session"));
+  return proto;
+}
+
+void BindSequence(nb::module_& module) {
+  SequenceClass sequence(
+      module, "LiveSequence",
+      "One sequence that an engine is generating: its blocks in order, and the keys that full ones may be\n"
+      "shared under. Once tokens were dropped, keys chain in what was kept; see client/live_sequence.h.\n"
+      "`with` releases it. Views of its blocks keep them held, also when a prune drops them.");
+  sequence.def(
+      "__init__",
+      [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
+         const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
+        std::vector<std::string> extra;
+        for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
+        new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
+      },
+      nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
+      nb::arg("extra_keys") = std::vector<nb::bytes>(),
+      nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
+              "collections.abc.Sequence[bytes] = ()) -> None"));
+  BindGrowing(sequence);
+  BindTable(sequence);
+  BindBudget(sequence);
+  sequence
+      .def(
+          "release",
+          [](PySequence& sequence, const std::string& reuse, uint32_t category) {
+            sequence.Release(HintOf(reuse, category));
+          },
+          nb::kw_only(), nb::arg("reuse") = "unspecified", nb::arg("category") = 0,
+          nb::sig("def release(self, *, reuse: Reuse = 'unspecified', category: int = 0) -> None"),
+          "Gives its blocks back, with what is expected of them, as for Blocks.release. Again is nothing.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> LiveSequence"))
       .def(
-          "__exit__", [](PySequence& sequence, nb::args) { sequence.Release(); },
+          "__exit__", [](PySequence& sequence, nb::args) { sequence.Release({}); },
           nb::sig("def __exit__(self, *args: object) -> None"));
 }
 

@@ -1,4 +1,4 @@
-// Sessions, matches, seals, notices.
+// Sessions: opening, what they are, steps, leases, notices.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -24,28 +24,7 @@ struct PyNotice {
   std::string detail;
 };
 
-struct PyHit {
-  uint64_t tokens = 0;
-  std::string miss;
-  std::vector<nb::object> groups;  // Blocks, parallel to those asked for.
-
-  void Release() {
-    for (const nb::object& group : groups) nb::cast<PyBlocks&>(group).Release(std::nullopt);
-  }
-};
-
-struct PySealOutcome {
-  std::vector<uint64_t> canonical;
-  nb::object duplicates;  // Blocks.
-  std::vector<std::tuple<uint32_t, int, std::string>> refused;
-};
-
-nb::object BlocksObject(const SessionPtr& session, Blocks holds) {
-  const auto refs = holds.Detach();
-  return nb::cast(PyBlocks(session, {refs.begin(), refs.end()}, false));
-}
-
-void BindAnswers(nb::module_& module) {
+void BindNotice(nb::module_& module) {
   nb::class_<PyNotice>(module, "Notice",
                        "What the daemon wants the engine to know; see NoticeKind in engine.proto.")
       .def_ro("kind", &PyNotice::kind, "\"pressure\", \"revoke\", \"capacity\", \"drain\" or \"ended\".")
@@ -57,66 +36,6 @@ void BindAnswers(nb::module_& module) {
         return absl::StrCat("<kvpool.Notice ", notice.kind, notice.on ? "" : " off", " ", notice.value, " ",
                             notice.detail, ">");
       });
-
-  nb::class_<PyHit>(module, "MatchHit", "What a match found, held by reference. `with` releases it.")
-      .def_ro("tokens", &PyHit::tokens, "Length of the common prefix.")
-      .def_ro("miss", &PyHit::miss,
-              "Why it is not longer: \"none\", \"never_seen\", \"evicted\", ...; see MissReason.")
-      .def_prop_ro(
-          "groups", [](const PyHit& hit) { return hit.groups; }, nb::sig("def groups(self) -> list[Blocks]"),
-          "Parallel to the groups asked for.")
-      .def_prop_ro(
-          "blocks", [](const PyHit& hit) { return hit.groups.at(0); }, nb::sig("def blocks(self) -> Blocks"),
-          "Of the first group.")
-      .def("release", &PyHit::Release, "Gives back what was found and not moved elsewhere.")
-      .def(
-          "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> MatchHit"))
-      .def(
-          "__exit__", [](PyHit& hit, nb::args) { hit.Release(); },
-          nb::sig("def __exit__(self, *args: object) -> None"));
-
-  nb::class_<PyPending<MatchHit>>(module, "PendingMatch",
-                                  "A match on its way. May be dropped: then what comes is given back.")
-      .def_prop_ro("ready", &PyPending<MatchHit>::ready)
-      .def(
-          "wait",
-          [](PyPending<MatchHit>& pending, Timeout timeout) {
-            MatchHit found = pending.Wait(timeout);
-            PyHit hit{.tokens = found.tokens,
-                      .miss = NameOf(v1::MissReason_Name(found.miss), "MISS_REASON_")};
-            for (Blocks& group : found.groups) {
-              hit.groups.push_back(BlocksObject(pending.session(), std::move(group)));
-            }
-            return hit;
-          },
-          nb::arg("timeout") = 30.0,
-          "Takes the answer, once. DeadlineExceededError: it may be asked for again. Without a timeout: for "
-          "ever.");
-
-  nb::class_<PySealOutcome>(module, "SealOutcome", "What became of sealed blocks.")
-      .def_ro("canonical", &PySealOutcome::canonical,
-              "Parallel to the blocks. The block's own ref: sealed. Another: the key existed, `duplicates` "
-              "holds that block,\n"
-              "and the own one stays leased and private. 0: refused.")
-      .def_prop_ro(
-          "duplicates", [](const PySealOutcome& outcome) { return outcome.duplicates; },
-          nb::sig("def duplicates(self) -> Blocks"))
-      .def_ro("refused", &PySealOutcome::refused, "(index, code, why) of each block that was not sealed.");
-
-  nb::class_<PyPending<SealOutcome>>(module, "PendingSeal", "A seal on its way. May be dropped.")
-      .def_prop_ro("ready", &PyPending<SealOutcome>::ready)
-      .def(
-          "wait",
-          [](PyPending<SealOutcome>& pending, Timeout timeout) {
-            SealOutcome sealed = pending.Wait(timeout);
-            PySealOutcome outcome{.canonical = Packed(sealed.canonical)};
-            outcome.duplicates = BlocksObject(pending.session(), std::move(sealed.duplicates));
-            for (const v1::Refusal& refusal : sealed.refused) {
-              outcome.refused.emplace_back(refusal.index(), refusal.code(), refusal.message());
-            }
-            return outcome;
-          },
-          nb::arg("timeout") = 30.0, "Takes the answer, once.");
 }
 
 SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
@@ -170,52 +89,6 @@ PyBlocks Lease(const SessionPtr& session, uint32_t count, Timeout timeout) {
     }
   }));
   return PyBlocks(session, std::move(refs), true);
-}
-
-PyPending<MatchHit> Match(const SessionPtr& session, nb::handle keys, uint32_t group) {
-  uint32_t key_bytes = 32;
-  const std::string bytes = KeysOf(keys, &key_bytes);
-  const GroupKeys asked{.group = group, .keys = bytes, .key_bytes = key_bytes};
-  return {session, ValueOf(session->Use([&](Session& open) { return open.Match({&asked, 1}); }))};
-}
-
-PyPending<MatchHit> MatchGroups(const SessionPtr& session,
-                                const std::vector<std::pair<uint32_t, nb::object>>& groups) {
-  std::vector<std::string> bytes(groups.size());
-  std::vector<GroupKeys> asked(groups.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    asked[i].group = groups[i].first;
-    bytes[i] = KeysOf(groups[i].second, &asked[i].key_bytes);
-    asked[i].keys = bytes[i];
-  }
-  return {session, ValueOf(session->Use([&](Session& open) { return open.Match(asked); }))};
-}
-
-PyPending<SealOutcome> Seal(const SessionPtr& session, nb::handle blocks, nb::handle keys,
-                            std::optional<nb::bytes> parent_key, uint32_t group, uint32_t keys_per_block,
-                            std::optional<uint64_t> after) {
-  uint32_t key_bytes = 32;
-  const std::vector<BlockRef> refs = RefsOf(blocks);
-  const std::string bytes = KeysOf(keys, &key_bytes);
-  const std::string parent =
-      parent_key.has_value() ? std::string(parent_key->c_str(), parent_key->size()) : "";
-  PyPending<SealOutcome> pending(session, ValueOf(session->Use([&](Session& open) {
-                                   return open.Seal({.group = group,
-                                                     .blocks = refs,
-                                                     .keys = bytes,
-                                                     .key_bytes = key_bytes,
-                                                     .keys_per_block = keys_per_block,
-                                                     .parent_key = parent,
-                                                     .after = StepOf(after)});
-                                 })));
-  if (nb::isinstance<PyBlocks>(blocks)) nb::cast<PyBlocks&>(blocks).MarkSealed();
-  return pending;
-}
-
-PyBlocks Ref(const SessionPtr& session, nb::handle blocks) {
-  const std::vector<BlockRef> refs = RefsOf(blocks);
-  session->Use([&](Session& open) { ValueOf(open.Ref(refs)).Detach(); });
-  return PyBlocks(session, refs, false);
 }
 
 std::optional<PyNotice> NextNotice(const SessionPtr& session, Timeout timeout) {
@@ -290,6 +163,9 @@ void BindFacts(SessionClass& session) {
           "free_blocks", [](const SharedSession& s) { return s.shared().free_blocks(); },
           "Blocks that lease() gets for sure.")
       .def_prop_ro("under_pressure", [](const SharedSession& s) { return s.shared().under_pressure(); })
+      .def_prop_ro(
+          "device_uuid", [](const SharedSession& s) { return BytesOf(s.shared().device_uuid()); },
+          "16 bytes of the GPU that the memory is on; none: host memory.")
       .def_prop_ro("draining", [](const SharedSession& s) { return s.shared().draining(); })
       .def_prop_ro("views", &SharedSession::views,
                    "Views of blocks that are there, arrays made from them included.")
@@ -394,71 +270,20 @@ void BindVerbs(SessionClass& session) {
            "raises DeadlineExceededError with the daemon's reason.")
       .def(
           "release",
-          [](const SessionPtr& s, nb::handle blocks, std::optional<uint64_t> after) {
-            if (nb::isinstance<PyBlocks>(blocks)) return nb::cast<PyBlocks&>(blocks).Release(after);
+          [](const SessionPtr& s, nb::handle blocks, std::optional<uint64_t> after, const std::string& reuse,
+             uint32_t category) {
+            const ReleaseHint hint = HintOf(reuse, category);
+            if (nb::isinstance<PyBlocks>(blocks)) return nb::cast<PyBlocks&>(blocks).Release(after, hint);
             const std::vector<BlockRef> refs = RefsOf(blocks);
-            s->Use([&](Session&) { s->GiveBack(refs, StepOf(after)); });
+            s->Use([&](Session&) { s->GiveBack(refs, StepOf(after), hint); });
           },
-          nb::arg("blocks"), nb::arg("after") = nb::none(),
-          nb::sig("def release(self, blocks: Refs, after: int | None = None) -> None"),
-          "Gives back one hold on each.")
-      .def("match", Match, nb::arg("keys"), nb::arg("group") = 0,
-           nb::sig("def match(self, keys: bytes | collections.abc.Sequence[bytes], group: int = 0) -> "
-                   "PendingMatch"),
-           "Finds the longest prefix that is there, and holds it.")
-      .def("match_groups", MatchGroups, nb::arg("groups"),
-           nb::sig("def match_groups(self, groups: collections.abc.Sequence[tuple[int, bytes | "
-                   "collections.abc.Sequence[bytes]]]) -> PendingMatch"),
-           "The longest that is there in every group: [(group, keys)].")
-      .def("seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("parent_key") = nb::none(), nb::arg("group") = 0, nb::arg("keys_per_block") = 1,
-           nb::arg("after") = nb::none(),
-           nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
-                   "parent_key: bytes | None = "
-                   "None, group: int = 0, keys_per_block: int = 1, after: int | None = None) -> PendingSeal"),
-           "Makes full blocks immutable and findable, once step `after` is done. `parent_key`: of the block "
-           "before the first.\n"
-           "Views of these Blocks are read-only from then on; arrays taken before stay writable, and must "
-           "not be written.")
-      .def("ref", Ref, nb::arg("blocks"), nb::sig("def ref(self, blocks: Refs) -> Blocks"),
-           "One more hold on blocks that this session holds.")
-      .def(
-          "touch",
-          [](const SessionPtr& s, nb::handle blocks) {
-            const std::vector<BlockRef> refs = RefsOf(blocks);
-            Check(s->Use([&](Session& open) { return open.Touch(refs); }));
-          },
-          nb::arg("blocks"), nb::sig("def touch(self, blocks: Refs) -> None"),
-          "They were used now, for the replacement policy.")
-      .def(
-          "pin",
-          [](const SessionPtr& s, nb::handle blocks, double ttl) {
-            const std::vector<BlockRef> refs = RefsOf(blocks);
-            Check(s->Use([&](Session& open) {
-              return open.Pin(refs, std::chrono::milliseconds(static_cast<int64_t>(ttl * 1000)));
-            }));
-          },
-          nb::arg("blocks"), nb::arg("ttl"), nb::sig("def pin(self, blocks: Refs, ttl: float) -> None"),
-          "Sealed blocks stay for `ttl` seconds.")
-      .def(
-          "unpin",
-          [](const SessionPtr& s, nb::handle blocks) {
-            const std::vector<BlockRef> refs = RefsOf(blocks);
-            Check(s->Use([&](Session& open) { return open.Unpin(refs); }));
-          },
-          nb::arg("blocks"), nb::sig("def unpin(self, blocks: Refs) -> None"))
-      .def(
-          "set_retention",
-          [](const SessionPtr& s, nb::handle blocks, uint32_t priority, double ttl) {
-            const std::vector<BlockRef> refs = RefsOf(blocks);
-            Check(s->Use([&](Session& open) {
-              return open.SetRetention(refs, priority,
-                                       std::chrono::milliseconds(static_cast<int64_t>(ttl * 1000)));
-            }));
-          },
-          nb::arg("blocks"), nb::arg("priority"), nb::arg("ttl"),
-          nb::sig("def set_retention(self, blocks: Refs, priority: int, ttl: float) -> None"),
-          "How dear sealed blocks are to the replacement policy, 0 to 100 (50 by itself), for `ttl` seconds.")
+          nb::arg("blocks"), nb::arg("after") = nb::none(), nb::kw_only(), nb::arg("reuse") = "unspecified",
+          nb::arg("category") = 0,
+          nb::sig(
+              "def release(self, blocks: Refs, after: int | None = None, *, reuse: Reuse = 'unspecified', "
+              "category: int = 0) -> None"),
+          "Gives back one hold on each, root first. `reuse` and `category` say what is expected of them, as "
+          "for Blocks.release.")
       .def(
           "flush",
           [](const SessionPtr& s, Timeout timeout) {
@@ -475,7 +300,7 @@ void BindVerbs(SessionClass& session) {
 }  // namespace
 
 void BindSession(nb::module_& module) {
-  BindAnswers(module);
+  BindNotice(module);
   SessionClass session(module, "Session", nb::dynamic_attr(), nb::is_weak_referenceable(),
                        "An engine's hold on a space of KV blocks; see client/session.h. `with` closes it.\n\n"
                        "Any number of Python threads may use it: their calls take turns, and waiting is done "

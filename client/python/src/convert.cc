@@ -2,6 +2,8 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 
 namespace kvpool::python {
@@ -107,6 +109,18 @@ std::vector<uint32_t> TokensOf(nb::handle tokens) {
   return ids;
 }
 
+std::vector<float> FloatsOf(nb::handle values) {
+  nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
+  if (nb::try_cast(values, array)) return {array.data(), array.data() + array.shape(0)};
+  std::vector<float> floats;
+  for (const nb::handle value : values) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    floats.push_back(static_cast<float>(number));
+  }
+  return floats;
+}
+
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes) {
   if (nb::isinstance<nb::bytes>(keys)) {
     const auto bytes = nb::borrow<nb::bytes>(keys);
@@ -126,6 +140,22 @@ std::string KeysOf(nb::handle keys, uint32_t* key_bytes) {
   }
   if (size != 0) *key_bytes = static_cast<uint32_t>(size);
   return all;
+}
+
+ReleaseHint HintOf(const std::string& reuse, uint32_t category) {
+  const ReleaseHint hint = {.reuse = EnumOf<v1::Reuse>(reuse, "REUSE_", "reuse", &v1::Reuse_Parse),
+                            .category = category};
+  Check(CheckHint(hint));
+  return hint;
+}
+
+std::chrono::milliseconds TimeOf(double seconds, const char* field) {
+  constexpr double kMost = 1e12;  // Milliseconds of more would overflow.
+  if (!(std::abs(seconds) <= kMost)) {
+    throw StatusError(
+        absl::InvalidArgumentError(absl::StrCat(field, ": ", seconds, " is no time in seconds")));
+  }
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
 std::string NameOf(std::string_view full_name, std::string_view prefix) {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "client/release_hint.h"
 #include "client/session.h"
 
 namespace kvpool::python {
@@ -82,6 +83,8 @@ auto Await(Timeout timeout, Attempt attempt) {
 
 // A list of integers, or an array of them.
 std::vector<uint32_t> TokensOf(nb::handle tokens);
+// The same of floats.
+std::vector<float> FloatsOf(nb::handle values);
 // bytes, or a list of bytes of one length; the length is `key_bytes`, 32 if there are none.
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes);
 inline nb::bytes BytesOf(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
@@ -99,6 +102,11 @@ Enum EnumOf(const std::string& name, const char* prefix, const char* field,
 }
 // The other way round.
 std::string NameOf(std::string_view full_name, std::string_view prefix);
+
+// "never" for REUSE_NEVER. INVALID_ARGUMENT: a hint that is none.
+ReleaseHint HintOf(const std::string& reuse, uint32_t category);
+// Of `seconds`; INVALID_ARGUMENT: no number, or beyond what a clock can say.
+std::chrono::milliseconds TimeOf(double seconds, const char* field);
 
 }  // namespace kvpool::python
 

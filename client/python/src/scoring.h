@@ -1,4 +1,4 @@
-// What a policy is told, in Python: Scorer, Signal, QueryWindow, BlockArray.
+// Requests of the verbs that run on the device, as Python says them, and their answers.
 #ifndef KVPOOL_CLIENT_PYTHON_SRC_SCORING_H_
 #define KVPOOL_CLIENT_PYTHON_SRC_SCORING_H_
 
@@ -41,16 +41,12 @@ struct PyProtection {
   v1::Protection proto;
 };
 
-// Prune and Compact say alike what stays whatever its score.
-template <typename Request>
-void Protect(const TokenRanges& ranges, const PyProtection* protection, Request* request) {
-  for (const auto& [begin, end] : ranges) {
-    v1::TokenRange& range = *request->add_protect();
-    range.set_begin(begin);
-    range.set_end(end);
-  }
-  if (protection != nullptr) *request->mutable_protection() = protection->proto;
-}
+// What stays, or leaves, whatever its score.
+struct WhateverScore {
+  TokenRanges protect;
+  const PyProtection* protection = nullptr;  // The policy's own.
+  TokenRanges discard;
+};
 
 struct ScoreArguments {
   std::string scope;
@@ -59,9 +55,33 @@ struct ScoreArguments {
 };
 v1::Score ScoreRequestOf(nb::handle scorer, const ScoreArguments& arguments);
 
-// The answer, with scores as NumPy arrays.
+struct PruneArguments {
+  std::optional<uint32_t> budget_tokens, budget_blocks;  // One of them.
+  bool fresh = false, dry_run = false;
+};
+v1::Prune PruneRequestOf(nb::handle scorer, const PruneArguments& arguments, const WhateverScore& ranges);
+
+struct CompactArguments {
+  std::optional<uint32_t> budget_tokens;  // One of the two.
+  std::optional<std::vector<uint32_t>> keep;
+  std::string scope;
+  bool fresh = false, keep_sources = false;
+};
+v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
+                             const WhateverScore& ranges);
+
+// A LiveSequence or a BlockTable of this session.
+v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session);
+
+// Answers. Of scores as NumPy arrays.
 struct PyScoreResult {
   v1::ScoreResult proto;
+};
+struct PyPruneResult {
+  v1::PruneResult proto;
+};
+struct PyCompactResult {
+  v1::CompactResult proto;
 };
 
 }  // namespace kvpool::python

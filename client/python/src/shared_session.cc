@@ -64,7 +64,7 @@ void SharedSession::DropView(BlockRef block) {
     } else {
       const auto at = viewed_.find(block.Pack());
       if (at == viewed_.end() || --at->second.views > 0) return;
-      dropped_.insert(dropped_.end(), at->second.owed, block);
+      dropped_.insert(dropped_.end(), at->second.owed, {.block = block, .hint = at->second.hint});
       viewed_.erase(at);
     }
   }
@@ -78,7 +78,7 @@ uint64_t SharedSession::views() const {
   return views;
 }
 
-void SharedSession::GiveBack(absl::Span<const BlockRef> blocks, uint64_t after) {
+void SharedSession::GiveBack(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint) {
   std::vector<BlockRef> now;
   {
     MutexLock lock(&views_mu_);
@@ -89,13 +89,14 @@ void SharedSession::GiveBack(absl::Span<const BlockRef> blocks, uint64_t after) 
         now.push_back(block);
       } else {
         ++at->second.owed;
+        at->second.hint = hint;
       }
     }
   }
-  if (!now.empty()) session_->Release(now, after);
+  if (!now.empty()) Check(session_->ReleaseWithHint(now, hint, after));
 }
 
-void SharedSession::Shield(absl::Span<const BlockRef> blocks) {
+void SharedSession::Shield(absl::Span<const BlockRef> blocks, const ReleaseHint& hint) {
   std::vector<BlockRef> looked_at;
   {
     MutexLock lock(&views_mu_);
@@ -104,6 +105,7 @@ void SharedSession::Shield(absl::Span<const BlockRef> blocks) {
       if (at == viewed_.end() || at->second.owed > 0) continue;
       looked_at.push_back(block);
       ++at->second.owed;
+      at->second.hint = hint;
     }
   }
   if (looked_at.empty()) return;
@@ -126,9 +128,10 @@ void SharedSession::DropBlocks(absl::Span<const BlockRef> blocks) {
       if (block == kNullRef) continue;
       const auto at = viewed_.find(block.Pack());
       if (at == viewed_.end()) {
-        dropped_.push_back(block);
+        dropped_.push_back({.block = block, .hint = {}});
       } else {
         ++at->second.owed;
+        at->second.hint = {};
       }
     }
   }
@@ -149,18 +152,32 @@ bool SharedSession::HasDropped() const {
          ToDismantle();
 }
 
+void SharedSession::ReleaseDropped(absl::Span<const Dropped> dropped) {
+  while (!dropped.empty()) {
+    const ReleaseHint hint = dropped.front().hint;
+    std::vector<BlockRef> alike;
+    for (const Dropped& one : dropped) {
+      if (!(one.hint == hint)) break;
+      alike.push_back(one.block);
+    }
+    // Only hints that were looked at are kept.
+    session_->ReleaseWithHint(alike, hint).IgnoreError();
+    dropped.remove_prefix(alike.size());
+  }
+}
+
 void SharedSession::ClearDropped() {
-  std::vector<BlockRef> blocks;
+  std::vector<Dropped> dropped;
   std::vector<std::shared_ptr<void>> objects;
   bool end = false;
   {
     MutexLock lock(&views_mu_);
-    blocks.swap(dropped_);
+    dropped.swap(dropped_);
     objects.swap(dropped_objects_);
     end = closed() && viewed_.empty() && !ended_;
     ended_ |= end;
   }
-  if (!blocks.empty()) session_->Release(blocks);
+  ReleaseDropped(dropped);
   objects.clear();
   // The last view of a session that was closed is gone. A failure has one consequence: it ends with the process.
   if (end) {

@@ -21,6 +21,7 @@
 
 #include "absl/types/span.h"
 #include "client/python/src/convert.h"
+#include "client/release_hint.h"
 #include "client/session.h"
 #include "proto/support/mutex.h"
 
@@ -55,11 +56,12 @@ class SharedSession {
   void AddView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   void DropView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   uint64_t views() const ABSL_LOCKS_EXCLUDED(views_mu_);
-  // Gives back a hold on each, those that are looked at later. In a turn.
-  void GiveBack(absl::Span<const BlockRef> blocks, uint64_t after) ABSL_LOCKS_EXCLUDED(views_mu_);
+  // Gives back a hold on each, those that are looked at later, and says what is expected of them. In a turn.
+  void GiveBack(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint)
+      ABSL_LOCKS_EXCLUDED(views_mu_);
   // Blocks that the daemon is about to take, or a sequence to give back: those that are looked at are held once more, for
-  // their views. In a turn.
-  void Shield(absl::Span<const BlockRef> blocks) ABSL_LOCKS_EXCLUDED(views_mu_);
+  // their views, and given back with the hint. In a turn.
+  void Shield(absl::Span<const BlockRef> blocks, const ReleaseHint& hint = {}) ABSL_LOCKS_EXCLUDED(views_mu_);
 
   // ---- From destructors: later, after the current step.
   void DropBlocks(absl::Span<const BlockRef> blocks) ABSL_LOCKS_EXCLUDED(views_mu_);
@@ -89,12 +91,18 @@ class SharedSession {
   struct Viewed {
     uint32_t views = 0;
     uint32_t owed = 0;  // Holds to give back with the last view.
+    ReleaseHint hint;   // Of the one given back last.
+  };
+  struct Dropped {
+    BlockRef block;
+    ReleaseHint hint;
   };
 
   SharedSession() = default;
   void OnNotice(const v1::Notice& notice) ABSL_LOCKS_EXCLUDED(notices_mu_);
   // mu_ is held on entry and not on return.
   void EndTurn() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void ReleaseDropped(absl::Span<const Dropped> dropped);
   void ClearDropped() ABSL_LOCKS_EXCLUDED(views_mu_);
   bool ToDismantle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(views_mu_) {
     return over_ && !dismantled_ && viewed_.empty() && pool_views_ == 0;
@@ -110,7 +118,7 @@ class SharedSession {
 
   mutable Mutex views_mu_;
   std::unordered_map<uint64_t, Viewed> viewed_ ABSL_GUARDED_BY(views_mu_);  // By packed ref.
-  std::vector<BlockRef> dropped_ ABSL_GUARDED_BY(views_mu_);
+  std::vector<Dropped> dropped_ ABSL_GUARDED_BY(views_mu_);
   std::vector<std::shared_ptr<void>> dropped_objects_ ABSL_GUARDED_BY(views_mu_);
   bool ended_ ABSL_GUARDED_BY(views_mu_) = false;  // Closed, and no view of a block was left.
   uint64_t pool_views_ ABSL_GUARDED_BY(views_mu_) = 0;

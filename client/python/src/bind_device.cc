@@ -1,0 +1,297 @@
+// Verbs that run on the device, for engines that keep their own tables: score, prune, compact, plan_budgets.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "client/python/src/scoring.h"
+
+namespace kvpool::python {
+namespace {
+
+using SessionPtr = std::shared_ptr<SharedSession>;
+using SessionClass = nb::class_<SharedSession>;
+
+struct PyBudgetPlan {
+  std::vector<uint64_t> budget_tokens;
+  std::vector<double> weights;
+};
+
+template <typename Answer, typename PyAnswer>
+void BindPending(nb::module_& module, const char* name, const char* doc) {
+  nb::class_<PyPending<Answer>>(module, name, doc)
+      .def_prop_ro("ready", &PyPending<Answer>::ready)
+      .def(
+          "wait", [](PyPending<Answer>& pending, Timeout timeout) { return PyAnswer{pending.Wait(timeout)}; },
+          nb::arg("timeout") = 30.0,
+          "Takes the answer, once. DeadlineExceededError: it may be asked for again.");
+}
+
+// [rows][columns], or none if it was not asked for.
+nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t rows, uint32_t columns) {
+  if (scores.empty()) return nb::none();
+  auto* copy = new std::vector<float>(scores.begin(), scores.end());
+  const nb::capsule owner(copy, [](void* array) noexcept { delete static_cast<std::vector<float>*>(array); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(copy->data(), {rows, columns}, owner));
+}
+
+void BindScores(nb::module_& module) {
+  nb::class_<PyScoreResult>(module, "ScoreResult", "Higher stays.")
+      .def_prop_ro(
+          "rows", [](const PyScoreResult& result) { return result.proto.rows(); }, "As the scope says.")
+      .def_prop_ro("tokens", [](const PyScoreResult& result) { return result.proto.tokens(); })
+      .def_prop_ro("blocks", [](const PyScoreResult& result) { return result.proto.blocks(); })
+      .def_prop_ro(
+          "token_scores",
+          [](const PyScoreResult& result) {
+            return Scores(result.proto.token_scores(), result.proto.rows(), result.proto.tokens());
+          },
+          nb::sig("def token_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, tokens]")
+      .def_prop_ro(
+          "block_scores",
+          [](const PyScoreResult& result) {
+            return Scores(result.proto.block_scores(), result.proto.rows(), result.proto.blocks());
+          },
+          nb::sig("def block_scores(self) -> numpy.typing.NDArray[numpy.float32] | None"), "[rows, blocks]")
+      .def_prop_ro(
+          "blocks_read", [](const PyScoreResult& result) { return result.proto.blocks_read(); },
+          "Blocks whose K and V were read; the others' features were kept.");
+
+  BindPending<v1::ScoreResult, PyScoreResult>(module, "PendingScore", "Scores on their way. May be dropped.");
+
+  nb::class_<PyBudgetPlan>(module, "BudgetPlan", "How budgets are spread over layers.")
+      .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "By layer.")
+      .def_ro("weights", &PyBudgetPlan::weights, "What they were planned by.");
+}
+
+template <typename Numbers>
+std::vector<uint64_t> ListOf(const Numbers& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+void BindPruneResults(nb::module_& module) {
+  nb::class_<PyPruneResult>(module, "PruneResult", "The table is now what stays.")
+      .def_prop_ro(
+          "victims", [](const PyPruneResult& r) { return ListOf(r.proto.victims()); },
+          "Indices into the blocks as they were, ascending.")
+      .def_prop_ro(
+          "victim_blocks", [](const PyPruneResult& r) { return ListOf(r.proto.victim_blocks()); },
+          "Their refs.")
+      .def_prop_ro(
+          "table", [](const PyPruneResult& r) { return ListOf(r.proto.table()); }, "Refs of what stays.")
+      .def_prop_ro("kept_tokens", [](const PyPruneResult& r) { return r.proto.kept_tokens(); })
+      .def_prop_ro(
+          "released", [](const PyPruneResult& r) { return r.proto.released(); },
+          "Holds given back: all victims, or none of a dry run.")
+      .def_prop_ro("kept_digest", [](const PyPruneResult& r) { return BytesOf(r.proto.kept_digest()); })
+      .def_prop_ro("blocks_read", [](const PyPruneResult& r) { return r.proto.blocks_read(); });
+
+  nb::class_<PyCompactResult>(module, "CompactResult", "The table is now what stays, in fewer blocks.")
+      .def_prop_ro("table", [](const PyCompactResult& r) { return ListOf(r.proto.table()); })
+      .def_prop_ro(
+          "last_block_tokens", [](const PyCompactResult& r) { return r.proto.last_block_tokens(); },
+          "Valid tokens in its last block.")
+      .def_prop_ro(
+          "moved_from_block", [](const PyCompactResult& r) { return r.proto.moved_from_block(); },
+          "Index of the first new block in the table.")
+      .def_prop_ro(
+          "rows", [](const PyCompactResult& r) { return r.proto.rows(); }, "Of kept_positions.")
+      .def_prop_ro(
+          "kept_positions",
+          [](const PyCompactResult& r) {
+            const uint32_t rows = std::max(1u, r.proto.rows());
+            const auto& all = r.proto.kept_positions();
+            std::vector<std::vector<uint32_t>> positions(rows);
+            const int each = all.size() / static_cast<int>(rows);
+            for (int i = 0; i < all.size(); ++i)
+              positions[static_cast<size_t>(i / std::max(1, each))].push_back(all[i]);
+            return positions;
+          },
+          "Of each row: positions in the sequence as it was, ascending.")
+      .def_prop_ro(
+          "released", [](const PyCompactResult& r) { return r.proto.released(); },
+          "Holds given back on blocks of the sequence as it was.")
+      .def_prop_ro("kept_digest", [](const PyCompactResult& r) { return BytesOf(r.proto.kept_digest()); })
+      .def_prop_ro("blocks_read", [](const PyCompactResult& r) { return r.proto.blocks_read(); });
+
+  BindPending<v1::PruneResult, PyPruneResult>(
+      module, "PendingPrune",
+      "A prune on its way. Until its answer is taken nobody knows which holds are left: it is waited for.");
+  BindPending<v1::CompactResult, PyCompactResult>(
+      module, "PendingCompact",
+      "A compact on its way. To be waited for, as a prune; its new blocks are given back if it is dropped.");
+}
+
+// How the verbs name a sequence that is no LiveSequence.
+struct SequenceArguments {
+  uint32_t group = 0;
+  uint32_t last_block_tokens = 0;
+};
+
+void Fill(absl::Span<const BlockRef> blocks, const SequenceArguments& arguments, v1::Sequence* sequence) {
+  sequence->set_group(arguments.group);
+  sequence->set_last_block_tokens(arguments.last_block_tokens);
+  for (const BlockRef ref : blocks) sequence->add_blocks(ref.Pack());
+}
+
+// What a verb gives back by itself has no handle, which would give it back once more.
+std::vector<BlockRef> BareRefsOf(nb::handle blocks) {
+  if (nb::isinstance<PyBlocks>(blocks)) {
+    throw StatusError(absl::InvalidArgumentError(
+        "blocks: the daemon gives back what leaves the table: detach() the Blocks, and keep the refs of the "
+        "answer's table"));
+  }
+  return RefsOf(blocks);
+}
+
+PyPending<v1::PruneResult> Prune(const SessionPtr& session, nb::handle blocks,
+                                 std::optional<uint32_t> budget_tokens, std::optional<uint32_t> budget_blocks,
+                                 nb::handle scorer, uint32_t group, uint32_t last_block_tokens,
+                                 const TokenRanges& protect, const PyProtection* protection,
+                                 const TokenRanges& discard, bool fresh, bool dry_run,
+                                 std::optional<uint64_t> after) {
+  const std::vector<BlockRef> refs = dry_run ? RefsOf(blocks) : BareRefsOf(blocks);
+  v1::Prune request = PruneRequestOf(
+      scorer,
+      {.budget_tokens = budget_tokens, .budget_blocks = budget_blocks, .fresh = fresh, .dry_run = dry_run},
+      {.protect = protect, .protection = protection, .discard = discard});
+  Fill(refs, {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
+  return {session, ValueOf(session->Use([&](Session& open) {
+            if (!dry_run) session->Shield(refs);
+            return open.Prune(request, StepOf(after));
+          }))};
+}
+
+PyPending<v1::CompactResult> Compact(const SessionPtr& session, nb::handle blocks,
+                                     std::optional<uint32_t> budget_tokens,
+                                     std::optional<std::vector<uint32_t>> keep, nb::handle scorer,
+                                     const std::string& scope, uint32_t group, uint32_t last_block_tokens,
+                                     const TokenRanges& protect, const PyProtection* protection,
+                                     const TokenRanges& discard, bool fresh, bool keep_sources,
+                                     std::optional<uint64_t> after) {
+  const std::vector<BlockRef> refs = BareRefsOf(blocks);
+  v1::Compact request = CompactRequestOf(scorer,
+                                         {.budget_tokens = budget_tokens,
+                                          .keep = std::move(keep),
+                                          .scope = scope,
+                                          .fresh = fresh,
+                                          .keep_sources = keep_sources},
+                                         {.protect = protect, .protection = protection, .discard = discard});
+  Fill(refs, {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
+  return {session, ValueOf(session->Use([&](Session& open) {
+            session->Shield(refs);
+            return open.Compact(request, StepOf(after));
+          }))};
+}
+
+using Observed = std::vector<std::pair<nb::object, const PyQueryWindow*>>;
+
+PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, uint64_t tokens_per_layer,
+                         uint32_t layers, const nb::dict& params, const std::vector<double>& statistics,
+                         Timeout timeout, const Observed& sequences, std::optional<uint64_t> after) {
+  v1::PlanBudgets request;
+  request.set_method(EnumOf<v1::BudgetMethod>(method, "BUDGET_METHOD_", "method", &v1::BudgetMethod_Parse));
+  request.set_tokens_per_layer(tokens_per_layer);
+  request.set_layers(layers);
+  for (const auto& [name, value] : params) {
+    (*request.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
+  }
+  request.mutable_statistics()->Add(statistics.begin(), statistics.end());
+  for (const auto& [table, window] : sequences) {
+    if (window == nullptr) throw nb::type_error("sequences are pairs of a table and a QueryWindow");
+    v1::GroupSequence& sequence = *request.add_sequences();
+    *sequence.mutable_sequence() = SequenceOf(table, session);
+    *sequence.mutable_window() = window->proto;
+  }
+  PyPending<v1::PlanBudgetsResult> pending(
+      session,
+      ValueOf(session->Use([&](Session& open) { return open.PlanBudgets(request, StepOf(after)); })));
+  const v1::PlanBudgetsResult result = pending.Wait(timeout);
+  return {.budget_tokens = {result.budget_tokens().begin(), result.budget_tokens().end()},
+          .weights = {result.weights().begin(), result.weights().end()}};
+}
+
+PyPending<v1::ScoreResult> Score(const SessionPtr& session, nb::handle blocks, nb::handle scorer,
+                                 uint32_t group, uint32_t last_block_tokens, const std::string& scope,
+                                 bool token_scores, bool block_scores, bool fresh, uint32_t budget_tokens,
+                                 std::optional<uint64_t> after) {
+  v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
+                                              .token_scores = token_scores,
+                                              .block_scores = block_scores,
+                                              .fresh = fresh,
+                                              .budget_tokens = budget_tokens});
+  Fill(RefsOf(blocks), {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
+  return {session, ValueOf(session->Use([&](Session& open) { return open.Score(request, StepOf(after)); }))};
+}
+
+void BindPruning(SessionClass& session) {
+  session.def(
+      "prune", Prune, nb::arg("blocks"), nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+      nb::arg("budget_blocks") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("group") = 0,
+      nb::arg("last_block_tokens") = 0, nb::arg("protect") = TokenRanges(),
+      nb::arg("protection").none() = nb::none(), nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false,
+      nb::arg("dry_run") = false, nb::arg("after") = nb::none(),
+      nb::sig("def prune(self, blocks: Refs, *, budget_tokens: int | None = None, budget_blocks: int | "
+              "None = None, scorer: Scorer | str | None = None, group: int = 0, last_block_tokens: int "
+              "= 0, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | "
+              "None = None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = "
+              "False, dry_run: bool = False, after: int | None = None) -> PendingPrune"),
+      "LiveSequence.prune for an engine that keeps its own tables, of bare refs (Blocks.detach): the "
+      "victims' holds are gone\n"
+      "when the answer is there, and those of its `table` are left. Blocks are taken for a dry run "
+      "alone. What is sealed\n"
+      "later needs keys behind PrefixHasher.behind_pruning.");
+  session.def(
+      "compact", Compact, nb::arg("blocks"), nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+      nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
+      nb::arg("group") = 0, nb::arg("last_block_tokens") = 0, nb::arg("protect") = TokenRanges(),
+      nb::arg("protection").none() = nb::none(), nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false,
+      nb::arg("keep_sources") = false, nb::arg("after") = nb::none(),
+      nb::sig("def compact(self, blocks: collections.abc.Sequence[int], *, budget_tokens: int | None = "
+              "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
+              "None, scope: str = 'sequence', group: int = 0, last_block_tokens: int = 0, protect: "
+              "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
+              "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
+              "keep_sources: bool = False, after: int | None = None) -> PendingCompact"),
+      "LiveSequence.compact of bare refs, as prune: the holds of the answer's `table` are left, new "
+      "blocks among them;\n"
+      "with `keep_sources` also those of the blocks that were moved.");
+}
+
+}  // namespace
+
+void BindDevice(nb::module_& module) {
+  BindScores(module);
+  BindPruneResults(module);
+  auto session = nb::borrow<SessionClass>(nb::type<SharedSession>());
+  session.def(
+      "score", Score, nb::arg("blocks"), nb::arg("scorer").none() = nb::none(), nb::kw_only(),
+      nb::arg("group") = 0, nb::arg("last_block_tokens") = 0, nb::arg("scope") = "sequence",
+      nb::arg("token_scores") = false, nb::arg("block_scores") = true, nb::arg("fresh") = false,
+      nb::arg("budget_tokens") = 0, nb::arg("after") = nb::none(),
+      nb::sig("def score(self, blocks: Refs, scorer: Scorer | str | None = None, *, group: int = 0, "
+              "last_block_tokens: int = 0, "
+              "scope: str = 'sequence', token_scores: bool = False, block_scores: bool = True, fresh: bool = "
+              "False, "
+              "budget_tokens: int = 0, after: int | None = None) -> PendingScore"),
+      "Scores a sequence where it lies. `last_block_tokens`: valid tokens of the last block, 0: all.");
+  BindPruning(session);
+  session.def(
+      "plan_budgets", PlanBudgets, nb::arg("method"), nb::arg("tokens_per_layer"), nb::arg("layers") = 0,
+      nb::arg("params") = nb::dict(), nb::arg("statistics") = std::vector<double>(),
+      nb::arg("timeout") = 30.0, nb::kw_only(), nb::arg("sequences") = Observed(),
+      nb::arg("after") = nb::none(),
+      nb::sig("def plan_budgets(self, method: str, tokens_per_layer: int, layers: int = 0, params: dict[str, "
+              "str | float | bool] = {}, statistics: collections.abc.Sequence[float] = (), timeout: float | "
+              "None = 30.0, *, sequences: collections.abc.Sequence[tuple[LiveSequence | BlockTable, "
+              "QueryWindow]] = (), after: int | None = None) -> BudgetPlan"),
+      "Spreads a budget of `tokens_per_layer` tokens each over layers: \"uniform\", \"pyramid\", \"cake\", "
+      "\"d2o\", \"epicache\";\n"
+      "see PlanBudgets in score.proto for what each goes by. `statistics` has it where the engine knows it; "
+      "cake and d2o\n"
+      "compute it from `sequences`: in each layer group, ascending, K of one and a window of its queries.");
+}
+
+}  // namespace kvpool::python

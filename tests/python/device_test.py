@@ -1,0 +1,217 @@
+"""Verbs that run on the device, for engines that keep their own tables: scores, prunes, compacts, plans of budgets."""
+
+import concurrent.futures
+import gc
+
+import numpy as np
+import pytest
+
+import kvpool
+from conftest import layout
+from session_test import held
+
+
+@pytest.fixture
+def session(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        yield session
+
+
+def pool(session):
+    """K and V of all blocks."""
+    return (np.asarray(session.k(blocks=session.max_blocks)), np.asarray(session.v(blocks=session.max_blocks)))
+
+
+def test_scores_of_blocks_without_a_sequence(session):
+    with session.lease(3) as blocks:
+        np.asarray(session.k(blocks=session.max_blocks))[blocks.ids] = 1
+        np.asarray(session.v(blocks=session.max_blocks))[blocks.ids] = np.arange(3).reshape(3, 1, 1, 1, 1)
+        pending = session.score(blocks, scope="layer", last_block_tokens=4)
+        scores = pending.wait()
+        assert (scores.rows, scores.tokens, scores.blocks) == (2, 36, 3) and scores.token_scores is None
+        assert np.allclose(scores.block_scores, [[0, 1, 2]] * 2)
+
+
+def test_budget_plans(session):
+    plan = session.plan_budgets("pyramid", 100, layers=4, params={"beta": 5, "sequence_tokens": 400})
+    assert len(plan.budget_tokens) == 4 and plan.budget_tokens == sorted(plan.budget_tokens, reverse=True)
+    assert abs(sum(plan.budget_tokens) - 400) <= 4
+
+
+def leased(session, values):
+    """A block for each value: V is that, and K is 1, so that PagedEviction keeps the large ones."""
+    blocks = session.lease(len(values))
+    k, v = pool(session)
+    k[blocks.ids], v[blocks.ids] = 1, np.array(values).reshape(-1, 1, 1, 1, 1)
+    return blocks
+
+
+def test_a_prune_of_bare_refs(daemon, session):
+    blocks = leased(session, [9, 1, 5, 2, 8, 7])
+    refs = blocks.refs
+    would = session.prune(blocks, budget_tokens=64, dry_run=True).wait()
+    assert would.victims == [1, 3] and would.released == 0 and not blocks.released
+    pruned = session.prune(blocks.detach(), budget_blocks=4).wait()
+    assert pruned.victims == [1, 3] and pruned.victim_blocks == [refs[1], refs[3]] and pruned.released == 2
+    assert pruned.table == [refs[0], refs[2], refs[4], refs[5]] and pruned.kept_tokens == 64
+    assert held(daemon)["leased"] == 1 + 4  # One is the sink.
+    session.release(pruned.table)
+    session.flush()
+    assert held(daemon)["leased"] == 1 and session.counters["refused"] == 0
+
+
+def test_what_a_prune_of_bare_refs_is_told(session):
+    refs = leased(session, [9, 1, 5, 2, 8, 7]).detach()
+    keep = dict(budget_tokens=64, dry_run=True)
+    assert session.prune(refs, protect=[(16, 17)], **keep).wait().victims == [2, 3]
+    assert session.prune(refs, discard=[(64, 80)], **keep).wait().victims == [1, 4]
+    assert session.prune(refs, scorer="streaming_llm", **keep).wait().victims == [1, 2]
+    assert session.prune(refs, protection=kvpool.Protection(first_blocks=2), **keep).wait().victims == [2, 3]
+    # The last block is not full, and not counted.
+    assert session.prune(refs, last_block_tokens=3, **keep).wait().kept_tokens == 67
+    session.release(refs)
+
+
+def test_a_view_of_a_victim_outlives_it(daemon, session):
+    blocks = leased(session, [9, 1, 8, 7])
+    array = np.asarray(blocks.v(1))
+    pruned = session.prune(blocks.detach(), budget_tokens=48).wait()
+    assert pruned.victims == [1] and held(daemon)["leased"] == 1 + 4
+    with session.lease(50) as others:
+        pool(session)[1][others.ids] = -1
+        assert (array == 1).all()
+    del array
+    gc.collect()
+    session.flush()
+    assert held(daemon)["leased"] == 1 + 3
+    session.release(pruned.table)
+
+
+def test_a_compact_of_bare_refs(daemon, session):
+    refs = leased(session, range(4)).detach()
+    done = session.compact(refs, keep=[*range(16), 20, 40, 60], last_block_tokens=13).wait()
+    assert done.last_block_tokens == 3 and done.moved_from_block == 1 and done.released == 3
+    assert done.table[0] == refs[0] and not set(done.table[1:]) & set(refs)
+    moved = pool(session)[1][kvpool.block_id(done.table[1]), 0, :3, 0, 0]
+    assert moved.tolist() == [1, 2, 3]
+    assert held(daemon)["leased"] == 1 + 2
+    # By score, with the sources kept.
+    again = session.compact(done.table, budget_tokens=5, scorer=kvpool.Scorer("streaming_llm", {"sinks": 2}), scope="layer",
+                            last_block_tokens=3, keep_sources=True).wait()
+    assert again.kept_positions == [[0, 1, 16, 17, 18]] * 2 and again.released == 0
+    session.flush()
+    assert held(daemon)["leased"] == 1 + 3
+    session.release(again.table + done.table)
+    session.flush()
+    assert held(daemon)["leased"] == 1 and session.counters["refused"] == 0
+
+
+def test_a_compact_that_nobody_waits_for_keeps_no_new_block(daemon, session):
+    refs = leased(session, range(4)).detach()
+    session.compact(refs, keep=[5, 40])
+    session.flush()
+    assert held(daemon)["leased"] == 1
+
+
+def test_bare_refs_wait_for_their_step(session):
+    step = session.begin_step()
+    refs = leased(session, [1, 2, 3]).detach()
+    pending = session.prune(refs, budget_tokens=32)
+    with pytest.raises(kvpool.DeadlineExceededError):
+        pending.wait(timeout=0.05)
+    assert not pending.ready
+    session.complete_step(step)
+    assert pending.wait().kept_tokens == 32
+    with pytest.raises(kvpool.FailedPreconditionError, match="taken already"):
+        pending.wait()
+
+
+def test_bad_prunes_of_bare_refs(session):
+    blocks = leased(session, [1, 2, 3])
+    for verb in (lambda: session.prune(blocks, budget_tokens=16), lambda: session.compact(blocks, keep=[1])):
+        with pytest.raises(kvpool.InvalidArgumentError, match=r"detach\(\) the Blocks"):
+            verb()
+    refs = blocks.detach()
+    for call, words in (
+            (lambda: session.prune(refs), "one of budget_tokens and budget_blocks is needed"),
+            (lambda: session.compact(refs), "one of budget_tokens and keep is needed"),
+            (lambda: session.prune(refs + refs[:1], budget_tokens=16), "twice"),
+            (lambda: session.prune(refs, budget_tokens=16, last_block_tokens=17), "last_block_tokens is 17"),
+            (lambda: session.prune(refs, budget_tokens=16, group=1), "group is 1"),
+            (lambda: session.prune(refs, budget_tokens=0), "budget_tokens is 0; must be 1 to 16777216"),
+            (lambda: session.compact(refs, keep=[3, 2]), "keep.positions has 2 behind 3; must be ascending")):
+        with pytest.raises(kvpool.InvalidArgumentError, match=words):
+            call().wait()
+    with pytest.raises(kvpool.FailedPreconditionError):
+        session.prune([refs[0] + 2**32], budget_tokens=16).wait()  # Another generation.
+    session.release(refs)
+    session.flush()
+    assert session.counters["refused"] == 0
+
+
+def per_layer():
+    """A layer group for each of two layers: each has a table and a budget of its own."""
+    plane = dict(layer_stride=1024, token_stride=64, head_stride=64, dim_stride=4)
+    return kvpool.Layout([kvpool.LayerGroup(name=name, layers=[layer], tokens_per_block=16, kv_heads=1, k_head_dim=16,
+                                            v_head_dim=16, dtype="float32", k=kvpool.Plane(offset=0, **plane),
+                                            v=kvpool.Plane(offset=1024, **plane))
+                          for layer, name in enumerate(("first", "second"))], block_bytes=2048)
+
+
+def test_budgets_by_what_queries_look_at(daemon):
+    rng = np.random.default_rng(1)
+    with kvpool.Session(per_layer(), "by layer", socket=daemon.socket) as session:
+        with session.lease(4) as varied, kvpool.LiveSequence(session, group=1) as uniform:
+            # Of the first layer each query attends to something else; in the second all keys are alike.
+            for i in range(4):
+                np.asarray(varied.k(i))[:] = rng.normal(size=(1, 16, 1, 16))
+            uniform.append(session.lease(4))
+            np.asarray(session.k(group=1, blocks=session.max_blocks))[uniform.ids] = 0
+            uniform.extend(range(64))
+            window = kvpool.QueryWindow(rng.normal(size=(1, 8, 2, 16)).astype(np.float32))
+            sequences = [(kvpool.BlockTable(varied), window), (uniform, window)]
+            plan = session.plan_budgets("cake", 20, sequences=sequences)
+            assert sum(plan.budget_tokens) == 40 and len(plan.weights) == 2
+            assert plan.budget_tokens[0] > 3 * plan.budget_tokens[1] and plan.weights[0] > 100 * plan.weights[1]
+            # Of queries that all ask the same no layer has more than another.
+            same = kvpool.QueryWindow(np.zeros((1, 8, 2, 16), np.float32))
+            alike = session.plan_budgets("d2o", 20, sequences=[(table, same) for table, _ in sequences])
+            assert alike.budget_tokens == [20, 20]
+            shorter = kvpool.BlockTable(varied, last_block_tokens=9)
+            assert session.plan_budgets("d2o", 20, sequences=[(shorter, same), (uniform, same)]).budget_tokens != [20, 20]
+            session.begin_step()
+            assert session.plan_budgets("cake", 20, sequences=sequences, after=0).budget_tokens == plan.budget_tokens
+            for method, more, words in (
+                    ("pyramid", dict(sequences=sequences), "only BUDGET_METHOD_CAKE and BUDGET_METHOD_D2O take them"),
+                    ("cake", dict(sequences=sequences, statistics=[1.0] * 4), "in place of statistics"),
+                    ("cake", dict(sequences=sequences[::-1]), "plan_budgets.sequences"),
+                    ("cake", dict(statistics=[1.0]), "plan_budgets.statistics has 1 entries"),
+                    ("cake", dict(sequences=sequences, layers=3), "layers"),
+                    ("best", {}, "method: there is no 'best'")):
+                with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                    session.plan_budgets(method, 20, after=0, **more)
+            for wrong in ([(varied, window)], [(uniform, None)], [uniform]):
+                with pytest.raises(TypeError):
+                    session.plan_budgets("cake", 20, sequences=wrong)
+            with pytest.raises(kvpool.DeadlineExceededError):
+                session.plan_budgets("cake", 20, sequences=sequences, timeout=0.05)
+            session.complete_step()
+
+
+def test_budgets_by_statistics(session):
+    plan = session.plan_budgets("epicache", 100, statistics=[0.9, 0.1, 0.5], params={"power": 1})
+    assert sum(plan.budget_tokens) == 300 and plan.weights == [0.9, 0.1, 0.5]
+    assert plan.budget_tokens[1] > plan.budget_tokens[2] > plan.budget_tokens[0]
+
+
+def test_who_waits_lets_others_in(session):
+    step = session.begin_step()
+    with leased(session, [1]) as blocks, concurrent.futures.ThreadPoolExecutor() as threads:
+        put = session.put_episode("late", [1], [kvpool.BlockTable(blocks)])
+        waiting = [threads.submit(put.wait), threads.submit(session.plan_budgets, "uniform", 7, layers=2)]
+        session.complete_step(step)
+        assert waiting[0].result().episodes == 1 and waiting[1].result().budget_tokens == [7, 7]
+
+
+def test_host_memory_has_no_device_uuid(session):
+    assert session.device_uuid == b""
