@@ -175,10 +175,7 @@ def ttft(store):
 
 Seconds, median (least to most) of n = {speed.RUNS}, ways in turn; a shared prefix and {speed.QUESTION} tokens of one's own. The other process has
 computed the prefix and was killed with `kill -9` then. llama.cpp: Gemma 3 270M, Q4_K_M. Transformers: a model of the same shape with random weights
-whose layers are all global, bfloat16, because a hybrid model's prefixes are not shared there.
-
-Another measurement ran on the second core: cold times of llama.cpp vary by a factor of up to two, and say no more than the order of
-magnitude; whether saving costs anything is below that noise.
+whose layers are all global, bfloat16, because a hybrid model's prefixes are not shared there. Nothing else ran on the machine.
 
 {_table(["engine", "prefix", *speed.WAYS], rows)}
 """
@@ -211,8 +208,8 @@ def decode(store):
 
 Tokens a second behind a context, median (least to most) of n = {speed.RUNS} runs of {speed.STEPS} tokens, in turn: Transformers' own cache, the whole
 sequence in the pool, and a budget of {speed.BUDGET} tokens held by PagedEviction in blocks of 16. A model of Gemma 3 270M's shape with random weights
-and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token. Another
-measurement ran on the second core: see the spread.
+and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token. Nothing else ran on
+the machine.
 
 {_table(["context", *caches], rows)}
 """
@@ -251,7 +248,7 @@ def vllm_ttft(store):
 
 Seconds, median (least to most) of n = {vllm_speed.RUNS}, ways in turn, one core; a shared prefix and {vllm_speed.QUESTION} tokens of one's own; Gemma 3 270M, bfloat16,
 blocks of 32. Cold and own cache are vLLM's own; `saving` is an engine on the pool that computes, and shares what it computes. The other
-process has computed the prefix and was killed with `kill -9` then. Other work ran on both cores.
+process has computed the prefix and was killed with `kill -9` then. Nothing else ran on the machine.
 
 {_table(["prefix", *ways], rows)}
 """
@@ -274,7 +271,7 @@ def vllm_rate(store):
 Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
 the other, which waits meanwhile; who is first changes. n is the number of such pairs. Tokens a second: median (middle half). The difference is
 that of each pair in percent, median (middle half) ± standard error of the median; negative: the pool is slower. By the clock, and by the time
-that the processor gave the engine, the client's threads included: other work ran on the same core, and takes from the clock alone.
+that the processor gave the engine, the client's threads included. Nothing else ran on the machine.
 
 {_table(["batch", "n", "own, clock", "pool, clock", "difference", "own, processor", "pool, processor", "difference"], rows)}
 """
