@@ -21,21 +21,30 @@ BLOCK = 32
 PATIENT = {"match_timeout": 60, "open_timeout": 120}
 
 
-def _kill_session(process):
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+class _Session:
+    """A process with all that it starts."""
+
+    def __init__(self, command, **more):
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, **more)
+        self._killed = False
+
+    def kill(self):
+        """All of it, at once; again it does nothing, for the number may be another's by then."""
+        if not self._killed:
+            self._killed = True
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
 
 
-class Engine:
+class Engine(_Session):
     """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM. `under`: a command to run it by."""
 
     def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
-        self.process = subprocess.Popen(
+        super().__init__(
             [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
         self.start = None
 
@@ -63,12 +72,11 @@ class Engine:
         return self.ask("generate", prompts=prompts, **what)
 
     def kill(self):
-        """And the engine core and the workers that it may have as processes of their own."""
-        _kill_session(self.process)
+        super().kill()
         self.process.stdin.close(), self.process.stdout.close()
 
 
-class Server:
+class Server(_Session):
     """A `vllm serve`: its HTTP process, its engine core and its worker."""
 
     def __init__(self, model, pool, log, *flags):
@@ -79,12 +87,12 @@ class Server:
         self.address = f"http://127.0.0.1:{self._claim.getsockname()[1]}"
         self.model, self._log, self._up = str(model), log, threading.Event()
         # By its module: the command `vllm` asks for the version of a package of that name, and vLLM's build for CPUs has another.
-        self.process = subprocess.Popen(
+        super().__init__(
             [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port",
              self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
              json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
              "--dtype=float32", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -113,8 +121,7 @@ class Server:
         return said["choices"][0]["token_ids"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def kill(self):
-        """All of its processes, at once."""
-        _kill_session(self.process)
+        super().kill()
         self._reader.join()
         self._claim.close()
 

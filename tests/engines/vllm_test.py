@@ -174,6 +174,17 @@ def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     assert facts["detached"]
 
 
+def test_daemon_lost_with_answers_to_requests_that_wait(daemon, engine, stock):
+    """What they were told is there is what the first of them leaves behind, and nobody can take it back."""
+    one = engine({"socket": daemon.socket}, max_num_seqs=1)
+    asked = prompts(4, seed=13, shortest=40, longest=100, shared=96)
+    own = stock.generate(asked, tokens=60)["tokens"]
+    assert one.generate(asked[:1], tokens=60)["tokens"] == own[:1]
+    said = one.generate(asked[1:], tokens=60, kill=[daemon.process.pid, 20])
+    assert said["tokens"] == own[1:] and all(cached >= 96 for cached in said["cached"])
+    assert one.ask("facts")["detached"]
+
+
 def test_refused_at_start(daemon, models, engine):
     pool = {"socket": daemon.socket, "space": "chat"}
     one = engine(pool)

@@ -165,7 +165,8 @@ DaemonProcess::~DaemonProcess() {
   if (pid_ > 0 && waitpid(pid_, &status, WNOHANG) == pid_) {
     pid_ = 0;
     // A sanitizer's report or a failed check, which would go with the directory.
-    if (!WIFSIGNALED(status) || (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)) {
+    const bool was_told = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
+    if (status != 0 && !was_told) {
       std::fprintf(stderr, "kvpoold ended under the test, wait status %d:\n%s\n", status, Log().c_str());
     }
   }

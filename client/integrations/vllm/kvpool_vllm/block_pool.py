@@ -100,7 +100,7 @@ class KvPoolBlockPool(BlockPool):
                 return
         if self._lease(missing, self.space.options.lease_timeout):
             return
-        # Prefixes that wait for their turn give way: they are asked for again.
+        # Prefixes that wait for their turn give way: what is gone by then is computed.
         self.counters["shortages"] += 1
         if self._give_up_waiting() and self._lease(missing, self.space.options.lease_timeout):
             return
@@ -223,11 +223,12 @@ class KvPoolBlockPool(BlockPool):
         held, surplus = [], []
         for number, i, ref in found:
             block = self.blocks[ref & _BLOCK]
-            if block.ref_cnt > 0:
-                assert self._refs[block.block_id] == ref, f"block {block.block_id}: {self._refs[block.block_id]:x} is held, {ref:x} found"
+            mine = self._refs[block.block_id]
+            if block.ref_cnt > 0 or (self.detached and self._shared[block.block_id]):  # The second: kept since kvpoold is gone.
+                assert mine == ref, f"block {block.block_id}: {mine:x} is held, {ref:x} found"
                 surplus.append(ref)
             else:
-                assert self._refs[block.block_id] == 0, f"block {block.block_id} is stocked, and was found"
+                assert mine == 0, f"block {block.block_id} is stocked, and was found"
                 self._refs[block.block_id] = ref
                 self._shared[block.block_id] = 1
                 self._insert_block_hash(make_block_hash_with_group_id(wanted[i], number), block, num_tokens=(i + 1) * block_size)
@@ -246,8 +247,10 @@ class KvPoolBlockPool(BlockPool):
         full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
         try:
             if full and not self.detached:
-                with self.session.match_groups(full).wait(timeout=self.space.options.match_timeout) as hit:
-                    return hit.tokens
+                hit = self.session.match_groups(full).wait(timeout=self.space.options.match_timeout)
+                for blocks in hit.groups:
+                    blocks.release(after=0)  # No step reads by these holds.
+                return hit.tokens
         except (kvpool.DeadlineExceededError, kvpool.ResourceExhaustedError):
             pass  # No window is kept there.
         except kvpool.KvpoolError as error:

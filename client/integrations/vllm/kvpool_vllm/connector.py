@@ -106,12 +106,12 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         plugin.check_version(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
-        refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
         groups = kv_cache_config.kv_cache_groups
-        if len(groups) > 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+        if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
             kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-            raise ValueError(f"the model has {len(groups)} KV cache groups ({kinds}); KvPoolConnector copies blocks of one, with full "
-                             "attention: --disable-hybrid-kv-cache-manager makes one of them, and kvpool_vllm.Scheduler shares all")
+            raise ValueError(f"the model has {len(groups)} KV cache groups ({kinds}); KvPoolConnector copies blocks of one, with full attention"
+                             + (": --disable-hybrid-kv-cache-manager may make one of them" if len(groups) > 1 else ""))
+        refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
         if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
             raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
         self.lookup = self.transfer = None

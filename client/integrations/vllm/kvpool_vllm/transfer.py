@@ -199,15 +199,15 @@ class Transfer:
         except kvpool.KvpoolError as error:
             return self._detach(error)
 
-    def _known(self, question, deadline):
-        """How many of a save's first blocks are there."""
+    def _known(self, question, patience, deadline):
+        """How many of a save's first blocks are there. `patience`: what the deadline was made of."""
         if question is None:
             return 0
         try:
             with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
                 return len(hit.blocks)
         except kvpool.DeadlineExceededError:
-            self._retry_at = time.monotonic() + _RETRY_S
+            self._waited_in_vain(patience)
             return 0
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -220,9 +220,10 @@ class Transfer:
         if plan.failures != self.failures or plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
-        runs, deadline = [], time.monotonic() + self._patience()
+        runs, patience = [], self._patience()
+        deadline = time.monotonic() + patience
         for save, question in zip(plan.saves, questions):
-            known = self._known(question, deadline)
+            known = self._known(question, patience, deadline)
             self.counts["known_blocks"] += known
             if known < len(save.blocks):
                 parent = save.keys[known - 1] if known else save.parent_key
@@ -261,6 +262,10 @@ class Transfer:
     def _patience(self):
         return self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
 
+    def _waited_in_vain(self, patience):
+        if patience > 0:
+            self._retry_at = time.monotonic() + _RETRY_S
+
     def _lease(self, wanted):
         """Refs of as many blocks as there are, at most `wanted`."""
         for count, timeout in ((wanted, self._patience()), (min(wanted, self.session.free_blocks), 0)):
@@ -268,7 +273,7 @@ class Transfer:
                 if count > 0:
                     return self.session.lease(count, timeout=timeout).detach()
             except (kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
-                self._retry_at = time.monotonic() + _RETRY_S
+                self._waited_in_vain(timeout)
         return []
 
     def close(self):
