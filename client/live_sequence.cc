@@ -19,6 +19,13 @@ std::vector<BlockRef> Unpack(const google::protobuf::RepeatedField<uint64_t>& re
   return blocks;
 }
 
+// It is about this sequence. Whether its blocks are read anew is the caller's word.
+template <typename Request>
+void SetSequence(v1::Sequence sequence, Request* request) {
+  sequence.set_fresh(request->sequence().fresh());
+  *request->mutable_sequence() = std::move(sequence);
+}
+
 }  // namespace
 
 LiveSequence::LiveSequence(Session* session, LiveSequenceOptions options)
@@ -126,16 +133,20 @@ absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
   return pending;
 }
 
-absl::StatusOr<v1::ScoreResult> LiveSequence::Score(v1::Score request, Deadline deadline, uint64_t after) {
+absl::StatusOr<Pending<v1::ScoreResult>> LiveSequence::StartScore(v1::Score request, uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
-  *request.mutable_sequence() = ToProto();
-  ASSIGN_OR_RETURN(Pending<v1::ScoreResult> pending, session_->Score(request, after));
+  SetSequence(ToProto(), &request);
+  return session_->Score(request, after);
+}
+
+absl::StatusOr<v1::ScoreResult> LiveSequence::Score(v1::Score request, Deadline deadline, uint64_t after) {
+  ASSIGN_OR_RETURN(Pending<v1::ScoreResult> pending, StartScore(std::move(request), after));
   return pending.Wait(deadline);
 }
 
 absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline deadline, uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
-  *request.mutable_sequence() = ToProto();
+  SetSequence(ToProto(), &request);
   keeps_ = request.dry_run();
   ASSIGN_OR_RETURN(pruning_, session_->Prune(request, after));
   return FinishPrune(deadline);
@@ -144,7 +155,7 @@ absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline 
 absl::StatusOr<v1::CompactResult> LiveSequence::Compact(v1::Compact request, Deadline deadline,
                                                         uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
-  *request.mutable_sequence() = ToProto();
+  SetSequence(ToProto(), &request);
   keeps_ = request.keep_sources();
   ASSIGN_OR_RETURN(compacting_, session_->Compact(request, after));
   return FinishCompact(deadline);

@@ -62,6 +62,8 @@ class LiveSequence {
   uint32_t room() const { return static_cast<uint32_t>(blocks_.size()) * tokens_per_block_ - tokens_; }
   // Blocks that hold tokens, as verbs of score.proto take them.
   v1::Sequence ToProto() const;
+  // FAILED_PRECONDITION: a prune or compact of it is not finished.
+  absl::Status CheckSettled() const;
   // Keys of the full blocks since the start or the last pruning, for a match ahead of the tokens.
   const PrefixKey& last_key() const { return chain_; }
 
@@ -73,12 +75,14 @@ class LiveSequence {
   // Queues a seal of the full blocks that are new; no answer if there are none.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
-  // ---- Holding a budget. `request.sequence` is filled in here. The table is the same until the answer has been waited
-  // for; DEADLINE_EXCEEDED: ask Finish again. With dry_run nothing changes.
+  // ---- Holding a budget. `request.sequence` is filled in here, but for `fresh`. The table is the same until the answer has
+  // been waited for; DEADLINE_EXCEEDED: ask Finish again. With dry_run nothing changes.
   absl::StatusOr<v1::PruneResult> Prune(v1::Prune request, Deadline deadline, uint64_t after = kCurrentStep);
   absl::StatusOr<v1::CompactResult> Compact(v1::Compact request, Deadline deadline,
                                             uint64_t after = kCurrentStep);
   absl::StatusOr<v1::ScoreResult> Score(v1::Score request, Deadline deadline, uint64_t after = kCurrentStep);
+  // The same for those who wait elsewhere.
+  absl::StatusOr<Pending<v1::ScoreResult>> StartScore(v1::Score request, uint64_t after = kCurrentStep);
   absl::StatusOr<v1::PruneResult> FinishPrune(Deadline deadline);
   absl::StatusOr<v1::CompactResult> FinishCompact(Deadline deadline);
 
@@ -89,7 +93,6 @@ class LiveSequence {
     PrefixKey parent;
     bool at_root = false;  // `parent` is no block's key.
   };
-  absl::Status CheckSettled() const;
   // The table is now this one, with so many tokens.
   void Replace(const google::protobuf::RepeatedField<uint64_t>& table, uint32_t tokens,
                std::string_view digest);

@@ -197,6 +197,32 @@ TEST_F(ScoringTest, ScoresAndBudgetsComeBack) {
   EXPECT_EQ(planned->budget_tokens(7), 17 + 64);
 }
 
+TEST_F(ScoringTest, EveryVerbReadsBlocksAnewThatAreFresh) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 16);
+  const auto blocks_read = [&](bool fresh) {
+    v1::Score score;
+    score.set_block_scores(true);
+    score.mutable_sequence()->set_fresh(fresh);
+    v1::Prune prune = BudgetOf(12);
+    prune.set_dry_run(true);
+    prune.mutable_sequence()->set_fresh(fresh);
+    v1::Compact compact;
+    compact.set_budget_tokens(12);
+    compact.set_keep_sources(true);
+    compact.mutable_sequence()->set_fresh(fresh);
+    const absl::StatusOr<v1::ScoreResult> scored = sequence.Score(score, Soon());
+    const absl::StatusOr<v1::PruneResult> pruned = sequence.Prune(prune, Soon());
+    const absl::StatusOr<v1::CompactResult> compacted = sequence.Compact(compact, Soon());
+    EXPECT_TRUE(scored.ok() && pruned.ok() && compacted.ok())
+        << scored.status() << pruned.status() << compacted.status();
+    return std::vector<uint32_t>{scored->blocks_read(), pruned->blocks_read(), compacted->blocks_read()};
+  };
+  EXPECT_EQ(blocks_read(false), (std::vector<uint32_t>{4, 0, 0})) << "the first reads, the others know";
+  EXPECT_EQ(blocks_read(false), (std::vector<uint32_t>{0, 0, 0}));
+  EXPECT_EQ(blocks_read(true), (std::vector<uint32_t>{4, 4, 4}));
+}
+
 // Keys of tokens that saw a pruned context are not those of the same tokens in a whole one.
 TEST_F(ScoringTest, APrunedSequenceNeverSealsUnderItsOldKeys) {
   const auto generate = [&](bool prune) {

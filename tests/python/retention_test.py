@@ -14,9 +14,13 @@ from conftest import Daemon
 FLAGS = ("--policy=lru", "--pin-budget=1", "--low-watermark=0", "--high-watermark=0")
 
 
-def opened(daemon):
-    # 16 blocks a slab, of which one is the null block and one the sink.
-    return kvpool.Session(kvpool.Layout.opaque(block_bytes=256 * 1024), "small", socket=daemon.socket, magazine_blocks=0)
+# 16 blocks a slab, of which one is the null block and one the sink.
+OPAQUE = kvpool.Layout.opaque(block_bytes=256 * 1024)
+SCORED = kvpool.Layout.paged(layers=2, kv_heads=8, head_dim=128, tokens_per_block=16, dtype="float32")
+
+
+def opened(daemon, layout=OPAQUE):
+    return kvpool.Session(layout, "small", socket=daemon.socket, magazine_blocks=0)
 
 
 @pytest.fixture
@@ -108,6 +112,53 @@ def test_a_hint_waits_for_the_last_view(session):
     gc.collect()
     reclaim(session, blocks=5 + left)
     assert cached(session, "old") == left and cached(session, "new") < 5
+
+
+def shared(session):
+    """A sequence of five full blocks that are sealed, and the keys."""
+    sequence = kvpool.LiveSequence(session)
+    sequence.append(session.lease(5))
+    sequence.extend(range(80))
+    sequence.seal().wait()
+    return sequence, session.hasher().chain(range(80), 16)
+
+
+def test_a_hint_binds_views_that_saw_a_prune(daemon):
+    with opened(daemon, SCORED) as session:
+        assert session.layout.block_bytes == OPAQUE.block_bytes
+        five(session, "old").release()
+        sequence, keys = shared(session)
+        views = [np.asarray(sequence.k(i)) for i in range(5)]
+        sequence.prune(budget_tokens=48, scorer="streaming_llm", dry_run=True)  # The views hold what it might take.
+        sequence.release(reuse="never")
+        del views
+        gc.collect()
+        reclaim(session)
+        assert cached(session, "old") == 5
+        with session.match(keys).wait() as hit:
+            assert hit.tokens < 80
+
+
+def test_views_keep_no_hint_of_a_release_that_is_refused(daemon):
+    with opened(daemon, SCORED) as session:
+        five(session, "old").release()
+        sequence, keys = shared(session)
+        view = np.asarray(sequence.k(1))
+        step = session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=64, scorer="streaming_llm", timeout=0.05)
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.release(reuse="never")
+        session.complete_step(step)
+        assert sequence.finish_prune().victims == [1]
+        session.flush()
+        del view  # The last that holds the victim.
+        gc.collect()
+        sequence.release()
+        reclaim(session)
+        assert cached(session, "old") < 5
+        with session.match(keys).wait() as hit:
+            assert hit.tokens == 80
 
 
 def hints(path):

@@ -71,6 +71,16 @@ def test_prune_holds_a_budget(session):
             assert hit.tokens == 0
 
 
+def test_fresh_blocks_are_read_anew(session):
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64))
+        assert sequence.score().blocks_read == 4
+        verbs = (sequence.score, lambda **more: sequence.prune(budget_tokens=48, dry_run=True, **more),
+                 lambda **more: sequence.compact(budget_tokens=48, keep_sources=True, **more))
+        assert [verb().blocks_read for verb in verbs] == [0, 0, 0]
+        assert [verb(fresh=True).blocks_read for verb in verbs] == [4, 4, 4]
+
+
 def test_compact_gathers(session):
     with kvpool.LiveSequence(session) as sequence:
         grow(session, sequence, range(50))

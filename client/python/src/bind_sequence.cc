@@ -9,6 +9,7 @@
 #include "client/live_sequence.h"
 #include "client/python/src/scoring.h"
 #include "client/python/src/view.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool::python {
 namespace {
@@ -54,8 +55,11 @@ class PySequence {
     }
     Check(session_->Use([&](Session&) -> absl::Status {
       if (!(hint == ReleaseHint())) {
-        session_->Shield(sequence_->sequence.blocks(), hint);
-        if (absl::Status released = sequence_->sequence.Release(hint); !released.ok()) return released;
+        LiveSequence& live = sequence_->sequence;
+        // Before its views are told: they would keep the hint of a sequence that is not released.
+        RETURN_IF_ERROR(live.CheckSettled());
+        session_->Shield(live.blocks(), hint);
+        RETURN_IF_ERROR(live.Release(hint));
       }
       sequence_.reset();
       return absl::OkStatus();
@@ -143,6 +147,20 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
   return {sequence.Ask(
       timeout, [&](LiveSequence& live) { return live.Compact(request, Deadline::min(), StepOf(after)); },
       [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
+}
+
+PyScoreResult Score(PySequence& sequence, nb::handle scorer, const std::string& scope, bool token_scores,
+                    bool block_scores, bool fresh, uint32_t budget_tokens, Timeout timeout,
+                    std::optional<uint64_t> after) {
+  const v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
+                                                    .token_scores = token_scores,
+                                                    .block_scores = block_scores,
+                                                    .fresh = fresh,
+                                                    .budget_tokens = budget_tokens});
+  PyPending<v1::ScoreResult> pending(
+      sequence.session(),
+      ValueOf(sequence.Use([&](LiveSequence& live) { return live.StartScore(request, StepOf(after)); })));
+  return {pending.Wait(timeout)};
 }
 
 using SequenceClass = nb::class_<PySequence>;
@@ -293,33 +311,16 @@ void BindBudget(SequenceClass& sequence) {
                 timeout, [](LiveSequence& live, Deadline deadline) { return live.FinishCompact(deadline); })};
           },
           nb::arg("timeout") = 30.0)
-      .def(
-          "score",
-          [](PySequence& sequence, nb::handle scorer, const std::string& scope, bool token_scores,
-             bool block_scores, bool fresh, uint32_t budget_tokens, Timeout timeout,
-             std::optional<uint64_t> after) {
-            v1::Score request = ScoreRequestOf(scorer, {.scope = scope,
-                                                        .token_scores = token_scores,
-                                                        .block_scores = block_scores,
-                                                        .fresh = fresh,
-                                                        .budget_tokens = budget_tokens});
-            v1::Sequence of = sequence.get().ToProto();
-            of.set_fresh(fresh);
-            *request.mutable_sequence() = of;
-            PyPending<v1::ScoreResult> pending(
-                sequence.session(), ValueOf(sequence.session()->Use(
-                                        [&](Session& open) { return open.Score(request, StepOf(after)); })));
-            return PyScoreResult{pending.Wait(timeout)};
-          },
-          nb::arg("scorer").none() = nb::none(), nb::kw_only(), nb::arg("scope") = "sequence",
-          nb::arg("token_scores") = false, nb::arg("block_scores") = true, nb::arg("fresh") = false,
-          nb::arg("budget_tokens") = 0, nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
-          nb::sig("def score(self, scorer: Scorer | str | None = None, *, scope: str = 'sequence', "
-                  "token_scores: bool = False, "
-                  "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
-                  "None = 30.0, after: "
-                  "int | None = None) -> ScoreResult"),
-          "Changes nothing.");
+      .def("score", Score, nb::arg("scorer").none() = nb::none(), nb::kw_only(),
+           nb::arg("scope") = "sequence", nb::arg("token_scores") = false, nb::arg("block_scores") = true,
+           nb::arg("fresh") = false, nb::arg("budget_tokens") = 0, nb::arg("timeout") = 30.0,
+           nb::arg("after") = nb::none(),
+           nb::sig("def score(self, scorer: Scorer | str | None = None, *, scope: str = 'sequence', "
+                   "token_scores: bool = False, "
+                   "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
+                   "None = 30.0, after: "
+                   "int | None = None) -> ScoreResult"),
+           "Changes nothing.");
 }
 
 }  // namespace
@@ -373,7 +374,9 @@ void BindSequence(nb::module_& module) {
           },
           nb::kw_only(), nb::arg("reuse") = "unspecified", nb::arg("category") = 0,
           nb::sig("def release(self, *, reuse: Reuse = 'unspecified', category: int = 0) -> None"),
-          "Gives its blocks back, with what is expected of them, as for Blocks.release. Again is nothing.")
+          "Gives its blocks back, with what is expected of them, as for Blocks.release. Again is nothing.\n\n"
+          "A prune or compact that is not finished: with a hint FailedPreconditionError, and nothing was\n"
+          "given back; without one it is waited for, 5 s at most.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> LiveSequence"))
       .def(

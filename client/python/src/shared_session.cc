@@ -102,10 +102,11 @@ void SharedSession::Shield(absl::Span<const BlockRef> blocks, const ReleaseHint&
     MutexLock lock(&views_mu_);
     for (const BlockRef block : blocks) {
       const auto at = viewed_.find(block.Pack());
-      if (at == viewed_.end() || at->second.owed > 0) continue;
+      if (at == viewed_.end()) continue;
+      at->second.hint = hint;
+      if (at->second.owed > 0) continue;
       looked_at.push_back(block);
       ++at->second.owed;
-      at->second.hint = hint;
     }
   }
   if (looked_at.empty()) return;

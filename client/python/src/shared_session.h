@@ -60,7 +60,7 @@ class SharedSession {
   void GiveBack(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint)
       ABSL_LOCKS_EXCLUDED(views_mu_);
   // Blocks that the daemon is about to take, or a sequence to give back: those that are looked at are held once more, for
-  // their views, and given back with the hint. In a turn.
+  // their views, unless they are already, and given back with the hint. In a turn.
   void Shield(absl::Span<const BlockRef> blocks, const ReleaseHint& hint = {}) ABSL_LOCKS_EXCLUDED(views_mu_);
 
   // ---- From destructors: later, after the current step.
