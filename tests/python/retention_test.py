@@ -139,28 +139,6 @@ def test_a_hint_binds_views_that_saw_a_prune(daemon):
             assert hit.tokens < 80
 
 
-def test_views_keep_no_hint_of_a_release_that_is_refused(daemon):
-    with opened(daemon, SCORED) as session:
-        five(session, "old").release()
-        sequence, keys = shared(session)
-        view = np.asarray(sequence.k(1))
-        step = session.begin_step()
-        with pytest.raises(kvpool.DeadlineExceededError):
-            sequence.prune(budget_tokens=64, scorer="streaming_llm", timeout=0.05)
-        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
-            sequence.release(reuse="never")
-        session.complete_step(step)
-        assert sequence.finish_prune().victims == [1]
-        session.flush()
-        del view  # The last that holds the victim.
-        gc.collect()
-        sequence.release()
-        reclaim(session)
-        assert cached(session, "old") < 5
-        with session.match(keys).wait() as hit:
-            assert hit.tokens == 80
-
-
 def hints(path):
     """(reuse, category) of each release with a hint in an event log; see server/event_log_format.h."""
     log = path.read_bytes()
@@ -185,6 +163,27 @@ def test_the_daemon_is_told_category_and_reuse(tmp_path):
     daemon.process.send_signal(signal.SIGTERM)
     daemon.process.wait()
     assert hints(tmp_path / "events") == [(0, 3), (1, 15), (2, 0)]
+    daemon.close()
+
+
+def test_views_keep_no_hint_of_a_release_that_is_refused(tmp_path):
+    daemon = Daemon(flags=(f"--event-log={tmp_path / 'events'}",))
+    with opened(daemon, SCORED) as session:
+        sequence, _ = shared(session)
+        view = np.asarray(sequence.k(1))
+        step = session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=64, scorer="streaming_llm", timeout=0.05)
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.release(reuse="never")
+        session.complete_step(step)
+        assert sequence.finish_prune().victims == [1]
+        del view  # The last that held the victim.
+        gc.collect()
+        sequence.release(category=7)
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.wait()
+    assert hints(tmp_path / "events") == [(0, 7)]
     daemon.close()
 
 
