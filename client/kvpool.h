@@ -240,8 +240,8 @@ int kvpool_episode_ready(const kvpool_episode* episode);
  * may be NULL. KVPOOL_NOT_FOUND: there is none, or none of the name. KVPOOL_DEADLINE_EXCEEDED: ask again. */
 int kvpool_episode_wait(kvpool_episode* episode, uint32_t timeout_ms, const char** name, float* similarity,
                         size_t* table_count);
-/* Writes the blocks of one table, whose holds are the caller's from now on, and describes it in *table. `blocks` NULL: it is
- * described, and nothing is taken. KVPOOL_RESOURCE_EXHAUSTED: there are more than `capacity`. */
+/* Writes the blocks of one table, whose holds are the caller's from now on, and describes it in *table. Taken once; then it
+ * has none. `blocks` NULL: it is described, and nothing is taken. KVPOOL_RESOURCE_EXHAUSTED: there are more than `capacity`. */
 int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_block* blocks, size_t capacity,
                         kvpool_table* table);
 /* Gives back what was not taken. */

@@ -36,8 +36,11 @@ int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
-std::chrono::milliseconds Time(uint64_t ms) {
-  return std::chrono::milliseconds(static_cast<int64_t>(std::min<uint64_t>(ms, INT64_MAX)));
+// Not left to Session: it is told a signed count, which is another number where `ms` is above INT64_MAX.
+absl::StatusOr<std::chrono::milliseconds> Time(const char* field, uint64_t ms, uint64_t least_ms) {
+  constexpr uint64_t kMost = kvpool::Session::kMaxTtl.count();
+  if (ms >= least_ms && ms <= kMost) return std::chrono::milliseconds(ms);
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", ms, "; must be ", least_ms, " to ", kMost));
 }
 
 std::vector<BlockRef> Refs(const kvpool_block* blocks, size_t count) {
@@ -79,7 +82,15 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
   result.guaranteed_blocks = options.guaranteed_blocks;
   result.max_blocks = options.max_blocks;
   result.max_space_bytes = options.max_space_bytes;
-  result.device_uuids.assign(options.device_uuids, options.device_uuids + options.device_uuid_count);
+  for (size_t i = 0; i < options.device_uuid_count; ++i) {
+    const char* const uuid = options.device_uuids == nullptr ? nullptr : options.device_uuids[i];
+    if (uuid == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "options.device_uuids", options.device_uuids == nullptr ? "" : absl::StrCat("[", i, "]"),
+          " is NULL; device_uuid_count is ", options.device_uuid_count));
+    }
+    result.device_uuids.emplace_back(uuid);
+  }
   result.kind = static_cast<kvpool::v1::SpaceKind>(options.kind);
   result.warmup = options.warmup != 0;
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
@@ -315,7 +326,8 @@ int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t cou
 }
 
 int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms) {
-  return Answer(session->session->Pin(Refs(blocks, count), Time(ttl_ms)));
+  const auto ttl = Time("ttl_ms", ttl_ms, 1);
+  return Answer(ttl.ok() ? session->session->Pin(Refs(blocks, count), *ttl) : ttl.status());
 }
 
 int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t count) {
@@ -324,13 +336,14 @@ int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t cou
 
 int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, size_t count, uint32_t priority,
                          uint64_t ttl_ms) {
-  return Answer(session->session->SetRetention(Refs(blocks, count), priority, Time(ttl_ms)));
+  return kvpool_set_retention_decaying(session, blocks, count, priority, ttl_ms, 0);
 }
 
 int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* blocks, size_t count,
                                   uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms) {
-  return Answer(
-      session->session->SetRetention(Refs(blocks, count), priority, Time(ttl_ms), Time(half_life_ms)));
+  const auto ttl = Time("ttl_ms", ttl_ms, 1), half_life = Time("half_life_ms", half_life_ms, 0);
+  if (!ttl.ok() || !half_life.ok()) return Answer(ttl.ok() ? half_life.status() : ttl.status());
+  return Answer(session->session->SetRetention(Refs(blocks, count), priority, *ttl, *half_life));
 }
 
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms) {

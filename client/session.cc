@@ -32,12 +32,11 @@ absl::Status CheckKeyBytes(uint32_t key_bytes) {
 // Limits of Pin and SetRetention in engine.proto. Nobody waits for their answers: what the daemon would refuse whole has
 // to be said here.
 constexpr uint32_t kMaxPriority = 100;
-constexpr std::chrono::milliseconds kMaxTtl = std::chrono::hours(24);
 
 absl::Status CheckTime(const char* field, std::chrono::milliseconds time, int64_t least_ms) {
-  if (time.count() >= least_ms && time <= kMaxTtl) return absl::OkStatus();
+  if (time.count() >= least_ms && time <= Session::kMaxTtl) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", time.count(), " ms; must be ", least_ms, " to ", kMaxTtl.count()));
+      absl::StrCat(field, " is ", time.count(), " ms; must be ", least_ms, " to ", Session::kMaxTtl.count()));
 }
 
 }  // namespace

@@ -64,7 +64,10 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(kvpool_set_retention(session, blocks, count, 101, 60000) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "priority is 101; must be 0 to 100") != NULL);
   CHECK(kvpool_pin(session, blocks, count, UINT64_MAX) == KVPOOL_INVALID_ARGUMENT);
-  CHECK(strstr(kvpool_last_error(), "Pin.ttl is 9223372036854775807 ms; must be 1 to 86400000") != NULL);
+  CHECK(strstr(kvpool_last_error(), "ttl_ms is 18446744073709551615; must be 1 to 86400000") != NULL);
+  CHECK(kvpool_pin(session, blocks, count, 0) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 86400001) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "half_life_ms is 86400001; must be 0 to 86400000") != NULL);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
 }
@@ -151,6 +154,11 @@ static void episodes(kvpool_session* session) {
   CHECK(kvpool_episode_take(episode, 0, NULL, 0, &table) == KVPOOL_OK);
   CHECK(table.block_count == 1 && table.last_block_tokens == 4 && table.group == 0);
   CHECK(kvpool_episode_take(episode, 0, found, 1, &table) == KVPOOL_OK);
+  CHECK(table.block_count == 1);
+  kvpool_table again;
+  kvpool_block nothing[1] = {7};
+  CHECK(kvpool_episode_take(episode, 0, nothing, 1, &again) == KVPOOL_OK);
+  CHECK(again.block_count == 0 && nothing[0] == 7);
   kvpool_episode_free(episode);
   CHECK(address_of(session, found[0])[kBlockBytes - 1] == 'B');
   kvpool_release(session, found, 1, KVPOOL_CURRENT_STEP);
@@ -237,6 +245,13 @@ int main(int argc, char** argv) {
   device_uuids[0] = "GPU-of-another-machine";
   CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
   CHECK(strstr(kvpool_last_error(), "GPU-of-another-machine") != NULL);
+  device_uuids[0] = NULL;
+  CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "options.device_uuids[0] is NULL; device_uuid_count is 1") != NULL);
+  options.device_uuids = NULL;
+  CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "options.device_uuids is NULL; device_uuid_count is 1") != NULL);
+  options.device_uuids = device_uuids;
   device_uuids[0] = "host";
   options.kind = 2;
   options.fingerprint = "another";

@@ -1,7 +1,9 @@
 """Verbs that run on the device, for engines that keep their own tables: scores, prunes, compacts, plans of budgets."""
 
+import collections.abc
 import concurrent.futures
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -109,8 +111,11 @@ def test_a_compact_of_bare_refs(daemon, session):
 def test_a_compact_that_nobody_waits_for_keeps_no_new_block(daemon, session):
     refs = leased(session, range(4)).detach()
     session.compact(refs, keep=[5, 40])
-    session.flush()
-    assert held(daemon)["leased"] == 1
+    # It is done some time after it was dropped.
+    deadline = time.monotonic() + 60
+    while held(daemon)["leased"] != 1:
+        assert time.monotonic() < deadline, f"{held(daemon)['leased']} blocks are leased, not 1"
+        session.flush()
 
 
 def test_bare_refs_wait_for_their_step(session):
@@ -142,6 +147,13 @@ def test_bad_prunes_of_bare_refs(session):
             (lambda: session.compact(refs, keep=[3, 2]), "keep.positions has 2 behind 3; must be ascending")):
         with pytest.raises(kvpool.InvalidArgumentError, match=words):
             call().wait()
+    for wrong, words in ((refs[:1] + ["a"], r"blocks\[1\] is 'a'; must be a ref"),
+                         ([-1], r"blocks\[0\] is -1; must be a ref: an int of 0 to"),
+                         (7, "blocks is 7; must be Blocks, or a list")):
+        with pytest.raises(TypeError, match=words):
+            session.prune(wrong, budget_tokens=16)
+    with pytest.raises(kvpool.InvalidArgumentError, match="scope is 'head'; with keep it must not be set"):
+        session.compact(refs, keep=[1], scope="head")
     with pytest.raises(kvpool.FailedPreconditionError):
         session.prune([refs[0] + 2**32], budget_tokens=16).wait()  # Another generation.
     session.release(refs)
@@ -156,6 +168,19 @@ def per_layer():
                                             v_head_dim=16, dtype="float32", k=kvpool.Plane(offset=0, **plane),
                                             v=kvpool.Plane(offset=1024, **plane))
                           for layer, name in enumerate(("first", "second"))], block_bytes=2048)
+
+
+class MadeAnew(collections.abc.Sequence):
+    """Pairs of a table and random queries that nobody but who asked for them holds."""
+
+    def __init__(self, tables):
+        self.tables = tables
+
+    def __len__(self):
+        return len(self.tables)
+
+    def __getitem__(self, i):
+        return self.tables[i], kvpool.QueryWindow(np.random.default_rng(i).normal(size=(1, 8, 2, 16)).astype(np.float32))
 
 
 def test_budgets_by_what_queries_look_at(daemon):
@@ -173,6 +198,9 @@ def test_budgets_by_what_queries_look_at(daemon):
             plan = session.plan_budgets("cake", 20, sequences=sequences)
             assert sum(plan.budget_tokens) == 40 and len(plan.weights) == 2
             assert plan.budget_tokens[0] > 3 * plan.budget_tokens[1] and plan.weights[0] > 100 * plan.weights[1]
+            made = MadeAnew([table for table, _ in sequences])
+            assert (session.plan_budgets("cake", 20, sequences=made).weights
+                    == session.plan_budgets("cake", 20, sequences=list(made)).weights)
             # Of queries that all ask the same no layer has more than another.
             same = kvpool.QueryWindow(np.zeros((1, 8, 2, 16), np.float32))
             alike = session.plan_budgets("d2o", 20, sequences=[(table, same) for table, _ in sequences])
@@ -190,8 +218,11 @@ def test_budgets_by_what_queries_look_at(daemon):
                     ("best", {}, "method: there is no 'best'")):
                 with pytest.raises(kvpool.InvalidArgumentError, match=words):
                     session.plan_budgets(method, 20, after=0, **more)
-            for wrong in ([(varied, window)], [(uniform, None)], [uniform]):
-                with pytest.raises(TypeError):
+            for wrong, words in (([(varied, window)], "a table is a LiveSequence or a BlockTable"),
+                                 ([sequences[0], (uniform, None)],
+                                  r"the window of sequences\[1\] is None; must be a QueryWindow"),
+                                 ([uniform], "incompatible")):
+                with pytest.raises(TypeError, match=words):
                     session.plan_budgets("cake", 20, sequences=wrong)
             with pytest.raises(kvpool.DeadlineExceededError):
                 session.plan_budgets("cake", 20, sequences=sequences, timeout=0.05)

@@ -172,9 +172,14 @@ def test_bad_questions(session):
     for neither_or_both in (dict(), dict(embedding=[1, 0], name="a")):
         with pytest.raises(kvpool.InvalidArgumentError, match="must have one of the two"):
             session.choose_episode(**neither_or_both).wait()
-    for no_numbers in (["a"], 3, "ab"):
-        with pytest.raises(TypeError):
+    for no_numbers, words in ((["a"], r"embedding\[0\] is 'a'; must be a number"),
+                              ([1, None], r"embedding\[1\] is None; must be a number"),
+                              (3, "embedding is 3; must be a list of numbers, or an array"),
+                              ("ab", r"embedding\[0\] is 'a'; must be a number")):
+        with pytest.raises(TypeError, match=words):
             session.choose_episode(no_numbers)
+    with pytest.raises(TypeError, match=r"centroid\[1\] is \[\]; must be a number"):
+        put(session, "b", [1, []], 1)
 
 
 def test_of_a_session_that_is_closed(daemon):

@@ -138,12 +138,32 @@ def test_signals(session):
         told = kvpool.Scorer("snapkv", {"kernel": 1}, window=kvpool.QueryWindow(queries))
         scores = sequence.score(told, token_scores=True, fresh=True)
         assert scores.token_scores[0, :60].argmax() == 40
-        with pytest.raises(kvpool.InvalidArgumentError, match="there is no 'sum_of_all'"):
+        with pytest.raises(kvpool.InvalidArgumentError, match="over_tokens: there is no 'sum_of_all'; must be one of .*, sum,"):
             kvpool.Scorer(over_tokens="sum_of_all")
         with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
             sequence.prune(budget_tokens=32, scorer="no_such_policy")
         with pytest.raises(TypeError):
             kvpool.Signal("mass", "abc")
+
+
+def test_arrays_have_a_shape():
+    values, queries = np.zeros(64, np.float32), np.zeros((2, 4, 6, 8), np.float32)
+    for make, words in ((lambda: kvpool.Signal("mass", values, offset=4), "offset is 4"),
+                        (lambda: kvpool.Signal("mass", values, nbytes=128), "nbytes is 128"),
+                        (lambda: kvpool.QueryWindow(queries, queries=4), "queries is 4"),
+                        (lambda: kvpool.QueryWindow(queries, q_heads=0), "q_heads is 0"),
+                        (lambda: kvpool.QueryWindow(queries, offset=64), "offset is 64")):
+        with pytest.raises(kvpool.InvalidArgumentError, match=f"{words}; it is for a BlockArray: an array has a shape"):
+            make()
+
+
+def test_scorers_of_other_things(session):
+    mass = kvpool.Signal("mass", np.zeros(16, np.float32))
+    for make, words in ((lambda: kvpool.Scorer("h2o", signals=[mass, "mass"]), r"signals\[1\] is 'mass'; must be a Signal"),
+                        (lambda: kvpool.Scorer("h2o", {7: 1}), "a name in params is 7; must be a str"),
+                        (lambda: session.score([1], scorer=7), "scorer is 7; must be a Scorer, the name of a policy, or None")):
+        with pytest.raises(TypeError, match=words):
+            make()
 
 
 def test_protection(session):
@@ -194,6 +214,8 @@ def test_what_is_not_read_of_chosen_tokens(session):
         for more in (dict(discard=[(0, 4)]), dict(protect=[(0, 4)]), dict(scorer="random")):
             with pytest.raises(kvpool.InvalidArgumentError, match="compact has keep"):
                 sequence.compact(keep=[1, 2], **more)
+        with pytest.raises(kvpool.InvalidArgumentError, match="scope is 'layer'; with keep it must not be set"):
+            sequence.compact(keep=[1, 2], scope="layer")
 
 
 def test_queries_of_a_prompt_behind_the_sequence(session):

@@ -100,16 +100,16 @@ struct PyBlockTable {
   PyBlocks& held() const { return nb::cast<PyBlocks&>(blocks); }
 };
 
-// A list or dict of strings, numbers and booleans as the proto has them: "true", "7".
-std::string ParamOf(nb::handle value);
+// Strings, numbers and booleans under their names, as the proto has them: "true", "7".
+void SetParams(const nb::dict& params, google::protobuf::Map<std::string, std::string>* to);
 
 void BindLayout(nb::module_& module);
 void BindBlocks(nb::module_& module);
 void BindSession(nb::module_& module);
-// From here on methods are added to its session.
-void BindSharing(nb::module_& module);
 void BindScoring(nb::module_& module);
 void BindSequence(nb::module_& module);
+// From here on methods are added to its session.
+void BindSharing(nb::module_& module);
 void BindDevice(nb::module_& module);
 void BindEpisodes(nb::module_& module);
 

@@ -1,4 +1,4 @@
-// Holds on blocks, and answers that bring them.
+// Holds on blocks, and tables of them.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -63,8 +63,15 @@ void PyBlocks::Extend(PyBlocks* more) {
 
 std::vector<BlockRef> RefsOf(nb::handle blocks) {
   if (nb::isinstance<PyBlocks>(blocks)) return nb::cast<const PyBlocks&>(blocks).refs();
+  if (!nb::isinstance<nb::iterable>(blocks)) throw TypeErrorOf("blocks", blocks, "Blocks, or a list of refs");
   std::vector<BlockRef> refs;
-  for (const nb::handle ref : blocks) refs.push_back(BlockRef::Unpack(nb::cast<uint64_t>(ref)));
+  for (const nb::handle ref : blocks) {
+    uint64_t packed = 0;
+    if (!nb::try_cast(ref, packed)) {
+      throw TypeErrorOf(EntryOf("blocks", refs.size()), ref, "a ref: an int of 0 to 2**64 - 1");
+    }
+    refs.push_back(BlockRef::Unpack(packed));
+  }
   return refs;
 }
 
@@ -106,15 +113,10 @@ void BindBlockTable(nb::module_& module) {
               "Valid tokens of the last block; 0: it is full.");
 }
 
-}  // namespace
+using BlocksClass = nb::class_<PyBlocks>;
 
-void BindBlocks(nb::module_& module) {
-  nb::class_<PyBlocks>(
-      module, "Blocks",
-      "One hold on each of a list of blocks, in sequence order: leased, or by reference.\n\n"
-      "`with` releases them. What is released raises ReleasedError from then on; views that are\n"
-      "there keep their blocks held until they are gone.")
-      .def("__len__", [](const PyBlocks& blocks) { return blocks.refs().size(); })
+void BindRefs(BlocksClass& blocks) {
+  blocks.def("__len__", [](const PyBlocks& blocks) { return blocks.refs().size(); })
       .def_prop_ro(
           "refs", [](const PyBlocks& blocks) { return Packed(blocks.refs()); },
           "generation << 32 | block number: what verbs take. 0 stands before a window, for no block.")
@@ -127,6 +129,14 @@ void BindBlocks(nb::module_& module) {
           },
           "Block numbers: indices into the pool's arrays.")
       .def_prop_ro("released", &PyBlocks::released)
+      .def("__repr__", [](const PyBlocks& blocks) {
+        return blocks.released() ? std::string("<kvpool.Blocks released>")
+                                 : absl::StrCat("<kvpool.Blocks of ", blocks.refs().size(), ">");
+      });
+}
+
+void BindViews(BlocksClass& blocks) {
+  blocks
       .def(
           "k",
           [](const PyBlocks& blocks, int64_t index, std::optional<uint32_t> layer, uint32_t group) {
@@ -147,8 +157,11 @@ void BindBlocks(nb::module_& module) {
           [](const PyBlocks& blocks, int64_t index) {
             return BytesOfBlock(blocks.session(), blocks.at(index), blocks.writable(index));
           },
-          nb::arg("index"), "All bytes of one block.")
-      .def("split", &PyBlocks::Split, nb::arg("count"), "Takes the blocks behind the first `count` out.")
+          nb::arg("index"), "All bytes of one block.");
+}
+
+void BindHolds(BlocksClass& blocks) {
+  blocks.def("split", &PyBlocks::Split, nb::arg("count"), "Takes the blocks behind the first `count` out.")
       .def(
           "extend", [](PyBlocks& blocks, PyBlocks& more) { blocks.Extend(&more); }, nb::arg("more"),
           "Takes over what `more` holds, behind its own.")
@@ -179,11 +192,20 @@ void BindBlocks(nb::module_& module) {
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Blocks"))
       .def(
           "__exit__", [](PyBlocks& blocks, nb::args) { blocks.Release(std::nullopt); },
-          nb::sig("def __exit__(self, *args: object) -> None"))
-      .def("__repr__", [](const PyBlocks& blocks) {
-        return blocks.released() ? std::string("<kvpool.Blocks released>")
-                                 : absl::StrCat("<kvpool.Blocks of ", blocks.refs().size(), ">");
-      });
+          nb::sig("def __exit__(self, *args: object) -> None"));
+}
+
+}  // namespace
+
+void BindBlocks(nb::module_& module) {
+  BlocksClass blocks(
+      module, "Blocks",
+      "One hold on each of a list of blocks, in sequence order: leased, or by reference.\n\n"
+      "`with` releases them. What is released raises ReleasedError from then on; views that are\n"
+      "there keep their blocks held until they are gone.");
+  BindRefs(blocks);
+  BindViews(blocks);
+  BindHolds(blocks);
   BindBlockTable(module);
 }
 

@@ -186,7 +186,7 @@ PyPending<v1::CompactResult> Compact(const SessionPtr& session, nb::handle block
           }))};
 }
 
-using Observed = std::vector<std::pair<nb::object, const PyQueryWindow*>>;
+using Observed = std::vector<std::pair<nb::object, nb::object>>;  // Tables and windows.
 
 PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, uint64_t tokens_per_layer,
                          uint32_t layers, const nb::dict& params, const std::vector<double>& statistics,
@@ -195,15 +195,16 @@ PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, u
   request.set_method(EnumOf<v1::BudgetMethod>(method, "BUDGET_METHOD_", "method", &v1::BudgetMethod_Parse));
   request.set_tokens_per_layer(tokens_per_layer);
   request.set_layers(layers);
-  for (const auto& [name, value] : params) {
-    (*request.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
-  }
+  SetParams(params, request.mutable_params());
   request.mutable_statistics()->Add(statistics.begin(), statistics.end());
   for (const auto& [table, window] : sequences) {
-    if (window == nullptr) throw nb::type_error("sequences are pairs of a table and a QueryWindow");
+    if (!nb::isinstance<PyQueryWindow>(window)) {
+      const std::string entry = EntryOf("sequences", static_cast<size_t>(request.sequences_size()));
+      throw TypeErrorOf("the window of " + entry, window, "a QueryWindow");
+    }
     v1::GroupSequence& sequence = *request.add_sequences();
     *sequence.mutable_sequence() = SequenceOf(table, session);
-    *sequence.mutable_window() = window->proto;
+    *sequence.mutable_window() = nb::cast<const PyQueryWindow&>(window).proto;
   }
   PyPending<v1::PlanBudgetsResult> pending(
       session,

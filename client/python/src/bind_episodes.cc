@@ -47,7 +47,7 @@ PyPending<v1::PutEpisodeResult> PutEpisode(const SessionPtr& session, const std:
   }
   v1::PutEpisode request;
   request.set_name(name);
-  const std::vector<float> values = FloatsOf(centroid);
+  const std::vector<float> values = FloatsOf(centroid, "centroid");
   request.mutable_centroid()->Add(values.begin(), values.end());
   for (const nb::object& table : tables) *request.add_sequences() = SequenceOf(table, session);
   return {session,
@@ -67,7 +67,7 @@ PyPending<EpisodeHit> ChooseEpisode(const SessionPtr& session, nb::handle embedd
   v1::ChooseEpisode request;
   request.set_name(name.value_or(""));
   if (!embedding.is_none()) {
-    const std::vector<float> values = FloatsOf(embedding);
+    const std::vector<float> values = FloatsOf(embedding, "embedding");
     request.mutable_embedding()->Add(values.begin(), values.end());
   }
   return {session, ValueOf(session->Use([&](Session& open) { return open.ChooseEpisode(request); }))};

@@ -17,7 +17,11 @@ PyScorer ScorerOf(nb::handle scorer) {
   if (scorer.is_none()) return {};
   if (nb::isinstance<PyScorer>(scorer)) return nb::cast<const PyScorer&>(scorer);
   PyScorer named;
-  named.policy.set_name(nb::cast<std::string>(scorer));
+  std::string policy;
+  if (!nb::try_cast(scorer, policy)) {
+    throw TypeErrorOf("scorer", scorer, "a Scorer, the name of a policy, or None");
+  }
+  named.policy.set_name(policy);
   return named;
 }
 
@@ -75,6 +79,10 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
   if (!scorer.is_none()) ScorerOf(scorer).Fill(&request);
   Fill(ranges, &request);
   if (arguments.keep.has_value()) {
+    if (arguments.scope != "sequence") {
+      throw StatusError(absl::InvalidArgumentError(
+          absl::StrCat("scope is '", arguments.scope, "'; with keep it must not be set")));
+    }
     request.mutable_keep()->mutable_positions()->Add(arguments.keep->begin(), arguments.keep->end());
   } else {
     request.set_budget_tokens(*arguments.budget_tokens);
@@ -85,9 +93,13 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
   return request;
 }
 
-std::string ParamOf(nb::handle value) {
-  if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? "true" : "false";
-  return nb::cast<std::string>(nb::str(value));
+void SetParams(const nb::dict& params, google::protobuf::Map<std::string, std::string>* to) {
+  for (const auto& [key, value] : params) {
+    std::string name;
+    if (!nb::try_cast(key, name)) throw TypeErrorOf("a name in params", key, "a str");
+    const bool is_bool = nb::isinstance<nb::bool_>(value);
+    (*to)[name] = is_bool ? (nb::cast<bool>(value) ? "true" : "false") : nb::str(value).c_str();
+  }
 }
 
 namespace {
@@ -143,6 +155,14 @@ struct PySignal {
   nb::object keeps;
 };
 
+// Arguments that say where in blocks an array lies, and how large it is there.
+void CheckUnset(const char* field, std::optional<uint64_t> value) {
+  if (!value.has_value()) return;
+  throw StatusError(absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", *value, "; it is for a BlockArray: an array has a shape")));
+}
+std::optional<uint64_t> IfSet(uint64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
+
 void SetInlined(const void* data, size_t bytes, v1::Data* to) { to->set_inlined(data, bytes); }
 
 PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, bool per_head,
@@ -158,6 +178,8 @@ PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, 
     signal.keeps = array.object();
     return signal;
   }
+  CheckUnset("offset", IfSet(offset));
+  CheckUnset("nbytes", IfSet(bytes));
   FloatArray array;
   if (!nb::try_cast(values, array)) throw nb::type_error("a signal is an array of float32, or a BlockArray");
   SetInlined(array.data(), array.nbytes(), signal.proto.mutable_data());
@@ -181,6 +203,9 @@ PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::
     window.keeps = array.object();
     return window;
   }
+  CheckUnset("queries", queries);
+  CheckUnset("q_heads", q_heads);
+  CheckUnset("offset", IfSet(offset));
   AnyArray array;
   if (!nb::try_cast(data, array) || array.ndim() != 4) {
     throw nb::type_error("a window is an array [layers, queries, q_heads, head_dim], or a BlockArray");
@@ -205,29 +230,32 @@ void MakeScorer(PyScorer* self, const std::string& policy, const nb::dict& param
                 const std::vector<nb::object>& signals, const PyQueryWindow* window, float now,
                 uint32_t hidden_dim, uint32_t window_queries, const std::string& over_tokens,
                 const std::string& over_heads, const std::string& over_layers) {
-  new (self) PyScorer;
-  self->policy.set_name(policy);
-  for (const auto& [name, value] : params) {
-    (*self->policy.mutable_params())[nb::cast<std::string>(name)] = ParamOf(value);
-  }
+  PyScorer scorer;
+  scorer.policy.set_name(policy);
+  SetParams(params, scorer.policy.mutable_params());
   for (const nb::object& object : signals) {
+    if (!nb::isinstance<PySignal>(object)) {
+      throw TypeErrorOf(EntryOf("signals", static_cast<size_t>(scorer.signals.signals_size())), object,
+                        "a Signal");
+    }
     const PySignal& signal = nb::cast<const PySignal&>(object);
-    *self->signals.add_signals() = signal.proto;
-    if (signal.keeps.is_valid()) self->keeps.push_back(signal.keeps);
+    *scorer.signals.add_signals() = signal.proto;
+    if (signal.keeps.is_valid()) scorer.keeps.push_back(signal.keeps);
   }
   if (window != nullptr) {
-    *self->signals.mutable_window() = window->proto;
-    if (window->keeps.is_valid()) self->keeps.push_back(window->keeps);
+    *scorer.signals.mutable_window() = window->proto;
+    if (window->keeps.is_valid()) scorer.keeps.push_back(window->keeps);
   }
-  self->signals.set_now(now);
-  self->signals.set_hidden_dim(hidden_dim);
-  self->signals.set_window_queries(window_queries);
-  self->reductions.set_over_tokens(
+  scorer.signals.set_now(now);
+  scorer.signals.set_hidden_dim(hidden_dim);
+  scorer.signals.set_window_queries(window_queries);
+  scorer.reductions.set_over_tokens(
       EnumOf<v1::TokenReduction>(over_tokens, "TOKEN_REDUCTION_", "over_tokens", &v1::TokenReduction_Parse));
-  self->reductions.set_over_heads(
+  scorer.reductions.set_over_heads(
       EnumOf<v1::PlaneReduction>(over_heads, "PLANE_REDUCTION_", "over_heads", &v1::PlaneReduction_Parse));
-  self->reductions.set_over_layers(
+  scorer.reductions.set_over_layers(
       EnumOf<v1::PlaneReduction>(over_layers, "PLANE_REDUCTION_", "over_layers", &v1::PlaneReduction_Parse));
+  new (self) PyScorer(std::move(scorer));
 }
 
 void BindBlockArray(nb::module_& module) {

@@ -54,7 +54,9 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
     const auto digest = nb::borrow<nb::bytes>(fingerprint);
     options.fingerprint.set_digest(digest.c_str(), digest.size());
   } else {
-    options.fingerprint.set_digest(nb::cast<std::string>(fingerprint));
+    std::string digest;
+    if (!nb::try_cast(fingerprint, digest)) throw TypeErrorOf("fingerprint", fingerprint, "bytes or a str");
+    options.fingerprint.set_digest(digest);
   }
   for (const auto& [name, value] : facts) (*options.fingerprint.mutable_facts())[name] = value;
   options.role.set_scheduler(scheduler);

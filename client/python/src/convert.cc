@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace kvpool::python {
 namespace {
@@ -72,6 +73,13 @@ StatusError BufferError(const std::string& why) {
 }
 void RegisterErrors() { nb::register_exception_translator(Translate); }
 
+nb::builtin_exception TypeErrorOf(const std::string& field, nb::handle value, const char* must) {
+  constexpr Py_ssize_t kShown = 100;  // Of what may be an array.
+  const auto shown = nb::steal<nb::str>(PyUnicode_Substring(nb::repr(value).ptr(), 0, kShown));
+  if (!shown.is_valid()) throw nb::python_error();
+  return nb::type_error(absl::StrCat(field, " is ", shown.c_str(), "; must be ", must).c_str());
+}
+
 Deadline DeadlineOf(Timeout timeout) {
   constexpr double kForEver = 10.0 * 365 * 86400;  // More would overflow the clock.
   const double seconds = std::clamp(timeout.value_or(kForEver), 0.0, kForEver);
@@ -109,12 +117,18 @@ std::vector<uint32_t> TokensOf(nb::handle tokens) {
   return ids;
 }
 
-std::vector<float> FloatsOf(nb::handle values) {
+std::vector<float> FloatsOf(nb::handle values, const char* field) {
   nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
   if (nb::try_cast(values, array)) return {array.data(), array.data() + array.shape(0)};
+  if (!nb::isinstance<nb::iterable>(values))
+    throw TypeErrorOf(field, values, "a list of numbers, or an array");
   std::vector<float> floats;
   for (const nb::handle value : values) {
     const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      throw TypeErrorOf(EntryOf(field, floats.size()), value, "a number");
+    }
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     floats.push_back(static_cast<float>(number));
   }
@@ -152,10 +166,20 @@ ReleaseHint HintOf(const std::string& reuse, uint32_t category) {
 std::chrono::milliseconds TimeOf(double seconds, const char* field) {
   constexpr double kMost = 1e12;  // Milliseconds of more would overflow.
   if (!(std::abs(seconds) <= kMost)) {
-    throw StatusError(
-        absl::InvalidArgumentError(absl::StrCat(field, ": ", seconds, " is no time in seconds")));
+    const auto most = std::chrono::duration_cast<std::chrono::seconds>(Session::kMaxTtl).count();
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat(field, " is ", seconds, "; must be 0 to ", most, " seconds")));
   }
-  return std::chrono::milliseconds(std::llround(seconds * 1000));
+  const int64_t ms = std::llround(seconds * 1000);
+  // 0 means another thing than a short time does.
+  if (ms == 0 && seconds != 0) return std::chrono::milliseconds(seconds > 0 ? 1 : -1);
+  return std::chrono::milliseconds(ms);
+}
+
+std::string WordsOf(const google::protobuf::EnumDescriptor& type, std::string_view prefix) {
+  std::vector<std::string> words;
+  for (int i = 0; i < type.value_count(); ++i) words.push_back(NameOf(type.value(i)->name(), prefix));
+  return absl::StrJoin(words, ", ");
 }
 
 std::string NameOf(std::string_view full_name, std::string_view prefix) {

@@ -81,22 +81,30 @@ auto Await(Timeout timeout, Attempt attempt) {
   }
 }
 
+// "signals[2] is 'mass'; must be a Signal", to be thrown.
+nb::builtin_exception TypeErrorOf(const std::string& field, nb::handle value, const char* must);
+inline std::string EntryOf(const char* field, size_t index) { return absl::StrCat(field, "[", index, "]"); }
+
 // A list of integers, or an array of them.
 std::vector<uint32_t> TokensOf(nb::handle tokens);
 // The same of floats.
-std::vector<float> FloatsOf(nb::handle values);
+std::vector<float> FloatsOf(nb::handle values, const char* field);
 // bytes, or a list of bytes of one length; the length is `key_bytes`, 32 if there are none.
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes);
 inline nb::bytes BytesOf(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 inline uint64_t StepOf(std::optional<uint64_t> after) { return after.value_or(kCurrentStep); }
 
-// "mass" for SIGNAL_KIND_MASS; INVALID_ARGUMENT for other words.
+// The words of an enum: "unspecified, mass, latest".
+std::string WordsOf(const google::protobuf::EnumDescriptor& type, std::string_view prefix);
+// "mass" for SIGNAL_KIND_MASS; INVALID_ARGUMENT for other words, with those that there are.
 template <typename Enum>
 Enum EnumOf(const std::string& name, const char* prefix, const char* field,
             bool (*parse)(google::protobuf::ConstStringParam, Enum*)) {
   Enum value;
   if (!parse(absl::StrCat(prefix, absl::AsciiStrToUpper(name)), &value)) {
-    throw StatusError(absl::InvalidArgumentError(absl::StrCat(field, ": there is no '", name, "'")));
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat(field, ": there is no '", name, "'; must be one of ",
+                     WordsOf(*google::protobuf::GetEnumDescriptor<Enum>(), prefix))));
   }
   return value;
 }
@@ -105,7 +113,7 @@ std::string NameOf(std::string_view full_name, std::string_view prefix);
 
 // "never" for REUSE_NEVER. INVALID_ARGUMENT: a hint that is none.
 ReleaseHint HintOf(const std::string& reuse, uint32_t category);
-// Of `seconds`; INVALID_ARGUMENT: no number, or beyond what a clock can say.
+// Of `seconds`, at least one where they are not 0; INVALID_ARGUMENT: no number, or beyond what a clock can say.
 std::chrono::milliseconds TimeOf(double seconds, const char* field);
 
 }  // namespace kvpool::python

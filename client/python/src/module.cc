@@ -11,9 +11,9 @@ NB_MODULE(_core, module) {
   BindView(module);
   BindBlocks(module);
   BindSession(module);
-  BindSharing(module);
   BindScoring(module);
   BindSequence(module);
+  BindSharing(module);
   BindDevice(module);
   BindEpisodes(module);
 }
