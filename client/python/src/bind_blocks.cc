@@ -175,16 +175,13 @@ void BindHolds(BlocksClass& blocks) {
           nb::sig(
               "def release(self, after: int | None = None, *, reuse: Reuse = 'unspecified', category: int "
               "= 0) -> None"),
-          "Gives the holds back once step `after` is done: by default the step begun last. Again is "
+          "Gives the holds back once step `after` is done: by default the step begun last. Again is\n"
           "nothing.\n\n"
-          "`reuse` is advice to the replacement policy: \"expected\" (the conversation goes on), "
-          "\"unlikely\" (it "
-          "is over); but\n"
-          "\"never\" (a pruned beam) binds: those of the blocks that nobody holds any more leave the cache "
-          "before all others.\n"
-          "`category`: 1 to 15, as the engine numbers its kinds of requests; 0: not said. "
-          "InvalidArgumentError: a hint that is\n"
-          "none, and nothing was given back.")
+          "`reuse` is advice to the replacement policy: \"expected\" (the conversation goes on),\n"
+          "\"unlikely\" (it is over); but \"never\" (a pruned beam) binds: those of the blocks that nobody\n"
+          "holds any more leave the cache before all others. `category`: 1 to 15, as the engine numbers\n"
+          "its kinds of requests; 0: not said. InvalidArgumentError: a hint that is none, and nothing was\n"
+          "given back.")
       .def(
           "detach", [](PyBlocks& blocks) { return Packed(blocks.Take()); },
           "Lets go of the handle and keeps the holds: give the refs back with Session.release.")

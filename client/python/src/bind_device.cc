@@ -235,15 +235,13 @@ void BindPruning(SessionClass& session) {
       nb::arg("protection").none() = nb::none(), nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false,
       nb::arg("dry_run") = false, nb::arg("after") = nb::none(),
       nb::sig("def prune(self, blocks: Refs, *, budget_tokens: int | None = None, budget_blocks: int | "
-              "None = None, scorer: Scorer | str | None = None, group: int = 0, last_block_tokens: int "
-              "= 0, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | "
-              "None = None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = "
-              "False, dry_run: bool = False, after: int | None = None) -> PendingPrune"),
-      "LiveSequence.prune for an engine that keeps its own tables, of bare refs (Blocks.detach): the "
-      "victims' holds are gone\n"
-      "when the answer is there, and those of its `table` are left. Blocks are taken for a dry run "
-      "alone. What is sealed\n"
-      "later needs keys behind PrefixHasher.behind_pruning.");
+              "None = None, scorer: Scorer | str | None = None, group: int = 0, last_block_tokens: int = "
+              "0, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = "
+              "None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
+              "dry_run: bool = False, after: int | None = None) -> PendingPrune"),
+      "LiveSequence.prune for an engine that keeps its own tables, of bare refs (Blocks.detach): the\n"
+      "victims' holds are gone when the answer is there, and those of its `table` are left. Blocks are\n"
+      "taken for a dry run alone. What is sealed later needs keys behind PrefixHasher.behind_pruning.");
   session.def(
       "compact", Compact, nb::arg("blocks"), nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
       nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
@@ -254,11 +252,10 @@ void BindPruning(SessionClass& session) {
               "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
               "None, scope: str = 'sequence', group: int = 0, last_block_tokens: int = 0, protect: "
               "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
-              "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
-              "keep_sources: bool = False, after: int | None = None) -> PendingCompact"),
-      "LiveSequence.compact of bare refs, as prune: the holds of the answer's `table` are left, new "
-      "blocks among them;\n"
-      "with `keep_sources` also those of the blocks that were moved.");
+              "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
+              "bool = False, after: int | None = None) -> PendingCompact"),
+      "LiveSequence.compact of bare refs, as prune: the holds of the answer's `table` are left, new\n"
+      "blocks among them; with `keep_sources` also those of the blocks that were moved.");
 }
 
 }  // namespace
@@ -273,10 +270,9 @@ void BindDevice(nb::module_& module) {
       nb::arg("token_scores") = false, nb::arg("block_scores") = true, nb::arg("fresh") = false,
       nb::arg("budget_tokens") = 0, nb::arg("after") = nb::none(),
       nb::sig("def score(self, blocks: Refs, scorer: Scorer | str | None = None, *, group: int = 0, "
-              "last_block_tokens: int = 0, "
-              "scope: str = 'sequence', token_scores: bool = False, block_scores: bool = True, fresh: bool = "
-              "False, "
-              "budget_tokens: int = 0, after: int | None = None) -> PendingScore"),
+              "last_block_tokens: int = 0, scope: str = 'sequence', token_scores: bool = False, "
+              "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, after: int | None = "
+              "None) -> PendingScore"),
       "Scores a sequence where it lies. `last_block_tokens`: valid tokens of the last block, 0: all.");
   BindPruning(session);
   session.def(
@@ -284,15 +280,14 @@ void BindDevice(nb::module_& module) {
       nb::arg("params") = nb::dict(), nb::arg("statistics") = std::vector<double>(),
       nb::arg("timeout") = 30.0, nb::kw_only(), nb::arg("sequences") = Observed(),
       nb::arg("after") = nb::none(),
-      nb::sig("def plan_budgets(self, method: str, tokens_per_layer: int, layers: int = 0, params: dict[str, "
-              "str | float | bool] = {}, statistics: collections.abc.Sequence[float] = (), timeout: float | "
-              "None = 30.0, *, sequences: collections.abc.Sequence[tuple[LiveSequence | BlockTable, "
-              "QueryWindow]] = (), after: int | None = None) -> BudgetPlan"),
-      "Spreads a budget of `tokens_per_layer` tokens each over layers: \"uniform\", \"pyramid\", \"cake\", "
-      "\"d2o\", \"epicache\";\n"
-      "see PlanBudgets in score.proto for what each goes by. `statistics` has it where the engine knows it; "
-      "cake and d2o\n"
-      "compute it from `sequences`: in each layer group, ascending, K of one and a window of its queries.");
+      nb::sig("def plan_budgets(self, method: str, tokens_per_layer: int, layers: int = 0, params: "
+              "dict[str, str | float | bool] = {}, statistics: collections.abc.Sequence[float] = (), "
+              "timeout: float | None = 30.0, *, sequences: collections.abc.Sequence[tuple[LiveSequence | "
+              "BlockTable, QueryWindow]] = (), after: int | None = None) -> BudgetPlan"),
+      "Spreads a budget of `tokens_per_layer` tokens each over layers: \"uniform\", \"pyramid\",\n"
+      "\"cake\", \"d2o\", \"epicache\"; see PlanBudgets in score.proto for what each goes by.\n"
+      "`statistics` has it where the engine knows it; cake and d2o compute it from `sequences`: in each\n"
+      "layer group, ascending, K of one and a window of its queries.");
 }
 
 }  // namespace kvpool::python

@@ -89,12 +89,9 @@ void BindAnswers(nb::module_& module) {
             return PyPutEpisodeResult{.episodes = result.episodes(), .released = result.released()};
           },
           nb::arg("timeout") = 30.0,
-          "Takes the answer, once. FailedPreconditionError: a block is stale, not held, or the set that is "
-          "replaced "
-          "is in use\n"
-          "by an operation that is not over; ResourceExhaustedError: 64 sets or 65536 blocks of a session, "
-          "with the "
-          "numbers.");
+          "Takes the answer, once. FailedPreconditionError: a block is stale, not held, or the set that\n"
+          "is replaced is in use by an operation that is not over; ResourceExhaustedError: 64 sets or\n"
+          "65536 blocks of a session, with the numbers.");
 
   nb::class_<PyEpisodeHit>(module, "EpisodeHit",
                            "The set that a question is answered from, held once more. `with` releases it.")
@@ -125,16 +122,13 @@ void BindEpisodes(nb::module_& module) {
   session.def(
       "put_episode", PutEpisode, nb::arg("name"), nb::arg("centroid"), nb::arg("tables"), nb::kw_only(),
       nb::arg("after") = nb::none(),
-      nb::sig(
-          "def put_episode(self, name: str, centroid: Floats, tables: collections.abc.Sequence[LiveSequence "
-          "| BlockTable], *, after: int | None = None) -> PendingPutEpisode"),
-      "Keeps the blocks of a sequence, one table in each layer group, groups ascending, under a name of 1 to "
-      "128 bytes with\n"
-      "an embedding of what it is about: 1 to 4096 finite numbers, as many as the session's others have. The "
-      "set holds its\n"
-      "blocks by itself, until it is replaced by one of its name, removed, or the session ends. See "
-      "PutEpisode "
-      "in score.proto.");
+      nb::sig("def put_episode(self, name: str, centroid: Floats, tables: "
+              "collections.abc.Sequence[LiveSequence | BlockTable], *, after: int | None = None) -> "
+              "PendingPutEpisode"),
+      "Keeps the blocks of a sequence, one table in each layer group, groups ascending, under a name of 1\n"
+      "to 128 bytes with an embedding of what it is about: 1 to 4096 finite numbers, as many as the\n"
+      "session's others have. The set holds its blocks by itself, until it is replaced by one of its\n"
+      "name, removed, or the session ends. See PutEpisode in score.proto.");
   session.def(
       "remove_episode", RemoveEpisode, nb::arg("name"), nb::kw_only(), nb::arg("after") = nb::none(),
       nb::sig("def remove_episode(self, name: str, *, after: int | None = None) -> PendingPutEpisode"),
@@ -144,9 +138,8 @@ void BindEpisodes(nb::module_& module) {
       nb::arg("name") = nb::none(),
       nb::sig("def choose_episode(self, embedding: Floats | None = None, *, name: str | None = None) -> "
               "PendingEpisode"),
-      "The set whose centroid has the largest cosine with a question's embedding, of equal ones the first by "
-      "name; or that\n"
-      "of the name. Its blocks are held once more, whatever becomes of the set.");
+      "The set whose centroid has the largest cosine with a question's embedding, of equal ones the first\n"
+      "by name; or that of the name. Its blocks are held once more, whatever becomes of the set.");
 }
 
 }  // namespace kvpool::python

@@ -300,11 +300,9 @@ void BindSignals(nb::module_& module) {
           nb::arg("kind"), nb::arg("values"), nb::kw_only(), nb::arg("per_layer") = false,
           nb::arg("per_head") = false, nb::arg("offset") = 0, nb::arg("nbytes") = 0,
           nb::sig("def __init__(self, kind: str, values: typing.Any, *, per_layer: bool = False, per_head: "
-                  "bool = False, "
-                  "offset: int = 0, nbytes: int = 0) -> None"),
-          "`kind`: \"mass\", \"latest\", ... as SIGNAL_KIND_* in score.proto. `values`: float32, "
-          "[layers][kv_heads][tokens]\n"
-          "without the axes that are not set; or a BlockArray.");
+                  "bool = False, offset: int = 0, nbytes: int = 0) -> None"),
+          "`kind`: \"mass\", \"latest\", ... as SIGNAL_KIND_* in score.proto. `values`: float32,\n"
+          "[layers][kv_heads][tokens] without the axes that are not set; or a BlockArray.");
 
   nb::class_<PyQueryWindow>(module, "QueryWindow",
                             "The last queries of a sequence, rotated as they met the keys.")
@@ -316,13 +314,10 @@ void BindSignals(nb::module_& module) {
           },
           nb::arg("data"), nb::kw_only(), nb::arg("queries") = nb::none(), nb::arg("q_heads") = nb::none(),
           nb::arg("scale") = 0.0f, nb::arg("offset") = 0, nb::arg("behind") = false,
-          nb::sig("def __init__(self, data: typing.Any, *, queries: int | None = None, q_heads: int | None = "
-                  "None, scale: "
-                  "float = 0.0, offset: int = 0, behind: bool = False) -> None"),
-          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`. `behind`: of "
-          "a "
-          "prompt that was run\n"
-          "behind the sequence and is not in it, each of which sees all of it.");
+          nb::sig("def __init__(self, data: typing.Any, *, queries: int | None = None, q_heads: int | None "
+                  "= None, scale: float = 0.0, offset: int = 0, behind: bool = False) -> None"),
+          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`. `behind`:\n"
+          "of a prompt that was run behind the sequence and is not in it, each of which sees all of it.");
 }
 
 void BindScorer(nb::module_& module) {
@@ -349,12 +344,10 @@ void BindScorer(nb::module_& module) {
            nb::arg("over_tokens") = "unspecified", nb::arg("over_heads") = "unspecified",
            nb::arg("over_layers") = "unspecified",
            nb::sig(
-               "def __init__(self, policy: str = '', params: dict[str, str | float | bool] = {}, *, signals: "
-               "collections.abc.Sequence[Signal] = (), window: QueryWindow | None = None, now: float = 0.0, "
-               "hidden_dim: "
-               "int = 0, window_queries: int = 0, over_tokens: str = 'unspecified', over_heads: str = "
-               "'unspecified', "
-               "over_layers: str = 'unspecified') -> None"),
+               "def __init__(self, policy: str = '', params: dict[str, str | float | bool] = {}, *, "
+               "signals: collections.abc.Sequence[Signal] = (), window: QueryWindow | None = None, now: "
+               "float = 0.0, hidden_dim: int = 0, window_queries: int = 0, over_tokens: str = "
+               "'unspecified', over_heads: str = 'unspecified', over_layers: str = 'unspecified') -> None"),
            "Policies and parameters are as `kvpoolctl policies` lists them; no name: paged_eviction.");
 }
 

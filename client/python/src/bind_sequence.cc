@@ -271,16 +271,13 @@ void BindBudget(SequenceClass& sequence) {
            nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("dry_run") = false,
            nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
            nb::sig("def prune(self, *, budget_tokens: int | None = None, budget_blocks: int | None = None, "
-                   "scorer: Scorer | str "
-                   "| None = None, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: "
-                   "Protection | None = "
-                   "None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
-                   "dry_run: bool = False, timeout: float | None = 30.0, after: "
-                   "int | None = None) "
-                   "-> PruneResult"),
-           "Drops whole blocks to hold a budget. Tokens [begin, end) of `protect` stay; a block all of whose "
-           "tokens are in ranges\n"
-           "of `discard` leaves first, whatever its score. DeadlineExceededError: ask finish_prune.")
+                   "scorer: Scorer | str | None = None, protect: collections.abc.Sequence[tuple[int, int]] "
+                   "= (), protection: Protection | None = None, discard: "
+                   "collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, dry_run: bool = "
+                   "False, timeout: float | None = 30.0, after: int | None = None) -> PruneResult"),
+           "Drops whole blocks to hold a budget. Tokens [begin, end) of `protect` stay; a block all of\n"
+           "whose tokens are in ranges of `discard` leaves first, whatever its score.\n"
+           "DeadlineExceededError: ask finish_prune.")
       .def(
           "finish_prune",
           [](PySequence& sequence, Timeout timeout) {
@@ -294,16 +291,14 @@ void BindBudget(SequenceClass& sequence) {
            nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
            nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
            nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
-                   "collections.abc.Sequence[int] | None = None, "
-                   "scorer: Scorer | str | None = None, scope: str = 'sequence', protect: "
-                   "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
-                   "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
-                   "keep_sources: bool = False, timeout: float | None = 30.0, after: int | None = None) -> "
-                   "CompactResult"),
-           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin, "
-           "end) of "
-           "`protect` stay,\n"
-           "those of `discard` leave first. DeadlineExceededError: ask finish_compact.")
+                   "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
+                   "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
+                   "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
+                   "int]] = (), fresh: bool = False, keep_sources: bool = False, timeout: float | None = "
+                   "30.0, after: int | None = None) -> CompactResult"),
+           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
+           "end) of `protect` stay, those of `discard` leave first. DeadlineExceededError: ask\n"
+           "finish_compact.")
       .def(
           "finish_compact",
           [](PySequence& sequence, Timeout timeout) {
@@ -316,10 +311,9 @@ void BindBudget(SequenceClass& sequence) {
            nb::arg("fresh") = false, nb::arg("budget_tokens") = 0, nb::arg("timeout") = 30.0,
            nb::arg("after") = nb::none(),
            nb::sig("def score(self, scorer: Scorer | str | None = None, *, scope: str = 'sequence', "
-                   "token_scores: bool = False, "
-                   "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, timeout: float | "
-                   "None = 30.0, after: "
-                   "int | None = None) -> ScoreResult"),
+                   "token_scores: bool = False, block_scores: bool = True, fresh: bool = False, "
+                   "budget_tokens: int = 0, timeout: float | None = 30.0, after: int | None = None) -> "
+                   "ScoreResult"),
            "Changes nothing.");
 }
 

@@ -206,12 +206,11 @@ void BindMemory(SessionClass& session) {
             return PlaneOfPool(s, group, false, layer, blocks);
           },
           nb::arg("layer") = nb::none(), nb::arg("group") = 0, nb::arg("blocks") = nb::none(),
-          "K of the whole pool: [blocks, layers, tokens, heads, dim], without the second axis if `layer` is "
-          "given.\n\n"
-          "By default of the blocks mapped now; max_blocks takes the whole range, of which what is not "
-          "mapped yet must\n"
-          "not be touched. Such an array keeps memory mapped and holds no block: read and write blocks that "
-          "you hold.")
+          "K of the whole pool: [blocks, layers, tokens, heads, dim], without the second axis if `layer`\n"
+          "is given.\n\n"
+          "By default of the blocks mapped now; max_blocks takes the whole range, of which what is not\n"
+          "mapped yet must not be touched. Such an array keeps memory mapped and holds no block: read and\n"
+          "write blocks that you hold.")
       .def(
           "v",
           [](const SessionPtr& s, std::optional<uint32_t> layer, uint32_t group,
@@ -267,9 +266,8 @@ void BindVerbs(SessionClass& session) {
           nb::arg("step"), nb::arg("cuda_stream"),
           "The same, when the work that is on the stream now is done.")
       .def("lease", Lease, nb::arg("count"), nb::arg("timeout") = 30.0,
-           "Blocks to write, all or none. timeout=0: those at hand, or ResourceExhaustedError; otherwise "
-           "waits for refills, and\n"
-           "raises DeadlineExceededError with the daemon's reason.")
+           "Blocks to write, all or none. timeout=0: those at hand, or ResourceExhaustedError; otherwise\n"
+           "waits for refills, and raises DeadlineExceededError with the daemon's reason.")
       .def(
           "release",
           [](const SessionPtr& s, nb::handle blocks, std::optional<uint64_t> after, const std::string& reuse,
@@ -294,9 +292,8 @@ void BindVerbs(SessionClass& session) {
           },
           nb::arg("timeout") = 30.0, "Waits until all that was queued before is answered.")
       .def("next_notice", NextNotice, nb::arg("timeout") = 0.0,
-           "The oldest notice of the daemon that was not taken yet (of each kind only the newest is kept), "
-           "or None when the\n"
-           "timeout is over.");
+           "The oldest notice of the daemon that was not taken yet (of each kind only the newest is\n"
+           "kept), or None when the timeout is over.");
 }
 
 }  // namespace
@@ -305,8 +302,8 @@ void BindSession(nb::module_& module) {
   BindNotice(module);
   SessionClass session(module, "Session", nb::dynamic_attr(), nb::is_weak_referenceable(),
                        "An engine's hold on a space of KV blocks; see client/session.h. `with` closes it.\n\n"
-                       "Any number of Python threads may use it: their calls take turns, and waiting is done "
-                       "without the GIL.");
+                       "Any number of Python threads may use it: their calls take turns, and waiting is\n"
+                       "done without the GIL.");
   session.def(nb::new_(&OpenSession), nb::arg("layout"), nb::arg("fingerprint"), nb::kw_only(),
               nb::arg("facts") = std::map<std::string, std::string>(), nb::arg("socket") = "",
               nb::arg("tenant") = "", nb::arg("client_name") = "", nb::arg("rank") = 0, nb::arg("ranks") = 1,
@@ -321,9 +318,8 @@ void BindSession(nb::module_& module) {
   BindVerbs(session);
   session
       .def("close", CloseSession, nb::arg("timeout") = 5.0,
-           "Ends the session and gives back all that it holds: no member has work on the device any more. "
-           "False: views of its\n"
-           "blocks are still there, and it ends with the last of them.")
+           "Ends the session and gives back all that it holds: no member has work on the device any more.\n"
+           "False: views of its blocks are still there, and it ends with the last of them.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Session"))
       .def(

@@ -63,16 +63,15 @@ void BindMatchHit(nb::module_& module) {
             return hit;
           },
           nb::arg("timeout") = 30.0,
-          "Takes the answer, once. DeadlineExceededError: it may be asked for again. Without a timeout: for "
-          "ever.");
+          "Takes the answer, once. DeadlineExceededError: it may be asked for again. Without a timeout: "
+          "for ever.");
 }
 
 void BindSealOutcome(nb::module_& module) {
   nb::class_<PySealOutcome>(module, "SealOutcome", "What became of sealed blocks.")
       .def_ro("canonical", &PySealOutcome::canonical,
-              "Parallel to the blocks. The block's own ref: sealed. Another: the key existed, `duplicates` "
-              "holds that block,\n"
-              "and the own one stays leased and private. 0: refused.")
+              "Parallel to the blocks. The block's own ref: sealed. Another: the key existed, `duplicates`\n"
+              "holds that block, and the own one stays leased and private. 0: refused.")
       .def_prop_ro(
           "duplicates", [](const PySealOutcome& outcome) { return outcome.duplicates; },
           nb::sig("def duplicates(self) -> Blocks"))
@@ -156,12 +155,11 @@ void BindVerbs(SessionClass& session) {
            nb::arg("parent_key") = nb::none(), nb::arg("group") = 0, nb::arg("keys_per_block") = 1,
            nb::arg("after") = nb::none(),
            nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
-                   "parent_key: bytes | None = "
-                   "None, group: int = 0, keys_per_block: int = 1, after: int | None = None) -> PendingSeal"),
-           "Makes full blocks immutable and findable, once step `after` is done. `parent_key`: of the block "
-           "before the first.\n"
-           "Views of these Blocks are read-only from then on; arrays taken before stay writable, and must "
-           "not be written.")
+                   "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
+                   "None = None) -> PendingSeal"),
+           "Makes full blocks immutable and findable, once step `after` is done. `parent_key`: of the\n"
+           "block before the first. Views of these Blocks are read-only from then on; arrays taken before\n"
+           "stay writable, and must not be written.")
       .def("ref", Ref, nb::arg("blocks"), nb::sig("def ref(self, blocks: Refs) -> Blocks"),
            "One more hold on blocks that this session holds.")
       .def(
@@ -185,9 +183,8 @@ void BindRetention(SessionClass& session) {
             Check(s->Use([&](Session& open) { return open.Pin(refs, time); }));
           },
           nb::arg("blocks"), nb::arg("ttl"), nb::sig("def pin(self, blocks: Refs, ttl: float) -> None"),
-          "Sealed blocks stay for `ttl` seconds, 0.001 to 86400, or InvalidArgumentError. Blocks beyond the "
-          "tenant's budget\n"
-          "are counted in counters[\"refused\"].")
+          "Sealed blocks stay for `ttl` seconds, more than 0 and up to 86400, or InvalidArgumentError.\n"
+          "Blocks beyond the tenant's budget are counted in counters[\"refused\"].")
       .def(
           "unpin",
           [](const SessionPtr& s, nb::handle blocks) {
@@ -207,15 +204,11 @@ void BindRetention(SessionClass& session) {
           nb::sig(
               "def set_retention(self, blocks: Refs, priority: int, ttl: float, *, half_life: float = 0.0) "
               "-> None"),
-          "How dear sealed blocks are: of the cached ones those of lower priority leave first. 0 to 100; 50 "
-          "is "
-          "what a block has\n"
-          "by itself, and has again after `ttl` seconds (0.001 to 86400). In each `half_life` seconds it "
-          "comes "
-          "half the way back\n"
-          "to 50; 0: it stays. InvalidArgumentError: beyond a limit. Above 50 it counts against the tenant's "
-          "budget, as pins do:\n"
-          "what is beyond that is counted in counters[\"refused\"].");
+          "How dear sealed blocks are: of the cached ones those of lower priority leave first. 0 to 100;\n"
+          "50 is what a block has by itself, and has again after `ttl` seconds (more than 0 and up to\n"
+          "86400). In each `half_life` seconds it comes half the way back to 50; 0: it stays. Both are\n"
+          "taken to the millisecond. InvalidArgumentError: beyond a limit. Above 50 it counts against the\n"
+          "tenant's budget, as pins do: what is beyond that is counted in counters[\"refused\"].");
 }
 
 }  // namespace
