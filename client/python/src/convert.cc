@@ -125,11 +125,11 @@ std::vector<float> FloatsOf(nb::handle values, const char* field) {
   std::vector<float> floats;
   for (const nb::handle value : values) {
     const double number = PyFloat_AsDouble(value.ptr());
-    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+    if (PyErr_Occurred() != nullptr) {
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
       PyErr_Clear();
       throw TypeErrorOf(EntryOf(field, floats.size()), value, "a number");
     }
-    if (PyErr_Occurred() != nullptr) throw nb::python_error();
     floats.push_back(static_cast<float>(number));
   }
   return floats;
