@@ -146,3 +146,11 @@ def await_blocks(daemon, state, count):
         if int(space["blocks"].get(state, 0)) >= count:
             return
     raise AssertionError(f"{count} {state} blocks were to come: {space}")
+
+
+def await_detached(engine):
+    """It learns that its daemon is gone when it wants something of it, and may have few blocks left."""
+    deadline = time.monotonic() + 60
+    while not engine.ask("facts")["detached"]:
+        assert time.monotonic() < deadline
+        engine.generate([[1, 2, 3]], tokens=64)

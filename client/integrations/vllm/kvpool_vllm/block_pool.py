@@ -280,7 +280,8 @@ class KvPoolBlockPool(BlockPool):
             self._hold(request_id, None)
 
     def _give_up_waiting(self):
-        others = [request_id for request_id in self._waiting if request_id != self._trying]
+        """What was found for requests is held from the answer on, whether or not they have looked at it."""
+        others = (self._waiting.keys() | self._asked.keys()) - {self._trying}
         for request_id in others:
             self.let_go(request_id)
         return bool(others)
