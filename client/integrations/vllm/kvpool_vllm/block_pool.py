@@ -39,6 +39,7 @@ _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
+_STUCK_S = 1.0  # Of shortage, in which steps of running requests would have let go of blocks.
 
 
 class KvPoolBlockPool(BlockPool):
@@ -61,6 +62,7 @@ class KvPoolBlockPool(BlockPool):
         self._junctions = {}  # Request id: as in _junction, until it is scheduled.
         self._trying = None  # The request that is being allocated for.
         self._retry_at = 0.0
+        self._short_since = None
         self._in_use = 0  # Blocks with requests.
         self.release_waits = False  # For all ranks to be done with the last step; no worker has been told to say so.
 
@@ -102,7 +104,12 @@ class KvPoolBlockPool(BlockPool):
             return
         # Prefixes that wait for their turn give way: what is gone by then is computed.
         self.counters["shortages"] += 1
-        if self._give_up_waiting() and self._lease(missing, self.space.options.lease_timeout):
+        if self._give_up(self._waiting) and self._lease(missing, self.space.options.lease_timeout):
+            return
+        # What was found for requests that have not looked at it yet is held, too: nobody else may be there to let go of anything.
+        now = time.monotonic()
+        self._short_since = self._short_since or now
+        if now - self._short_since > _STUCK_S and self._give_up(self._asked) and self._lease(missing, self.space.options.lease_timeout):
             return
         self._retry_at = time.monotonic() + _RETRY_S
 
@@ -122,6 +129,7 @@ class KvPoolBlockPool(BlockPool):
             block_id = ref & _BLOCK
             self._refs[block_id] = ref
             self._stock.append(blocks[block_id])
+        self._short_since = None
         return True
 
     def _detach(self, error):
@@ -279,9 +287,9 @@ class KvPoolBlockPool(BlockPool):
         if request_id in self._waiting:
             self._hold(request_id, None)
 
-    def _give_up_waiting(self):
-        """What was found for requests is held from the answer on, whether or not they have looked at it."""
-        others = (self._waiting.keys() | self._asked.keys()) - {self._trying}
+    def _give_up(self, prefixes):
+        """Those of `prefixes` that are not of the request that is being allocated for."""
+        others = prefixes.keys() - {self._trying}
         for request_id in others:
             self.let_go(request_id)
         return bool(others)
