@@ -107,7 +107,6 @@ def test_a_pool_that_is_too_small(engine):
                 assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
         facts = [one.ask("facts") for one in both]
         assert sum(one["preemptions"] for one in facts) > 0
-        # A duplicate whose other is promised to somebody may be refused: it stays private.
-        assert [(one["in_use"], one["waiting"]) for one in facts] == [(0, 0)] * 2
+        assert [(one["in_use"], one["waiting"], one["session"]["refused"]) for one in facts] == [(0, 0, 0)] * 2
     finally:
         daemon.close()
