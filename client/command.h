@@ -46,7 +46,8 @@ struct Command {
   std::vector<Keys> groups;  // kMatch: of each group asked. kSeal: one, whose count is of keys per block.
   std::string keys;          // Of all groups, one after another.
   std::string parent_key;
-  ReleaseHint hint;  // Of kRelease.
+  bool leave_duplicates = false;  // Of kSeal.
+  ReleaseHint hint;               // Of kRelease.
   uint32_t priority = 0;
   uint64_t ttl_ms = 0, half_life_ms = 0;
   std::unique_ptr<v1::Operation> operation;  // kOnDevice: whole, `blocks` are those it names.

@@ -154,6 +154,7 @@ void Conversation::AddOperation(Batch* batch, const Command& command) {
       seal.set_keys_per_block(command.groups[0].count);
       seal.set_keys(command.keys);
       seal.set_parent_key(command.parent_key);
+      seal.set_leave_duplicates(command.leave_duplicates);
       SetBlocks(command.blocks, seal.mutable_blocks());
       break;
     }

@@ -160,6 +160,7 @@ void kvpool_match_free(kvpool_match* match);
 
 /* ---- Seal */
 typedef struct {
+  size_t struct_size; /* sizeof(kvpool_seal_arguments). */
   uint32_t group;
   const kvpool_block* blocks; /* Consecutive blocks of one sequence. */
   size_t block_count;
@@ -167,13 +168,15 @@ typedef struct {
   uint32_t keys_per_block; /* 0: 1. */
   const void* keys;        /* block_count * keys_per_block * key_bytes bytes. */
   const void* parent_key;  /* Of the block in front; NULL at the root. */
+  int leave_duplicates;    /* Not 0: where a key exists, the block that has it is not held. */
   uint64_t after;
 } kvpool_seal_arguments;
 
 /* `seal` may be NULL: nobody waits. */
 int kvpool_seal_start(kvpool_session* session, const kvpool_seal_arguments* arguments, kvpool_seal** seal);
 int kvpool_seal_ready(const kvpool_seal* seal);
-/* Writes block_count refs: the block's own (it is sealed), another (its key existed), or 0 (refused). */
+/* Writes block_count refs: the block's own (it is sealed), another (its key existed), or 0 (refused, or a duplicate
+ * that was to be left). */
 int kvpool_seal_wait(kvpool_seal* seal, uint32_t timeout_ms, kvpool_block* canonical);
 /* Makes the holds on those other blocks the caller's. */
 void kvpool_seal_keep_duplicates(kvpool_seal* seal);

@@ -128,6 +128,7 @@ absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
                       .blocks = blocks,
                       .keys = KeyBytes(keys),
                       .parent_key = first.at_root ? std::string_view() : KeyBytes({&first.parent, 1}),
+                      .leave_duplicates = true,
                       .after = after}));
   unsealed_.clear();
   return pending;

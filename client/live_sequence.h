@@ -72,7 +72,8 @@ class LiveSequence {
   absl::Status Release(const ReleaseHint& hint, uint64_t after = kCurrentStep);
 
   // ---- Sharing
-  // Queues a seal of the full blocks that are new; no answer if there are none.
+  // Queues a seal of the full blocks that are new; no answer if there are none. It keeps its own where others have sealed
+  // the same.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
   // ---- Holding a budget. `request.sequence` is filled in here, but for `fresh`. The table is the same until the answer has

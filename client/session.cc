@@ -306,6 +306,7 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
   command->groups.push_back({.group = arguments.group, .key_bytes = arguments.key_bytes, .count = per_block});
   command->keys.assign(arguments.keys);
   command->parent_key.assign(arguments.parent_key);
+  command->leave_duplicates = arguments.leave_duplicates;
   command->answer = rep_->NewAnswer(this);
   command->answer->sealed.assign(arguments.blocks.begin(), arguments.blocks.end());
   PendingSeal pending(command->answer);

@@ -81,7 +81,7 @@ struct MatchHit {
 // What became of sealed blocks.
 struct SealOutcome {
   // Parallel to the blocks. Its own ref: sealed. Another ref: the key existed, and `duplicates` holds that
-  // block; the caller's own stays leased and private. Null: refused.
+  // block; the caller's own stays leased and private. Null: refused, or a duplicate that was to be left.
   std::vector<BlockRef> canonical;
   Blocks duplicates;
   std::vector<v1::Refusal> refused;
@@ -138,7 +138,8 @@ struct SealArguments {
   std::string_view keys;  // blocks * keys_per_block * key_bytes bytes.
   uint32_t key_bytes = 32;
   uint32_t keys_per_block = 1;
-  std::string_view parent_key;  // Empty at the root.
+  std::string_view parent_key;    // Empty at the root.
+  bool leave_duplicates = false;  // Where a key exists, the block that has it is not held.
   uint64_t after = kCurrentStep;
 };
 

@@ -178,7 +178,9 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
   AppendKeys(seal.keys(), seal.key_bytes(), seal.group());
   entries_.clear();
   for (size_t i = 0; i < refs_.size(); ++i) {
-    entries_.push_back({refs_[i], absl::MakeConstSpan(&keys_[i * keys_per_block], keys_per_block)});
+    entries_.push_back({.block = refs_[i],
+                        .keys = absl::MakeConstSpan(&keys_[i * keys_per_block], keys_per_block),
+                        .leave_duplicate = seal.leave_duplicates()});
   }
   outcomes_.assign(refs_.size(), {});
   BlockKey parent;
@@ -213,7 +215,7 @@ void BlockVerbs::SealMapped(const Session& session, TimeMs now, const BlockKey* 
     const BlockKey& key = entries_[i].keys.back();
     // What is sealed on the way are blocks that the session was leased, which it has mapped.
     const BlockRef canonical = state_.pool.Find(key);
-    unmapped_[i] = canonical != kNullRef && Index(canonical.id) >= end;
+    unmapped_[i] = !entries_[i].leave_duplicate && canonical != kNullRef && Index(canonical.id) >= end;
     if (!unmapped_[i]) {
       state_.pool.Seal(session.holder, now, in_front, absl::MakeConstSpan(&entries_[i], 1),
                        absl::MakeSpan(&outcomes_[i], 1));
@@ -308,7 +310,8 @@ void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint
 // As far as the chain was sealed, under this session's block or another's.
 void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front) {
   event_words_.assign(1, in_front == nullptr ? 0 : event_log_->Hash(*in_front));
-  for (size_t i = 0; i < entries_.size() && outcomes_[i].canonical != kNullRef; ++i) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (outcomes_[i].canonical == kNullRef && outcomes_[i].verdict != Verdict::kDuplicate) break;
     event_words_.push_back(event_log_->Hash(entries_[i].keys.back()));
   }
   if (event_words_.size() == 1) return;

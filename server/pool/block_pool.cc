@@ -230,15 +230,19 @@ uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
     const uint32_t b = Index(blocks[i].id);
     if (!r.records[b].resident()) continue;
     ++touched;
-    const bool offered = r.records[b].has(BlockRecord::kOffered);
-    if (offered) r.Withdraw(b);
-    r.records[b].flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
-    r.records[b].accessed_ms = static_cast<uint32_t>(now);
-    r.policy->OnHit(blocks[i].id, now);
-    if (r.records[b].state() == BlockState::kCached) r.policy->OnUsed(blocks[i].id, now);
-    if (offered) r.Offer(b);
+    r.TouchOne(b);
   }
   return touched;
+}
+
+void BlockPool::Rep::TouchOne(uint32_t b) {
+  const bool offered = records[b].has(BlockRecord::kOffered);
+  if (offered) Withdraw(b);
+  records[b].flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
+  records[b].accessed_ms = static_cast<uint32_t>(now_ms);
+  policy->OnHit(BlockId{b}, now_ms);
+  if (records[b].state() == BlockState::kCached) policy->OnUsed(BlockId{b}, now_ms);
+  if (offered) Offer(b);
 }
 
 uint32_t BlockPool::SetScores(TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<const float> scores) {

@@ -99,7 +99,7 @@ using EvictedBlocks = std::array<uint64_t, kEvictReasons>;
 // What a verb answers for one block.
 enum class Verdict : uint8_t {
   kDone,
-  kDuplicate,     // Seal: the key exists; the canonical block is held instead.
+  kDuplicate,     // Seal: the key exists; the canonical block is held instead, unless duplicates are left.
   kUnknownBlock,  // Id outside the capacity, or the null block.
   kStale,         // The generation moved, or the block is free.
   kNotHeld,       // The session has no hold on it.
@@ -137,11 +137,12 @@ struct Retention {
 struct SealEntry {
   BlockRef block;
   absl::Span<const BlockKey> keys;  // At least one, of one group; the last is the chain's.
+  bool leave_duplicate = false;     // The block that the key names already is touched, and not held.
 };
 
 struct SealOutcome {
   Verdict verdict = Verdict::kDone;
-  BlockRef canonical;  // kNullRef unless kDone or kDuplicate.
+  BlockRef canonical;  // kNullRef unless kDone, or kDuplicate and held.
 };
 
 struct GroupQuery {
@@ -222,10 +223,10 @@ class BlockPool {
   // null. outcomes is parallel to entries.
   //
   // Entries are applied in order. The chain's key decides: if it names a block already (sealed long ago, or
-  // by an entry before), that one is canonical and held once more. Other keys that name a block already keep
-  // naming it; the rest name this one. The parent of a block is the one that the chain's key of the entry in
-  // front then names; there is no link if that is not resident, is of another group, or cached and promised
-  // to sessions.
+  // by an entry before), that one is canonical and held once more, or touched if the entry leaves it. Other
+  // keys that name a block already keep naming it; the rest name this one. The parent of a block is the one
+  // that the chain's key of the entry in front then names; there is no link if that is not resident, is of
+  // another group, or cached and promised to sessions.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
             absl::Span<SealOutcome> outcomes);
 

@@ -118,6 +118,8 @@ class BlockPool::Rep final {
   // Evicts one by one until so many blocks are free or nothing may leave; answers how many were freed.
   uint32_t EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log);
   void ReuseIfIdle(size_t slot);
+  // Used, and by nobody new. REQUIRES: resident.
+  void TouchOne(uint32_t b);
   // Seal (seal.cc): holds the block that the key names already; seals one block.
   SealOutcome HoldCanonical(Holder session, uint32_t b);
   SealOutcome SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent);

@@ -42,7 +42,10 @@ SealOutcome BlockPool::Rep::SealOne(Holder session, const SealEntry& entry, uint
   if (Holder{r.owner} != session) return {.verdict = Verdict::kNotHeld};
   const BlockKey& key = entry.keys.back();
   if (const uint32_t canonical = index.Find(hash, key); canonical != 0) {
-    return HoldCanonical(session, canonical);
+    if (!entry.leave_duplicate) return HoldCanonical(session, canonical);
+    TouchOne(canonical);
+    ++counters.deduplicated;
+    return {.verdict = Verdict::kDuplicate};
   }
 
   Session& s = sessions[static_cast<size_t>(session)];

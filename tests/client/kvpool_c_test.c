@@ -24,7 +24,8 @@ static void share(kvpool_session* session, const uint8_t* keys) {
   kvpool_block blocks[kBlocks], canonical[kBlocks];
   CHECK(kvpool_lease_within(session, blocks, kBlocks, kTimeoutMs) == KVPOOL_OK);
   for (int i = 0; i < kBlocks; ++i) memset(address_of(session, blocks[i]), 'a' + i, kBlockBytes);
-  kvpool_seal_arguments arguments = {.blocks = blocks,
+  kvpool_seal_arguments arguments = {.struct_size = sizeof(arguments),
+                                     .blocks = blocks,
                                      .block_count = kBlocks,
                                      .keys = keys,
                                      .after = KVPOOL_CURRENT_STEP};
@@ -34,6 +35,20 @@ static void share(kvpool_session* session, const uint8_t* keys) {
   CHECK(kvpool_seal_ready(seal));
   CHECK(memcmp(blocks, canonical, sizeof(blocks)) == 0);
   kvpool_seal_free(seal);
+  /* Again: another block holds what its key names, unless it is to leave it. */
+  kvpool_block own;
+  CHECK(kvpool_lease_within(session, &own, 1, kTimeoutMs) == KVPOOL_OK);
+  arguments.blocks = &own;
+  arguments.block_count = 1;
+  for (arguments.leave_duplicates = 0; arguments.leave_duplicates < 2; ++arguments.leave_duplicates) {
+    CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_OK);
+    CHECK(kvpool_seal_wait(seal, kTimeoutMs, canonical) == KVPOOL_OK);
+    CHECK(canonical[0] == (arguments.leave_duplicates ? 0 : blocks[0]));
+    kvpool_seal_free(seal);
+  }
+  kvpool_release(session, &own, 1, 0);
+  arguments.struct_size = 1;
+  CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_touch(session, blocks, kBlocks) == KVPOOL_OK);
   CHECK(kvpool_ref(session, blocks, 1) == KVPOOL_OK);
   kvpool_release(session, blocks, 1, 0);

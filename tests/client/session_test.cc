@@ -156,6 +156,12 @@ TEST_F(SessionTest, ADuplicateSealAnswersTheOtherBlock) {
     EXPECT_FALSE(outcome->canonical[i] == (*mine)[i]);
     EXPECT_TRUE(HasStamp(session->data(outcome->canonical[i]), keys[i]));
   }
+  // Or holds none.
+  outcome =
+      session->Seal({.blocks = mine->refs(), .keys = KeyBytes(keys), .leave_duplicates = true})->Wait(Soon());
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_TRUE(outcome->refused.empty() && outcome->duplicates.empty());
+  EXPECT_EQ(outcome->canonical, std::vector<BlockRef>(3, kNullRef));
 }
 
 TEST_F(SessionTest, ReleaseWaitsForItsStep) {

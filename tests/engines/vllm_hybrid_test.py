@@ -1,7 +1,8 @@
 """vLLM's hybrid KV cache manager on kvpool: groups of layers with sliding windows and with full attention share a block's memory, not its
 contents. What is said, found and freed is held against vLLM's own hybrid manager."""
 
-import concurrent.futures
+import contextlib
+import functools
 import os
 import random
 import subprocess
@@ -10,7 +11,8 @@ import pytest
 
 from daemon import Daemon
 from models import gemma
-from vllm_processes import BLOCK, PYTHON, Engine, Server, await_blocks, prompts, whole_blocks
+from vllm_processes import (BLOCK, PYTHON, Server, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_blocks,
+                            await_detached, engines, prompts, whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -28,23 +30,14 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def engine(model):
-    """Starts engines, and ends them."""
-    engines = []
-
-    def start(pool=None, **more):
-        engines.append(Engine(model, pool, **more))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.kill()
+    with engines(model) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def stock(model):
-    engine = Engine(model)
-    yield engine
-    engine.kill()
+    with engines(model) as start:
+        yield start()
 
 
 def test_another_process_prefix_and_its_death(daemon, engine, stock):
@@ -73,8 +66,7 @@ def test_another_process_prefix_and_its_death(daemon, engine, stock):
     first.kill()
     assert second.generate(fresh) == {"tokens": own_fresh, "cached": [whole_blocks(prompt) for prompt in fresh]}
     assert second.generate(asked) == every
-    facts = second.ask("facts")
-    assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and facts["waiting"] == 0
+    assert_nothing_is_held(second)
 
 
 def test_a_beginning_that_prompts_share_is_found_once_two_have_parted(daemon, engine, stock):
@@ -126,36 +118,20 @@ def test_windows_alone(daemon, tmp_path):
     """A model without full attention has one group, of which a prefix needs the last window."""
     gemma(1, layers=2, window=WINDOW).save_pretrained(tmp_path / "model")
     pool = {"socket": daemon.socket, "guaranteed_blocks": 500}
-    engines = stock, first, second = [Engine(tmp_path / "model", some) for some in (None, pool, pool)]
-    try:
+    with engines(tmp_path / "model") as start:
+        stock, first, second = start(), start(pool), start(pool)
         asked = prompts(8, seed=43, shortest=2 * WINDOW)
         own = stock.generate(asked, tokens=100)["tokens"]
         assert first.generate(asked, tokens=100) == {"tokens": own, "cached": [0] * 8}
         assert second.generate(asked, tokens=100) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
         assert second.ask("facts")["groups"] == ["SlidingWindowSpec"]
-    finally:
-        for engine in engines:
-            engine.kill()
 
 
 def test_both_at_once_on_a_pool_that_is_too_small(engine, stock):
     """Requests are preempted, prefixes evicted, windows without the rest and the rest without windows; what has to be is computed again."""
-    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 255 blocks for 2 * 8 requests of up to 25 and 3 * 5.
-    try:
-        both = [engine({"socket": daemon.socket}, max_num_seqs=8, max_num_batched_tokens=256) for _ in range(2)]
-        asked = [prompts(16, seed=seed, shortest=300, shared=100) for seed in (37, 38)]
-        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
-        for one in both:
-            one.started()
-        with concurrent.futures.ThreadPoolExecutor(2) as threads:
-            for turn in range(2):
-                said = [threads.submit(both[i].generate, asked[i ^ turn], tokens=100) for i in range(2)]
-                assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
-        facts = [one.ask("facts") for one in both]
-        assert sum(one["preemptions"] for one in facts) > 0
-        assert [(one["in_use"], one["waiting"]) for one in facts] == [(0, 0)] * 2
-    finally:
-        daemon.close()
+    with contextlib.closing(Daemon(capacity="8MiB", slab="4MiB")) as daemon:  # 255 blocks for 2 * 8 requests of up to 25 and 3 * 5.
+        start = functools.partial(engine, max_num_seqs=8, max_num_batched_tokens=256)
+        assert_two_share_a_pool_that_is_too_small(daemon, stock, start, count=16, seeds=(37, 38))
 
 
 def test_daemon_lost_while_serving(daemon, engine, stock):
@@ -165,7 +141,7 @@ def test_daemon_lost_while_serving(daemon, engine, stock):
     assert one.generate(asked[:4], tokens=100)["tokens"] == own[:4]
     assert one.generate(asked, tokens=100, kill=[daemon.process.pid, 30])["tokens"] == own
     assert one.generate(asked[:1], tokens=100)["tokens"] == own[:1]
-    assert one.ask("facts")["detached"]
+    await_detached(one)
 
 
 def test_ranks_and_servers(daemon, model, engine, tmp_path):
@@ -182,8 +158,7 @@ def test_ranks_and_servers(daemon, model, engine, tmp_path):
         await_blocks(daemon, "cached", sum(whole_blocks(prompt) // BLOCK + 3 * WINDOW_BLOCKS for prompt in asked))
         server.kill()
         assert second.generate(asked, tokens=40) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
-        facts = second.ask("facts")
-        assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and not facts["detached"]
+        assert_nothing_is_held(second)
     finally:
         server.kill()
 
@@ -236,12 +211,10 @@ def test_with_and_without_the_hybrid_manager_do_not_share(daemon, engine):
 @pytest.mark.skipif(GEMMA is None, reason="needs the model: tests/engines.sh --gemma")
 def test_gemma_3():
     """Five groups with windows of 512 tokens, and one with full attention."""
-    daemon, engines = Daemon(capacity="1GiB"), []
-    try:
+    with (contextlib.closing(Daemon(capacity="1GiB")) as daemon,
+          engines(GEMMA, max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=256 << 20) as start):
         pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
-        for some in (None, pool, pool):
-            engines.append(Engine(GEMMA, some, max_num_seqs=4, max_model_len=2048, kv_cache_memory_bytes=256 << 20))
-        stock, first, second = engines
+        stock, first, second = start(), start(pool), start(pool)
         dice = random.Random(41)
         asked = [[2] + [dice.randrange(1000, 20_000) for _ in range(length)] for length in (100, 530, 700, 1100)]
         own = stock.generate(asked, tokens=24)["tokens"]
@@ -250,7 +223,3 @@ def test_gemma_3():
         first.ask("flush")
         first.kill()
         assert second.generate(asked, tokens=24) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
-    finally:
-        for engine in engines:
-            engine.kill()
-        daemon.close()

@@ -3,6 +3,8 @@
 tests/engines.sh --vllm names the Python that has vLLM in KVPOOL_VLLM_PYTHON.
 """
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -76,6 +78,22 @@ class Engine(_Session):
         self.process.stdin.close(), self.process.stdout.close()
 
 
+@contextlib.contextmanager
+def engines(model, **usual):
+    """A function that starts engines, which end with this."""
+    started = []
+
+    def start(pool=None, model=model, **more):
+        started.append(Engine(model, pool, **{**usual, **more}))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for engine in started:
+            engine.kill()
+
+
 class Server(_Session):
     """A `vllm serve`: its HTTP process, its engine core and its worker."""
 
@@ -146,6 +164,27 @@ def await_blocks(daemon, state, count):
         if int(space["blocks"].get(state, 0)) >= count:
             return
     raise AssertionError(f"{count} {state} blocks were to come: {space}")
+
+
+def assert_nothing_is_held(*engines):
+    for engine in engines:
+        facts = engine.ask("facts")
+        assert (facts["in_use"], facts["waiting"], facts["session"]["refused"], facts["detached"]) == (0, 0, 0, False), facts
+
+
+def assert_two_share_a_pool_that_is_too_small(daemon, stock, start, count, seeds):
+    """Each computes what the other has just computed, at once: requests are preempted, and what was found is taken away."""
+    both = [start({"socket": daemon.socket}) for _ in range(2)]
+    asked = [prompts(count, seed=seed, shortest=300, shared=100) for seed in seeds]
+    own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
+    for one in both:
+        one.started()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for turn in range(2):
+            said = [threads.submit(both[i].generate, asked[i ^ turn], tokens=100) for i in range(2)]
+            assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
+    assert sum(one.ask("facts")["preemptions"] for one in both) > 0
+    assert_nothing_is_held(*both)
 
 
 def await_detached(engine):

@@ -1,12 +1,15 @@
 """vLLM with tensor parallelism on kvpool: each worker is a rank of its engine's session, with its heads of every block."""
 
 import concurrent.futures
+import contextlib
+import functools
 
 import pytest
 
 from daemon import Daemon
 from models import llama
-from vllm_processes import BLOCK, PYTHON, Engine, Server, await_blocks, await_detached, prompts, whole_blocks
+from vllm_processes import (BLOCK, PYTHON, Server, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_blocks,
+                            await_detached, engines, prompts, whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -21,16 +24,9 @@ def model(tmp_path_factory):
 @pytest.fixture
 def engine(model):
     """Starts engines of two ranks unless told otherwise, and ends them."""
-    engines = []
-
-    def start(pool=None, ranks=2, **more):
-        # All of them on all cores: by itself vLLM gives those of every engine the same ones.
-        engines.append(Engine(model, pool, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, tensor_parallel_size=ranks, **more))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.kill()
+    # All of them on all cores: by itself vLLM gives those of every engine the same ones.
+    with engines(model, environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) as start:
+        yield lambda pool=None, ranks=2, **more: start(pool, tensor_parallel_size=ranks, **more)
 
 
 def test_ranks_share_prefixes_and_die_as_one(daemon, model, engine, tmp_path):
@@ -67,8 +63,7 @@ def test_ranks_share_prefixes_and_die_as_one(daemon, model, engine, tmp_path):
     more = prompts(20, seed=23)
     assert second.generate(more)["tokens"] == stock.generate(more)["tokens"]
     assert second.generate(asked, tokens=40) == every
-    facts = second.ask("facts")
-    assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and facts["waiting"] == 0 and not facts["detached"]
+    assert_nothing_is_held(second)
     (session,) = daemon.ctl("sessions")["sessions"]
 
 
@@ -94,19 +89,6 @@ def test_other_numbers_of_ranks_do_not_share_and_the_daemon_is_lost(daemon, engi
 
 def test_a_pool_that_is_too_small(engine):
     """Requests are preempted and prefixes evicted; what waits for all ranks to be done comes free."""
-    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 170 blocks for 8 requests of up to 25, and as many of another engine.
-    try:
-        stock, *both = engine(ranks=1), *(engine({"socket": daemon.socket}, max_num_seqs=8) for _ in range(2))
-        asked = [prompts(12, seed=seed, shortest=300, shared=100) for seed in (25, 26)]
-        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
-        for one in both:
-            one.started()
-        with concurrent.futures.ThreadPoolExecutor(2) as threads:
-            for turn in range(2):
-                said = [threads.submit(both[i].generate, asked[i ^ turn], tokens=100) for i in range(2)]
-                assert [future.result()["tokens"] for future in said] == [own[turn], own[1 ^ turn]]
-        facts = [one.ask("facts") for one in both]
-        assert sum(one["preemptions"] for one in facts) > 0
-        assert [(one["in_use"], one["waiting"], one["session"]["refused"]) for one in facts] == [(0, 0, 0)] * 2
-    finally:
-        daemon.close()
+    with contextlib.closing(Daemon(capacity="8MiB", slab="4MiB")) as daemon:  # 170 blocks for 8 requests of up to 25, and as many of another.
+        start = functools.partial(engine, max_num_seqs=8)
+        assert_two_share_a_pool_that_is_too_small(daemon, engine(ranks=1), start, count=12, seeds=(25, 26))

@@ -3,14 +3,16 @@
 Engines are processes of the environment that has vLLM: see vllm_processes.py.
 """
 
-import json
+import contextlib
+import functools
 import subprocess
 
 import pytest
 
 from daemon import Daemon
 from models import adapter, llama
-from vllm_processes import BLOCK, PYTHON, Engine, prompts, whole_blocks
+from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, engines, prompts,
+                            whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -25,23 +27,14 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def engine(models):
-    """Starts engines, and ends them."""
-    engines = []
-
-    def start(pool=None, model="0", **more):
-        engines.append(Engine(models / model, pool, **more))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.kill()
+    with engines(models / "0") as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def stock(models):
-    engine = Engine(models / "0")
-    yield engine
-    engine.kill()
+    with engines(models / "0") as start:
+        yield start()
 
 
 def test_fifty_prompts_and_another_process_prefix_and_its_death(daemon, engine, stock):
@@ -72,8 +65,7 @@ def test_fifty_prompts_and_another_process_prefix_and_its_death(daemon, engine, 
     said = second.generate(fresh)
     assert said["tokens"] == own_fresh and said["cached"] == [whole_blocks(prompt) for prompt in fresh]
     assert second.generate(asked)["tokens"] == own
-    facts = second.ask("facts")
-    assert facts["session"]["refused"] == 0 and facts["in_use"] == 0 and facts["waiting"] == 0
+    assert_nothing_is_held(second)
 
 
 def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
@@ -89,26 +81,11 @@ def test_death_of_another_in_the_middle_of_a_generation(daemon, engine, stock):
     assert second.generate(more)["tokens"] == stock.generate(more)["tokens"]
 
 
-def test_both_at_once_on_a_pool_that_is_too_small(models, engine, stock):
+def test_both_at_once_on_a_pool_that_is_too_small(engine, stock):
     """Requests are preempted, prefixes evicted, and all is computed again that has to be."""
-    daemon = Daemon(capacity="8MiB", slab="4MiB")  # 170 blocks for 2 * 8 requests of up to 25.
-    try:
-        pool = {"socket": daemon.socket}
-        both = [engine(pool, max_num_seqs=8) for _ in range(2)]
-        asked = [prompts(16, seed=seed, shortest=300, shared=100) for seed in (5, 6)]
-        own = [stock.generate(some, tokens=100)["tokens"] for some in asked]
-        for one in both:
-            one.started()
-        for turn in range(2):
-            for i in range(2):
-                print(json.dumps({"do": "generate", "prompts": asked[i ^ turn], "tokens": 100}), file=both[i].process.stdin, flush=True)
-            for i in range(2):
-                assert json.loads(both[i].process.stdout.readline()).get("tokens") == own[i ^ turn]
-        facts = [one.ask("facts") for one in both]
-        assert sum(one["preemptions"] for one in facts) > 0
-        assert [(one["in_use"], one["waiting"]) for one in facts] == [(0, 0)] * 2
-    finally:
-        daemon.close()
+    with contextlib.closing(Daemon(capacity="8MiB", slab="4MiB")) as daemon:  # 170 blocks for 2 * 8 requests of up to 25.
+        start = functools.partial(engine, max_num_seqs=8)
+        assert_two_share_a_pool_that_is_too_small(daemon, stock, start, count=16, seeds=(5, 6))
 
 
 def test_prompts_in_chunks(daemon, engine, stock):
@@ -170,8 +147,7 @@ def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     # With what it holds it goes on, and says nothing wrong.
     said = one.generate(asked[:1], tokens=60)
     assert said["tokens"] == own[:1]
-    facts = one.ask("facts")
-    assert facts["detached"]
+    await_detached(one)
 
 
 def test_daemon_lost_with_answers_to_requests_that_wait(daemon, engine, stock):
@@ -182,7 +158,7 @@ def test_daemon_lost_with_answers_to_requests_that_wait(daemon, engine, stock):
     assert one.generate(asked[:1], tokens=60)["tokens"] == own[:1]
     said = one.generate(asked[1:], tokens=60, kill=[daemon.process.pid, 20])
     assert said["tokens"] == own[1:] and all(cached >= 96 for cached in said["cached"])
-    assert one.ask("facts")["detached"]
+    await_detached(one)
 
 
 def test_refused_at_start(daemon, models, engine):

@@ -123,6 +123,31 @@ TEST(BlockPool, SealOfAKeyThatExistsHoldsTheCanonicalBlock) {
   EXPECT_EQ(t.state(canonical), BlockState::kCached);
 }
 
+TEST(BlockPool, ADuplicateThatIsLeftIsTouchedAndTakesNoCredit) {
+  TestPool t(5);
+  const Holder a = t.Session();
+  t.Cache(a, {"x"});
+  t.Cache(a, {"y"});
+  const Holder capped = t.Session({.max_blocks = 2});
+  const std::vector<BlockRef> own = t.Lease(capped, 2);
+  const Holder b = t.Session({.guaranteed = 2});
+  const std::vector<BlockKey> keys = Keys({"z", "x"});
+  std::vector<SealEntry> entries;
+  for (size_t i = 0; i < 2; ++i) {
+    entries.push_back({.block = own[i], .keys = {&keys[i], 1}, .leave_duplicate = true});
+  }
+  std::vector<SealOutcome> out(2);
+  t.pool.Seal(capped, t.now, nullptr, entries, absl::MakeSpan(out));
+  EXPECT_EQ(out[0].canonical, own[0]) << "its key is new";
+  EXPECT_EQ(out[1].verdict, V::kDuplicate);
+  EXPECT_EQ(out[1].canonical, kNullRef);
+  EXPECT_EQ(t.state(own[1]), BlockState::kLeased);
+  EXPECT_EQ(t.pool.counters().deduplicated, 1u);
+  EXPECT_EQ(t.count(BlockState::kCached), 2u) << "nobody holds x";
+  EXPECT_EQ(t.Reclaim(1), Keys({"y"})) << "x was used last";
+  EXPECT_EQ(t.Lease(b, 2).size(), 2u);
+}
+
 TEST(BlockPool, SealOfDuplicatesWithinACall) {
   TestPool t(6);
   const Holder a = t.Session();

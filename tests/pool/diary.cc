@@ -15,7 +15,8 @@ struct Printer {
   }
   std::string operator()(const Seal& e) const {
     std::string entries = absl::StrJoin(e.entries, ", ", [](std::string* out, const Seal::Entry& entry) {
-      absl::StrAppend(out, "{", Text(entry.block), ", ", entry.group, ", ", Text(entry.keys), "}");
+      absl::StrAppend(out, "{", Text(entry.block), ", ", entry.group, ", ", Text(entry.keys),
+                      entry.leave_duplicate ? ", true}" : "}");
     });
     return absl::StrCat("Seal{.session = ", e.session, ", .parent = {", e.parent.group, ", ", e.parent.number,
                         "}, .entries = {", entries, "}}");
@@ -147,7 +148,7 @@ Seal Generator::NextSeal(const Model& model) {
       block = leased.back();
       if (!OneIn(24)) leased.pop_back();
     }
-    seal.entries.push_back({block, group, {walk[i]}});
+    seal.entries.push_back({block, group, {walk[i]}, OneIn(3)});
     std::vector<uint32_t>& keys = seal.entries.back().keys;
     while (OneIn(8)) keys.insert(keys.begin(), kFirstAlias + Below(kAliases));
     if (OneIn(60)) keys.insert(keys.begin(), 1 + Below((1u << setting_.key_depth) - 1));

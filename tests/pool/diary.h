@@ -33,6 +33,7 @@ struct Seal {
     BlockRef block;
     uint32_t group;
     std::vector<uint32_t> keys;
+    bool leave_duplicate = false;
   };
   int session;
   ModelKey parent;  // Number 0: none.

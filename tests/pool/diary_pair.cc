@@ -93,7 +93,9 @@ std::string Pair::Do(const Seal& e) {
     for (const uint32_t number : entry.keys) keys.back().push_back(ToBlockKey({entry.group, number}));
   }
   std::vector<SealEntry> entries;
-  for (size_t i = 0; i < e.entries.size(); ++i) entries.push_back({e.entries[i].block, keys[i]});
+  for (size_t i = 0; i < e.entries.size(); ++i) {
+    entries.push_back({e.entries[i].block, keys[i], e.entries[i].leave_duplicate});
+  }
   std::vector<SealOutcome> outcomes(entries.size());
   const BlockKey parent = ToBlockKey(e.parent);
   pool_.Seal(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.parent.number == 0 ? nullptr : &parent,
@@ -103,7 +105,8 @@ std::string Pair::Do(const Seal& e) {
   for (size_t i = 0; i < entries.size(); ++i) {
     std::vector<ModelKey> model_keys;
     for (const uint32_t number : e.entries[i].keys) model_keys.push_back({e.entries[i].group, number});
-    const SealOutcome expected = model_.SealOne(e.session, e.entries[i].block, model_keys, in_front);
+    const SealOutcome expected =
+        model_.SealOne(e.session, e.entries[i].block, model_keys, e.entries[i].leave_duplicate, in_front);
     if (outcomes[i].verdict != expected.verdict || outcomes[i].canonical != expected.canonical) {
       return absl::StrCat("entry ", i, " verdict ", static_cast<int>(outcomes[i].verdict), " ",
                           Text(outcomes[i].canonical), ", the model has ", static_cast<int>(expected.verdict),

@@ -290,7 +290,8 @@ SealOutcome Model::HoldCanonical(int session, uint32_t b) {
   return {.verdict = Verdict::kDuplicate, .canonical = {BlockId{b}, blocks[b].generation}};
 }
 
-SealOutcome Model::SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, uint32_t parent) {
+SealOutcome Model::SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
+                           uint32_t parent) {
   if (!open(session)) return {.verdict = Verdict::kNotHeld};
   for (const ModelKey& key : keys) {
     if (key.group != keys[0].group) return {.verdict = Verdict::kWrongState};
@@ -301,7 +302,12 @@ SealOutcome Model::SealOne(int session, BlockRef ref, const std::vector<ModelKey
   const uint32_t b = Index(ref.id);
   if (blocks[b].state != BlockState::kLeased) return {.verdict = Verdict::kWrongState};
   if (blocks[b].owner != session) return {.verdict = Verdict::kNotHeld};
-  if (const uint32_t canonical = Find(keys.back()); canonical != 0) return HoldCanonical(session, canonical);
+  if (const uint32_t canonical = Find(keys.back()); canonical != 0) {
+    if (!leave_duplicate) return HoldCanonical(session, canonical);
+    Touch({BlockId{canonical}, blocks[canonical].generation});
+    ++counters.deduplicated;
+    return {.verdict = Verdict::kDuplicate};
+  }
 
   const bool linked = parent != 0 && options.windows[keys.back().group] == 0 &&
                       blocks[parent].keys[0].group == keys.back().group &&

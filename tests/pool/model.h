@@ -62,7 +62,8 @@ class Model {
   void EndSession(int session);
   uint64_t FreeQuarantine(int session);
   LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
-  SealOutcome SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, uint32_t parent);
+  SealOutcome SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
+                      uint32_t parent);
   MatchOutcome Match(int session, const std::vector<Query>& queries);
   Verdict Release(int session, BlockRef ref, bool never);
   Verdict Ref(int session, BlockRef ref);

@@ -52,6 +52,8 @@ def test_a_duplicate_stays_private(session):
         outcome = session.seal(second, keys).wait()
         assert outcome.canonical == first.refs != second.refs
         assert outcome.duplicates.refs == first.refs
+        outcome = session.seal(second, keys, leave_duplicates=True).wait()
+        assert outcome.canonical == [0] and not outcome.refused and len(outcome.duplicates) == 0
 
 
 def test_leases_come_back(daemon):

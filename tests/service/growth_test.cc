@@ -207,6 +207,9 @@ TEST_F(GrowthTest, ASessionThatIsBehindIsAnsweredNoBlockItHasNotMapped) {
                 ", in a slab that a member of the session has not mapped yet: seal again when it has");
   EXPECT_EQ(behind->Release({far}).refused_size(), 1) << "it was given no hold on it";
   EXPECT_EQ(behind->Seal({own[1]}, {Key("far")}, Key("x")).canonical(0), 0);
+  v1::Operation left = SealOp({own[1]}, {Key("far")}, Key("x"));
+  left.mutable_seal()->set_leave_duplicates(true);
+  EXPECT_EQ(behind->Do(left).seal().refused_size(), 0) << "of a duplicate that is left it needs no mapping";
   behind->MapSlabs();
   sealed = behind->Seal({own[1]}, {Key("far")}, Key("x"));
   EXPECT_EQ(sealed.canonical(0), far);

@@ -123,6 +123,27 @@ TEST_F(VerbsTest, DedupHoldsTheCanonicalBlock) {
   EXPECT_EQ(Blocks().sealed(), 1);
 }
 
+TEST_F(VerbsTest, ADuplicateMayBeLeftWhereCreditWouldNotCoverIt) {
+  StartDaemon(1);  // 15 blocks: a sink each, one cached, two leased.
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> first = engine->Lease(1);
+  engine->Seal(first, Keys("a", 1));
+  engine->Release(first);
+  const std::vector<uint64_t> own = engine->Lease(2);
+  auto greedy = OpenRequest();
+  greedy.set_guaranteed_blocks(11);  // And the sink: of 11 that are free, and the cached one.
+  const auto other = OpenEngine(greedy, "other");
+  EXPECT_EQ(engine->Seal({own[0]}, Keys("a", 1)).refused_size(), 1) << "promised to the other";
+  v1::Operation operation = SealOp(own, Keys("a", 2));
+  operation.mutable_seal()->set_leave_duplicates(true);
+  const v1::SealResult sealed = engine->Do(operation).seal();
+  EXPECT_EQ(sealed.refused_size(), 0);
+  EXPECT_EQ(Refs(sealed.canonical()), std::vector<uint64_t>({0, own[1]}));
+  EXPECT_EQ(engine->Release(first).refused_size(), 1) << "it was given no hold";
+  EXPECT_EQ(engine->Release(own).refused_size(), 0);
+  EXPECT_EQ(other->Lease(11).size(), 11u);
+}
+
 TEST_F(VerbsTest, OneBlockUnderSeveralOpaqueKeys) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());

@@ -71,7 +71,8 @@ void BindSealOutcome(nb::module_& module) {
   nb::class_<PySealOutcome>(module, "SealOutcome", "What became of sealed blocks.")
       .def_ro("canonical", &PySealOutcome::canonical,
               "Parallel to the blocks. The block's own ref: sealed. Another: the key existed, `duplicates`\n"
-              "holds that block, and the own one stays leased and private. 0: refused.")
+              "holds that block, and the own one stays leased and private. 0: refused, or a duplicate that\n"
+              "was to be left.")
       .def_prop_ro(
           "duplicates", [](const PySealOutcome& outcome) { return outcome.duplicates; },
           nb::sig("def duplicates(self) -> Blocks"))
@@ -114,7 +115,7 @@ PyPending<MatchHit> MatchGroups(const SessionPtr& session,
 
 PyPending<SealOutcome> Seal(const SessionPtr& session, nb::handle blocks, nb::handle keys,
                             std::optional<nb::bytes> parent_key, uint32_t group, uint32_t keys_per_block,
-                            std::optional<uint64_t> after) {
+                            std::optional<uint64_t> after, bool leave_duplicates) {
   uint32_t key_bytes = 32;
   const std::vector<BlockRef> refs = RefsOf(blocks);
   const std::string bytes = KeysOf(keys, &key_bytes);
@@ -127,6 +128,7 @@ PyPending<SealOutcome> Seal(const SessionPtr& session, nb::handle blocks, nb::ha
                                                      .key_bytes = key_bytes,
                                                      .keys_per_block = keys_per_block,
                                                      .parent_key = parent,
+                                                     .leave_duplicates = leave_duplicates,
                                                      .after = StepOf(after)});
                                  })));
   if (nb::isinstance<PyBlocks>(blocks)) nb::cast<PyBlocks&>(blocks).MarkSealed();
@@ -153,13 +155,14 @@ void BindVerbs(SessionClass& session) {
            "The longest that is there in every group: [(group, keys)].")
       .def("seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(),
            nb::arg("parent_key") = nb::none(), nb::arg("group") = 0, nb::arg("keys_per_block") = 1,
-           nb::arg("after") = nb::none(),
+           nb::arg("after") = nb::none(), nb::arg("leave_duplicates") = false,
            nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
                    "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
-                   "None = None) -> PendingSeal"),
+                   "None = None, leave_duplicates: bool = False) -> PendingSeal"),
            "Makes full blocks immutable and findable, once step `after` is done. `parent_key`: of the\n"
            "block before the first. Views of these Blocks are read-only from then on; arrays taken before\n"
-           "stay writable, and must not be written.")
+           "stay writable, and must not be written. Where a key exists already the block that has it is\n"
+           "held, which takes credit; with `leave_duplicates` it is not. The own one is kept either way.")
       .def("ref", Ref, nb::arg("blocks"), nb::sig("def ref(self, blocks: Refs) -> Blocks"),
            "One more hold on blocks that this session holds.")
       .def(

@@ -279,8 +279,8 @@ class PrefixCache:
                 state.release()
                 memory.release()
             parent = keys[first - 1] if first else None
-            outcome = session.seal(leased, keys[first:first + count], parent_key=parent).wait(self._timeout)
-            outcome.duplicates.release()  # Where another engine was faster, its block is the one that is found.
+            # Where another engine was faster, its block is the one that is found.
+            outcome = session.seal(leased, keys[first:first + count], parent_key=parent, leave_duplicates=True).wait(self._timeout)
         sealed = min((index for index, _, _ in outcome.refused), default=count)
         self.counters["saved_blocks"] += sealed
         return sealed

@@ -358,7 +358,7 @@ class KvPoolBlockPool(BlockPool):
     def _seal(self, run):
         group, _, _, parent = run[0]
         self.session.seal([self._refs[block.block_id] for _, block, _, _ in run], [key for _, _, key, _ in run], parent_key=parent,
-                          group=group)
+                          group=group, leave_duplicates=True)  # Tables only grow: this block stays in its request's.
         for _, block, _, _ in run:
             self._shared[block.block_id] = 1
         self.counters["sealed_blocks"] += len(run)

@@ -252,8 +252,7 @@ class Transfer:
         self.session.complete_step(step)
         for refs, names, parent in seals:
             try:
-                # Nobody waits for the answer, which may bring holds on blocks that others had sealed meanwhile: given back like these.
-                self.session.seal(refs, names, parent_key=parent)
+                self.session.seal(refs, names, parent_key=parent, leave_duplicates=True)
                 self.counts["saved_blocks"] += len(refs)
             except kvpool.ResourceExhaustedError:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
