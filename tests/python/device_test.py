@@ -218,7 +218,7 @@ def test_budgets_by_what_queries_look_at(daemon):
                     ("best", {}, "method: there is no 'best'")):
                 with pytest.raises(kvpool.InvalidArgumentError, match=words):
                     session.plan_budgets(method, 20, after=0, **more)
-            for wrong, words in (([(varied, window)], "a table is a LiveSequence or a BlockTable"),
+            for wrong, words in (([(varied, window)], r"the table of sequences\[0\] is .*; must be a LiveSequence or a BlockTable"),
                                  ([sequences[0], (uniform, None)],
                                   r"the window of sequences\[1\] is None; must be a QueryWindow"),
                                  ([uniform], "incompatible")):

@@ -147,10 +147,10 @@ def test_bad_sets(daemon, session):
                 ("a", [1], [kvpool.BlockTable(blocks, group=1)], "group")):
             with pytest.raises(kvpool.InvalidArgumentError, match=words):
                 session.put_episode(name, centroid, tables).wait()
-        with pytest.raises(kvpool.InvalidArgumentError, match="blocks of another session"):
+        with pytest.raises(kvpool.InvalidArgumentError, match=r"tables\[0\]: blocks of another session"):
             other.put_episode("a", [1], [table])
         for wrong in (blocks, blocks.refs, None):
-            with pytest.raises(TypeError, match="LiveSequence or a BlockTable"):
+            with pytest.raises(TypeError, match=r"tables\[0\] is .*; must be a LiveSequence or a BlockTable"):
                 session.put_episode("a", [1], [wrong])
         with pytest.raises(TypeError, match="ref makes them of bare refs"):
             kvpool.BlockTable(blocks.refs)

@@ -186,5 +186,9 @@ def test_tokens_and_keys(session):
         hasher.chain([2**32], 1)
     with pytest.raises(TypeError):
         hasher.chain(["a"], 1)
-    with pytest.raises(kvpool.InvalidArgumentError):
+    with pytest.raises(kvpool.InvalidArgumentError, match=r"keys\[1\] has 7 bytes; keys\[0\] has 8"):
         session.match([b"12345678", b"1234567"])
+    with pytest.raises(TypeError, match=r"keys\[1\] is 'abc'; must be bytes"):
+        session.match([b"abc", "abc"])
+    with pytest.raises(TypeError, match="keys is 7; must be bytes, or a list of bytes"):
+        session.match(7)

@@ -198,12 +198,12 @@ PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, u
   SetParams(params, request.mutable_params());
   request.mutable_statistics()->Add(statistics.begin(), statistics.end());
   for (const auto& [table, window] : sequences) {
+    const std::string entry = EntryOf("sequences", static_cast<size_t>(request.sequences_size()));
     if (!nb::isinstance<PyQueryWindow>(window)) {
-      const std::string entry = EntryOf("sequences", static_cast<size_t>(request.sequences_size()));
       throw TypeErrorOf("the window of " + entry, window, "a QueryWindow");
     }
     v1::GroupSequence& sequence = *request.add_sequences();
-    *sequence.mutable_sequence() = SequenceOf(table, session);
+    *sequence.mutable_sequence() = SequenceOf("the table of " + entry, table, session);
     *sequence.mutable_window() = nb::cast<const PyQueryWindow&>(window).proto;
   }
   PyPending<v1::PlanBudgetsResult> pending(

@@ -49,7 +49,9 @@ PyPending<v1::PutEpisodeResult> PutEpisode(const SessionPtr& session, const std:
   request.set_name(name);
   const std::vector<float> values = FloatsOf(centroid, "centroid");
   request.mutable_centroid()->Add(values.begin(), values.end());
-  for (const nb::object& table : tables) *request.add_sequences() = SequenceOf(table, session);
+  for (size_t i = 0; i < tables.size(); ++i) {
+    *request.add_sequences() = SequenceOf(EntryOf("tables", i), tables[i], session);
+  }
   return {session,
           ValueOf(session->Use([&](Session& open) { return open.PutEpisode(request, StepOf(after)); }))};
 }

@@ -48,7 +48,7 @@ std::vector<std::string> StringsOf(const std::vector<nb::bytes>& list) {
   return strings;
 }
 
-void BindLayouts(nb::module_& module) {
+void BindPlane(nb::module_& module) {
   nb::class_<PyPlane>(
       module, "Plane",
       "Where K or V of a layer group lies in a block: element (layer, token, head, dim) is at byte\n"
@@ -66,7 +66,9 @@ void BindLayouts(nb::module_& module) {
           },
           nb::kw_only(), nb::arg("offset"), nb::arg("layer_stride"), nb::arg("token_stride"),
           nb::arg("head_stride"), nb::arg("dim_stride"));
+}
 
+void BindLayerGroup(nb::module_& module) {
   nb::class_<PyLayerGroup>(module, "LayerGroup", "Layers that share block tables; fields as in layout.proto.")
       .def(
           "__init__",
@@ -90,8 +92,12 @@ void BindLayouts(nb::module_& module) {
           nb::arg("window_tokens") = 0, nb::arg("kv_heads") = 0, nb::arg("k_head_dim") = 0,
           nb::arg("v_head_dim") = 0, nb::arg("dtype") = "", nb::arg("k").none() = nb::none(),
           nb::arg("v").none() = nb::none());
+}
 
-  nb::class_<PyLayout>(module, "Layout", "How one block is filled; see layout.proto.")
+using LayoutClass = nb::class_<PyLayout>;
+
+void BindMaking(LayoutClass& layout) {
+  layout
       .def(
           "__init__",
           [](PyLayout* self, const std::vector<const PyLayerGroup*>& groups, uint64_t block_bytes,
@@ -122,7 +128,11 @@ void BindLayouts(nb::module_& module) {
             return PyLayout{OpaqueLayout({.block_bytes = block_bytes, .tokens_per_block = tokens_per_block})};
           },
           nb::kw_only(), nb::arg("block_bytes"), nb::arg("tokens_per_block") = 16,
-          "Bytes that mean something to the engine alone: shared, but never scored.")
+          "Bytes that mean something to the engine alone: shared, but never scored.");
+}
+
+void BindAsking(LayoutClass& layout) {
+  layout
       .def_prop_ro(
           "block_bytes", [](const PyLayout& layout) { return layout.proto.block_bytes(); },
           "Of a block on one rank.")
@@ -212,7 +222,11 @@ void BindHasher(nb::module_& module) {
 }  // namespace
 
 void BindLayout(nb::module_& module) {
-  BindLayouts(module);
+  BindPlane(module);
+  BindLayerGroup(module);
+  LayoutClass layout(module, "Layout", "How one block is filled; see layout.proto.");
+  BindMaking(layout);
+  BindAsking(layout);
   BindHasher(module);
 }
 

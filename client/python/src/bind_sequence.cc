@@ -319,7 +319,8 @@ void BindBudget(SequenceClass& sequence) {
 
 }  // namespace
 
-v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session) {
+v1::Sequence SequenceOf(const std::string& field, nb::handle table,
+                        const std::shared_ptr<SharedSession>& session) {
   v1::Sequence proto;
   const std::shared_ptr<SharedSession>* of = nullptr;
   if (nb::isinstance<PySequence>(table)) {
@@ -333,9 +334,11 @@ v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& 
     proto.set_last_block_tokens(blocks.last_block_tokens);
     of = &blocks.held().session();
   } else {
-    throw nb::type_error("a table is a LiveSequence or a BlockTable");
+    throw TypeErrorOf(field, table, "a LiveSequence or a BlockTable");
   }
-  if (*of != session) throw StatusError(absl::InvalidArgumentError("tables: blocks of another session"));
+  if (*of != session) {
+    throw StatusError(absl::InvalidArgumentError(absl::StrCat(field, ": blocks of another session")));
+  }
   return proto;
 }
 

@@ -140,19 +140,22 @@ std::string KeysOf(nb::handle keys, uint32_t* key_bytes) {
     const auto bytes = nb::borrow<nb::bytes>(keys);
     return std::string(bytes.c_str(), bytes.size());
   }
+  if (!nb::isinstance<nb::iterable>(keys)) throw TypeErrorOf("keys", keys, "bytes, or a list of bytes");
   std::string all;
-  size_t size = 0;
+  std::optional<size_t> size;
+  size_t count = 0;
   for (const nb::handle key : keys) {
-    if (!nb::isinstance<nb::bytes>(key)) throw nb::type_error("keys are bytes, or a list of bytes");
+    if (!nb::isinstance<nb::bytes>(key)) throw TypeErrorOf(EntryOf("keys", count), key, "bytes");
     const auto bytes = nb::borrow<nb::bytes>(key);
-    if (size != 0 && bytes.size() != size) {
+    if (bytes.size() != size.value_or(bytes.size())) {
       throw StatusError(absl::InvalidArgumentError(
-          absl::StrCat("keys: one of ", bytes.size(), " bytes among others of ", size)));
+          absl::StrCat(EntryOf("keys", count), " has ", bytes.size(), " bytes; keys[0] has ", *size)));
     }
     size = bytes.size();
     all.append(bytes.c_str(), bytes.size());
+    ++count;
   }
-  if (size != 0) *key_bytes = static_cast<uint32_t>(size);
+  if (size.has_value()) *key_bytes = static_cast<uint32_t>(*size);
   return all;
 }
 

@@ -70,8 +70,9 @@ struct CompactArguments {
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
                              const WhateverScore& ranges);
 
-// A LiveSequence or a BlockTable of this session.
-v1::Sequence SequenceOf(nb::handle table, const std::shared_ptr<SharedSession>& session);
+// A LiveSequence or a BlockTable of this session; `field` names it in errors.
+v1::Sequence SequenceOf(const std::string& field, nb::handle table,
+                        const std::shared_ptr<SharedSession>& session);
 
 // Answers. Of scores as NumPy arrays.
 struct PyScoreResult {
