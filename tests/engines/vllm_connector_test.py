@@ -9,6 +9,7 @@ import time
 import pytest
 
 from daemon import Daemon
+from models import adapter
 from vllm_test import engine, models, prompts, pytestmark, stock, whole_blocks  # noqa: F401: fixtures
 
 
@@ -260,6 +261,22 @@ def test_salts_and_resets_part(daemon, engine, stock):
     said = second.generate(fresh)
     assert said["cached"] == [0] * 4 and said["tokens"] == own_fresh
     settled(daemon, first, second)
+
+
+def test_adapters_share_by_what_is_in_them(daemon, engine, tmp_path):
+    pool = {"socket": daemon.socket}
+    first, second, third, own, anew = (engine(connector=some, enable_lora=True, max_lora_rank=8) for some in (pool, pool, pool, None, None))
+    one, same, other = (adapter(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("same", 1), ("other", 2)))
+    asked = prompts(3, seed=14, shortest=100)
+    plain, tuned = (own.generate(asked, lora=lora)["tokens"] for lora in (None, ["tuned", one]))
+    others = anew.generate(asked, lora=["tuned", other])["tokens"]  # vLLM takes an adapter of the same number for the one it has.
+    assert plain != tuned != others
+    assert first.generate(asked, lora=["tuned", one]) == {"tokens": tuned, "cached": [0] * 3}
+    first.ask("flush")
+    assert second.generate(asked, lora=["another name", same]) == {"tokens": tuned, "cached": every_block(asked)}
+    assert second.generate(asked) == {"tokens": plain, "cached": [0] * 3}
+    assert third.generate(asked, lora=["tuned", other]) == {"tokens": others, "cached": [0] * 3}
+    settled(daemon, first, second, third)
 
 
 def test_roles(daemon, engine, stock):
