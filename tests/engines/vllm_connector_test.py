@@ -296,10 +296,10 @@ def test_roles(daemon, engine, stock):
     settled(daemon, reads, writes)
 
 
-def test_refused_at_start(daemon, engine):
+def test_refused_at_start(daemon, models, engine):
     pool = {"socket": daemon.socket, "space": "chat"}
     engine(connector=pool).started()
-    for other, words in (({"dtype": "bfloat16"}, ("float32", "bfloat16")), ({"model": "1"}, ("weights",))):
+    for other, words in (({"dtype": "bfloat16"}, ("float32", "bfloat16")), ({"model": models / "1"}, ("weights",))):
         said = engine(connector=pool, **other).refused()
         assert "FailedPrecondition" in said and all(word in said for word in words), said
     # An engine on the pool's own blocks, which lie otherwise. Without the name it has a space of its own.

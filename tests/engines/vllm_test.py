@@ -166,7 +166,7 @@ def test_refused_at_start(daemon, models, engine):
     one = engine(pool)
     one.started()
     for other, words in (({"dtype": "bfloat16"}, ("float32", "bfloat16")), ({"block_size": 64}, ("32", "64")),
-                         ({"model": "1"}, ("weights",))):
+                         ({"model": models / "1"}, ("weights",))):
         said = engine(pool, **other).refused()
         assert "FailedPrecondition" in said and all(word in said for word in words), said
     assert "no such option: sokcet" in engine({"sokcet": ""}).refused()
