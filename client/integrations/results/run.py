@@ -2,6 +2,8 @@
 
 import argparse
 import pathlib
+import signal
+import sys
 
 import alike
 import lab
@@ -35,6 +37,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)}; by default all, those of vLLM where it is")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Daemons end with this process.
     unknown = set(arguments.tables) - set(tables)
     if unknown:
         parser.error(f"no such table: {', '.join(sorted(unknown))}")
