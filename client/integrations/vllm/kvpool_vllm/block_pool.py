@@ -50,6 +50,7 @@ class KvPoolBlockPool(BlockPool):
         self._spare, self._surplus = _SPARE * len(self._groups), _SURPLUS * len(self._groups)
         self.detached = False  # kvpoold is gone.
         self.wanted = 0  # Blocks that the allocation under way needs.
+        self.starved = False  # Nobody can give what was wanted last.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
         self._refs = [0] * self.num_gpu_blocks  # By block id: what is held of it.
         self._shared = bytearray(self.num_gpu_blocks)
@@ -64,6 +65,7 @@ class KvPoolBlockPool(BlockPool):
         self._retry_at = 0.0
         self._short_since = None
         self._in_use = 0  # Blocks with requests.
+        self._left = 0  # Counts how often shared blocks have left the index.
         self.release_waits = False  # For all ranks to be done with the last step; no worker has been told to say so.
 
     # ---- Leases
@@ -74,6 +76,7 @@ class KvPoolBlockPool(BlockPool):
     def get_num_free_blocks(self):
         if len(self._stock) < self.wanted:
             self._top_up(self.wanted)
+        self.starved = self.detached and len(self._stock) < self.wanted
         return len(self._stock)
 
     def get_new_blocks(self, num_blocks):
@@ -164,6 +167,7 @@ class KvPoolBlockPool(BlockPool):
                 released.append(self._refs[block.block_id])
                 self._refs[block.block_id] = 0
         if released:
+            self._left += 1
             released.reverse()  # vLLM frees from the tail.
             self._release(released)
 
@@ -195,6 +199,7 @@ class KvPoolBlockPool(BlockPool):
 
     def ask(self, request, block_size):
         """Sends the question for the request's prefix."""
+        request.kvpool_asked = self._left
         wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
         if not wanted or self.detached or request.mm_features or request.skip_reading_prefix_cache:
             return  # Images may be named by their senders: no proof that they are the same.
@@ -214,8 +219,15 @@ class KvPoolBlockPool(BlockPool):
                    for number, group in enumerate(self._groups) for key in wanted[-max(1, group.window_blocks):])
 
     def settle(self, request, block_size):
-        """The answer is put into the index, with a reference for the waiting request."""
+        """What the pool has of the request's prefix is put into the index, with a reference for the waiting request."""
         self._trying = request.request_id
+        self._take_answer(request, block_size)
+        # While it waited another's blocks left the index. They may be its prefix, and in the pool since.
+        if request.kvpool_asked != self._left:
+            self.ask(request, block_size)
+            self._take_answer(request, block_size)
+
+    def _take_answer(self, request, block_size):
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
@@ -224,6 +236,7 @@ class KvPoolBlockPool(BlockPool):
             hit = pending.wait(timeout=self.space.options.match_timeout)
             found = [(number, i, ref) for number, blocks in enumerate(hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
         except kvpool.DeadlineExceededError:
+            request.kvpool_asked = self._left  # Once is enough.
             return  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -272,6 +285,7 @@ class KvPoolBlockPool(BlockPool):
         """The request's prefix is these blocks, whoever lets go of them before its turn."""
         self.touch(blocks)
         self._hold(request.request_id, blocks)
+        request.kvpool_asked = self._left  # What it has let go of itself is no news to it.
 
     def _hold(self, request_id, blocks):
         before = self._waiting.pop(request_id, None)

@@ -44,16 +44,19 @@ class PooledScheduler(scheduler.Scheduler):
         manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
 
     def add_request(self, request):
+        goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
-        self.pool.ask(request, self.block_size)
+        if not goes_on:
+            self.pool.ask(request, self.block_size)
 
     def schedule(self, *arguments, **more):
+        self.pool.starved = False
         output = super().schedule(*arguments, **more)
         output.kvpool_step = 0
         idle = output.total_num_scheduled_tokens == 0
         if not idle or self.pool.release_waits:
             output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
-        if idle and self.pool.detached and not self.running and (self.waiting or self.skipped_waiting):
+        if idle and self.pool.starved and not self.running:
             raise RuntimeError(f"kvpoold is gone, and the {self.pool.get_num_free_blocks()} blocks that this engine still may "
                                "write are too few for the requests that wait: it has to be started again")
         return output

@@ -58,16 +58,22 @@ def choose_layout(vllm_config, supported_layouts):
                      "block holds all layers, as a pool's blocks do")
 
 
-def refuse_what_is_not_shared(vllm_config, configs, who):
-    """ValueError: K and V of such an engine are its own, or lie where `who` does not reach."""
+_DRAFTS_WITHOUT_KV = ("ngram", "suffix")  # Taken from what was said before.
+
+
+def refuse_what_is_not_shared(vllm_config, configs, who, drafts=()):
+    """ValueError: K and V of such an engine are its own, or lie where `who` does not reach. `drafts`: methods of speculative decoding
+    that it goes with."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     if getattr(cache, "calculate_kv_scales", False):
         raise ValueError("calculate_kv_scales: each engine would have scales of its own, by what it saw first; K and V can't be shared")
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         if (size := getattr(parallel, name)) > 1:
             raise ValueError(f"{name} {size}: {who} needs workers that have all layers and all tokens")
-    if vllm_config.speculative_config is not None:
-        raise ValueError(f"speculative decoding: not with {who}")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in drafts:
+        also = f"; {' and '.join(drafts)} do" if drafts else ""
+        raise ValueError(f"speculative_config: drafts by {speculative.method!r} do not go with {who}{also}")
     if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
         raise ValueError(f"prefix_match_unit {cache.prefix_match_unit}: {who} finds whole blocks, here of {cache.block_size} tokens")
     for config in configs:
@@ -89,7 +95,7 @@ def _refuse_ranks_that_can_not_join(vllm_config, configs):
 
 
 def _refuse_what_is_not_supported(vllm_config, configs):
-    refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler")
+    refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS_WITHOUT_KV)
     _refuse_ranks_that_can_not_join(vllm_config, configs)
     if vllm_config.scheduler_config.async_scheduling:
         raise ValueError("async_scheduling: kvpool_vllm.Scheduler plans a step when the one before is done: --no-async-scheduling")
