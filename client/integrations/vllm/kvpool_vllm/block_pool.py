@@ -50,6 +50,7 @@ class KvPoolBlockPool(BlockPool):
         self._spare, self._surplus = _SPARE * len(self._groups), _SURPLUS * len(self._groups)
         self.detached = False  # kvpoold is gone.
         self.wanted = 0  # Blocks that the allocation under way needs.
+        self.headroom = 0  # That it may have to leave; what it can do without is not waited for.
         self.starved = False  # Nobody can give what was wanted last.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
         self._refs = [0] * self.num_gpu_blocks  # By block id: what is held of it.
@@ -70,12 +71,12 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- Leases
 
-    def want(self, count):
-        self.wanted = count
+    def want(self, count, headroom=0):
+        self.wanted, self.headroom = count, headroom
 
     def get_num_free_blocks(self):
-        if len(self._stock) < self.wanted:
-            self._top_up(self.wanted)
+        if len(self._stock) < self.wanted + self.headroom:
+            self._top_up(self.wanted, self.headroom)
         self.starved = self.detached and len(self._stock) < self.wanted
         return len(self._stock)
 
@@ -96,12 +97,12 @@ class KvPoolBlockPool(BlockPool):
         self._in_use += num_blocks
         return taken
 
-    def _top_up(self, count):
+    def _top_up(self, count, headroom=0):
         missing = count - len(self._stock)
         if self.detached or time.monotonic() < self._retry_at:
             return
-        for asked in (missing + self._spare, missing):
-            if self._lease(asked, 0.0):
+        for asked in (missing + headroom + self._spare, missing + headroom, missing):
+            if asked <= 0 or self._lease(asked, 0.0):
                 return
         if self._lease(missing, self.space.options.lease_timeout):
             return

@@ -25,7 +25,9 @@ class PooledScheduler(scheduler.Scheduler):
 
     def _wrap(self, manager):
         lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
-        pool, watermark = self.pool, manager.watermark_blocks
+        pool = self.pool
+        # Of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
+        manager.watermark_blocks = watermark = int(self.scheduler_config.watermark * pool.space.limit)
 
         def get_computed_blocks(request):
             pool.settle(request, self.block_size)
@@ -37,7 +39,7 @@ class PooledScheduler(scheduler.Scheduler):
 
         def get_num_blocks_to_allocate(*arguments, **more):
             count = plan(*arguments, **more)
-            pool.want(count + watermark)
+            pool.want(count, watermark)
             return count
 
         manager.get_computed_blocks = get_computed_blocks

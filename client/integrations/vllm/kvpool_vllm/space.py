@@ -58,7 +58,7 @@ def choose_layout(vllm_config, supported_layouts):
                      "block holds all layers, as a pool's blocks do")
 
 
-_DRAFTS_WITHOUT_KV = ("ngram", "suffix")  # Taken from what was said before.
+_DRAFTS_WITHOUT_KV = ("ngram",)  # Taken from what was said before.
 
 
 def refuse_what_is_not_shared(vllm_config, configs, who, drafts=()):
@@ -72,8 +72,11 @@ def refuse_what_is_not_shared(vllm_config, configs, who, drafts=()):
             raise ValueError(f"{name} {size}: {who} needs workers that have all layers and all tokens")
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in drafts:
-        also = f"; {' and '.join(drafts)} do" if drafts else ""
+        also = f"; {', '.join(drafts)} does" if drafts else ""
         raise ValueError(f"speculative_config: drafts by {speculative.method!r} do not go with {who}{also}")
+    if cache.prefix_caching_hash_algo.startswith("xxhash"):
+        raise ValueError(f"prefix_caching_hash_algo {cache.prefix_caching_hash_algo}: other prompts can be made with the same key; {who} "
+                         "shares by sha256 or sha256_cbor")
     if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
         raise ValueError(f"prefix_match_unit {cache.prefix_match_unit}: {who} finds whole blocks, here of {cache.block_size} tokens")
     for config in configs:
@@ -145,6 +148,7 @@ class Space:
     def __init__(self, session, options, terms, invitation=None):
         self.session, self.options, self.terms, self._invitation = session, options, terms, invitation
         self._on_gpu = False
+        self.limit = 0  # Blocks that the engine may hold at once; its scheduler's to know.
 
     def __deepcopy__(self, memo):
         return self  # vLLM copies its plans; the memory is one.
@@ -235,6 +239,7 @@ def attach(vllm_config, configs):
                 "layers: %s", session.max_blocks - 1, of_model[0].spec.block_size, guaranteed, config.num_blocks, groups.describe(of_model))
     keys.set_root(session.hash_seed)
     space = Space(session, options, terms)
+    space.limit = config.num_blocks
     stride = session.block_stride_bytes
     tensors = [dataclasses.replace(tensor, size=session.max_blocks * stride, block_stride=stride) for tensor in config.kv_cache_tensors]
     for each in configs:
