@@ -117,7 +117,8 @@ def refuse_others(config, who):
         if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
             raise ValueError(f"{_say(config, number)}: {who} shares full attention and sliding windows, with pages of one size, only")
         if spec.kv_quant_mode != KVQuantMode.NONE:
-            raise ValueError(f"{_say(config, number)}: K and V are quantised (kv_cache_dtype: {spec.kv_quant_mode.name}); {who} shares those that are not")
+            raise ValueError(f"{_say(config, number)}: K and V are quantised (kv_cache_dtype: {spec.kv_quant_mode.name}); {who} shares those "
+                             "that are not")
         for name in ("block_size", "page_size_bytes", "dtype"):
             if getattr(spec, name) != getattr(first, name):
                 raise ValueError(f"{_say(config, number)}: its {name} is {getattr(spec, name)}, that of {_say(config, 0)} "
