@@ -278,10 +278,8 @@ int kvpool_match_take(kvpool_match* match, size_t group_index, kvpool_block* blo
 void kvpool_match_free(kvpool_match* match) { delete match; }
 
 int kvpool_seal_start(kvpool_session* session, const kvpool_seal_arguments* arguments, kvpool_seal** seal) {
-  if (arguments->struct_size != sizeof(*arguments)) {
-    return Invalid(absl::StrCat("arguments.struct_size is ", arguments->struct_size, ", this library knows ",
-                                sizeof(*arguments)));
-  }
+  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_seal_arguments");
+  if (!size.ok()) return Answer(size);
   const uint32_t key_bytes = arguments->key_bytes == 0 ? KVPOOL_KEY_BYTES : arguments->key_bytes;
   const uint32_t per_block = std::max(1u, arguments->keys_per_block);
   const std::vector<BlockRef> blocks = Refs(arguments->blocks, arguments->block_count);

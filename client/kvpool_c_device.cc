@@ -72,11 +72,8 @@ int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool
 
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation) {
-  if (arguments->struct_size != sizeof(*arguments)) {
-    return Answer(absl::InvalidArgumentError(
-        absl::StrCat("arguments.struct_size is ", arguments->struct_size, ", this library knows ",
-                     sizeof(*arguments), " bytes: set it to sizeof(kvpool_prune_arguments)")));
-  }
+  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_prune_arguments");
+  if (!size.ok()) return Answer(size);
   kvpool::v1::Operation request;
   request.set_after(arguments->after);
   kvpool::v1::Prune* prune = request.mutable_prune();

@@ -18,11 +18,8 @@ struct kvpool_episode {
 
 int kvpool_put_episode_start(kvpool_session* session, const kvpool_put_episode_arguments* arguments,
                              kvpool_operation** operation) {
-  if (arguments->struct_size != sizeof(*arguments)) {
-    return Answer(absl::InvalidArgumentError(
-        absl::StrCat("arguments.struct_size is ", arguments->struct_size, ", this library knows ",
-                     sizeof(*arguments), " bytes: set it to sizeof(kvpool_put_episode_arguments)")));
-  }
+  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_put_episode_arguments");
+  if (!size.ok()) return Answer(size);
   kvpool::v1::Operation request;
   request.set_after(arguments->after);
   kvpool::v1::PutEpisode* put = request.mutable_put_episode();

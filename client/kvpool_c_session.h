@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "client/kvpool.h"
 #include "client/session.h"
 #include "kvpool/v1/engine.pb.h"
@@ -19,6 +20,15 @@ namespace kvpool {
 
 // Keeps the words for kvpool_last_error and answers the code.
 int Answer(const absl::Status& status);
+
+// INVALID_ARGUMENT unless struct_size is that of the structure as this library knows it.
+template <typename Arguments>
+absl::Status CheckStructSize(const Arguments& arguments, const char* type) {
+  if (arguments.struct_size == sizeof(arguments)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("arguments.struct_size is ", arguments.struct_size,
+                                                 ", this library knows ", sizeof(arguments),
+                                                 " bytes: set it to sizeof(", type, ")"));
+}
 
 // What kvpool_operation_start does with a request that it has parsed.
 int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool_operation** operation);

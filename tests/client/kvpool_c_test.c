@@ -49,6 +49,7 @@ static void share(kvpool_session* session, const uint8_t* keys) {
   kvpool_release(session, &own, 1, 0);
   arguments.struct_size = 1;
   CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "sizeof(kvpool_seal_arguments)") != NULL);
   CHECK(kvpool_touch(session, blocks, kBlocks) == KVPOOL_OK);
   CHECK(kvpool_ref(session, blocks, 1) == KVPOOL_OK);
   kvpool_release(session, blocks, 1, 0);

@@ -101,7 +101,7 @@ class KvPoolBlockPool(BlockPool):
         missing = count - len(self._stock)
         if self.detached or time.monotonic() < self._retry_at:
             return
-        for asked in (missing + headroom + self._spare, missing + headroom, missing):
+        for asked in sorted({missing + headroom + self._spare, missing + headroom, missing}, reverse=True):
             if asked <= 0 or self._lease(asked, 0.0):
                 return
         if self._lease(missing, self.space.options.lease_timeout):
