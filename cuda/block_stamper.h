@@ -1,4 +1,4 @@
-// Writes stamps (cuda/stamp.h) into blocks and counts the words that differ from them: how a client proves
+// Writes stamps (cuda/base/stamp.h) into blocks and counts the words that differ from them: how a client proves
 // that no block was handed to two owners.
 #ifndef KVPOOL_CUDA_BLOCK_STAMPER_H_
 #define KVPOOL_CUDA_BLOCK_STAMPER_H_
@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cuda/stamp.h"
+#include "cuda/base/stamp.h"
 
 namespace kvpool {
 

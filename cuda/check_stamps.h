@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "cuda/stamp.h"
+#include "cuda/base/stamp.h"
 
 namespace kvpool {
 

@@ -12,13 +12,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cuda/device.h"
+#include "proto/cli/version.h"
 #include "proto/support/status_macros.h"
-#include "proto/support/version.h"
-#include "server/clock.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/base/sockets.h"
 #include "server/devices.h"
-#include "server/log.h"
-#include "server/metrics.h"
-#include "server/sockets.h"
+#include "server/metrics/metrics.h"
 
 namespace kvpool {
 namespace {

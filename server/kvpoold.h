@@ -6,13 +6,13 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/attach_server.h"
-#include "server/daemon.h"
-#include "server/flags.h"
-#include "server/grpc_server.h"
-#include "server/metrics_server.h"
-#include "server/rpc_stats.h"
-#include "server/sockets.h"
+#include "server/attach/attach_server.h"
+#include "server/base/sockets.h"
+#include "server/daemon/daemon.h"
+#include "server/metrics/metrics_server.h"
+#include "server/rpc/grpc_server.h"
+#include "server/rpc/rpc_stats.h"
+#include "server/settings.h"
 #include "server/state_dir.h"
 
 namespace kvpool {

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "server/flags.h"
+#include "server/base/log.h"
 #include "server/kvpoold.h"
-#include "server/log.h"
+#include "server/settings.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/sockets.h"
+#include "server/base/sockets.h"
 
 namespace kvpool {
 

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/ctl/render.h"
 #include "client/tools/text.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/policies/registry.h"
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/support/status_macros.h"

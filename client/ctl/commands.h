@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/tools/operator_client.h"
-#include "proto/support/flags.h"
+#include "proto/cli/flags.h"
 
 namespace google::protobuf {
 class Message;

@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "client/ctl/commands.h"
 #include "client/tools/operator_client.h"
-#include "proto/support/flags.h"
-#include "proto/support/version.h"
+#include "proto/cli/flags.h"
+#include "proto/cli/version.h"
 
 namespace kvpool::ctl {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 namespace kvpool::replay {
 

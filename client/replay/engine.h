@@ -1,7 +1,7 @@
 // One engine process of a replay: serves requests through the client library and proves the memory right.
 //
 // For each request: keys of its blocks, Match, Lease of what is missing, a stamp into each new block, Seal, Release.
-// A stamp depends on key, block and generation (cuda/stamp.h). It is verified in each block that was hit, before the
+// A stamp depends on key, block and generation (cuda/base/stamp.h). It is verified in each block that was hit, before the
 // request uses it, and once more in all of them before they are released: a block that two owners have, or that was
 // handed out too early, shows as wrong words.
 #ifndef KVPOOL_CLIENT_REPLAY_ENGINE_H_
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "client/replay/board.h"
 #include "kvpool/v1/layout.pb.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 namespace kvpool::replay {
 

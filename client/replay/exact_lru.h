@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 namespace kvpool::replay {
 

@@ -24,10 +24,10 @@
 #include "client/replay/replay.h"
 #include "client/tools/operator_client.h"
 #include "client/tools/text.h"
-#include "proto/support/flags.h"
+#include "proto/cli/flags.h"
+#include "proto/cli/version.h"
+#include "proto/formats/trace.h"
 #include "proto/support/status_macros.h"
-#include "proto/support/trace.h"
-#include "proto/support/version.h"
 
 namespace kvpool::replay {
 namespace {

@@ -12,7 +12,7 @@
 #include "client/replay/board.h"
 #include "client/replay/exact_lru.h"
 #include "kvpool/v1/operator.pb.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 namespace kvpool::replay {
 

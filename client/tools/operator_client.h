@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/default_socket.h"
+#include "client/session/default_socket.h"
 #include "kvpool/v1/operator.pb.h"
 
 namespace kvpool::tools {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "cuda/scorers/element.h"
-#include "cuda/scorers/kv_view.h"
-#include "cuda/scorers/team.h"
+#include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/team.h"
 
 namespace kvpool::scorers {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/lane.h"
+#include "cuda/base/lane.h"
 
 namespace kvpool::scorers {
 

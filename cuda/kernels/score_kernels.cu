@@ -2,12 +2,12 @@
 // driver finds kernels by them. launch.h has the sizes of teams; x, y are those of the grid.
 #include "cuda/kernels/cuda_team.h"
 #include "cuda/kernels/launch.h"
-#include "cuda/scorers/context.h"
-#include "cuda/scorers/features.h"
-#include "cuda/scorers/gather_rows.h"
-#include "cuda/scorers/reduce.h"
-#include "cuda/scorers/select_rows.h"
-#include "cuda/scorers/window.h"
+#include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/features.h"
+#include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/reduce.h"
+#include "cuda/scorers/parts/select_rows.h"
+#include "cuda/scorers/parts/window.h"
 #include "kvpool_policies/all.h"
 
 namespace kvpool::scorers {

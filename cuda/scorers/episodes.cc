@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cuda/stamp.h"
+#include "cuda/base/stamp.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {

@@ -1,7 +1,7 @@
 #include "cuda/scorers/gather.h"
 
-#include "cuda/scorers/gather_rows.h"
-#include "cuda/scorers/host_team.h"
+#include "cuda/scorers/host/host_team.h"
+#include "cuda/scorers/parts/gather_rows.h"
 
 namespace kvpool::scorers {
 

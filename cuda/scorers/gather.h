@@ -2,8 +2,8 @@
 #ifndef KVPOOL_CUDA_SCORERS_GATHER_H_
 #define KVPOOL_CUDA_SCORERS_GATHER_H_
 
-#include "cuda/host_workers.h"
-#include "cuda/scorers/gather_rows.h"
+#include "cuda/scorers/host/host_workers.h"
+#include "cuda/scorers/parts/gather_rows.h"
 
 namespace kvpool::scorers {
 

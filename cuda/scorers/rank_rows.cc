@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/scorers/reduce.h"
-#include "cuda/scorers/team.h"
+#include "cuda/scorers/parts/reduce.h"
+#include "cuda/scorers/parts/team.h"
 
 namespace kvpool::scorers {
 namespace {

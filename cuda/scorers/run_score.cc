@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/scorers/features.h"
-#include "cuda/scorers/host_kernels.h"
-#include "cuda/scorers/host_team.h"
-#include "cuda/scorers/host_window.h"
-#include "cuda/scorers/policy_kernels.h"
+#include "cuda/scorers/host/host_kernels.h"
+#include "cuda/scorers/host/host_team.h"
+#include "cuda/scorers/host/host_window.h"
+#include "cuda/scorers/parts/features.h"
+#include "cuda/scorers/policies/policy_kernels.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/check.h"
 

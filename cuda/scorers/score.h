@@ -5,7 +5,7 @@
 //               change they can be kept and given again, so that a decode-time call reads one new block
 //   RunScore    the rest, from records, K and V, and signals
 //
-// Host functions; the CUDA device (cuda/cuda_kv_compute.cc) launches the same bodies. Nothing here allocates: records
+// Host functions; the CUDA device (cuda/driver/cuda_kv_compute.cc) launches the same bodies. Nothing here allocates: records
 // and workspace are the caller's. Thread-safe: all state is in the arguments.
 #ifndef KVPOOL_CUDA_SCORERS_SCORE_H_
 #define KVPOOL_CUDA_SCORERS_SCORE_H_
@@ -16,14 +16,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cuda/host_workers.h"
 #include "cuda/scorers/budgets.h"
-#include "cuda/scorers/context.h"
-#include "cuda/scorers/kv_view.h"
-#include "cuda/scorers/records.h"
-#include "cuda/scorers/reduce.h"
-#include "cuda/scorers/registry.h"
-#include "cuda/scorers/signals.h"
+#include "cuda/scorers/host/host_workers.h"
+#include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/records.h"
+#include "cuda/scorers/parts/reduce.h"
+#include "cuda/scorers/parts/signals.h"
+#include "cuda/scorers/policies/registry.h"
 
 namespace kvpool::scorers {
 

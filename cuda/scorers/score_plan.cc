@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "cuda/scorers/host_window.h"
+#include "cuda/scorers/host/host_window.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/status_macros.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "cuda/scorers/order.h"
+#include "cuda/scorers/parts/order.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 

@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cuda/scorers/kv_view.h"
-#include "cuda/scorers/policy.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/policies/registry.h"
 
 namespace kvpool::scorers {
 

@@ -235,7 +235,7 @@ uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
   return touched;
 }
 
-void BlockPool::Rep::TouchOne(uint32_t b) {
+void PoolRep::TouchOne(uint32_t b) {
   const bool offered = records[b].has(BlockRecord::kOffered);
   if (offered) Withdraw(b);
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "server/pool/block_pool.h"
+#include "server/pool/pool_types.h"
 
 namespace kvpool {
 

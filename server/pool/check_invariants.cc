@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "proto/support/check.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
@@ -57,7 +58,7 @@ struct Recount {
 
 }  // namespace
 
-void BlockPool::Rep::CheckStates() const {
+void PoolRep::CheckStates() const {
   std::array<uint32_t, kBlockStates> states{};
   uint32_t spent = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
@@ -106,7 +107,7 @@ void BlockPool::Rep::CheckStates() const {
   }
 }
 
-void BlockPool::Rep::CheckRefs() const {
+void PoolRep::CheckRefs() const {
   Recount recount(capacity);
   for (const Session& s : sessions) {
     uint32_t held = 0, leased = 0;
@@ -157,7 +158,7 @@ void BlockPool::Rep::CheckRefs() const {
   }
 }
 
-void BlockPool::Rep::CheckCharges() const {
+void PoolRep::CheckCharges() const {
   std::vector<uint32_t> charged(sessions.size());
   for (uint32_t b = 1; b < next_new; ++b) {
     const BlockRecord& r = records[b];
@@ -183,7 +184,7 @@ void BlockPool::Rep::CheckCharges() const {
   KVPOOL_CHECK(available() >= promised, "%u blocks are available, %u promised", available(), promised);
 }
 
-void BlockPool::Rep::CheckProtections() const {
+void PoolRep::CheckProtections() const {
   uint32_t budgeted = 0;
   size_t times = 0;
   for (const auto& [b, p] : protections) {

@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "server/pool/block_pool.h"
-#include "server/replacement/breaker.h"
+#include "server/replacement/parts/breaker.h"
 #include "server/replacement/thinking_policy.h"
 
 namespace kvpool {

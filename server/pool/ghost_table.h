@@ -9,7 +9,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "server/pool/virtual_array.h"
+#include "server/base/virtual_array.h"
 
 namespace kvpool {
 

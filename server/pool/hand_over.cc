@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "proto/support/check.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {

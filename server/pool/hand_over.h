@@ -17,8 +17,8 @@
 #include <memory>
 #include <vector>
 
+#include "server/base/virtual_array.h"
 #include "server/pool/block_pool.h"
-#include "server/pool/virtual_array.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
@@ -18,9 +19,9 @@ constexpr size_t kChunk = 32;
 }  // namespace
 
 // Lengths are counted in steps: the least number of tokens that is whole blocks in every group.
-class BlockPool::Rep::Matching {
+class PoolRep::Matching {
  public:
-  Matching(Rep* rep, Holder session, absl::Span<const GroupQuery> queries)
+  Matching(PoolRep* rep, Holder session, absl::Span<const GroupQuery> queries)
       : r_(*rep), holder_(session), session_(*rep->OpenSession(session)), queries_(queries) {
     if (r_.scratch_match.size() < queries.size()) r_.scratch_match.resize(queries.size());
     if (r_.scratch_steps.size() < queries.size()) r_.scratch_steps.resize(queries.size());
@@ -54,7 +55,7 @@ class BlockPool::Rep::Matching {
   void Regret(uint64_t hash, const BlockKey& key);
   void Take(uint64_t steps, MatchOutcome* out);
 
-  Rep& r_;
+  PoolRep& r_;
   const Holder holder_;
   const Session& session_;
   const absl::Span<const GroupQuery> queries_;
@@ -63,7 +64,7 @@ class BlockPool::Rep::Matching {
 };
 
 // False: the queries can't be answered.
-bool BlockPool::Rep::Matching::MeasureSteps() {
+bool PoolRep::Matching::MeasureSteps() {
   if (queries_.empty()) return false;
   for (const GroupQuery& q : queries_) {
     if (q.group >= r_.options.windows.size() || q.tokens_per_block == 0) return false;
@@ -95,13 +96,13 @@ bool BlockPool::Rep::Matching::MeasureSteps() {
   return true;
 }
 
-uint64_t BlockPool::Rep::Matching::First(size_t q, uint64_t steps) const {
+uint64_t PoolRep::Matching::First(size_t q, uint64_t steps) const {
   const uint64_t blocks = steps * BlocksPerStep(q);
   return window(q) == 0 || blocks <= window(q) ? 0 : blocks - window(q);
 }
 
 // Looks up keys begin..end of query q, as far as that was not done yet.
-void BlockPool::Rep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
+void PoolRep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
   std::vector<uint32_t>& ids = found(q);
   const absl::Span<const BlockKey> keys = queries_[q].keys;
   std::array<uint64_t, kChunk> hashes;
@@ -119,7 +120,7 @@ void BlockPool::Rep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
 }
 
 // Steps, at most `limit`, whose blocks are all resident.
-uint64_t BlockPool::Rep::Matching::LeadingRun(size_t q, uint64_t limit) {
+uint64_t PoolRep::Matching::LeadingRun(size_t q, uint64_t limit) {
   const uint64_t blocks = limit * BlocksPerStep(q);
   for (uint64_t at = 0; at < blocks; at += kChunk) {
     const uint64_t end = std::min<uint64_t>(at + kChunk, blocks);
@@ -132,7 +133,7 @@ uint64_t BlockPool::Rep::Matching::LeadingRun(size_t q, uint64_t limit) {
 }
 
 // The most steps, at most `steps`, at whose end every windowed group has its last window.
-uint64_t BlockPool::Rep::Matching::LongestWindowed(uint64_t steps) {
+uint64_t PoolRep::Matching::LongestWindowed(uint64_t steps) {
   for (size_t q = 0; q < queries_.size() && steps > 0;) {
     const uint64_t before = steps;
     if (window(q) != 0) {
@@ -152,7 +153,7 @@ uint64_t BlockPool::Rep::Matching::LongestWindowed(uint64_t steps) {
   return steps;
 }
 
-void BlockPool::Rep::Matching::Regret(uint64_t hash, const BlockKey& key) {
+void PoolRep::Matching::Regret(uint64_t hash, const BlockKey& key) {
   GhostTable::Ghost* const ghost = r_.ghosts.Find(hash);
   if (ghost == nullptr || ghost->asked || r_.index.Find(hash, key) != 0) return;
   ghost->asked = true;
@@ -161,7 +162,7 @@ void BlockPool::Rep::Matching::Regret(uint64_t hash, const BlockKey& key) {
 
 // Says why no more than `steps` are resident, and counts what the asked prefix would have needed and is gone.
 // Leading runs end at `run_steps`.
-MissReason BlockPool::Rep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
+MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
   if (steps == asked_steps_) return MissReason::kNone;
   MissReason reason = MissReason::kWindow;
   std::array<uint64_t, kChunk> hashes;
@@ -192,7 +193,7 @@ MissReason BlockPool::Rep::Matching::CountMisses(uint64_t run_steps, uint64_t st
 }
 
 // True if it is plain at a glance that credit and cap cover all of it.
-bool BlockPool::Rep::Matching::Plain(uint64_t steps) {
+bool PoolRep::Matching::Plain(uint64_t steps) {
   uint64_t blocks = 0;
   uint64_t cached = 0;
   for (size_t q = 0; q < queries_.size(); ++q) {
@@ -213,7 +214,7 @@ bool BlockPool::Rep::Matching::Plain(uint64_t steps) {
 }
 
 // What holding the leading runs takes, by number of steps.
-std::vector<BlockPool::Rep::Matching::Cost> BlockPool::Rep::Matching::FullCosts(uint64_t steps) {
+std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps) {
   std::vector<Cost> costs(steps + 1);
   absl::flat_hash_set<uint32_t> taken;
   absl::flat_hash_map<uint32_t, uint32_t> named;
@@ -240,7 +241,7 @@ std::vector<BlockPool::Rep::Matching::Cost> BlockPool::Rep::Matching::FullCosts(
 }
 
 // What holding the windows takes, for fewer and fewer steps: each block comes in and goes out once.
-class BlockPool::Rep::Matching::Window {
+class PoolRep::Matching::Window {
  public:
   explicit Window(Matching* matching) : m_(*matching), spans_(matching->queries_.size()) {}
 
@@ -288,7 +289,7 @@ class BlockPool::Rep::Matching::Window {
 };
 
 // The most steps, at most `steps`, that are resident and that credit and cap cover.
-uint64_t BlockPool::Rep::Matching::Affordable(uint64_t steps, MissReason* miss) {
+uint64_t PoolRep::Matching::Affordable(uint64_t steps, MissReason* miss) {
   const std::vector<Cost> full = FullCosts(steps);
   const uint32_t headroom = r_.Headroom(session_);
   const uint32_t cap_room = CapRoom(session_);
@@ -305,7 +306,7 @@ uint64_t BlockPool::Rep::Matching::Affordable(uint64_t steps, MissReason* miss) 
   return 0;
 }
 
-void BlockPool::Rep::Matching::Take(uint64_t steps, MatchOutcome* out) {
+void PoolRep::Matching::Take(uint64_t steps, MatchOutcome* out) {
   Session& s = *r_.OpenSession(holder_);
   const auto now32 = static_cast<uint32_t>(r_.now_ms);
   for (size_t q = 0; q < queries_.size(); ++q) {
@@ -330,7 +331,7 @@ void BlockPool::Rep::Matching::Take(uint64_t steps, MatchOutcome* out) {
   out->tokens = steps * step_tokens_;
 }
 
-void BlockPool::Rep::Matching::Run(MatchOutcome* out) {
+void PoolRep::Matching::Run(MatchOutcome* out) {
   if (!MeasureSteps()) {
     out->miss = queries_.empty() ? MissReason::kNone : MissReason::kNeverSeen;
     return;

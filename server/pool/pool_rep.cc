@@ -16,7 +16,7 @@ constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
 
 }  // namespace
 
-BlockPool::Rep::Rep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
+PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
     : options(pool_options),
       records(pool_options.max_blocks),
       index(pool_options.max_blocks, &records),
@@ -31,7 +31,7 @@ BlockPool::Rep::Rep(const PoolOptions& pool_options, std::unique_ptr<Replacement
   KVPOOL_CHECK(options.first_generation < UINT32_MAX, "no generation is left");
 }
 
-Verdict BlockPool::Rep::Resolve(BlockRef ref) {
+Verdict PoolRep::Resolve(BlockRef ref) {
   if (ref.id == kNullBlock || Index(ref.id) > capacity) return Verdict::kUnknownBlock;
   const BlockRecord& r = records[Index(ref.id)];
   if (r.generation != ref.generation || r.state() == BlockState::kFree) {
@@ -41,7 +41,7 @@ Verdict BlockPool::Rep::Resolve(BlockRef ref) {
   return Verdict::kDone;
 }
 
-uint32_t BlockPool::Rep::CreditNeed(uint32_t b) const {
+uint32_t PoolRep::CreditNeed(uint32_t b) const {
   uint32_t need = 0;
   for (; b != 0 && records[b].state() == BlockState::kCached; b = records[b].parent) {
     if (!records[b].spent()) ++need;
@@ -49,7 +49,7 @@ uint32_t BlockPool::Rep::CreditNeed(uint32_t b) const {
   return need;
 }
 
-void BlockPool::Rep::Charge(uint32_t b, Holder to) {
+void PoolRep::Charge(uint32_t b, Holder to) {
   records[b].owner = static_cast<uint16_t>(to);
   if (to == kNobody) return;
   Session& s = sessions[static_cast<size_t>(to)];
@@ -57,7 +57,7 @@ void BlockPool::Rep::Charge(uint32_t b, Holder to) {
   ++s.charged;
 }
 
-void BlockPool::Rep::EndCharge(uint32_t b) {
+void PoolRep::EndCharge(uint32_t b) {
   const Holder owner{records[b].owner};
   if (owner == kNobody) return;
   records[b].owner = static_cast<uint16_t>(kNobody);
@@ -67,24 +67,24 @@ void BlockPool::Rep::EndCharge(uint32_t b) {
   if (s.charged == 0) ReuseIfIdle(static_cast<size_t>(owner));
 }
 
-void BlockPool::Rep::ReuseIfIdle(size_t slot) {
+void PoolRep::ReuseIfIdle(size_t slot) {
   Session& s = sessions[slot];
   if (s.phase != Phase::kGone || s.charged != 0) return;
   s.phase = Phase::kUnused;
   unused_slots.push_back(static_cast<uint16_t>(slot));
 }
 
-void BlockPool::Rep::AddHold(Session* s, uint32_t b) {
+void PoolRep::AddHold(Session* s, uint32_t b) {
   const uint32_t holds = s->holds.Add(b);
   if (holds == 1) ++s->held;
   if (holds > kManyHolds) s->many_holds = true;
 }
 
-void BlockPool::Rep::DropHold(Session* s, uint32_t b) {
+void PoolRep::DropHold(Session* s, uint32_t b) {
   if (s->holds.Subtract(b, 1) == 0) --s->held;
 }
 
-void BlockPool::Rep::AddRef(uint32_t b, Holder taker) {
+void PoolRep::AddRef(uint32_t b, Holder taker) {
   for (; b != 0; b = records[b].parent) {
     BlockRecord& r = records[b];
     if (r.refs++ != 0) return;
@@ -99,7 +99,7 @@ void BlockPool::Rep::AddRef(uint32_t b, Holder taker) {
   }
 }
 
-void BlockPool::Rep::DropRefs(uint32_t b, uint32_t refs) {
+void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
   for (; b != 0; b = records[b].parent, refs = 1) {
     BlockRecord& r = records[b];
     KVPOOL_CHECK(r.state() == BlockState::kSealed && r.refs >= refs, "block %u has %u refs, not %u", b,
@@ -117,13 +117,13 @@ void BlockPool::Rep::DropRefs(uint32_t b, uint32_t refs) {
   }
 }
 
-void BlockPool::Rep::Hint(uint32_t b, const UseHint& hint) {
+void PoolRep::Hint(uint32_t b, const UseHint& hint) {
   BlockRecord& r = records[b];
   policy->OnHint(BlockId{b}, hint);
   if (hint.reuse == Reuse::kNever && r.refs == 1) r.flags |= BlockRecord::kForsaken;
 }
 
-void BlockPool::Rep::Offer(uint32_t b) {
+void PoolRep::Offer(uint32_t b) {
   BlockRecord& r = records[b];
   r.flags |= BlockRecord::kOffered;
   if (priority(b) == kDefaultPriority) {
@@ -133,7 +133,7 @@ void BlockPool::Rep::Offer(uint32_t b) {
   }
 }
 
-void BlockPool::Rep::Withdraw(uint32_t b) {
+void PoolRep::Withdraw(uint32_t b) {
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kOffered);
   if (priority(b) == kDefaultPriority) {
     policy->OnWithdraw(BlockId{b});
@@ -142,7 +142,7 @@ void BlockPool::Rep::Withdraw(uint32_t b) {
   }
 }
 
-uint32_t BlockPool::Rep::NextVictim() {
+uint32_t PoolRep::NextVictim() {
   const uint32_t first = retained.empty() ? 0 : std::get<2>(*retained.begin());
   if (first != 0 && std::get<0>(*retained.begin()) < kDefaultPriority) return first;
   if (const ThinkingPolicy* const thinking = policy->thinking()) {
@@ -153,7 +153,7 @@ uint32_t BlockPool::Rep::NextVictim() {
   return chosen != kNullBlock ? Index(chosen) : first;
 }
 
-void BlockPool::Rep::Free(uint32_t b) {
+void PoolRep::Free(uint32_t b) {
   BlockRecord& r = records[b];
   r.refs = 0;
   if (r.spent()) {
@@ -170,7 +170,7 @@ void BlockPool::Rep::Free(uint32_t b) {
   free_top = b;
 }
 
-uint32_t BlockPool::Rep::PopFree() {
+uint32_t PoolRep::PopFree() {
   if (free_top == 0) return next_new++;
   const uint32_t b = free_top;
   const BlockRecord& r = records[b];
@@ -180,7 +180,7 @@ uint32_t BlockPool::Rep::PopFree() {
   return b;
 }
 
-void BlockPool::Rep::PrefetchEviction(uint32_t b) const {
+void PoolRep::PrefetchEviction(uint32_t b) const {
   const BlockRecord& r = records[b];
   const uint64_t hash = HashKey(r.block_key());
   index.PrefetchBucket(hash);
@@ -189,7 +189,7 @@ void BlockPool::Rep::PrefetchEviction(uint32_t b) const {
   records.Prefetch(r.parent);
 }
 
-void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
+void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
   BlockRecord& r = records[b];
   KVPOOL_CHECK(r.has(BlockRecord::kOffered), "block %u is to leave in state %d with %u children", b,
                static_cast<int>(r.state()), r.children);
@@ -222,7 +222,7 @@ void BlockPool::Rep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>
   }
 }
 
-size_t BlockPool::Rep::PrefetchVictims(size_t most) const {
+size_t PoolRep::PrefetchVictims(size_t most) const {
   std::array<BlockId, kPrefetchVictims> upcoming;
   std::array<uint64_t, kPrefetchVictims> hashes;
   const size_t n = policy->Upcoming({upcoming.data(), std::min(most, upcoming.size())});
@@ -236,7 +236,7 @@ size_t BlockPool::Rep::PrefetchVictims(size_t most) const {
   return n;
 }
 
-uint32_t BlockPool::Rep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
+uint32_t PoolRep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
   const uint32_t before = count(BlockState::kFree);
   size_t prefetched = 0;  // Ends of chains.
   while (count(BlockState::kFree) < free) {

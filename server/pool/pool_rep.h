@@ -10,12 +10,12 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "server/pool/block_pool.h"
+#include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/ghost_table.h"
 #include "server/pool/hold_table.h"
+#include "server/pool/pool_types.h"
 #include "server/pool/prefix_index.h"
-#include "server/pool/virtual_array.h"
 #include "server/replacement/policy.h"
 #include "server/replacement/thinking_policy.h"
 
@@ -23,9 +23,9 @@ namespace kvpool {
 
 // The steps that verbs are composed of. Each keeps the counts, charges and the policy in line with the
 // states; none checks credit: that is done before the first step is taken.
-class BlockPool::Rep final {
+class PoolRep final {
  public:
-  Rep(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
+  PoolRep(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
 
   enum class Phase : uint8_t { kUnused, kOpen, kEnded, kGone };  // kGone: nothing left but charges.
   struct Session {

@@ -18,8 +18,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "proto/support/check.h"
+#include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
-#include "server/pool/virtual_array.h"
 
 namespace kvpool {
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "proto/support/check.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
@@ -79,13 +80,13 @@ uint32_t BlockPool::decided() const {
   return static_cast<uint32_t>(rep_->decided.size() - rep_->next_decided);
 }
 
-bool BlockPool::Rep::AsShown(const ThinkingPolicy& thinking, const Decided& d) const {
+bool PoolRep::AsShown(const ThinkingPolicy& thinking, const Decided& d) const {
   const BlockRecord& record = records[Index(d.block.id)];
   return record.generation == d.block.generation && record.has(BlockRecord::kOffered) &&
          priority(Index(d.block.id)) == kDefaultPriority && thinking.last_use(d.block.id) == d.last_use;
 }
 
-uint32_t BlockPool::Rep::PopDecided(const ThinkingPolicy& thinking) {
+uint32_t PoolRep::PopDecided(const ThinkingPolicy& thinking) {
   while (next_decided < decided.size()) {
     const Decided& d = decided[next_decided++];
     if (AsShown(thinking, d)) return Index(d.block.id);

@@ -2,11 +2,12 @@
 #include <algorithm>
 
 #include "proto/support/check.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
 
-void BlockPool::Rep::DropProtectionIfIdle(uint32_t b) {
+void PoolRep::DropProtectionIfIdle(uint32_t b) {
   BlockRecord& r = records[b];
   const auto it = protections.find(b);
   if (r.has(BlockRecord::kPinned) || it->second.priority != kDefaultPriority) return;
@@ -14,7 +15,7 @@ void BlockPool::Rep::DropProtectionIfIdle(uint32_t b) {
   r.flags &= static_cast<uint8_t>(~BlockRecord::kProtected);
 }
 
-void BlockPool::Rep::StartPin(uint32_t b, TimeMs until) {
+void PoolRep::StartPin(uint32_t b, TimeMs until) {
   BlockRecord& r = records[b];
   Protection& p = protections[b];
   r.flags |= BlockRecord::kProtected;
@@ -30,7 +31,7 @@ void BlockPool::Rep::StartPin(uint32_t b, TimeMs until) {
   deadlines.emplace(until, b, Deadline::kPin);
 }
 
-Verdict BlockPool::Rep::PinChain(uint32_t b, TimeMs until) {
+Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
   // The pins in front of one that lasts long enough last long enough.
   const auto lasts = [&](uint32_t p) {
     return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
@@ -50,7 +51,7 @@ Verdict BlockPool::Rep::PinChain(uint32_t b, TimeMs until) {
   return Verdict::kDone;
 }
 
-void BlockPool::Rep::EndPin(uint32_t b) {
+void PoolRep::EndPin(uint32_t b) {
   BlockRecord& r = records[b];
   Protection& p = protections.find(b)->second;
   KVPOOL_CHECK(p.pinned_children == 0, "block %u has %u pinned children", b, p.pinned_children);
@@ -62,7 +63,7 @@ void BlockPool::Rep::EndPin(uint32_t b) {
   DropRefs(b, 1);
 }
 
-void BlockPool::Rep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) {
+void PoolRep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) {
   BlockRecord& r = records[b];
   const bool offered = r.has(BlockRecord::kOffered);
   if (offered) Withdraw(b);

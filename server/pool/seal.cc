@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
@@ -18,7 +19,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 }  // namespace
 
 // Holds the block that the key names already.
-SealOutcome BlockPool::Rep::HoldCanonical(Holder session, uint32_t b) {
+SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b) {
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
   if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};
@@ -33,7 +34,7 @@ SealOutcome BlockPool::Rep::HoldCanonical(Holder session, uint32_t b) {
 }
 
 // `parent`: the block that the key in front names, or 0. `hash`: of the chain's key.
-SealOutcome BlockPool::Rep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent) {
+SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent) {
   const Verdict verdict = Resolve(entry.block);
   if (verdict != Verdict::kDone) return {.verdict = verdict};
   const uint32_t b = Index(entry.block.id);

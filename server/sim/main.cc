@@ -16,21 +16,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "proto/support/flags.h"
+#include "proto/cli/flags.h"
+#include "proto/cli/version.h"
+#include "proto/formats/trace.h"
 #include "proto/support/status_macros.h"
-#include "proto/support/trace.h"
-#include "proto/support/version.h"
+#include "server/replacement/parts/weights.h"
 #include "server/replacement/policy.h"
-#include "server/replacement/weights.h"
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
 #include "server/sim/progress_bar.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/report.h"
 #include "server/sim/sample.h"
 #include "server/sim/sweep.h"
 #include "server/sim/synthetic.h"
 #include "server/sim/train.h"
-#include "server/sim/workload.h"
 
 namespace kvpool::sim {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "server/replacement/q_network.h"
-#include "server/replacement/weights.h"
+#include "server/replacement/parts/q_network.h"
+#include "server/replacement/parts/weights.h"
 
 namespace kvpool::sim {
 

@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
-#include "server/event_log_format.h"
+#include "server/events/event_log_format.h"
 
 namespace kvpool::sim {
 namespace {

@@ -11,8 +11,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "proto/support/status_macros.h"
+#include "server/replacement/parts/weights.h"
 #include "server/replacement/policy.h"
-#include "server/replacement/weights.h"
 #include "server/sim/progress_bar.h"
 
 namespace kvpool::sim {

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/replacement/weights.h"
+#include "server/replacement/parts/weights.h"
 #include "server/sim/replay.h"
 #include "server/sim/workload.h"
 

@@ -13,20 +13,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/replacement/weights.h"
-#include "server/sim/replay.h"
+#include "server/replacement/parts/weights.h"
+#include "server/sim/train_options.h"
 #include "server/sim/workload.h"
 
 namespace kvpool::sim {
-
-struct TrainOptions {
-  std::vector<uint32_t> capacities;  // Blocks of the pools it learns in. Not empty.
-  uint64_t seed = 1;
-  uint32_t epochs = 0;  // 0: as many as the trainer finds right.
-  PrefillCost cost;
-  std::string trained;                           // For the metadata.
-  std::function<void(size_t, size_t)> progress;  // Steps done, steps in all. May be null.
-};
 
 struct Trainer {
   std::string_view policy;

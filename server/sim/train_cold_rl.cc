@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "proto/support/status_macros.h"
-#include "server/replacement/cold_rl.h"
+#include "server/replacement/policies/cold_rl.h"
 #include "server/replacement/policy.h"
 #include "server/replacement/thinking_policy.h"
 #include "server/sim/q_trainer.h"

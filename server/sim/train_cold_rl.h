@@ -2,7 +2,10 @@
 #ifndef KVPOOL_SERVER_SIM_TRAIN_COLD_RL_H_
 #define KVPOOL_SERVER_SIM_TRAIN_COLD_RL_H_
 
-#include "server/sim/train.h"
+#include "absl/status/statusor.h"
+#include "server/replacement/parts/weights.h"
+#include "server/sim/train_options.h"
+#include "server/sim/workload.h"
 
 namespace kvpool::sim {
 

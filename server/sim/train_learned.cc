@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "server/replacement/learned.h"
-#include "server/replacement/use_classes.h"
+#include "server/replacement/parts/use_classes.h"
+#include "server/replacement/policies/learned.h"
 
 namespace kvpool::sim {
 namespace {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/replacement/policy.h"
 
@@ -69,12 +68,6 @@ struct WorkloadOptions {
   uint64_t space = 0;  // Event log: the space to replay; 0: the only one there is.
   uint64_t seed = 1;   // Of a synthetic trace.
 };
-
-// Reads a trace: an event log of kvpoold, which is known by its first bytes; or, plain or gzip, Mooncake's JSONL, or,
-// if the name ends in .csv or .csv.gz, lines of key,time,size (time in ms; size in bytes; a first line of names is
-// skipped). "synthetic:KIND" is not a file but made at once, see synthetic.h. Errors of files start with
-// "FILE:LINE: ".
-absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim
 

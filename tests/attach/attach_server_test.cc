@@ -1,5 +1,5 @@
 // The attach server against raw sockets: clients that keep to the protocol, and all the others.
-#include "server/attach_server.h"
+#include "server/attach/attach_server.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -14,8 +14,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/tools/text.h"
-#include "proto/support/flags.h"
-#include "proto/support/version.h"
+#include "proto/cli/flags.h"
+#include "proto/cli/version.h"
 #include "tests/bench/figures.h"
 
 namespace kvpool::bench {

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cuda/host_workers.h"
+#include "cuda/base/stamp.h"
 #include "cuda/scorers/gather.h"
-#include "cuda/scorers/host_kernels.h"
+#include "cuda/scorers/host/host_kernels.h"
+#include "cuda/scorers/host/host_workers.h"
 #include "cuda/scorers/score.h"
 #include "cuda/scorers/select.h"
-#include "cuda/stamp.h"
 #include "proto/support/check.h"
 #include "tests/bench/figures.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/attachment.h"
+#include "client/session/attachment.h"
 #include "kvpool/v1/engine.grpc.pb.h"
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"

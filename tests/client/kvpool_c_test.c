@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/kvpool.h"
+#include "client/c/kvpool.h"
 
 #define CHECK(condition)                                                                           \
   do {                                                                                             \

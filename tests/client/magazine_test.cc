@@ -1,4 +1,4 @@
-#include "client/magazine.h"
+#include "client/session/magazine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,9 +1,8 @@
-#include "tests/device/cuda_test_device.h"
-
 #include <utility>
 
-#include "cuda/cuda_context.h"
+#include "cuda/driver/cuda_context.h"
 #include "proto/support/status_macros.h"
+#include "tests/device/test_device.h"
 
 namespace kvpool {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/device/cuda_test_device.h"
+#include "tests/device/test_device.h"
 
 namespace kvpool {
 

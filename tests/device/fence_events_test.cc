@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/cuda_context.h"
+#include "cuda/driver/cuda_context.h"
 #include "gtest/gtest.h"
 #include "tests/device/gate.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/host_memory.h"
+#include "cuda/host/host_memory.h"
 
 #include <unistd.h>
 

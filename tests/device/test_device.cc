@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/device/cuda_test_device.h"
 
 namespace kvpool {
 namespace {

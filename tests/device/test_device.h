@@ -26,6 +26,8 @@ class TestDevice {
 
 // UNAVAILABLE: no such device on this machine, with the reason. `capacity_bytes` bounds the host device only.
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenTestDevice(size_t capacity_bytes);
+// GPU 0 of the driver that KVPOOL_LIBCUDA names, or of the machine. UNAVAILABLE or UNIMPLEMENTED: there is none.
+absl::StatusOr<std::unique_ptr<TestDevice>> OpenCudaTestDevice();
 
 // How many fds this process has open, and how many ranges it has mapped.
 size_t CountOpenFds();

@@ -11,7 +11,7 @@
 
 #include "client/layouts.h"
 #include "client/session.h"
-#include "cuda/cuda_context.h"
+#include "cuda/driver/cuda_context.h"
 #include "gtest/gtest.h"
 #include "tests/support/daemon_process.h"
 

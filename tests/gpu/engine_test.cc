@@ -10,7 +10,7 @@
 #include "client/prefix_hasher.h"
 #include "client/session.h"
 #include "cuda/block_stamper.h"
-#include "cuda/cuda_context.h"
+#include "cuda/driver/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/device/gate.h"

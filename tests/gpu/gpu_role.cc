@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/block_stamper.h"
-#include "cuda/cuda_context.h"
 #include "cuda/device.h"
+#include "cuda/driver/cuda_context.h"
 #include "cuda/fence_events.h"
 #include "proto/support/status_macros.h"
 #include "tests/device/peer.h"

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "cuda/driver.h"
+#include "cuda/driver/driver.h"
 
 // clang-format off
 #define KVPOOL_PROBE_FUNCTIONS(X)                                                \

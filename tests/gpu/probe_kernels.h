@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/lane.h"
+#include "cuda/base/lane.h"
 
 namespace kvpool {
 

@@ -9,7 +9,7 @@
 #include "client/layouts.h"
 #include "client/live_sequence.h"
 #include "client/session.h"
-#include "cuda/cuda_context.h"
+#include "cuda/driver/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/gpu/engine_on_gpu.h"

@@ -18,9 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cuda/cuda_context.h"
-#include "cuda/cuda_kv_compute.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/driver/cuda_context.h"
+#include "cuda/driver/cuda_kv_compute.h"
+#include "cuda/scorers/policies/registry.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
 #include "tests/gpu/probe_driver.h"

@@ -1,7 +1,7 @@
 """A real daemon under load, scraped by a real Prometheus. Usage: live_test.py ROOT BIN PROMETHEUS_BIN
 
 Runs kvpoold and kvpool-replay against a pool far smaller than its working set, kills an engine, and then holds /metrics against
-promtool's lint and against the names in server/metrics.cc, and every panel of the dashboards against Prometheus: each query runs
+promtool's lint and against the names in server/metrics/metrics.cc, and every panel of the dashboards against Prometheus: each query runs
 and, unless it is in MAY_BE_EMPTY, returns something. Status 77 without prometheus and promtool.
 """
 
@@ -86,9 +86,9 @@ def lint(promtool, text):
 
 
 def missing_metrics(root, text):
-    defined = set(re.findall(r'"(kvpool_[a-z0-9_]+)"', (root / "server/metrics.cc").read_text(encoding="utf-8")))
+    defined = set(re.findall(r'"(kvpool_[a-z0-9_]+)"', (root / "server/metrics/metrics.cc").read_text(encoding="utf-8")))
     exported = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    return [f"{name} is in server/metrics.cc, but not in /metrics" for name in sorted(defined - exported)]
+    return [f"{name} is in server/metrics/metrics.cc, but not in /metrics" for name in sorted(defined - exported)]
 
 
 def run_panels(root, base):

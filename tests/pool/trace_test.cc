@@ -1,6 +1,6 @@
 // A public trace through the pool: the block hit ratios of LRU are known, so a policy, a match or a release
 // that is slightly wrong shows in the fourth digit.
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 #include <cstring>
 #include <string>

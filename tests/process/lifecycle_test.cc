@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "proto/support/attach_socket.h"
-#include "server/sockets.h"
+#include "server/base/sockets.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {

@@ -140,7 +140,7 @@ def test_a_hint_binds_views_that_saw_a_prune(daemon):
 
 
 def hints(path):
-    """(reuse, category) of each release with a hint in an event log; see server/event_log_format.h."""
+    """(reuse, category) of each release with a hint in an event log; see server/events/event_log_format.h."""
     log = path.read_bytes()
     found, at = [], 32
     while at < len(log):

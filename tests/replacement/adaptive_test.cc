@@ -1,5 +1,5 @@
 // adaptive: what its shadows see, when it switches, and that it costs nothing where it need not.
-#include "server/replacement/adaptive.h"
+#include "server/replacement/policies/adaptive.h"
 
 #include <cmath>
 #include <memory>
@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "proto/support/trace.h"
-#include "server/replacement/shadow_cache.h"
+#include "proto/formats/trace.h"
+#include "server/replacement/parts/shadow_cache.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
-#include "server/sim/workload.h"
 
 namespace kvpool {
 namespace {

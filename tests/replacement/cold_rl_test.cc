@@ -1,5 +1,5 @@
 // cold_rl: its network against numpy's, and what it learns.
-#include "server/replacement/cold_rl.h"
+#include "server/replacement/policies/cold_rl.h"
 
 #include <cstring>
 #include <fstream>
@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "proto/support/safetensors.h"
+#include "proto/formats/safetensors.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
 #include "server/sim/train.h"
-#include "server/sim/workload.h"
 
 namespace kvpool {
 namespace {

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/replacement/frequency_sketch.h"
-#include "server/replacement/ghost_list.h"
-#include "server/replacement/lru_shadow.h"
-#include "server/replacement/offer_heap.h"
-#include "server/replacement/past_contents.h"
-#include "server/replacement/reuse_statistics.h"
-#include "server/replacement/turns.h"
+#include "server/replacement/parts/frequency_sketch.h"
+#include "server/replacement/parts/ghost_list.h"
+#include "server/replacement/parts/lru_shadow.h"
+#include "server/replacement/parts/offer_heap.h"
+#include "server/replacement/parts/past_contents.h"
+#include "server/replacement/parts/reuse_statistics.h"
+#include "server/replacement/parts/turns.h"
 
 namespace kvpool {
 namespace {

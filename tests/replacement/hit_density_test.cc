@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/replacement/reuse_model.h"
+#include "server/replacement/parts/reuse_model.h"
 #include "server/sim/replay.h"
 #include "server/sim/workload.h"
 

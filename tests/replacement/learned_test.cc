@@ -1,6 +1,6 @@
 // What learned is begun with, that it makes a difference, and what it reaches.
 
-#include "server/replacement/learned.h"
+#include "server/replacement/policies/learned.h"
 
 #include <algorithm>
 #include <ostream>
@@ -12,13 +12,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/support/trace.h"
-#include "server/replacement/reuse_model.h"
-#include "server/replacement/use_classes.h"
+#include "proto/formats/trace.h"
+#include "server/replacement/parts/reuse_model.h"
+#include "server/replacement/parts/use_classes.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
 #include "server/sim/synthetic.h"
 #include "server/sim/train.h"
-#include "server/sim/workload.h"
 
 namespace kvpool {
 namespace sim {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "proto/support/check.h"
-#include "server/replacement/frequency_sketch.h"
+#include "server/replacement/parts/frequency_sketch.h"
 #include "tests/replacement/naive_families.h"
 
 namespace kvpool {

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "server/replacement/reuse_statistics.h"
+#include "server/replacement/parts/reuse_statistics.h"
 #include "tests/replacement/naive_families.h"
 
 namespace kvpool {

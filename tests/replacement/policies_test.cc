@@ -10,10 +10,10 @@
 #include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 #include "server/replacement/policy.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
-#include "server/sim/workload.h"
 #include "tests/replacement/naive.h"
 
 namespace kvpool {

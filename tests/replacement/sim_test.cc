@@ -13,13 +13,13 @@
 #include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
+#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
 #include "server/sim/sample.h"
 #include "server/sim/sweep.h"
-#include "server/sim/workload.h"
 #include "tests/tools/run_tool.h"
 
 namespace kvpool::sim {

@@ -13,12 +13,12 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 #include "server/pool/block_pool.h"
-#include "server/replacement/lru.h"
-#include "server/replacement/succinct_discard.h"
-#include "server/replacement/succinct_phase.h"
-#include "server/sim/workload.h"
+#include "server/replacement/policies/lru.h"
+#include "server/replacement/policies/succinct_discard.h"
+#include "server/replacement/policies/succinct_phase.h"
+#include "server/sim/read_workload.h"
 
 namespace kvpool {
 namespace {

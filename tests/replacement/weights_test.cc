@@ -1,5 +1,5 @@
 // Weights of trained policies: what is wrong with a file is said when it is read.
-#include "server/replacement/weights.h"
+#include "server/replacement/parts/weights.h"
 
 #include <cstdio>
 #include <limits>
@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/replacement/cold_rl.h"
+#include "server/replacement/policies/cold_rl.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {

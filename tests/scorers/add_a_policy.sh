@@ -15,14 +15,14 @@ block() {
   sed -n '/^## Add a policy/,/^## Policies/p' "$root/cuda/scorers/README.md" |
     sed -n "/^   \`\`\`$1\$/,/^   \`\`\`\$/p" | sed '1d;$d;s/^   //'
 }
-block cpp >"$scratch/cuda/scorers/longest_value.h"
-block text >>"$scratch/cuda/scorers/registry.list"
+block cpp >"$scratch/cuda/scorers/policies/longest_value.h"
+block text >>"$scratch/cuda/scorers/policies/registry.list"
 
 cat >"$scratch/main.cc" <<'CPP'
 #include <cstdio>
 
-#include "cuda/scorers/policy_kernels.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/policies/policy_kernels.h"
+#include "cuda/scorers/policies/registry.h"
 
 int main() {
   using namespace kvpool::scorers;

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/lab/staged_sequence.h"
-#include "cuda/cuda_context.h"
-#include "cuda/cuda_kv_compute.h"
 #include "cuda/device.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/driver/cuda_context.h"
+#include "cuda/driver/cuda_kv_compute.h"
+#include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/policies/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/support/status_macros.h"

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/lab/staged_sequence.h"
 #include "cuda/kv_compute.h"
-#include "cuda/scorers/order.h"
+#include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/parts/order.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
 #include "tests/scorers/sequence.h"

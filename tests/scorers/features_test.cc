@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "cuda/scorers/element.h"
-#include "cuda/scorers/host_kernels.h"
-#include "cuda/scorers/records.h"
+#include "cuda/scorers/host/host_kernels.h"
+#include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/records.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::scorers {

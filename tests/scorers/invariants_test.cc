@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/scorers/order.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/parts/order.h"
+#include "cuda/scorers/policies/registry.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::scorers {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
-#include "client/lab/evaluate.h"
-#include "client/lab/explain.h"
-#include "client/lab/tensor.h"
+#include "cuda/lab/evaluate.h"
+#include "cuda/lab/explain.h"
+#include "cuda/lab/tensor.h"
 
 namespace kvpool::lab {
 namespace {

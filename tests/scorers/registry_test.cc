@@ -1,4 +1,4 @@
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/policies/registry.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

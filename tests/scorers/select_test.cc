@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cuda/scorers/gather.h"
-#include "cuda/scorers/order.h"
-#include "cuda/scorers/reduce.h"
-#include "cuda/scorers/team.h"
+#include "cuda/scorers/parts/order.h"
+#include "cuda/scorers/parts/reduce.h"
+#include "cuda/scorers/parts/team.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::scorers {

@@ -6,10 +6,10 @@
 #include <memory>
 #include <utility>
 
-#include "client/lab/staged_sequence.h"
+#include "cuda/base/stamp.h"
 #include "cuda/kv_compute.h"
-#include "cuda/scorers/element.h"
-#include "cuda/stamp.h"
+#include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/parts/element.h"
 #include "proto/support/status_macros.h"
 #include "tests/scorers/test_compute.h"
 

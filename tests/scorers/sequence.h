@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cuda/scorers/kv_view.h"
+#include "cuda/scorers/parts/kv_view.h"
 #include "cuda/scorers/score.h"
 
 namespace kvpool::scorers {

@@ -1,5 +1,5 @@
 // Learned policies from training to scores: labels that a network can tell apart are told apart.
-#include "client/lab/train.h"
+#include "cuda/lab/train.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "client/lab/evaluate.h"
+#include "cuda/lab/evaluate.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::lab {

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "client/lab/evaluate.h"
-#include "client/lab/plan_budgets.h"
-#include "cuda/scorers/registry.h"
+#include "cuda/lab/evaluate.h"
+#include "cuda/lab/plan_budgets.h"
+#include "cuda/scorers/policies/registry.h"
 #include "cuda/scorers/select.h"
 #include "nlohmann/json.hpp"
 #include "tests/scorers/test_compute.h"

@@ -1,5 +1,5 @@
 // The host's blocked attention of a query window against the definition that GPUs run (window.h), on one lane.
-#include "cuda/scorers/window.h"
+#include "cuda/scorers/parts/window.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cuda/scorers/host_kernels.h"
-#include "cuda/scorers/host_window.h"
+#include "cuda/scorers/host/host_kernels.h"
+#include "cuda/scorers/host/host_window.h"
 #include "tests/scorers/sequence.h"
 
 namespace kvpool::scorers {

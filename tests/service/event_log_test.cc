@@ -1,5 +1,5 @@
 // The event log: what it keeps, what it says of what it could not keep, and what the simulator makes of it.
-#include "server/event_log.h"
+#include "server/events/event_log.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/sim/workload.h"
+#include "server/sim/read_workload.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {

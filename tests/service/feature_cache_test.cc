@@ -1,4 +1,4 @@
-#include "server/feature_cache.h"
+#include "server/scoring/feature_cache.h"
 
 #include <gtest/gtest.h>
 

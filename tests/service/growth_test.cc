@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "server/space_geometry.h"
+#include "server/space/space_geometry.h"
 #include "tests/service/growth_fixture.h"
 
 namespace kvpool {

@@ -1,5 +1,5 @@
 // Lines of the log, as a collector reads them.
-#include "server/log.h"
+#include "server/base/log.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Exactly once: what a member that lost an answer gets when it asks again.
-#include "server/answer_window.h"
+#include "server/space/answer_window.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {

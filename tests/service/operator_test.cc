@@ -1,6 +1,6 @@
 // What people ask of the daemon.
+#include "server/daemon/snapshot.h"
 #include "server/replacement/policy.h"
-#include "server/snapshot.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {

@@ -2,7 +2,7 @@
 #include <random>
 #include <string>
 
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/policies/registry.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {

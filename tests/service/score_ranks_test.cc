@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "cuda/scorers/registry.h"
+#include "cuda/scorers/policies/registry.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/memory_device.h"
 

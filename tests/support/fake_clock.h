@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "server/clock.h"
+#include "server/base/clock.h"
 
 namespace kvpool {
 

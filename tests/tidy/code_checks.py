@@ -7,12 +7,13 @@ import subprocess
 from tree import without_comments
 
 # Who may include whom, by folder: the longest prefix of a file's path decides. "kvpool" is the generated code of proto/kvpool.
+SHARED = ("proto/cli/", "proto/formats/", "proto/support/")
 MAY_INCLUDE = {
     "proto/": ("proto/", "kvpool/"),
-    "cuda/": ("cuda/", "proto/support/"),
-    "server/": ("server/", "cuda/", "proto/support/", "kvpool/"),
-    "client/": ("client/", "cuda/", "proto/support/", "kvpool/"),
-    "tests/": ("tests/", "server/", "client/", "cuda/", "proto/support/", "kvpool/"),
+    "cuda/": ("cuda/", *SHARED),
+    "server/": ("server/", "cuda/", *SHARED, "kvpool/"),
+    "client/": ("client/", "cuda/", *SHARED, "kvpool/"),
+    "tests/": ("tests/", "server/", "client/", "cuda/", *SHARED, "kvpool/"),
 }
 # What a leaf does without: no RPC, no metrics.
 CUDA_MUST_NOT_INCLUDE = ("grpc", "google/protobuf", "prometheus")

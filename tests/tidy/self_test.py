@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import code_checks
+import rooms
 import text_checks
 import tree
 
@@ -43,6 +44,22 @@ class TidyTest(unittest.TestCase):
         })
         self.expect(messages, "client/ must not include server/pool/pool.h", "cuda/ must not include server/pool/pool.h",
                     "cuda/ is a leaf and must not include grpcpp/grpcpp.h")
+
+    def test_rooms(self):
+        messages = self.check(rooms.rooms, {
+            "server/pool/pool.h": '#include "server/wire/check.h"\n#include "server/base/clock.h"\n',
+            "server/wire/check.h": "", "server/base/clock.h": '#include "server/pool/pool.h"\n',
+            "server/attic/a.h": ""})
+        self.expect(messages, "server/attic/a.h: server/attic/ has no floor",
+                    "server/base/clock.h:1: server/base/ must not include server/pool/pool.h",
+                    "server/pool/pool.h:1: server/pool/ must not include server/wire/check.h")
+
+    def test_cycles(self):
+        messages = self.check(rooms.cycles, {
+            "server/a.h": "", "server/a.cc": '#include "server/a.h"\n#include "server/b.h"\n',
+            "server/b.h": '#include "server/c.h"\n', "server/c.cc": '#include "server/a.h"\n', "server/c.h": "",
+            "server/d.h": '#include "server/a.h"\n', "server/e.cc": '#include "server/d.h"\n#include "server/c.h"\n'})
+        self.expect(messages, "a circle of units: server/a, server/b, server/c")
 
     def test_includes_exist_and_start_at_the_root(self):
         messages = self.check(code_checks.include_graph, {
@@ -132,7 +149,7 @@ enum Late { LATE_A = 1; }
 
     def test_metric_names_both_ways(self):
         self.expect(self.check(text_checks.metric_names, {
-            "server/metrics.cc": 'Add("kvpool_blocks"); Add("kvpool_unused_total"); Add("kvpool_rpc_seconds");',
+            "server/metrics/metrics.cc": 'Add("kvpool_blocks"); Add("kvpool_unused_total"); Add("kvpool_rpc_seconds");',
             "dashboards/a.json": '{"panels": [{"targets": [{"expr": "sum(kvpool_blocks) + kvpool_gone"}]}]}',
             "deploy/prometheus/rules.yaml": "expr: rate(kvpool_rpc_seconds_bucket[5m])\n"}),
             "dashboards/a.json: kvpool_gone is not in", "no panel and no rule uses kvpool_unused_total")

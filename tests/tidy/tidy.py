@@ -10,11 +10,14 @@ import pathlib
 import sys
 
 import code_checks
+import rooms
 import text_checks
 import tree
 
 CHECKS = {
     "include_graph": code_checks.include_graph,
+    "rooms": rooms.rooms,
+    "cycles": rooms.cycles,
     "sources_are_built": code_checks.sources_are_built,
     "test_programs_are_run": code_checks.test_programs_are_run,
     "conditionals": code_checks.conditionals,

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/replay/exact_lru.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 namespace kvpool::replay {
 namespace {

@@ -1,5 +1,5 @@
 // Flags, numbers and tables of the tools.
-#include "proto/support/flags.h"
+#include "proto/cli/flags.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/tools/text.h"
-#include "proto/support/version.h"
+#include "proto/cli/version.h"
 
 namespace kvpool::tools {
 namespace {

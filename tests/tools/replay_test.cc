@@ -16,7 +16,7 @@
 #include "client/layouts.h"
 #include "client/session.h"
 #include "client/tools/text.h"
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 #include "tests/support/daemon_process.h"
 #include "tests/tools/run_tool.h"
 

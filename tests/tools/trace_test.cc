@@ -1,5 +1,5 @@
 // The trace reader: what it takes, and what its errors say.
-#include "proto/support/trace.h"
+#include "proto/formats/trace.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

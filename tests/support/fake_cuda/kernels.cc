@@ -6,7 +6,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "cuda/stamp.h"
+#include "cuda/base/stamp.h"
 #include "tests/gpu/probe_kernels.h"
 #include "tests/support/fake_cuda/state.h"
 

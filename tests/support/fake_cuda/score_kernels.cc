@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "cuda/kernels/launch.h"
-#include "cuda/scorers/context.h"
-#include "cuda/scorers/features.h"
-#include "cuda/scorers/gather_rows.h"
-#include "cuda/scorers/host_team.h"
-#include "cuda/scorers/reduce.h"
-#include "cuda/scorers/select_rows.h"
-#include "cuda/scorers/window.h"
+#include "cuda/scorers/host/host_team.h"
+#include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/features.h"
+#include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/reduce.h"
+#include "cuda/scorers/parts/select_rows.h"
+#include "cuda/scorers/parts/window.h"
 #include "kvpool_policies/all.h"
 #include "tests/support/fake_cuda/kernels.h"
 

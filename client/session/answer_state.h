@@ -1,0 +1,91 @@
+// What an engine's thread waits for and the stream's thread delivers.
+#ifndef KVPOOL_CLIENT_SESSION_ANSWER_STATE_H_
+#define KVPOOL_CLIENT_SESSION_ANSWER_STATE_H_
+
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvpool/v1/engine.pb.h"
+#include "proto/support/block_ref.h"
+#include "proto/support/mutex.h"
+
+namespace kvpool {
+
+class Session;
+
+// Wakes whoever waits for anything of a session. Nobody waits most of the time, and then Notify is one load.
+class AnswerSignal {
+ public:
+  // True: `done` holds, false: it did not at the deadline. `done` runs under the signal's lock: it only
+  // looks.
+  template <typename Done>
+  bool Await(std::chrono::steady_clock::time_point deadline, Done done) ABSL_LOCKS_EXCLUDED(mu_) {
+    if (done()) return true;
+    // Counted before it looks again: either Notify sees the waiter, or the waiter sees what Notify is about.
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    bool seen = false;
+    {
+      MutexLock lock(&mu_);
+      while (!(seen = done())) {
+        if (!cv_.WaitUntil(&mu_, deadline)) {
+          seen = done();
+          break;
+        }
+      }
+    }
+    waiters_.fetch_sub(1, std::memory_order_relaxed);
+    return seen;
+  }
+  // After the change that somebody may wait for, which must be a sequentially consistent store or come before
+  // one.
+  void Notify() ABSL_LOCKS_EXCLUDED(mu_) {
+    if (waiters_.fetch_add(0, std::memory_order_seq_cst) == 0) return;
+    MutexLock lock(&mu_);
+    cv_.SignalAll();
+  }
+
+ private:
+  std::atomic<int> waiters_{0};
+  Mutex mu_;
+  CondVar cv_;
+};
+
+// One answer. `status` and `result` are the stream thread's until it sets kReady, and then the engine's.
+struct AnswerState {
+  enum Phase { kWaiting, kReady, kAbandoned };
+
+  // The holds in `result`, given to nobody yet.
+  std::vector<BlockRef> Holds() const {
+    std::vector<BlockRef> holds;
+    for (const v1::GroupHit& hit : result.match().groups()) {
+      for (const uint64_t ref : hit.blocks()) {
+        if (ref != 0) holds.push_back(BlockRef::Unpack(ref));
+      }
+    }
+    for (int i = 0; i < result.seal().canonical_size(); ++i) {
+      const BlockRef ref = BlockRef::Unpack(result.seal().canonical(i));
+      if (ref != kNullRef && !(ref == sealed[i])) holds.push_back(ref);
+    }
+    const v1::CompactResult& compacted = result.compact();
+    for (int i = static_cast<int>(compacted.moved_from_block()); i < compacted.table_size(); ++i) {
+      holds.push_back(BlockRef::Unpack(compacted.table(i)));
+    }
+    for (const v1::Sequence& sequence : result.choose_episode().sequences()) {
+      for (const uint64_t ref : sequence.blocks()) holds.push_back(BlockRef::Unpack(ref));
+    }
+    return holds;
+  }
+
+  Session* session = nullptr;
+  AnswerSignal* signal = nullptr;
+  std::vector<BlockRef> sealed;  // Seal: the caller's blocks, to tell which answers are other ones.
+  std::atomic<Phase> phase{kWaiting};
+  absl::Status status;
+  v1::OperationResult result;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_SESSION_ANSWER_STATE_H_

@@ -1,0 +1,191 @@
+#include "client/session/attachment.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/session/default_socket.h"
+#include "proto/support/attach_socket.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr uint32_t kProtocol = 1;
+constexpr uint64_t kReserveGranularityBytes = 2 << 20;
+// Behind the whole of a GPU's warm-up range lie the same few pages: dummy K and V are never read back.
+constexpr uint64_t kScratchBytes = 32 << 20;
+
+// Waits for the next frame. The socket stays blocking: only the handshake has a deadline.
+absl::StatusOr<v1::AttachFrame> ReceiveBefore(int socket, steady_clock::time_point deadline) {
+  while (true) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now()).count();
+    pollfd waited{socket, POLLIN, 0};
+    const int ready = poll(&waited, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
+    if (ready < 0 && errno != EINTR)
+      return absl::UnavailableError(absl::StrCat("poll: ", std::strerror(errno)));
+    if (ready <= 0) {
+      if (steady_clock::now() < deadline) continue;
+      return absl::DeadlineExceededError("the daemon did not answer on the attach socket in time");
+    }
+    v1::AttachFrame frame;
+    ASSIGN_OR_RETURN(const ReceiveOutcome outcome, ReceiveFrame(socket, &frame, nullptr));
+    if (outcome == ReceiveOutcome::kFrame) return frame;
+    if (outcome == ReceiveOutcome::kHangup)
+      return absl::UnavailableError("the daemon hung up on the attach socket");
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::string& daemon_socket,
+                                                                const std::string& client_name,
+                                                                steady_clock::time_point deadline) {
+  absl::StatusOr<UniqueFd> connected = ConnectAttachSocket(daemon_socket + kAttachSuffix);
+  if (absl::IsUnavailable(connected.status())) {
+    return absl::UnavailableError(
+        CannotReach(daemon_socket, kAttachSuffix, SOCK_SEQPACKET, "it has started only now: try again"));
+  }
+  ASSIGN_OR_RETURN(UniqueFd socket, std::move(connected));
+  v1::AttachFrame hello;
+  hello.mutable_hello()->set_protocol(kProtocol);
+  hello.mutable_hello()->set_client_name(client_name);
+  RETURN_IF_ERROR(SendFrame(socket.get(), hello).status());
+  ASSIGN_OR_RETURN(const v1::AttachFrame answer, ReceiveBefore(socket.get(), deadline));
+  if (answer.has_closed()) return absl::UnavailableError(answer.closed().reason());
+  if (!answer.has_welcome()) {
+    return absl::InternalError(
+        absl::StrCat("attach socket: frame ", answer.frame_case(), " where a welcome was due"));
+  }
+  return std::unique_ptr<Attachment>(new Attachment(std::move(socket), answer.welcome()));
+}
+
+void Attachment::Unmap() {
+  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+  if (thread_.joinable()) thread_.join();
+  socket_.Reset();
+  base_.store(0, std::memory_order_release);
+  MutexLock lock(&mu_);
+  memory_.reset();
+}
+
+void Attachment::Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end) {
+  geometry_ = geometry;
+  state_ = state;
+  on_end_ = std::move(on_end);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Attachment::Run() {
+  bool usable = true;
+  while (usable) {
+    v1::AttachFrame frame;
+    UniqueFd fd;
+    const absl::StatusOr<ReceiveOutcome> outcome = ReceiveFrame(socket_.get(), &frame, &fd);
+    if (!outcome.ok()) {
+      state_->End(absl::UnavailableError(absl::StrCat("attach socket: ", outcome.status().message())));
+      break;
+    }
+    switch (*outcome) {
+      case ReceiveOutcome::kFrame:
+        usable = OnFrame(frame, std::move(fd));
+        break;
+      case ReceiveOutcome::kWouldBlock:
+        break;
+      case ReceiveOutcome::kHangup:
+        state_->End(absl::UnavailableError("detached: the daemon is gone (its attach socket hung up)"));
+        usable = false;
+        break;
+    }
+  }
+  on_end_();
+}
+
+bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
+  switch (frame.frame_case()) {
+    case v1::AttachFrame::kSlab: {
+      const absl::Status mapped = Map(frame.slab(), std::move(fd));
+      v1::AttachFrame ack;
+      ack.mutable_slab_ack()->set_slab(frame.slab().slab());
+      if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
+      if (mapped.ok()) {
+        // Before the daemon hears of it: its answers may name these blocks from then on.
+        state_->mapped_blocks.store(frame.slab().first_block() + frame.slab().block_count(),
+                                    std::memory_order_seq_cst);
+        state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
+        state_->signal.Notify();
+      }
+      const bool sent = SendFrame(socket_.get(), ack).ok();
+      if (!mapped.ok()) state_->End(mapped);
+      return mapped.ok() && sent;
+    }
+    case v1::AttachFrame::kSlabReady:
+      state_->capacity_blocks.store(frame.slab_ready().capacity_blocks(), std::memory_order_seq_cst);
+      state_->signal.Notify();
+      return true;
+    case v1::AttachFrame::kClosed:
+      state_->End(absl::AbortedError(frame.closed().reason()));
+      return false;
+    case v1::AttachFrame::kHello:
+    case v1::AttachFrame::kWelcome:
+    case v1::AttachFrame::kSlabAck:
+    case v1::AttachFrame::FRAME_NOT_SET:
+      break;
+  }
+  state_->End(
+      absl::InternalError(absl::StrCat("attach socket: frame ", frame.frame_case(), " is not for clients")));
+  return false;
+}
+
+absl::Status Attachment::Reserve(const v1::Slab& slab) {
+  const uint64_t bytes = uint64_t{geometry_.max_blocks} * geometry_.block_stride_bytes;
+  MemberMemoryOptions options;
+  options.reserve_bytes =
+      (bytes + kReserveGranularityBytes - 1) / kReserveGranularityBytes * kReserveGranularityBytes;
+  options.warmup_scratch = geometry_.warmup;
+  options.scratch_bytes = std::min(kScratchBytes, options.reserve_bytes);
+  device_uuid_ = slab.device_uuid();
+  if (device_uuid_.empty()) {
+    ASSIGN_OR_RETURN(memory_, ReserveHostMemory(options));
+  } else {
+    ASSIGN_OR_RETURN(memory_, ReserveCudaMemory(device_uuid_, options));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attachment::Map(const v1::Slab& slab, UniqueFd fd) {
+  MutexLock lock(&mu_);
+  if (memory_ == nullptr) RETURN_IF_ERROR(Reserve(slab));
+  const bool ipc = !slab.ipc_handle().empty();
+  if (ipc) {
+    IpcHandle handle;
+    if (slab.ipc_handle().size() != handle.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("slab ", slab.slab(), ": an IPC handle has 64 bytes, not ", slab.ipc_handle().size()));
+    }
+    std::memcpy(handle.data(), slab.ipc_handle().data(), handle.size());
+    RETURN_IF_ERROR(memory_->MapIpcSlab(handle, slab.bytes()));
+  } else {
+    RETURN_IF_ERROR(memory_->MapSlab(
+        std::move(fd), uint64_t{slab.first_block()} * geometry_.block_stride_bytes, slab.bytes()));
+  }
+  base_.store(memory_->base(), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::Status Attachment::FinishWarmup() {
+  MutexLock lock(&mu_);
+  if (memory_ == nullptr)
+    return absl::FailedPreconditionError("this member maps no memory, so it has no warm-up");
+  return memory_->FinishWarmup();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,102 @@
+// One call of the engine on its way to the stream's thread, and the ring it travels in.
+#ifndef KVPOOL_CLIENT_SESSION_COMMAND_H_
+#define KVPOOL_CLIENT_SESSION_COMMAND_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "client/release_hint.h"
+#include "kvpool/v1/engine.pb.h"
+#include "proto/support/block_ref.h"
+
+namespace kvpool {
+
+struct AnswerState;
+
+// Slots are used again and again, so that in the steady state no vector grows.
+struct Command {
+  enum class Verb {
+    kMatch,
+    kSeal,
+    kRelease,
+    kRef,
+    kTouch,
+    kPin,
+    kUnpin,
+    kSetRetention,
+    kWarmupDone,
+    kClose,
+    kOnDevice,
+    kFlush
+  };
+  struct Keys {
+    uint32_t group = 0;
+    uint32_t key_bytes = 0;
+    uint32_t count = 0;  // Keys.
+  };
+
+  Verb verb = Verb::kFlush;
+  uint64_t after = 0;
+  std::vector<BlockRef> blocks;
+  std::vector<Keys> groups;  // kMatch: of each group asked. kSeal: one, whose count is of keys per block.
+  std::string keys;          // Of all groups, one after another.
+  std::string parent_key;
+  bool leave_duplicates = false;  // Of kSeal.
+  ReleaseHint hint;               // Of kRelease.
+  uint32_t priority = 0;
+  uint64_t ttl_ms = 0, half_life_ms = 0;
+  std::unique_ptr<v1::Operation> operation;  // kOnDevice: whole, `blocks` are those it names.
+  std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
+
+  // Arrays travel inside an operation: weighed so that a batch stays below 4 MiB.
+  static constexpr size_t kBytesOfName = 64;
+  // Blocks and keys it names, and its size where it is large: what the limit of a batch counts.
+  size_t names() const;
+};
+
+// One producer, one consumer, neither of which waits.
+class CommandRing {
+ public:
+  static constexpr size_t kCommands = 1024;
+
+  // Producer: the slot to fill, or null when the ring is full. Publish hands it over.
+  Command* Vacant() {
+    const uint64_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_.load(std::memory_order_acquire) == kCommands) return nullptr;
+    return &slots_[tail % kCommands];
+  }
+  void Publish() { tail_.store(tail_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst); }
+
+  // Consumer: the oldest command, or null. Pop returns its slot.
+  Command* Front() {
+    const uint64_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_seq_cst)) return nullptr;
+    return &slots_[head % kCommands];
+  }
+  void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
+
+  // Either side.
+  size_t size() const {
+    return tail_.load(std::memory_order_acquire) - head_.load(std::memory_order_acquire);
+  }
+
+ private:
+  alignas(64) std::atomic<uint64_t> head_{0};
+  alignas(64) std::atomic<uint64_t> tail_{0};
+  std::unique_ptr<Command[]> slots_{new Command[kCommands]};
+};
+
+inline size_t Command::names() const {
+  size_t names = blocks.size() + (operation == nullptr ? 0 : operation->ByteSizeLong() / kBytesOfName);
+  for (const Keys& group : groups) names += verb == Verb::kSeal ? blocks.size() * group.count : group.count;
+  return names;
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_SESSION_COMMAND_H_

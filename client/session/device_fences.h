@@ -1,0 +1,52 @@
+// Steps that the device finishes: an event is recorded behind the step's work, and a thread of its own sleeps until it
+// fires. Events of one session fire in the order of their steps, or the later one stands for both.
+#ifndef KVPOOL_CLIENT_SESSION_DEVICE_FENCES_H_
+#define KVPOOL_CLIENT_SESSION_DEVICE_FENCES_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda/fence_events.h"
+#include "proto/support/mutex.h"
+
+namespace kvpool {
+
+class DeviceFences {
+ public:
+  struct Listener {
+    std::function<void(uint64_t step)> on_done;
+    std::function<void(const absl::Status&)> on_error;  // The device's work failed: nothing is done after it.
+  };
+  // `device_uuid`: 16 bytes of the GPU. The listener is called on the thread.
+  static absl::StatusOr<std::unique_ptr<DeviceFences>> Open(const std::string& device_uuid,
+                                                            Listener listener);
+  // For tests and other devices: over events of any kind.
+  DeviceFences(std::unique_ptr<FenceEvents> events, Listener listener);
+  // Waits for the event at the head; what is behind it is dropped.
+  ~DeviceFences();
+
+  // `step` is done when what is on the stream now is done. Does not wait.
+  absl::Status Record(uint64_t step, void* stream) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::unique_ptr<FenceEvents> events_;
+  const Listener listener_;
+  Mutex mu_;
+  CondVar wake_;
+  std::deque<std::pair<uint64_t, std::unique_ptr<FenceEvent>>> recorded_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_SESSION_DEVICE_FENCES_H_

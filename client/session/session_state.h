@@ -1,0 +1,64 @@
+// What the threads of a session tell each other, besides the command ring and the magazine.
+#ifndef KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
+#define KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "client/session/answer_state.h"
+#include "proto/support/mutex.h"
+
+namespace kvpool {
+
+struct SessionState {
+  // Says why the session is over. The first reason stays.
+  void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu) {
+    {
+      MutexLock lock(&mu);
+      if (!end_reason.ok()) return;
+      end_reason = reason;
+    }
+    open.store(false, std::memory_order_seq_cst);
+    signal.Notify();
+  }
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu) {
+    if (closed.load(std::memory_order_acquire))
+      return absl::FailedPreconditionError("the session was closed");
+    if (open.load(std::memory_order_acquire)) return absl::OkStatus();
+    MutexLock lock(&mu);
+    return end_reason;
+  }
+
+  AnswerSignal signal;  // Everything below that somebody may wait for.
+  std::atomic<bool> open{true};
+  std::atomic<bool> closed{false};  // By the engine itself.
+  mutable Mutex mu;
+  absl::Status end_reason ABSL_GUARDED_BY(mu);
+
+  // Engine -> stream thread.
+  std::atomic<uint64_t> completed_step{0};  // This member is done with it.
+  std::atomic<uint64_t> match_keys_pending{
+      0};  // Asked, not answered: each may use up one block of the credit.
+
+  // Stream thread -> engine.
+  std::atomic<uint64_t> passed_step{0};
+  std::atomic<uint64_t> credit{0};  // Blocks that the unused guarantee promises, as last heard.
+  std::atomic<uint64_t> sink{0};    // A packed ref.
+  std::atomic<int> shortfall{0};    // v1::Shortfall of the last refill.
+  std::atomic<uint64_t> refills_answered{0};
+  std::atomic<bool> pressure{false};
+  std::atomic<bool> draining{false};
+
+  // Attach thread -> engine.
+  std::atomic<uint32_t> capacity_blocks{0};
+  std::atomic<uint32_t> mapped_slabs{0};
+  std::atomic<uint32_t> mapped_blocks{0};  // In them, the null block included: no answer names another.
+
+  // Counters; see SessionCounters.
+  std::atomic<uint64_t> batches{0}, operations{0}, blocks{0}, leased{0}, refused{0}, reconnects{0};
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_SESSION_SESSION_STATE_H_

@@ -1,0 +1,347 @@
+#include "client/session/step_batches.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+namespace {
+
+void SetBlocks(const std::vector<BlockRef>& refs, google::protobuf::RepeatedField<uint64_t>* out) {
+  out->Reserve(out->size() + static_cast<int>(refs.size()));
+  for (const BlockRef ref : refs) out->AddAlreadyReserved(ref.Pack());
+}
+
+ReleaseHint HintOf(const v1::Release& release) {
+  return {.reuse = release.reuse(), .category = release.category()};
+}
+
+absl::Status StatusOf(int32_t code, const std::string& message) {
+  return absl::Status(static_cast<absl::StatusCode>(code), message);
+}
+
+// Verbs of which each block may be refused.
+int RefusedBlocks(const v1::OperationResult& result) {
+  return result.seal().refused_size() + result.release().refused_size() + result.ref().refused_size() +
+         result.pin().refused_size() + result.set_retention().refused_size();
+}
+
+template <typename T>
+void Subtract(std::atomic<T>* counter, T amount) {
+  counter->fetch_sub(amount, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void StepBatches::StartStream() {
+  unsaid_ = 0;
+  first_on_stream_ = true;
+}
+
+bool StepBatches::HasWork() const {
+  if (unsaid_ < unanswered_.size() || first_on_stream_) return true;
+  if (unanswered_.size() >= kUnansweredBatches) return false;
+  return parts_.commands->size() > 0 || !returns_.empty() || parts_.magazine->NeedsCare() ||
+         parts_.state->completed_step.load(std::memory_order_seq_cst) > fence_said_;
+}
+
+const v1::StepRequest* StepBatches::Next() {
+  if (unsaid_ == unanswered_.size()) {
+    if (unanswered_.size() >= kUnansweredBatches || !HasWork()) return nullptr;
+    std::unique_ptr<Batch> batch;
+    if (spare_.empty()) {
+      batch = std::make_unique<Batch>();
+    } else {
+      batch = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    FillOwn(batch.get());
+    FillFromCommands(batch.get());
+    // Work that turned out to be none, such as a refill that is no longer due.
+    if (batch->request.operations_size() == 0 && !first_on_stream_ && batch->flushes.empty()) {
+      spare_.push_back(std::move(batch));
+      return nullptr;
+    }
+    batch->request.set_sequence(next_sequence_++);
+    unanswered_.push_back(std::move(batch));
+  }
+  Batch& batch = *unanswered_[unsaid_++];
+  batch.request.set_acknowledged(acknowledged_);
+  if (first_on_stream_) {
+    batch.request.set_member_token(parts_.member_token);
+  } else {
+    batch.request.clear_member_token();
+  }
+  first_on_stream_ = false;
+  SessionState& state = *parts_.state;
+  state.batches.fetch_add(1, std::memory_order_relaxed);
+  state.operations.fetch_add(batch.request.operations_size(), std::memory_order_relaxed);
+  return &batch.request;
+}
+
+// What the session says by itself. A fence goes first: what waits for it may be in the same batch.
+void StepBatches::FillOwn(Batch* batch) {
+  SessionState& state = *parts_.state;
+  const uint64_t completed = state.completed_step.load(std::memory_order_acquire);
+  if (completed > fence_said_) {
+    fence_said_ = completed;
+    batch->request.add_operations()->mutable_fence()->set_step(completed);
+  }
+  parts_.magazine->TakeSurplus(&returns_);
+  if (!returns_.empty()) {
+    const size_t count = std::min<size_t>(returns_.size(), kBatchNames / 4);
+    const std::vector<BlockRef> part(returns_.end() - static_cast<ptrdiff_t>(count), returns_.end());
+    returns_.resize(returns_.size() - count);
+    AddRelease(batch, part);
+  }
+  const uint32_t wanted = parts_.magazine->Wanted(state.pressure.load(std::memory_order_relaxed));
+  if (wanted > 0) {
+    batch->request.add_operations()->mutable_lease()->set_count(std::min<uint32_t>(wanted, kBatchNames / 4));
+  }
+  batch->answers.resize(batch->request.operations_size());
+}
+
+void StepBatches::FillFromCommands(Batch* batch) {
+  // Own operations are at most half a batch, and the ring takes no command that is more than the other half.
+  size_t names = kBatchNames / 2;
+  while (Command* command = parts_.commands->Front()) {
+    const size_t more = command->names();
+    if (names + more > kBatchNames && names > kBatchNames / 2) break;
+    if (static_cast<size_t>(batch->request.operations_size()) + 1 > kBatchOperations) break;
+    names += more;
+    if (command->verb == Command::Verb::kFlush) {
+      batch->flushes.push_back(std::move(command->answer));
+    } else {
+      AddOperation(batch, *command);
+      batch->answers.resize(batch->request.operations_size());
+      if (command->answer != nullptr) batch->answers.back() = std::move(command->answer);
+    }
+    parts_.commands->Pop();
+  }
+  parts_.state->blocks.fetch_add(names - kBatchNames / 2, std::memory_order_relaxed);
+}
+
+void StepBatches::AddOperation(Batch* batch, const Command& command) {
+  v1::StepRequest& request = batch->request;
+  const int last = request.operations_size() - 1;
+  // Neighbours of one kind become one operation: an engine that gives back block by block is common.
+  if (command.verb == Command::Verb::kRelease && last >= 0 && request.operations(last).has_release() &&
+      request.operations(last).after() == command.after &&
+      HintOf(request.operations(last).release()) == command.hint) {
+    SetBlocks(command.blocks, request.mutable_operations(last)->mutable_release()->mutable_blocks());
+    return;
+  }
+  v1::Operation& operation = *request.add_operations();
+  operation.set_after(command.after);
+  switch (command.verb) {
+    case Command::Verb::kMatch: {
+      size_t offset = 0;
+      for (const Command::Keys& keys : command.groups) {
+        v1::GroupKeys& group = *operation.mutable_match()->add_groups();
+        const size_t bytes = size_t{keys.count} * keys.key_bytes;
+        group.set_group(keys.group);
+        group.set_key_bytes(keys.key_bytes);
+        group.set_keys(command.keys.data() + offset, bytes);
+        offset += bytes;
+        batch->match_keys += keys.count;
+      }
+      break;
+    }
+    case Command::Verb::kSeal: {
+      v1::Seal& seal = *operation.mutable_seal();
+      seal.set_group(command.groups[0].group);
+      seal.set_key_bytes(command.groups[0].key_bytes);
+      seal.set_keys_per_block(command.groups[0].count);
+      seal.set_keys(command.keys);
+      seal.set_parent_key(command.parent_key);
+      seal.set_leave_duplicates(command.leave_duplicates);
+      SetBlocks(command.blocks, seal.mutable_blocks());
+      break;
+    }
+    case Command::Verb::kRelease:
+      SetBlocks(command.blocks, operation.mutable_release()->mutable_blocks());
+      operation.mutable_release()->set_reuse(command.hint.reuse);
+      operation.mutable_release()->set_category(command.hint.category);
+      break;
+    case Command::Verb::kRef:
+      SetBlocks(command.blocks, operation.mutable_ref()->mutable_blocks());
+      break;
+    case Command::Verb::kTouch:
+      SetBlocks(command.blocks, operation.mutable_touch()->mutable_blocks());
+      break;
+    case Command::Verb::kPin:
+      SetBlocks(command.blocks, operation.mutable_pin()->mutable_blocks());
+      operation.mutable_pin()->set_ttl_ms(command.ttl_ms);
+      break;
+    case Command::Verb::kUnpin:
+      SetBlocks(command.blocks, operation.mutable_unpin()->mutable_blocks());
+      break;
+    case Command::Verb::kSetRetention:
+      SetBlocks(command.blocks, operation.mutable_set_retention()->mutable_blocks());
+      operation.mutable_set_retention()->set_priority(command.priority);
+      operation.mutable_set_retention()->set_ttl_ms(command.ttl_ms);
+      operation.mutable_set_retention()->set_half_life_ms(command.half_life_ms);
+      break;
+    case Command::Verb::kWarmupDone:
+      operation.mutable_warmup_done();
+      break;
+    case Command::Verb::kClose:
+      operation.mutable_close_session();
+      break;
+    case Command::Verb::kOnDevice:
+      operation.Swap(command.operation.get());
+      operation.set_after(command.after);
+      break;
+    case Command::Verb::kFlush:
+      break;
+  }
+}
+
+void StepBatches::AddRelease(Batch* batch, const std::vector<BlockRef>& refs) {
+  SetBlocks(refs, batch->request.add_operations()->mutable_release()->mutable_blocks());
+  parts_.state->blocks.fetch_add(refs.size(), std::memory_order_relaxed);
+}
+
+void StepBatches::OnResponse(v1::StepResponse* response) {
+  for (const v1::Notice& notice : response->notices()) OnNotice(notice);
+  for (v1::Completion& completion : *response->mutable_completions()) {
+    std::shared_ptr<AnswerState> answer;
+    const auto parked = parked_.find({completion.sequence(), completion.index()});
+    if (parked != parked_.end()) {
+      answer = std::move(parked->second);
+      parked_.erase(parked);
+    }
+    // Applied while its batch's own answer was lost: that one, said again, will only tell that it was parked.
+    for (const auto& batch : unanswered_) {
+      if (batch->request.sequence() == completion.sequence() && completion.index() < batch->answers.size()) {
+        answer = std::move(batch->answers[completion.index()]);
+      }
+    }
+    v1::OperationResult& result = *completion.mutable_result();
+    parts_.state->refused.fetch_add(RefusedBlocks(result), std::memory_order_relaxed);
+    if (answer != nullptr) Deliver(answer, StatusOf(result.code(), result.message()), &result);
+  }
+  if (response->sequence() != 0 && !unanswered_.empty() && unsaid_ > 0 &&
+      unanswered_.front()->request.sequence() == response->sequence()) {
+    std::unique_ptr<Batch> batch = std::move(unanswered_.front());
+    unanswered_.pop_front();
+    --unsaid_;
+    acknowledged_ = response->sequence();
+    const absl::Status batch_status = StatusOf(response->code(), response->message());
+    parts_.state->credit.store(response->free_blocks(), std::memory_order_release);
+    for (int i = 0; i < batch->request.operations_size(); ++i) {
+      v1::OperationResult none;
+      none.set_code(response->code());
+      none.set_message(response->message());
+      OnResult(batch.get(), i, i < response->results_size() ? response->mutable_results(i) : &none);
+    }
+    for (const auto& flush : batch->flushes) Deliver(flush, batch_status, nullptr);
+    Subtract(&parts_.state->match_keys_pending, batch->match_keys);
+    batch->request.Clear();
+    batch->answers.clear();
+    batch->flushes.clear();
+    batch->match_keys = 0;
+    spare_.push_back(std::move(batch));
+    if (batch_status.code() == absl::StatusCode::kAborted ||
+        batch_status.code() == absl::StatusCode::kUnauthenticated) {
+      parts_.state->End(absl::AbortedError(batch_status.message()));
+    } else if (batch_status.code() == absl::StatusCode::kOutOfRange) {
+      // It may have been applied or not: blocks that it leased or released are in nobody's books. Going on could
+      // use a block that is another's by now.
+      parts_.state->End(absl::UnavailableError(
+          absl::StrCat("detached: the daemon has lost the answer to batch ", response->sequence(),
+                       ", and what became of it is not known (", batch_status.message(), ")")));
+    }
+  }
+  parts_.state->signal.Notify();
+}
+
+void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result) {
+  const v1::Operation& operation = batch->request.operations(index);
+  const absl::Status status = StatusOf(result->code(), result->message());
+  parts_.state->refused.fetch_add(RefusedBlocks(*result), std::memory_order_relaxed);
+  if (operation.has_lease()) {
+    OnLease(result->lease(), status);
+  } else if (operation.has_fence() && status.ok()) {
+    const uint64_t passed = result->fence().passed();
+    if (passed > parts_.state->passed_step.load(std::memory_order_relaxed)) {
+      parts_.state->passed_step.store(passed, std::memory_order_release);
+    }
+  }
+  std::shared_ptr<AnswerState>& answer = batch->answers[index];
+  if (answer == nullptr) return;
+  if (result->parked()) {
+    parked_[{batch->request.sequence(), static_cast<uint32_t>(index)}] = std::move(answer);
+  } else {
+    Deliver(answer, status, result);
+  }
+}
+
+void StepBatches::OnLease(const v1::LeaseResult& result, const absl::Status& status) {
+  SessionState& state = *parts_.state;
+  std::vector<BlockRef> refs;
+  refs.reserve(result.blocks_size());
+  for (const uint64_t ref : result.blocks()) refs.push_back(BlockRef::Unpack(ref));
+  if (result.sink_block() != 0) state.sink.store(result.sink_block(), std::memory_order_release);
+  state.shortfall.store(status.ok() ? result.shortfall() : v1::SHORTFALL_PRESSURE, std::memory_order_relaxed);
+  state.leased.fetch_add(refs.size(), std::memory_order_relaxed);
+  parts_.magazine->Refill(refs);
+  state.refills_answered.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void StepBatches::OnNotice(const v1::Notice& notice) {
+  SessionState& state = *parts_.state;
+  switch (notice.kind()) {
+    case v1::NOTICE_KIND_PRESSURE:
+      state.pressure.store(notice.on(), std::memory_order_seq_cst);
+      break;
+    case v1::NOTICE_KIND_REVOKE:
+      if (notice.on()) parts_.magazine->Revoke(notice.value());
+      break;
+    case v1::NOTICE_KIND_DRAIN:
+      state.draining.store(notice.on(), std::memory_order_seq_cst);
+      break;
+    case v1::NOTICE_KIND_ENDED:
+      state.End(absl::AbortedError(notice.detail()));
+      break;
+    case v1::NOTICE_KIND_CAPACITY:  // The attach socket says the same, once it is true of this member too.
+    case v1::NOTICE_KIND_UNSPECIFIED:
+    case v1::NoticeKind_INT_MIN_SENTINEL_DO_NOT_USE_:
+    case v1::NoticeKind_INT_MAX_SENTINEL_DO_NOT_USE_:
+      break;
+  }
+  if (parts_.on_notice) parts_.on_notice(notice);
+}
+
+void StepBatches::Deliver(const std::shared_ptr<AnswerState>& answer, const absl::Status& status,
+                          v1::OperationResult* result) {
+  answer->status = status;
+  if (result != nullptr) answer->result.Swap(result);
+  if (answer->phase.exchange(AnswerState::kReady, std::memory_order_seq_cst) == AnswerState::kAbandoned) {
+    const std::vector<BlockRef> holds = answer->Holds();
+    returns_.insert(returns_.end(), holds.begin(), holds.end());
+  }
+}
+
+void StepBatches::Abort(const absl::Status& reason) {
+  for (const auto& batch : unanswered_) {
+    for (const auto& answer : batch->answers) {
+      if (answer != nullptr) Deliver(answer, reason, nullptr);
+    }
+    for (const auto& flush : batch->flushes) Deliver(flush, reason, nullptr);
+    Subtract(&parts_.state->match_keys_pending, batch->match_keys);
+  }
+  unanswered_.clear();
+  unsaid_ = 0;
+  for (const auto& [id, answer] : parked_) Deliver(answer, reason, nullptr);
+  parked_.clear();
+  while (Command* command = parts_.commands->Front()) {
+    if (command->answer != nullptr) Deliver(command->answer, reason, nullptr);
+    command->answer.reset();
+    parts_.commands->Pop();
+  }
+  returns_.clear();
+  parts_.state->signal.Notify();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,88 @@
+// What is said on the Step stream: turns commands into batches, keeps the batches that have no answer yet,
+// and hands answers to whoever waits for them.
+//
+// At most 16 batches are unanswered, which is what the daemon reads; more commands wait in their ring. A
+// batch keeps its sequence number until it is answered, so that after a broken stream all of them are said
+// again, in order, and applied once. Used by the stream's thread alone.
+#ifndef KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
+#define KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/session/command.h"
+#include "client/session/magazine.h"
+#include "client/session/session_state.h"
+#include "kvpool/v1/engine.pb.h"
+
+namespace kvpool {
+
+class StepBatches {
+ public:
+  static constexpr size_t kUnansweredBatches = 16;
+  static constexpr size_t kBatchOperations = 4096;
+  static constexpr size_t kBatchNames = 65536;
+
+  struct Parts {
+    CommandRing* commands = nullptr;
+    Magazine* magazine = nullptr;
+    SessionState* state = nullptr;
+    std::function<void(const v1::Notice&)> on_notice;  // May be empty.
+    std::string member_token;
+  };
+  explicit StepBatches(Parts parts) : parts_(std::move(parts)) {}
+
+  // A new stream: what is unanswered is said again from the start. The first batch on it names the member,
+  // and is empty if there is nothing to say.
+  void StartStream();
+  // The next batch to write, valid until its answer; null: nothing to say, or too much unanswered.
+  const v1::StepRequest* Next();
+  // Takes an answer apart; `response` is used up.
+  void OnResponse(v1::StepResponse* response);
+  // The session is over: answers everything that waits, and that still comes, with `reason`.
+  void Abort(const absl::Status& reason);
+  // Something would go into a batch now, were there room.
+  bool HasWork() const;
+
+ private:
+  struct Batch {
+    v1::StepRequest request;
+    std::vector<std::shared_ptr<AnswerState>> answers;  // Parallel to the operations.
+    std::vector<std::shared_ptr<AnswerState>> flushes;  // Wait for this batch's answer.
+    uint64_t match_keys = 0;
+  };
+  using ParkedId = std::pair<uint64_t, uint32_t>;  // Sequence of the batch, index in it.
+
+  void FillFromCommands(Batch* batch);
+  void FillOwn(Batch* batch);
+  void AddOperation(Batch* batch, const Command& command);
+  void AddRelease(Batch* batch, const std::vector<BlockRef>& refs);
+  void OnResult(Batch* batch, int index, v1::OperationResult* result);
+  void OnLease(const v1::LeaseResult& result, const absl::Status& status);
+  void OnNotice(const v1::Notice& notice);
+  void Deliver(const std::shared_ptr<AnswerState>& answer, const absl::Status& status,
+               v1::OperationResult* result);
+
+  const Parts parts_;
+  std::deque<std::unique_ptr<Batch>> unanswered_;  // By sequence.
+  size_t unsaid_ = 0;  // Index in unanswered_ of the next to write on this stream.
+  bool first_on_stream_ = true;
+  uint64_t next_sequence_ = 1;
+  uint64_t acknowledged_ = 0;
+  uint64_t fence_said_ = 0;
+  std::map<ParkedId, std::shared_ptr<AnswerState>> parked_;  // Wait for a completion.
+  // Holds that came for nobody, or that go back: the next batch releases them.
+  std::vector<BlockRef> returns_;
+  std::vector<std::unique_ptr<Batch>> spare_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_

@@ -1,0 +1,29 @@
+// Lane-generic kernels: one source for GPU and host.
+//
+// A kernel's body is a function of a lane. Lanes of one launch share the work as
+//   for (uint64_t i = lane.id(); i < n; i += lane.count()) …
+// and bring sums together with lane.AddTo(&total, x). A GPU runs the body on thousands of lanes; the host
+// runs it on one, and that is the reference.
+#ifndef KVPOOL_CUDA_BASE_LANE_H_
+#define KVPOOL_CUDA_BASE_LANE_H_
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define KVPOOL_HOST_DEVICE __host__ __device__
+#else
+#define KVPOOL_HOST_DEVICE
+#endif
+
+namespace kvpool {
+
+class HostLane {
+ public:
+  uint64_t id() const { return 0; }
+  uint64_t count() const { return 1; }
+  void AddTo(uint64_t* total, uint64_t x) const { *total += x; }
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CUDA_BASE_LANE_H_

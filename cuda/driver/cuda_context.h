@@ -1,0 +1,139 @@
+// One GPU's primary context in this process, and owners for what the driver hands out in it.
+#ifndef KVPOOL_CUDA_DRIVER_CUDA_CONTEXT_H_
+#define KVPOOL_CUDA_DRIVER_CUDA_CONTEXT_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "cuda/device.h"
+#include "cuda/driver/driver.h"
+
+namespace kvpool {
+
+// While it lives, its thread's driver calls go to one context; the thread's own context comes back after.
+class CurrentContext {
+ public:
+  CurrentContext(CurrentContext&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)) {}
+  ~CurrentContext();
+
+ private:
+  friend class CudaContext;
+  explicit CurrentContext(const Driver* driver) : driver_(driver) {}
+  const Driver* driver_;
+};
+
+// The primary context, which is also what the CUDA runtime and PyTorch use: an engine's streams and ours
+// share it. Immutable; any thread may call.
+class CudaContext {
+ public:
+  // By ordinal ("0") or by UUID ("GPU-…"); INVALID_ARGUMENT for other words, NOT_FOUND lists the GPUs there
+  // are.
+  static absl::StatusOr<std::shared_ptr<const CudaContext>> Open(const std::string& ordinal_or_uuid);
+  // By the 16 bytes of the UUID.
+  static absl::StatusOr<std::shared_ptr<const CudaContext>> OpenUuid(const std::string& uuid_bytes);
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  CUdevice device() const { return device_; }
+  const std::string& uuid_bytes() const { return uuid_bytes_; }
+  const std::string& uuid() const { return uuid_; }  // "GPU-8-4-4-4-12"
+
+  absl::StatusOr<CurrentContext> MakeCurrent() const;
+  absl::Status Check(CUresult result, absl::string_view doing) const {
+    return CudaStatus(driver_, result, doing);
+  }
+  // For destructors, which can't return an error: makes the context current, calls, and says on stderr what
+  // failed. Not a crash: this runs inside engines too, and a context that is gone took the memory with it.
+  template <typename Function, typename... Args>
+  void GiveBack(const char* what, Function function, Args... args) const {
+    const absl::StatusOr<CurrentContext> current = MakeCurrent();
+    ReportLost(what, current.ok() ? Check(function(args...), what) : current.status());
+  }
+
+ private:
+  CudaContext(const Driver& driver, CUdevice device, CUcontext context, std::string uuid_bytes);
+  static absl::StatusOr<std::shared_ptr<const CudaContext>> Retain(const Driver& driver, CUdevice device);
+  static void ReportLost(const char* what, const absl::Status& status);
+
+  const Driver& driver_;
+  const CUdevice device_;
+  const CUcontext context_;
+  const std::string uuid_bytes_;
+  const std::string uuid_;
+};
+
+// What the driver gave us, given back by its destructor: acquire and adopt on one line.
+template <auto kFunction, typename... Args>
+class CudaOwned {
+ public:
+  CudaOwned() = default;
+  explicit CudaOwned(std::shared_ptr<const CudaContext> context, Args... args)
+      : context_(std::move(context)), args_(args...) {}
+  CudaOwned(CudaOwned&&) noexcept = default;
+  CudaOwned& operator=(CudaOwned&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      context_ = std::move(other.context_);
+      args_ = other.args_;
+    }
+    return *this;
+  }
+  ~CudaOwned() { Reset(); }
+
+  bool valid() const { return context_ != nullptr; }
+  auto get() const { return std::get<0>(args_); }
+
+ private:
+  void Reset() {
+    if (context_ == nullptr) return;
+    std::apply(
+        [this](Args... args) { context_->GiveBack("giving back", context_->driver().*kFunction, args...); },
+        args_);
+    context_ = nullptr;
+  }
+
+  std::shared_ptr<const CudaContext> context_;
+  std::tuple<Args...> args_;
+};
+
+using CudaAllocation = CudaOwned<&Driver::cuMemRelease, CUmemGenericAllocationHandle>;
+using CudaAddresses = CudaOwned<&Driver::cuMemAddressFree, CUdeviceptr, size_t>;
+using CudaMapping = CudaOwned<&Driver::cuMemUnmap, CUdeviceptr, size_t>;
+using CudaArray = CudaOwned<&Driver::cuMemFree, CUdeviceptr>;
+using CudaPinned = CudaOwned<&Driver::cuMemFreeHost, void*>;
+using CudaImport = CudaOwned<&Driver::cuIpcCloseMemHandle, CUdeviceptr>;
+using CudaStream = CudaOwned<&Driver::cuStreamDestroy, CUstream>;
+using CudaEvent = CudaOwned<&Driver::cuEventDestroy, CUevent>;
+using CudaModule = CudaOwned<&Driver::cuModuleUnload, CUmodule>;
+
+// A stream of our own, which waits for no other and makes none wait: never the default one.
+// REQUIRES of all below: the context is current.
+absl::StatusOr<CudaStream> MakeStream(const std::shared_ptr<const CudaContext>& context);
+// The same, of the lowest priority: its work waits for that of other streams of the process.
+absl::StatusOr<CudaStream> MakeLowPriorityStream(const std::shared_ptr<const CudaContext>& context);
+
+// VMM memory that can leave the process as a file descriptor.
+CUmemAllocationProp ShareableMemory(const CudaContext& context);
+absl::StatusOr<CudaAllocation> CreateMemory(const std::shared_ptr<const CudaContext>& context, size_t bytes);
+absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaContext>& context,
+                                               size_t bytes);
+// Maps the first `bytes` of `memory`, readable and writable.
+absl::StatusOr<CudaMapping> MapMemory(const std::shared_ptr<const CudaContext>& context,
+                                      const CudaAllocation& memory, CUdeviceptr address, size_t bytes);
+absl::StatusOr<size_t> MemoryGranularity(const CudaContext& context);
+// "…: 4096 bytes asked, 10 of 20 free on GPU-…" for an allocation that failed.
+absl::Status WithFreeBytes(const CudaContext& context, const absl::Status& status, size_t bytes);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CUDA_DRIVER_CUDA_CONTEXT_H_

@@ -1,0 +1,497 @@
+#include "cuda/driver/cuda_kv_compute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/scorers/gather.h"
+#include "cuda/scorers/parts/select_rows.h"
+#include "cuda/scorers/select.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+using scorers::KvShape;
+using scorers::PlaneShares;
+using scorers::Scope;
+using scorers::ScoreContext;
+using scorers::ScorePlan;
+
+constexpr uint32_t kBlockThreads = scorers::kBlockThreads;
+constexpr uint32_t kPlaneThreads = scorers::kPlaneThreads;
+constexpr uint32_t kPolicyThreads = scorers::kPolicyThreads;
+constexpr uint32_t kWarp = 32;
+constexpr size_t kAlignment = 64;
+// What a driver allocates at least; smaller steps would only mean more of them.
+constexpr size_t kGrowBytes = size_t{2} << 20;
+// Fewer candidates than this go to the host with their scores: eight kernels in a row cost more than choosing among them.
+constexpr uint64_t kChosenOnHost = 2048;
+constexpr uint64_t kMaxGridX = (uint64_t{1} << 31) - 1;
+// Of ReduceTokens' shares of a row: as many as fill a GPU.
+constexpr uint64_t kMaxShares = 256;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+size_t BinsBytes(const scorers::SelectRequest& request) {
+  return size_t{request.rows} * scorers::kDigitPasses * scorers::kDigits * sizeof(uint32_t);
+}
+
+// The arrays of a selection, one behind the other; returns their bytes.
+size_t ArrangeSelection(uint64_t start, scorers::SelectRequest* request) {
+  uint64_t next = start;
+  const auto take = [&next](auto** array, size_t bytes) {
+    *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(next);
+    next += Aligned(bytes);
+  };
+  const size_t rows = request->rows;
+  take(&request->bins, BinsBytes(*request));
+  take(&request->searches, rows * (scorers::kDigitPasses + 1) * sizeof(scorers::DigitSearch));
+  take(&request->tile_counts, rows * request->tiles() * sizeof(scorers::TileCount));
+  take(&request->victims, rows * request->count * sizeof(uint32_t));
+  return next - start;
+}
+
+class CudaKvBuffer final : public KvBuffer {
+ public:
+  CudaKvBuffer(CudaArray memory, size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  uint64_t address() const override { return memory_.get(); }
+  size_t bytes() const override { return bytes_; }
+
+ private:
+  const CudaArray memory_;
+  const size_t bytes_;
+};
+
+absl::StatusOr<CudaArray> AllocateArray(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
+  CUdeviceptr address;
+  const absl::Status status = context->Check(context->driver().cuMemAlloc(&address, bytes), "cuMemAlloc");
+  if (!status.ok()) return WithFreeBytes(*context, status, bytes);
+  return CudaArray(context, address);
+}
+
+absl::StatusOr<CudaPinned> AllocatePinned(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
+  void* address;
+  RETURN_IF_ERROR(context->Check(context->driver().cuMemHostAlloc(&address, bytes, 0),
+                                 absl::StrCat("cuMemHostAlloc of ", bytes, " bytes")));
+  return CudaPinned(context, address);
+}
+
+}  // namespace
+
+template <>
+absl::Status GrownMemory<CudaArray>::Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
+  if (bytes <= bytes_) return absl::OkStatus();
+  // Given back first: there may not be room for both.
+  memory_ = CudaArray();
+  bytes_ = 0;
+  const size_t rounded = (bytes + kGrowBytes - 1) / kGrowBytes * kGrowBytes;
+  ASSIGN_OR_RETURN(memory_, AllocateArray(context, rounded));
+  bytes_ = rounded;
+  return absl::OkStatus();
+}
+template <>
+absl::Status GrownMemory<CudaPinned>::Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
+  if (bytes <= bytes_) return absl::OkStatus();
+  memory_ = CudaPinned();
+  bytes_ = 0;
+  const size_t rounded = (bytes + kGrowBytes - 1) / kGrowBytes * kGrowBytes;
+  ASSIGN_OR_RETURN(memory_, AllocatePinned(context, rounded));
+  bytes_ = rounded;
+  return absl::OkStatus();
+}
+template <>
+uint64_t GrownMemory<CudaArray>::address() const {
+  return bytes_ == 0 ? 0 : memory_.get();
+}
+template <>
+uint64_t GrownMemory<CudaPinned>::address() const {
+  return bytes_ == 0 ? 0 : reinterpret_cast<uint64_t>(memory_.get());
+}
+
+class CudaKvCompute::Inputs {
+ public:
+  // Where `items` will be on the device, counted from where Inputs begin there.
+  template <typename T>
+  size_t Add(absl::Span<const T> items) {
+    const size_t at = bytes_;
+    parts_.push_back({items.data(), items.size() * sizeof(T), at});
+    bytes_ += Aligned(items.size() * sizeof(T));
+    return at;
+  }
+  size_t bytes() const { return bytes_; }
+  void CopyTo(uint64_t address) const {
+    for (const Part& part : parts_) {
+      if (part.bytes > 0) std::memcpy(reinterpret_cast<std::byte*>(address) + part.at, part.from, part.bytes);
+    }
+  }
+
+ private:
+  struct Part {
+    const void* from;
+    size_t bytes, at;
+  };
+  std::vector<Part> parts_;
+  size_t bytes_ = 0;
+};
+
+struct CudaKvCompute::Scores {
+  ScoreContext context;
+  const float* tokens = nullptr;  // [rows][tokens]
+  float* blocks = nullptr;        // [rows][blocks]
+  const uint8_t* marks = nullptr;
+  bool chosen_on_host = false;
+  // Where things are in pinned_outputs_.
+  size_t tokens_at = 0, blocks_at = 0, spreads_at = 0, victims_at = 0;
+};
+
+absl::StatusOr<std::unique_ptr<CudaKvCompute>> CudaKvCompute::Open(std::shared_ptr<const CudaContext> context,
+                                                                   const Options& options) {
+  ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
+  ASSIGN_OR_RETURN(ScoreKernels kernels, ScoreKernels::Load(context));
+  ASSIGN_OR_RETURN(CudaStream stream, MakeLowPriorityStream(context));
+  std::unique_ptr<CudaKvCompute> compute(new CudaKvCompute(context, std::move(kernels), std::move(stream)));
+  if (options.timed) {
+    for (CudaEvent* event : {&compute->begin_, &compute->choice_, &compute->end_}) {
+      CUevent made;
+      RETURN_IF_ERROR(
+          context->Check(context->driver().cuEventCreate(&made, CU_EVENT_DEFAULT), "cuEventCreate"));
+      *event = CudaEvent(context, made);
+    }
+  }
+  return compute;
+}
+
+// ------------------------------------------------------------------------------------------------- stream
+
+template <typename... Args>
+absl::Status CudaKvCompute::Launch(const CudaKernel& kernel, const Grid& grid, const Args&... arguments) {
+  if (grid.x > kMaxGridX) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kernel.name, ": ", grid.x, " thread blocks, the GPU takes ", kMaxGridX));
+  }
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  return context_->Check(
+      context_->driver().cuLaunchKernel(kernel.function, static_cast<unsigned int>(grid.x),
+                                        static_cast<unsigned int>(grid.y), 1, grid.threads, 1, 1,
+                                        /*sharedMemBytes=*/0, stream_.get(), pointers, nullptr),
+      kernel.name);
+}
+
+absl::Status CudaKvCompute::Record(const CudaEvent& event) {
+  if (!event.valid()) return absl::OkStatus();
+  return context_->Check(context_->driver().cuEventRecord(event.get(), stream_.get()), "cuEventRecord");
+}
+
+absl::StatusOr<double> CudaKvCompute::MicrosBetween(const CudaEvent& from, const CudaEvent& to) const {
+  float milliseconds = 0;
+  RETURN_IF_ERROR(context_->Check(context_->driver().cuEventElapsedTime(&milliseconds, from.get(), to.get()),
+                                  "cuEventElapsedTime"));
+  return double{milliseconds} * 1e3;
+}
+
+template <typename Enqueue>
+absl::Status CudaKvCompute::RunOnStream(const char* what, const Enqueue& enqueue) {
+  chose_ = false;
+  absl::Status status = Record(begin_);
+  if (status.ok()) status = enqueue();
+  if (status.ok()) status = Record(end_);
+  const absl::Status finished = context_->Check(context_->driver().cuStreamSynchronize(stream_.get()),
+                                                absl::StrCat(what, ": cuStreamSynchronize"));
+  // An error that took the context is the one to report, whichever call met it.
+  if (status.ok() || IsSticky(finished)) status = finished;
+  RETURN_IF_ERROR(status);
+  if (!end_.valid()) return absl::OkStatus();
+  last_times_ = {};
+  ASSIGN_OR_RETURN(last_times_.call_us, MicrosBetween(begin_, end_));
+  if (chose_) {
+    ASSIGN_OR_RETURN(last_times_.choice_us, MicrosBetween(choice_, end_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaKvCompute::Send(const Inputs& inputs) {
+  return context_->Check(context_->driver().cuMemcpyHtoDAsync(
+                             inputs_.address(), reinterpret_cast<const void*>(pinned_inputs_.address()),
+                             inputs.bytes(), stream_.get()),
+                         "cuMemcpyHtoDAsync");
+}
+
+absl::Status CudaKvCompute::Fetch(uint64_t from, size_t bytes, size_t to) {
+  return context_->Check(
+      context_->driver().cuMemcpyDtoHAsync(reinterpret_cast<void*>(pinned_outputs_.address() + to), from,
+                                           bytes, stream_.get()),
+      "cuMemcpyDtoHAsync");
+}
+
+// ------------------------------------------------------------------------------------------------- memory
+
+absl::StatusOr<std::unique_ptr<KvBuffer>> CudaKvCompute::Allocate(size_t bytes) {
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  ASSIGN_OR_RETURN(CudaArray memory, AllocateArray(context_, bytes));
+  return std::make_unique<CudaKvBuffer>(std::move(memory), bytes);
+}
+
+absl::Status CudaKvCompute::Stage(absl::Span<const KvPiece> pieces, uint64_t to) {
+  Inputs inputs;
+  std::vector<scorers::PieceCopy> copies;
+  for (const KvPiece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    uint64_t from = piece.address;
+    if (!piece.in_block) {
+      from = inputs.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(piece.address), piece.bytes));
+    }
+    copies.push_back({.from = from, .to = to, .bytes = piece.bytes});
+    to += piece.bytes;
+  }
+  if (copies.empty()) return absl::OkStatus();
+  const size_t copies_at = inputs.Add(absl::MakeConstSpan(copies));
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  auto copy = copies.begin();
+  for (const KvPiece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    if (!piece.in_block) copy->from += inputs_.address();
+    ++copy;
+  }
+  inputs.CopyTo(pinned_inputs_.address());
+  return RunOnStream("staging signals", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    const auto* table = reinterpret_cast<const scorers::PieceCopy*>(inputs_.address() + copies_at);
+    return Launch(kernels_.copy_pieces, {.x = copies.size(), .threads = kBlockThreads}, table);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------- scores
+
+absl::StatusOr<ScorePlan> CudaKvCompute::Plan(const scorers::ScoreRequest& request,
+                                              const scorers::Signals& signals) const {
+  ASSIGN_OR_RETURN(ScorePlan plan, scorers::PlanScore(request, signals, /*workers=*/1));
+  // A place of scratch for each plane: all of them are at work at once.
+  plan.workspace_bytes = Aligned(scorers::WorkspaceBytes(plan, request.shape.planes())) +
+                         Aligned(uint64_t{plan.rows} * request.shape.blocks() * sizeof(float));
+  return plan;
+}
+
+absl::Status CudaKvCompute::EnqueueFeatures(const ScoreCall& call, const ScoreContext& on_device) {
+  const ScorePlan& plan = *call.plan;
+  const KvShape& shape = plan.request.shape;
+  const ScoreKernels::OfType& kernels = kernels_.of(call.kv.dtype);
+  if (plan.record.floats > 0) {
+    for (const BlockRun& run : call.to_record) {
+      RETURN_IF_ERROR(Launch(kernels.records, {run.count, shape.layers, kBlockThreads}, on_device.kv,
+                             plan.record, run.first, on_device.records));
+    }
+    const PlaneShares shares = PlaneShares::Of(shape.blocks(), scorers::kUnpackBlocks);
+    RETURN_IF_ERROR(Launch(kernels_.unpack, {uint64_t{shape.planes()} * shares.shares, 1, kBlockThreads},
+                           on_device, shares));
+  }
+  if (on_device.anchors != nullptr) {
+    RETURN_IF_ERROR(Launch(kernels_.anchors, {shape.planes(), 1, kPlaneThreads}, on_device));
+    const PlaneShares shares = PlaneShares::Of(shape.blocks(), scorers::kDotBlocks);
+    RETURN_IF_ERROR(Launch(kernels.anchor_dots, {uint64_t{shape.planes()} * shares.shares, 1, kBlockThreads},
+                           on_device, shares));
+  }
+  if (!plan.reads_window) return absl::OkStatus();
+  RETURN_IF_ERROR(Launch(kernels_.queries, {shape.planes(), 1, kPlaneThreads}, on_device));
+  RETURN_IF_ERROR(Launch(kernels.window_lse, {shape.planes(), 1, kPolicyThreads}, on_device));
+  return Launch(kernels.window, {shape.planes(), 1, kPolicyThreads}, on_device);
+}
+
+absl::Status CudaKvCompute::EnqueuePlaneScores(const ScorePlan& plan, const ScoreContext& on_device) {
+  const scorers::BoundPolicy& policy = plan.request.policy;
+  const Grid grid = {plan.request.shape.planes(), 1, kPolicyThreads};
+  if (policy.has_host()) {
+    RETURN_IF_ERROR(
+        Launch(kernels_.of(policy.host).score, grid, on_device, policy.host_params, on_device.host_scores));
+  }
+  return Launch(kernels_.of(policy.id).score, grid, on_device, policy.params, on_device.plane_scores);
+}
+
+absl::Status CudaKvCompute::EnqueueRows(const ScorePlan& plan, uint32_t heads, const float* values,
+                                        uint64_t items, float* rows) {
+  // A warp a layer, as many as there are: a lane then reads the heads of its item one behind the other.
+  const scorers::PlaneReductions first = scorers::ReductionsOf(plan, heads, values, items, 0, rows);
+  const uint32_t warps = std::min(first.end_layer - first.first_layer, kPlaneThreads / kWarp);
+  return Launch(kernels_.reduce_planes, {(items + kWarp - 1) / kWarp, plan.rows, warps * kWarp}, first);
+}
+
+absl::Status CudaKvCompute::EnqueueBlocks(const ScorePlan& plan, const ScoreContext& on_device,
+                                          const float* token_rows, float* block_scores) {
+  const scorers::ScoreRequest& request = plan.request;
+  const KvShape& shape = request.shape;
+  if (!plan.own_blocks) {
+    const uint64_t shares =
+        std::min<uint64_t>((shape.blocks() + kBlockThreads - 1) / kBlockThreads, kMaxShares);
+    return Launch(kernels_.reduce_tokens, {plan.rows, shares, kBlockThreads}, shape, request.over_tokens,
+                  token_rows, block_scores);
+  }
+  const uint32_t planes_each = request.scope == Scope::kHead ? 1 : shape.kv_heads;
+  float* const own = request.scope == Scope::kSequence ? on_device.own_blocks : block_scores;
+  RETURN_IF_ERROR(Launch(kernels_.of(request.policy.id).blocks,
+                         {shape.planes() / planes_each, 1, kPolicyThreads}, on_device, planes_each,
+                         request.policy.params, own));
+  if (request.scope != Scope::kSequence) return absl::OkStatus();
+  return EnqueueRows(plan, /*heads=*/1, own, shape.blocks(), block_scores);
+}
+
+absl::Status CudaKvCompute::EnqueueChoice(const ScoreCall& call, Scores* scores) {
+  const VictimChoice& choice = call.choice;
+  const uint32_t rows = call.plan->rows;
+  scorers::SelectRequest request = {.scores = choice.of_tokens ? scores->tokens : scores->blocks,
+                                    .marks = scores->marks,
+                                    .items = static_cast<uint32_t>(choice.protected_marks.size()),
+                                    .rows = rows,
+                                    .count = choice.count};
+  ArrangeSelection(selection_.address(), &request);
+  RETURN_IF_ERROR(Record(choice_));
+  chose_ = true;
+  RETURN_IF_ERROR(
+      context_->Check(context_->driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(request.bins), 0,
+                                                         BinsBytes(request), stream_.get()),
+                      "cuMemsetD8Async"));
+  const Grid grid = {uint64_t{rows} * request.tiles(), 1, kBlockThreads};
+  for (uint32_t pass = 0; pass < scorers::kDigitPasses; ++pass) {
+    RETURN_IF_ERROR(Launch(kernels_.count_digits, grid, request, pass));
+  }
+  RETURN_IF_ERROR(Launch(kernels_.count_tile, grid, request));
+  RETURN_IF_ERROR(Launch(kernels_.victims, grid, request));
+  return Fetch(reinterpret_cast<uint64_t>(request.victims), size_t{rows} * choice.count * sizeof(uint32_t),
+               scores->victims_at);
+}
+
+absl::Status CudaKvCompute::EnqueueScore(const ScoreCall& call, Scores* scores) {
+  const ScorePlan& plan = *call.plan;
+  const KvShape& shape = plan.request.shape;
+  const ScoreContext& on_device = scores->context;
+  RETURN_IF_ERROR(EnqueueFeatures(call, on_device));
+  const bool choose = call.choice.count > 0;
+  const bool tokens = call.output.token_scores != nullptr || (choose && call.choice.of_tokens);
+  const bool blocks = call.output.block_scores != nullptr || (choose && !call.choice.of_tokens);
+  if (tokens || blocks) RETURN_IF_ERROR(EnqueuePlaneScores(plan, on_device));
+  scores->tokens = plan.request.scope == Scope::kHead ? on_device.plane_scores : on_device.row_scores;
+  if ((tokens || (blocks && !plan.own_blocks)) && plan.request.scope != Scope::kHead) {
+    RETURN_IF_ERROR(
+        EnqueueRows(plan, shape.kv_heads, on_device.plane_scores, shape.tokens, on_device.row_scores));
+  }
+  if (blocks) RETURN_IF_ERROR(EnqueueBlocks(plan, on_device, scores->tokens, scores->blocks));
+  const bool fetch_tokens =
+      call.output.token_scores != nullptr || (scores->chosen_on_host && call.choice.of_tokens);
+  const bool fetch_blocks =
+      call.output.block_scores != nullptr || (scores->chosen_on_host && !call.choice.of_tokens);
+  if (fetch_tokens) {
+    RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(scores->tokens),
+                          size_t{plan.rows} * shape.tokens * sizeof(float), scores->tokens_at));
+  }
+  if (fetch_blocks) {
+    RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(scores->blocks),
+                          size_t{plan.rows} * shape.blocks() * sizeof(float), scores->blocks_at));
+  }
+  if (call.output.any_spreads() && plan.reads_window) {
+    RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(on_device.spreads),
+                          shape.planes() * sizeof(scorers::PlaneSpread), scores->spreads_at));
+  }
+  return choose && !scores->chosen_on_host ? EnqueueChoice(call, scores) : absl::OkStatus();
+}
+
+absl::Status CudaKvCompute::TakeScores(const ScoreCall& call, const Scores& scores) {
+  const ScorePlan& plan = *call.plan;
+  const KvShape& shape = plan.request.shape;
+  const uint64_t out = pinned_outputs_.address();
+  const auto* tokens = reinterpret_cast<const float*>(out + scores.tokens_at);
+  const auto* blocks = reinterpret_cast<const float*>(out + scores.blocks_at);
+  if (call.output.token_scores != nullptr) {
+    std::memcpy(call.output.token_scores, tokens, size_t{plan.rows} * shape.tokens * sizeof(float));
+  }
+  if (call.output.block_scores != nullptr) {
+    std::memcpy(call.output.block_scores, blocks, size_t{plan.rows} * shape.blocks() * sizeof(float));
+  }
+  if (call.output.any_spreads() && plan.reads_window) {
+    scorers::TakeSpreads(shape, reinterpret_cast<const scorers::PlaneSpread*>(out + scores.spreads_at),
+                         call.output);
+  }
+  const VictimChoice& choice = call.choice;
+  if (choice.count == 0) return absl::OkStatus();
+  if (scores.chosen_on_host) {
+    return scorers::SelectRows(choice.of_tokens ? tokens : blocks, plan.rows, choice.protected_marks,
+                               choice.count, &keys_, choice.victims);
+  }
+  std::memcpy(choice.victims.data(), reinterpret_cast<const void*>(out + scores.victims_at),
+              size_t{plan.rows} * choice.count * sizeof(uint32_t));
+  return absl::OkStatus();
+}
+
+absl::Status CudaKvCompute::Score(const ScoreCall& call) {
+  const ScorePlan& plan = *call.plan;
+  const KvShape& shape = plan.request.shape;
+  const VictimChoice& choice = call.choice;
+  RETURN_IF_ERROR(scorers::CheckCandidates(choice.protected_marks, choice.count));
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  Scores scores;
+  const size_t candidates = choice.protected_marks.size();
+  scores.chosen_on_host = plan.rows * uint64_t{candidates} < kChosenOnHost;
+  Inputs inputs;
+  const size_t addresses = inputs.Add(absl::MakeConstSpan(call.kv.blocks, shape.blocks()));
+  const size_t records = inputs.Add(call.records);
+  const size_t marks = inputs.Add(choice.protected_marks);
+  const size_t block_scores_bytes = Aligned(size_t{plan.rows} * shape.blocks() * sizeof(float));
+  scores.blocks_at = Aligned(size_t{plan.rows} * shape.tokens * sizeof(float));
+  scores.spreads_at = scores.blocks_at + block_scores_bytes;
+  scores.victims_at = scores.spreads_at + Aligned(shape.planes() * sizeof(scorers::PlaneSpread));
+  const size_t victims_bytes = Aligned(size_t{plan.rows} * choice.count * sizeof(uint32_t));
+  RETURN_IF_ERROR(workspace_.Grow(context_, plan.workspace_bytes));
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_outputs_.Grow(context_, scores.victims_at + victims_bytes));
+  if (choice.count > 0 && !scores.chosen_on_host) {
+    scorers::SelectRequest request = {
+        .items = static_cast<uint32_t>(candidates), .rows = plan.rows, .count = choice.count};
+    RETURN_IF_ERROR(selection_.Grow(context_, ArrangeSelection(0, &request)));
+  }
+  inputs.CopyTo(pinned_inputs_.address());
+  const uint64_t there = inputs_.address();
+  scorers::ScoreInput input = {.kv = call.kv,
+                               .signals = call.signals,
+                               .records = reinterpret_cast<const float* const*>(there + records)};
+  input.kv.blocks = reinterpret_cast<const uint64_t*>(there + addresses);
+  scores.context = scorers::LayOut(plan, input, workspace_.address(), shape.planes());
+  scores.marks = reinterpret_cast<const uint8_t*>(there + marks);
+  scores.blocks = reinterpret_cast<float*>(workspace_.address() + plan.workspace_bytes - block_scores_bytes);
+  RETURN_IF_ERROR(RunOnStream("scoring", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    return EnqueueScore(call, &scores);
+  }));
+  return TakeScores(call, scores);
+}
+
+// ------------------------------------------------------------------------------------------------- gather
+
+absl::Status CudaKvCompute::Gather(const scorers::GatherRequest& request) {
+  const KvShape& shape = request.from.shape;
+  if (request.kept_tokens == 0) return absl::OkStatus();
+  const uint32_t blocks = (request.kept_tokens + shape.tokens_per_block - 1) / shape.tokens_per_block;
+  const size_t kept = (shape.layers - 1) * request.kept_layer_stride +
+                      (shape.kv_heads - 1) * request.kept_head_stride + request.kept_tokens;
+  Inputs inputs;
+  const size_t from_at = inputs.Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
+  const size_t to_at = inputs.Add(absl::MakeConstSpan(request.to_blocks, blocks));
+  const size_t kept_at = inputs.Add(absl::MakeConstSpan(request.kept, kept));
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  inputs.CopyTo(pinned_inputs_.address());
+  const uint64_t there = inputs_.address();
+  scorers::GatherRequest on_device = request;
+  on_device.from.blocks = reinterpret_cast<const uint64_t*>(there + from_at);
+  on_device.to_blocks = reinterpret_cast<const uint64_t*>(there + to_at);
+  on_device.kept = reinterpret_cast<const uint32_t*>(there + kept_at);
+  return RunOnStream("compacting", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    return Launch(kernels_.gather, {blocks, shape.layers, kBlockThreads}, on_device);
+  });
+}
+
+}  // namespace kvpool

@@ -1,0 +1,109 @@
+// A GPU that scores and moves K and V: KvCompute over the kernels of the scorers.
+//
+// A call puts its small arrays (addresses, marks, positions) into pinned memory, copies them to the device at once,
+// launches, copies what is asked for back into pinned memory, and waits for its own stream. Whatever goes wrong in the
+// middle, nothing of the call runs on when it returns: the caller gives blocks and buffers back then. Memory is allocated
+// only where a call needs more than any before. Included by the CUDA side only.
+#ifndef KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
+#define KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cuda/driver/cuda_context.h"
+#include "cuda/driver/score_kernels.h"
+#include "cuda/kv_compute.h"
+
+namespace kvpool {
+
+// Memory that grows to what the largest call needs: on the device, or pinned on the host.
+template <typename Memory>
+class GrownMemory {
+ public:
+  // What it held is lost if it grows.
+  absl::Status Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes);
+  uint64_t address() const;
+
+ private:
+  Memory memory_;
+  size_t bytes_ = 0;
+};
+
+class CudaKvCompute final : public KvCompute {
+ public:
+  struct Options {
+    bool timed = false;  // last_times() are wanted: three events a call.
+  };
+  static absl::StatusOr<std::unique_ptr<CudaKvCompute>> Open(std::shared_ptr<const CudaContext> context,
+                                                             const Options& options);
+
+  absl::StatusOr<std::unique_ptr<KvBuffer>> Allocate(size_t bytes) override;
+  absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) override;
+  absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
+                                          const scorers::Signals& signals) const override;
+  absl::Status Score(const ScoreCall& call) override;
+  absl::Status Gather(const scorers::GatherRequest& request) override;
+
+  // On the device's clock.
+  struct Times {
+    double call_us = 0;    // From the first copy of the call to its last.
+    double choice_us = 0;  // Of it, victims chosen on the device and copied back; 0 if none were.
+  };
+  // REQUIRES: Options::timed.
+  const Times& last_times() const { return last_times_; }
+
+ private:
+  struct Grid {
+    uint64_t x = 1;
+    uint64_t y = 1;
+    uint32_t threads = 1;
+  };
+  struct Scores;  // Of one call, on the device.
+  // What goes to the device with a call: laid out in pinned memory, and at the same place there.
+  class Inputs;
+
+  CudaKvCompute(std::shared_ptr<const CudaContext> context, ScoreKernels kernels, CudaStream stream)
+      : context_(std::move(context)), kernels_(std::move(kernels)), stream_(std::move(stream)) {}
+
+  template <typename... Args>
+  absl::Status Launch(const CudaKernel& kernel, const Grid& grid, const Args&... arguments);
+  // Runs `enqueue`, which fills the stream, and waits for the stream in any case.
+  template <typename Enqueue>
+  absl::Status RunOnStream(const char* what, const Enqueue& enqueue);
+  absl::Status Record(const CudaEvent& event);
+  absl::StatusOr<double> MicrosBetween(const CudaEvent& from, const CudaEvent& to) const;
+  absl::Status Send(const Inputs& inputs);
+  absl::Status Fetch(uint64_t from, size_t bytes, size_t to);
+
+  absl::Status EnqueueScore(const ScoreCall& call, Scores* scores);
+  absl::Status EnqueueFeatures(const ScoreCall& call, const scorers::ScoreContext& on_device);
+  absl::Status EnqueuePlaneScores(const scorers::ScorePlan& plan, const scorers::ScoreContext& on_device);
+  absl::Status EnqueueRows(const scorers::ScorePlan& plan, uint32_t heads, const float* values,
+                           uint64_t items, float* rows);
+  absl::Status EnqueueBlocks(const scorers::ScorePlan& plan, const scorers::ScoreContext& on_device,
+                             const float* token_rows, float* block_scores);
+  absl::Status EnqueueChoice(const ScoreCall& call, Scores* scores);
+  absl::Status TakeScores(const ScoreCall& call, const Scores& scores);
+
+  const std::shared_ptr<const CudaContext> context_;
+  const ScoreKernels kernels_;
+  const CudaStream stream_;
+  CudaEvent begin_, choice_, end_;  // If timed.
+  bool chose_ = false;              // choice_ is of this call.
+  Times last_times_;
+  GrownMemory<CudaArray> workspace_, selection_, inputs_;
+  GrownMemory<CudaPinned> pinned_inputs_, pinned_outputs_;
+  std::vector<uint64_t> keys_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_

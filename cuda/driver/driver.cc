@@ -1,0 +1,110 @@
+#include "cuda/driver/driver.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/sticky.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+struct LoadedDriver {
+  void* library = nullptr;  // Never closed: a driver has threads of its own.
+  Driver functions;
+};
+
+absl::StatusOr<LoadedDriver> Load() {
+  const char* path = ::secure_getenv("KVPOOL_LIBCUDA");
+  if (path == nullptr) path = "libcuda.so.1";
+  LoadedDriver loaded;
+  loaded.library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (loaded.library == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA driver: ", ::dlerror()));
+#define KVPOOL_DRIVER_NAME(name) #name
+#define KVPOOL_DRIVER_LOAD(name)                                                                      \
+  loaded.functions.name =                                                                             \
+      reinterpret_cast<decltype(&::name)>(::dlsym(loaded.library, KVPOOL_DRIVER_NAME(name)));         \
+  if (loaded.functions.name == nullptr) {                                                             \
+    return absl::UnavailableError(                                                                    \
+        absl::StrCat("the CUDA driver ", path, " is too old: it has no ", KVPOOL_DRIVER_NAME(name))); \
+  }
+  KVPOOL_CUDA_DRIVER_FUNCTIONS(KVPOOL_DRIVER_LOAD)
+#undef KVPOOL_DRIVER_LOAD
+#undef KVPOOL_DRIVER_NAME
+  const absl::Status status = CudaStatus(loaded.functions, loaded.functions.cuInit(0), "cuInit");
+  if (!status.ok()) return absl::UnavailableError(status.message());
+  return loaded;
+}
+
+const absl::StatusOr<LoadedDriver>& TheDriver() {
+  static const absl::StatusOr<LoadedDriver>& loaded = *new absl::StatusOr<LoadedDriver>(Load());
+  return loaded;
+}
+
+struct Meaning {
+  CUresult result;
+  absl::StatusCode code;
+};
+constexpr absl::StatusCode kSticky = absl::StatusCode::kDataLoss;
+constexpr Meaning kMeanings[] = {
+    {CUDA_ERROR_OUT_OF_MEMORY, absl::StatusCode::kResourceExhausted},
+    {CUDA_ERROR_NOT_PERMITTED, absl::StatusCode::kPermissionDenied},
+    {CUDA_ERROR_NOT_SUPPORTED, absl::StatusCode::kUnimplemented},
+    {CUDA_ERROR_NO_DEVICE, absl::StatusCode::kUnavailable},
+    {CUDA_ERROR_DEVICE_UNAVAILABLE, absl::StatusCode::kUnavailable},
+    {CUDA_ERROR_STUB_LIBRARY, absl::StatusCode::kUnavailable},
+    {CUDA_ERROR_SYSTEM_NOT_READY, absl::StatusCode::kUnavailable},
+    {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, absl::StatusCode::kUnavailable},
+    {CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, absl::StatusCode::kUnavailable},
+    // After these the context answers every call with the same error until the process ends.
+    {CUDA_ERROR_ECC_UNCORRECTABLE, kSticky},
+    {CUDA_ERROR_NVLINK_UNCORRECTABLE, kSticky},
+    {CUDA_ERROR_CONTAINED, kSticky},
+    {CUDA_ERROR_ILLEGAL_ADDRESS, kSticky},
+    {CUDA_ERROR_LAUNCH_TIMEOUT, kSticky},
+    {CUDA_ERROR_ASSERT, kSticky},
+    {CUDA_ERROR_HARDWARE_STACK_ERROR, kSticky},
+    {CUDA_ERROR_ILLEGAL_INSTRUCTION, kSticky},
+    {CUDA_ERROR_MISALIGNED_ADDRESS, kSticky},
+    {CUDA_ERROR_INVALID_ADDRESS_SPACE, kSticky},
+    {CUDA_ERROR_INVALID_PC, kSticky},
+    {CUDA_ERROR_LAUNCH_FAILED, kSticky},
+    {CUDA_ERROR_TENSOR_MEMORY_LEAK, kSticky},
+    {CUDA_ERROR_EXTERNAL_DEVICE, kSticky},
+    {CUDA_ERROR_MPS_CLIENT_TERMINATED, kSticky},
+};
+
+absl::StatusCode CodeOf(CUresult result) {
+  const Meaning* meaning = std::ranges::find(kMeanings, result, &Meaning::result);
+  return meaning != std::end(kMeanings) ? meaning->code : absl::StatusCode::kInternal;
+}
+
+}  // namespace
+
+absl::StatusOr<const Driver*> LoadDriver() {
+  const absl::StatusOr<LoadedDriver>& loaded = TheDriver();
+  if (!loaded.ok()) return loaded.status();
+  return &loaded->functions;
+}
+
+void* FindDriverFunction(const char* name) { return ::dlsym(TheDriver()->library, name); }
+
+absl::Status CudaStatus(const Driver& driver, CUresult result, absl::string_view doing) {
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* words = nullptr;
+  // A driver older than the error has no words for it.
+  if (driver.cuGetErrorName(result, &name) != CUDA_SUCCESS) name = "unknown error";
+  if (driver.cuGetErrorString(result, &words) != CUDA_SUCCESS) words = "no words for it";
+  const absl::StatusCode code = CodeOf(result);
+  absl::Status status(code,
+                      absl::StrCat(doing, ": ", name, " (", static_cast<int>(result), ": ", words, ")"));
+  if (code == kSticky) MarkSticky(&status);
+  return status;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,191 @@
+// Host memory as a device: each slab is one memfd, sealed so that nobody can shrink it under a reader.
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/device.h"
+#include "cuda/host/host_mapping.h"
+#include "cuda/host/host_memory.h"
+#include "cuda/kv_compute.h"
+#include "cuda/member_ranges.h"
+#include "proto/support/status_macros.h"
+
+#ifndef MADV_POPULATE_WRITE  // Linux 5.14; glibc has it since 2.35.
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace kvpool {
+namespace {
+
+// Bytes promised to slabs out of the capacity. Slabs hold it too: they may outlive their device.
+class Budget {
+ public:
+  explicit Budget(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  bool Take(size_t bytes) {
+    size_t used = used_bytes_.load();
+    do {
+      if (bytes > capacity_bytes_ - used) return false;
+    } while (!used_bytes_.compare_exchange_weak(used, used + bytes));
+    return true;
+  }
+  void Return(size_t bytes) { used_bytes_ -= bytes; }
+  size_t capacity_bytes() const { return capacity_bytes_; }
+  size_t free_bytes() const { return capacity_bytes_ - used_bytes_.load(); }
+
+ private:
+  const size_t capacity_bytes_;
+  std::atomic<size_t> used_bytes_ = 0;
+};
+
+// A share of the budget, given back by its destructor.
+class Share {
+ public:
+  Share(std::shared_ptr<Budget> budget, size_t bytes) : budget_(std::move(budget)), bytes_(bytes) {}
+  Share(Share&&) = default;
+  ~Share() {
+    if (budget_ != nullptr) budget_->Return(bytes_);
+  }
+
+ private:
+  std::shared_ptr<Budget> budget_;
+  size_t bytes_;
+};
+
+struct Memory {
+  UniqueFd fd;
+  HostMapping mapping;
+};
+
+class HostSlab : public Slab {
+ public:
+  HostSlab(Memory memory, Share share) : share_(std::move(share)), memory_(std::move(memory)) {}
+
+  size_t bytes() const override { return memory_.mapping.bytes(); }
+  uint64_t address() const override { return memory_.mapping.address(); }
+  absl::StatusOr<UniqueFd> Export() const override {
+    UniqueFd copy(::fcntl(memory_.fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) return absl::ErrnoToStatus(errno, "exporting a slab: dup of its memfd");
+    return copy;
+  }
+  absl::StatusOr<IpcHandle> ipc_handle() const override {
+    return absl::FailedPreconditionError(
+        "host slabs are handed over as file descriptors, not as IPC handles");
+  }
+
+ private:
+  // The order matters: the memory goes before its share of the budget comes back.
+  Share share_;
+  Memory memory_;
+};
+
+// Takes every page now, so that this process's control group pays, and a shortage is an error here instead of
+// a SIGBUS in whoever touches the page first.
+absl::Status Populate(const Memory& memory) {
+  const size_t bytes = memory.mapping.bytes();
+  if (::madvise(memory.mapping.data(), bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  if (errno == EINVAL && ::fallocate(memory.fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0)
+    return absl::OkStatus();
+  // EFAULT stands for the SIGBUS that touching a page would have raised: none was left.
+  return absl::ErrnoToStatus(errno == EFAULT ? ENOMEM : errno, absl::StrCat("populating ", bytes, " bytes"));
+}
+
+absl::StatusOr<Memory> MakeMemory(size_t bytes, unsigned int page_flags) {
+  UniqueFd fd(::memfd_create("kvpool-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING | page_flags));
+  if (!fd.valid()) return absl::ErrnoToStatus(errno, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("ftruncate of a memfd to ", bytes, " bytes"));
+  }
+  ASSIGN_OR_RETURN(HostMapping mapping, HostMapping::MapShared(fd.get(), bytes));
+  Memory memory = {.fd = std::move(fd), .mapping = std::move(mapping)};
+  RETURN_IF_ERROR(Populate(memory));
+  if (::fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return absl::ErrnoToStatus(errno, "sealing a memfd");
+  }
+  return memory;
+}
+
+class HostDevice : public Device {
+ public:
+  HostDevice(size_t capacity_bytes, bool try_huge_pages)
+      : budget_(std::make_shared<Budget>(capacity_bytes)), try_huge_pages_(try_huge_pages) {}
+
+  const std::string& id() const override { return id_; }
+  const std::string& name() const override { return name_; }
+  std::string uuid_bytes() const override { return ""; }
+  size_t granularity_bytes() const override { return kSlabGranularityBytes; }
+  size_t total_bytes() const override { return budget_->capacity_bytes(); }
+  absl::StatusOr<size_t> free_bytes() const override {
+    ASSIGN_OR_RETURN(const HostMemory memory, ReadHostMemory(""));
+    const size_t huge_bytes = try_huge_pages_ ? memory.huge_free_bytes : 0;
+    return std::min(budget_->free_bytes(), memory.available_bytes + huge_bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) override {
+    if (bytes == 0 || bytes % kSlabGranularityBytes != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("slab bytes: ", bytes, " is not a positive multiple of ",
+                                                     kSlabGranularityBytes,
+                                                     ", the granularity of host memory"));
+    }
+    if (!budget_->Take(bytes)) {
+      return absl::ResourceExhaustedError(absl::StrCat("host memory: ", bytes, " bytes asked, ",
+                                                       budget_->free_bytes(), " of the capacity of ",
+                                                       budget_->capacity_bytes(), " free"));
+    }
+    Share share(budget_, bytes);
+    ASSIGN_OR_RETURN(Memory memory, MakePages(bytes));
+    return std::make_unique<HostSlab>(std::move(memory), std::move(share));
+  }
+  absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t) override {
+    return absl::UnimplementedError("IPC slabs exist on cuda devices only");
+  }
+  absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
+    return MakeHostKvCompute(options);
+  }
+
+ private:
+  absl::StatusOr<Memory> MakePages(size_t bytes) const {
+    if (try_huge_pages_) {
+      // mmap takes the slab's huge pages from their pool at once, all of them or none: a short pool is seen
+      // here.
+      absl::StatusOr<Memory> memory = MakeMemory(bytes, MFD_HUGETLB | MFD_HUGE_2MB);
+      if (memory.ok()) return memory;
+    }
+    // A control group over its limit is not told ENOMEM but loses a process to the kernel: look before
+    // leaping.
+    ASSIGN_OR_RETURN(const HostMemory now, ReadHostMemory(""));
+    if (bytes > now.available_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("host memory: ", bytes, " bytes asked, ",
+                                                       now.available_bytes, " of ", now.total_bytes,
+                                                       " available on this machine"));
+    }
+    absl::StatusOr<Memory> memory = MakeMemory(bytes, 0);
+    if (memory.ok()) return memory;
+    return absl::Status(
+        memory.status().code(),
+        absl::StrCat("host memory: ", bytes, " bytes asked, ", now.available_bytes, " of ", now.total_bytes,
+                     " available on this machine: ", memory.status().message()));
+  }
+
+  const std::string id_ = "host";
+  const std::string name_ = "host memory";
+  const std::shared_ptr<Budget> budget_;
+  const bool try_huge_pages_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> MakeHostDevice(const HostDeviceOptions& options) {
+  return std::make_unique<HostDevice>(options.capacity_bytes, options.try_huge_pages);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,131 @@
+#include "cuda/lab/evaluate.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/select.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool::lab {
+namespace {
+
+using scorers::BoundPolicy;
+using scorers::KvShape;
+using scorers::Needs;
+
+absl::Status CheckKeys(const Problem& problem, const BoundPolicy& policy) {
+  constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedPlainAnchor |
+                          scorers::kNeedKeyBounds | scorers::kNeedKeys | scorers::kNeedQueries;
+  // CAOTE reads norms of V alone, to leave out what is no number.
+  const bool needs = (policy.needs() & kKeys) != 0 || problem.signals().window.data != nullptr;
+  if (problem.has_keys() || !needs) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("policy ", std::string(policy.facts().name), " needs K, not given"));
+}
+
+uint32_t BudgetOf(const Problem& problem, const Options& options) {
+  return options.budget_tokens != 0 ? options.budget_tokens : problem.budget_tokens();
+}
+
+absl::Status CheckBudget(uint32_t budget_tokens) {
+  if (budget_tokens != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("no budget: give --budget TOKENS, or budget in the input; 1 or more");
+}
+
+struct Chosen {
+  uint32_t count = 0;
+  std::vector<uint8_t> marks;
+};
+
+// The `count` lowest of each row, and the rest.
+absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, Choice* choice) {
+  const size_t items = chosen.marks.size();
+  std::vector<uint64_t> keys(items);
+  for (size_t row = 0; row < choice->scores.rows; ++row) {
+    std::vector<uint32_t> victims(chosen.count), kept;
+    RETURN_IF_ERROR(scorers::SelectVictims(absl::MakeConstSpan(scores).subspan(row * items, items),
+                                           chosen.marks, chosen.count, absl::MakeSpan(keys),
+                                           absl::MakeSpan(victims)));
+    size_t next = 0;
+    for (uint32_t i = 0; i < items; ++i) {
+      if (next < victims.size() && victims[next] == i) {
+        ++next;
+      } else {
+        kept.push_back(i);
+      }
+    }
+    choice->victims.push_back(std::move(victims));
+    choice->kept.push_back(std::move(kept));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BoundPolicy> BindFor(const Options& options, const Problem& problem) {
+  std::vector<std::pair<std::string, std::string>> settings = options.settings;
+  bool host_named = false;
+  for (const auto& [key, value] : settings) host_named = host_named || key == "host";
+  ASSIGN_OR_RETURN(const scorers::PolicyId id, scorers::FindPolicy(options.policy));
+  if (!scorers::FactsOf(id).default_host.empty() && !host_named &&
+      problem.signals().importance.values != nullptr) {
+    settings.emplace_back("host", "importance");
+  }
+  return scorers::BindPolicy(options.policy, settings);
+}
+
+absl::StatusOr<Scores> Score(const Problem& problem, const BoundPolicy& policy, const Options& options) {
+  RETURN_IF_ERROR(CheckKeys(problem, policy));
+  std::unique_ptr<KvCompute> host;
+  if (options.compute == nullptr) host = MakeHostKvCompute({.host_threads = options.threads});
+  KvCompute* const compute = options.compute != nullptr ? options.compute : host.get();
+  ASSIGN_OR_RETURN(const StagedSequence staged,
+                   StagedSequence::Make(compute, problem.kv(), problem.signals()));
+  ASSIGN_OR_RETURN(ScoredSequence scored, ScoreStaged(compute, staged,
+                                                      {.policy = policy,
+                                                       .shape = problem.kv().shape,
+                                                       .scope = options.scope,
+                                                       .over_tokens = options.over_tokens,
+                                                       .over_heads = options.over_heads,
+                                                       .over_layers = options.over_layers,
+                                                       .budget_tokens = BudgetOf(problem, options)}));
+  return Scores{.rows = scored.plan.rows,
+                .tokens = std::move(scored.tokens),
+                .blocks = std::move(scored.blocks),
+                .spreads = std::move(scored.spreads)};
+}
+
+absl::StatusOr<Choice> Prune(const Problem& problem, const BoundPolicy& policy, const Options& options) {
+  const uint32_t budget = BudgetOf(problem, options);
+  const KvShape& shape = problem.kv().shape;
+  RETURN_IF_ERROR(CheckBudget(budget));
+  Choice choice;
+  ASSIGN_OR_RETURN(choice.scores, Score(problem, policy, options));
+  Chosen chosen{.count = scorers::BlocksOverBudget(shape, budget),
+                .marks = std::vector<uint8_t>(shape.blocks())};
+  scorers::MarkProtectedBlocks(
+      scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
+      absl::MakeSpan(chosen.marks));
+  RETURN_IF_ERROR(Choose(choice.scores.blocks, chosen, &choice));
+  return choice;
+}
+
+absl::StatusOr<Choice> Compact(const Problem& problem, const BoundPolicy& policy, const Options& options) {
+  const uint32_t budget = BudgetOf(problem, options);
+  const KvShape& shape = problem.kv().shape;
+  RETURN_IF_ERROR(CheckBudget(budget));
+  Choice choice;
+  ASSIGN_OR_RETURN(choice.scores, Score(problem, policy, options));
+  Chosen chosen{.count = scorers::TokensOverBudget(policy, shape, budget),
+                .marks = std::vector<uint8_t>(shape.tokens)};
+  scorers::MarkProtectedTokens(
+      scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
+      absl::MakeSpan(chosen.marks));
+  RETURN_IF_ERROR(Choose(choice.scores.tokens, chosen, &choice));
+  return choice;
+}
+
+}  // namespace kvpool::lab

@@ -1,0 +1,66 @@
+// A sequence out of a file, in the form in which scorers take it.
+//
+//   name (also)               shape                                              meaning
+//   K, V                      [token][dim], [token][head][dim], [layer][token][head][dim]
+//   clusters                  [block][token][dim]                                K in blocks (with q)
+//   queries (q)               [dim], [query][dim], [query][head][dim], [layer][query][head][dim]
+//   attention (attn)          [query][token], [layer][query][token], [layer][head][query][token]: a window's rows
+//   mass (alpha), mass_square, counts, latest, peak, last_attended, interval, hits, importance, keep
+//                             [token], [head][token], [layer][head][token]
+//   activations, t            per token the steps at which it was active, and now: last_attended and interval
+//   hidden                    [token][dim], [layer][token][dim]
+//   weights                   [any]; or W1, b1, w2, b2 of learned_mlp
+//   tokens_per_block (B), budget (C), scale, now
+//
+// Where attention rows are given, what they say of each token stands in for mass, mass_square, latest and peak.
+#ifndef KVPOOL_CUDA_LAB_PROBLEM_H_
+#define KVPOOL_CUDA_LAB_PROBLEM_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cuda/lab/tensor.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/signals.h"
+
+namespace kvpool::lab {
+
+// Views point into the buffers, which stay where they are.
+class Problem {
+ public:
+  struct Overrides {
+    uint32_t tokens_per_block = 0;  // 0: as the file says, else 16.
+  };
+  static absl::StatusOr<std::unique_ptr<Problem>> Make(const Tensors& tensors, const Overrides& overrides);
+
+  const scorers::KvView& kv() const { return kv_; }
+  const scorers::Signals& signals() const { return signals_; }
+  bool has_keys() const { return has_keys_; }
+  uint32_t budget_tokens() const { return budget_tokens_; }  // 0: not said.
+
+ private:
+  Problem() = default;
+  absl::Status FindShape(const Tensors& tensors, const Overrides& overrides);
+  absl::Status TakeKv(const Tensors& tensors);
+  absl::Status TakeQueries(const Tensors& tensors);
+  absl::Status TakeAttention(const Tensors& tensors);
+  absl::Status TakeSignals(const Tensors& tensors);
+  absl::Status TakeActivations(const Tensors& tensors);
+  absl::Status TakeHiddenAndWeights(const Tensors& tensors);
+  std::vector<float>* NewBuffer(size_t floats);
+
+  std::vector<std::unique_ptr<std::vector<float>>> buffers_;
+  std::vector<uint64_t> block_addresses_;
+  scorers::KvView kv_;
+  scorers::Signals signals_;
+  uint32_t budget_tokens_ = 0;
+  bool has_keys_ = false;
+};
+
+}  // namespace kvpool::lab
+
+#endif  // KVPOOL_CUDA_LAB_PROBLEM_H_

@@ -1,0 +1,36 @@
+// What the host's time goes into, by instruction set: sums over rows of K and V whose elements lie side by side, such
+// rows as floats, and the attention of a query window (host_window.h).
+//
+// Intrinsics per instruction set: the compiler's own vector code for the same loops reads f16 and fp8 at a tenth of the
+// memory's speed (its conversions go through memory); kvpool-bench's section score shows both.
+#ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_ROWS_H_
+#define KVPOOL_CUDA_SCORERS_HOST_HOST_ROWS_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "cuda/scorers/host/row_sums.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+struct WindowPass;
+inline constexpr int kDtypes = 5;
+inline constexpr int kRowOps = 3;
+struct HostRows {
+  const char* name;  // "compiler", "avx2", "avx512".
+  void (*run[kDtypes][kRowOps])(const RowsOfType& rows);
+  void (*sum_columns[kDtypes])(const ColumnSums& sums);
+  void (*widen[kDtypes])(const unsigned char* row, uint32_t dim, float* to);
+  void (*attend_window)(const WindowPass& pass);
+};
+
+// The best that this processor runs; the same for the life of the process.
+const HostRows& BestHostRows();
+// All that it runs, the compiler's first: they agree up to rounding.
+absl::Span<const HostRows* const> RunnableHostRows();
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_HOST_HOST_ROWS_H_

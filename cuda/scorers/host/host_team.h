@@ -1,0 +1,42 @@
+// The host's team: one lane, and vectors for rows whose elements lie side by side.
+#ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_TEAM_H_
+#define KVPOOL_CUDA_SCORERS_HOST_HOST_TEAM_H_
+
+#include <cstdint>
+
+#include "cuda/scorers/host/host_rows.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+class HostTeam : public OneLane {
+ public:
+  // Columns (elements of a head) that a lane takes at once where it walks over rows.
+  static constexpr uint32_t kColumns = 16;
+
+  explicit HostTeam(const HostRows& rows = BestHostRows()) : rows_(&rows) {}
+
+  template <KvDtype dtype, RowOp op>
+  float SumOfRow(const unsigned char* row, uint32_t dim, const float* x) const {
+    float result;
+    rows_->run[static_cast<int>(dtype)][static_cast<int>(op)]({row, 0, 1, dim, x, &result, 1});
+    return result;
+  }
+  template <KvDtype dtype>
+  void NormsOfRows(const RowGrid& rows) const {
+    for (uint32_t outer = 0; outer < rows.outer_count; ++outer) {
+      rows_->run[static_cast<int>(dtype)][static_cast<int>(RowOp::kSquare)](
+          {rows.first + outer * rows.outer_stride_bytes, rows.inner_stride_bytes, rows.inner_count, rows.dim,
+           nullptr, rows.norms + outer * rows.outer_step, rows.inner_step});
+    }
+  }
+
+  const HostRows& code() const { return *rows_; }
+
+ private:
+  const HostRows* rows_;
+};
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_HOST_HOST_TEAM_H_

@@ -1,0 +1,249 @@
+// The pass over K and V: what a block's record holds (records.h), and what is made of all records of a sequence.
+#ifndef KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
+#define KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in the
+// order in which they lie.
+template <KvDtype dtype, bool kContiguous, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& plane,
+                                               const unsigned char* layer, uint32_t tokens, uint32_t heads,
+                                               uint32_t tokens_per_block, float* norms) {
+  const bool heads_inside = plane.head_stride_bytes < plane.token_stride_bytes;
+  const RowGrid rows = {
+      .first = layer,
+      .outer_count = heads_inside ? tokens : heads,
+      .inner_count = heads_inside ? heads : tokens,
+      .outer_stride_bytes = heads_inside ? plane.token_stride_bytes : plane.head_stride_bytes,
+      .inner_stride_bytes = heads_inside ? plane.head_stride_bytes : plane.token_stride_bytes,
+      .dim = plane.head_dim,
+      .norms = norms,
+      .outer_step = heads_inside ? 1 : tokens_per_block,
+      .inner_step = heads_inside ? tokens_per_block : 1,
+  };
+  if constexpr (kContiguous) {
+    team.template NormsOfRows<dtype>(rows);
+  } else {
+    for (uint32_t outer = 0; outer < rows.outer_count; ++outer) {
+      for (uint32_t inner = team.row(); inner < rows.inner_count; inner += team.rows()) {
+        const float norm = SumOverRow<dtype, false, RowOp::kSquare>(
+            team, layer + outer * rows.outer_stride_bytes + inner * rows.inner_stride_bytes,
+            plane.dim_stride_bytes, plane.head_dim, nullptr);
+        if (team.in_row() == 0) norms[outer * rows.outer_step + inner * rows.inner_step] = norm;
+      }
+    }
+  }
+}
+
+// The same where tokens lie side by side (column-major K): lanes take packs of tokens.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void ColumnNorms(const Team& team, const KvPlane& plane,
+                                                  const unsigned char* layer, uint32_t tokens, uint32_t heads,
+                                                  uint32_t tokens_per_block, float* norms) {
+  using Storage = typename Element<dtype>::Storage;
+  const uint32_t packs = (tokens + kPack - 1) / kPack;
+  for (uint32_t i = team.id(); i < heads * packs; i += team.count()) {
+    const uint32_t head = i / packs;
+    const uint32_t first = i % packs * kPack;
+    const unsigned char* column = layer + head * plane.head_stride_bytes + first * sizeof(Storage);
+    float squares[kPack] = {};
+    const uint32_t count = tokens - first < kPack ? tokens - first : kPack;
+    for (uint32_t d = 0; d < plane.head_dim; ++d, column += plane.dim_stride_bytes) {
+      const Storage* const elements = reinterpret_cast<const Storage*>(column);
+      for (uint32_t j = 0; j < kPack; ++j) {
+        const float x = j < count ? Element<dtype>::Load(elements[j]) : 0;
+        squares[j] += x * x;
+      }
+    }
+    for (uint32_t j = 0; j < kPack; ++j) {
+      if (j < count) norms[head * tokens_per_block + first + j] = sqrtf(squares[j]);
+    }
+  }
+}
+
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView& kv, const KvPlane& plane,
+                                                 uint32_t block, uint32_t layer, float* norms) {
+  const unsigned char* const start = kv.Row(plane, block, layer, 0, 0);
+  const uint32_t tokens = kv.shape.TokensOf(block);
+  const uint32_t element_bytes = BytesOf(dtype);
+  if (plane.dim_stride_bytes == element_bytes) {
+    RowNorms<dtype, true>(team, plane, start, tokens, kv.shape.kv_heads, kv.shape.tokens_per_block, norms);
+  } else if (plane.token_stride_bytes == element_bytes) {
+    ColumnNorms<dtype>(team, plane, start, tokens, kv.shape.kv_heads, kv.shape.tokens_per_block, norms);
+  } else {
+    RowNorms<dtype, false>(team, plane, start, tokens, kv.shape.kv_heads, kv.shape.tokens_per_block, norms);
+  }
+}
+
+// Sums of k/‖k‖ and of k, least and greatest, of one layer's planes in one block: lanes take packs of columns, of all
+// heads. REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
+template <KvDtype dtype, bool kContiguous, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
+                                              uint32_t block, uint32_t layer, float* record) {
+  using Storage = typename Element<dtype>::Storage;
+  constexpr uint32_t kColumns = Team::kColumns;
+  const uint32_t dim = kv.shape.k_head_dim;
+  const uint32_t tokens = kv.shape.TokensOf(block);
+  const uint32_t packs = (dim + kColumns - 1) / kColumns;
+  for (uint32_t pack = team.id(); pack < kv.shape.kv_heads * packs; pack += team.count()) {
+    const uint32_t head = pack / packs, first = pack % packs * kColumns;
+    const uint32_t plane = layer * kv.shape.kv_heads + head;
+    const uint64_t own = uint64_t{plane} * dim;
+    const float* const norms =
+        at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
+    const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
+    float unit[kColumns] = {}, plain[kColumns] = {}, least[kColumns], greatest[kColumns];
+    for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      const unsigned char* const row = kv.Row(kv.k, block, layer, t, head) +
+                                       first * (kContiguous ? sizeof(Storage) : kv.k.dim_stride_bytes);
+      const bool counts = norms != nullptr && HasDirection(norms[t]);
+      const float weight = counts ? 1 / norms[t] : 0;
+      for (uint32_t j = 0; j < kColumns; ++j) {
+        if (j >= count) break;
+        const float x = Element<dtype>::Load(
+            kContiguous ? reinterpret_cast<const Storage*>(row)[j]
+                        : *reinterpret_cast<const Storage*>(row + j * kv.k.dim_stride_bytes));
+        unit[j] += counts ? x * weight : 0;
+        plain[j] += counts ? x : 0;
+        least[j] = LesserOf(least[j], x);
+        greatest[j] = GreaterOf(greatest[j], x);
+      }
+    }
+    for (uint32_t j = 0; j < kColumns; ++j) {
+      if (j >= count) break;
+      if (at.unit_key_sums != RecordLayout::kNone) record[at.unit_key_sums + own + first + j] = unit[j];
+      if (at.key_sums != RecordLayout::kNone) record[at.key_sums + own + first + j] = plain[j];
+      if (at.key_min != RecordLayout::kNone) record[at.key_min + own + first + j] = least[j];
+      if (at.key_max != RecordLayout::kNone) record[at.key_max + own + first + j] = greatest[j];
+    }
+  }
+}
+
+// The norms of one layer's part of a block's record.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void NormsOfLayer(const Team& team, const KvView& kv, const RecordLayout& at,
+                                                   uint32_t block, uint32_t layer, float* record) {
+  const uint64_t plane = uint64_t{layer} * kv.shape.kv_heads * kv.shape.tokens_per_block;
+  if (at.k_norms != RecordLayout::kNone) {
+    PlaneNorms<dtype>(team, kv, kv.k, block, layer, record + at.k_norms + plane);
+  }
+  if (at.v_norms != RecordLayout::kNone) {
+    PlaneNorms<dtype>(team, kv, kv.v, block, layer, record + at.v_norms + plane);
+  }
+}
+
+// One layer's part of a block's record.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvView& kv,
+                                                    const RecordLayout& at, uint32_t block, uint32_t layer,
+                                                    float* record) {
+  NormsOfLayer<dtype>(team, kv, at, block, layer, record);
+  if (!at.sums_keys()) return;
+  team.Sync();
+  const bool contiguous = kv.k.dim_stride_bytes == BytesOf(dtype);
+  if (contiguous) {
+    KeySums<dtype, true>(team, kv, at, block, layer, record);
+  } else {
+    KeySums<dtype, false>(team, kv, at, block, layer, record);
+  }
+}
+
+// Blocks [begin, end) of a sequence.
+struct BlockRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+// Norms and bounds of one plane out of the records, in token and block order: row teams take blocks.
+template <typename Team>
+KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, uint32_t plane,
+                                      BlockRange blocks) {
+  const KvShape& shape = c.shape();
+  const uint32_t per_block = shape.tokens_per_block;
+  const uint64_t first = uint64_t{plane} * shape.tokens;
+  for (uint32_t block = blocks.begin + team.row(); block < blocks.end; block += team.rows()) {
+    const float* const record = c.records[block];
+    const uint32_t tokens = shape.TokensOf(block);
+    const uint64_t to = first + uint64_t{block} * per_block;
+    for (uint32_t t = team.in_row(); t < tokens; t += team.row_width()) {
+      if (c.k_norms != nullptr) c.k_norms[to + t] = record[c.record.k_norms + plane * per_block + t];
+      if (c.v_norms != nullptr) c.v_norms[to + t] = record[c.record.v_norms + plane * per_block + t];
+    }
+    if (c.key_min == nullptr) continue;
+    const uint64_t own = uint64_t{plane} * shape.k_head_dim;
+    const uint64_t bounds = (uint64_t{plane} * shape.blocks() + block) * shape.k_head_dim;
+    for (uint32_t d = team.in_row(); d < shape.k_head_dim; d += team.row_width()) {
+      c.key_min[bounds + d] = record[c.record.key_min + own + d];
+      c.key_max[bounds + d] = record[c.record.key_max + own + d];
+    }
+  }
+  team.Sync();
+}
+
+// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row teams blocks.
+// REQUIRES: the plane's norms are unpacked.
+template <typename Team>
+KVPOOL_HOST_DEVICE void MakeAnchor(const Team& team, const ScoreContext& c, uint32_t plane) {
+  const KvShape& shape = c.shape();
+  const uint64_t first = uint64_t{plane} * shape.tokens;
+  double counted = 0;
+  for (uint32_t t = team.id(); t < shape.tokens; t += team.count())
+    counted += HasDirection(c.k_norms[first + t]);
+  counted = team.Sum(counted);
+  const uint32_t sums =
+      c.record.unit_key_sums != RecordLayout::kNone ? c.record.unit_key_sums : c.record.key_sums;
+  const uint64_t own = uint64_t{plane} * shape.k_head_dim;
+  double square = 0;
+  for (uint32_t base = 0; base < shape.k_head_dim; base += team.row_width()) {
+    const uint32_t d = base + team.in_row();
+    double sum = 0;
+    for (uint32_t block = team.row(); block < shape.blocks() && d < shape.k_head_dim; block += team.rows()) {
+      sum += double{c.records[block][sums + own + d]};
+    }
+    sum = team.SumOfRows(sum);
+    if (team.row() != 0 || d >= shape.k_head_dim) continue;
+    const double mean = counted == 0 ? 0 : sum / counted;
+    c.anchors[own + d] = static_cast<float>(mean);
+    square += mean * mean;
+  }
+  square = team.Sum(square);
+  if (team.id() == 0) c.anchor_norms[plane] = static_cast<float>(sqrt(square));
+  team.Sync();
+}
+
+// The second pass over K of policies with an anchor.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void AnchorDots(const Team& team, const ScoreContext& c, uint32_t plane,
+                                                 BlockRange blocks) {
+  const KvShape& shape = c.shape();
+  const uint32_t layer = plane / shape.kv_heads, head = plane % shape.kv_heads;
+  const float* const anchor = c.anchors + uint64_t{plane} * shape.k_head_dim;
+  float* const dots = c.anchor_dots + uint64_t{plane} * shape.tokens;
+  const bool contiguous = c.kv.k.dim_stride_bytes == BytesOf(dtype);
+  for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
+    const uint32_t tokens = shape.TokensOf(block);
+    for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
+      const unsigned char* const row = c.kv.Row(c.kv.k, block, layer, t, head);
+      const float dot = contiguous ? SumOverRow<dtype, true, RowOp::kProduct>(
+                                         team, row, c.kv.k.dim_stride_bytes, shape.k_head_dim, anchor)
+                                   : SumOverRow<dtype, false, RowOp::kProduct>(
+                                         team, row, c.kv.k.dim_stride_bytes, shape.k_head_dim, anchor);
+      if (team.in_row() == 0) dots[block * shape.tokens_per_block + t] = dot;
+    }
+  }
+  team.Sync();
+}
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_

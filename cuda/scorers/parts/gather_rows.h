@@ -1,0 +1,71 @@
+// One layer's part of one destination block of a compaction.
+#ifndef KVPOOL_CUDA_SCORERS_PARTS_GATHER_ROWS_H_
+#define KVPOOL_CUDA_SCORERS_PARTS_GATHER_ROWS_H_
+
+#include <cstdint>
+
+#include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+// What both sides of a compaction are told.
+struct GatherRequest {
+  KvView from;
+  const uint64_t* to_blocks = nullptr;  // Addresses of ceil(kept_tokens / tokens_per_block) blocks.
+  // Ascending indices of the tokens that stay; kept[layer * layer_stride + head * head_stride + i]. Strides of 0:
+  // all layers or heads keep the same.
+  const uint32_t* kept = nullptr;
+  uint64_t kept_layer_stride = 0;
+  uint64_t kept_head_stride = 0;
+  uint32_t kept_tokens = 0;
+};
+
+// Row teams take rows; a row whose elements lie side by side is copied in words where its place allows.
+template <typename Team>
+KVPOOL_HOST_DEVICE void CopyRow(const Team& team, const KvPlane& plane, KvDtype dtype,
+                                const unsigned char* from, unsigned char* to) {
+  const uint32_t element_bytes = BytesOf(dtype);
+  if (plane.dim_stride_bytes == element_bytes) {
+    const uint32_t bytes = plane.head_dim * element_bytes;
+    if ((reinterpret_cast<uint64_t>(from) | reinterpret_cast<uint64_t>(to) | bytes) % sizeof(uint64_t) == 0) {
+      for (uint32_t i = team.in_row(); i < bytes / sizeof(uint64_t); i += team.row_width()) {
+        reinterpret_cast<uint64_t*>(to)[i] = reinterpret_cast<const uint64_t*>(from)[i];
+      }
+      return;
+    }
+  }
+  for (uint32_t d = team.in_row(); d < plane.head_dim; d += team.row_width()) {
+    const uint64_t at = d * plane.dim_stride_bytes;
+    for (uint32_t byte = 0; byte < element_bytes; ++byte) to[at + byte] = from[at + byte];
+  }
+}
+
+template <typename Team>
+KVPOOL_HOST_DEVICE void GatherLayer(const Team& team, const GatherRequest& request, uint32_t block,
+                                    uint32_t layer) {
+  const KvView& kv = request.from;
+  const uint32_t per_block = kv.shape.tokens_per_block;
+  const uint32_t first = block * per_block;
+  const uint32_t count = request.kept_tokens - first < per_block ? request.kept_tokens - first : per_block;
+  const uint32_t rows = count * kv.shape.kv_heads;
+  const KvPlane* const planes[2] = {&kv.k, &kv.v};
+  for (uint32_t p = 0; p < 2; ++p) {
+    const KvPlane& plane = *planes[p];
+    if (plane.head_dim == 0) continue;
+    for (uint32_t row = team.row(); row < rows; row += team.rows()) {
+      const uint32_t token = row / kv.shape.kv_heads, head = row % kv.shape.kv_heads;
+      const uint32_t source =
+          request.kept[layer * request.kept_layer_stride + head * request.kept_head_stride + first + token];
+      const uint64_t within = plane.offset_bytes + layer * plane.layer_stride_bytes +
+                              token * plane.token_stride_bytes + head * plane.head_stride_bytes;
+      CopyRow(team, plane, kv.dtype, kv.Row(plane, source / per_block, layer, source % per_block, head),
+              reinterpret_cast<unsigned char*>(request.to_blocks[block] + within));
+    }
+  }
+}
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_PARTS_GATHER_ROWS_H_

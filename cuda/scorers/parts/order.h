@@ -1,0 +1,39 @@
+// The order of scores, and the k-th of them, without memory of its own.
+#ifndef KVPOOL_CUDA_SCORERS_PARTS_ORDER_H_
+#define KVPOOL_CUDA_SCORERS_PARTS_ORDER_H_
+
+#include <cstdint>
+
+#include "cuda/base/lane.h"
+#include "cuda/scorers/parts/element.h"
+
+namespace kvpool::scorers {
+
+// Ascends with the score: NaN is 0, then -Inf … +Inf; -0 is 0.
+KVPOOL_HOST_DEVICE inline uint32_t OrderOf(float score) {
+  if (score != score) return 0;
+  const uint32_t bits = BitsOf(score == 0 ? 0.0f : score);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+// Equal scores: the lower index goes first.
+KVPOOL_HOST_DEVICE inline uint64_t OrderOf(float score, uint32_t index) {
+  return uint64_t{OrderOf(score)} << 32 | index;
+}
+
+// The k-th lowest of key(0) … key(n - 1), counted from 0, which must all differ; found bit by bit, 64 counts over
+// the team.
+template <typename Team, typename Key>
+KVPOOL_HOST_DEVICE uint64_t KthLowest(const Team& team, uint32_t n, uint32_t k, const Key& key) {
+  uint64_t found = 0;
+  for (int bit = 63; bit >= 0; --bit) {
+    const uint64_t candidate = found | uint64_t{1} << bit;
+    uint32_t below = 0;
+    for (uint32_t i = team.id(); i < n; i += team.count()) below += key(i) < candidate;
+    if (team.Count(below) <= k) found = candidate;
+  }
+  return found;
+}
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_PARTS_ORDER_H_

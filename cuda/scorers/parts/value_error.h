@@ -1,0 +1,110 @@
+// The error that leaving a token out makes in a head's output (CAOTE), exact under renormalisation:
+// with weights a, sum 1, and X = sum a_i v_i, dropping j moves the output by a_j / (1 - a_j) * ‖X - v_j‖; dropping
+// a block of weight m and weighted mean u moves it by m / (1 - m) * ‖X - u‖.
+#ifndef KVPOOL_CUDA_SCORERS_PARTS_VALUE_ERROR_H_
+#define KVPOOL_CUDA_SCORERS_PARTS_VALUE_ERROR_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/host_scores.h"
+#include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+// The element of V at `column` of a token's row.
+KVPOOL_HOST_DEVICE inline float ValueAt(const KvView& kv, const unsigned char* row, uint32_t column) {
+  return LoadElement(row + column * kv.v.dim_stride_bytes, kv.dtype);
+}
+
+// weights[i] to the plane's scratch (host scores brought to sum 1) and the output X, or the mean of V, behind them.
+// A token whose weight is not finite has no part in either.
+template <typename Team>
+KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, bool mean_of_values,
+                                         float* weights, float* output) {
+  const KvView& kv = *plane.kv;
+  const double sum = CopyNonNegative(team, plane.host, plane.tokens, weights);
+  for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) {
+    weights[i] = sum > 0 ? static_cast<float>(double{weights[i]} / sum) : weights[i];
+  }
+  team.Sync();
+  for (uint32_t first = team.id() * Team::kColumns; first < kv.v.head_dim;
+       first += team.count() * Team::kColumns) {
+    const uint32_t count = kv.v.head_dim - first < Team::kColumns ? kv.v.head_dim - first : Team::kColumns;
+    double sums[Team::kColumns] = {};
+    uint32_t counted = 0;
+    for (uint32_t t = 0; t < plane.tokens; ++t) {
+      if (!IsFinite(weights[t]) || !IsFinite(plane.v_norm[t])) continue;
+      ++counted;
+      const unsigned char* const row = kv.ValueRow(plane.layer, plane.head, t);
+      const double weight = mean_of_values ? 1 : double{weights[t]};
+      for (uint32_t j = 0; j < Team::kColumns; ++j) {
+        if (j < count) sums[j] += weight * double{ValueAt(kv, row, first + j)};
+      }
+    }
+    const double over = mean_of_values && counted > 0 ? counted : 1;
+    for (uint32_t j = 0; j < Team::kColumns; ++j) {
+      if (j < count) output[first + j] = static_cast<float>(sums[j] / over);
+    }
+  }
+  team.Sync();
+}
+
+KVPOOL_HOST_DEVICE inline float ErrorOf(double weight, double distance) {
+  return weight < 1 ? static_cast<float>(weight / (1 - weight) * distance) : INFINITY;
+}
+
+template <typename Team>
+KVPOOL_HOST_DEVICE void ScoreValueErrors(const Team& team, const Plane& plane, bool mean_of_values,
+                                         float* scores) {
+  const KvView& kv = *plane.kv;
+  float* const weights = plane.scratch;
+  float* const output = plane.scratch + uint64_t{kScratchRows} * plane.tokens;
+  WeightsAndOutput(team, plane, mean_of_values, weights, output);
+  for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
+    const float square =
+        SumOverRow<RowOp::kDistance>(team, kv.ValueRow(plane.layer, plane.head, t), kv.v, kv.dtype, output);
+    if (team.in_row() != 0) continue;
+    scores[t] = weights[t] != weights[t] ? weights[t] : ErrorOf(double{weights[t]}, sqrt(double{square}));
+  }
+}
+
+// Mean over the planes of the block form.
+template <typename Team>
+KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& context, PlaneRange planes,
+                                         uint32_t scratch_index, bool mean_of_values, float* block_scores) {
+  const KvShape& shape = context.shape();
+  for (uint32_t block = team.id(); block < shape.blocks(); block += team.count()) block_scores[block] = 0;
+  for (uint32_t p = planes.first; p < planes.first + planes.count; ++p) {
+    const Plane plane = context.At(p, scratch_index);
+    float* const weights = plane.scratch;
+    float* const output = plane.scratch + uint64_t{kScratchRows} * plane.tokens;
+    team.Sync();
+    WeightsAndOutput(team, plane, mean_of_values, weights, output);
+    for (uint32_t block = 0; block < shape.blocks(); ++block) {
+      const uint32_t first = block * shape.tokens_per_block;
+      double weight = 0, square = 0;
+      for (uint32_t t = 0; t < shape.TokensOf(block); ++t) weight += double{weights[first + t]};
+      for (uint32_t d = team.id(); d < shape.v_head_dim; d += team.count()) {
+        double moved = weight * double{output[d]};
+        for (uint32_t t = 0; t < shape.TokensOf(block); ++t) {
+          const unsigned char* const row = context.kv.ValueRow(plane.layer, plane.head, first + t);
+          moved -= double{weights[first + t]} * double{ValueAt(context.kv, row, d)};
+        }
+        square += moved * moved;
+      }
+      square = team.Sum(square);
+      if (team.id() != 0) continue;
+      // ‖m X - sum a v‖ is m ‖X - u‖.
+      const float error = weight < 1 ? static_cast<float>(sqrt(square) / (1 - weight)) : INFINITY;
+      block_scores[block] += (weight != weight ? NAN : error) / static_cast<float>(planes.count);
+    }
+  }
+}
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_PARTS_VALUE_ERROR_H_

@@ -1,0 +1,40 @@
+// Keep the tokens with the shortest keys: they go with high attention over time.
+//
+// The score is -‖K‖ and not 1/‖K‖, which orders tokens alike but not block means. The first two layers, where the
+// correlation fails, are left whole.
+#ifndef KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
+#define KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
+
+#include <cstdint>
+
+#include "cuda/scorers/parts/policy.h"
+
+namespace kvpool::scorers {
+
+struct InverseKeyL2 {
+  enum : uint32_t { kSkipLayers };
+  static constexpr ParamFacts kParams[] = {
+      {"skip_layers", ParamType::kInt, 2, 0, 1024, "", "first layers of the model that are left whole"},
+  };
+  static constexpr PolicyFacts kFacts = {
+      .name = "inverse_key_l2",
+      .title = "Inverse key L2",
+      .source = "Devoto et al., arXiv 2406.11430",
+      .description =
+          "Keeps tokens with short keys (score -‖K‖), which go with high attention over time. Layers 0 and 1 "
+          "are left whole where layers are pruned apart.",
+      .needs = kNeedNorms,
+      .params = kParams,
+      .whole_layers = [](const Params& params) { return params.Int(kSkipLayers); },
+  };
+
+  template <typename Team>
+  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
+                                       float* scores) {
+    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = -plane.k_norm[i];
+  }
+};
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_

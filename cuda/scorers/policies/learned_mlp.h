@@ -1,0 +1,98 @@
+// A learned importance: sigmoid(w2 . relu(W1 x + b1) + b2) of each token.
+//
+// hidden: x is the token's hidden state. pool: eight features that the pool has itself, where there are no hidden states:
+// ‖K‖, ‖V‖, ‖V‖/‖K‖, cosine to the mean key, age, steps since last attended, mean attention, depth (age and steps over the
+// sequence's length, depth over the layers). Weights: W1 [m][d], b1 [m], w2 [m], b2, in one row.
+#ifndef KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_
+#define KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/team.h"
+
+namespace kvpool::scorers {
+
+struct LearnedMlp {
+  enum : uint32_t { kFeatures };
+  static constexpr uint32_t kPoolFeatures = 8;
+  static constexpr ParamFacts kParams[] = {
+      {"features", ParamType::kChoice, 0, 0, 1, "hidden|pool", "hidden states, or what the pool knows"},
+  };
+  static constexpr PolicyFacts kFacts = {
+      .name = "learned_mlp",
+      .title = "Learned MLP",
+      .source = "after arXiv 2602.10238 and 2602.03203",
+      .description =
+          "A small network, trained offline to foresee attention, over hidden states or over eight features "
+          "of the "
+          "pool; weights from a safetensors file.",
+      .params = kParams,
+      .needs_with = [](const Params& params) -> Needs {
+        const Needs pool = kNeedUnitAnchor | kNeedNorms | kNeedValueNorms | kNeedLastAttended | kNeedMass;
+        return kNeedWeights | (params.Is(kFeatures, 0) ? kNeedHidden : pool);
+      },
+      .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
+                         uint64_t given) -> uint64_t {
+        // m (d + 2) + 1, for the m that comes next.
+        const uint64_t unit = (params.Is(kFeatures, 0) ? hidden_dim : kPoolFeatures) + 2;
+        const uint64_t units = given > 1 ? (given - 1 + unit - 1) / unit : 1;
+        return units * unit + 1;
+      },
+  };
+
+  template <typename Team>
+  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
+                                       float* scores) {
+    const bool from_pool = params.Is(kFeatures, 1);
+    const uint32_t dim = from_pool ? kPoolFeatures : plane.signals->hidden_dim;
+    const uint64_t units = (plane.signals->weight_count - 1) / (dim + 2);
+    const float* const w1 = plane.signals->weights;
+    const float* const b1 = w1 + units * dim;
+    const float* const w2 = b1 + units;
+    for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
+      const float* const x =
+          from_pool
+              ? nullptr
+              : plane.signals->hidden + plane.layer * plane.signals->hidden_layer_stride + uint64_t{t} * dim;
+      double logit = double{w2[units]};
+      for (uint64_t u = 0; u < units; ++u) {
+        float sum = 0;
+        for (uint32_t d = team.in_row(); d < dim; d += team.row_width()) {
+          sum += w1[u * dim + d] * (from_pool ? PoolFeature(plane, t, d) : x[d]);
+        }
+        sum = team.RowSum(sum) + b1[u];
+        logit += double{w2[u]} * double{sum > 0 ? sum : sum != sum ? sum : 0};
+      }
+      if (team.in_row() == 0) scores[t] = static_cast<float>(1 / (1 + exp(-logit)));
+    }
+  }
+
+  KVPOOL_HOST_DEVICE static float PoolFeature(const Plane& plane, uint32_t t, uint32_t feature) {
+    const float length = plane.k_norm[t] * plane.anchor_norm;
+    const float tokens = static_cast<float>(plane.tokens);
+    switch (feature) {
+      case 0:
+        return plane.k_norm[t];
+      case 1:
+        return plane.v_norm[t];
+      case 2:
+        return plane.v_norm[t] / GreaterOf(plane.k_norm[t], 1e-6f);
+      case 3:
+        return length > 0 ? plane.anchor_dot[t] / length : 0;
+      case 4:
+        return static_cast<float>(plane.tokens - 1 - t) / tokens;
+      case 5:
+        return (plane.signals->now - plane.last_attended[t]) / tokens;
+      case 6:
+        return plane.Count(t) > 0 ? plane.mass[t] / plane.Count(t) : 0;
+      default:
+        return static_cast<float>(plane.layer) / static_cast<float>(plane.layers);
+    }
+  }
+};
+
+}  // namespace kvpool::scorers
+
+#endif  // KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_

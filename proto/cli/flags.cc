@@ -1,0 +1,184 @@
+#include "proto/cli/flags.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+absl::Status Wrong(absl::string_view value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(absl::StrCat("\"", value, "\" is not ", wanted));
+}
+
+absl::StatusOr<std::string> ParseBytes(absl::string_view value, size_t most_bytes) {
+  std::string bytes;
+  if (absl::ConsumePrefix(&value, "base64:")) {
+    if (!absl::Base64Unescape(value, &bytes)) return Wrong(value, "base64");
+  } else {
+    if (value.size() % 2 != 0 || !std::all_of(value.begin(), value.end(), absl::ascii_isxdigit)) {
+      return Wrong(value, "an even number of hex digits");
+    }
+    bytes = absl::HexStringToBytes(value);
+  }
+  if (bytes.empty() || bytes.size() > most_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(bytes.size(), " bytes; 1 to ", most_bytes, " are allowed"));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void Flags::Add(const std::string& name, std::string* target, const std::string& help) {
+  AddFlag({name, "TEXT", *target, help, [target](absl::string_view value) {
+             *target = std::string(value);
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::Add(const std::string& name, bool* target, const std::string& help) {
+  AddFlag({name, "", *target ? "true" : "", help,
+           [target](absl::string_view value) {
+             return absl::SimpleAtob(value, target) ? absl::OkStatus() : Wrong(value, "true or false");
+           },
+           true});
+}
+
+void Flags::Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help) {
+  AddFlag({name, "N", *target == 0 ? "" : absl::StrCat(*target), help, [=](absl::string_view value) {
+             uint64_t number;
+             if (!absl::SimpleAtoi(value, &number) || number < range.min || number > range.max) {
+               return Wrong(value, absl::StrCat("a whole number of ", range.min, " to ", range.max));
+             }
+             *target = number;
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::Add(const std::string& name, double* target, double most, const std::string& help) {
+  AddFlag({name, "X", *target == 0 ? "" : absl::StrCat(*target), help, [=](absl::string_view value) {
+             double number;
+             if (!absl::SimpleAtod(value, &number) || !(number >= 0 && number <= most)) {
+               return Wrong(value, absl::StrCat("a number of 0 to ", most));
+             }
+             *target = number;
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help) {
+  AddFlag({name, "TIME", *target == absl::ZeroDuration() ? "" : absl::FormatDuration(*target), help,
+           [=](absl::string_view value) {
+             absl::Duration duration;
+             if (!absl::ParseDuration(value, &duration)) return Wrong(value, "a time like 300ms, 10s or 2h");
+             if (duration < range.min || duration > range.max) {
+               return Wrong(value, absl::StrCat("a time of ", absl::FormatDuration(range.min), " to ",
+                                                absl::FormatDuration(range.max)));
+             }
+             *target = duration;
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::AddBytes(const std::string& name, std::string* target, size_t most_bytes,
+                     const std::string& help) {
+  AddFlag({name, "HEX", "", help, [=](absl::string_view value) -> absl::Status {
+             ASSIGN_OR_RETURN(*target, ParseBytes(value, most_bytes));
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::AddRepeated(const std::string& name, std::vector<std::string>* target, const std::string& help) {
+  AddFlag({name, "TEXT", "", help, [target](absl::string_view value) {
+             target->emplace_back(value);
+             return absl::OkStatus();
+           }});
+}
+
+void Flags::AddFlag(Flag flag) {
+  KVPOOL_CHECK(Find(flag.name) == nullptr, "flag --%s is there twice", flag.name.c_str());
+  flags_.push_back(std::move(flag));
+}
+
+Flags::Flag* Flags::Find(absl::string_view name) {
+  for (Flag& flag : flags_) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+bool Flags::given(absl::string_view name) const {
+  return std::any_of(flags_.begin(), flags_.end(),
+                     [&](const Flag& flag) { return flag.name == name && flag.given; });
+}
+
+absl::Status Flags::Set(Flag* flag, absl::string_view value) {
+  flag->given = true;
+  const absl::Status status = flag->set(value);
+  return status.ok() ? status
+                     : absl::InvalidArgumentError(absl::StrCat("--", flag->name, ": ", status.message()));
+}
+
+absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::string>& arguments) {
+  size_t i = 0;
+  for (; i < arguments.size(); ++i) {
+    absl::string_view text = arguments[i];
+    if (text == "--") {
+      ++i;
+      break;
+    }
+    if (!absl::ConsumePrefix(&text, "--")) break;
+    const size_t equals = text.find('=');
+    const std::string name = absl::StrReplaceAll(text.substr(0, equals), {{"_", "-"}});
+    Flag* flag = Find(name);
+    if (flag == nullptr && equals == absl::string_view::npos && absl::StartsWith(name, "no-")) {
+      flag = Find(absl::string_view(name).substr(3));
+      if (flag != nullptr && flag->is_bool) {
+        RETURN_IF_ERROR(Set(flag, "false"));
+        continue;
+      }
+      flag = nullptr;
+    }
+    if (flag == nullptr) return absl::InvalidArgumentError(absl::StrCat("no flag --", name, "; see --help"));
+    if (equals != absl::string_view::npos) {
+      RETURN_IF_ERROR(Set(flag, text.substr(equals + 1)));
+    } else if (flag->is_bool) {
+      RETURN_IF_ERROR(Set(flag, "true"));
+    } else if (++i < arguments.size()) {
+      RETURN_IF_ERROR(Set(flag, arguments[i]));
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, ": a value is missing"));
+    }
+  }
+  return std::vector<std::string>(arguments.begin() + static_cast<ptrdiff_t>(i), arguments.end());
+}
+
+std::string Flags::Help() const {
+  size_t width = 0;
+  const auto head = [](const Flag& flag) {
+    return absl::StrCat("  --", flag.name, flag.is_bool ? "" : absl::StrCat("=", flag.value_name));
+  };
+  for (const Flag& flag : flags_) {
+    if (!flag.help.empty()) width = std::max(width, head(flag).size());
+  }
+  std::string text;
+  for (const Flag& flag : flags_) {
+    if (flag.help.empty()) continue;
+    const std::string start = head(flag);
+    absl::StrAppend(&text, start, std::string(width + 2 - start.size(), ' '), flag.help,
+                    flag.default_text.empty() ? "" : absl::StrCat(" [", flag.default_text, "]"), "\n");
+  }
+  return text;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,65 @@
+// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or --name=false.
+// Names are written with dashes; underscores are as good.
+#ifndef KVPOOL_PROTO_CLI_FLAGS_H_
+#define KVPOOL_PROTO_CLI_FLAGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace kvpool {
+
+struct CountRange {
+  uint64_t min = 0, max = ~uint64_t{0};
+};
+struct TimeRange {
+  absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);
+};
+
+// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows. A flag
+// without help text is for the tool's own processes, and not shown.
+class Flags {
+ public:
+  void Add(const std::string& name, std::string* target, const std::string& help);
+  void Add(const std::string& name, bool* target, const std::string& help);
+  void Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help);
+  // 0 or more.
+  void Add(const std::string& name, double* target, double most, const std::string& help);
+  // "300ms", "10s", "2h30m".
+  void Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help);
+  // Bytes given as hex digits, or as base64 behind "base64:", which is how JSON shows them.
+  void AddBytes(const std::string& name, std::string* target, size_t most_bytes, const std::string& help);
+  // A flag that may be given many times.
+  void AddRepeated(const std::string& name, std::vector<std::string>* target, const std::string& help);
+
+  // Takes flags up to the first argument that is none, or up to "--", and answers what is left.
+  // INVALID_ARGUMENT names flag, value and limit.
+  absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments);
+  // One flag a line.
+  std::string Help() const;
+  // Whether the last Parse met it.
+  bool given(absl::string_view name) const;
+
+ private:
+  struct Flag {
+    std::string name, value_name, default_text, help;
+    std::function<absl::Status(absl::string_view value)> set;
+    bool is_bool = false;
+    bool given = false;
+  };
+  Flag* Find(absl::string_view name);
+  void AddFlag(Flag flag);
+  absl::Status Set(Flag* flag, absl::string_view value);
+
+  std::vector<Flag> flags_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_PROTO_CLI_FLAGS_H_

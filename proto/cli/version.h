@@ -1,0 +1,20 @@
+// What this build is.
+#ifndef KVPOOL_PROTO_CLI_VERSION_H_
+#define KVPOOL_PROTO_CLI_VERSION_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace kvpool {
+
+const char* Version();  // "0.1.0"
+const char*
+Commit();  // Of the checkout when it was configured, with "-dirty" behind it if files had changed; or "unknown".
+
+// What --version prints: "kvpoold 0.1.0 (commit 1a2b3c4d5e6f), CUDA: built with\n".
+std::string VersionText(absl::string_view program);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_PROTO_CLI_VERSION_H_

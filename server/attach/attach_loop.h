@@ -1,0 +1,126 @@
+// The attach server's thread: connections, the processes behind them, and who is let in.
+#ifndef KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
+#define KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/support/mutex.h"
+#include "proto/support/unique_fd.h"
+#include "server/attach/attach_mailbox.h"
+#include "server/attach/attach_options.h"
+
+namespace kvpool {
+
+// Everything but the counters belongs to the thread.
+class AttachLoop {
+ public:
+  AttachLoop(AttachServerOptions options, AttachEvents events, UniqueFd listener,
+             std::shared_ptr<AttachMailbox> mailbox)
+      : options_(std::move(options)),
+        events_(std::move(events)),
+        listener_(std::move(listener)),
+        mailbox_(std::move(mailbox)) {}
+  ~AttachLoop();
+
+  absl::Status Start();
+  AttachStats Stats() const {
+    MutexLock lock(&stats_mu_);
+    return stats_;
+  }
+
+ private:
+  struct Outgoing {
+    v1::AttachFrame frame;
+    UniqueFd fd;
+  };
+
+  enum class ConnectionState { kSilent, kGreeted, kBound, kClosing };
+
+  struct Connection {
+    uint64_t id = 0;  // Grows with age: the oldest has the smallest.
+    UniqueFd socket;
+    PeerCredentials peer;
+    ConnectionState state = ConnectionState::kSilent;
+    uint64_t since_ms = 0;     // Of its state.
+    uint64_t deadline_ms = 0;  // Of silent and closing connections.
+    uint64_t process = 0;      // Once greeted.
+    AttachId attach{0};        // Once greeted.
+    std::deque<Outgoing> out;
+  };
+
+  struct Process {
+    uint64_t id = 0;
+    int64_t pid = 0;
+    UniqueFd pidfd;
+    std::set<uint64_t> connections;  // Open, and greeted or bound.
+    std::vector<AttachId> attached;  // That the daemon waits for the end of.
+  };
+
+  absl::Status Watch(int fd, uint64_t key, uint32_t events);
+  void Run();
+  int TimeoutMs() const;
+  void Accept();
+  void Admit(UniqueFd socket);
+  // False: nobody was waiting.
+  bool AcceptWithoutFiles();
+  // Sends `closed` on a socket that never became a connection.
+  void TurnAway(UniqueFd socket, std::string_view label, const std::string& reason);
+  // Makes room for one more silent (or greeted) connection of `uid`; false: there is none.
+  bool MakeRoom(ConnectionState state, uint32_t uid);
+  void OnEvents(Connection* connection, uint32_t events);
+  void OnFrame(Connection* connection, const v1::AttachFrame& frame);
+  void OnHello(Connection* connection, const v1::AttachHello& hello);
+  void OnProcessEnded(Process* process);
+  void ReadLetters();
+  void CloseLate();
+  // The process behind the peer, watched from now on.
+  absl::StatusOr<Process*> WatchPeer(const Connection& connection);
+  void Unwatch(Process* process);
+
+  void Move(Connection* connection, ConnectionState state);
+  void Queue(Connection* connection, Outgoing outgoing);
+  // Sends what the socket takes. True: the connection is still there.
+  bool Flush(Connection* connection);
+  void Close(Connection* connection, std::string_view label, const std::string& reason);
+  // Tells the daemon, once, that the connection is no more.
+  void Detach(Connection* connection);
+  void Forget(Connection* connection);
+  void Count(std::string_view label);
+
+  Connection* Find(uint64_t id) {
+    const auto found = connections_.find(id);
+    return found == connections_.end() ? nullptr : &found->second;
+  }
+
+  const AttachServerOptions options_;
+  const AttachEvents events_;
+  const UniqueFd listener_;
+  const std::shared_ptr<AttachMailbox> mailbox_;
+  UniqueFd epoll_, stop_;
+  UniqueFd spare_;  // Given up to accept, and refuse, a connection when there is no other descriptor left.
+  uint64_t next_id_ = 1;
+  std::unordered_map<uint64_t, Connection> connections_;
+  std::unordered_map<uint64_t, Process> processes_;
+  std::unordered_map<int64_t, uint64_t> process_of_pid_;
+  std::set<uint64_t> silent_, greeted_, closing_;  // Ids by state, oldest first.
+  std::thread thread_;
+
+  mutable Mutex stats_mu_;
+  AttachStats stats_ ABSL_GUARDED_BY(stats_mu_);
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_

@@ -1,0 +1,80 @@
+#include "server/attach/attach_mailbox.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+class MailedPeer : public AttachPeer {
+ public:
+  MailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection)
+      : mailbox_(std::move(mailbox)), connection_(connection) {}
+
+  void Send(const v1::AttachFrame& frame, UniqueFd fd) override {
+    mailbox_->Post({.connection = connection_,
+                    .kind = AttachLetter::Kind::kFrame,
+                    .frame = frame,
+                    .fd = std::move(fd),
+                    .reason = {}});
+  }
+  void Close(const std::string& reason) override {
+    mailbox_->Post({.connection = connection_,
+                    .kind = AttachLetter::Kind::kClose,
+                    .frame = {},
+                    .fd = {},
+                    .reason = reason});
+  }
+  void Bound() override {
+    mailbox_->Post(
+        {.connection = connection_, .kind = AttachLetter::Kind::kBound, .frame = {}, .fd = {}, .reason = {}});
+  }
+
+ private:
+  const std::shared_ptr<AttachMailbox> mailbox_;
+  const uint64_t connection_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<AttachMailbox>> AttachMailbox::Make() {
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return absl::UnavailableError(absl::StrCat("eventfd: ", strerror(errno)));
+  return std::shared_ptr<AttachMailbox>(new AttachMailbox(std::move(wake)));
+}
+
+void AttachMailbox::Post(AttachLetter letter) {
+  MutexLock lock(&mu_);
+  if (shut_) return;
+  letters_.push_back(std::move(letter));
+  if (letters_.size() > 1) return;  // The thread has been woken for the first.
+  const uint64_t one = 1;
+  const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
+  KVPOOL_CHECK(wrote == sizeof(one), "eventfd write: errno %d", errno);
+}
+
+std::vector<AttachLetter> AttachMailbox::Take() {
+  MutexLock lock(&mu_);
+  uint64_t count;
+  while (read(wake_.get(), &count, sizeof(count)) > 0) {
+  }
+  return std::exchange(letters_, {});
+}
+
+void AttachMailbox::Shut() {
+  MutexLock lock(&mu_);
+  shut_ = true;
+  letters_.clear();
+}
+
+std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection) {
+  return std::make_shared<MailedPeer>(std::move(mailbox), connection);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,42 @@
+#include "server/attach/attach_server.h"
+
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "proto/support/status_macros.h"
+#include "server/attach/attach_loop.h"
+#include "server/attach/attach_mailbox.h"
+#include "server/base/sockets.h"
+
+namespace kvpool {
+
+AttachEvents EventsOf(Daemon* daemon) {
+  return {
+      .attached =
+          [daemon](std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                   const std::string& name) {
+            return daemon->OnAttached(std::move(peer), credentials, name);
+          },
+      .slab_ack = [daemon](AttachId id, const v1::SlabAck& ack) { daemon->OnSlabAck(id, ack); },
+      .hangup = [daemon](AttachId id) { return daemon->OnHangup(id); },
+      .process_dead = [daemon](AttachId id) { daemon->OnProcessDead(id); },
+  };
+}
+
+absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(const AttachServerOptions& options,
+                                                                  AttachEvents events) {
+  ASSIGN_OR_RETURN(UniqueFd listener,
+                   ListenUnix({.path = options.path, .type = SOCK_SEQPACKET, .group = options.group}));
+  ASSIGN_OR_RETURN(std::shared_ptr<AttachMailbox> mailbox, AttachMailbox::Make());
+  auto loop =
+      std::make_unique<AttachLoop>(options, std::move(events), std::move(listener), std::move(mailbox));
+  RETURN_IF_ERROR(loop->Start());
+  return std::unique_ptr<AttachServer>(new AttachServer(std::move(loop)));
+}
+
+AttachServer::AttachServer(std::unique_ptr<AttachLoop> loop) : loop_(std::move(loop)) {}
+AttachServer::~AttachServer() = default;
+AttachStats AttachServer::Stats() const { return loop_->Stats(); }
+
+}  // namespace kvpool

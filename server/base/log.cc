@@ -1,0 +1,156 @@
+#include "server/base/log.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+namespace {
+
+std::atomic<LogLevel> log_level{LogLevel::kInfo};
+std::atomic<LogFormat> log_format{LogFormat::kText};
+std::atomic<int> log_fd{STDERR_FILENO};
+
+constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
+constexpr char kLevelLetters[] = {'D', 'I', 'W', 'E'};
+
+void AppendTime(std::string* line) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm utc;
+  gmtime_r(&now.tv_sec, &utc);
+  char text[40];
+  const size_t size = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+  line->append(text, size);
+  std::snprintf(text, sizeof text, ".%03ldZ", now.tv_nsec / 1000000);
+  line->append(text);
+}
+
+// JSON string escaping; bytes that are no UTF-8 come out as they are, which readers replace.
+void AppendQuoted(std::string_view text, std::string* line) {
+  line->push_back('"');
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+      case '\\':
+        line->push_back('\\');
+        line->push_back(c);
+        break;
+      case '\n':
+        line->append("\\n");
+        break;
+      case '\t':
+        line->append("\\t");
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          char escape[8];
+          std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
+          line->append(escape);
+        } else {
+          line->push_back(c);
+        }
+    }
+  }
+  line->push_back('"');
+}
+
+bool NeedsQuotes(std::string_view text) {
+  if (text.empty()) return true;
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) <= 0x20 || c == '"' || c == '\\' || c == '=' || c == 0x7f) return true;
+  }
+  return false;
+}
+
+void AppendValue(const LogField& field, bool always_quote, std::string* line) {
+  if (const auto* text = std::get_if<std::string_view>(&field.value)) {
+    if (always_quote || NeedsQuotes(*text)) {
+      AppendQuoted(*text, line);
+    } else {
+      line->append(*text);
+    }
+  } else if (const auto* number = std::get_if<double>(&field.value)) {
+    // JSON has no infinities.
+    absl::StrAppend(line, std::isfinite(*number) ? *number : 0.0);
+  } else if (const auto* number = std::get_if<int64_t>(&field.value)) {
+    absl::StrAppend(line, *number);
+  } else {
+    absl::StrAppend(line, std::get<uint64_t>(field.value));
+  }
+}
+
+std::string TextLine(LogLevel level, std::string_view event, LogFields fields) {
+  std::string line;
+  AppendTime(&line);
+  line.push_back(' ');
+  line.push_back(kLevelLetters[static_cast<int>(level)]);
+  line.push_back(' ');
+  line.append(event);
+  for (const LogField& field : fields) {
+    line.push_back(' ');
+    line.append(field.name);
+    line.push_back('=');
+    AppendValue(field, /*always_quote=*/false, &line);
+  }
+  line.push_back('\n');
+  return line;
+}
+
+std::string JsonLine(LogLevel level, std::string_view event, LogFields fields) {
+  std::string line = "{\"time\":\"";
+  AppendTime(&line);
+  line.append("\",\"level\":");
+  AppendQuoted(kLevelNames[static_cast<int>(level)], &line);
+  line.append(",\"event\":");
+  AppendQuoted(event, &line);
+  for (const LogField& field : fields) {
+    line.push_back(',');
+    AppendQuoted(field.name, &line);
+    line.push_back(':');
+    AppendValue(field, /*always_quote=*/true, &line);
+  }
+  line.append("}\n");
+  return line;
+}
+
+}  // namespace
+
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name) {
+  for (int i = 0; i < 4; ++i) {
+    if (kLevelNames[i] == name) return LogLevel{i};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level is \"", std::string(name), "\"; there are debug, info, warning and error"));
+}
+
+absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name) {
+  if (name == "text") return LogFormat::kText;
+  if (name == "json") return LogFormat::kJson;
+  return absl::InvalidArgumentError(
+      absl::StrCat("log format is \"", std::string(name), "\"; there are text and json"));
+}
+
+void SetLog(const LogOptions& options) {
+  log_level = options.level;
+  log_format = options.format;
+  log_fd = options.fd;
+}
+
+void Log(LogLevel level, std::string_view event, LogFields fields) {
+  if (level < log_level.load(std::memory_order_relaxed)) return;
+  const std::string line = log_format.load(std::memory_order_relaxed) == LogFormat::kJson
+                               ? JsonLine(level, event, fields)
+                               : TextLine(level, event, fields);
+  // A log that nobody reads must not stop the daemon: a short or failed write is dropped.
+  [[maybe_unused]] const ssize_t written =
+      ::write(log_fd.load(std::memory_order_relaxed), line.data(), line.size());
+}
+
+}  // namespace kvpool

@@ -1,0 +1,72 @@
+// The daemon's log: one event a line on stderr, one write(2) a line, so that lines of threads never mix.
+//
+//   text   2026-11-21T02:59:26.123Z I session opened session=7 client="vllm 0.30 pod-7"
+//   json   {"time":"2026-11-21T02:59:26.123Z","level":"info","event":"session opened","session":7,…}
+//
+// An event is a constant phrase and what varies is in fields: lines can be counted by event. Not for hot
+// paths.
+#ifndef KVPOOL_SERVER_BASE_LOG_H_
+#define KVPOOL_SERVER_BASE_LOG_H_
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvpool {
+
+enum class LogLevel : int { kDebug, kInfo, kWarning, kError };
+enum class LogFormat : int { kText, kJson };
+
+// A name and a number or text. Text is quoted and escaped as needed.
+struct LogField {
+  template <std::integral T>
+  LogField(std::string_view name, T value) : name(name) {
+    if constexpr (std::same_as<T, bool>) {
+      this->value = std::string_view(value ? "true" : "false");
+    } else if constexpr (std::signed_integral<T>) {
+      this->value = static_cast<int64_t>(value);
+    } else {
+      this->value = static_cast<uint64_t>(value);
+    }
+  }
+  LogField(std::string_view name, double value) : name(name), value(value) {}
+  LogField(std::string_view name, std::string_view value) : name(name), value(value) {}
+  LogField(std::string_view name, const char* value) : LogField(name, std::string_view(value)) {}
+  LogField(std::string_view name, const std::string& value) : LogField(name, std::string_view(value)) {}
+  LogField(std::string_view name, const absl::Status& status)
+      : LogField(name, std::string_view(status.message().data(), status.message().size())) {}
+
+  std::string_view name;
+  std::variant<int64_t, uint64_t, double, std::string_view> value;
+};
+using LogFields = std::initializer_list<LogField>;
+
+// INVALID_ARGUMENT names what there is.
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name);    // debug, info, warning, error
+absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name);  // text, json
+
+// For the process. Before this: info, text, stderr. Any thread.
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kText;
+  int fd = 2;  // Not owned.
+};
+void SetLog(const LogOptions& options);
+
+void Log(LogLevel level, std::string_view event, LogFields fields = {});
+inline void LogDebug(std::string_view event, LogFields fields = {}) { Log(LogLevel::kDebug, event, fields); }
+inline void LogInfo(std::string_view event, LogFields fields = {}) { Log(LogLevel::kInfo, event, fields); }
+inline void LogWarning(std::string_view event, LogFields fields = {}) {
+  Log(LogLevel::kWarning, event, fields);
+}
+inline void LogError(std::string_view event, LogFields fields = {}) { Log(LogLevel::kError, event, fields); }
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_BASE_LOG_H_

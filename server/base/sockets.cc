@@ -1,0 +1,136 @@
+#include "server/base/sockets.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+absl::Status SystemError(const std::string& doing, int error) {
+  return absl::UnavailableError(absl::StrCat(doing, ": ", strerror(error), " (errno ", error, ")"));
+}
+
+absl::Status WriteAll(int fd, const std::string& content, const std::string& path) {
+  size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t wrote = write(fd, content.data() + done, content.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return SystemError(absl::StrCat("writing ", path), errno);
+    done += static_cast<size_t>(wrote);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> RaiseOpenFileLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return SystemError("reading the limit on open files", errno);
+  if (limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return SystemError("raising the limit on open files", errno);
+  }
+  return limit.rlim_cur;
+}
+
+absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error) || mkdir(path.c_str(), 0750) == 0) return absl::OkStatus();
+  const int why = errno;
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, ": cannot make ", path, ": ",
+      why == ENOENT ? absl::StrCat("there is no directory ", parent) : std::string(strerror(why))));
+}
+
+absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
+  while (true) {
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
+    if (!fd.valid()) return SystemError(absl::StrCat("opening lock file ", path), errno);
+    if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return SystemError(absl::StrCat("locking ", path), errno);
+      std::array<char, 32> pid{};
+      const ssize_t size = pread(fd.get(), pid.data(), pid.size() - 1, 0);
+      return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
+                                                   size > 0 ? std::string(pid.data(), size) : "unknown"));
+    }
+    // Its last owner may have removed the file after it was opened here: that lock keeps nobody out.
+    struct stat locked, there;
+    if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
+    if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)
+      continue;
+    if (ftruncate(fd.get(), 0) != 0) return SystemError(absl::StrCat("truncating ", path), errno);
+    RETURN_IF_ERROR(WriteAll(fd.get(), absl::StrCat(getpid()), path));
+    return FileLock(std::move(fd), path);
+  }
+}
+
+FileLock::~FileLock() {
+  if (fd_.valid()) unlink(path_.c_str());  // While it is still locked: it may be nobody else's.
+}
+
+absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
+  const std::string beside = path + ".new";
+  UniqueFd fd(open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640));
+  if (!fd.valid()) return SystemError(absl::StrCat("opening ", beside), errno);
+  RETURN_IF_ERROR(WriteAll(fd.get(), content, beside));
+  if (fsync(fd.get()) != 0) return SystemError(absl::StrCat("syncing ", beside), errno);
+  if (rename(beside.c_str(), path.c_str()) != 0) return SystemError(absl::StrCat("renaming ", beside), errno);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> GroupId(const std::string& group) {
+  uint32_t number;
+  if (absl::SimpleAtoi(group, &number)) return number;
+  std::vector<char> buffer(16384);
+  struct group entry;
+  struct group* found = nullptr;
+  if (getgrnam_r(group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no group \"", group, "\" on this system"));
+  }
+  return entry.gr_gid;
+}
+
+absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
+  const std::string& path = options.path;
+  if (path.empty() || path.size() > kMaxSocketPathBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path \"", path, "\" has ", path.size(),
+                                                   " bytes; the limits are 1 and ", kMaxSocketPathBytes));
+  }
+  UniqueFd listener(socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid()) return SystemError("making a socket", errno);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path.c_str(), path.size());
+  if (unlink(path.c_str()) != 0 && errno != ENOENT)
+    return SystemError(absl::StrCat("replacing ", path), errno);
+  // Nobody may connect between bind and chmod: connecting needs listen().
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return SystemError(absl::StrCat("binding ", path), errno);
+  }
+  if (options.group.has_value() && chown(path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
+    return SystemError(absl::StrCat("giving ", path, " to group ", *options.group), errno);
+  }
+  if (chmod(path.c_str(), 0660) != 0) return SystemError(absl::StrCat("chmod 0660 ", path), errno);
+  if (listen(listener.get(), 1024) != 0) return SystemError(absl::StrCat("listening on ", path), errno);
+  return listener;
+}
+
+}  // namespace kvpool

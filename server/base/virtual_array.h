@@ -1,0 +1,63 @@
+// An array of fixed address and final size whose memory arrives when it is first touched.
+//
+// One anonymous mapping: zero until written, never moved, never copied, nothing committed before its use. So
+// a pool that may grow to 16 Mi blocks costs what it holds today, and growing it costs nothing at all.
+#ifndef KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
+#define KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+
+template <typename T>
+class VirtualArray {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>,
+                "elements begin as zero bytes and are never destroyed");
+
+ public:
+  // REQUIRES: all-zero bytes are a valid T.
+  explicit VirtualArray(size_t size) : size_(size) {
+    // Room to begin at a huge page: random access to a gibibyte of records is bound by TLB misses otherwise.
+    mapped_bytes_ = size * sizeof(T) + kHugePageBytes;
+    void* const at = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    KVPOOL_CHECK(at != MAP_FAILED, "cannot reserve %zu bytes of addresses: %s", mapped_bytes_,
+                 std::strerror(errno));
+    mapped_ = at;
+    const uintptr_t begin =
+        (reinterpret_cast<uintptr_t>(at) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    data_ = reinterpret_cast<T*>(begin);
+    // Advice: where the kernel has no huge pages everything still works.
+    (void)madvise(data_, size * sizeof(T), MADV_HUGEPAGE);
+  }
+  ~VirtualArray() { munmap(mapped_, mapped_bytes_); }
+  VirtualArray(const VirtualArray&) = delete;
+  VirtualArray& operator=(const VirtualArray&) = delete;
+
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
+  size_t size() const { return size_; }
+  // Of memory, once every element was touched.
+  size_t bytes() const { return size_ * sizeof(T); }
+  void Prefetch(size_t i) const { __builtin_prefetch(&data_[i], 1); }
+
+ private:
+  static constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+  const size_t size_;
+  size_t mapped_bytes_;
+  void* mapped_;
+  T* data_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_

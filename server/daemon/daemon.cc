@@ -1,0 +1,415 @@
+#include "server/daemon/daemon.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/base/housekeeper.h"
+#include "server/base/log.h"
+#include "server/daemon/registry.h"
+#include "server/daemon/retired_counters.h"
+#include "server/daemon/snapshot.h"
+#include "server/events/event_log.h"
+#include "server/replacement/policy.h"
+#include "server/scoring/device_runner.h"
+#include "server/space/deferred.h"
+#include "server/space/device_budget.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+// Holders in a pool have 16 bits, and one that ended stays taken while blocks are charged to it.
+constexpr uint32_t kMostSessions = 32768;
+// A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
+constexpr uint64_t kDeviceCheckMs = 1000;
+
+absl::Status CheckShare(absl::string_view field, double value) {
+  if (value >= 0 && value <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be 0 to 1"));
+}
+
+absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  if (devices.empty()) return absl::InvalidArgumentError("no devices; at least one is needed");
+  if (options.device_capacity_bytes.size() != devices.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("device_capacity_bytes has ",
+                                                   options.device_capacity_bytes.size(), " entries for ",
+                                                   devices.size(), " devices"));
+  }
+  for (size_t i = 0; i < devices.size(); ++i) {
+    RETURN_IF_ERROR(CheckRange(absl::StrCat("capacity of device ", devices[i]->id(), " in bytes"),
+                               options.device_capacity_bytes[i], devices[i]->granularity_bytes(),
+                               devices[i]->total_bytes()));
+  }
+  RETURN_IF_ERROR(CheckShare("low_watermark", options.low_watermark));
+  RETURN_IF_ERROR(CheckShare("high_watermark", options.high_watermark));
+  if (options.low_watermark > options.high_watermark) {
+    return absl::InvalidArgumentError(absl::StrCat("low_watermark is ", options.low_watermark,
+                                                   "; must be at most high_watermark, ",
+                                                   options.high_watermark));
+  }
+  RETURN_IF_ERROR(CheckShare("pin_budget", options.pin_budget));
+  if (!(options.tenant_share > 0 && options.tenant_share <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tenant_share is ", options.tenant_share, "; must be above 0, up to 1"));
+  }
+  RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
+  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
+  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
+  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, 65536));
+  return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
+}
+
+}  // namespace
+
+// What a file is written in at once, and what a disk may be behind: some thousand matches of long prompts.
+constexpr uint64_t kMostEventBufferBytes = 4 << 20;
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
+                                                      std::vector<std::unique_ptr<Device>> devices,
+                                                      const Clock* clock) {
+  RETURN_IF_ERROR(CheckOptions(options, devices));
+  std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock));
+  RETURN_IF_ERROR(daemon->StartEventLog());
+  return daemon;
+}
+
+absl::Status Daemon::StartEventLog() {
+  if (options_.event_log.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      event_log_,
+      EventLog::Open({.path = options_.event_log,
+                      .max_bytes = options_.event_log_bytes,
+                      .buffer_bytes = std::min(kMostEventBufferBytes, options_.event_log_bytes / 4),
+                      .thread = options_.housekeeping_thread}));
+  return absl::OkStatus();
+}
+
+Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock)
+    : options_(options),
+      devices_(std::move(devices)),
+      clock_(clock),
+      start_ms_(clock->NowMs()),
+      new_spaces_policy_(options.policy) {
+  std::vector<DeviceBudget::Capacity> capacities;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});
+  }
+  budget_ = std::make_unique<DeviceBudget>(capacities, options_.tenant_share);
+  registry_ = std::make_unique<Registry>(options_.max_sessions);
+  retired_ = std::make_unique<RetiredCounters>();
+  StartRunners();
+  if (options_.housekeeping_thread) housekeeper_ = std::make_unique<Housekeeper>([this] { HousekeepOnce(); });
+}
+
+Daemon::~Daemon() {
+  StopDeviceOperations();
+  runners_.clear();  // Operations read slabs, which go below; the end of one may wake the housekeeper.
+  housekeeper_.reset();
+  // Callers may keep members, and members keep their space: its memory must not outlive the devices.
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    {
+      MutexLock lock(&space->mu);
+      space->state.closed = true;
+      space->state.outbox.clear();
+    }
+    space->DestroySlabs();
+  }
+}
+
+void Daemon::Settle(Space* space, Deferred* deferred) {
+  if (deferred->send) space->SendFrames(deferred);
+  for (const auto& listener : deferred->wake) listener->OnPending();
+  for (const auto& listener : deferred->superseded) listener->OnSuperseded();
+  for (const Deferred::Answer& answer : deferred->answers) {
+    for (const Waiter& waiter : answer.waiters) waiter(answer.result);
+  }
+  for (const Deferred::Hangup& hangup : deferred->hangups) hangup.peer->Close(hangup.reason);
+  for (const Deferred::Ended& ended : deferred->ended) {
+    registry_->Ended(ended.kind);
+    LogInfo("session ended",
+            {{"session", ended.session}, {"kind", EndKindName(ended.kind)}, {"reason", ended.reason}});
+  }
+  for (const uint64_t session : deferred->gone) registry_->Gone(session);
+  if (deferred->housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
+  if (deferred->reclaim && options_.housekeeping_thread) ReclaimAhead(space);
+}
+
+// --------------------------------------------------------------------------------------- attach connections
+
+absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> peer,
+                                                   const PeerCredentials& credentials,
+                                                   const std::string& client_name) {
+  RETURN_IF_ERROR(ValidateClientName(client_name));
+  const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, client_name);
+  Welcome welcome{.id = attached.id};
+  welcome.frame.mutable_welcome()->set_attach_token(attached.token);
+  welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
+  return welcome;
+}
+
+void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
+  const std::shared_ptr<Member> member = registry_->MemberOf(id);
+  if (member == nullptr) return;  // Nothing was sent to it: its acknowledgement means nothing.
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.state.OnSlabAck(member.get(), ack, clock_->NowMs(), &deferred);
+    space.batches.ResumeShort(clock_->NowMs(), &deferred);
+    space.state.AfterVerbs(clock_->NowMs(), &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+bool Daemon::OnHangup(AttachId id) {
+  const Registry::HungUp hung_up = registry_->HangUp(id);
+  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/false);
+  return hung_up.awaited;
+}
+
+void Daemon::OnProcessDead(AttachId id) {
+  EndByAttachment(registry_->Die(id), /*hung_up=*/false, /*dead=*/true);
+}
+
+void Daemon::EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead) {
+  if (member == nullptr) return;
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    const uint64_t now = clock_->NowMs();
+    if (dead) space.state.OnProcessDead(member.get(), now, &deferred);
+    if (hung_up) {
+      space.state.EndSession(
+          member->session, EndKind::kHangup,
+          absl::StrCat("session ", member->session->terms.id, " ended: member ", member->index, " (pid ",
+                       member->identity.credentials.pid, ") hung up"),
+          member.get(), now, &deferred);
+    }
+    space.state.AfterVerbs(now, &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+// ------------------------------------------------------------------------------------------- engine verbs
+
+absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view token) {
+  std::shared_ptr<Member> member = registry_->FindMember(token);
+  if (member == nullptr) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("member_token (", token.size(), " bytes) is of no member"));
+  }
+  return member;
+}
+
+bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+                   v1::StepResponse* response, std::string* wire) {
+  Space& space = *member->session->space;
+  Deferred deferred;
+  if (wire != nullptr) wire->clear();
+  {
+    MutexLock lock(&space.mu);
+    const std::string_view remembered =
+        space.batches.Apply(member.get(), request, clock_->NowMs(), response, &deferred);
+    if (wire != nullptr) wire->assign(remembered);
+    space.state.CollectWakes(&deferred);
+  }
+  if (wire != nullptr && wire->empty()) response->SerializeToString(wire);
+  const bool tidy = std::exchange(deferred.reclaim, false);
+  Settle(&space, &deferred);
+  return tidy;
+}
+
+void Daemon::Tidy(const std::shared_ptr<Member>& member) { ReclaimAhead(member->session->space.get()); }
+
+void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
+                        std::function<void(const v1::OperationResult&)> done) {
+  const absl::StatusOr<std::shared_ptr<Member>> member = FindMember(call.member_token());
+  if (!member.ok()) {
+    v1::OperationResult result;
+    result.set_code(static_cast<int>(member.status().code()));
+    result.set_message(std::string(member.status().message()));
+    done(result);
+    return;
+  }
+  Space& space = *(*member)->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.batches.ApplyUnary(member->get(), call, std::move(operation), std::move(done), clock_->NowMs(),
+                             &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener) {
+  Space& space = *member->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    if (member->listener != nullptr) deferred.superseded.push_back(std::move(member->listener));
+    member->listener = std::move(listener);
+    if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
+    member->notices.PostAgain();
+    for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
+      member->completions.push_front(std::move(member->sent_completions.back().completion));
+    }
+    if (member->pending()) deferred.wake.push_back(member->listener);
+  }
+  Settle(&space, &deferred);
+}
+
+void Daemon::UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) {
+  Space& space = *member->session->space;
+  std::shared_ptr<StreamListener> unbound;  // Destroyed outside the mutex.
+  MutexLock lock(&space.mu);
+  if (member->listener.get() == listener) unbound = std::move(member->listener);
+}
+
+bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) {
+  Space& space = *member->session->space;
+  MutexLock lock(&space.mu);
+  return space.batches.TakePending(member.get(), response);
+}
+
+// -------------------------------------------------------------------------------------- device operations
+
+void Daemon::StartRunners() {
+  for (const std::unique_ptr<Device>& device : devices_) {
+    absl::StatusOr<std::unique_ptr<KvCompute>> compute =
+        device->MakeKvCompute({.host_threads = options_.score_threads});
+    runner_errors_.push_back(compute.status());
+    runners_.emplace_back();
+    if (!compute.ok()) continue;
+    const DeviceRunner::Options runner{.device = device->id(),
+                                       .queue_limit = options_.score_queue,
+                                       .feature_cache_bytes = options_.score_features_bytes,
+                                       .workspace_bytes = options_.score_workspace_bytes};
+    runners_.back() = std::make_unique<DeviceRunner>(
+        runner, *std::move(compute),
+        [this](const DeviceRunner::Operation& operation) { OnOperationOver(operation.get()); });
+  }
+}
+
+void Daemon::StopDeviceOperations() {
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) runner->Stop();
+  }
+}
+
+void Daemon::OnOperationOver(DeviceOperation* operation) {
+  Space& space = *operation->session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    space.batches.OnOver(operation, clock_->NowMs(), &deferred);
+    space.state.CollectWakes(&deferred);
+  }
+  Settle(&space, &deferred);
+}
+
+// ------------------------------------------------------------------------------------------- housekeeping
+
+void Daemon::CheckDevices(uint64_t now) {
+  if (now < device_check_ms_.load(std::memory_order_relaxed)) return;
+  device_check_ms_.store(now + kDeviceCheckMs, std::memory_order_relaxed);
+  for (const std::unique_ptr<Device>& device : devices_) {
+    // Any call would do: a context that is gone answers all of them with the error that ended it. What other errors there
+    // are is for those to say who need the device.
+    const absl::Status status = device->free_bytes().status();
+    KVPOOL_CHECK(!IsSticky(status), "device %s: %s", device->id().c_str(), status.ToString().c_str());
+  }
+}
+
+void Daemon::HousekeepOnce() {
+  CheckDevices(clock_->NowMs());
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
+  const uint64_t now = clock_->NowMs();
+  if (now < options_.idle_space_ms) return;
+  while (std::shared_ptr<Space> idle = registry_->CloseIdle(now - options_.idle_space_ms + 1, {}))
+    Retire(idle);
+}
+
+void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
+  Deferred deferred;
+  bool needs_slab = false, needs_room = false;
+  const SpaceFacts& facts = space->facts;
+  const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
+  {
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint64_t now = clock_->NowMs();
+    // A space that could not grow may when others have given back.
+    const bool stuck = !state.may_grow() && !state.slabs.empty() && !state.complete();
+    if (stuck && room && now >= state.retry_growth_ms) state.set_may_grow(true);
+    needs_room = stuck && !room && state.pressure && state.short_of_blocks();
+    needs_slab = state.NeedsSlab() && !state.slabs.empty();
+  }
+  // With nothing left to evict it is dearer than a cache that no session uses.
+  if (needs_room) {
+    if (const auto idle = CloseIdleFor(*space)) {
+      Retire(idle);
+      needs_slab = true;
+    }
+  }
+  if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
+      registry_->OutOfTurn(*space)) {
+    // It makes do with what it has, and asks again at the next round.
+    MutexLock lock(&space->mu);
+    space->state.set_may_grow(false);
+    needs_slab = false;
+  }
+  if (needs_slab) {
+    MutexLock growth(&space->growth_mu);
+    // What it says is said already, or no news: the pool goes on at its present capacity.
+    space->MakeSlab(&deferred).IgnoreError();
+  }
+  ReclaimAhead(space.get());
+  {
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint64_t now = clock_->NowMs();
+    state.Grow(now, &deferred);
+    state.pool.Expire(now);
+    space->batches.ResumeShort(now, &deferred);
+    state.Observe(state.pool.TakeDirectEvictions());
+    state.AfterVerbs(now, &deferred);
+    state.CollectWakes(&deferred);
+    // One slab a round, so that every space has its turn.
+    deferred.housekeep = state.NeedsSlab();
+  }
+  Settle(space.get(), &deferred);
+}
+
+void Daemon::Destroy(Space* closing) {
+  closing->DestroySlabs();
+  registry_->Closed(*closing);
+}
+
+void Daemon::Retire(const std::shared_ptr<Space>& space) {
+  Destroy(space.get());
+  SpaceSnapshot last;
+  SpaceCounters counters;
+  {
+    MutexLock lock(&space->mu);
+    last = SnapshotOf(space->state, clock_->NowMs());
+    counters = space->state.counters;
+  }
+  retired_->Add(last, counters);
+  LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
+  // Others may grow now, which they should learn before they evict.
+  if (housekeeper_ != nullptr) housekeeper_->Wake();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,180 @@
+// The daemon without its sockets: spaces, sessions, members, and every verb.
+//
+//   attach socket -> OnAttached, OnSlabAck, OnHangup, OnProcessDead      (one thread, the attach server's)
+//   gRPC          -> OpenSession, AddMember, Apply, operator verbs        (any thread)
+//   housekeeping  -> growth, background reclaim, expiry                   (one thread of its own)
+//
+// Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
+// fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
+//
+// A session ends once: by CloseSession, by hang-up of a member's attach socket, by death of a member, by a
+// slab that a member could not map or that could not be sent, by an operator. Its blocks come free when the
+// pidfd of every member has fired; a session that closed itself gives everything back at once, which is the
+// engine's word that nothing of it still runs.
+#ifndef KVPOOL_SERVER_DAEMON_DAEMON_H_
+#define KVPOOL_SERVER_DAEMON_DAEMON_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda/device.h"
+#include "kvpool/v1/attach.pb.h"
+#include "kvpool/v1/engine.pb.h"
+#include "kvpool/v1/operator.pb.h"
+#include "proto/support/mutex.h"
+#include "server/base/clock.h"
+#include "server/daemon/options.h"
+#include "server/daemon/snapshot.h"
+#include "server/space/attach_peer.h"
+#include "server/space/stream_listener.h"
+
+namespace kvpool {
+
+// One process of a session, as callers hold it: stays valid after the session's end, and then answers
+// ABORTED.
+class Member;
+
+class DeviceBudget;
+class DeviceRunner;
+class EventLog;
+struct DeviceOperation;
+class Housekeeper;
+class Registry;
+class RetiredCounters;
+class Session;
+class Space;
+struct Deferred;
+struct SpaceFacts;
+
+class Daemon {
+ public:
+  // Takes the devices. INVALID_ARGUMENT names the option and its limits.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
+                                                       std::vector<std::unique_ptr<Device>> devices,
+                                                       const Clock* clock);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // ---- Attach connections
+  struct Welcome {
+    AttachId id;
+    v1::AttachFrame frame;
+  };
+  absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                                     const std::string& client_name);
+  void OnSlabAck(AttachId id, const v1::SlabAck& ack);
+  // The connection is gone: no verb of the session is obeyed any more. The process may run on. True: something
+  // waits for its end, as the connection is a member's or an opening has taken its token. False: it was
+  // nobody's, and the id is forgotten.
+  bool OnHangup(AttachId id);
+  // The process is gone, as its pidfd says. Comes once, before or after OnHangup; the id is forgotten after both.
+  void OnProcessDead(AttachId id);
+
+  // ---- Engine verbs
+  absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result);
+  absl::Status AddMember(const v1::AddMember& request, v1::AddMemberResult* result);
+  // UNAUTHENTICATED: no member has this token.
+  absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
+  // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
+  // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer serialised.
+  // True: call Tidy once the answer is on its way.
+  bool Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
+             v1::StepResponse* response, std::string* wire = nullptr);
+  // Reclaims ahead of the next verbs what the last ones used up.
+  void Tidy(const std::shared_ptr<Member>& member);
+  // One verb outside the stream; `done` is called once, inside the call or, for a verb that was parked, later
+  // on any thread.
+  void ApplyUnary(const v1::Call& call, v1::Operation operation,
+                  std::function<void(const v1::OperationResult&)> done);
+  // Makes `listener` the member's stream; the one before is superseded.
+  void BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener);
+  void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
+  // Moves pending completions and notices into the response, or some if they are large; false: there were none.
+  bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response);
+
+  // ---- Operator verbs
+  absl::Status Evict(const v1::EvictRequest& request, v1::EvictResponse* response);
+  absl::Status ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response);
+  absl::Status ListSessions(const v1::ListSessionsRequest& request, v1::ListSessionsResponse* response);
+  absl::Status ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response);
+  absl::Status GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response);
+  absl::Status Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response);
+  absl::Status EndSession(const v1::EndSessionRequest& request, v1::EndSessionResponse* response);
+  absl::Status Drain(const v1::DrainRequest& request, v1::DrainResponse* response);
+  absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response);
+  absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
+  absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
+  absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
+
+  DaemonSnapshot Snapshot();
+  // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
+  void HousekeepOnce();
+  // From now on only those that run on a device are done: all others are answered UNAVAILABLE, those that come too.
+  void StopDeviceOperations();
+
+ private:
+  Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
+  // Carries out what a call left to do when it let go of the space's mutex.
+  void Settle(Space* space, Deferred* deferred);
+  absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request,
+                                                   const PeerCredentials& credentials);
+  // Enters the session, making the slabs that its guarantee needs.
+  absl::Status Promise(Session* session, Deferred* deferred);
+  // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
+  // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
+  bool MakeRoom(const Space& space, uint64_t spaces_closed);
+  // An idle space whose memory helps this one, now closed: its tenant's own, if that has all it may have.
+  std::shared_ptr<Space> CloseIdleFor(const Space& space);
+  void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
+  // On the thread that runs operations on a device.
+  void OnOperationOver(DeviceOperation* operation);
+  absl::Status StartEventLog();
+  void StartRunners();
+  // Destroys a closing space's memory, or waits for the thread that is at it: any number may ask.
+  void Destroy(Space* closing);
+  // The same, and keeps its counters: for who closed it.
+  void Retire(const std::shared_ptr<Space>& space);
+  // Asks each device, once a second, whether it is still there.
+  void CheckDevices(uint64_t now);
+  void Housekeep(const std::shared_ptr<Space>& space);
+  // Up to the high watermark, if free blocks are below the low one.
+  void ReclaimAhead(Space* space);
+  // Evicts these, or what the policy chooses, at most `count`; answers how many.
+  uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
+  std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
+  // With the weights that the operator gave, if they are that policy's.
+  absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
+                                                                const SpaceFacts& facts) const;
+  std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
+
+  const DaemonOptions options_;
+  const std::vector<std::unique_ptr<Device>> devices_;
+  const Clock* const clock_;
+  const uint64_t start_ms_;
+  std::unique_ptr<DeviceBudget> budget_;
+  std::unique_ptr<EventLog> event_log_;  // Null: nothing is recorded. Spaces add to it.
+  std::unique_ptr<Registry> registry_;
+  std::unique_ptr<RetiredCounters> retired_;
+  std::atomic<uint64_t> reconnects_{0};
+  std::atomic<uint64_t> device_check_ms_{0};  // When devices are asked next.
+  // By device; null where it can't score: runner_errors_ says why.
+  std::vector<std::unique_ptr<DeviceRunner>> runners_;
+  std::vector<absl::Status> runner_errors_;
+  Mutex switching_mu_;   // One change of policies at a time. Taken before all others.
+  Mutex new_spaces_mu_;  // Taken under the registry's, holds no other.
+  std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
+  std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DAEMON_DAEMON_H_

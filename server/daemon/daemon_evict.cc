@@ -1,0 +1,174 @@
+// The operator's Evict.
+//
+// By count the policy chooses. By key or session the victims are judged on a snapshot, taken in slices so that
+// verbs get in between, and reclaimed by ref: one that moved meanwhile is skipped.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/space/block_info.h"
+#include "server/space/deferred.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint32_t kViewSlice = 4096;
+
+struct Judged {
+  BlockRef ref;
+  BlockId parent = kNullBlock;
+  bool resident = false;
+  bool sealed_by_session = false;
+};
+
+// All blocks of a space as they were one after the other; index 0 is the null block.
+std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now) {
+  std::vector<Judged> blocks(1);
+  while (true) {
+    MutexLock lock(&space->mu);
+    const BlockPool& pool = space->state.pool;
+    for (uint32_t i = 0; i < kViewSlice; ++i) {
+      if (blocks.size() > pool.capacity()) return blocks;
+      const BlockId id{static_cast<uint32_t>(blocks.size())};
+      const absl::StatusOr<BlockView> view = pool.View(id, now);
+      if (!view.ok()) return blocks;
+      Judged& judged = blocks.emplace_back();
+      judged.ref = view->ref;
+      judged.parent = view->parent;
+      judged.resident = view->state == BlockState::kSealed || view->state == BlockState::kCached;
+      judged.sealed_by_session = space->state.sealer[Index(id)] == static_cast<uint32_t>(session);
+    }
+  }
+}
+
+// The block of the key and what is behind it.
+std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
+  enum : uint8_t { kUnknown, kBehind, kElsewhere };
+  std::vector<uint8_t> place(blocks.size(), kUnknown);
+  place[0] = kElsewhere;
+  if (Index(root.id) < blocks.size()) place[Index(root.id)] = kBehind;
+  std::vector<uint32_t> path;
+  std::vector<BlockRef> behind;
+  for (uint32_t id = 1; id < blocks.size(); ++id) {
+    if (!blocks[id].resident) continue;
+    // Up the chain to a block whose place is known; a snapshot that moved may hold a cycle, so not for ever.
+    uint32_t at = id;
+    path.clear();
+    while (at < blocks.size() && place[at] == kUnknown && path.size() < blocks.size()) {
+      path.push_back(at);
+      place[at] = kElsewhere;
+      at = Index(blocks[at].parent);
+    }
+    if (at < blocks.size() && place[at] == kBehind) {
+      for (const uint32_t passed : path) place[passed] = kBehind;
+    }
+    if (place[id] == kBehind) behind.push_back(blocks[id].ref);
+  }
+  return behind;
+}
+
+// Resident blocks that the request names by key, session or both.
+std::vector<BlockRef> Choose(Space* space, const v1::EvictRequest& request, uint64_t now) {
+  const std::vector<Judged> blocks = SnapshotBlocks(space, request.session(), now);
+  std::vector<BlockRef> victims;
+  if (request.key().empty()) {
+    for (const Judged& judged : blocks) {
+      if (judged.resident) victims.push_back(judged.ref);
+    }
+  } else {
+    BlockRef root;
+    {
+      MutexLock lock(&space->mu);
+      root = FindByKey(space->state.pool, request.key(), request.group());
+    }
+    if (root != kNullRef) victims = Behind(blocks, root);
+  }
+  if (request.session() != 0) {
+    std::erase_if(victims, [&](BlockRef ref) { return !blocks[Index(ref.id)].sealed_by_session; });
+  }
+  return victims;
+}
+
+}  // namespace
+
+absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* response) {
+  RETURN_IF_ERROR(ValidateEvict(request));
+  if (request.space() != 0 && registry_->FindSpace(request.space()) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("space ", request.space(), " does not exist"));
+  }
+  std::shared_ptr<Session> session;
+  if (request.session() != 0) {
+    session = registry_->FindSession(request.session());
+    if (session == nullptr) {
+      return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
+    }
+  }
+  uint64_t left = request.count() == 0 ? std::numeric_limits<uint64_t>::max() : request.count();
+  const uint64_t now = clock_->NowMs();
+  for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), request.tenant())) {
+    if (session != nullptr && session->space != space) continue;
+    const bool chosen = !request.key().empty() || session != nullptr;
+    std::vector<BlockRef> victims;
+    if (chosen) victims = Choose(space.get(), request, now);
+    const uint64_t evicted = EvictFrom(space.get(), chosen ? &victims : nullptr, left);
+    left -= evicted;
+    response->set_evicted(response->evicted() + evicted);
+    if (left == 0) break;
+    uint64_t held_back = victims.size() - (chosen ? evicted : 0);
+    if (!chosen) {
+      MutexLock lock(&space->mu);
+      const auto counts = space->state.pool.counts();
+      held_back = uint64_t{counts[static_cast<int>(BlockState::kSealed)]} +
+                  counts[static_cast<int>(BlockState::kCached)];
+    }
+    response->set_held_back(response->held_back() + held_back);
+  }
+  return absl::OkStatus();
+}
+
+uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {
+  Deferred deferred;
+  std::vector<Eviction> evictions;
+  uint64_t evicted = 0;
+  uint64_t before_pass = 0;
+  size_t end = victims == nullptr ? 0 : victims->size();
+  while (evicted < count) {
+    const uint32_t slice = static_cast<uint32_t>(std::min<uint64_t>(kReclaimSlice, count - evicted));
+    MutexLock lock(&space->mu);
+    SpaceState& state = space->state;
+    const uint64_t now = clock_->NowMs();
+    evictions.clear();
+    if (victims == nullptr) {
+      const uint32_t left = state.pool.Reclaim(now, slice, EvictReason::kOperator, &evictions);
+      if (left == 0) break;
+      evicted += left;
+    } else {
+      // From the highest id down: blocks of a chain were mostly leased in order, so leaves come first. A parent
+      // that was passed over because of a child leaves in the next pass.
+      const size_t begin = end - std::min<size_t>(end, slice);
+      const auto judged = absl::MakeConstSpan(*victims).subspan(begin, end - begin);
+      evicted += state.pool.Reclaim(now, judged, EvictReason::kOperator, &evictions);
+      end = begin;
+    }
+    state.Observe(evictions);
+    state.AfterVerbs(now, &deferred);
+    state.CollectWakes(&deferred);
+    if (victims != nullptr && end == 0) {
+      if (evicted == before_pass) break;
+      before_pass = evicted;
+      end = victims->size();
+    }
+  }
+  Settle(space, &deferred);
+  return evicted;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,258 @@
+// OpenSession and AddMember.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/base/random_bytes.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/daemon/space_terms.h"
+#include "server/replacement/policy.h"
+#include "server/scoring/device_runner.h"
+#include "server/space/deferred.h"
+#include "server/space/device_budget.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+constexpr size_t kMemberTokenBytes = 16;
+
+// Gives the attach token back unless the opening worked.
+class Claim {
+ public:
+  static absl::StatusOr<Claim> Take(Registry* registry, const std::string& token, bool new_session) {
+    ASSIGN_OR_RETURN(Registry::Claimed claimed, registry->Claim(token, new_session));
+    return Claim(registry, std::move(claimed), new_session);
+  }
+  Claim(Claim&& other) noexcept
+      : registry_(std::exchange(other.registry_, nullptr)),
+        claimed_(std::move(other.claimed_)),
+        new_session_(other.new_session_) {}
+  ~Claim() {
+    if (registry_ != nullptr) registry_->Unclaim(claimed_.id, new_session_);
+  }
+  const Registry::Claimed& operator*() const { return claimed_; }
+  const Registry::Claimed* operator->() const { return &claimed_; }
+  Registry::Fate Bind(const std::shared_ptr<Session>& session, Member* member) {
+    return std::exchange(registry_, nullptr)->Bind(claimed_.id, session, member, new_session_);
+  }
+
+ private:
+  Claim(Registry* registry, Registry::Claimed claimed, bool new_session)
+      : registry_(registry), claimed_(std::move(claimed)), new_session_(new_session) {}
+
+  Registry* registry_;
+  Registry::Claimed claimed_;
+  bool new_session_;
+};
+
+// While it lives the space can't be closed.
+class Opening {
+ public:
+  using Retire = std::function<void(const std::shared_ptr<Space>&)>;
+  Opening(Registry* registry, std::shared_ptr<Space> space, Retire retire)
+      : registry_(registry), space_(std::move(space)), retire_(std::move(retire)) {}
+  Opening(const Opening&) = delete;
+  Opening& operator=(const Opening&) = delete;
+  ~Opening() {
+    if (const std::shared_ptr<Space> closed = registry_->FinishOpening(*space_)) retire_(closed);
+  }
+
+ private:
+  Registry* const registry_;
+  const std::shared_ptr<Space> space_;
+  const Retire retire_;
+};
+
+MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) {
+  return {.attach = claimed.id,
+          .peer = claimed.peer,
+          .credentials = claimed.credentials,
+          .client_name = claimed.client_name,
+          .token = RandomBytes(kMemberTokenBytes),
+          .scheduler = role.scheduler(),
+          .rank = role.rank()};
+}
+
+template <typename Result>  // OpenSessionResult or AddMemberResult.
+void FillMember(const Member& member, const SpaceFacts& facts, uint64_t epoch, Result* result) {
+  result->set_member_token(member.identity.token);
+  result->set_member(member.index);
+  result->set_daemon_epoch(epoch);
+  result->set_hash_seed(facts.hash_seed);
+  result->set_block_stride_bytes(facts.geometry.block_stride_bytes);
+  result->set_max_blocks(facts.geometry.max_blocks);
+  result->set_kind(facts.kind);
+  result->set_slab_bytes(facts.geometry.slab_bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& request,
+                                                         const PeerCredentials& credentials) {
+  ASSIGN_OR_RETURN(const TenantScope tenant, ScopeTenant(options_, request.tenant(), credentials.uid));
+  const std::string key = absl::StrCat(tenant.scope, "\n", request.fingerprint().digest());
+  return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
+    ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
+    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(NewSpacesPolicy(), facts));
+    const PoolOptions pool = PoolOptionsOf(options_, facts);
+    std::vector<RunnerOrWhy> runners;
+    for (const size_t device : facts.rank_devices) {
+      runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
+    }
+    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), std::move(runners),
+                                   budget_.get(), event_log_.get(), clock_);
+  });
+}
+
+absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
+  Space& space = *session->space;
+  if (session->limits().guaranteed >= space.facts.geometry.max_blocks) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("guaranteed_blocks is ", session->terms.guaranteed_blocks, "; space ", space.facts.id,
+                     " can have at most ", space.facts.geometry.max_blocks,
+                     " blocks, the null block and the session's sink among them"));
+  }
+  MutexLock growth(&space.growth_mu);
+  while (true) {
+    absl::Status short_of;
+    bool complete = false;
+    {
+      MutexLock lock(&space.mu);
+      short_of = space.state.Enter(session, clock_->NowMs(), deferred);
+      complete = space.state.complete();
+    }
+    if (!absl::IsResourceExhausted(short_of)) return short_of;
+    const uint64_t closed = registry_->spaces_closed();
+    const absl::Status made = space.MakeSlab(deferred);
+    // A space at its largest has no use for the memory of others.
+    if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
+    if (!absl::IsResourceExhausted(made)) return made;
+    const uint32_t held = registry_->held_idle_spaces();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
+        std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()),
+        held == 0 ? "" : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
+  }
+}
+
+std::shared_ptr<Space> Daemon::CloseIdleFor(const Space& space) {
+  const SpaceFacts& facts = space.facts;
+  const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+  return registry_->CloseIdle(UINT64_MAX, facts.rank_devices, at_share ? &facts.tenant : nullptr);
+}
+
+bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed) {
+  const absl::Span<const size_t> devices = space.facts.rank_devices;
+  if (const std::shared_ptr<Space> idle = CloseIdleFor(space)) {
+    Retire(idle);
+    return true;
+  }
+  // Another thread may be closing one at this moment: it takes no longer than closing it here.
+  for (const std::shared_ptr<Space>& closing : registry_->Closing(devices)) Destroy(closing.get());
+  return registry_->spaces_closed() != spaces_closed;
+}
+
+absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result) {
+  RETURN_IF_ERROR(ValidateOpenSession(request));
+  ASSIGN_OR_RETURN(Claim claim, Claim::Take(registry_.get(), request.attach_token(), /*new_session=*/true));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, claim->credentials));
+  const Opening opening(registry_.get(), space,
+                        [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
+  RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
+
+  SessionTerms terms{
+      .id = registry_->NextSessionId(),
+      .client_name = request.client_name().empty() ? claim->client_name : request.client_name(),
+      .uid = claim->credentials.uid,
+      .ranks = std::max(1u, request.ranks()),
+      .guaranteed_blocks = request.guaranteed_blocks(),
+      .max_blocks = request.max_blocks(),
+      .warmup = request.warmup()};
+  const auto session = std::make_shared<Session>(space, std::move(terms));
+  Member* member = session->AddMember(Identify(*claim, request.role()));
+  Deferred deferred;
+  const absl::Status promised = Promise(session.get(), &deferred);
+  Registry::Fate fate;
+  if (promised.ok()) {
+    fate = claim.Bind(session, member);
+    claim->peer->Bound();
+    {
+      MutexLock lock(&space->mu);
+      space->state.OnJoined(member, clock_->NowMs(), &deferred);
+      space->state.AfterVerbs(clock_->NowMs(), &deferred);
+      space->state.CollectWakes(&deferred);
+      FillMember(*member, space->facts, options_.epoch, result);
+      result->set_session(session->terms.id);
+      result->set_space(space->facts.id);
+      result->set_sink_block(session->sink.Pack());
+    }
+    LogInfo("session opened", {{"session", session->terms.id},
+                               {"space", space->facts.id},
+                               {"tenant", space->facts.tenant},
+                               {"client", session->terms.client_name},
+                               {"pid", claim->credentials.pid}});
+  }
+  // Slabs that were made stay, and must be announced, even if this session did not come about.
+  Settle(space.get(), &deferred);
+  RETURN_IF_ERROR(promised);
+  // What happened to the connection meanwhile found no member to end.
+  EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult* result) {
+  RETURN_IF_ERROR(ValidateAddMember(request));
+  const std::shared_ptr<Session> session = registry_->FindSession(request.session());
+  if (session == nullptr) {
+    return absl::NotFoundError(absl::StrCat("session ", request.session(), " is not open"));
+  }
+  const std::shared_ptr<Member> inviter = registry_->FindMember(request.invitation());
+  if (inviter == nullptr || inviter->session != session.get()) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("invitation is no member_token of session ", request.session()));
+  }
+  ASSIGN_OR_RETURN(Claim claim, Claim::Take(registry_.get(), request.attach_token(), /*new_session=*/false));
+  if (claim->credentials.uid != session->terms.uid) {
+    return absl::PermissionDeniedError(absl::StrCat("the member's uid is ", claim->credentials.uid,
+                                                    "; session ", session->terms.id, " is of uid ",
+                                                    session->terms.uid));
+  }
+  const std::shared_ptr<Space> space = session->space;
+  RETURN_IF_ERROR(CheckSameModel(space->facts, request.layout(), request.fingerprint()));
+
+  Member* member = nullptr;
+  Deferred deferred;
+  {
+    MutexLock lock(&space->mu);
+    if (session->ended) return absl::AbortedError(session->end_reason);
+    RETURN_IF_ERROR(session->CheckRole(request.role().scheduler(), request.role().rank()));
+    if (session->members.size() >= options_.max_members) {
+      return absl::ResourceExhaustedError(absl::StrCat("session ", session->terms.id, " has ",
+                                                       session->members.size(), " members; max_members is ",
+                                                       options_.max_members));
+    }
+    member = session->AddMember(Identify(*claim, request.role()));
+    FillMember(*member, space->facts, options_.epoch, result);
+  }
+  const Registry::Fate fate = claim.Bind(session, member);
+  claim->peer->Bound();
+  {
+    MutexLock lock(&space->mu);
+    space->state.OnJoined(member, clock_->NowMs(), &deferred);
+    space->state.CollectWakes(&deferred);
+  }
+  LogInfo("member joined",
+          {{"session", session->terms.id}, {"member", member->index}, {"pid", claim->credentials.pid}});
+  Settle(space.get(), &deferred);
+  EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool

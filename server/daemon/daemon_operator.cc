@@ -1,0 +1,262 @@
+// What people and controllers ask: lists, statistics, revoke, drain, pins.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/replacement/policy.h"
+#include "server/space/block_info.h"
+#include "server/space/deferred.h"
+#include "server/space/device_budget.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint32_t kDefaultListedBlocks = 100;
+
+absl::Status NoSpace(uint64_t space) {
+  return absl::NotFoundError(absl::StrCat("space ", space, " does not exist"));
+}
+
+void FillSpace(const SpaceState& state, v1::SpaceInfo* info) {
+  const SpaceFacts& facts = state.facts;
+  info->set_space(facts.id);
+  info->set_tenant(facts.tenant);
+  info->set_fingerprint(facts.fingerprint.digest());
+  *info->mutable_facts() = facts.fingerprint.facts();
+  *info->mutable_layout() = facts.layout;
+  info->set_kind(facts.kind);
+  for (const Device* device : facts.devices) info->add_devices(device->id());
+  info->set_block_stride_bytes(facts.geometry.block_stride_bytes);
+  info->set_slab_bytes(facts.geometry.slab_bytes);
+  info->set_slabs(static_cast<uint32_t>(state.slabs.size()));
+  uint64_t bytes = 0;
+  for (const SlabRow& row : state.slabs) bytes += row.bytes * row.by_rank.size();
+  info->set_bytes(bytes);
+  FillCounts(state.pool.counts(), state.pool.capacity(), info->mutable_blocks());
+  info->set_sessions(static_cast<uint32_t>(state.sessions.size()));
+  info->set_policy(std::string(state.pool.policy().name()));
+  info->set_pinned_blocks(state.pool.pinned());
+  info->set_pin_budget_blocks(state.pool.pin_budget());
+}
+
+void FillMember(const Member& member, uint64_t now, v1::MemberInfo* info) {
+  info->set_member(member.index);
+  info->set_pid(member.identity.credentials.pid);
+  info->set_uid(member.identity.credentials.uid);
+  info->set_client_name(member.identity.client_name);
+  info->set_scheduler(member.identity.scheduler);
+  info->set_rank(member.identity.rank);
+  info->set_alive(!member.dead);
+  info->set_fence(member.fence);
+  info->set_slabs_unacknowledged(member.slabs.unacknowledged());
+  info->set_idle_seconds(static_cast<double>(now - std::min(now, member.last_call_ms)) / 1000);
+}
+
+void FillSession(const SpaceState& state, const Session& session, uint64_t now, v1::SessionInfo* info) {
+  info->set_session(session.terms.id);
+  info->set_space(state.facts.id);
+  info->set_tenant(state.facts.tenant);
+  info->set_client_name(session.terms.client_name);
+  for (const auto& member : session.members) FillMember(*member, now, info->add_members());
+  if (session.holder != kNobody) {
+    const BlockPool::Holdings holdings = state.pool.holdings(session.holder);
+    info->set_leased(holdings.leased);
+    info->set_referenced(holdings.referenced);
+    info->set_charged(holdings.charged);
+  }
+  info->set_guaranteed(session.terms.guaranteed_blocks);
+  info->set_max_blocks(session.terms.max_blocks);
+  info->set_parked(session.parked.size());
+  info->set_ended(session.ended);
+  info->set_end_reason(session.end_reason);
+  info->set_episodes(session.episodes.size());
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Space>> Daemon::SpacesOf(uint64_t space, const std::string& tenant) {
+  std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+  std::erase_if(spaces, [&](const std::shared_ptr<Space>& candidate) {
+    const SpaceFacts& facts = candidate->facts;
+    return (space != 0 && facts.id != space) ||
+           (!tenant.empty() && facts.tenant != tenant && facts.tenant_name != tenant);
+  });
+  return spaces;
+}
+
+absl::Status Daemon::ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response) {
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    MutexLock lock(&space->mu);
+    FillSpace(space->state, response->add_spaces());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::ListSessions(const v1::ListSessionsRequest& request,
+                                  v1::ListSessionsResponse* response) {
+  const uint64_t now = clock_->NowMs();
+  for (const std::shared_ptr<Session>& session : registry_->Sessions()) {
+    Space& space = *session->space;
+    if (request.space() != 0 && space.facts.id != request.space()) continue;
+    MutexLock lock(&space.mu);
+    FillSession(space.state, *session, now, response->add_sessions());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::ListBlocks(const v1::ListBlocksRequest& request, v1::ListBlocksResponse* response) {
+  RETURN_IF_ERROR(ValidateListBlocks(request));
+  const std::shared_ptr<Space> space = registry_->FindSpace(request.space());
+  if (space == nullptr) return NoSpace(request.space());
+  const uint32_t limit = request.limit() == 0 ? kDefaultListedBlocks : request.limit();
+  const uint64_t now = clock_->NowMs();
+  // A filter may pass over millions of blocks: a call looks at so many, and answers where to go on.
+  constexpr uint32_t kMostViewed = 65536;
+  MutexLock lock(&space->mu);
+  const BlockPool& pool = space->state.pool;
+  uint64_t id = std::max(1u, request.first());
+  for (uint32_t viewed = 0; id <= pool.capacity(); ++id, ++viewed) {
+    if (response->blocks_size() == static_cast<int>(limit) || viewed == kMostViewed) {
+      response->set_next(static_cast<uint32_t>(id));
+      break;
+    }
+    const absl::StatusOr<BlockView> view = pool.View(BlockId{static_cast<uint32_t>(id)}, now);
+    if (!view.ok()) return view.status();
+    if (request.state() != v1::BLOCK_STATE_UNSPECIFIED && request.state() != WireState(view->state)) continue;
+    FillBlock(space->state, *view, response->add_blocks());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response) {
+  const DaemonSnapshot snapshot = Snapshot();
+  response->set_version(options_.version);
+  response->set_daemon_epoch(options_.epoch);
+  response->set_uptime_seconds(snapshot.uptime_seconds);
+  for (const SpaceSnapshot& space : snapshot.spaces) {
+    FillCounts(space.blocks, space.capacity, response->mutable_blocks());
+    if (space.space != 0) response->set_spaces(response->spaces() + 1);
+    response->set_leased_total(response->leased_total() + space.pool.leased);
+    response->set_sealed_total(response->sealed_total() + space.pool.sealed);
+    response->set_deduplicated_total(response->deduplicated_total() + space.pool.deduplicated);
+    response->set_lookup_blocks_total(response->lookup_blocks_total() + space.pool.lookup_blocks);
+    response->set_hit_blocks_total(response->hit_blocks_total() + space.pool.hit_blocks);
+    response->set_lookup_tokens_total(response->lookup_tokens_total() + space.pool.lookup_tokens);
+    response->set_hit_tokens_total(response->hit_tokens_total() + space.pool.hit_tokens);
+    response->set_released_total(response->released_total() + space.pool.released);
+    for (const uint64_t evicted : space.pool.evicted)
+      response->set_evicted_total(response->evicted_total() + evicted);
+    response->set_regret_total(response->regret_total() + space.pool.regret);
+  }
+  response->set_sessions(snapshot.sessions_open);
+  for (const v1::DeviceInfo& device : snapshot.devices) *response->add_devices() = device;
+  response->set_draining(snapshot.draining);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response) {
+  RETURN_IF_ERROR(ValidateRevoke(request));
+  bool found = request.session() == 0;
+  for (const std::shared_ptr<Session>& session : registry_->Sessions()) {
+    if (request.session() != 0 && session->terms.id != request.session()) continue;
+    found = true;
+    Space& space = *session->space;
+    Deferred deferred;
+    {
+      MutexLock lock(&space.mu);
+      Member* lead = session->lead();
+      if (session->ended || lead->listener == nullptr) continue;
+      space.state.Post(lead, v1::NOTICE_KIND_REVOKE,
+                       {.value = request.blocks(), .detail = "an operator asks"});
+      space.state.CollectWakes(&deferred);
+    }
+    Settle(&space, &deferred);
+    response->set_sessions_asked(response->sessions_asked() + 1);
+  }
+  if (!found) return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::EndSession(const v1::EndSessionRequest& request, v1::EndSessionResponse* response) {
+  RETURN_IF_ERROR(ValidateEndSession(request));
+  const std::shared_ptr<Session> session = registry_->FindSession(request.session());
+  if (session == nullptr) {
+    return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
+  }
+  Space& space = *session->space;
+  Deferred deferred;
+  {
+    MutexLock lock(&space.mu);
+    const uint64_t now = clock_->NowMs();
+    space.state.EndSession(session.get(), EndKind::kOperator,
+                           absl::StrCat("session ", session->terms.id, " ended: an operator asked for it"),
+                           nullptr, now, &deferred);
+    space.state.AfterVerbs(now, &deferred);
+    space.state.CollectWakes(&deferred);
+    FillSession(space.state, *session, now, response->mutable_session());
+  }
+  Settle(&space, &deferred);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* response) {
+  const bool draining = !request.cancel();
+  if (registry_->draining() != draining) LogInfo(draining ? "draining" : "draining cancelled");
+  registry_->set_draining(draining);
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    Deferred deferred;
+    {
+      MutexLock lock(&space->mu);
+      space->state.draining = draining;
+      for (Session* session : space->state.sessions) {
+        if (session->ended) continue;
+        response->set_sessions_left(response->sessions_left() + 1);
+        space->state.PostAll(session, v1::NOTICE_KIND_DRAIN, {.on = draining});
+      }
+      space->state.CollectWakes(&deferred);
+    }
+    Settle(space.get(), &deferred);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) {
+  RETURN_IF_ERROR(ValidatePinPrefix(request));
+  absl::Status refused = absl::NotFoundError("key is resident in no space asked");
+  const uint64_t now = clock_->NowMs();
+  for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), "")) {
+    MutexLock lock(&space->mu);
+    BlockPool& pool = space->state.pool;
+    const BlockRef block = FindByKey(pool, request.key(), request.group());
+    if (block == kNullRef) continue;
+    const std::vector<BlockRef> chain = ChainOf(pool, block, now);
+    if (request.ttl_ms() == 0) {
+      response->set_pinned(response->pinned() + pool.Unpin(chain));
+      refused = absl::OkStatus();
+      continue;
+    }
+    Verdict verdict = Verdict::kDone;
+    pool.Pin(now, now + request.ttl_ms(), {&block, 1}, {&verdict, 1});
+    if (verdict == Verdict::kDone) {
+      response->set_pinned(response->pinned() + chain.size());
+      refused = absl::OkStatus();
+    } else {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("space ", space->facts.id, ": block ", Index(block.id), " and the ", chain.size() - 1,
+                       " in front of it can't be pinned: ", pool.pinned(), " of ", pool.pin_budget(),
+                       " blocks are pinned, ", pool.available(), " available, ", pool.promised(),
+                       " promised to sessions"));
+    }
+  }
+  return refused;
+}
+
+}  // namespace kvpool

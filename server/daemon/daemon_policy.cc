@@ -1,0 +1,128 @@
+// Which policy decides what leaves, and another one instead.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/pool/hand_over.h"
+#include "server/replacement/parts/weights.h"
+#include "server/replacement/policy.h"
+#include "server/space/space.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+void Fill(const SpaceState& state, v1::SpacePolicy* info) {
+  info->set_space(state.facts.id);
+  info->set_tenant(state.facts.tenant);
+  info->set_policy(std::string(state.pool.policy().name()));
+  const auto& counts = state.pool.counts();
+  info->set_blocks(uint64_t{counts[static_cast<size_t>(BlockState::kSealed)]} +
+                   counts[static_cast<size_t>(BlockState::kCached)]);
+}
+
+// Blocks copied in one hold of a space's lock, and events caught up with in its last one: under half a millisecond.
+constexpr uint32_t kSwitchSlice = 4096;
+
+// The successor takes over while verbs go on. Null: they did more meanwhile than is kept of it, and the old policy
+// is still there.
+std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<ReplacementPolicy> successor,
+                                          const Clock& clock) {
+  BlockPool::HandOver hand_over({.max_blocks = space->facts.geometry.max_blocks}, std::move(successor));
+  for (bool copied = false; !copied;) {
+    MutexLock lock(&space->mu);
+    copied = hand_over.Copy(&space->state.pool, clock.NowMs(), kSwitchSlice);
+  }
+  hand_over.Build();
+  while (true) {
+    {
+      MutexLock lock(&space->mu);
+      if (hand_over.overrun()) return hand_over.GiveUp(&space->state.pool), nullptr;
+      auto old = space->state.FinishHandOver(&hand_over, kSwitchSlice);
+      if (old != nullptr) return old;
+    }
+    hand_over.CatchUp();
+  }
+}
+
+}  // namespace
+
+std::string Daemon::NewSpacesPolicy() {
+  MutexLock lock(&new_spaces_mu_);
+  return new_spaces_policy_;
+}
+
+absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Daemon::MakePolicy(const std::string& name,
+                                                                      const SpaceFacts& facts) const {
+  PolicyOptions options{.max_blocks = facts.geometry.max_blocks,
+                        .tokens_per_block = facts.layout.groups(0).tokens_per_block()};
+  const auto& given = options_.policy_weights;
+  if (given != nullptr && given->policy() == name) options.weights = given;
+  return MakeReplacementPolicy(name, options);
+}
+
+absl::Status Daemon::GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response) {
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    MutexLock lock(&space->mu);
+    Fill(space->state, response->add_spaces());
+  }
+  response->set_new_spaces(NewSpacesPolicy());
+  for (const PolicyEntry& policy : ReplacementPolicies()) {
+    v1::ReplacementPolicyInfo* info = response->add_available();
+    info->set_name(std::string(policy.name));
+    info->set_summary(std::string(policy.summary));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response) {
+  RETURN_IF_ERROR(ValidateSetPolicy(request));
+  MutexLock one_at_a_time(&switching_mu_);
+  // First what new spaces get: one that is being made with the old policy is then among those found below.
+  if (request.space() == 0) {
+    MutexLock lock(&new_spaces_mu_);
+    new_spaces_policy_ = request.policy();
+  }
+  const std::vector<std::shared_ptr<Space>> spaces = SpacesOf(request.space(), "");
+  if (spaces.empty() && request.space() != 0) {
+    return absl::NotFoundError(absl::StrCat("space ", request.space(), " does not exist"));
+  }
+  for (const std::shared_ptr<Space>& space : spaces) {
+    v1::SpacePolicy* const info = response->add_spaces();
+    const uint64_t began = clock_->NowMs();
+    {
+      MutexLock lock(&space->mu);
+      info->set_previous(std::string(space->state.pool.policy().name()));
+    }
+    // Made and destroyed where nobody waits.
+    std::unique_ptr<ReplacementPolicy> old;
+    if (info->previous() != request.policy()) {
+      ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(request.policy(), space->facts));
+      old = Switch(space.get(), std::move(policy), *clock_);
+      if (old == nullptr) {
+        ASSIGN_OR_RETURN(policy, MakePolicy(request.policy(), space->facts));
+        MutexLock lock(&space->mu);
+        old = space->state.SetPolicy(std::move(policy), clock_->NowMs());
+      }
+    }
+    {
+      MutexLock lock(&space->mu);
+      Fill(space->state, info);
+    }
+    if (info->previous() == info->policy()) continue;
+    LogInfo("replacement policy changed", {{"space", info->space()},
+                                           {"from", info->previous()},
+                                           {"to", info->policy()},
+                                           {"blocks", info->blocks()},
+                                           {"ms", clock_->NowMs() - began}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool

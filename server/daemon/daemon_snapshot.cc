@@ -1,0 +1,57 @@
+// The window that metrics look through.
+#include <string>
+
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/daemon/retired_counters.h"
+#include "server/daemon/snapshot.h"
+#include "server/events/event_log.h"
+#include "server/replacement/policy.h"
+#include "server/scoring/device_runner.h"
+#include "server/space/device_budget.h"
+#include "server/space/space.h"
+#include "server/space/space_state.h"
+
+namespace kvpool {
+
+DaemonSnapshot Daemon::Snapshot() {
+  DaemonSnapshot snapshot;
+  const uint64_t now = clock_->NowMs();
+  // A space that retires between the two is counted late rather than twice.
+  SpaceCounters counters = retired_->counters();
+  snapshot.spaces.push_back(retired_->space());
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    MutexLock lock(&space->mu);
+    snapshot.spaces.push_back(SnapshotOf(space->state, now));
+    Accumulate(space->state.counters, &counters);
+    for (const Session* session : space->state.sessions) snapshot.sessions_open += session->ended ? 0 : 1;
+  }
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    v1::DeviceInfo& device = snapshot.devices.emplace_back();
+    device.set_device(devices_[i]->id());
+    device.set_name(devices_[i]->name());
+    device.set_capacity_bytes(budget_->capacity(i));
+    device.set_used_bytes(budget_->used(i));
+  }
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) snapshot.device_operations.push_back(runner->Snapshot());
+  }
+  snapshot.sessions_ended = registry_->ended_by_reason();
+  const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
+  for (int i = 0; i < verbs->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* verb = verbs->field(i);
+    snapshot.step_operations[verb->name()] = counters.operations[verb->number()];
+  }
+  snapshot.step_batches = counters.batches;
+  snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
+  if (event_log_ != nullptr) {
+    const EventLog::Counters events = event_log_->counters();
+    snapshot.events_logged = events.written;
+    snapshot.events_lost = events.lost;
+  }
+  snapshot.draining = registry_->draining();
+  snapshot.uptime_seconds = static_cast<double>(now - start_ms_) / 1000;
+  return snapshot;
+}
+
+}  // namespace kvpool

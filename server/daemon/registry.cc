@@ -1,0 +1,314 @@
+#include "server/daemon/registry.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/random_bytes.h"
+
+namespace kvpool {
+namespace {
+
+constexpr size_t kAttachTokenBytes = 32;
+
+bool IsOn(const Space& space, absl::Span<const size_t> devices) {
+  const std::vector<size_t>& own = space.facts.rank_devices;
+  return std::find_first_of(own.begin(), own.end(), devices.begin(), devices.end()) != own.end();
+}
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------------- attachments
+
+Registry::Attached Registry::Attach(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                                    const std::string& client_name) {
+  MutexLock lock(&mu_);
+  const Attached attached{AttachId{next_attach_++}, RandomBytes(kAttachTokenBytes)};
+  Attachment& attachment = attachments_[attached.id];
+  attachment.peer = std::move(peer);
+  attachment.credentials = credentials;
+  attachment.client_name = client_name;
+  attachment.token = attached.token;
+  attach_tokens_[attached.token] = attached.id;
+  return attached;
+}
+
+absl::StatusOr<Registry::Claimed> Registry::Claim(const std::string& token, bool new_session) {
+  MutexLock lock(&mu_);
+  const auto it = attach_tokens_.find(token);
+  if (it == attach_tokens_.end()) {
+    return absl::UnauthenticatedError("attach_token is of no connection to the attach socket");
+  }
+  Attachment& attachment = attachments_.at(it->second);
+  if (attachment.use != Use::kWaiting) {
+    return absl::FailedPreconditionError("attach_token was used already; each connection serves once");
+  }
+  if (new_session) {
+    if (draining_) return absl::UnavailableError("the daemon is draining: it opens no sessions");
+    const size_t sessions = sessions_.size() + opening_sessions_;
+    if (sessions >= max_sessions_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(sessions, " sessions are open or not yet gone; max_sessions is ", max_sessions_));
+    }
+    ++opening_sessions_;
+  }
+  attachment.use = Use::kOpening;
+  return Claimed{it->second, attachment.peer, attachment.credentials, attachment.client_name};
+}
+
+void Registry::Unclaim(AttachId id, bool new_session) {
+  MutexLock lock(&mu_);
+  if (new_session) --opening_sessions_;
+  attachments_.at(id).use = Use::kWaiting;
+  ForgetIfOver(id);
+}
+
+Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member,
+                              bool new_session) {
+  MutexLock lock(&mu_);
+  Attachment& attachment = attachments_.at(id);
+  attachment.use = Use::kBound;
+  attachment.member = std::shared_ptr<Member>(session, member);
+  member_tokens_[member->identity.token] = attachment.member;
+  if (new_session) {
+    --opening_sessions_;
+    sessions_[session->terms.id] = session;
+  }
+  const Fate fate = attachment.fate;
+  ForgetIfOver(id);
+  return fate;
+}
+
+std::shared_ptr<Member> Registry::MemberOf(AttachId id) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  return it == attachments_.end() ? nullptr : it->second.member;
+}
+
+Registry::HungUp Registry::HangUp(AttachId id) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  if (it == attachments_.end()) return {};
+  Attachment& attachment = it->second;
+  attachment.fate.hung_up = true;
+  HungUp hung_up{.member = attachment.member, .awaited = attachment.use != Use::kWaiting};
+  ForgetIfOver(id);
+  return hung_up;
+}
+
+std::shared_ptr<Member> Registry::Die(AttachId id) {
+  MutexLock lock(&mu_);
+  const auto it = attachments_.find(id);
+  // An opening that failed may have let go of a connection that was hung up on.
+  if (it == attachments_.end()) return nullptr;
+  it->second.fate.dead = true;
+  std::shared_ptr<Member> member = it->second.member;
+  ForgetIfOver(id);
+  return member;
+}
+
+void Registry::ForgetIfOver(AttachId id) {
+  const auto it = attachments_.find(id);
+  const Attachment& attachment = it->second;
+  // While it is being opened, Bind or Unclaim comes.
+  if (!attachment.fate.hung_up || attachment.use == Use::kOpening) return;
+  if (attachment.use == Use::kBound && !attachment.fate.dead) return;
+  attach_tokens_.erase(attachment.token);
+  if (attachment.member != nullptr) member_tokens_.erase(attachment.member->identity.token);
+  attachments_.erase(it);
+}
+
+std::shared_ptr<Member> Registry::FindMember(std::string_view token) {
+  MutexLock lock(&mu_);
+  const auto it = member_tokens_.find(absl::string_view(token.data(), token.size()));
+  return it == member_tokens_.end() ? nullptr : it->second;
+}
+
+// ------------------------------------------------------------------------------------------------ sessions
+
+uint64_t Registry::NextSessionId() {
+  MutexLock lock(&mu_);
+  return next_session_++;
+}
+
+std::shared_ptr<Session> Registry::FindSession(uint64_t id) {
+  MutexLock lock(&mu_);
+  const auto it = sessions_.find(id);
+  return it == sessions_.end() ? nullptr : it->second;
+}
+
+std::vector<std::shared_ptr<Session>> Registry::Sessions() {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Session>> sessions;
+  for (const auto& [id, session] : sessions_) sessions.push_back(session);
+  return sessions;
+}
+
+void Registry::Ended(EndKind kind) {
+  MutexLock lock(&mu_);
+  ++ended_[static_cast<size_t>(kind)];
+}
+
+void Registry::Gone(uint64_t session) {
+  MutexLock lock(&mu_);
+  sessions_.erase(session);
+}
+
+std::map<std::string, uint64_t> Registry::ended_by_reason() {
+  MutexLock lock(&mu_);
+  std::map<std::string, uint64_t> ended;
+  for (size_t kind = 0; kind < ended_.size(); ++kind) {
+    ended[std::string(EndKindName(static_cast<EndKind>(kind)))] = ended_[kind];
+  }
+  return ended;
+}
+
+// -------------------------------------------------------------------------------------------------- spaces
+
+absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& key, const MakeSpace& make) {
+  MutexLock lock(&mu_);
+  auto it = spaces_.find(key);
+  if (it == spaces_.end()) {
+    absl::StatusOr<std::shared_ptr<Space>> space = make(next_space_);
+    if (!space.ok()) return space.status();
+    ++next_space_;
+    {
+      MutexLock space_lock(&(*space)->mu);
+      (*space)->state.draining = draining_;
+    }
+    it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
+  }
+  ++it->second.opening;
+  return it->second.space;
+}
+
+std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
+  MutexLock lock(&mu_);
+  const auto it = std::find_if(spaces_.begin(), spaces_.end(),
+                               [&space](const auto& entry) { return entry.second.space.get() == &space; });
+  if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
+  const std::shared_ptr<Space> finished = it->second.space;
+  MutexLock space_lock(&finished->mu);
+  if (!finished->state.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
+  finished->state.closed = true;
+  closing_.push_back(finished);
+  spaces_.erase(it);
+  return finished;
+}
+
+std::vector<std::shared_ptr<Space>> Registry::Spaces() {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Space>> spaces;
+  for (const auto& [key, entry] : spaces_) spaces.push_back(entry.space);
+  std::sort(spaces.begin(), spaces.end(),
+            [](const auto& a, const auto& b) { return a->facts.id < b->facts.id; });
+  return spaces;
+}
+
+std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
+  MutexLock lock(&mu_);
+  for (const auto& [key, entry] : spaces_) {
+    if (entry.space->facts.id == id) return entry.space;
+  }
+  return nullptr;
+}
+
+std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices) {
+  std::map<std::string, uint64_t> bytes;
+  uint64_t all = 0;
+  for (const auto& [key, entry] : spaces_) {
+    const Space& space = *entry.space;
+    if (!IsOn(space, devices)) continue;
+    bytes[space.facts.tenant] += space.slab_bytes();
+    all += space.slab_bytes();
+  }
+  std::set<std::string> above;
+  for (const auto& [tenant, of_tenant] : bytes) {
+    if (of_tenant > all / bytes.size()) above.insert(tenant);
+  }
+  return above;
+}
+
+std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
+                                           const std::string* tenant) {
+  MutexLock lock(&mu_);
+  std::set<std::string> above;
+  if (!devices.empty()) above = TenantsAboveShare(devices);
+  auto first = spaces_.end();
+  std::pair<bool, uint64_t> first_rank(true, before_ms);  // Within its tenant's share, and last used.
+  for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
+    Space& space = *it->second.space;
+    if (it->second.opening > 0) continue;
+    if (tenant != nullptr && space.facts.tenant != *tenant) continue;
+    if (!devices.empty() && !IsOn(space, devices)) continue;
+    MutexLock space_lock(&space.mu);
+    if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;
+    const std::pair rank(!above.contains(space.facts.tenant), space.state.last_used_ms);
+    if (space.state.last_used_ms < before_ms && rank < first_rank) {
+      first = it;
+      first_rank = rank;
+    }
+  }
+  if (first == spaces_.end()) return nullptr;
+  std::shared_ptr<Space> space = std::move(first->second.space);
+  spaces_.erase(first);
+  closing_.push_back(space);
+  MutexLock space_lock(&space->mu);
+  space->state.closed = true;
+  return space;
+}
+
+bool Registry::OutOfTurn(const Space& space) {
+  MutexLock lock(&mu_);
+  const std::vector<size_t>& devices = space.facts.rank_devices;
+  const std::set<std::string> above = TenantsAboveShare(devices);
+  if (!above.contains(space.facts.tenant)) return false;
+  for (const auto& [key, entry] : spaces_) {
+    Space& other = *entry.space;
+    if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
+    MutexLock space_lock(&other.mu);
+    if (other.state.NeedsSlab()) return true;
+  }
+  return false;
+}
+
+std::vector<std::shared_ptr<Space>> Registry::Closing(absl::Span<const size_t> devices) {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Space>> closing;
+  for (const auto& space : closing_) {
+    if (IsOn(*space, devices)) closing.push_back(space);
+  }
+  return closing;
+}
+
+void Registry::Closed(const Space& space) {
+  MutexLock lock(&mu_);
+  spaces_closed_ += std::erase_if(closing_, [&space](const auto& other) { return other.get() == &space; });
+}
+
+uint64_t Registry::spaces_closed() {
+  MutexLock lock(&mu_);
+  return spaces_closed_;
+}
+
+uint32_t Registry::held_idle_spaces() {
+  MutexLock lock(&mu_);
+  uint32_t held = 0;
+  for (const auto& [key, entry] : spaces_) {
+    MutexLock space_lock(&entry.space->mu);
+    held += entry.space->state.sessions.empty() && entry.space->state.mapping_processes > 0;
+  }
+  return held;
+}
+
+bool Registry::draining() {
+  MutexLock lock(&mu_);
+  return draining_;
+}
+
+void Registry::set_draining(bool draining) {
+  MutexLock lock(&mu_);
+  draining_ = draining;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,154 @@
+// Who is connected, which sessions there are, and which spaces: all that is looked up by token, id or key.
+//
+//   attachment   waiting -> opening (Claim) -> bound (Bind), or back to waiting (the opening failed)
+//                hung up while waiting: forgotten, as nobody can name it any more; bound: forgotten once it is
+//                both hung up and dead. Its tokens with it
+//   session      from Bind to Gone; counted against max_sessions from Claim on
+//   space        open -> closing (CloseIdle, FinishOpening), only while no session is in it or being opened in
+//                it -> gone (Closed), once its slabs are destroyed
+//
+// Thread-safe. Its mutex is taken before a space's, and held across neither device calls nor sends.
+#ifndef KVPOOL_SERVER_DAEMON_REGISTRY_H_
+#define KVPOOL_SERVER_DAEMON_REGISTRY_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/support/mutex.h"
+#include "server/space/deferred.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+
+namespace kvpool {
+
+class Registry {
+ public:
+  explicit Registry(uint32_t max_sessions) : max_sessions_(max_sessions) {}
+
+  // ---- Attachments
+  struct Attached {
+    AttachId id;
+    std::string token;  // 32 bytes.
+  };
+  Attached Attach(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                  const std::string& client_name);
+
+  struct Claimed {
+    AttachId id;
+    std::shared_ptr<AttachPeer> peer;
+    PeerCredentials credentials;
+    std::string client_name;
+  };
+  // Takes the attachment for one opening. UNAUTHENTICATED: no such token. FAILED_PRECONDITION: it has served.
+  // With `new_session`, also UNAVAILABLE: draining, and RESOURCE_EXHAUSTED: max_sessions.
+  absl::StatusOr<Claimed> Claim(const std::string& token, bool new_session);
+  // The opening failed: the token may be tried again.
+  void Unclaim(AttachId id, bool new_session);
+  // The opening worked: from now on the member is found by its token, and the session by its id. Answers what
+  // the attachment went through meanwhile.
+  struct Fate {
+    bool hung_up = false, dead = false;
+  };
+  Fate Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member, bool new_session);
+
+  // The member behind an attachment, or null; the pointer keeps its session.
+  std::shared_ptr<Member> MemberOf(AttachId id);
+  // Both answer the member, or null. Between them and an opening the mutex decides: either the opening finds no
+  // token, or the hang-up knows that the end of the process is awaited.
+  struct HungUp {
+    std::shared_ptr<Member> member;
+    bool awaited = false;  // The process's end will matter. False: the attachment is forgotten.
+  };
+  HungUp HangUp(AttachId id);
+  std::shared_ptr<Member> Die(AttachId id);
+  std::shared_ptr<Member> FindMember(std::string_view token);
+
+  // ---- Sessions
+  uint64_t NextSessionId();
+  std::shared_ptr<Session> FindSession(uint64_t id);
+  std::vector<std::shared_ptr<Session>> Sessions();
+  // Counts an end; a session that is gone is found no more.
+  void Ended(EndKind kind);
+  void Gone(uint64_t session);
+  std::map<std::string, uint64_t> ended_by_reason();  // Every reason there is.
+
+  // ---- Spaces
+  using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
+  // The open space of the key, made if there is none; it can't be closed before FinishOpening.
+  absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
+  // Answers the space, now closed, if nothing came of it: no session and nothing sealed. It must not hold its key
+  // and its memory against others. Else null.
+  std::shared_ptr<Space> FinishOpening(const Space& space);
+  std::vector<std::shared_ptr<Space>> Spaces();
+  std::shared_ptr<Space> FindSpace(uint64_t id);
+  // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
+  // has slabs on one of them. Null: there is none. Where room is made on devices, a tenant that has more there than
+  // an equal share of what all tenants have pays first. With `tenant`, only those of that one.
+  std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
+                                   const std::string* tenant = nullptr);
+  // The space's tenant has more than its share of the devices it is on, and a space there of one that has not needs a
+  // slab too: what is left is not for the first.
+  bool OutOfTurn(const Space& space);
+  // Spaces on these devices that are being closed: their memory is on its way back.
+  std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
+  // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.
+  void Closed(const Space& space);
+  // Counts the spaces that are gone. If nothing is closing and this has not moved, no memory came back meanwhile.
+  uint64_t spaces_closed();
+  // Spaces without sessions that can't be closed, as processes that mapped their slabs are alive.
+  uint32_t held_idle_spaces();
+
+  bool draining();
+  void set_draining(bool draining);
+
+ private:
+  enum class Use { kWaiting, kOpening, kBound };
+  struct Attachment {
+    std::shared_ptr<AttachPeer> peer;
+    PeerCredentials credentials;
+    std::string client_name;
+    std::string token;
+    Use use = Use::kWaiting;
+    Fate fate;
+    std::shared_ptr<Member> member;  // When bound.
+  };
+  struct Entry {
+    std::shared_ptr<Space> space;
+    uint32_t opening = 0;
+  };
+  void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those whose spaces on these devices have more than an equal share of what the spaces of all have.
+  std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const uint32_t max_sessions_;
+  Mutex mu_;
+  uint64_t next_attach_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t next_space_ ABSL_GUARDED_BY(mu_) = 1;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  uint32_t opening_sessions_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<AttachId, Attachment> attachments_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, AttachId> attach_tokens_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Member>> member_tokens_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
+  uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;
+  std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // By EndKind.
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DAEMON_REGISTRY_H_

@@ -1,0 +1,189 @@
+#include "server/daemon/space_terms.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/support/status_macros.h"
+#include "server/base/random_bytes.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint64_t kHostSlabBytes = uint64_t{64} << 20;
+constexpr uint64_t kCudaSlabBytes = uint64_t{256} << 20;
+constexpr size_t kHashSeedBytes = 32;
+
+uint32_t RanksOf(const v1::OpenSession& request) { return std::max(1u, request.ranks()); }
+
+v1::SpaceKind KindOf(const v1::OpenSession& request) {
+  return request.kind() == v1::SPACE_KIND_UNSPECIFIED ? v1::SPACE_KIND_SLABS : request.kind();
+}
+
+absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_ptr<Device>>& devices,
+                                                const v1::OpenSession& request) {
+  const uint32_t ranks = RanksOf(request);
+  std::vector<size_t> picked;
+  if (request.device_uuids().empty()) {
+    const bool all_host = std::all_of(devices.begin(), devices.end(),
+                                      [](const auto& device) { return device->uuid_bytes().empty(); });
+    // Ranks may share host memory; that two ranks should share a GPU is for the engine to say.
+    if (!all_host && ranks > devices.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("ranks is ", ranks, "; the daemon has ", devices.size(),
+                                                     " devices: name each rank's in device_uuids"));
+    }
+    for (uint32_t rank = 0; rank < ranks; ++rank) picked.push_back(rank % devices.size());
+    return picked;
+  }
+  for (const std::string& uuid : request.device_uuids()) {
+    std::vector<size_t> named;
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (devices[i]->id() == uuid) named.push_back(i);
+    }
+    if (named.empty()) {
+      const std::string ids = absl::StrJoin(
+          devices, ", ", [](std::string* out, const auto& device) { out->append(device->id()); });
+      return absl::NotFoundError(absl::StrCat("device_uuids names \"", uuid, "\"; the daemon has ", ids));
+    }
+    picked.push_back(named[std::count(picked.begin(), picked.end(), named[0]) % named.size()]);
+  }
+  return picked;
+}
+
+absl::Status Differs(const SpaceFacts& facts, absl::string_view field, absl::string_view there,
+                     absl::string_view here) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(field, " differs from that of space ", facts.id, " of tenant ", facts.tenant,
+                   " under this fingerprint: ", there, " there, ", here, " here"));
+}
+
+}  // namespace
+
+absl::StatusOr<TenantScope> ScopeTenant(const DaemonOptions& options, const std::string& tenant,
+                                        uint32_t uid) {
+  const std::string name = tenant.empty() ? "default" : tenant;
+  const auto it = options.tenant_uids.find(name);
+  if (it == options.tenant_uids.end()) return TenantScope{name, absl::StrCat(name, "@", uid)};
+  if (std::find(it->second.begin(), it->second.end(), uid) == it->second.end()) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "tenant \"", name, "\" is for uids ", absl::StrJoin(it->second, ", "), "; the caller's is ", uid));
+  }
+  return TenantScope{name, name};
+}
+
+absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
+                                         const std::vector<std::unique_ptr<Device>>& devices,
+                                         const v1::OpenSession& request, const TenantScope& tenant,
+                                         uint64_t id) {
+  SpaceFacts facts;
+  facts.id = id;
+  facts.tenant = tenant.scope;
+  facts.tenant_name = tenant.name;
+  facts.fingerprint = request.fingerprint();
+  facts.layout = request.layout();
+  facts.kind = KindOf(request);
+  facts.low_watermark = options.low_watermark;
+  facts.high_watermark = options.high_watermark;
+  facts.hash_seed = RandomBytes(kHashSeedBytes);
+  ASSIGN_OR_RETURN(facts.rank_devices, PickDevices(devices, request));
+
+  GeometryRequest geometry;
+  geometry.block_bytes = request.layout().block_bytes();
+  geometry.max_bytes = request.max_space_bytes() == 0 ? UINT64_MAX : request.max_space_bytes();
+  bool host = true;
+  for (const size_t index : facts.rank_devices) {
+    Device* device = devices[index].get();
+    facts.devices.push_back(device);
+    host = host && device->uuid_bytes().empty();
+    geometry.granularity_bytes = std::max<uint64_t>(geometry.granularity_bytes, device->granularity_bytes());
+    const uint64_t sharers = std::count(facts.rank_devices.begin(), facts.rank_devices.end(), index);
+    geometry.max_bytes = std::min(geometry.max_bytes, options.device_capacity_bytes[index] / sharers);
+  }
+  geometry.slab_limit_bytes = options.slab_bytes != 0 ? options.slab_bytes
+                              : host                  ? kHostSlabBytes
+                                                      : kCudaSlabBytes;
+  ASSIGN_OR_RETURN(facts.geometry, ComputeGeometry(geometry));
+  if (facts.kind == v1::SPACE_KIND_IPC) {
+    // One allocation for life.
+    facts.geometry.slab_bytes = facts.geometry.max_blocks * facts.geometry.block_stride_bytes;
+  }
+  return facts;
+}
+
+PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts) {
+  PoolOptions pool;
+  pool.max_blocks = facts.geometry.max_blocks;
+  pool.pin_budget = options.pin_budget;
+  for (const v1::LayerGroup& group : facts.layout.groups()) {
+    // 64 bits: a window near 2^32 tokens must not round to none.
+    const uint64_t blocks =
+        (uint64_t{group.window_tokens()} + group.tokens_per_block() - 1) / group.tokens_per_block();
+    pool.windows.push_back(static_cast<uint32_t>(blocks));
+  }
+  return pool;
+}
+
+absl::Status CheckSameModel(const SpaceFacts& facts, const v1::Layout& layout,
+                            const v1::Fingerprint& fingerprint) {
+  if (fingerprint.digest() != facts.fingerprint.digest()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("fingerprint.digest is not that of space ", facts.id,
+                     "; facts: ", DescribeFactDifferences(facts.fingerprint, fingerprint)));
+  }
+  const std::string differences = DescribeFactDifferences(facts.fingerprint, fingerprint);
+  if (!differences.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("fingerprint.facts differ from those of space ",
+                                                      facts.id, " of tenant ", facts.tenant,
+                                                      " under the same digest: ", differences));
+  }
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string report;
+  differencer.ReportDifferencesToString(&report);
+  if (differencer.Compare(facts.layout, layout)) return absl::OkStatus();
+  std::replace(report.begin(), report.end(), '\n', ';');
+  return absl::FailedPreconditionError(absl::StrCat("layout differs from that of space ", facts.id,
+                                                    " of tenant ", facts.tenant,
+                                                    " (there -> here): ", report));
+}
+
+absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& request) {
+  RETURN_IF_ERROR(CheckSameModel(facts, request.layout(), request.fingerprint()));
+  const size_t ranks = RanksOf(request);
+  if (ranks != facts.devices.size()) {
+    return Differs(facts, "ranks", absl::StrCat(facts.devices.size()), absl::StrCat(ranks));
+  }
+  if (KindOf(request) != facts.kind) {
+    return Differs(facts, "kind", v1::SpaceKind_Name(facts.kind), v1::SpaceKind_Name(KindOf(request)));
+  }
+  for (int rank = 0; rank < request.device_uuids_size(); ++rank) {
+    if (request.device_uuids(rank) == facts.devices[rank]->id()) continue;
+    return Differs(facts, absl::StrCat("device_uuids[", rank, "]"), facts.devices[rank]->id(),
+                   request.device_uuids(rank));
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeFactDifferences(const v1::Fingerprint& there, const v1::Fingerprint& here) {
+  const std::map<std::string, std::string> left(there.facts().begin(), there.facts().end());
+  const std::map<std::string, std::string> right(here.facts().begin(), here.facts().end());
+  std::set<std::string> names;
+  for (const auto& [name, value] : left) names.insert(name);
+  for (const auto& [name, value] : right) names.insert(name);
+  const auto show = [](const std::map<std::string, std::string>& facts, const std::string& name) {
+    const auto it = facts.find(name);
+    return it == facts.end() ? std::string("missing") : absl::StrCat("\"", it->second, "\"");
+  };
+  std::vector<std::string> differences;
+  for (const std::string& name : names) {
+    const std::string a = show(left, name), b = show(right, name);
+    if (a != b) differences.push_back(absl::StrCat(name, " ", a, " there, ", b, " here"));
+  }
+  return absl::StrJoin(differences, "; ");
+}
+
+}  // namespace kvpool

@@ -1,0 +1,44 @@
+// From what an engine asks for to what a space is, and whether a space that exists is what it asks for.
+#ifndef KVPOOL_SERVER_DAEMON_SPACE_TERMS_H_
+#define KVPOOL_SERVER_DAEMON_SPACE_TERMS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda/device.h"
+#include "server/daemon/options.h"
+#include "server/pool/block_pool.h"
+#include "server/space/space_state.h"
+
+namespace kvpool {
+
+struct TenantScope {
+  std::string name;   // "default".
+  std::string scope;  // "default@1000", or the name where several uids share it.
+};
+// PERMISSION_DENIED: the tenant is for other uids.
+absl::StatusOr<TenantScope> ScopeTenant(const DaemonOptions& options, const std::string& tenant,
+                                        uint32_t uid);
+
+// The facts of a new space. NOT_FOUND: no such device; INVALID_ARGUMENT: fewer devices than ranks.
+absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
+                                         const std::vector<std::unique_ptr<Device>>& devices,
+                                         const v1::OpenSession& request, const TenantScope& tenant,
+                                         uint64_t id);
+PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts);
+
+// FAILED_PRECONDITION names both sides.
+absl::Status CheckSameModel(const SpaceFacts& facts, const v1::Layout& layout,
+                            const v1::Fingerprint& fingerprint);
+absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& request);
+
+// The facts that differ, "weights: \"a\" there, \"b\" here; …"; empty: none.
+std::string DescribeFactDifferences(const v1::Fingerprint& there, const v1::Fingerprint& here);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DAEMON_SPACE_TERMS_H_

@@ -1,0 +1,342 @@
+#include "server/metrics/metrics.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// In the order of BlockState, EvictReason and v1::Shortfall.
+constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
+constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+
+// The families of one scrape, in the order they are added.
+class Families {
+ public:
+  // A family; samples are added to it until the next one is begun.
+  void Gauge(const char* name, const char* help) { Begin(name, help, MetricType::Gauge); }
+  void Counter(const char* name, const char* help) { Begin(name, help, MetricType::Counter); }
+  void Histogram(const char* name, const char* help) { Begin(name, help, MetricType::Histogram); }
+
+  using Labels = std::initializer_list<std::pair<const char*, std::string>>;
+  void Add(Labels labels, double value) {
+    ClientMetric& metric = Sample(labels);
+    metric.gauge.value = value;
+    metric.counter.value = value;
+  }
+  void Add(Labels labels, const HistogramSnapshot& snapshot) {
+    prometheus::ClientMetric::Histogram& histogram = Sample(labels).histogram;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < snapshot.counts.size(); ++i) {
+      cumulative += snapshot.counts[i];
+      histogram.bucket.push_back({cumulative, i < snapshot.bounds.size()
+                                                  ? snapshot.bounds[i]
+                                                  : std::numeric_limits<double>::infinity()});
+    }
+    histogram.sample_count = cumulative;
+    histogram.sample_sum = snapshot.sum;
+  }
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  void Begin(const char* name, const char* help, MetricType type) {
+    families_.push_back({name, help, type, {}});
+  }
+  ClientMetric& Sample(Labels labels) {
+    ClientMetric& metric = families_.back().metric.emplace_back();
+    for (const auto& [name, value] : labels) metric.label.push_back({name, value});
+    return metric;
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+std::string Id(const SpaceSnapshot& space) { return absl::StrCat(space.space); }
+
+// One value of each open space, for gauges. Space 0 stands for those that are gone, and only has counters.
+template <typename Value>
+void EachOpenSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    if (space.space != 0) out->Add({{"space", Id(space)}}, value(space));
+  }
+}
+
+// One value of each space, for counters.
+template <typename Value>
+void EachSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, value(space));
+}
+
+void AddMemory(const DaemonSnapshot& daemon, Families* out) {
+  using Space = SpaceSnapshot;
+  out->Gauge("kvpool_blocks", "Blocks by state; the states sum to the capacity.");
+  for (const Space& space : daemon.spaces) {
+    if (space.space == 0) continue;
+    for (int state = 0; state < kBlockStates; ++state) {
+      out->Add({{"space", Id(space)}, {"state", kStates[state]}}, space.blocks[state]);
+    }
+  }
+  out->Gauge("kvpool_capacity_blocks", "Blocks of the space without the null block.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.capacity); });
+  out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slabs); });
+  out->Gauge("kvpool_slab_bytes", "Size of a slab on one rank.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slab_bytes); });
+  out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
+  for (const v1::DeviceInfo& device : daemon.devices) {
+    out->Add({{"device", device.device()}}, static_cast<double>(device.capacity_bytes()));
+  }
+  out->Gauge("kvpool_device_used_bytes", "Device memory in slabs.");
+  for (const v1::DeviceInfo& device : daemon.devices) {
+    out->Add({{"device", device.device()}}, static_cast<double>(device.used_bytes()));
+  }
+  out->Gauge("kvpool_pinned_blocks", "Blocks pinned or retained above the default priority.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pinned); });
+  out->Gauge("kvpool_pin_budget_blocks", "Most blocks that may be pinned or retained.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pin_budget); });
+  out->Gauge("kvpool_pressure", "1 while free and reclaimable blocks are below the low watermark.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return space.pressure ? 1.0 : 0.0; });
+  out->Counter("kvpool_growth_failures_total", "Slabs that a device refused although the budget had room.");
+  EachSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.growth_failures); });
+}
+
+void AddSessions(const DaemonSnapshot& daemon, Families* out) {
+  using Space = SpaceSnapshot;
+  const auto open = std::count_if(daemon.spaces.begin(), daemon.spaces.end(),
+                                  [](const Space& space) { return space.space != 0; });
+  out->Gauge("kvpool_spaces", "Open spaces.");
+  out->Add({}, static_cast<double>(open));
+  out->Gauge("kvpool_space_info", "1; what the space is.");
+  for (const Space& space : daemon.spaces) {
+    if (space.space == 0) continue;
+    out->Add({{"space", Id(space)}, {"tenant", space.tenant}, {"kind", space.kind}, {"policy", space.policy}},
+             1);
+  }
+  out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.sessions); });
+  out->Gauge("kvpool_members_stale", "Members that are alive and have not called for a while.");
+  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.members_stale); });
+  out->Counter("kvpool_sessions_ended_total", "Sessions that ended, by reason.");
+  for (const auto& [reason, count] : daemon.sessions_ended) {
+    out->Add({{"reason", reason}}, static_cast<double>(count));
+  }
+  out->Counter("kvpool_reconnects_total", "Streams that took over from an older one of the same member.");
+  out->Add({}, static_cast<double>(daemon.reconnects));
+  out->Gauge("kvpool_draining", "1 after a drain was asked for.");
+  out->Add({}, daemon.draining ? 1 : 0);
+}
+
+void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
+  struct PoolCounter {
+    const char* name;
+    const char* help;
+    uint64_t PoolCounters::*value;
+  };
+  static constexpr PoolCounter kCounters[] = {
+      {"kvpool_leased_blocks_total", "Blocks leased.", &PoolCounters::leased},
+      {"kvpool_released_blocks_total", "Holds on blocks given back.", &PoolCounters::released},
+      {"kvpool_sealed_blocks_total", "Blocks sealed under a new key.", &PoolCounters::sealed},
+      {"kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already.",
+       &PoolCounters::deduplicated},
+      {"kvpool_lookups_total", "Matches.", &PoolCounters::lookups},
+      {"kvpool_lookup_blocks_total", "Keys asked for in matches.", &PoolCounters::lookup_blocks},
+      {"kvpool_hit_blocks_total", "Keys found in matches.", &PoolCounters::hit_blocks},
+      {"kvpool_lookup_tokens_total", "Tokens asked for in matches.", &PoolCounters::lookup_tokens},
+      {"kvpool_hit_tokens_total", "Tokens found in matches.", &PoolCounters::hit_tokens},
+      {"kvpool_regret_blocks_total", "Keys asked for after they were evicted.", &PoolCounters::regret},
+      {"kvpool_stale_refs_total", "Block refs refused because the block had changed hands.",
+       &PoolCounters::refused_stale},
+  };
+  for (const PoolCounter& counter : kCounters) {
+    out->Counter(counter.name, counter.help);
+    EachSpace(daemon, out,
+              [&](const SpaceSnapshot& space) { return static_cast<double>(space.pool.*counter.value); });
+  }
+  out->Counter("kvpool_lease_shortfalls_total", "Leases of fewer blocks than asked for, by reason.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t reason = 1; reason < std::size(kShortfalls); ++reason) {
+      out->Add({{"space", Id(space)}, {"reason", kShortfalls[reason]}},
+               static_cast<double>(space.shortfalls[reason]));
+    }
+  }
+  out->Gauge("kvpool_parked_verbs",
+             "Verbs that wait for a step, run on a device, or wait behind such a verb.");
+  EachOpenSpace(daemon, out, [](const SpaceSnapshot& space) { return static_cast<double>(space.parked); });
+  out->Counter("kvpool_step_batches_total", "Batches of operations applied.");
+  out->Add({}, static_cast<double>(daemon.step_batches));
+  out->Counter("kvpool_events_logged_total", "Matches, seals and hints that are in the event log.");
+  out->Add({}, static_cast<double>(daemon.events_logged));
+  out->Counter("kvpool_events_lost_total",
+               "Matches, seals and hints that the event log had no room for, or could not write.");
+  out->Add({}, static_cast<double>(daemon.events_lost));
+  out->Counter("kvpool_step_operations_total", "Operations applied, by verb.");
+  for (const auto& [verb, count] : daemon.step_operations) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
+}
+
+void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
+  out->Counter("kvpool_evicted_blocks_total", "Cached blocks reclaimed, by the policy of the time.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const auto& [policy, evicted] : space.evicted_by_policy) {
+      for (int reason = 0; reason < kEvictReasons; ++reason) {
+        out->Add({{"space", Id(space)}, {"policy", policy}, {"reason", kReasons[reason]}},
+                 static_cast<double>(evicted[reason]));
+      }
+    }
+  }
+  struct SpaceHistogram {
+    const char* name;
+    const char* help;
+    HistogramSnapshot SpaceSnapshot::*value;
+  };
+  static constexpr SpaceHistogram kHistograms[] = {
+      {"kvpool_reclaim_seconds", "Time of one round of background reclaim.", &SpaceSnapshot::reclaim},
+      {"kvpool_block_lifetime_seconds", "From seal to eviction.", &SpaceSnapshot::lifetime},
+      {"kvpool_block_idle_before_evict_seconds", "From last use to eviction.",
+       &SpaceSnapshot::idle_before_evict},
+      {"kvpool_block_reuse_gap_seconds", "From one use of a block to the next.", &SpaceSnapshot::reuse_gap},
+  };
+  for (const SpaceHistogram& histogram : kHistograms) {
+    out->Histogram(histogram.name, histogram.help);
+    for (const SpaceSnapshot& space : daemon.spaces) {
+      out->Add({{"space", Id(space)}}, space.*histogram.value);
+    }
+  }
+}
+
+void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
+  struct Outcome {
+    const char* name;
+    uint64_t SpaceSnapshot::*value;
+  };
+  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided_in_time},
+                                          {"late", &SpaceSnapshot::decided_late},
+                                          {"not_asked", &SpaceSnapshot::decisions_not_asked}};
+  out->Counter("kvpool_policy_decisions_total",
+               "Decisions of a policy that thinks, by outcome: in_time, late, not_asked.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const Outcome& outcome : kOutcomes) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
+               static_cast<double>(space.*outcome.value));
+    }
+  }
+  out->Counter("kvpool_policy_victims_total",
+               "Blocks evicted by a policy that thinks: decided on, or LRU's as no decision was there.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "decision"}},
+             static_cast<double>(space.pool.decided_victims));
+    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "lru"}},
+             static_cast<double>(space.pool.undecided_victims));
+  }
+  out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);
+  out->Gauge("kvpool_policy_breaker_state",
+             "Whether a policy that thinks is asked. 0: it is. 1: one decision is tried. 2: it is not.");
+  EachOpenSpace(daemon, out,
+                [](const SpaceSnapshot& space) { return static_cast<double>(space.breaker_state); });
+}
+
+void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
+  using Operations = DeviceOperationsSnapshot;
+  out->Histogram(
+      "kvpool_device_op_seconds",
+      "Time of Score, Prune, Compact and PlanBudgets on the device, by verb and policy; queueing aside.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [labels, seconds] : device.seconds) {
+      out->Add({{"device", device.device}, {"op", labels.first}, {"policy", labels.second}}, seconds);
+    }
+  }
+  out->Counter("kvpool_device_ops_total", "Operations that ran on the device, by verb and code.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [labels, count] : device.operations) {
+      out->Add({{"device", device.device}, {"op", labels.first}, {"code", labels.second}},
+               static_cast<double>(count));
+    }
+  }
+  out->Counter("kvpool_device_ops_refused_total",
+               "Operations refused because too many waited, by the limit: queue (of the device) or session.");
+  for (const Operations& device : daemon.device_operations) {
+    for (const auto& [limit, count] : device.refused) {
+      out->Add({{"device", device.device}, {"limit", limit}}, static_cast<double>(count));
+    }
+  }
+  out->Gauge("kvpool_device_ops_queued", "Operations that wait for the device, the running one among them.");
+  for (const Operations& device : daemon.device_operations)
+    out->Add({{"device", device.device}}, device.queued);
+  out->Gauge("kvpool_feature_cache_bytes", "Memory of the features of full blocks that are kept.");
+  for (const Operations& device : daemon.device_operations) {
+    out->Add({{"device", device.device}}, static_cast<double>(device.feature_bytes));
+  }
+  struct DeviceCounter {
+    const char* name;
+    const char* help;
+    uint64_t Operations::*value;
+  };
+  static constexpr DeviceCounter kCounters[] = {
+      {"kvpool_feature_cache_hits_total", "Full blocks whose features were kept.", &Operations::feature_hits},
+      {"kvpool_feature_cache_misses_total", "Full blocks whose features had to be read from K and V.",
+       &Operations::feature_misses},
+      {"kvpool_feature_cache_evicted_total", "Features that left for others.", &Operations::features_evicted},
+      {"kvpool_pruned_blocks_total", "Blocks of live sequences that Prune released.",
+       &Operations::pruned_blocks},
+      {"kvpool_compacted_blocks_total", "Blocks that Compact filled.", &Operations::moved_blocks},
+  };
+  for (const DeviceCounter& counter : kCounters) {
+    out->Counter(counter.name, counter.help);
+    for (const Operations& device : daemon.device_operations) {
+      out->Add({{"device", device.device}}, static_cast<double>(device.*counter.value));
+    }
+  }
+}
+
+void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const AttachStats& attach,
+                  Families* out) {
+  out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
+  for (const auto& [method, stats] : rpc) out->Add({{"method", method}}, stats.seconds);
+  out->Counter("kvpool_rpc_errors_total", "RPCs, and batches of Step, that failed as a whole.");
+  for (const auto& [method, stats] : rpc) {
+    for (const auto& [code, count] : stats.errors) {
+      out->Add({{"method", method}, {"code", code}}, static_cast<double>(count));
+    }
+  }
+  out->Gauge("kvpool_attach_connections", "Open attach connections.");
+  out->Add({}, static_cast<double>(attach.connections));
+  out->Counter("kvpool_attach_refused_total",
+               "Attach connections refused or closed for a fault of theirs, by reason.");
+  for (const auto& [reason, count] : attach.refused)
+    out->Add({{"reason", reason}}, static_cast<double>(count));
+}
+
+}  // namespace
+
+std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
+  Families out;
+  DaemonSnapshot daemon = sources.daemon();
+  // The series of a space end with it. Added up under a label that lives on, they would count twice in a rate().
+  daemon.spaces.erase(daemon.spaces.begin());
+  AddMemory(daemon, &out);
+  AddSessions(daemon, &out);
+  AddVerbs(daemon, &out);
+  AddReclaim(daemon, &out);
+  AddDecisions(daemon, &out);
+  AddDeviceOperations(daemon, &out);
+  AddTransport(sources.rpc(), sources.attach(), &out);
+  out.Gauge("kvpool_build_info", "1; what this daemon is.");
+  out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
+  out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");
+  out.Add({}, sources.start_time_seconds);
+  return out.Take();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,35 @@
+// What Prometheus sees. Everything is computed when it is scraped; nothing in the daemon reads a metric.
+#ifndef KVPOOL_SERVER_METRICS_METRICS_H_
+#define KVPOOL_SERVER_METRICS_METRICS_H_
+
+#include <prometheus/metric_family.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/attach/attach_server.h"
+#include "server/daemon/daemon.h"
+#include "server/rpc/rpc_stats.h"
+
+namespace kvpool {
+
+struct BuildFacts {
+  std::string version;
+  std::string cuda;  // "built without", "no driver", "1 GPU".
+};
+
+struct MetricSources {
+  std::function<DaemonSnapshot()> daemon;
+  std::function<std::map<std::string, RpcStats::Method>()> rpc;
+  std::function<AttachStats()> attach;
+  BuildFacts build;
+  double start_time_seconds = 0;  // Unix time.
+};
+
+std::vector<prometheus::MetricFamily> CollectMetrics(const MetricSources& sources);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_METRICS_METRICS_H_

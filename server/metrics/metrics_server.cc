@@ -1,0 +1,110 @@
+#include "server/metrics/metrics_server.h"
+
+#include <arpa/inet.h>
+#include <civetweb.h>
+#include <netinet/in.h>
+#include <prometheus/text_serializer.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/mutex.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+class MetricsServer::Rep {
+ public:
+  explicit Rep(Collect collect) : collect_(std::move(collect)) {}
+  ~Rep();
+
+  absl::Status Listen(const std::string& address) {
+    mg_callbacks callbacks{};
+    callbacks.log_message = &Rep::OnLog;
+    const char* options[] = {"listening_ports", address.c_str(), "num_threads", "2", nullptr};
+    mg_init_data init{.callbacks = &callbacks, .user_data = this, .configuration_options = options};
+    context_ = mg_start2(&init, nullptr);
+    if (context_ == nullptr) {
+      MutexLock lock(&mu_);
+      return absl::UnavailableError(complaint_.empty() ? "not an address" : complaint_);
+    }
+    mg_set_request_handler(context_, "/metrics", &Rep::OnRequest, this);
+    return absl::OkStatus();
+  }
+  int port() const {
+    mg_server_port port{};
+    return mg_get_server_ports(context_, 1, &port) == 1 ? port.port : 0;
+  }
+
+ private:
+  // What the library has to say while it starts, the cause first, is why it can't.
+  static int OnLog(const mg_connection* connection, const char* message) {
+    auto* rep = static_cast<Rep*>(mg_get_user_context_data(connection));
+    if (rep != nullptr) {
+      MutexLock lock(&rep->mu_);
+      if (rep->complaint_.empty()) rep->complaint_ = message;
+    }
+    return 1;  // It must not log by itself.
+  }
+  static int OnRequest(mg_connection* connection, void* rep) {
+    if (absl::string_view(mg_get_request_info(connection)->request_method) != "GET") {
+      mg_send_http_error(connection, 405, "%s", "only GET is served");
+      return 405;
+    }
+    const std::string body = prometheus::TextSerializer().Serialize(static_cast<Rep*>(rep)->collect_());
+    mg_printf(connection,
+              "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+              "Content-Length: %zu\r\nConnection: close\r\n\r\n",
+              body.size());
+    mg_write(connection, body.data(), body.size());
+    return 200;
+  }
+
+  const Collect collect_;
+  mg_context* context_ = nullptr;
+  Mutex mu_;
+  std::string complaint_ ABSL_GUARDED_BY(mu_);
+};
+
+MetricsServer::Rep::~Rep() {
+  if (context_ == nullptr) return;
+  // The library looks whether it is to stop once in two seconds, or when somebody connects.
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::atomic<bool> stopped{false};
+  std::thread stop([this, &stopped] {
+    mg_stop(context_);
+    stopped = true;
+  });
+  while (!stopped) {
+    UniqueFd somebody(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    (void)connect(somebody.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  stop.join();
+}
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
+                                                                    Collect collect) {
+  auto rep = std::make_unique<Rep>(std::move(collect));
+  const absl::Status listening = rep->Listen(address);
+  if (!listening.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("--metrics-listen=", address, ": cannot serve metrics there: ", listening.message()));
+  }
+  return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(rep)));
+}
+
+MetricsServer::MetricsServer(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
+
+MetricsServer::~MetricsServer() = default;
+
+int MetricsServer::port() const { return rep_->port(); }
+
+}  // namespace kvpool

@@ -1,0 +1,33 @@
+// GET /metrics over HTTP.
+#ifndef KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
+#define KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
+
+#include <prometheus/metric_family.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace kvpool {
+
+// Not prometheus::Exposer, which adds metrics of its own and has no words for a port that is taken.
+class MetricsServer {
+ public:
+  using Collect = std::function<std::vector<prometheus::MetricFamily>()>;  // Any thread.
+  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and why it cannot be had.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect);
+  ~MetricsServer();
+  int port() const;
+
+ private:
+  class Rep;
+  explicit MetricsServer(std::unique_ptr<Rep> rep);
+  const std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_METRICS_METRICS_SERVER_H_

@@ -1,0 +1,161 @@
+#include "server/replacement/policies/hit_density.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace kvpool {
+namespace {
+
+// Steps of learning: one with each block inserted, and after so many rounds half as many, down to one with eight. The
+// first rounds teach the most, and the cost of those behind is shared among more blocks.
+constexpr uint32_t kRoundsOfAPace = 16;
+constexpr uint32_t kSlowestPace = 3;
+// Slots swept over per block inserted, and how many of them are looked at together: at half the pace it is every other
+// group, others in each round, which stands for the rest too.
+constexpr uint32_t kSweptSlots = 16, kGroupSlots = 4;
+// Blocks inserted between two looks at cells, and cells looked at, at most.
+constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
+
+std::vector<int> Groups() {
+  std::vector<int> groups;
+  for (int c = 0; c < UseClasses::kClasses; ++c) groups.push_back(UseClasses::GroupOf(c));
+  return groups;
+}
+
+}  // namespace
+
+HitDensityPolicy::HitDensityPolicy(const PolicyOptions& options, ReuseModel::Prior prior)
+    : classes_(options),
+      model_(Groups(), std::move(prior)),
+      places_(options.max_blocks),
+      cell_places_(size_t{options.max_blocks} + 1),
+      epoch_blocks_(std::max<uint64_t>(64, options.max_blocks / 64)) {}
+
+void HitDensityPolicy::OnInsert(BlockId block, const Content& content) {
+  const auto ended = classes_.OnInsert(kvpool::Index(block), content, inserted_);
+  if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
+  ++inserted_;
+  if (inserted_ % (1u << pace()) == 0) Learn(content.now_ms);
+  if (inserted_ % kRefreshBlocks == 0) RefreshCells();
+}
+
+void HitDensityPolicy::OnHit(BlockId block, uint64_t) {
+  const auto ended = classes_.OnHit(kvpool::Index(block), inserted_);
+  if (ended.has_value()) model_.Hit(ended->cls, inserted_ - ended->since);
+}
+
+void HitDensityPolicy::OnUsed(BlockId block, uint64_t) {
+  model_.Begin(classes_.OnUsed(kvpool::Index(block), inserted_));
+}
+
+void HitDensityPolicy::OnEvict(BlockId block) {
+  classes_.OnEvict(kvpool::Index(block), inserted_,
+                   [this](const UseClasses::Wait& wait) { model_.Forget(wait.cls, inserted_ - wait.since); });
+}
+
+// A sweep over those that wait, then a class a step.
+void HitDensityPolicy::Learn(uint64_t now_ms) {
+  model_.SetBlocks(classes_.resident());
+  if (swept_ < classes_.slots()) {
+    const uint32_t end = std::min(swept_ + (kSweptSlots << pace()), classes_.slots());
+    for (; swept_ < end; swept_ += kGroupSlots << pace()) {
+      for (uint32_t slot = swept_; slot < std::min(swept_ + kGroupSlots, end); ++slot) {
+        const auto wait = classes_.InSlot(slot, inserted_);
+        // Younger than the sweep: it counts in the next.
+        if (wait.has_value() && wait->since <= sweep_began_) {
+          model_.Show(wait->cls, inserted_ - wait->since, 1 << pace());
+        }
+      }
+    }
+  } else if (!model_.LearnNext()) {
+    model_.BeginRound(inserted_, now_ms);
+    ++rounds_;
+    swept_ = kGroupSlots * (rounds_ % (1u << pace()));
+    sweep_began_ = inserted_;
+  }
+}
+
+uint32_t HitDensityPolicy::pace() const { return std::min(kSlowestPace, rounds_ / kRoundsOfAPace); }
+
+double HitDensityPolicy::IndexOf(CellKey key) const {
+  const uint64_t middle = (key >> 16) * epoch_blocks_ + epoch_blocks_ / 2;
+  return model_.Index(static_cast<int>(key & 0xffff), inserted_ > middle ? inserted_ - middle : 0);
+}
+
+uint32_t HitDensityPolicy::CellOf(CellKey key) {
+  if (cells_[latest_cell_].oldest != 0 && cells_[latest_cell_].key == key) return latest_cell_;
+  const auto [it, is_new] = cell_of_.try_emplace(key);
+  if (is_new) {
+    if (unused_cells_.empty()) {
+      unused_cells_.push_back(static_cast<uint32_t>(cells_.size()));
+      cells_.emplace_back();
+    }
+    it->second = unused_cells_.back();
+    unused_cells_.pop_back();
+    Cell& cell = cells_[it->second];
+    cell = {.key = key, .index = IndexOf(key)};
+    order_.Insert(it->second, {RankOf(cell.index), key});
+  }
+  return latest_cell_ = it->second;
+}
+
+void HitDensityPolicy::OnOffer(BlockId block) {
+  const uint32_t b = kvpool::Index(block);
+  const uint32_t c = CellOf(KeyOf(b));
+  Cell& cell = cells_[c];
+  places_[b] = {.older = cell.newest, .newer = 0, .cell = c};
+  (cell.newest == 0 ? cell.oldest : places_[cell.newest].newer) = b;
+  cell.newest = b;
+  ++offered_;
+}
+
+void HitDensityPolicy::OnWithdraw(BlockId block) {
+  const Place& place = places_[kvpool::Index(block)];
+  Cell& cell = cells_[place.cell];
+  (place.older == 0 ? cell.oldest : places_[place.older].newer) = place.newer;
+  (place.newer == 0 ? cell.newest : places_[place.newer].older) = place.older;
+  --offered_;
+  if (cell.oldest != 0) return;
+  order_.Remove(place.cell);
+  cell_of_.erase(cell.key);
+  unused_cells_.push_back(place.cell);
+}
+
+Rank HitDensityPolicy::Standing(BlockId block) const {
+  const uint32_t b = kvpool::Index(block);
+  return {.major = RankOf(IndexOf(KeyOf(b))), .minor = classes_.used(b)};
+}
+
+BlockId HitDensityPolicy::Victim(uint64_t) { return BlockId{cells_[order_.first()].oldest}; }
+
+size_t HitDensityPolicy::Upcoming(absl::Span<BlockId> blocks) const {
+  if (order_.empty()) return 0;
+  size_t n = 0;
+  for (uint32_t b = cells_[order_.first()].oldest; b != 0 && n < blocks.size(); b = places_[b].newer) {
+    blocks[n++] = BlockId{b};
+  }
+  return n;
+}
+
+void HitDensityPolicy::Prefetch(BlockId block, uint64_t hash) const {
+  classes_.Prefetch(kvpool::Index(block), hash);
+  places_.Prefetch(kvpool::Index(block));
+}
+
+// All cells in four epochs, if they are not too many: ages are told apart by a quarter.
+void HitDensityPolicy::RefreshCells() {
+  const uint64_t cells = std::min(kMostRefreshed, kRefreshBlocks * cells_.size() / (4 * epoch_blocks_) + 1);
+  for (uint64_t i = 0; i < cells; ++i) {
+    refreshed_ = refreshed_ + 1 < cells_.size() ? refreshed_ + 1 : 0;
+    Cell& cell = cells_[refreshed_];
+    if (cell.oldest == 0) continue;
+    const double index = IndexOf(cell.key);
+    if (index == cell.index) continue;
+    cell.index = index;
+    order_.Remove(refreshed_);
+    order_.Insert(refreshed_, {RankOf(index), cell.key});
+  }
+}
+
+}  // namespace kvpool

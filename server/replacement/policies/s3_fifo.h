@@ -1,0 +1,45 @@
+// S3-FIFO (Yang et al., SOSP 2023): most of what is new is never asked for again, so it passes a small queue first.
+#ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_S3_FIFO_H_
+#define KVPOOL_SERVER_REPLACEMENT_POLICIES_S3_FIFO_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "server/replacement/parts/ghost_list.h"
+#include "server/replacement/parts/queue_policy.h"
+
+namespace kvpool {
+
+// Three FIFO queues: small, of a tenth of the blocks, where new contents begin; main; and a ghost as long as
+// main may be. A content counts its hits, up to 3. What leaves small goes to main if it had more than one, else to
+// the ghost; what comes back while the ghost knows it begins in main. What leaves main with hits begins there
+// anew with one fewer.
+class S3FifoPolicy final : public QueuePolicy<2> {
+ public:
+  explicit S3FifoPolicy(const PolicyOptions& options) : QueuePolicy(options.max_blocks) {}
+
+  std::string_view name() const override { return "s3_fifo"; }
+  void OnInsert(BlockId block, const Content& content) override {
+    Insert(Index(block), content.hash, ghost_.Remove(content.hash) ? kMain : kSmall);
+  }
+  void OnHit(BlockId block, uint64_t now_ms) override;
+  void OnUsed(BlockId, uint64_t) override {}
+  void OnEvict(BlockId block) override;
+  BlockId Victim(uint64_t now_ms) override;
+  void Prefetch(BlockId block, uint64_t hash) const override {
+    QueuePolicy::Prefetch(block, hash);
+    ghost_.Prefetch(hash);
+  }
+  double bytes_per_block() const override {
+    return QueuePolicy::bytes_per_block() + GhostList::kBytesPerGhost;
+  }
+
+ private:
+  enum Queue { kSmall, kMain };
+
+  GhostList ghost_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_REPLACEMENT_POLICIES_S3_FIFO_H_

@@ -1,0 +1,27 @@
+// Paging with discard bits (arXiv 2210.02775): what is predicted not to return leaves first.
+#ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_DISCARD_H_
+#define KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_DISCARD_H_
+
+#include <string_view>
+
+#include "server/replacement/policies/predicted_policy.h"
+
+namespace kvpool {
+
+// Mark0 evicts any page whose bit says discard, and if there is none, one that a marking algorithm would. LRU is one
+// such algorithm, so the least recently used leaves, in both cases: deterministic, and with perfect bits as good as
+// Belady's.
+class SuccinctDiscardPolicy final : public PredictedPolicy {
+ public:
+  explicit SuccinctDiscardPolicy(const PolicyOptions& options, Guard guard = Guard::kLru)
+      : PredictedPolicy(options, guard) {}
+
+  std::string_view name() const override { return "succinct_discard"; }
+
+ private:
+  Rank RankOfNode(const Node& node) const override { return {.major = node.returns, .minor = node.last_use}; }
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_DISCARD_H_

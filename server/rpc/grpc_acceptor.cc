@@ -1,0 +1,177 @@
+#include "server/rpc/grpc_acceptor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/base/peer_process.h"
+#include "server/base/sockets.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint64_t kListenerKey = 0, kStopKey = 1;
+constexpr int kAcceptsPerTurn = 64;
+constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcceptorOptions& options,
+                                                                  std::function<void(UniqueFd)> hand_over) {
+  ASSIGN_OR_RETURN(UniqueFd listener,
+                   ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
+  std::unique_ptr<GrpcAcceptor> acceptor(
+      new GrpcAcceptor(options, std::move(hand_over), std::move(listener)));
+  RETURN_IF_ERROR(acceptor->Begin());
+  return acceptor;
+}
+
+absl::Status GrpcAcceptor::Begin() {
+  epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!epoll_.valid() || !stop_.valid() || !spare_.valid()) {
+    return absl::UnavailableError(absl::StrCat("no descriptors for the gRPC socket: ", strerror(errno)));
+  }
+  RETURN_IF_ERROR(Watch(listener_.get(), kListenerKey));
+  RETURN_IF_ERROR(Watch(stop_.get(), kStopKey));
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+GrpcAcceptor::~GrpcAcceptor() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  KVPOOL_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one), "eventfd write: errno %d", errno);
+  thread_.join();
+}
+
+absl::Status GrpcAcceptor::Watch(int fd, uint64_t key) {
+  epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = key}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
+}
+
+void GrpcAcceptor::Run() {
+  std::array<epoll_event, 64> ready;
+  for (;;) {
+    int timeout_ms = -1;
+    if (!silent_.empty()) {
+      const uint64_t now = MonotonicClock()->NowMs(), deadline = silent_.begin()->second.deadline_ms;
+      timeout_ms = deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
+    }
+    const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), timeout_ms);
+    KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
+    // What has come counts before what arrives anew: a newcomer displaces the silent.
+    bool arrivals = false;
+    for (int i = 0; i < count; ++i) {
+      if (ready[i].data.u64 == kStopKey) return;
+      if (ready[i].data.u64 == kListenerKey) {
+        arrivals = true;
+      } else {
+        OnReadable(ready[i].data.u64);
+      }
+    }
+    if (arrivals) Accept();
+    const uint64_t now = MonotonicClock()->NowMs();
+    while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) silent_.erase(silent_.begin());
+  }
+}
+
+void GrpcAcceptor::Accept() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EMFILE && errno != ENFILE) return;
+      // Otherwise the listener stays readable and the peer waits for ever.
+      spare_.Reset();
+      socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      const bool waiting = socket.valid();
+      socket.Reset();
+      spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!waiting) return;
+      Refuse("the daemon is at its limit of open files", 0);
+      continue;
+    }
+    const absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
+    if (!peer.ok()) continue;
+    if (socket.get() >= options_.fd_ceiling) {
+      Refuse("the daemon is at its limit of open files for connections", peer->uid);
+      continue;
+    }
+    if (silent_.size() >= options_.max_silent) silent_.erase(silent_.begin());
+    const uint64_t id = next_id_++;
+    if (!Watch(socket.get(), id).ok()) continue;
+    silent_[id] = {std::move(socket), peer->uid, MonotonicClock()->NowMs() + options_.preface_timeout_ms};
+  }
+}
+
+void GrpcAcceptor::OnReadable(uint64_t id) {
+  const auto found = silent_.find(id);
+  if (found == silent_.end()) return;
+  const int fd = found->second.socket.get();
+  std::array<char, kPreface.size()> bytes;
+  const ssize_t size = recv(fd, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  // A prefix of the preface is no preface: clients send it whole, and waiting for the rest would poll in circles.
+  const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
+                      std::string_view(bytes.data(), bytes.size()) == kPreface;
+  if (speaks && Admit(fd, found->second.uid)) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    hand_over_(std::move(found->second.socket));
+  }
+  silent_.erase(found);
+}
+
+bool GrpcAcceptor::Admit(int fd, uint32_t uid) {
+  if (handed_over_.size() >= options_.max_connections || per_uid_[uid] >= options_.max_connections_per_uid) {
+    ForgetClosed();
+  }
+  if (handed_over_.size() >= options_.max_connections) {
+    Refuse("connections of all users", uid);
+    return false;
+  }
+  if (per_uid_[uid] >= options_.max_connections_per_uid) {
+    Refuse("connections of one user", uid);
+    return false;
+  }
+  struct stat file;
+  if (fstat(fd, &file) != 0) return false;
+  // The number may have been another connection's, which is closed then.
+  if (const auto old = handed_over_.find(fd); old != handed_over_.end()) --per_uid_[old->second.uid];
+  handed_over_[fd] = {.inode = file.st_ino, .uid = uid};
+  ++per_uid_[uid];
+  return true;
+}
+
+void GrpcAcceptor::ForgetClosed() {
+  std::erase_if(handed_over_, [this](const auto& entry) {
+    struct stat file;
+    if (fstat(entry.first, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == entry.second.inode)
+      return false;
+    --per_uid_[entry.second.uid];
+    return true;
+  });
+  std::erase_if(per_uid_, [](const auto& entry) { return entry.second == 0; });
+}
+
+void GrpcAcceptor::Refuse(const char* why, uint32_t uid) {
+  LogWarning("gRPC connection refused", {{"limit", why}, {"uid", uid}});
+}
+
+}  // namespace kvpool

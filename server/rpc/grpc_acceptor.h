@@ -1,0 +1,84 @@
+// Takes gRPC connections from the Unix socket and hands those that speak HTTP/2 to the server.
+//
+// gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps connections that
+// never say a word. Here a connection is:
+//
+//   silent     nothing has come     -> handed over (the HTTP/2 preface) | closed (timeout, other bytes, displaced)
+//   handed over                     -> gRPC's, and counted until its descriptor is closed or another file's
+//
+// Silent ones are few and a newcomer displaces the oldest, since clients speak first and at once. Handed-over ones are
+// bounded in all and for each uid.
+#ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
+#define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+struct GrpcAcceptorOptions {
+  std::string path;
+  std::optional<uint32_t> group;
+  uint64_t preface_timeout_ms = 5000;
+  uint32_t max_silent = 64;
+  uint32_t max_connections = 2048;
+  uint32_t max_connections_per_uid = 1024;
+  int fd_ceiling = 0;  // As in AttachServerOptions.
+};
+
+// Thread-compatible: its thread is its own.
+class GrpcAcceptor {
+ public:
+  // `hand_over` takes a connected, non-blocking socket; called on the acceptor's thread.
+  static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Start(const GrpcAcceptorOptions& options,
+                                                             std::function<void(UniqueFd)> hand_over);
+  // Accepts no more, and joins.
+  ~GrpcAcceptor();
+
+ private:
+  struct Silent {
+    UniqueFd socket;
+    uint32_t uid;
+    uint64_t deadline_ms;
+  };
+  // A descriptor number names a connection only together with the socket's inode.
+  struct HandedOver {
+    uint64_t inode;
+    uint32_t uid;
+  };
+
+  GrpcAcceptor(GrpcAcceptorOptions options, std::function<void(UniqueFd)> hand_over, UniqueFd listener)
+      : options_(std::move(options)), hand_over_(std::move(hand_over)), listener_(std::move(listener)) {}
+  absl::Status Begin();
+  absl::Status Watch(int fd, uint64_t key);
+  void Run();
+  void Accept();
+  void OnReadable(uint64_t id);
+  // False: too many already.
+  bool Admit(int fd, uint32_t uid);
+  void ForgetClosed();
+  void Refuse(const char* why, uint32_t uid);
+
+  const GrpcAcceptorOptions options_;
+  const std::function<void(UniqueFd)> hand_over_;
+  const UniqueFd listener_;
+  UniqueFd epoll_, stop_;
+  UniqueFd spare_;  // Given up to accept, and close, a connection when there is no other descriptor left.
+  uint64_t next_id_ = 2;
+  std::map<uint64_t, Silent> silent_;  // Oldest first.
+  std::map<int, HandedOver> handed_over_;
+  std::map<uint32_t, uint32_t> per_uid_;  // Of handed_over_.
+  std::thread thread_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_

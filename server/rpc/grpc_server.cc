@@ -1,0 +1,154 @@
+#include "server/rpc/grpc_server.h"
+
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/rpc/grpc_acceptor.h"
+#include "server/rpc/health_service.h"
+#include "server/rpc/reflection_service.h"
+#include "server/rpc/rpc_methods.h"
+#include "server/rpc/rpc_queue.h"
+
+namespace kvpool {
+namespace {
+
+// A batch may name 65536 keys of 64 bytes, which is 4 MiB, and some framing.
+constexpr int kMaxRequestBytes = 8 << 20;
+// Of one connection: parked unary calls wait as streams.
+constexpr int kMaxStreamsPerConnection = 1024;
+// A connection that no call has used for so long is told to go; clients come back by themselves.
+constexpr int kMaxIdleMs = 5 * 60 * 1000;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream content;
+  content << file.rdbuf();
+  if (!file || content.str().empty()) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  return content.str();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const TlsFiles& files) {
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  ASSIGN_OR_RETURN(options.pem_root_certs, ReadFile(files.client_ca));
+  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
+  ASSIGN_OR_RETURN(pair.private_key, ReadFile(files.key));
+  ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(files.certificate));
+  options.pem_key_cert_pairs.push_back(std::move(pair));
+  return grpc::SslServerCredentials(options);
+}
+
+int ThreadsOrDefault(int threads) {
+  if (threads > 0) return threads;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
+}
+
+}  // namespace
+
+class GrpcServer::Rep {
+ public:
+  Rep(Daemon* daemon, RpcStats* stats) : daemon_(daemon), stats_(stats) {}
+  ~Rep() { Stop(std::chrono::milliseconds(0)); }
+
+  absl::Status Start(const GrpcServerOptions& options);
+  void Stop(std::chrono::milliseconds patience);
+  void SetServing(bool serving) { health_.SetServing(serving); }
+  int operator_port() const { return operator_port_; }
+
+ private:
+  template <typename Service>
+  RpcSite<Service> Site(Service* service, RpcQueue* queue, bool unix_only) {
+    return {.service = service, .queue = queue, .stats = stats_, .unix_only = unix_only};
+  }
+
+  Daemon* const daemon_;
+  RpcStats* const stats_;
+  const std::vector<std::string> services_ = {
+      v1::Engine::service_full_name(), v1::Operator::service_full_name(),
+      grpc::health::v1::Health::service_full_name(),
+      grpc::reflection::v1alpha::ServerReflection::service_full_name()};
+  HealthState health_{services_};
+  EngineService engine_service_;
+  v1::Operator::AsyncService operator_service_;
+  grpc::health::v1::Health::AsyncService health_service_;
+  grpc::reflection::v1alpha::ServerReflection::AsyncService reflection_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::unique_ptr<RpcQueue>> queues_;
+  std::unique_ptr<GrpcAcceptor> acceptor_;
+  int operator_port_ = 0;
+};
+
+absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
+  builder.RegisterService(&engine_service_);
+  builder.RegisterService(&operator_service_);
+  builder.RegisterService(&health_service_);
+  builder.RegisterService(&reflection_service_);
+  if (!options.operator_address.empty()) {
+    ASSIGN_OR_RETURN(auto credentials, MutualTls(options.operator_tls));
+    builder.AddListeningPort(options.operator_address, credentials, &operator_port_);
+  }
+  for (int i = 0; i < ThreadsOrDefault(options.threads); ++i) {
+    queues_.push_back(std::make_unique<RpcQueue>(builder.AddCompletionQueue()));
+  }
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || (!options.operator_address.empty() && operator_port_ == 0)) {
+    return absl::UnavailableError(absl::StrCat("gRPC server did not start",
+                                               options.operator_address.empty() ? "" : ": cannot serve on ",
+                                               options.operator_address));
+  }
+  for (const std::unique_ptr<RpcQueue>& queue : queues_) {
+    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_);
+    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_);
+    AcceptHealthCalls(Site(&health_service_, queue.get(), false), &health_);
+    AcceptReflectionCalls(Site(&reflection_service_, queue.get(), false), &services_);
+    queue->Start();
+  }
+  ASSIGN_OR_RETURN(acceptor_, GrpcAcceptor::Start({.path = options.socket_path,
+                                                   .group = options.group,
+                                                   .max_connections = options.max_connections,
+                                                   .max_connections_per_uid = options.max_connections / 2,
+                                                   .fd_ceiling = options.fd_ceiling},
+                                                  [server = server_.get()](UniqueFd socket) {
+                                                    grpc::AddInsecureChannelFromFd(server, socket.Release());
+                                                  }));
+  return absl::OkStatus();
+}
+
+void GrpcServer::Rep::Stop(std::chrono::milliseconds patience) {
+  acceptor_.reset();
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() + patience);
+  for (const std::unique_ptr<RpcQueue>& queue : queues_) queue->Stop();
+  server_.reset();
+  queues_.clear();
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
+                                                              Daemon* daemon, RpcStats* stats) {
+  auto rep = std::make_unique<Rep>(daemon, stats);
+  RETURN_IF_ERROR(rep->Start(options));
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(rep)));
+}
+
+GrpcServer::GrpcServer(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
+GrpcServer::~GrpcServer() = default;
+void GrpcServer::SetServing(bool serving) { rep_->SetServing(serving); }
+void GrpcServer::Stop(std::chrono::milliseconds patience) { rep_->Stop(patience); }
+int GrpcServer::operator_port() const { return rep_->operator_port(); }
+
+}  // namespace kvpool

@@ -1,0 +1,55 @@
+// The gRPC side of kvpoold: one server, on the Unix socket and, for operators, on TCP.
+#ifndef KVPOOL_SERVER_RPC_GRPC_SERVER_H_
+#define KVPOOL_SERVER_RPC_GRPC_SERVER_H_
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/daemon/daemon.h"
+#include "server/rpc/rpc_stats.h"
+
+namespace kvpool {
+
+// Paths of PEM files. All are read at the start; restart to change them.
+struct TlsFiles {
+  std::string certificate, key;
+  std::string client_ca;  // Clients must show a certificate that this one has signed.
+};
+
+struct GrpcServerOptions {
+  std::string socket_path;
+  std::optional<uint32_t> group;
+  int threads = 0;     // Completion queues, with a thread each; 0: a quarter of the cores, 1 to 8.
+  int fd_ceiling = 0;  // As in AttachServerOptions.
+  uint32_t max_connections = 2048;
+  std::string operator_address;  // "host:port"; empty: none.
+  TlsFiles operator_tls;
+};
+
+class GrpcServer {
+ public:
+  // REQUIRES: the caller holds the lock on the socket's path. `daemon` and `stats` outlive the server.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options, Daemon* daemon,
+                                                           RpcStats* stats);
+  // Stops at once.
+  ~GrpcServer();
+
+  // What health probes are told.
+  void SetServing(bool serving);
+  // Accepts nothing new, lets calls end for `patience`, cancels the rest, and joins.
+  void Stop(std::chrono::milliseconds patience);
+  // 0 without an operator address.
+  int operator_port() const;
+
+ private:
+  class Rep;
+  explicit GrpcServer(std::unique_ptr<Rep> rep);
+  std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_GRPC_SERVER_H_

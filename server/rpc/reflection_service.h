@@ -1,0 +1,24 @@
+// The standard reflection service, on the queues of everything else.
+#ifndef KVPOOL_SERVER_RPC_REFLECTION_SERVICE_H_
+#define KVPOOL_SERVER_RPC_REFLECTION_SERVICE_H_
+
+#include <string>
+#include <vector>
+
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "server/rpc/unary_call.h"
+
+namespace kvpool {
+
+// One answer. Pure: what is linked into the program does not change.
+grpc::reflection::v1alpha::ServerReflectionResponse Reflect(
+    const grpc::reflection::v1alpha::ServerReflectionRequest& request,
+    const std::vector<std::string>& services);
+
+// Waits for calls on the site's queue, for as long as it runs; `services` likewise.
+void AcceptReflectionCalls(const RpcSite<grpc::reflection::v1alpha::ServerReflection::AsyncService>& site,
+                           const std::vector<std::string>* services);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_REFLECTION_SERVICE_H_

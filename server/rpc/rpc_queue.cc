@@ -1,0 +1,63 @@
+#include "server/rpc/rpc_queue.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+// Headers, which carry the message, have a limit of 8 KiB in all.
+constexpr size_t kMaxMessageBytes = 4096;
+
+}  // namespace
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  // Both enumerations are google.rpc.Code.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
+                      std::string(status.message().substr(0, kMaxMessageBytes)));
+}
+
+bool FromNetwork(const grpc::ServerContextBase& context) {
+  // Connections of the Unix socket are handed to gRPC as descriptors and are called "fd:…".
+  return !absl::StartsWith(context.peer(), "fd:");
+}
+
+RpcQueue::RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue) : queue_(std::move(queue)) {}
+
+RpcQueue::~RpcQueue() {
+  if (thread_.joinable()) Stop();
+}
+
+void RpcQueue::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void RpcQueue::Run() {
+  void* tag;
+  bool ok;
+  while (queue_->Next(&tag, &ok)) static_cast<RpcTag*>(tag)->Run(ok);
+}
+
+void RpcQueue::Stop() {
+  stop_alarm_.Set(queue_.get(), std::chrono::system_clock::now(), static_cast<RpcTag*>(&stop_tag_));
+  thread_.join();
+}
+
+void RpcQueue::OnStop(bool ok) {
+  stopping_ = true;
+  const std::vector<RpcCall*> calls(calls_.begin(), calls_.end());
+  for (RpcCall* call : calls) call->Abandon();
+  if (calls_.empty()) queue_->Shutdown();
+}
+
+void RpcQueue::End(RpcCall* call) {
+  KVPOOL_CHECK(calls_.erase(call) == 1, "an RPC ended that had not begun");
+  // Only now: a call may start operations until its end, and a queue that is shut takes none.
+  if (stopping_ && calls_.empty()) queue_->Shutdown();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,57 @@
+// How long RPCs took, and how they failed.
+//
+// Each queue's thread counts in objects of its own, without a lock; a scrape adds them up.
+#ifndef KVPOOL_SERVER_RPC_RPC_STATS_H_
+#define KVPOOL_SERVER_RPC_RPC_STATS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "proto/support/mutex.h"
+#include "server/base/histogram.h"
+#include "server/daemon/daemon.h"
+
+namespace kvpool {
+
+inline constexpr size_t kRpcBuckets = std::size(kCallBounds) + 1;
+
+// One method on one thread. That thread writes, any thread reads.
+class MethodStats {
+ public:
+  void Record(uint64_t nanoseconds, absl::StatusCode code);
+  void CountError(absl::StatusCode code);
+
+ private:
+  friend class RpcStats;
+  std::array<std::atomic<uint64_t>, kRpcBuckets> buckets_{};
+  std::atomic<uint64_t> sum_ns_{0};
+  std::array<std::atomic<uint64_t>, 17> errors_{};  // By status code.
+};
+
+class RpcStats {
+ public:
+  // The caller's thread, alone, writes to it; lives as long as this object.
+  MethodStats* Add(const std::string& method);
+
+  struct Method {
+    HistogramSnapshot seconds;
+    std::map<std::string, uint64_t> errors;  // By name of the code, non-zero ones.
+  };
+  std::map<std::string, Method> Snapshot() const;
+
+ private:
+  mutable Mutex mu_;
+  std::deque<std::pair<std::string, MethodStats>> shards_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_RPC_STATS_H_

@@ -1,0 +1,261 @@
+#include "server/rpc/step_call.h"
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/rpc/rpc_arena.h"
+#include "server/rpc/step_listener.h"
+
+namespace kvpool {
+namespace {
+
+// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take. What does not fit is
+// allocated anew for every batch, in sizes that make malloc tidy up its free lists each time.
+constexpr size_t kRequestBlockBytes = 128 * 1024;
+constexpr size_t kReplyBlockBytes = 64 * 1024;
+
+struct StepMethod {
+  RpcSite<EngineService> site;
+  MethodStats* stats;
+  Daemon* daemon;
+};
+
+// Belongs to its queue's thread.
+class StepCall final : public RpcCall {
+ public:
+  static void Accept(const StepMethod& method) {
+    auto* call = new StepCall(method);
+    method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(),
+                                     method.site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
+  }
+
+  void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
+
+ private:
+  explicit StepCall(const StepMethod& method) : method_(method) {}
+  ~StepCall() = default;
+
+  void OnAccepted(bool ok);
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnFinished(bool ok);
+  void OnHop(bool ok);
+
+  // These fill response_ and, if it has a serialised form already, wire_.
+  void Handle();
+  // The first batch: makes this the stream of a member.
+  void OpenMember();
+  absl::Status Bind(const std::string& token);
+  // Writes, reads and ends as far as the state allows.
+  void Pump();
+  // Appends response_ to replies_.
+  void Reply();
+  // The first end counts.
+  void End(const absl::Status& status);
+  void MarkEnding(const absl::Status& status);
+  void DeleteIfDone();
+
+  const StepMethod method_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
+  MethodTag<StepCall> accept_tag_{this, &StepCall::OnAccepted};
+  MethodTag<StepCall> read_tag_{this, &StepCall::OnRead};
+  MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
+  MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
+  MethodTag<StepCall> hop_tag_{this, &StepCall::OnHop};
+
+  std::shared_ptr<Member> member_;
+  std::shared_ptr<StepListener> listener_;
+  std::string token_;
+
+  grpc::ByteBuffer received_;
+  ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
+  ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
+  std::string wire_;
+  std::deque<grpc::ByteBuffer> replies_;  // Waiting for the write under way.
+  bool tidy_ = false;                     // The daemon wants Tidy when the answer is on its way.
+  bool reading_ = false, writing_ = false, hopping_ = false;
+  bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
+  grpc::Status status_;
+};
+
+void StepCall::OnAccepted(bool ok) {
+  if (!ok) {  // The server stops.
+    delete this;
+    return;
+  }
+  if (!method_.site.queue->stopping()) Accept(method_);
+  method_.site.queue->Begin(this);
+  if (method_.site.unix_only && FromNetwork(context_)) {
+    return End(absl::PermissionDeniedError("this service is for the Unix socket only"));
+  }
+  Pump();
+}
+
+void StepCall::OnRead(bool ok) {
+  reading_ = false;
+  if (ending_) return DeleteIfDone();
+  if (!ok) {
+    half_closed_ = true;
+    return Pump();
+  }
+  const uint64_t begun_ns = NowNs();
+  if (!grpc::SerializationTraits<v1::StepRequest>::Deserialize(&received_, request_.get()).ok()) {
+    return End(absl::InvalidArgumentError("the message is not a StepRequest"));
+  }
+  Handle();
+  method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>(response_->code()));
+  if (ending_) return;
+  Reply();
+  Pump();
+  // What the caller need not wait for.
+  if (std::exchange(tidy_, false)) method_.daemon->Tidy(member_);
+  request_.Renew();
+  response_.Renew();
+}
+
+void StepCall::OnWritten(bool ok) {
+  writing_ = false;
+  if (!ok) MarkEnding(absl::CancelledError("the caller is gone"));
+  Pump();
+}
+
+void StepCall::OnHop(bool ok) {
+  hopping_ = false;
+  listener_->Landed();
+  if (ending_) return DeleteIfDone();
+  if (listener_->superseded()) return End(absl::AbortedError("a newer stream of this member took over"));
+  pending_ = true;
+  Pump();
+}
+
+void StepCall::OnFinished(bool ok) {
+  finished_ = true;
+  DeleteIfDone();
+}
+
+void StepCall::Handle() {
+  if (member_ == nullptr) return OpenMember();
+  const v1::StepRequest& request = *request_;
+  if (!request.member_token().empty() && request.member_token() != token_) {
+    response_->set_sequence(request.sequence());
+    response_->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    response_->set_message("member_token is not that of this stream's first batch; leave it empty");
+    return;
+  }
+  listener_->BeginVerb();
+  tidy_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
+  if (listener_->EndVerb()) pending_ = true;
+}
+
+void StepCall::OpenMember() {
+  const v1::StepRequest& request = *request_;
+  const bool opens = request.operations_size() == 1 &&
+                     (request.operations(0).has_open_session() || request.operations(0).has_add_member());
+  if (!opens) {
+    const absl::Status bound = Bind(request.member_token());
+    if (!bound.ok()) return End(bound);
+    return Handle();
+  }
+  v1::OperationResult* result = response_->add_results();
+  absl::Status status;
+  std::string token;
+  if (request.operations(0).has_open_session()) {
+    status =
+        method_.daemon->OpenSession(request.operations(0).open_session(), result->mutable_open_session());
+    token = result->open_session().member_token();
+  } else {
+    status = method_.daemon->AddMember(request.operations(0).add_member(), result->mutable_add_member());
+    token = result->add_member().member_token();
+  }
+  if (status.ok()) status = Bind(token);
+  if (status.ok()) return;
+  result->clear_result();
+  result->set_code(status.raw_code());
+  result->set_message(std::string(status.message()));
+}
+
+absl::Status StepCall::Bind(const std::string& token) {
+  absl::StatusOr<std::shared_ptr<Member>> member = method_.daemon->FindMember(token);
+  if (!member.ok()) return member.status();
+  member_ = std::move(*member);
+  token_ = token;
+  listener_ = std::make_shared<StepListener>(method_.site.queue, &hop_tag_);
+  listener_->BeginVerb();
+  method_.daemon->BindStream(member_, listener_);
+  listener_->EndVerb();
+  pending_ = true;  // What came up while the member had no stream.
+  return absl::OkStatus();
+}
+
+void StepCall::Reply() {
+  if (wire_.empty()) response_->SerializeToString(&wire_);
+  const grpc::Slice slice(wire_);
+  replies_.emplace_back(&slice, 1);
+  wire_.clear();
+  if (wire_.capacity() > kReplyBlockBytes) wire_.shrink_to_fit();
+}
+
+void StepCall::Pump() {
+  if (finishing_) return;
+  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
+    response_.Renew();
+    // What is too large for one response is asked for again when this one is written.
+    pending_ = method_.daemon->TakePending(member_, response_.get());
+    if (pending_) Reply();
+  }
+  if (!writing_ && !replies_.empty()) {
+    writing_ = true;
+    grpc::WriteOptions options;
+    if (replies_.size() > 1) options.set_buffer_hint();  // More follows as soon as this one is taken.
+    stream_.Write(replies_.front(), options, static_cast<RpcTag*>(&write_tag_));
+    replies_.pop_front();
+  }
+  if (half_closed_ && !writing_ && !ending_) MarkEnding(absl::OkStatus());
+  if (ending_) {
+    if (writing_) return;
+    finishing_ = true;
+    stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
+    return;
+  }
+  if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
+    reading_ = true;
+    stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
+  }
+}
+
+void StepCall::End(const absl::Status& status) {
+  MarkEnding(status);
+  Pump();
+}
+
+void StepCall::MarkEnding(const absl::Status& status) {
+  if (ending_) return;
+  ending_ = true;
+  status_ = ToGrpcStatus(status);
+  if (!status.ok()) {
+    method_.stats->CountError(status.code());
+    replies_.clear();
+  }
+  if (listener_ != nullptr) {
+    method_.daemon->UnbindStream(member_, listener_.get());
+    hopping_ = listener_->Shut();
+  }
+}
+
+void StepCall::DeleteIfDone() {
+  if (!finished_ || reading_ || writing_ || hopping_) return;
+  method_.site.queue->End(this);
+  delete this;
+}
+
+}  // namespace
+
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
+  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .daemon = daemon});
+}
+
+}  // namespace kvpool

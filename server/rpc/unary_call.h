@@ -1,0 +1,139 @@
+// A unary RPC: one wrapper that accepts, measures and maps errors for all methods.
+//
+// A method is one line in a registration list:
+//
+//   AddUnary<v1::EvictRequest, v1::EvictResponse>(site, "Evict", &OperatorService::RequestEvict, handler);
+//
+// where handler(request, response, done) fills the response and calls done(status) once: inside the call, or later on
+// any thread.
+#ifndef KVPOOL_SERVER_RPC_UNARY_CALL_H_
+#define KVPOOL_SERVER_RPC_UNARY_CALL_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "proto/support/mutex.h"
+#include "server/rpc/rpc_queue.h"
+#include "server/rpc/rpc_stats.h"
+
+namespace kvpool {
+
+using UnaryDone = std::function<void(const absl::Status&)>;
+
+// Where calls of one service come in.
+template <typename Service>
+struct RpcSite {
+  Service* service;
+  RpcQueue* queue;
+  RpcStats* stats;
+  bool unix_only;  // PERMISSION_DENIED to callers from the network.
+};
+
+template <typename Service, typename Request, typename Response>
+struct UnaryMethod {
+  using Accept = void (Service::*)(grpc::ServerContext*, Request*, grpc::ServerAsyncResponseWriter<Response>*,
+                                   grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*);
+  using Handler = std::function<void(Request*, Response*, UnaryDone)>;
+
+  RpcSite<Service> site;
+  MethodStats* stats;
+  Accept accept;
+  Handler handler;
+};
+
+// Lives from being ready for a call until its answer is on the way; whoever still has to call `done` keeps it longer.
+template <typename Service, typename Request, typename Response>
+class UnaryCall final : public RpcTag,
+                        public RpcCall,
+                        public std::enable_shared_from_this<UnaryCall<Service, Request, Response>> {
+ public:
+  using Method = UnaryMethod<Service, Request, Response>;
+
+  static void Accept(std::shared_ptr<const Method> method) {
+    auto call = std::make_shared<UnaryCall>(std::move(method));
+    call->self_ = call;
+    const RpcSite<Service>& site = call->method_->site;
+    (site.service->*call->method_->accept)(&call->context_, &call->request_, &call->writer_, site.queue->cq(),
+                                           site.queue->cq(), static_cast<RpcTag*>(call.get()));
+  }
+
+  explicit UnaryCall(std::shared_ptr<const Method> method) : method_(std::move(method)) {}
+
+  void Run(bool ok) override {
+    if (begun_) {
+      method_->stats->Record(NowNs() - begun_ns_, AnswerCode());
+      method_->site.queue->End(this);
+      self_.reset();
+    } else if (!ok) {
+      self_.reset();  // The server stops.
+    } else {
+      if (!method_->site.queue->stopping()) Accept(method_);
+      Begin();
+    }
+  }
+
+  void Abandon() override { Answer(absl::UnavailableError("the daemon shuts down")); }
+
+ private:
+  void Begin() {
+    begun_ = true;
+    begun_ns_ = NowNs();
+    method_->site.queue->Begin(this);
+    if (method_->site.unix_only && FromNetwork(context_)) {
+      return Answer(absl::PermissionDeniedError("this service is for the Unix socket only"));
+    }
+    method_->handler(&request_, &response_,
+                     [call = this->shared_from_this()](const absl::Status& status) { call->Answer(status); });
+  }
+
+  void Answer(const absl::Status& status) {
+    MutexLock lock(&mu_);
+    if (answered_) return;
+    answered_ = true;
+    code_ = status.code();
+    if (status.ok()) {
+      writer_.Finish(response_, grpc::Status::OK, static_cast<RpcTag*>(this));
+    } else {
+      writer_.FinishWithError(ToGrpcStatus(status), static_cast<RpcTag*>(this));
+    }
+  }
+
+  absl::StatusCode AnswerCode() {
+    MutexLock lock(&mu_);
+    return code_;
+  }
+
+  const std::shared_ptr<const Method> method_;
+  std::shared_ptr<UnaryCall> self_;  // As long as the queue may hand it back.
+  grpc::ServerContext context_;
+  Request request_;
+  Response response_;  // The handler's until it is answered.
+  grpc::ServerAsyncResponseWriter<Response> writer_{&context_};
+  // The queue's thread.
+  bool begun_ = false;
+  uint64_t begun_ns_ = 0;
+
+  Mutex mu_;
+  bool answered_ ABSL_GUARDED_BY(mu_) = false;
+  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+};
+
+template <typename Request, typename Response, typename Service>
+void AddUnary(const RpcSite<Service>& site, const std::string& name,
+              std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
+              typename UnaryMethod<Service, Request, Response>::Handler handler) {
+  UnaryCall<Service, Request, Response>::Accept(
+      std::make_shared<const UnaryMethod<Service, Request, Response>>(
+          UnaryMethod<Service, Request, Response>{site, site.stats->Add(name), accept, std::move(handler)}));
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_UNARY_CALL_H_

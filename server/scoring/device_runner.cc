@@ -1,0 +1,176 @@
+#include "server/scoring/device_runner.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/device.h"
+#include "proto/support/check.h"
+#include "server/scoring/score_answer.h"
+
+namespace kvpool {
+namespace {
+
+// Longer than the bounds of calls: compacting a long prompt is a matter of seconds on a host.
+constexpr double kOperationBounds[] = {0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005,
+                                       0.001,   0.0025,   0.005,   0.01,   0.025,   0.05,
+                                       0.1,     0.25,     0.5,     1,      2.5,     10};
+
+std::string VerbName(const DeviceOperation& operation) {
+  const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
+  return v1::Operation::GetReflection()->GetOneofFieldDescriptor(operation.request, verbs)->name();
+}
+
+}  // namespace
+
+DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
+                           std::function<void(const Operation&)> over)
+    : options_(options),
+      compute_(std::move(compute)),
+      over_(std::move(over)),
+      work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes),
+      thread_([this] { Loop(); }) {}
+
+DeviceRunner::~DeviceRunner() {
+  Stop();
+  thread_.join();
+}
+
+void DeviceRunner::Stop() {
+  MutexLock lock(&mu_);
+  stopping_ = true;
+  changed_.SignalAll();
+}
+
+absl::Status DeviceRunner::Submit(const Operation& operation) {
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    const absl::Status entered = operation->ranks[rank].runner->Enter();
+    if (entered.ok()) continue;
+    while (rank > 0) operation->ranks[--rank].runner->Leave();
+    return entered;
+  }
+  SendParts(operation, /*in_front=*/false);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRunner::Enter() {
+  MutexLock lock(&mu_);
+  if (stopping_) return absl::UnavailableError("the daemon shuts down");
+  if (places_ >= options_.queue_limit) {
+    ++refused_for_queue_;
+    return absl::ResourceExhaustedError(absl::StrCat(places_, " operations wait for device ", options_.device,
+                                                     "; the limit is ", options_.queue_limit));
+  }
+  ++places_;
+  return absl::OkStatus();
+}
+
+void DeviceRunner::CountSessionRefusal() {
+  MutexLock lock(&mu_);
+  ++refused_for_session_;
+}
+
+void DeviceRunner::Leave() {
+  MutexLock lock(&mu_);
+  --places_;
+  changed_.SignalAll();  // Under the lock: the runner may be gone as soon as it is let go.
+}
+
+void DeviceRunner::Push(Part part, bool in_front) {
+  MutexLock lock(&mu_);
+  if (in_front) {
+    queue_.push_front(std::move(part));
+  } else {
+    queue_.push_back(std::move(part));
+  }
+  changed_.SignalAll();
+}
+
+void DeviceRunner::SendParts(const Operation& operation, bool in_front) {
+  const auto ranks = static_cast<uint32_t>(operation->ranks.size());
+  operation->parts_out.store(ranks, std::memory_order_release);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    operation->ranks[rank].runner->Push({.operation = operation, .rank = rank}, in_front);
+  }
+}
+
+void DeviceRunner::Loop() {
+  while (true) {
+    Part part;
+    bool stopping;
+    {
+      MutexLock lock(&mu_);
+      while (queue_.empty() && !(stopping_ && places_ == 0)) changed_.Wait(&mu_);
+      if (queue_.empty()) return;
+      part = std::move(queue_.front());
+      queue_.pop_front();
+      stopping = stopping_;
+    }
+    DeviceOperation& operation = *part.operation;
+    operation.ranks[part.rank].outcome.status = RunPart(part, stopping);
+    if (operation.parts_out.fetch_sub(1, std::memory_order_acq_rel) == 1) Advance(part.operation);
+  }
+}
+
+absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
+  DeviceOperation* operation = part.operation.get();
+  if (stopping) return absl::UnavailableError("the daemon shuts down");
+  // Where its session has ended, nobody hears the answer.
+  if (operation->abandoned.load(std::memory_order_acquire))
+    return absl::AbortedError("the session has ended");
+  const auto start = std::chrono::steady_clock::now();
+  absl::Status status =
+      operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
+  // The GPU's context is gone, and with it what blocks hold.
+  KVPOOL_CHECK(!IsSticky(status), "device %s: %s", options_.device.c_str(), status.ToString().c_str());
+  if (part.rank == 0) {
+    operation->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  return status;
+}
+
+void DeviceRunner::Advance(const Operation& operation) {
+  // Of several the first rank's: the same whichever was faster.
+  for (const RankWork& rank : operation->ranks) operation->status.Update(rank.outcome.status);
+  if (operation->status.ok() && !operation->answered) {
+    operation->status = AnswerOperation(operation.get());
+    operation->answered = true;
+    if (operation->status.ok() && operation->settled < operation->kept_tokens) {
+      return SendParts(operation, /*in_front=*/true);
+    }
+  }
+  operation->ranks[0].runner->Count(*operation);
+  over_(operation);
+  for (const RankWork& rank : operation->ranks) rank.runner->Leave();
+}
+
+void DeviceRunner::Count(const DeviceOperation& operation) {
+  const std::string verb = VerbName(operation);
+  MutexLock lock(&mu_);
+  if (operation.seconds > 0) {  // It came to the device.
+    seconds_.try_emplace({verb, std::string(operation.policy)}, kOperationBounds)
+        .first->second.Observe(operation.seconds);
+  }
+  ++operations_[{verb, absl::StatusCodeToString(operation.status.code())}];
+  if (!operation.status.ok()) return;
+  if (operation.request.has_prune()) pruned_blocks_ += operation.released.size();
+  moved_blocks_ += operation.destinations_used;
+}
+
+DeviceOperationsSnapshot DeviceRunner::Snapshot() {
+  const FeatureStats features = work_.feature_stats();
+  DeviceOperationsSnapshot snapshot{.device = options_.device,
+                                    .feature_hits = features.hits,
+                                    .feature_misses = features.misses,
+                                    .features_evicted = features.evicted,
+                                    .feature_bytes = features.bytes};
+  MutexLock lock(&mu_);
+  for (const auto& [labels, histogram] : seconds_) snapshot.seconds[labels] = histogram.Snapshot();
+  snapshot.operations = operations_;
+  snapshot.pruned_blocks = pruned_blocks_;
+  snapshot.moved_blocks = moved_blocks_;
+  snapshot.refused = {{"queue", refused_for_queue_}, {"session", refused_for_session_}};
+  snapshot.queued = places_;
+  return snapshot;
+}
+
+}  // namespace kvpool

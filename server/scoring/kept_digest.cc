@@ -1,0 +1,60 @@
+#include "server/scoring/kept_digest.h"
+
+#include <openssl/evp.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string_view>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+class Digest {
+ public:
+  Digest() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+    Check(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr));
+  }
+  void Add(std::string_view bytes) { Check(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size())); }
+  void Add(uint32_t value) {
+    const char bytes[] = {static_cast<char>(value), static_cast<char>(value >> 8),
+                          static_cast<char>(value >> 16), static_cast<char>(value >> 24)};
+    Add(std::string_view(bytes, sizeof(bytes)));
+  }
+  void AddString(std::string_view text) {
+    Add(static_cast<uint32_t>(text.size()));
+    Add(text);
+  }
+  std::string Take() {
+    unsigned char out[EVP_MAX_MD_SIZE];
+    unsigned int bytes = 0;
+    Check(EVP_DigestFinal_ex(context_.get(), out, &bytes));
+    return std::string(reinterpret_cast<const char*>(out), bytes);
+  }
+
+ private:
+  static void Check(int done) { KVPOOL_CHECK(done == 1, "OpenSSL cannot digest with SHA-256"); }
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
+};
+
+}  // namespace
+
+std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions) {
+  Digest digest;
+  digest.Add("kvpool.kept.v1");
+  digest.AddString(policy.name());
+  const std::map<std::string, std::string> params(policy.params().begin(), policy.params().end());
+  digest.Add(static_cast<uint32_t>(params.size()));
+  for (const auto& [name, value] : params) {
+    digest.AddString(name);
+    digest.AddString(value);
+  }
+  digest.Add(rows);
+  digest.Add(static_cast<uint32_t>(positions.size() / rows));
+  for (const uint32_t position : positions) digest.Add(position);
+  return digest.Take();
+}
+
+}  // namespace kvpool

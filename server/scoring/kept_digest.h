@@ -1,0 +1,20 @@
+// What the keys of a pruned sequence must chain in.
+#ifndef KVPOOL_SERVER_SCORING_KEPT_DIGEST_H_
+#define KVPOOL_SERVER_SCORING_KEPT_DIGEST_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/types/span.h"
+#include "kvpool/v1/score.pb.h"
+
+namespace kvpool {
+
+// SHA256("kvpool.kept.v1" || policy || u32 parameters || for each, by name: name, value || u32 rows || u32 tokens a row
+// || u32 positions...). Strings with their length in front, integers little-endian. `policy` may be empty: tokens that
+// the engine chose.
+std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SCORING_KEPT_DIGEST_H_

@@ -1,0 +1,376 @@
+#include "server/scoring/score_answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "proto/support/status_macros.h"
+#include "server/scoring/budget_plan.h"
+#include "server/scoring/kept_digest.h"
+
+namespace kvpool {
+namespace {
+
+using scorers::KvShape;
+
+// Do ranks choose victims alone? Rows of heads are each of one rank.
+bool ChosenByRanks(const DeviceOperation& operation) {
+  return operation.ranks.size() == 1 || operation.sequences[0].request.scope == scorers::Scope::kHead;
+}
+
+uint32_t BlocksRead(const DeviceOperation& operation) {
+  uint32_t most = 0;
+  for (const RankWork& rank : operation.ranks) most = std::max(most, rank.outcome.blocks_read);
+  return most;
+}
+
+// The scores of all heads: [rows][tokens] and [rows][blocks], those that are wanted.
+struct JoinedScores {
+  std::vector<float> tokens, blocks;
+};
+
+JoinedScores Join(DeviceOperation* operation, const WantedScores& wanted) {
+  const SequenceWork& sequence = operation->sequences[0];
+  JoinedScores joined;
+  if (operation->ranks.size() == 1) {
+    joined.tokens = std::move(operation->ranks[0].outcome.token_scores);
+    joined.blocks = std::move(operation->ranks[0].outcome.block_scores);
+    return joined;
+  }
+  const KvShape& shape = sequence.shape();
+  const uint32_t rows = sequence.rows();
+  std::vector<const float*> token_rows, block_rows;
+  for (const RankWork& rank : operation->ranks) {
+    token_rows.push_back(rank.outcome.token_scores.data());
+    block_rows.push_back(rank.outcome.block_scores.data());
+  }
+  scorers::RankRows ranks{.asked = &sequence.request, .plan = &sequence.plan()};
+  const bool own_blocks = sequence.plan().own_blocks;
+  if (wanted.tokens || !own_blocks) {
+    ranks.by_rank = token_rows;
+    ranks.items = shape.tokens;
+    joined.tokens.resize(size_t{rows} * shape.tokens);
+    scorers::JoinTokenRows(ranks, joined.tokens.data());
+  }
+  if (!wanted.blocks) return joined;
+  joined.blocks.resize(size_t{rows} * shape.blocks());
+  if (own_blocks) {
+    ranks.by_rank = block_rows;
+    ranks.items = shape.blocks();
+    scorers::JoinOwnBlockRows(ranks, joined.blocks.data());
+  } else {
+    scorers::ReduceBlockRows(sequence.request, rows, joined.tokens.data(), joined.blocks.data());
+  }
+  return joined;
+}
+
+// Of each block: 0 the least, 1 the most valuable of all; of equal scores the later block is the more valuable. A
+// score that is no number is the least.
+std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, uint32_t blocks) {
+  std::vector<std::pair<double, uint32_t>> order;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    double sum = 0;
+    for (uint32_t row = 0; row < rows; ++row) sum += scores[size_t{row} * blocks + block];
+    order.emplace_back(std::isnan(sum) ? -std::numeric_limits<double>::infinity() : sum, block);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<float> places(blocks, 0.5f);
+  for (uint32_t i = 0; i < blocks && blocks > 1; ++i) {
+    places[order[i].second] = static_cast<float>(i) / static_cast<float>(blocks - 1);
+  }
+  return places;
+}
+
+// [rows][count]; rows of heads in order, those of rank 0 first within a layer.
+absl::StatusOr<std::vector<uint32_t>> LowestOfRows(DeviceOperation* operation, const RowChoice& choice) {
+  const SequenceWork& sequence = operation->sequences[0];
+  if (operation->ranks.size() == 1) return std::move(operation->ranks[0].outcome.victims);
+  std::vector<uint32_t> victims;
+  const size_t rows = sequence.rows();
+  if (ChosenByRanks(*operation)) {
+    victims.reserve(rows * choice.count);
+    const size_t of_layer = size_t{sequence.shape().kv_heads} * choice.count;
+    for (uint32_t layer = 0; layer < sequence.shape().layers; ++layer) {
+      for (const RankWork& rank : operation->ranks) {
+        const auto first = rank.outcome.victims.begin() + layer * of_layer;
+        victims.insert(victims.end(), first, first + of_layer);
+      }
+    }
+    return victims;
+  }
+  victims.resize(rows * choice.count);
+  const JoinedScores joined = Join(operation, {.tokens = choice.of_tokens, .blocks = !choice.of_tokens});
+  std::vector<uint64_t> keys;
+  RETURN_IF_ERROR(scorers::SelectRows((choice.of_tokens ? joined.tokens : joined.blocks).data(), rows,
+                                      choice.marks, choice.count, &keys, absl::MakeSpan(victims)));
+  return victims;
+}
+
+// Of each row, ascending: [rows][choice.leaving()].
+absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const RowChoice& choice) {
+  std::vector<uint32_t> lowest;
+  if (choice.count > 0) {
+    ASSIGN_OR_RETURN(lowest, LowestOfRows(operation, choice));
+  }
+  if (choice.discarded.empty()) return lowest;
+  std::vector<uint32_t> victims(size_t{operation->sequences[0].rows()} * choice.leaving());
+  auto from = lowest.begin();
+  for (auto to = victims.begin(); to != victims.end(); from += choice.count) {
+    to = std::merge(from, from + choice.count, choice.discarded.begin(), choice.discarded.end(), to);
+  }
+  return victims;
+}
+
+absl::Status AnswerScore(DeviceOperation* operation) {
+  const v1::Score& request = operation->request.score();
+  const SequenceWork& sequence = operation->sequences[0];
+  const JoinedScores joined =
+      Join(operation, {.tokens = request.token_scores(), .blocks = request.block_scores()});
+  v1::ScoreResult* result = operation->result.mutable_score();
+  result->set_rows(sequence.rows());
+  result->set_tokens(sequence.shape().tokens);
+  result->set_blocks(sequence.shape().blocks());
+  if (request.token_scores()) result->mutable_token_scores()->Add(joined.tokens.begin(), joined.tokens.end());
+  if (request.block_scores()) result->mutable_block_scores()->Add(joined.blocks.begin(), joined.blocks.end());
+  result->set_blocks_read(BlocksRead(*operation));
+  if (request.block_scores()) {
+    operation->places = PlacesByScore(joined.blocks, sequence.rows(), sequence.shape().blocks());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AnswerPrune(DeviceOperation* operation) {
+  const v1::Prune& request = operation->request.prune();
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, ChoiceOf(*operation)));
+  v1::PruneResult* result = operation->result.mutable_prune();
+  std::vector<uint32_t> kept;
+  auto victim = victims.begin();
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    if (victim != victims.end() && *victim == block) {
+      ++victim;
+      result->add_victims(block);
+      result->add_victim_blocks(sequence.refs[block]);
+      if (!request.dry_run()) operation->released.push_back(BlockRef::Unpack(sequence.refs[block]));
+      continue;
+    }
+    result->add_table(sequence.refs[block]);
+    const uint32_t first = block * shape.tokens_per_block;
+    for (uint32_t i = 0; i < shape.TokensOf(block); ++i) kept.push_back(first + i);
+  }
+  result->set_kept_tokens(static_cast<uint32_t>(kept.size()));
+  result->set_released(static_cast<uint32_t>(operation->released.size()));
+  result->set_blocks_read(BlocksRead(*operation));
+  if (!victims.empty()) result->set_kept_digest(KeptDigest(request.policy(), /*rows=*/1, kept));
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------------------------- compact
+
+// operation->kept and its rows.
+absl::Status ChooseKept(DeviceOperation* operation) {
+  const v1::Compact& request = operation->request.compact();
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  std::vector<uint32_t>& kept = operation->kept;
+  operation->kept_rows = 1;
+  if (request.has_keep()) {
+    kept.assign(request.keep().positions().begin(), request.keep().positions().end());
+  } else if (const RowChoice choice = ChoiceOf(*operation); choice.leaving() == 0) {
+    kept.resize(shape.tokens);
+    std::iota(kept.begin(), kept.end(), 0);
+  } else {
+    ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, choice));
+    operation->kept_rows = sequence.rows();
+    for (uint32_t row = 0; row < operation->kept_rows; ++row) {
+      auto victim = victims.begin() + size_t{row} * choice.leaving();
+      const auto end = victim + choice.leaving();
+      for (uint32_t token = 0; token < shape.tokens; ++token) {
+        if (victim != end && *victim == token) {
+          ++victim;
+        } else {
+          kept.push_back(token);
+        }
+      }
+    }
+  }
+  operation->kept_tokens = static_cast<uint32_t>(kept.size() / operation->kept_rows);
+  return absl::OkStatus();
+}
+
+// Blocks at the start that keep all their tokens in every row: they stay where they are.
+uint32_t LeadingBlocks(const DeviceOperation& operation) {
+  const KvShape& shape = operation.sequences[0].shape();
+  uint32_t same = operation.kept_tokens;
+  for (uint32_t row = 0; row < operation.kept_rows; ++row) {
+    const uint32_t* const positions = operation.kept.data() + size_t{row} * operation.kept_tokens;
+    uint32_t i = 0;
+    while (i < same && positions[i] == i) ++i;
+    same = i;
+  }
+  // All of it, the last block's rest too.
+  return same == shape.tokens ? shape.blocks() : same / shape.tokens_per_block;
+}
+
+absl::Status AnswerCompact(DeviceOperation* operation) {
+  RETURN_IF_ERROR(ChooseKept(operation));
+  const v1::Compact& request = operation->request.compact();
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  const uint32_t kept = operation->kept_tokens, per_block = shape.tokens_per_block;
+  // A table that shared blocks with the sequence that stays would need a second hold on them.
+  const uint32_t leading = request.keep_sources() && kept < shape.tokens ? 0 : LeadingBlocks(*operation);
+  operation->settled = std::min(kept, leading * per_block);
+  const uint32_t table = (kept + per_block - 1) / per_block;
+  operation->destinations_used = table - leading;
+  v1::CompactResult* result = operation->result.mutable_compact();
+  for (uint32_t block = 0; block < leading; ++block) result->add_table(sequence.refs[block]);
+  for (uint32_t i = 0; i < operation->destinations_used; ++i) {
+    result->add_table(operation->destinations[i].Pack());
+  }
+  result->set_last_block_tokens(kept - (table - 1) * per_block);
+  result->set_moved_from_block(leading);
+  result->set_rows(operation->kept_rows);
+  result->mutable_kept_positions()->Add(operation->kept.begin(), operation->kept.end());
+  if (!request.keep_sources()) {
+    for (uint32_t block = leading; block < shape.blocks(); ++block) {
+      operation->released.push_back(BlockRef::Unpack(sequence.refs[block]));
+    }
+  }
+  result->set_released(static_cast<uint32_t>(operation->released.size()));
+  result->set_blocks_read(BlocksRead(*operation));
+  if (kept < shape.tokens) {
+    result->set_kept_digest(KeptDigest(request.policy(), operation->kept_rows, operation->kept));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AnswerPlanBudgets(DeviceOperation* operation) {
+  // Of all heads: entropies and variances add up over ranks; densities are each of one head.
+  std::vector<scorers::AttentionSpread> spreads;
+  std::vector<double> densities;
+  std::vector<uint32_t> heads;
+  ObservedAttention observed;
+  size_t first_plane = 0;  // Of the sequence.
+  for (const SequenceWork& sequence : operation->sequences) {
+    const KvShape& shape = sequence.shape();
+    for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+      scorers::AttentionSpread all;
+      for (const RankWork& rank : operation->ranks) {
+        const scorers::AttentionSpread& own = rank.outcome.spreads[spreads.size()];
+        all.entropy += own.entropy;
+        all.variance += own.variance;
+        const auto first = rank.outcome.densities.begin() + first_plane + layer * shape.kv_heads;
+        densities.insert(densities.end(), first, first + shape.kv_heads);
+      }
+      spreads.push_back(all);
+      heads.push_back(shape.kv_heads * static_cast<uint32_t>(operation->ranks.size()));
+    }
+    first_plane += shape.planes();
+    observed.sequence_tokens = std::max<uint64_t>(observed.sequence_tokens, shape.tokens);
+    observed.window_tokens = std::max<uint64_t>(observed.window_tokens, sequence.plan().window.own_tokens());
+  }
+  observed.spreads = spreads;
+  observed.densities = densities;
+  observed.heads = heads;
+  return PlanLayerBudgets(operation->request.plan_budgets(), observed,
+                          operation->result.mutable_plan_budgets());
+}
+
+// What is in `discard`: whole blocks of it, where blocks leave.
+std::vector<uint8_t> MarksOf(const std::vector<scorers::IndexRange>& ranges, const KvShape& shape,
+                             bool of_tokens) {
+  std::vector<uint8_t> tokens(shape.tokens);
+  for (const scorers::IndexRange& range : ranges) {
+    std::fill(tokens.begin() + range.begin, tokens.begin() + range.end, 1);
+  }
+  if (of_tokens) return tokens;
+  std::vector<uint8_t> blocks(shape.blocks());
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    const auto first = tokens.begin() + size_t{block} * shape.tokens_per_block;
+    blocks[block] = std::all_of(first, first + shape.TokensOf(block), [](uint8_t mark) { return mark != 0; });
+  }
+  return blocks;
+}
+
+// Lets those that the engine expects never to read again leave first: all of them, or the lowest among them.
+void DiscardFirst(const DeviceOperation& operation, RowChoice* choice) {
+  if (operation.discard.empty()) return;
+  const KvShape& shape = operation.sequences[0].shape();
+  const std::vector<uint8_t> discarded = MarksOf(operation.discard, shape, choice->of_tokens);
+  std::vector<uint32_t> leaving;
+  for (uint32_t i = 0; i < discarded.size(); ++i) {
+    if (discarded[i] != 0 && choice->marks[i] == 0) leaving.push_back(i);
+  }
+  const bool enough = leaving.size() >= choice->count;
+  for (uint32_t i = 0; i < discarded.size() && enough; ++i) {
+    if (discarded[i] == 0) choice->marks[i] = 1;
+  }
+  if (enough && leaving.size() > choice->count) return;  // By their scores.
+  for (const uint32_t i : leaving) choice->marks[i] = 1;
+  choice->count -= static_cast<uint32_t>(leaving.size());
+  choice->discarded = std::move(leaving);
+}
+
+}  // namespace
+
+RowChoice ChoiceOf(const DeviceOperation& operation) {
+  RowChoice choice;
+  const v1::Operation& request = operation.request;
+  if (!request.has_prune() && !(request.has_compact() && !request.compact().has_keep())) return choice;
+  const SequenceWork& sequence = operation.sequences[0];
+  const KvShape& shape = sequence.shape();
+  choice.of_tokens = request.has_compact();
+  choice.count = choice.of_tokens
+                     ? scorers::TokensOverBudget(sequence.request.policy, shape, operation.budget_tokens)
+                     : scorers::BlocksOverBudget(shape, operation.budget_tokens);
+  if (choice.count == 0) return choice;
+  if (choice.of_tokens) {
+    choice.marks.resize(shape.tokens);
+    scorers::MarkProtectedTokens(operation.protection, operation.protect, shape,
+                                 absl::MakeSpan(choice.marks));
+  } else {
+    choice.marks.resize(shape.blocks());
+    scorers::MarkProtectedBlocks(operation.protection, operation.protect, shape,
+                                 absl::MakeSpan(choice.marks));
+  }
+  DiscardFirst(operation, &choice);
+  return choice;
+}
+
+WantedScores WantedOf(const DeviceOperation& operation) {
+  if (operation.request.has_plan_budgets()) return {.spreads = true};
+  if (operation.sequences[0].shares[0].plan.rows == 0) return {};  // Only moved.
+  bool tokens = operation.request.has_score() && operation.request.score().token_scores();
+  bool blocks = operation.request.has_score() && operation.request.score().block_scores();
+  if (!operation.request.has_score()) {
+    const RowChoice choice = ChoiceOf(operation);
+    if (choice.count == 0) return {};
+    if (ChosenByRanks(operation)) return {.victims = true};
+    tokens = choice.of_tokens;
+    blocks = !choice.of_tokens;
+  }
+  // Blocks are reduced from tokens once those are joined, unless a policy has its own.
+  const bool own_blocks = operation.sequences[0].plan().own_blocks;
+  if (operation.ranks.size() == 1) return {.tokens = tokens, .blocks = blocks};
+  return {.tokens = tokens || (blocks && !own_blocks), .blocks = blocks && own_blocks};
+}
+
+absl::Status AnswerOperation(DeviceOperation* operation) {
+  switch (operation->request.verb_case()) {
+    case v1::Operation::kScore:
+      return AnswerScore(operation);
+    case v1::Operation::kPrune:
+      return AnswerPrune(operation);
+    case v1::Operation::kCompact:
+      return AnswerCompact(operation);
+    default:
+      return AnswerPlanBudgets(operation);
+  }
+}
+
+}  // namespace kvpool

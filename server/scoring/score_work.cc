@@ -1,0 +1,183 @@
+#include "server/scoring/score_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+namespace {
+
+using scorers::KvShape;
+
+// Buffers grow in steps: a sequence that grows by a token must not mean a new one.
+constexpr size_t kBufferStepBytes = 1 << 20;
+constexpr size_t kAlignment = 64;
+
+size_t RecordBytes(const scorers::ScorePlan& plan) {
+  return (plan.record.floats * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+template <typename T>
+T* Moved(T* pointer, uint64_t by) {
+  return pointer == nullptr ? nullptr
+                            : reinterpret_cast<T*>(reinterpret_cast<uint64_t>(pointer) - kStagingOrigin + by);
+}
+
+}  // namespace
+
+scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address) {
+  scorers::Signals staged = relative;
+  for (scorers::TokenSignal* signal :
+       {&staged.mass, &staged.mass_square, &staged.counts, &staged.latest, &staged.peak,
+        &staged.last_attended, &staged.interval, &staged.hits, &staged.importance, &staged.keep,
+        &staged.window_mean, &staged.window_variance, &staged.window_peak, &staged.window_latest}) {
+    signal->values = Moved(signal->values, address);
+  }
+  staged.hidden = Moved(staged.hidden, address);
+  staged.weights = Moved(staged.weights, address);
+  staged.window.data = Moved(static_cast<const char*>(staged.window.data), address);
+  return staged;
+}
+
+absl::Status ScoreWork::Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes) {
+  if (*buffer != nullptr && (*buffer)->bytes() >= bytes) return absl::OkStatus();
+  buffer->reset();
+  const size_t rounded = (bytes + kBufferStepBytes - 1) / kBufferStepBytes * kBufferStepBytes;
+  ASSIGN_OR_RETURN(*buffer, compute_.Allocate(rounded));
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::CheckWorkspace(const Part& part, size_t unkept_bytes) const {
+  const size_t workspace_bytes = part.share().plan.workspace_bytes,
+               signal_bytes = part.sequence.signals.bytes;
+  const size_t bytes = workspace_bytes + signal_bytes + unkept_bytes;
+  if (bytes <= workspace_limit_bytes_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the operation needs ", bytes, " bytes on the device: ", workspace_bytes, " of workspace, ",
+      signal_bytes, " of signals, ", unkept_bytes, " of features that are not kept; the limit is ",
+      workspace_limit_bytes_, " (--score-workspace)"));
+}
+
+absl::Status ScoreWork::StageSignals(const Part& part, scorers::Signals* staged) {
+  const StagedSignals& signals = part.sequence.signals;
+  if (signals.bytes > 0) {
+    RETURN_IF_ERROR(Reserve(&staging_, signals.bytes));
+    for (const StagedArray& array : signals.arrays) {
+      RETURN_IF_ERROR(compute_.Stage(array.by_rank[part.rank], staging_->address() + array.offset));
+    }
+  }
+  *staged = Relocate(signals.relative, signals.bytes > 0 ? staging_->address() : kStagingOrigin);
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::FindFeatures(const Part& part, uint32_t* blocks_read) {
+  const SequenceWork& sequence = part.sequence;
+  const KvShape& shape = sequence.shape();
+  const scorers::ScorePlan& plan = part.share().plan;
+  records_.clear();
+  runs_.clear();
+  unkept_blocks_.clear();
+  if (plan.record.floats == 0) return absl::OkStatus();
+  records_.resize(shape.blocks());
+  FeatureKey key{.space = part.operation.space,
+                 .group = sequence.group,
+                 .rank = part.rank,
+                 .sections = SectionsOf(plan.record)};
+  for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    float* record = nullptr;
+    if (shape.TokensOf(block) == shape.tokens_per_block) {
+      key.ref = sequence.refs[block];
+      record = features_.Find(key);
+      if (record != nullptr && !sequence.fresh) {
+        records_[block] = record;
+        continue;
+      }
+      if (record == nullptr) record = features_.Make(key, plan.record.floats);
+    }
+    records_[block] = record;
+    if (record == nullptr) unkept_blocks_.push_back(block);
+    if (!runs_.empty() && runs_.back().first + runs_.back().count == block) {
+      ++runs_.back().count;
+    } else {
+      runs_.push_back({block, 1});
+    }
+    ++*blocks_read;
+  }
+  const size_t record_bytes = RecordBytes(plan);
+  RETURN_IF_ERROR(CheckWorkspace(part, unkept_blocks_.size() * record_bytes));
+  if (unkept_blocks_.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Reserve(&unkept_, unkept_blocks_.size() * record_bytes));
+  for (size_t i = 0; i < unkept_blocks_.size(); ++i) {
+    records_[unkept_blocks_[i]] = reinterpret_cast<float*>(unkept_->address() + i * record_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
+                                      RankOutcome* outcome) {
+  RETURN_IF_ERROR(CheckWorkspace(part, 0));  // Which also bounds the arrays here.
+  const SequenceShare& share = part.share();
+  const KvShape& shape = share.kv.shape;
+  const size_t rows = share.plan.rows;
+  outcome->token_scores.resize(wanted.tokens ? rows * shape.tokens : 0);
+  outcome->block_scores.resize(wanted.blocks ? rows * shape.blocks() : 0);
+  std::vector<scorers::AttentionSpread> spreads(wanted.spreads ? shape.layers : 0);
+  std::vector<double> densities(wanted.spreads ? shape.planes() : 0);
+  features_.BeginCall();
+  ScoreCall call{.plan = &share.plan, .kv = share.kv};
+  absl::Status status = FindFeatures(part, &outcome->blocks_read);
+  if (status.ok()) status = StageSignals(part, &call.signals);
+  if (status.ok()) {
+    call.records = records_;
+    call.to_record = runs_;
+    call.output = {.token_scores = wanted.tokens ? outcome->token_scores.data() : nullptr,
+                   .block_scores = wanted.blocks ? outcome->block_scores.data() : nullptr,
+                   .spreads = wanted.spreads ? spreads.data() : nullptr,
+                   .densities = wanted.spreads ? densities.data() : nullptr};
+    if (wanted.victims) {
+      outcome->victims.resize(rows * choice.count);
+      call.choice = {.of_tokens = choice.of_tokens,
+                     .count = choice.count,
+                     .protected_marks = choice.marks,
+                     .victims = absl::MakeSpan(outcome->victims)};
+    }
+    status = compute_.Score(call);
+  }
+  if (!status.ok()) features_.AbandonCall();
+  outcome->spreads.insert(outcome->spreads.end(), spreads.begin(), spreads.end());
+  outcome->densities.insert(outcome->densities.end(), densities.begin(), densities.end());
+  return status;
+}
+
+absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
+  const WantedScores wanted = WantedOf(*operation);
+  if (!wanted.any()) return absl::OkStatus();
+  const RowChoice choice = wanted.victims ? ChoiceOf(*operation) : RowChoice();
+  for (const SequenceWork& sequence : operation->sequences) {
+    const Part part{.operation = *operation, .sequence = sequence, .rank = rank};
+    RETURN_IF_ERROR(ScoreSequence(part, wanted, choice, &operation->ranks[rank].outcome));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::Gather(const DeviceOperation& operation, uint32_t rank) {
+  const SequenceWork& sequence = operation.sequences[0];
+  const KvShape& shape = sequence.shape();
+  const uint64_t kept = operation.kept_tokens;
+  scorers::GatherRequest gather{.from = sequence.shares[rank].kv,
+                                .to_blocks = operation.ranks[rank].destination_addresses.data(),
+                                .kept = operation.kept.data() + operation.settled,
+                                .kept_tokens = operation.kept_tokens - operation.settled};
+  if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
+    gather.kept_layer_stride = kept;
+  } else if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
+    gather.kept += rank * shape.kv_heads * kept;
+    gather.kept_layer_stride = kept * shape.kv_heads * operation.ranks.size();
+    gather.kept_head_stride = kept;
+  }
+  return compute_.Gather(gather);
+}
+
+}  // namespace kvpool

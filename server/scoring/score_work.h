@@ -1,0 +1,63 @@
+// What the thread of one device needs to carry out its parts of operations: the arrays that it uses again and again, and the
+// features it keeps.
+//
+//   Score    signals staged -> features found or made -> scores, or victims, of the rank's heads
+//   Gather   rows of K and V of those heads into the blocks of the new table
+//
+// What both leave is in the operation, as the outcome of the rank. Not thread-safe: the runner's thread.
+#ifndef KVPOOL_SERVER_SCORING_SCORE_WORK_H_
+#define KVPOOL_SERVER_SCORING_SCORE_WORK_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cuda/kv_compute.h"
+#include "server/scoring/device_operation.h"
+#include "server/scoring/feature_cache.h"
+#include "server/scoring/score_answer.h"
+
+namespace kvpool {
+
+class ScoreWork {
+ public:
+  // `compute` outlives it.
+  ScoreWork(KvCompute* compute, size_t feature_cache_bytes, size_t workspace_bytes)
+      : compute_(*compute),
+        features_(compute, feature_cache_bytes),
+        workspace_limit_bytes_(workspace_bytes) {}
+
+  // RESOURCE_EXHAUSTED: it needs more workspace than there may be. INVALID_ARGUMENT: the budget is below what is protected.
+  absl::Status Score(DeviceOperation* operation, uint32_t rank);
+  absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
+  FeatureStats feature_stats() const { return features_.stats(); }
+
+ private:
+  struct Part {
+    const DeviceOperation& operation;
+    const SequenceWork& sequence;
+    uint32_t rank = 0;
+    const SequenceShare& share() const { return sequence.shares[rank]; }
+  };
+  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
+                             RankOutcome* outcome);
+  absl::Status StageSignals(const Part& part, scorers::Signals* staged);
+  // records_ and runs_ of the sequence; counts the blocks that are to be read.
+  absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
+  absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
+  absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
+
+  KvCompute& compute_;
+  FeatureCache features_;
+  const size_t workspace_limit_bytes_;
+  std::unique_ptr<KvBuffer> staging_;
+  std::unique_ptr<KvBuffer> unkept_;  // Records of blocks that are not full, or beyond what is kept.
+  std::vector<float*> records_;
+  std::vector<BlockRun> runs_;
+  std::vector<uint32_t> unkept_blocks_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SCORING_SCORE_WORK_H_

@@ -1,0 +1,20 @@
+// A layer group of a strided layout, and a sequence in it, as the scorers know them.
+#ifndef KVPOOL_SERVER_SCORING_SEQUENCE_SHAPE_H_
+#define KVPOOL_SERVER_SCORING_SEQUENCE_SHAPE_H_
+
+#include "absl/status/statusor.h"
+#include "cuda/scorers/parts/kv_view.h"
+#include "kvpool/v1/layout.pb.h"
+#include "kvpool/v1/score.pb.h"
+
+namespace kvpool {
+
+// REQUIRES: not DTYPE_UNSPECIFIED.
+scorers::KvDtype DtypeOf(v1::Dtype dtype);
+
+// Without the addresses of its blocks. INVALID_ARGUMENT: last_block_tokens, or more than 2^24 tokens.
+absl::StatusOr<scorers::KvView> ViewOfGroup(const v1::LayerGroup& group, const v1::Sequence& sequence);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SCORING_SEQUENCE_SHAPE_H_

@@ -1,0 +1,88 @@
+#include "server/space/answer_window.h"
+
+#include <algorithm>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+// Slots are written over and over: an ordinary answer's buffer is kept, a large one is not.
+constexpr size_t kKeptBuffer = 4096;
+
+}  // namespace
+
+AnswerWindow::Seen AnswerWindow::Look(uint64_t sequence) const {
+  if (sequence <= floor_) return Seen::kForgotten;
+  if (slots_ == nullptr || (*slots_)[sequence % kAnswers].sequence != sequence) return Seen::kNew;
+  return Seen::kRemembered;
+}
+
+void AnswerWindow::Acknowledge(uint64_t through) {
+  // What never came can't have been answered.
+  RaiseFloor(std::min(through, newest_));
+}
+
+void AnswerWindow::RaiseFloor(uint64_t floor) {
+  if (floor <= floor_) return;
+  if (slots_ != nullptr) {
+    if (floor - floor_ >= kAnswers) {
+      for (Slot& slot : *slots_) {
+        if (slot.sequence <= floor) Forget(&slot);
+      }
+    } else {
+      for (uint64_t sequence = floor_ + 1; sequence <= floor; ++sequence) {
+        Slot& slot = (*slots_)[sequence % kAnswers];
+        if (slot.sequence == sequence) Forget(&slot);
+      }
+    }
+  }
+  floor_ = floor;
+}
+
+void AnswerWindow::Forget(Slot* slot) {
+  bytes_ -= slot->bytes;
+  slot->bytes = 0;
+  slot->sequence = 0;
+  slot->completed.clear();
+  slot->answer.clear();
+  if (slot->answer.capacity() > kKeptBuffer) slot->answer.shrink_to_fit();
+}
+
+void AnswerWindow::Charge(Slot* slot, size_t bytes) {
+  slot->bytes += bytes;
+  bytes_ += bytes;
+  // The newest answer stays whatever its size.
+  while (bytes_ > kMaxBytes && floor_ + 1 < newest_) RaiseFloor(floor_ + 1);
+}
+
+std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
+  KVPOOL_CHECK(Look(sequence) == Seen::kNew, "answer %lu is there already", sequence);
+  if (slots_ == nullptr) slots_ = std::make_unique<std::array<Slot, kAnswers>>();
+  newest_ = std::max(newest_, sequence);
+  if (newest_ > kAnswers) RaiseFloor(newest_ - kAnswers);
+  Slot& slot = (*slots_)[sequence % kAnswers];
+  slot.sequence = sequence;
+  answer.SerializeToString(&slot.answer);
+  Charge(&slot, slot.answer.size());
+  return slot.answer;
+}
+
+void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
+  if (Look(sequence) != Seen::kRemembered) return;
+  Slot& slot = (*slots_)[sequence % kAnswers];
+  slot.completed.emplace_back(index, result);
+  Charge(&slot, result.ByteSizeLong());
+}
+
+void AnswerWindow::Replay(uint64_t sequence, v1::StepResponse* answer) const {
+  KVPOOL_CHECK(Look(sequence) == Seen::kRemembered, "answer %lu is not there", sequence);
+  const Slot& slot = (*slots_)[sequence % kAnswers];
+  KVPOOL_CHECK(answer->ParseFromString(slot.answer), "answer %lu does not parse", sequence);
+  answer->clear_notices();
+  answer->clear_completions();
+  answer->clear_free_blocks();
+  for (const auto& [index, result] : slot.completed) *answer->mutable_results(index) = result;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,183 @@
+// What an engine tells of a sequence: checked against its shape, and where it lies.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/scoring/sequence_shape.h"
+#include "server/space/device_verbs.h"
+#include "server/wire/field_checks.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint64_t kStagedAlignment = 64;
+
+scorers::TokenSignal* TokenSignalOf(v1::SignalKind kind, scorers::Signals* signals) {
+  switch (kind) {
+    case v1::SIGNAL_KIND_MASS:
+      return &signals->mass;
+    case v1::SIGNAL_KIND_MASS_SQUARE:
+      return &signals->mass_square;
+    case v1::SIGNAL_KIND_COUNTS:
+      return &signals->counts;
+    case v1::SIGNAL_KIND_LATEST:
+      return &signals->latest;
+    case v1::SIGNAL_KIND_PEAK:
+      return &signals->peak;
+    case v1::SIGNAL_KIND_LAST_ATTENDED:
+      return &signals->last_attended;
+    case v1::SIGNAL_KIND_INTERVAL:
+      return &signals->interval;
+    case v1::SIGNAL_KIND_HITS:
+      return &signals->hits;
+    case v1::SIGNAL_KIND_IMPORTANCE:
+      return &signals->importance;
+    case v1::SIGNAL_KIND_KEEP:
+      return &signals->keep;
+    case v1::SIGNAL_KIND_WINDOW_MEAN:
+      return &signals->window_mean;
+    case v1::SIGNAL_KIND_WINDOW_VARIANCE:
+      return &signals->window_variance;
+    case v1::SIGNAL_KIND_WINDOW_PEAK:
+      return &signals->window_peak;
+    case v1::SIGNAL_KIND_WINDOW_LATEST:
+      return &signals->window_latest;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes, size_t rank) const {
+  const uint64_t block_bytes = state_.facts.layout.block_bytes();
+  std::vector<KvPiece> pieces;
+  uint64_t at = data.offset_bytes();
+  for (uint64_t left = bytes; left > 0;) {
+    const BlockId block = BlockRef::Unpack(data.blocks(static_cast<int>(at / block_bytes))).id;
+    const uint64_t part = std::min(left, block_bytes - at % block_bytes);
+    pieces.push_back({.address = AddressOf(block, rank) + at % block_bytes, .bytes = part, .in_block = true});
+    at += part;
+    left -= part;
+  }
+  return pieces;
+}
+
+absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::string_view field,
+                                                const v1::Data& data, const ArrayShape& shape,
+                                                StagedSignals* signals) {
+  StagedArray array{.offset = signals->bytes};
+  const uint64_t bytes = shape.bytes;
+  const uint64_t arrays = shape.of_heads ? runners_.size() : 1;
+  const auto invalid = [&](auto&&... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(field), parts...));
+  };
+  if (data.blocks().empty()) {
+    if (data.inlined().size() != arrays * bytes) {
+      return invalid(".inlined has ", data.inlined().size(), " bytes; this sequence needs ", arrays * bytes,
+                     arrays == 1 ? "" : absl::StrCat(", ", bytes, " for each of ", arrays, " ranks"));
+    }
+    const auto first = reinterpret_cast<uint64_t>(data.inlined().data());
+    for (size_t rank = 0; rank < runners_.size(); ++rank) {
+      array.by_rank.push_back({{.address = first + (shape.of_heads ? rank * bytes : 0), .bytes = bytes}});
+    }
+  } else {
+    const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
+    const uint64_t block_bytes = state_.facts.layout.block_bytes();
+    const uint64_t there = refs.size() * block_bytes;  // At most 2^16 * 2^30.
+    if (data.offset_bytes() % shape.element_bytes != 0) {
+      return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ",
+                     shape.element_bytes);
+    }
+    if (data.offset_bytes() > there || there - data.offset_bytes() < bytes) {
+      return invalid(": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ", bytes,
+                     " bytes that this sequence needs from offset ", data.offset_bytes());
+    }
+    RETURN_IF_ERROR(CheckRefs(session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
+    for (size_t rank = 0; rank < runners_.size(); ++rank) {
+      array.by_rank.push_back(PiecesOf(data, bytes, rank));
+    }
+  }
+  signals->bytes += (bytes + kStagedAlignment - 1) / kStagedAlignment * kStagedAlignment;
+  signals->arrays.push_back(std::move(array));
+  return kStagingOrigin + signals->arrays.back().offset;
+}
+
+absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals& signals,
+                                       SequenceWork* work) {
+  scorers::Signals& relative = work->signals.relative;
+  relative.now = signals.now();
+  relative.hidden_dim = signals.hidden_dim();
+  RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, work->shape().tokens));
+  relative.window.queries = signals.window_queries();
+  for (const v1::Signal& signal : signals.signals()) {
+    RETURN_IF_ERROR(StageSignal(session, signals, signal, work));
+  }
+  return signals.has_window() ? StageWindow(session, signals.window(), work) : absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals& signals,
+                                      const v1::Signal& signal, SequenceWork* work) {
+  const scorers::KvShape& shape = work->shape();
+  const std::string field = absl::StrCat("signals.", v1::SignalKind_Name(signal.kind()), ".data");
+  scorers::Signals& relative = work->signals.relative;
+  const uint64_t layers = signal.per_layer() ? shape.layers : 1;
+  const uint64_t heads = signal.per_head() ? shape.kv_heads : 1;
+  if (signal.kind() == v1::SIGNAL_KIND_WEIGHTS) {
+    const v1::Data& data = signal.data();
+    const uint64_t bytes = data.blocks().empty() ? data.inlined().size() : data.bytes();
+    if (bytes == 0 || bytes % sizeof(float) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " has ", bytes, " bytes; must be a multiple of 4 above 0"));
+    }
+    ASSIGN_OR_RETURN(
+        const uint64_t at,
+        StageData(session, field, data, {.bytes = bytes, .element_bytes = sizeof(float)}, &work->signals));
+    relative.weights = reinterpret_cast<const float*>(at);
+    relative.weight_count = bytes / sizeof(float);
+    return absl::OkStatus();
+  }
+  const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
+  const uint64_t row = hidden ? uint64_t{shape.tokens} * signals.hidden_dim() : shape.tokens;
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, field, signal.data(),
+                                                {.bytes = layers * heads * row * sizeof(float),
+                                                 .element_bytes = sizeof(float),
+                                                 .of_heads = signal.per_head()},
+                                                &work->signals));
+  const auto* values = reinterpret_cast<const float*>(at);
+  if (hidden) {
+    relative.hidden = values;
+    relative.hidden_layer_stride = signal.per_layer() ? row : 0;
+    return absl::OkStatus();
+  }
+  *TokenSignalOf(signal.kind(), &relative) = {.values = values,
+                                              .layer_stride = signal.per_layer() ? heads * row : 0,
+                                              .head_stride = signal.per_head() ? row : 0};
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWindow& window,
+                                      SequenceWork* work) {
+  const scorers::KvShape& shape = work->shape();
+  scorers::QueryWindow& relative = work->signals.relative.window;
+  relative.dtype =
+      window.dtype() == 0 ? work->shares[0].kv.dtype : DtypeOf(static_cast<v1::Dtype>(window.dtype()));
+  relative.queries = window.queries();
+  relative.q_heads = window.q_heads();
+  relative.scale = window.scale();
+  relative.behind = window.behind();
+  relative.head_stride_bytes = uint64_t{shape.k_head_dim} * scorers::BytesOf(relative.dtype);
+  relative.query_stride_bytes = window.q_heads() * relative.head_stride_bytes;
+  relative.layer_stride_bytes = window.queries() * relative.query_stride_bytes;
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, "window.data", window.data(),
+                                                {.bytes = shape.layers * relative.layer_stride_bytes,
+                                                 .element_bytes = scorers::BytesOf(relative.dtype),
+                                                 .of_heads = true},
+                                                &work->signals));
+  relative.data = reinterpret_cast<const void*>(at);
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,367 @@
+#include "server/space/device_verbs.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cuda/scorers/policies/registry.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/scoring/budget_plan.h"
+#include "server/scoring/sequence_shape.h"
+
+namespace kvpool {
+namespace {
+
+using scorers::Scope;
+
+// A session may have this part of a device's queue.
+constexpr size_t kSharesOfQueue = 4;
+// Scores, and positions kept, of one answer: it stays below gRPC's 4 MiB.
+constexpr uint64_t kMostNumbers = 262144;
+
+absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
+  std::vector<std::pair<std::string, std::string>> settings(policy.params().begin(), policy.params().end());
+  std::sort(settings.begin(), settings.end());
+  return scorers::BindPolicy(policy.name().empty() ? scorers::kDefaultPolicy : policy.name(), settings);
+}
+
+Scope ScopeOf(v1::Scope scope) {
+  if (scope == v1::SCOPE_LAYER) return Scope::kLayer;
+  return scope == v1::SCOPE_HEAD ? Scope::kHead : Scope::kSequence;
+}
+
+scorers::PlaneReduction ReductionOf(v1::PlaneReduction reduction) {
+  return reduction == v1::PLANE_REDUCTION_MAX ? scorers::PlaneReduction::kMax
+                                              : scorers::PlaneReduction::kMean;
+}
+
+scorers::TokenReduction ReductionOf(v1::TokenReduction reduction) {
+  switch (reduction) {
+    case v1::TOKEN_REDUCTION_SUM:
+      return scorers::TokenReduction::kSum;
+    case v1::TOKEN_REDUCTION_MAX:
+      return scorers::TokenReduction::kMax;
+    case v1::TOKEN_REDUCTION_P90:
+      return scorers::TokenReduction::kP90;
+    default:
+      return scorers::TokenReduction::kMean;
+  }
+}
+
+template <typename Request>  // Prune or Compact.
+void SetProtection(const Request& request, const SequenceWork& work, DeviceOperation* operation) {
+  operation->protection = scorers::ProtectionOf(
+      work.request.policy, work.shape(), work.signals.relative.window.own_tokens(), operation->budget_tokens);
+  if (request.has_protection()) {
+    operation->protection = {.first_tokens = request.protection().first_tokens(),
+                             .last_tokens = request.protection().last_tokens(),
+                             .first_blocks = request.protection().first_blocks(),
+                             .last_blocks = request.protection().last_blocks()};
+  }
+  for (const v1::TokenRange& range : request.protect()) {
+    operation->protect.push_back({.begin = range.begin(), .end = range.end()});
+  }
+  for (const v1::TokenRange& range : request.discard()) {
+    operation->discard.push_back({.begin = range.begin(), .end = range.end()});
+  }
+}
+
+absl::Status CheckRanges(const std::string& field,
+                         const google::protobuf::RepeatedPtrField<v1::TokenRange>& ranges,
+                         const scorers::KvShape& shape) {
+  for (const v1::TokenRange& range : ranges) {
+    if (range.end() <= shape.tokens) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " ends at ", range.end(), "; the sequence has ", shape.tokens, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const char* what, uint64_t numbers) {
+  if (numbers <= kMostNumbers) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": the answer would have ", numbers, " numbers; the limit is ", kMostNumbers));
+}
+
+const char* WhyShort(Shortfall shortfall) {
+  switch (shortfall) {
+    case Shortfall::kNone:
+      return "none";
+    case Shortfall::kPressure:
+      return "nothing free and nothing that may be reclaimed";
+    case Shortfall::kCredit:
+      return "the rest is promised to other sessions";
+    case Shortfall::kCap:
+      return "max_blocks of the session";
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status DeviceVerbs::CheckCanRun() const {
+  const v1::Layout& layout = state_.facts.layout;
+  if (layout.encoding() != v1::ENCODING_STRIDED) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the layout is ", layout.encoding() == v1::ENCODING_PACKED ? "packed" : "opaque",
+                     ": only strided layouts can be scored, pruned and compacted"));
+  }
+  for (const RunnerOrWhy& rank : runners_) {
+    if (rank.runner == nullptr) return rank.why;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
+                                                                      const v1::Operation& request,
+                                                                      TimeMs now) {
+  RETURN_IF_ERROR(CheckCanRun());
+  auto operation = std::make_shared<DeviceOperation>();
+  operation->session = session->shared_from_this();
+  operation->request = request;
+  operation->space = state_.facts.id;
+  for (const RunnerOrWhy& rank : runners_) operation->ranks.push_back({.runner = rank.runner});
+  absl::Status status;
+  const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.
+  if (own.has_score()) {
+    status = PrepareScore(own.score(), operation.get());
+  } else if (own.has_prune()) {
+    status = PreparePrune(own.prune(), operation.get());
+  } else if (own.has_compact()) {
+    status = PrepareCompact(own.compact(), now, operation.get());
+  } else {
+    status = PreparePlanBudgets(own.plan_budgets(), operation.get());
+  }
+  RETURN_IF_ERROR(status);
+  return operation;
+}
+
+absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now) {
+  Session* session = operation->session.get();
+  operation->id = session->next_operation++;
+  // One session leaves room in the queue for others.
+  const size_t share = std::max<size_t>(1, runners_[0].runner->options().queue_limit / kSharesOfQueue);
+  const size_t own = session->device_operations.size();
+  absl::Status status;
+  if (own < share) {
+    status = DeviceRunner::Submit(operation);
+  } else {
+    runners_[0].runner->CountSessionRefusal();
+    status = absl::ResourceExhaustedError(absl::StrCat(own, " operations of session ", session->terms.id,
+                                                       " wait for the device; limit ", share));
+  }
+  if (status.ok()) {
+    session->device_operations.push_back(std::move(operation));
+  } else {
+    operation->status = status;
+    Settle(operation.get(), now);
+  }
+  return status;
+}
+
+void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
+  if (operation->status.ok() && !operation->places.empty()) {
+    refs_.clear();
+    for (const uint64_t ref : operation->sequences[0].refs) refs_.push_back(BlockRef::Unpack(ref));
+    state_.pool.SetScores(now, refs_, operation->places);
+  }
+  refs_.clear();
+  const uint32_t used = operation->status.ok() ? operation->destinations_used : 0;
+  refs_.assign(operation->destinations.begin() + used, operation->destinations.end());
+  if (operation->status.ok()) {
+    refs_.insert(refs_.end(), operation->released.begin(), operation->released.end());
+  }
+  verdicts_.assign(refs_.size(), Verdict::kDone);
+  state_.pool.Release(operation->session->holder, now, refs_, absl::MakeSpan(verdicts_));
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    KVPOOL_CHECK(verdicts_[i] == Verdict::kDone, "space %lu block %u generation %u was lost to operation %lu",
+                 state_.facts.id, Index(refs_[i].id), refs_[i].generation, operation->id);
+  }
+}
+
+// ----------------------------------------------------------------------------------------------- sequences
+
+uint64_t DeviceVerbs::AddressOf(BlockId block, size_t rank) const {
+  const auto after =
+      std::upper_bound(state_.slabs.begin(), state_.slabs.end(), Index(block),
+                       [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
+  KVPOOL_CHECK(after != state_.slabs.begin(), "block %u is in no slab", Index(block));
+  const SlabRow& row = *(after - 1);
+  return row.by_rank[rank]->address() +
+         uint64_t{Index(block) - row.first_block} * state_.facts.geometry.block_stride_bytes;
+}
+
+absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view field,
+                                    std::optional<uint32_t> group, absl::Span<const uint64_t> refs) {
+  refs_.clear();
+  for (const uint64_t ref : refs) refs_.push_back(BlockRef::Unpack(ref));
+  verdicts_.assign(refs_.size(), Verdict::kDone);
+  state_.pool.CheckHeld(session.holder, group, refs_, absl::MakeSpan(verdicts_));
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    if (verdicts_[i] == Verdict::kDone && refs_[i] != session.sink) continue;
+    const absl::Status why = verbs_.WhyRefused(session, refs_[i], verdicts_[i]);
+    std::string wanted;
+    if (verdicts_[i] == Verdict::kWrongState) {
+      wanted = group.has_value() ? absl::StrCat(", in another group than ", *group) : "; must be leased";
+    }
+    return absl::Status(why.code(),
+                        absl::StrCat(std::string(field), "[", i, "]: ", std::string(why.message()), wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequence& sequence,
+                                          SequenceWork* work) {
+  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(sequence.group()));
+  ASSIGN_OR_RETURN(const scorers::KvView view, ViewOfGroup(group, sequence));
+  const absl::Span<const uint64_t> refs(sequence.blocks().data(), sequence.blocks_size());
+  RETURN_IF_ERROR(CheckRefs(session, "sequence.blocks", sequence.group(), refs));
+  work->group = sequence.group();
+  work->fresh = sequence.fresh();
+  work->refs.assign(refs.begin(), refs.end());
+  work->shares.resize(runners_.size());
+  for (size_t rank = 0; rank < runners_.size(); ++rank) {
+    SequenceShare& share = work->shares[rank];
+    share.addresses.reserve(refs.size());
+    for (const uint64_t ref : refs) share.addresses.push_back(AddressOf(BlockRef::Unpack(ref).id, rank));
+    share.kv = view;
+    share.kv.blocks = share.addresses.data();
+  }
+  work->request.shape = view.shape;
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PlanWork(const ScoreTerms& terms, SequenceWork* work) const {
+  scorers::ScoreRequest& request = work->request;
+  ASSIGN_OR_RETURN(request.policy, Bind(*terms.policy));
+  request.scope = ScopeOf(terms.scope);
+  request.over_tokens = ReductionOf(terms.reductions->over_tokens());
+  request.over_heads = ReductionOf(terms.reductions->over_heads());
+  request.over_layers = ReductionOf(terms.reductions->over_layers());
+  request.budget_tokens = terms.budget_tokens;
+  request.first_model_layer = state_.facts.layout.groups(static_cast<int>(work->group)).layers(0);
+  const auto ranks = static_cast<uint32_t>(runners_.size());
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    ASSIGN_OR_RETURN(work->shares[rank].plan,
+                     runners_[rank].runner->compute().Plan(scorers::RequestOfRank(request, rank, ranks),
+                                                           work->signals.relative));
+  }
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------- verbs
+
+absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, score.sequence(), &work));
+  RETURN_IF_ERROR(StageSignals(*operation->session, score.signals(), &work));
+  RETURN_IF_ERROR(PlanWork({.policy = &score.policy(),
+                            .reductions = &score.reductions(),
+                            .scope = score.scope(),
+                            .budget_tokens = score.budget_tokens()},
+                           &work));
+  operation->policy = work.request.policy.facts().name;
+  const uint64_t rows = work.rows();
+  return CheckNumbers("score", (score.token_scores() ? rows * work.shape().tokens : 0) +
+                                   (score.block_scores() ? rows * work.shape().blocks() : 0));
+}
+
+absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, prune.sequence(), &work));
+  RETURN_IF_ERROR(CheckRanges("prune.protect", prune.protect(), work.shape()));
+  RETURN_IF_ERROR(CheckRanges("prune.discard", prune.discard(), work.shape()));
+  RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
+  const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
+  // Both limits were checked: at most 65536 blocks of 4096 tokens.
+  operation->budget_tokens =
+      prune.has_budget_blocks() ? prune.budget_blocks() * group.tokens_per_block() : prune.budget_tokens();
+  RETURN_IF_ERROR(PlanWork({.policy = &prune.policy(),
+                            .reductions = &prune.reductions(),
+                            .budget_tokens = operation->budget_tokens},
+                           &work));
+  operation->policy = work.request.policy.facts().name;
+  SetProtection(prune, work, operation);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(*operation->session, compact.sequence(), &work));
+  const scorers::KvShape& shape = work.shape();
+  uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
+  if (compact.has_keep()) {
+    const auto& positions = compact.keep().positions();
+    if (positions[positions.size() - 1] >= shape.tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("compact.keep.positions ends with ",
+                                                     positions[positions.size() - 1], "; the sequence has ",
+                                                     shape.tokens, " tokens"));
+    }
+    operation->policy = "chosen";
+    kept = static_cast<uint32_t>(positions.size());
+    if (!compact.keep_sources()) {
+      while (settled < kept && positions[static_cast<int>(settled)] == settled) ++settled;
+    }
+  } else {
+    RETURN_IF_ERROR(CheckRanges("compact.protect", compact.protect(), shape));
+    RETURN_IF_ERROR(CheckRanges("compact.discard", compact.discard(), shape));
+    RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
+    operation->budget_tokens = compact.budget_tokens();
+    RETURN_IF_ERROR(PlanWork({.policy = &compact.policy(),
+                              .reductions = &compact.reductions(),
+                              .scope = compact.scope(),
+                              .budget_tokens = operation->budget_tokens},
+                             &work));
+    operation->policy = work.request.policy.facts().name;
+    SetProtection(compact, work, operation);
+    kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
+    RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.rows()));
+  }
+  if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
+  const uint32_t per_block = shape.tokens_per_block;
+  return LeaseDestinations((kept + per_block - 1) / per_block - settled / per_block, now, operation);
+}
+
+absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
+  if (count == 0) return absl::OkStatus();
+  Session* session = operation->session.get();
+  // Behind on mapping: it can't be told of blocks that it has not mapped.
+  operation->lacks_blocks = !session->ready;
+  if (operation->lacks_blocks) return absl::OkStatus();
+  const auto [outcome, growing] = state_.Lease(session->holder, now, count, count, &operation->destinations);
+  operation->lacks_blocks = growing;
+  if (growing) return absl::OkStatus();
+  if (outcome.leased < count) {
+    state_.lease_was_short = true;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.free_blocks(),
+                     " free, ", state_.pool.available(), " available: ", WhyShort(outcome.shortfall)));
+  }
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    std::vector<uint64_t>& addresses = operation->ranks[rank].destination_addresses;
+    for (const BlockRef ref : operation->destinations) addresses.push_back(AddressOf(ref.id, rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PreparePlanBudgets(const v1::PlanBudgets& plan, DeviceOperation* operation) {
+  operation->policy = MethodName(plan.method());
+  operation->sequences.reserve(plan.sequences_size());
+  v1::Policy policy;
+  policy.set_name("cake");
+  for (const v1::GroupSequence& group : plan.sequences()) {
+    SequenceWork& work = operation->sequences.emplace_back();
+    RETURN_IF_ERROR(PrepareSequence(*operation->session, group.sequence(), &work));
+    RETURN_IF_ERROR(StageWindow(*operation->session, group.window(), &work));
+    RETURN_IF_ERROR(PlanWork({.policy = &policy,
+                              .reductions = &v1::Reductions::default_instance(),
+                              .budget_tokens = static_cast<uint32_t>(
+                                  std::min<uint64_t>(plan.tokens_per_layer(), work.shape().tokens))},
+                             &work));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool

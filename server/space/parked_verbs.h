@@ -1,0 +1,117 @@
+// Verbs of one session that wait or run: for a step that every rank member must pass, on the device, or behind such
+// a verb on the same block.
+//
+//   waiting  for its step:  due(verb) = max(its own `after`, due of the last waiting verb on each of its blocks)
+//   running  on the device: a device operation that was started and is not over
+//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself; or it lacks
+//            blocks, which the space is to grow by
+//
+// Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one block
+// therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if it never came.
+// Not thread-safe: under the space's mutex.
+#ifndef KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
+#define KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "kvpool/v1/engine.pb.h"
+#include "proto/support/block_ref.h"
+#include "server/wire/operation.h"
+
+namespace kvpool {
+
+class Member;
+
+using Waiter = std::function<void(const v1::OperationResult&)>;
+
+struct ParkedVerb {
+  Member* member = nullptr;  // Who asked.
+  uint64_t sequence = 0;
+  uint32_t index = 0;
+  v1::Operation operation;
+  bool on_stream = false;       // Its result is a Completion.
+  std::vector<Waiter> waiters;  // Unary calls that wait for it.
+};
+
+class ParkedVerbs {
+ public:
+  // Blocks named by parked verbs plus the verbs: bounds memory of a session whose members report no fence. Device
+  // operations have a bound of their own, so that they leave room for what waits behind them: what a few hundred
+  // sequences name that fill a block in the same step. What they carry besides counts by its size.
+  static constexpr size_t kMaxNames = 65536;
+  static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
+
+  bool empty() const { return size() == 0; }
+  size_t size() const { return by_due_.size() + behind_.size() + readmitted_.size() + running_.size(); }
+  bool any_waiting() const { return !by_due_.empty(); }
+  struct Tally {
+    size_t verbs = 0, blocks = 0;
+    size_t names() const { return verbs + blocks; }
+  };
+  const Tally& plain() const { return plain_; }
+  const Tally& on_device() const { return on_device_; }  // What is to run there, and does.
+
+  // The step that `operation` has to wait for; 0: none.
+  uint64_t Due(const v1::Operation& operation) const {
+    if (last_.empty()) return operation.after();
+    return DueBehindOthers(operation);
+  }
+  // Is one of its blocks held up by a verb that is running or behind one?
+  bool HeldUp(const v1::Operation& operation) const { return !gates_.empty() && BehindGate(operation); }
+  // Is one of these blocks a source or a destination of a device operation that is not over?
+  bool AnyOnDevice(absl::Span<const BlockRef> blocks) const;
+  void Park(uint64_t due, ParkedVerb verb);
+  void ParkBehind(ParkedVerb verb);
+  // The next verb that is due once `passed` is, and not held up; nothing: all wait.
+  std::optional<ParkedVerb> Pop(uint64_t passed);
+  // Whatever waits or is behind, for a session that ends.
+  std::optional<ParkedVerb> PopAny();
+  // The verb of this call, to wait for it as well; null: it is not here.
+  ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
+
+  // ---- Device operations. `id` is not that of a running one; `blocks`: what it reads or writes, by id; `named`: as
+  // WeightOf. The verb's operation is not looked at.
+  void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named);
+  // It is over, or the session is: nothing is held up by it any more. REQUIRES: it is running.
+  ParkedVerb Finish(uint64_t id);
+  // After one is over: those behind it may go, each once and in order. Begin, then Next until it answers nothing.
+  void BeginReadmission();
+  std::optional<ParkedVerb> NextReadmitted();
+
+ private:
+  struct LastOnBlock {
+    uint64_t due = 0;
+    uint32_t verbs = 0;
+  };
+  struct Running {
+    ParkedVerb verb;
+    std::vector<uint32_t> blocks;
+    size_t named = 0;
+  };
+  uint64_t DueBehindOthers(const v1::Operation& operation) const;
+  bool BehindGate(const v1::Operation& operation) const;
+  ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
+  void Add(const v1::Operation& operation);
+  void Subtract(const v1::Operation& operation);
+  void Open(const v1::Operation& operation);
+  void Open(uint32_t block);
+
+  std::multimap<uint64_t, ParkedVerb> by_due_;
+  std::deque<ParkedVerb> behind_;
+  std::deque<ParkedVerb> readmitted_;  // Were behind, and are looked at again; their gates are open.
+  std::map<uint64_t, Running> running_;
+  absl::flat_hash_map<uint32_t, LastOnBlock> last_;  // By block id, of those that wait for a step.
+  absl::flat_hash_map<uint32_t, uint32_t> gates_;    // By block id: verbs running or behind that name it.
+  Tally plain_, on_device_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_PARKED_VERBS_H_

@@ -1,0 +1,105 @@
+#include "server/space/session.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvpool {
+
+absl::Status SlabAcks::Acknowledge(uint32_t slab) {
+  if (slab >= mapped_.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("slab_ack.slab is ", slab, "; ", mapped_.size(), " slabs were sent"));
+  }
+  if (mapped_[slab]) {
+    return absl::FailedPreconditionError(absl::StrCat("slab_ack.slab is ", slab, ", acknowledged already"));
+  }
+  mapped_[slab] = true;
+  ++count_;
+  while (prefix_ < mapped_.size() && mapped_[prefix_]) ++prefix_;
+  return absl::OkStatus();
+}
+
+SessionLimits Session::limits() const {
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  SessionLimits limits;
+  limits.guaranteed = terms.guaranteed_blocks == kMost ? kMost : terms.guaranteed_blocks + 1;
+  // A cap that can't be raised by one never binds.
+  limits.max_blocks = terms.max_blocks == 0 || terms.max_blocks == kMost ? 0 : terms.max_blocks + 1;
+  return limits;
+}
+
+uint32_t Session::mapped() const {
+  uint32_t mapped = std::numeric_limits<uint32_t>::max();
+  for (const Member* member : by_rank) {
+    if (member == nullptr) return 0;
+    mapped = std::min(mapped, member->slabs.mapped());
+  }
+  return mapped;
+}
+
+uint32_t Session::slabs_in_flight() const {
+  uint32_t in_flight = 0;
+  for (const Member* member : by_rank) {
+    if (member != nullptr) in_flight += member->slabs.unacknowledged();
+  }
+  return in_flight;
+}
+
+uint32_t Session::warming_up() const {
+  if (!terms.warmup) return 0;
+  return static_cast<uint32_t>(std::count_if(by_rank.begin(), by_rank.end(), [](const Member* member) {
+    return member == nullptr || !member->warmup_done;
+  }));
+}
+
+bool Session::all_dead() const {
+  return std::all_of(members.begin(), members.end(), [](const auto& member) { return member->dead; });
+}
+
+bool Session::UpdatePassed() {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (const Member* member : by_rank) least = std::min(least, member == nullptr ? 0 : member->fence);
+  if (least <= passed) return false;
+  passed = least;
+  return true;
+}
+
+absl::Status Session::CheckRole(bool scheduler, uint32_t rank) const {
+  if (scheduler) {
+    for (const auto& member : members) {
+      if (member->identity.scheduler) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("role.scheduler is taken by member ", member->index, " of session ", terms.id));
+      }
+    }
+    return absl::OkStatus();
+  }
+  if (rank >= terms.ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("role.rank is ", rank, "; session ", terms.id, " has ranks 0 to ", terms.ranks - 1));
+  }
+  if (by_rank[rank] != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("role.rank ", rank, " is taken by member ",
+                                                      by_rank[rank]->index, " of session ", terms.id));
+  }
+  return absl::OkStatus();
+}
+
+Member* Session::AddMember(MemberIdentity identity) {
+  members.push_back(
+      std::make_unique<Member>(this, static_cast<uint32_t>(members.size()), std::move(identity)));
+  Member* member = members.back().get();
+  if (!member->identity.scheduler) by_rank[member->identity.rank] = member;
+  return member;
+}
+
+Member* Session::lead() const {
+  for (const auto& member : members) {
+    if (member->identity.scheduler) return member.get();
+  }
+  return members.front().get();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,151 @@
+// One engine's hold on a space, and the processes that are its members.
+//
+//   session   pending   its guarantee waits for a slab that others have not mapped yet
+//             joining   some rank is missing, or has not mapped all slabs of the pool: leases nothing
+//             ready     may lease and match
+//             ended     verbs answer ABORTED; blocks wait for the death of its members' processes
+//             gone      everything is back
+//
+//   member    joined -> hung up or dead, in any order; the first of them ends the session
+//
+// Not thread-safe: everything here but the constants is under the mutex of the session's space.
+#ifndef KVPOOL_SERVER_SPACE_SESSION_H_
+#define KVPOOL_SERVER_SPACE_SESSION_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvpool/v1/engine.pb.h"
+#include "proto/support/block_ref.h"
+#include "server/pool/block_pool.h"
+#include "server/space/answer_window.h"
+#include "server/space/attach_peer.h"
+#include "server/space/episode_sets.h"
+#include "server/space/notice_board.h"
+#include "server/space/parked_verbs.h"
+#include "server/space/stream_listener.h"
+
+namespace kvpool {
+
+class Session;
+class Space;
+struct DeviceOperation;
+
+// Slabs of the space on their way to one rank member.
+class SlabAcks {
+ public:
+  uint32_t sent() const { return static_cast<uint32_t>(mapped_.size()); }
+  // Slabs 0 to mapped() - 1 are all mapped.
+  uint32_t mapped() const { return prefix_; }
+  uint32_t unacknowledged() const { return sent() - count_; }
+  void Send() { mapped_.push_back(false); }
+  // FAILED_PRECONDITION: never sent, or acknowledged already.
+  absl::Status Acknowledge(uint32_t slab);
+
+ private:
+  std::vector<bool> mapped_;  // By slab.
+  uint32_t prefix_ = 0;
+  uint32_t count_ = 0;
+};
+
+// A completion on its way: it has arrived when the answer to batch `confirmed_by` is acknowledged. 0: none followed it yet.
+struct SentCompletion {
+  v1::Completion completion;
+  uint64_t confirmed_by = 0;
+};
+
+struct MemberIdentity {
+  AttachId attach{};
+  std::shared_ptr<AttachPeer> peer;
+  PeerCredentials credentials;
+  std::string client_name;
+  std::string token;  // 16 bytes.
+  bool scheduler = false;
+  uint32_t rank = 0;
+};
+
+class Member {
+ public:
+  Member(Session* session, uint32_t index, MemberIdentity identity)
+      : session(session), index(index), identity(std::move(identity)) {}
+  bool pending() const { return !completions.empty() || notices.posted(); }
+
+  Session* const session;
+  const uint32_t index;
+  const MemberIdentity identity;
+
+  AnswerWindow answers;
+  NoticeBoard notices;
+  std::deque<v1::Completion> completions;
+  // Taken by a stream and not known to have arrived: the next stream gets them again.
+  std::deque<SentCompletion> sent_completions;
+  std::shared_ptr<StreamListener> listener;
+  bool had_stream = false;
+  SlabAcks slabs;
+  uint64_t fence = 0;
+  bool warmup_done = false;
+  bool joined = false;  // Bound to its attachment: what it acknowledges is heard. It gets no slab before.
+  bool dead = false;
+  bool touched = false;  // Is in SpaceState's list of members to wake.
+  uint64_t last_call_ms = 0;
+};
+
+struct SessionTerms {
+  uint64_t id = 0;
+  std::string client_name;
+  uint32_t uid = 0;  // Of the first member; others must have it too.
+  uint32_t ranks = 1;
+  uint32_t guaranteed_blocks = 0;
+  uint32_t max_blocks = 0;
+  bool warmup = false;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(std::shared_ptr<Space> space, SessionTerms terms)
+      : space(std::move(space)), terms(std::move(terms)), by_rank(this->terms.ranks, nullptr) {}
+
+  // What the pool is told: the sink is the daemon's wish, so it comes on top.
+  SessionLimits limits() const;
+  // Slabs that every rank has mapped; 0 while a rank is missing.
+  uint32_t mapped() const;
+  uint32_t slabs_in_flight() const;
+  // Rank members, those that have not come yet among them, whose engine still writes to scratch.
+  uint32_t warming_up() const;
+  bool all_dead() const;
+  // Recomputes `passed`; true: it moved.
+  bool UpdatePassed();
+  // INVALID_ARGUMENT or FAILED_PRECONDITION: the role is taken, or not of this session.
+  absl::Status CheckRole(bool scheduler, uint32_t rank) const;
+  Member* AddMember(MemberIdentity identity);
+  // The member that keeps the magazine: the scheduler, or the first one.
+  Member* lead() const;
+
+  const std::shared_ptr<Space> space;
+  const SessionTerms terms;
+
+  std::vector<std::unique_ptr<Member>> members;  // By index; only grows.
+  std::vector<Member*> by_rank;                  // Null: not here yet.
+  ParkedVerbs parked;
+  Holder holder = kNobody;
+  BlockRef sink;
+  uint64_t passed = 0;     // Step that every rank has passed.
+  uint32_t announced = 0;  // Slabs that its members were told are ready.
+  // Prepared and not over: they read or write its blocks, whatever became of it.
+  std::vector<std::shared_ptr<DeviceOperation>> device_operations;
+  uint64_t next_operation = 1;
+  EpisodeSets episodes;
+  bool free_when_over = false;  // It has ended, and its blocks come free when the last of them is over.
+  bool lacks_blocks = false;    // Some verb that is parked waits for blocks.
+  bool ready = false;
+  bool ended = false;
+  std::string end_reason;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_SESSION_H_

@@ -1,0 +1,163 @@
+#include "server/space/space.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/replacement/policy.h"
+
+namespace kvpool {
+
+namespace {
+
+// A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
+void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
+  KVPOOL_CHECK(!IsSticky(status), "space %lu: %s: %s", space, doing.c_str(), status.ToString().c_str());
+}
+
+}  // namespace
+
+Space::Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
+             std::vector<RunnerOrWhy> runners, DeviceBudget* budget, EventLog* event_log, const Clock* clock)
+    : facts(std::move(facts)),
+      state(&this->facts, options, std::move(policy), clock->NowMs()),
+      verbs(&state, event_log),
+      device_verbs(&state, &verbs, std::move(runners)),
+      batches(&state, &verbs, &device_verbs),
+      budget_(budget),
+      clock_(clock) {}
+
+absl::Status Space::MakeSlab(Deferred* deferred) {
+  const SpaceGeometry& geometry = facts.geometry;
+  uint64_t left_bytes = 0;
+  {
+    MutexLock lock(&mu);
+    if (state.closed) return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
+    if (state.complete()) {
+      state.set_may_grow(false);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("space ", facts.id, " has all of its ", state.made_blocks(), " blocks"));
+    }
+    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
+  }
+  const DeviceBudget::Want want{.tenant = facts.tenant,
+                                .bytes = std::min(geometry.slab_bytes, left_bytes),
+                                .unit = geometry.unit_bytes};
+  absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
+  absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
+  if (!row.ok()) {
+    if (bytes.ok()) budget_->Give(facts.rank_devices, facts.tenant, *bytes);
+    MutexLock lock(&mu);
+    state.set_may_grow(false);
+    state.retry_growth_ms = clock_->NowMs() + (bytes.ok() ? kGrowthRetryMs : 0);
+    // The budget is for the housekeeper to watch; a device that says no is news, once.
+    if (bytes.ok() && state.counters.growth_failures++ == 0) {
+      LogWarning("space can't grow", {{"space", facts.id}, {"error", row.status()}});
+    }
+    return row.status();
+  }
+  LogInfo("slab made", {{"space", facts.id}, {"bytes", *bytes}, {"ranks", facts.devices.size()}});
+  const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= geometry.unit_bytes;
+  bool closed = false;
+  {
+    MutexLock lock(&mu);
+    closed = state.closed;
+    if (!closed) {
+      slab_bytes_.fetch_add(row->bytes, std::memory_order_relaxed);
+      state.AddSlab(*row, clock_->NowMs(), deferred);
+      state.set_may_grow(room && !state.complete());
+    }
+  }
+  if (closed) {
+    DestroyRow(*std::move(row));
+    return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
+  SlabRow row;
+  row.bytes = bytes;
+  row.block_count = facts.geometry.blocks_in(bytes);
+  for (size_t rank = 0; rank < facts.devices.size(); ++rank) {
+    Device* device = facts.devices[rank];
+    absl::StatusOr<std::unique_ptr<Slab>> slab =
+        facts.kind == v1::SPACE_KIND_IPC ? device->MakeIpcSlab(bytes) : device->MakeSlab(bytes);
+    if (!slab.ok()) {
+      CheckNotLost(slab.status(), facts.id, absl::StrCat("rank ", rank));
+      return absl::Status(slab.status().code(),
+                          absl::StrCat("rank ", rank, ": ", std::string(slab.status().message())));
+    }
+    row.by_rank.push_back(*std::move(slab));
+  }
+  return row;
+}
+
+void Space::DestroyRow(SlabRow row) {
+  const uint64_t bytes = row.bytes;
+  row.by_rank.clear();
+  budget_->Give(facts.rank_devices, facts.tenant, bytes);
+}
+
+void Space::DestroySlabs() {
+  MutexLock growth(&growth_mu);
+  std::vector<SlabRow> rows;
+  {
+    MutexLock lock(&mu);
+    rows = state.TakeSlabs();
+    slab_bytes_.store(0, std::memory_order_relaxed);
+  }
+  for (SlabRow& row : rows) DestroyRow(std::move(row));
+}
+
+void Space::SendFrames(Deferred* deferred) {
+  {
+    MutexLock lock(&mu);
+    if (state.sending) return;
+    state.sending = true;
+  }
+  while (true) {
+    OutgoingFrame out;
+    {
+      MutexLock lock(&mu);
+      if (state.outbox.empty()) {
+        state.sending = false;
+        return;
+      }
+      out = std::move(state.outbox.front());
+      state.outbox.pop_front();
+    }
+    const std::shared_ptr<Session> session = out.session;
+    const uint32_t slab = out.frame.slab().slab();
+    if (const absl::Status status = SendFrame(std::move(out)); !status.ok()) {
+      CheckNotLost(status, facts.id, absl::StrCat("sending slab ", slab));
+      MutexLock lock(&mu);
+      state.EndSession(session.get(), EndKind::kUnsentSlab,
+                       absl::StrCat("session ", session->terms.id, " ended: slab ", slab,
+                                    " could not be sent: ", std::string(status.message())),
+                       nullptr, clock_->NowMs(), deferred);
+      state.CollectWakes(deferred);
+    }
+  }
+}
+
+absl::Status Space::SendFrame(OutgoingFrame out) {
+  UniqueFd fd;
+  if (out.slab != nullptr) {
+    if (facts.kind == v1::SPACE_KIND_IPC) {
+      ASSIGN_OR_RETURN(const IpcHandle handle, out.slab->ipc_handle());
+      out.frame.mutable_slab()->set_ipc_handle(handle.data(), handle.size());
+    } else {
+      ASSIGN_OR_RETURN(fd, out.slab->Export());
+    }
+  }
+  out.peer->Send(out.frame, std::move(fd));
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,43 @@
+#include "server/space/space_snapshot.h"
+
+#include <string>
+
+#include "server/replacement/policy.h"
+
+namespace kvpool {
+
+SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
+  SpaceSnapshot snapshot;
+  snapshot.space = state.facts.id;
+  snapshot.tenant = state.facts.tenant;
+  snapshot.kind = state.facts.kind == v1::SPACE_KIND_IPC ? "ipc" : "slabs";
+  snapshot.policy = std::string(state.pool.policy().name());
+  snapshot.blocks = state.pool.counts();
+  snapshot.capacity = state.pool.capacity();
+  snapshot.slabs = static_cast<uint32_t>(state.slabs.size());
+  snapshot.sessions = static_cast<uint32_t>(state.sessions.size());
+  snapshot.members_stale = state.stale_members(now);
+  snapshot.pinned = state.pool.pinned();
+  snapshot.pin_budget = state.pool.pin_budget();
+  for (const Session* session : state.sessions) {
+    snapshot.parked += static_cast<uint32_t>(session->parked.size());
+  }
+  for (const SlabRow& row : state.slabs) snapshot.slab_bytes += row.bytes * row.by_rank.size();
+  snapshot.growth_failures = state.counters.growth_failures;
+  snapshot.pressure = state.pressure;
+  snapshot.pool = state.pool.counters();
+  snapshot.evicted_by_policy = state.evicted_by_policy();
+  snapshot.shortfalls = state.counters.shortfalls;
+  snapshot.reclaim = state.reclaim.Snapshot();
+  snapshot.lifetime = state.lifetime.Snapshot();
+  snapshot.idle_before_evict = state.idle_before_evict.Snapshot();
+  snapshot.reuse_gap = state.reuse_gap.Snapshot();
+  snapshot.decided_in_time = state.decisions.in_time;
+  snapshot.decided_late = state.decisions.late;
+  snapshot.decisions_not_asked = state.decisions.not_asked;
+  snapshot.breaker_state = static_cast<uint32_t>(state.decisions.breaker.state(now));
+  snapshot.thinking = state.thinking.Snapshot();
+  return snapshot;
+}
+
+}  // namespace kvpool

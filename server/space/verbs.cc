@@ -1,0 +1,411 @@
+#include "server/space/verbs.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "server/events/event_log.h"
+#include "server/replacement/policy.h"
+#include "server/space/block_info.h"
+
+namespace kvpool {
+namespace {
+
+// An answer stays below gRPC's default limit of 4 MiB even if each of 65,536 blocks is refused: those beyond
+// these get a code and no text.
+constexpr int kExplainedRefusals = 64;
+// One match in this many looks up when a block of it was last used. A power of two.
+constexpr uint32_t kReuseSample = 8;
+
+int Code(absl::StatusCode code) { return static_cast<int>(code); }
+
+absl::StatusCode CodeOf(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kDone:
+    case Verdict::kDuplicate:
+      return absl::StatusCode::kOk;
+    case Verdict::kUnknownBlock:
+      return absl::StatusCode::kNotFound;
+    case Verdict::kStale:
+    case Verdict::kNotHeld:
+    case Verdict::kWrongState:
+      return absl::StatusCode::kFailedPrecondition;
+    case Verdict::kTooManyHolds:
+    case Verdict::kOverPinBudget:
+    case Verdict::kOverCredit:
+    case Verdict::kOverCap:
+      return absl::StatusCode::kResourceExhausted;
+  }
+  return absl::StatusCode::kInternal;
+}
+
+v1::MissReason WireReason(MissReason reason) {
+  switch (reason) {
+    case MissReason::kNone:
+      return v1::MISS_REASON_NONE;
+    case MissReason::kNeverSeen:
+      return v1::MISS_REASON_NEVER_SEEN;
+    case MissReason::kEvicted:
+      return v1::MISS_REASON_EVICTED;
+    case MissReason::kCredit:
+      return v1::MISS_REASON_CREDIT;
+    case MissReason::kCap:
+      return v1::MISS_REASON_CAP;
+    case MissReason::kWindow:
+      return v1::MISS_REASON_WINDOW;
+  }
+  return v1::MISS_REASON_NONE;
+}
+
+v1::Shortfall WireShortfall(Shortfall shortfall) {
+  switch (shortfall) {
+    case Shortfall::kNone:
+      return v1::SHORTFALL_NONE;
+    case Shortfall::kPressure:
+      return v1::SHORTFALL_PRESSURE;
+    case Shortfall::kCredit:
+      return v1::SHORTFALL_CREDIT;
+    case Shortfall::kCap:
+      return v1::SHORTFALL_CAP;
+  }
+  return v1::SHORTFALL_NONE;
+}
+
+// REQUIRES: it is one of those there are.
+Reuse HintOf(v1::Reuse reuse) {
+  static_assert(static_cast<int>(Reuse::kExpected) == v1::REUSE_EXPECTED &&
+                static_cast<int>(Reuse::kUnlikely) == v1::REUSE_UNLIKELY &&
+                static_cast<int>(Reuse::kNever) == v1::REUSE_NEVER && v1::Reuse_MAX == v1::REUSE_NEVER);
+  return static_cast<Reuse>(reuse);
+}
+
+// Engines write dummy K and V into scratch that lies where blocks will be: until it is gone, a block that
+// they lease or match is not what they would touch.
+bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResult* result) {
+  const uint32_t waiting = session.warming_up();
+  if (waiting == 0) return false;
+  result->set_code(Code(absl::StatusCode::kFailedPrecondition));
+  result->set_message(absl::StrCat(verb, " during warm-up: ", waiting, " of ", session.terms.ranks,
+                                   " ranks have not sent WarmupDone"));
+  return true;
+}
+
+}  // namespace
+
+void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs now,
+                       v1::OperationResult* result) {
+  const Holder holder = session->holder;
+  const Refs& blocks = BlocksOf(operation);
+  if (!blocks.empty()) Unpack(*session, blocks);
+  switch (operation.verb_case()) {
+    case v1::Operation::kLease:
+      return Lease(session, operation.lease(), now, result);
+    case v1::Operation::kSeal:
+      return Seal(session, operation.seal(), now, result->mutable_seal());
+    case v1::Operation::kMatch:
+      return Match(session, operation.match(), now, result);
+    case v1::Operation::kRelease: {
+      const UseHint hint = {.reuse = HintOf(operation.release().reuse()),
+                            .category = static_cast<uint8_t>(operation.release().category())};
+      state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
+      if (event_log_ != nullptr && hint.says_something()) LogHint(*session, now, hint);
+      return Refuse(*session, blocks, result->mutable_release()->mutable_refused());
+    }
+    case v1::Operation::kRef:
+      state_.pool.Ref(holder, refs_, absl::MakeSpan(verdicts_));
+      return Refuse(*session, blocks, result->mutable_ref()->mutable_refused());
+    case v1::Operation::kTouch:
+      return result->mutable_touch()->set_touched(state_.pool.Touch(now, refs_));
+    case v1::Operation::kPin:
+      state_.pool.Pin(now, now + operation.pin().ttl_ms(), refs_, absl::MakeSpan(verdicts_));
+      return Refuse(*session, blocks, result->mutable_pin()->mutable_refused());
+    case v1::Operation::kUnpin:
+      return result->mutable_unpin()->set_unpinned(state_.pool.Unpin(refs_));
+    case v1::Operation::kSetRetention: {
+      const v1::SetRetention& retention = operation.set_retention();
+      state_.pool.SetRetention(now,
+                               {.priority = static_cast<uint8_t>(retention.priority()),
+                                .until = now + retention.ttl_ms(),
+                                .half_life_ms = retention.half_life_ms()},
+                               refs_, absl::MakeSpan(verdicts_));
+      return Refuse(*session, blocks, result->mutable_set_retention()->mutable_refused());
+    }
+    case v1::Operation::kFence:
+    case v1::Operation::kWarmupDone:
+    case v1::Operation::kCloseSession:
+    case v1::Operation::kOpenSession:
+    case v1::Operation::kAddMember:
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
+    case v1::Operation::kPlanBudgets:
+    case v1::Operation::kPutEpisode:
+    case v1::Operation::kChooseEpisode:
+    case v1::Operation::VERB_NOT_SET:
+      break;
+  }
+  KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
+}
+
+void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
+  if (RefuseWarmingUp(*session, "lease", result)) return;
+  v1::LeaseResult* answer = result->mutable_lease();
+  v1::Shortfall shortfall = v1::SHORTFALL_GROWING;
+  refs_.clear();
+  if (session->ready) {
+    const SpaceLease leased = state_.Lease(session->holder, now, lease.count(), lease.min(), &refs_);
+    if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
+    answer->mutable_blocks()->Reserve(static_cast<int>(refs_.size()));
+    for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
+    answer->set_sink_block(session->sink.Pack());
+  }
+  if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
+  answer->set_shortfall(shortfall);
+  if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) state_.lease_was_short = true;
+  ++state_.counters.shortfalls[shortfall];
+}
+
+void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group) {
+  for (size_t at = 0; at < keys.size(); at += key_bytes) {
+    keys_.push_back(BlockKey::From(keys.substr(at, key_bytes), group));
+  }
+}
+
+void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result) {
+  const size_t keys_per_block = seal.keys_per_block() == 0 ? 1 : seal.keys_per_block();
+  keys_.clear();
+  AppendKeys(seal.keys(), seal.key_bytes(), seal.group());
+  entries_.clear();
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    entries_.push_back({.block = refs_[i],
+                        .keys = absl::MakeConstSpan(&keys_[i * keys_per_block], keys_per_block),
+                        .leave_duplicate = seal.leave_duplicates()});
+  }
+  outcomes_.assign(refs_.size(), {});
+  BlockKey parent;
+  if (!seal.parent_key().empty()) parent = BlockKey::From(seal.parent_key(), seal.group());
+  const BlockKey* in_front = seal.parent_key().empty() ? nullptr : &parent;
+  unmapped_.clear();
+  if (session->ready) {
+    state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_));
+  } else {
+    SealMapped(*session, now, in_front);
+  }
+  if (event_log_ != nullptr) LogSeal(*session, now, seal, in_front);
+  result->mutable_canonical()->Reserve(seal.blocks_size());
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    const SealOutcome& outcome = outcomes_[i];
+    result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
+    if (!unmapped_.empty() && unmapped_[i]) {
+      RefuseUnmapped(static_cast<uint32_t>(i), entries_[i], result->mutable_refused());
+    } else if (outcome.verdict == Verdict::kDone) {
+      state_.sealer[Index(outcome.canonical.id)] = static_cast<uint32_t>(session->terms.id);
+    } else if (outcome.verdict != Verdict::kDuplicate) {
+      const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(i)));
+      RefuseOne(*session, static_cast<uint32_t>(i), ref, outcome.verdict, result->mutable_refused());
+    }
+  }
+}
+
+void BlockVerbs::SealMapped(const Session& session, TimeMs now, const BlockKey* in_front) {
+  const uint32_t end = state_.blocks_mapped_by(session);
+  unmapped_.resize(entries_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const BlockKey& key = entries_[i].keys.back();
+    // What is sealed on the way are blocks that the session was leased, which it has mapped.
+    const BlockRef canonical = state_.pool.Find(key);
+    unmapped_[i] = !entries_[i].leave_duplicate && canonical != kNullRef && Index(canonical.id) >= end;
+    if (!unmapped_[i]) {
+      state_.pool.Seal(session.holder, now, in_front, absl::MakeConstSpan(&entries_[i], 1),
+                       absl::MakeSpan(&outcomes_[i], 1));
+    }
+    in_front = &key;
+  }
+}
+
+void BlockVerbs::RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals) {
+  v1::Refusal* refusal = refusals->Add();
+  refusal->set_index(index);
+  refusal->set_code(Code(absl::StatusCode::kUnavailable));
+  if (refusals->size() > kExplainedRefusals) return;
+  refusal->set_message(absl::StrCat("the key is that of block ",
+                                    Index(state_.pool.Find(entry.keys.back()).id),
+                                    ", in a slab that a member of the session has not mapped yet: seal again "
+                                    "when it has"));
+}
+
+void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result) {
+  if (RefuseWarmingUp(*session, "match", result)) return;
+  v1::MatchResult* answer = result->mutable_match();
+  if (!session->ready) {
+    for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
+    answer->set_miss(v1::MISS_REASON_GROWING);
+    return;
+  }
+  keys_.clear();
+  for (const v1::GroupKeys& group : match.groups())
+    AppendKeys(group.keys(), group.key_bytes(), group.group());
+  queries_.clear();
+  size_t first = 0;
+  for (const v1::GroupKeys& group : match.groups()) {
+    const size_t count = group.keys().size() / group.key_bytes();
+    const uint32_t tokens = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block();
+    queries_.push_back({group.group(), absl::MakeConstSpan(keys_).subspan(first, count), tokens});
+    first += count;
+  }
+  SampleReuse(now);
+  state_.pool.Match(session->holder, now, queries_, &match_);
+  if (match_.miss == MissReason::kCredit) state_.CountPromises();
+  if (event_log_ != nullptr) LogMatch(*session, now);
+  answer->set_tokens(match_.tokens);
+  answer->set_miss(WireReason(match_.miss));
+  for (size_t i = 0; i < queries_.size(); ++i) {
+    v1::GroupHit* hit = answer->add_groups();
+    hit->set_group(queries_[i].group);
+    hit->mutable_blocks()->Reserve(static_cast<int>(match_.blocks[i].size()));
+    for (const BlockRef ref : match_.blocks[i]) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
+  }
+}
+
+void BlockVerbs::LogMatch(const Session& session, TimeMs now) {
+  if (queries_.empty()) return;
+  event_words_.clear();
+  for (const BlockKey& key : queries_[0].keys) event_words_.push_back(event_log_->Hash(key));
+  event_log_->Add({.kind = EventKind::kMatch,
+                   .group = static_cast<uint8_t>(queries_[0].group),
+                   .words = static_cast<uint32_t>(event_words_.size()),
+                   .time_ms = now,
+                   .space = state_.facts.id,
+                   .session = session.terms.id,
+                   .tokens_per_block = queries_[0].tokens_per_block},
+                  event_words_);
+}
+
+void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint) {
+  EventHeader header = {.kind = EventKind::kHint,
+                        .reuse = static_cast<uint8_t>(hint.reuse),
+                        .category = hint.category,
+                        .time_ms = now,
+                        .space = state_.facts.id,
+                        .session = session.terms.id};
+  const auto add = [&] {
+    header.words = static_cast<uint32_t>(event_words_.size());
+    if (header.words > 0) event_log_->Add(header, event_words_);
+    event_words_.clear();
+  };
+  event_words_.clear();
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    if (verdicts_[i] != Verdict::kDone) continue;
+    const absl::StatusOr<BlockView> view = state_.pool.View(refs_[i].id, now);
+    const bool resident = view->state == BlockState::kSealed || view->state == BlockState::kCached;
+    if (view->ref != refs_[i] || !resident) continue;
+    if (view->key.group != header.group) add();
+    header.group = view->key.group;
+    event_words_.push_back(event_log_->Hash(view->key));
+  }
+  add();
+}
+
+// As far as the chain was sealed, under this session's block or another's.
+void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front) {
+  event_words_.assign(1, in_front == nullptr ? 0 : event_log_->Hash(*in_front));
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (outcomes_[i].canonical == kNullRef && outcomes_[i].verdict != Verdict::kDuplicate) break;
+    event_words_.push_back(event_log_->Hash(entries_[i].keys.back()));
+  }
+  if (event_words_.size() == 1) return;
+  event_log_->Add(
+      {.kind = EventKind::kSeal,
+       .group = static_cast<uint8_t>(seal.group()),
+       .words = static_cast<uint32_t>(event_words_.size()),
+       .time_ms = now,
+       .space = state_.facts.id,
+       .session = session.terms.id,
+       .tokens_per_block = state_.facts.layout.groups(static_cast<int>(seal.group())).tokens_per_block()},
+      event_words_);
+}
+
+void BlockVerbs::SampleReuse(TimeMs now) {
+  if (++matches_ % kReuseSample != 0 || keys_.empty()) return;
+  // Any of the keys: taking the first would measure system prompts alone.
+  const BlockRef block = state_.pool.Find(keys_[matches_ / kReuseSample % keys_.size()]);
+  if (block == kNullRef) return;
+  const absl::StatusOr<BlockView> view = state_.pool.View(block.id, now);
+  if (view.ok()) state_.reuse_gap.Observe(view->idle_ms / 1000.0);
+}
+
+void BlockVerbs::Unpack(const Session& session, const Refs& wire) {
+  const uint64_t sink = session.sink.Pack();
+  refs_.clear();
+  for (const uint64_t ref : wire) refs_.push_back(ref == sink ? kNullRef : BlockRef::Unpack(ref));
+  verdicts_.assign(refs_.size(), Verdict::kDone);
+}
+
+void BlockVerbs::Refuse(const Session& session, const Refs& wire, Refusals* refusals) {
+  for (size_t i = 0; i < verdicts_.size(); ++i) {
+    if (verdicts_[i] == Verdict::kDone) continue;
+    RefuseOne(session, static_cast<uint32_t>(i), BlockRef::Unpack(wire.Get(static_cast<int>(i))),
+              verdicts_[i], refusals);
+  }
+}
+
+void BlockVerbs::RefuseOne(const Session& session, uint32_t index, BlockRef ref, Verdict verdict,
+                           Refusals* refusals) {
+  v1::Refusal* refusal = refusals->Add();
+  refusal->set_index(index);
+  const bool is_sink = ref == session.sink && ref != kNullRef;
+  refusal->set_code(Code(is_sink ? absl::StatusCode::kFailedPrecondition : CodeOf(verdict)));
+  if (refusals->size() > kExplainedRefusals) return;
+  refusal->set_message(std::string(WhyRefused(session, ref, verdict).message()));
+}
+
+absl::Status BlockVerbs::WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const {
+  if (ref == session.sink && ref != kNullRef) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("block ", Index(ref.id), " is the sink of session ", session.terms.id));
+  }
+  return absl::Status(CodeOf(verdict), Explain(session, ref, verdict));
+}
+
+std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict verdict) const {
+  const BlockPool& pool = state_.pool;
+  const std::string block = absl::StrCat("block ", Index(ref.id));
+  if (ref.id == kNullBlock) return absl::StrCat(block, " is the null block");
+  const absl::StatusOr<BlockView> view = pool.View(ref.id, /*now=*/0);  // Its ages are not looked at.
+  if (!view.ok()) return absl::StrCat(block, " does not exist: ids end at ", pool.capacity());
+  switch (verdict) {
+    case Verdict::kDone:
+    case Verdict::kDuplicate:
+    case Verdict::kUnknownBlock:
+      return block;
+    case Verdict::kStale:
+      if (view->ref.generation == ref.generation) {
+        return absl::StrCat(block, " generation ", ref.generation, " is stale: now ", StateName(view->state));
+      }
+      return absl::StrCat(block, " generation ", ref.generation, " is stale: now at generation ",
+                          view->ref.generation);
+    case Verdict::kNotHeld:
+      return absl::StrCat(block, " is ", StateName(view->state), ", and not held by session ",
+                          session.terms.id);
+    case Verdict::kWrongState:
+      return absl::StrCat(block, " is ", StateName(view->state));
+    case Verdict::kTooManyHolds:
+      return absl::StrCat(block, " is held ", pool.holds(session.holder, ref.id), " times by session ",
+                          session.terms.id, ", the limit");
+    case Verdict::kOverPinBudget:
+      return absl::StrCat(block, " is beyond the pin budget: ", pool.pinned(), " of ", pool.pin_budget(),
+                          " blocks are pinned");
+    case Verdict::kOverCredit:
+      return absl::StrCat(block, " is promised to other sessions: ", pool.available(), " available, ",
+                          pool.promised(), " promised");
+    case Verdict::kOverCap: {
+      const BlockPool::Holdings holdings = pool.holdings(session.holder);
+      return absl::StrCat(block, " is beyond max_blocks of session ", session.terms.id, ": ",
+                          holdings.leased + holdings.referenced, " of ", holdings.limits.max_blocks, " held");
+    }
+  }
+  return block;
+}
+
+}  // namespace kvpool

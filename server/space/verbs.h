@@ -1,0 +1,77 @@
+// The verbs that act on blocks, against the pool of one space.
+//
+//   lease match                        only for a ready session that is past its warm-up
+//   seal release ref touch pin unpin   for any open session; blocks it can't be applied to are refused one by
+//   set_retention                      one, the others are done. A seal answers no canonical block that the
+//                                      session has not mapped
+//
+// Refs go from the packed field of the request to the pool and back without allocation per block: the vectors
+// here are reused. Not thread-safe: the space's mutex is around it.
+#ifndef KVPOOL_SERVER_SPACE_VERBS_H_
+#define KVPOOL_SERVER_SPACE_VERBS_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kvpool/v1/engine.pb.h"
+#include "server/pool/block_pool.h"
+#include "server/space/session.h"
+#include "server/space/space_state.h"
+
+namespace kvpool {
+
+class EventLog;
+
+class BlockVerbs {
+ public:
+  // `event_log` may be null.
+  BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
+
+  // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, the session has not ended.
+  void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
+  // A verdict in words. REQUIRES: it is none of kDone and kDuplicate, or the block is the session's sink.
+  absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
+
+ private:
+  using Refs = google::protobuf::RepeatedField<uint64_t>;
+  using Refusals = google::protobuf::RepeatedPtrField<v1::Refusal>;
+
+  void Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
+  void Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result);
+  // Seals for a session that is behind on mapping slabs: those blocks whose key is not that of a block in a slab
+  // that it has not mapped. Marks the others in unmapped_.
+  void SealMapped(const Session& session, TimeMs now, const BlockKey* in_front);
+  void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
+  void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
+  void SampleReuse(TimeMs now);
+  // Of the first group that was asked for.
+  void LogMatch(const Session& session, TimeMs now);
+  // Of the released blocks that are sealed.
+  void LogHint(const Session& session, TimeMs now, const UseHint& hint);
+  void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);
+
+  // Unpacks into refs_, the sink replaced by no block, and makes verdicts_ as long.
+  void Unpack(const Session& session, const Refs& wire);
+  void AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group);
+  void Refuse(const Session& session, const Refs& wire, Refusals* refusals);
+  void RefuseOne(const Session& session, uint32_t index, BlockRef ref, Verdict verdict, Refusals* refusals);
+  std::string Explain(const Session& session, BlockRef ref, Verdict verdict) const;
+
+  SpaceState& state_;
+  EventLog* const event_log_;
+  uint32_t matches_ = 0;
+  std::vector<BlockRef> refs_;
+  std::vector<Verdict> verdicts_;
+  std::vector<BlockKey> keys_;
+  std::vector<SealEntry> entries_;
+  std::vector<SealOutcome> outcomes_;
+  std::vector<bool> unmapped_;  // By entry, if any is.
+  std::vector<GroupQuery> queries_;
+  MatchOutcome match_;
+  std::vector<uint64_t> event_words_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_VERBS_H_

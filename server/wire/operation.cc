@@ -1,0 +1,97 @@
+#include "server/wire/operation.h"
+
+namespace kvpool {
+namespace {
+
+// Arrays that travel inside an operation: a session may have some 64 MiB of them parked.
+constexpr size_t kBytesOfName = 256;
+
+void AddData(const v1::Data& data, BlockLists* lists) {
+  if (!data.blocks().empty()) lists->push_back(&data.blocks());
+}
+
+void AddSequence(const v1::Sequence& sequence, const v1::Signals* signals, BlockLists* lists) {
+  lists->push_back(&sequence.blocks());
+  if (signals == nullptr) return;
+  for (const v1::Signal& signal : signals->signals()) AddData(signal.data(), lists);
+  AddData(signals->window().data(), lists);
+}
+
+}  // namespace
+
+const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation) {
+  switch (operation.verb_case()) {
+    case v1::Operation::kSeal:
+      return operation.seal().blocks();
+    case v1::Operation::kRelease:
+      return operation.release().blocks();
+    case v1::Operation::kRef:
+      return operation.ref().blocks();
+    case v1::Operation::kTouch:
+      return operation.touch().blocks();
+    case v1::Operation::kPin:
+      return operation.pin().blocks();
+    case v1::Operation::kUnpin:
+      return operation.unpin().blocks();
+    case v1::Operation::kSetRetention:
+      return operation.set_retention().blocks();
+    case v1::Operation::kLease:
+    case v1::Operation::kMatch:
+    case v1::Operation::kFence:
+    case v1::Operation::kWarmupDone:
+    case v1::Operation::kCloseSession:
+    case v1::Operation::kOpenSession:
+    case v1::Operation::kAddMember:
+    case v1::Operation::kScore:
+    case v1::Operation::kPrune:
+    case v1::Operation::kCompact:
+    case v1::Operation::kPlanBudgets:
+    case v1::Operation::kPutEpisode:
+    case v1::Operation::kChooseEpisode:
+    case v1::Operation::VERB_NOT_SET:
+      return v1::Release::default_instance().blocks();  // None.
+  }
+  return v1::Release::default_instance().blocks();  // None.
+}
+
+BlockLists BlockListsOf(const v1::Operation& operation) {
+  BlockLists lists;
+  if (operation.has_score()) {
+    AddSequence(operation.score().sequence(), &operation.score().signals(), &lists);
+  } else if (operation.has_prune()) {
+    AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
+  } else if (operation.has_compact()) {
+    AddSequence(operation.compact().sequence(), &operation.compact().signals(), &lists);
+  } else if (operation.has_plan_budgets()) {
+    for (const v1::GroupSequence& group : operation.plan_budgets().sequences()) {
+      AddSequence(group.sequence(), nullptr, &lists);
+      AddData(group.window().data(), &lists);
+    }
+  } else if (operation.has_put_episode()) {
+    for (const v1::Sequence& sequence : operation.put_episode().sequences()) {
+      AddSequence(sequence, nullptr, &lists);
+    }
+  }
+  return lists;
+}
+
+size_t CountBlocks(const v1::Operation& operation) {
+  if (!NamesLists(operation.verb_case())) return BlocksOf(operation).size();
+  size_t count = 0;
+  for (const auto* list : BlockListsOf(operation)) count += list->size();
+  return count;
+}
+
+size_t WeightOf(const v1::Operation& operation) {
+  const size_t blocks = CountBlocks(operation);
+  if (!NamesLists(operation.verb_case())) return blocks;
+  return blocks + operation.ByteSizeLong() / kBytesOfName;
+}
+
+std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation) {
+  std::vector<uint32_t> ids;
+  ForEachBlock(operation, [&](uint32_t block) { ids.push_back(block); });
+  return ids;
+}
+
+}  // namespace kvpool

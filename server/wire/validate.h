@@ -1,0 +1,39 @@
+// Every request is checked here, before anything else looks at it, against the limits that the contract
+// documents. Errors are INVALID_ARGUMENT and name the field, its value and the limit. Sizes from the wire are
+// added and multiplied in 128 bits or not at all.
+//
+// What needs state (stale refs, caps, credit, mismatch with a space) is checked where the state is.
+#ifndef KVPOOL_SERVER_WIRE_VALIDATE_H_
+#define KVPOOL_SERVER_WIRE_VALIDATE_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kvpool/v1/engine.pb.h"
+#include "kvpool/v1/operator.pb.h"
+#include "proto/support/limits.h"
+
+namespace kvpool {
+
+absl::Status ValidateOpenSession(const v1::OpenSession& request);
+absl::Status ValidateAddMember(const v1::AddMember& request);
+absl::Status ValidateClientName(const std::string& name);
+
+// The batch as a whole: sequence, counts. Its operations are checked one by one.
+absl::Status ValidateBatch(const v1::StepRequest& request);
+// The same for a unary call.
+absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation);
+// `groups`: how many layer groups the space has.
+absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups);
+
+absl::Status ValidateEvict(const v1::EvictRequest& request);
+absl::Status ValidateListBlocks(const v1::ListBlocksRequest& request);
+absl::Status ValidateRevoke(const v1::RevokeRequest& request);
+absl::Status ValidateEndSession(const v1::EndSessionRequest& request);
+absl::Status ValidateExplain(const v1::ExplainRequest& request);
+absl::Status ValidatePinPrefix(const v1::PinPrefixRequest& request);
+absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_WIRE_VALIDATE_H_

@@ -1,0 +1,295 @@
+#include "client/session/step_batches.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvpool {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+BlockRef Block(uint32_t id) { return {BlockId{id}, 1}; }
+
+// A batches whose daemon is the test. The magazine keeps nothing, so that batches hold what the test says.
+class ConversationTest : public ::testing::Test {
+ protected:
+  void SetUp() override { batches_.StartStream(); }
+
+  std::shared_ptr<AnswerState> Say(Command::Verb verb, std::vector<BlockRef> blocks, uint64_t after = 0,
+                                   const ReleaseHint& hint = {}) {
+    Command* command = commands_.Vacant();
+    EXPECT_NE(command, nullptr);
+    command->verb = verb;
+    command->after = after;
+    command->hint = hint;
+    command->blocks = std::move(blocks);
+    command->groups.clear();
+    command->keys.clear();
+    if (verb == Command::Verb::kMatch || verb == Command::Verb::kSeal) {
+      command->groups.push_back({.group = 0, .key_bytes = 4, .count = 1});
+      command->keys = "key1";
+    }
+    auto answer = std::make_shared<AnswerState>();
+    answer->signal = &state_.signal;
+    answer->sealed = command->blocks;
+    command->answer = answer;
+    commands_.Publish();
+    return answer;
+  }
+  static v1::StepResponse Answer(const v1::StepRequest& request) {
+    v1::StepResponse response;
+    response.set_sequence(request.sequence());
+    for (int i = 0; i < request.operations_size(); ++i) response.add_results();
+    return response;
+  }
+  v1::StepRequest Next() {
+    const v1::StepRequest* request = batches_.Next();
+    EXPECT_NE(request, nullptr);
+    return request == nullptr ? v1::StepRequest() : *request;
+  }
+  // Skips the batch that introduces the member.
+  void Introduce() {
+    v1::StepResponse response = Answer(Next());
+    batches_.OnResponse(&response);
+  }
+
+  CommandRing commands_;
+  Magazine magazine_{1000, 0};
+  SessionState state_;
+  StepBatches batches_{{.commands = &commands_,
+                        .magazine = &magazine_,
+                        .state = &state_,
+                        .on_notice = {},
+                        .member_token = "token"}};
+};
+
+TEST_F(ConversationTest, TheFirstBatchNamesTheMember) {
+  const v1::StepRequest first = Next();
+  EXPECT_EQ(first.member_token(), "token");
+  EXPECT_EQ(first.sequence(), 1u);
+  EXPECT_EQ(first.operations_size(), 0);
+  EXPECT_FALSE(batches_.HasWork());
+  EXPECT_EQ(batches_.Next(), nullptr);
+  Say(Command::Verb::kTouch, {Block(1)});
+  EXPECT_EQ(Next().member_token(), "");
+}
+
+TEST_F(ConversationTest, NeighbouringReleasesAreOneOperation) {
+  Introduce();
+  Say(Command::Verb::kRelease, {Block(1), Block(2)});
+  Say(Command::Verb::kRelease, {Block(3)});
+  Say(Command::Verb::kRelease, {Block(4)}, /*after=*/7);
+  const v1::StepRequest request = Next();
+  ASSERT_EQ(request.operations_size(), 2);
+  EXPECT_THAT(request.operations(0).release().blocks(),
+              ElementsAre(Block(1).Pack(), Block(2).Pack(), Block(3).Pack()));
+  EXPECT_EQ(request.operations(1).after(), 7u);
+}
+
+TEST_F(ConversationTest, ReleasesWithOtherHintsAreNot) {
+  Introduce();
+  const ReleaseHint hints[] = {
+      {}, {.category = 3}, {.category = 3}, {.reuse = v1::REUSE_NEVER, .category = 3}, {}};
+  for (uint32_t i = 0; i < 5; ++i) Say(Command::Verb::kRelease, {Block(i + 1)}, /*after=*/0, hints[i]);
+  const v1::StepRequest request = Next();
+  ASSERT_EQ(request.operations_size(), 4);
+  EXPECT_EQ(request.operations(0).release().category(), 0u);
+  EXPECT_EQ(request.operations(1).release().category(), 3u);
+  EXPECT_EQ(request.operations(1).release().reuse(), v1::REUSE_UNSPECIFIED);
+  EXPECT_THAT(request.operations(1).release().blocks(), ElementsAre(Block(2).Pack(), Block(3).Pack()));
+  EXPECT_EQ(request.operations(2).release().reuse(), v1::REUSE_NEVER);
+  EXPECT_EQ(request.operations(3).release().reuse(), v1::REUSE_UNSPECIFIED);
+}
+
+TEST_F(ConversationTest, AFenceGoesFirst) {
+  Introduce();
+  Say(Command::Verb::kRelease, {Block(1)}, /*after=*/3);
+  state_.completed_step = 3;
+  const v1::StepRequest request = Next();
+  ASSERT_EQ(request.operations_size(), 2);
+  EXPECT_EQ(request.operations(0).fence().step(), 3u);
+  v1::StepResponse response = Answer(request);
+  response.mutable_results(0)->mutable_fence()->set_passed(2);
+  batches_.OnResponse(&response);
+  EXPECT_EQ(state_.passed_step, 2u);
+}
+
+TEST_F(ConversationTest, SixteenBatchesAtMostAreUnanswered) {
+  for (size_t i = 0; i < StepBatches::kUnansweredBatches; ++i) {
+    Say(Command::Verb::kTouch, {Block(1)});
+    Next();
+  }
+  Say(Command::Verb::kTouch, {Block(1)});
+  EXPECT_FALSE(batches_.HasWork());
+  EXPECT_EQ(batches_.Next(), nullptr);
+  v1::StepResponse response;
+  response.set_sequence(1);
+  batches_.OnResponse(&response);
+  EXPECT_EQ(Next().sequence(), 17u);
+}
+
+TEST_F(ConversationTest, ABrokenStreamIsToldAgainWithTheSameNumbers) {
+  Introduce();
+  const auto lost = Say(Command::Verb::kMatch, {});
+  const v1::StepRequest first = Next();
+  Say(Command::Verb::kTouch, {Block(5)});
+  const v1::StepRequest second = Next();
+  Say(Command::Verb::kTouch, {Block(6)});
+
+  batches_.StartStream();
+  const v1::StepRequest again = Next();
+  EXPECT_EQ(again.sequence(), first.sequence());
+  EXPECT_EQ(again.member_token(), "token");
+  EXPECT_EQ(again.operations(0).match().groups(0).keys(), "key1");
+  EXPECT_EQ(Next().sequence(), second.sequence());
+  EXPECT_EQ(Next().operations(0).touch().blocks(0), Block(6).Pack());
+  EXPECT_EQ(lost->phase, AnswerState::kWaiting);
+  v1::StepResponse response = Answer(again);
+  response.mutable_results(0)->mutable_match()->set_tokens(16);
+  batches_.OnResponse(&response);
+  EXPECT_EQ(lost->phase, AnswerState::kReady);
+  EXPECT_EQ(lost->result.match().tokens(), 16u);
+}
+
+TEST_F(ConversationTest, HoldsOfAnAbandonedMatchGoBack) {
+  Introduce();
+  const auto answer = Say(Command::Verb::kMatch, {});
+  v1::StepResponse response = Answer(Next());
+  answer->phase = AnswerState::kAbandoned;
+  v1::GroupHit& hit = *response.mutable_results(0)->mutable_match()->add_groups();
+  hit.add_blocks(0);
+  hit.add_blocks(Block(9).Pack());
+  batches_.OnResponse(&response);
+  EXPECT_THAT(Next().operations(0).release().blocks(), ElementsAre(Block(9).Pack()));
+}
+
+TEST_F(ConversationTest, AnAbandonedSealReturnsOnlyTheDuplicates) {
+  Introduce();
+  const auto answer = Say(Command::Verb::kSeal, {Block(1), Block(2)});
+  v1::StepResponse response = Answer(Next());
+  answer->phase = AnswerState::kAbandoned;
+  response.mutable_results(0)->mutable_seal()->add_canonical(Block(1).Pack());
+  response.mutable_results(0)->mutable_seal()->add_canonical(Block(77).Pack());
+  batches_.OnResponse(&response);
+  EXPECT_THAT(Next().operations(0).release().blocks(), ElementsAre(Block(77).Pack()));
+}
+
+TEST_F(ConversationTest, AParkedVerbIsAnsweredByItsCompletion) {
+  Introduce();
+  const auto answer = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
+  const v1::StepRequest request = Next();
+  v1::StepResponse response = Answer(request);
+  response.mutable_results(0)->set_parked(true);
+  batches_.OnResponse(&response);
+  EXPECT_EQ(answer->phase, AnswerState::kWaiting);
+  v1::StepResponse later;
+  v1::Completion& completion = *later.add_completions();
+  completion.set_sequence(request.sequence());
+  completion.mutable_result()->mutable_seal()->add_canonical(Block(1).Pack());
+  batches_.OnResponse(&later);
+  EXPECT_EQ(answer->phase, AnswerState::kReady);
+  EXPECT_THAT(answer->result.seal().canonical(), SizeIs(1));
+}
+
+// The batch's answer was lost with the stream; by the time it is said again its parked verb has been applied.
+TEST_F(ConversationTest, ACompletionMayComeBeforeTheRepeatedAnswer) {
+  Introduce();
+  const auto answer = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
+  Next();
+  batches_.StartStream();
+  const v1::StepRequest again = Next();
+  v1::StepResponse response = Answer(again);
+  response.mutable_results(0)->set_parked(true);
+  v1::Completion& completion = *response.add_completions();
+  completion.set_sequence(again.sequence());
+  completion.mutable_result()->mutable_seal()->add_canonical(Block(1).Pack());
+  batches_.OnResponse(&response);
+  EXPECT_EQ(answer->phase, AnswerState::kReady);
+  EXPECT_THAT(answer->result.seal().canonical(), SizeIs(1));
+}
+
+TEST_F(ConversationTest, ARefusedBatchAnswersAllItsOperations) {
+  Introduce();
+  const auto answer = Say(Command::Verb::kMatch, {});
+  v1::StepResponse response;
+  response.set_sequence(Next().sequence());
+  response.set_code(3);
+  response.set_message("no");
+  batches_.OnResponse(&response);
+  EXPECT_EQ(answer->phase, AnswerState::kReady);
+  EXPECT_EQ(answer->status, absl::InvalidArgumentError("no"));
+}
+
+// The daemon may have applied the batch and forgotten: nothing that is known about blocks is sure any more.
+TEST_F(ConversationTest, ABatchWhoseAnswerIsLostDetaches) {
+  Introduce();
+  const auto lost = Say(Command::Verb::kSeal, {Block(1)});
+  Next();
+  const auto later = Say(Command::Verb::kMatch, {});
+  batches_.StartStream();
+  v1::StepResponse response;
+  response.set_sequence(Next().sequence());
+  response.set_code(static_cast<int>(absl::StatusCode::kOutOfRange));
+  response.set_message("sequence 2 is forgotten: answers through 66 are gone");
+  batches_.OnResponse(&response);
+  EXPECT_EQ(lost->phase, AnswerState::kReady);
+  EXPECT_EQ(lost->status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_FALSE(state_.open);
+  const absl::Status detached = state_.status();
+  EXPECT_EQ(detached, absl::UnavailableError(
+                          "detached: the daemon has lost the answer to batch 2, and what became of it is not "
+                          "known (sequence 2 is forgotten: answers through 66 are gone)"));
+  batches_.Abort(detached);
+  EXPECT_EQ(later->status, detached);
+}
+
+TEST_F(ConversationTest, AbortAnswersAllThatWaits) {
+  Introduce();
+  const auto sent = Say(Command::Verb::kMatch, {});
+  const auto parked = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
+  v1::StepResponse response = Answer(Next());
+  response.mutable_results(1)->set_parked(true);
+  response.mutable_results(0)->mutable_match();
+  batches_.OnResponse(&response);
+  const auto flying = Say(Command::Verb::kMatch, {});
+  Next();
+  const auto queued = Say(Command::Verb::kFlush, {});
+  batches_.Abort(absl::UnavailableError("gone"));
+  EXPECT_TRUE(sent->status.ok());
+  for (const auto& answer : {parked, flying, queued}) {
+    EXPECT_EQ(answer->phase, AnswerState::kReady);
+    EXPECT_EQ(answer->status, absl::UnavailableError("gone"));
+  }
+}
+
+TEST_F(ConversationTest, NoticesMoveTheState) {
+  v1::StepResponse response;
+  v1::Notice& pressure = *response.add_notices();
+  pressure.set_kind(v1::NOTICE_KIND_PRESSURE);
+  pressure.set_on(true);
+  v1::Notice& ended = *response.add_notices();
+  ended.set_kind(v1::NOTICE_KIND_ENDED);
+  ended.set_on(true);
+  ended.set_detail("an operator said so");
+  batches_.OnResponse(&response);
+  EXPECT_TRUE(state_.pressure);
+  EXPECT_EQ(state_.status(), absl::AbortedError("an operator said so"));
+}
+
+// Large commands split over batches, each within what the daemon takes.
+TEST_F(ConversationTest, BatchesStayWithinTheDaemonsLimits) {
+  Introduce();
+  const std::vector<BlockRef> many(StepBatches::kBatchNames / 2, Block(1));
+  Say(Command::Verb::kTouch, many);
+  Say(Command::Verb::kTouch, many);
+  EXPECT_EQ(Next().operations_size(), 1);
+  EXPECT_EQ(Next().operations_size(), 1);
+}
+
+}  // namespace
+}  // namespace kvpool
