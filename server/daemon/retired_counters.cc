@@ -41,7 +41,7 @@ void RetiredCounters::Add(const SpaceSnapshot& space, const SpaceCounters& count
   Accumulate(space.lifetime, &space_.lifetime);
   Accumulate(space.idle_before_evict, &space_.idle_before_evict);
   Accumulate(space.reuse_gap, &space_.reuse_gap);
-  Accumulate(space.thinking, &space_.thinking);
+  Accumulate(space.decision_time, &space_.decision_time);
   space_.decided_in_time += space.decided_in_time;
   space_.decided_late += space.decided_late;
   space_.decisions_not_asked += space.decisions_not_asked;

@@ -224,7 +224,7 @@ void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
                                           {"late", &SpaceSnapshot::decided_late},
                                           {"not_asked", &SpaceSnapshot::decisions_not_asked}};
   out->Counter("kvpool_policy_decisions_total",
-               "Decisions of a policy that thinks, by outcome: in_time, late, not_asked.");
+               "Decisions of a policy that decides outside the lock, by outcome: in_time, late, not_asked.");
   for (const SpaceSnapshot& space : daemon.spaces) {
     for (const Outcome& outcome : kOutcomes) {
       out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
@@ -232,17 +232,19 @@ void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
     }
   }
   out->Counter("kvpool_policy_victims_total",
-               "Blocks evicted by a policy that thinks: decided on, or LRU's as no decision was there.");
+               "Blocks evicted by a policy that decides outside the lock: by a decision, or by LRU as there "
+               "was none.");
   for (const SpaceSnapshot& space : daemon.spaces) {
     out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "decision"}},
              static_cast<double>(space.pool.decided_victims));
     out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "lru"}},
              static_cast<double>(space.pool.undecided_victims));
   }
-  out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
-  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);
+  out->Histogram("kvpool_policy_decision_seconds", "Time that one decision takes outside the lock.");
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.decision_time);
   out->Gauge("kvpool_policy_breaker_state",
-             "Whether a policy that thinks is asked. 0: it is. 1: one decision is tried. 2: it is not.");
+             "Whether a policy that decides outside the lock is asked. 0: it is. 1: one decision is tried. "
+             "2: it is not.");
   EachOpenSpace(daemon, out,
                 [](const SpaceSnapshot& space) { return static_cast<double>(space.breaker_state); });
 }

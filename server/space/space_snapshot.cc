@@ -32,11 +32,11 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.lifetime = state.lifetime.Snapshot();
   snapshot.idle_before_evict = state.idle_before_evict.Snapshot();
   snapshot.reuse_gap = state.reuse_gap.Snapshot();
-  snapshot.decided_in_time = state.decisions.in_time;
-  snapshot.decided_late = state.decisions.late;
-  snapshot.decisions_not_asked = state.decisions.not_asked;
-  snapshot.breaker_state = static_cast<uint32_t>(state.decisions.breaker.state(now));
-  snapshot.thinking = state.thinking.Snapshot();
+  snapshot.decided_in_time = state.decisions.counts().in_time;
+  snapshot.decided_late = state.decisions.counts().late;
+  snapshot.decisions_not_asked = state.decisions.counts().not_asked;
+  snapshot.breaker_state = static_cast<uint32_t>(state.decisions.state(now));
+  snapshot.decision_time = state.decision_time.Snapshot();
   return snapshot;
 }
 

@@ -27,8 +27,8 @@ struct SpaceSnapshot {
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
   // Of a policy that thinks.
   uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
-  uint32_t breaker_state = 0;  // As Breaker::State.
-  HistogramSnapshot thinking;
+  uint32_t breaker_state = 0;  // Breaker::State as a number.
+  HistogramSnapshot decision_time;
 };
 
 SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now);

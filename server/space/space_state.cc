@@ -34,7 +34,7 @@ SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
       lifetime(kLifeBounds),
       idle_before_evict(kLifeBounds),
       reuse_gap(kLifeBounds),
-      thinking(kCallBounds),
+      decision_time(kCallBounds),
       last_used_ms(now) {
   ahead_blocks_ = AheadBlocks();
 }

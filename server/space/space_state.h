@@ -40,7 +40,7 @@
 #include "kvpool/v1/layout.pb.h"
 #include "server/base/histogram.h"
 #include "server/pool/block_pool.h"
-#include "server/pool/decision.h"
+#include "server/replacement/policies/async_policy.h"
 #include "server/space/deferred.h"
 #include "server/space/session.h"
 #include "server/space/space_geometry.h"
@@ -185,8 +185,8 @@ class SpaceState {
   std::map<std::string, EvictedBlocks> evicted_before;  // Of policies that others have followed.
   EvictedBlocks evicted_at_switch{};                    // The pool's counters then.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
-  DecisionRecord decisions;
-  Histogram thinking;              // Time of a decision.
+  Breaker decisions;
+  Histogram decision_time;
   uint32_t mapping_processes = 0;  // That were sent a slab and have not died.
   bool lease_was_short = false;    // Since verbs were last looked after: others may hold more than they use.
   bool pressure = false;

@@ -372,7 +372,7 @@ TEST_P(HousekeeperTest, TheThreadGrowsAndReclaims) {
     background = daemon_->Snapshot().spaces.at(1).pool.evicted[static_cast<int>(EvictReason::kBackground)];
     std::this_thread::yield();
   }
-  // A policy that thinks has decided on what left, or has been too late on a busy machine.
+  // A policy that decides outside the lock has decided on what left, or has been too late on a busy machine.
   const SpaceSnapshot space = daemon_->Snapshot().spaces.at(1);
   EXPECT_EQ(space.decided_in_time + space.decided_late > 0, options_.policy == "cold_rl");
 }
