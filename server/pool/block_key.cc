@@ -9,8 +9,8 @@
 namespace kvpool {
 namespace {
 
-// A context kept per thread: making one and fetching the algorithm costs several times the digest of 64
-// bytes.
+// Each thread keeps a context: making one and fetching the algorithm costs several times the digest
+// of 64 bytes.
 class Sha256 {
  public:
   Sha256() : algorithm_(EVP_MD_fetch(nullptr, "SHA256", nullptr)), context_(EVP_MD_CTX_new()) {}

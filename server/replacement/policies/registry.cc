@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Make(const PolicyOptions& opt
   return std::make_unique<Policy>(options);
 }
 
-// Of a policy with weights.
+// For policies with weights.
 template <typename Policy>
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeTrained(const PolicyOptions& options) {
   PolicyOptions trained = options;
