@@ -1,5 +1,4 @@
-// Blocks that the last verbs used up, reclaimed ahead of the next ones: slice by slice, so that verbs
-// get in between.
+// Reclaims blocks ahead of the verbs that will need them: slice by slice, so that verbs get in between.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -18,7 +17,8 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How many to reclaim now: from below the low watermark up to the high one. None while a slab is to come.
+// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none are
+// reclaimed while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
   const uint32_t free = state.free_blocks();
   if (state.WantsSlab() || free >= (reclaiming ? state.high_blocks() : state.low_blocks())) return 0;

@@ -32,7 +32,7 @@ void PoolRep::StartPin(uint32_t b, TimeMs until) {
 }
 
 Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
-  // In front of a pin that lasts long enough all pins do.
+  // The pins in front of a pin that lasts long enough last long enough too.
   const auto lasts = [&](uint32_t p) {
     return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
   };
