@@ -25,9 +25,9 @@ struct SpaceSnapshot {
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
-  // Of a policy that thinks.
+  // Of an AsyncPolicy: its decisions, the state of their circuit breaker, and the time they took.
   uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
-  uint32_t breaker_state = 0;  // Breaker::State as a number.
+  uint32_t breaker_state = 0;  // Breaker::State
   HistogramSnapshot decision_time;
 };
 

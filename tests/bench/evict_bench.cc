@@ -1,9 +1,10 @@
 // What a victim costs at a million cached blocks, all upkeep of the policy included.
 //
-// Every block is a chain of its own, the worst case for a policy: all of them are on offer. Contents are asked for at
-// random: one in three of half the capacity, the others from four times the capacity, so that most are new and take the
-// place of a victim. The cost is the time of all calls of the policy over the victims; the pool's own work is left out.
-// A decision of a policy that thinks is timed on a whole pool: shown, ranked, applied, and its victims evicted.
+// Every block is a chain of its own, the worst case for a policy: all of them are on offer. Contents are
+// asked for at random: one in three of half the capacity, the others from four times the capacity, so that
+// most are new and take the place of a victim. The cost is the time of all calls of the policy over the
+// victims; the pool's own work is left out. A decision outside the lock is timed on a whole pool: candidates
+// are shown, ranked and applied, and the victims evicted.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -136,8 +137,8 @@ class FullPool {
   uint64_t contents_ = 0;
 };
 
-// From one policy to another as the daemon does it, with a lease of 64 blocks and their release between any two holds
-// of the lock; and in one hold.
+// From one policy to another as the daemon does it, with a lease of 64 blocks and their release between any
+// two holds of the lock; and in one hold.
 void BenchSwitch(std::string_view successor, Figures* figures) {
   constexpr uint32_t kSlice = 4096, kVerb = 64;
   FullPool full("lru");
