@@ -17,7 +17,7 @@ using scorers::KvShape;
 using scorers::Needs;
 
 absl::Status CheckKeys(const Problem& problem, const BoundPolicy& policy) {
-  constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedPlainAnchor |
+  constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedMeanAnchor |
                           scorers::kNeedKeyBounds | scorers::kNeedKeys | scorers::kNeedQueries;
   // CAOTE reads norms of V alone, to leave out what is no number.
   const bool needs = (policy.needs() & kKeys) != 0 || problem.signals().window.data != nullptr;

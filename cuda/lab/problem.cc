@@ -14,7 +14,9 @@ namespace {
 
 using scorers::KvPlane;
 using scorers::KvShape;
-using scorers::TokenSignal;
+using scorers::SignalArray;
+using scorers::SignalFacts;
+using scorers::SignalShape;
 
 constexpr uint32_t kTokensPerBlock = 16;
 
@@ -67,10 +69,23 @@ Tensor ClustersAsKeys(const Tensor& clusters) {
   return keys;
 }
 
+// Whether TakeSignals reads it; hidden states and weights have readers of their own.
+bool IsPerToken(const SignalFacts& facts) {
+  return facts.shape == SignalShape::kToken || facts.shape == SignalShape::kWindow;
+}
+
+// A second name that files may have for the signal.
+const char* AliasOf(const SignalFacts& facts) {
+  return facts.array == &scorers::Signals::mass ? "alpha" : facts.name;
+}
+
 // What a token is known by when there is no K: the last dimension of any per-token input.
 uint64_t TokensOfSignals(const Tensors& tensors) {
-  const Tensor* const signal = FindAny(tensors, {"attention", "attn", "mass", "alpha", "importance", "latest",
-                                                 "peak", "last_attended", "hits", "keep", "window_mean"});
+  std::vector<const char*> names = {"attention", "attn"};
+  for (const SignalFacts& facts : scorers::kSignals) {
+    if (IsPerToken(facts)) names.insert(names.end(), {facts.name, AliasOf(facts)});
+  }
+  const Tensor* const signal = FindAny(tensors, names);
   if (signal != nullptr && !signal->shape.empty()) return signal->shape.back();
   const Tensor* const hidden = tensors.Find("hidden");
   if (hidden != nullptr && hidden->shape.size() >= 2) return hidden->shape[hidden->shape.size() - 2];
@@ -266,7 +281,7 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
     (*latest)[i] = static_cast<float>(last / over);
   }
   const auto signal = [&](const std::vector<float>* values) {
-    return TokenSignal{.values = values->data(),
+    return SignalArray{.values = values->data(),
                        .layer_stride = planes_a_layer * tokens,
                        .head_stride = planes_a_layer == 1 ? 0 : tokens};
   };
@@ -283,39 +298,25 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
 }
 
 absl::Status Problem::TakeSignals(const Tensors& tensors) {
-  const std::pair<std::vector<const char*>, TokenSignal*> inputs[] = {
-      {{"mass", "alpha"}, &signals_.mass},
-      {{"mass_square"}, &signals_.mass_square},
-      {{"counts"}, &signals_.counts},
-      {{"latest"}, &signals_.latest},
-      {{"peak"}, &signals_.peak},
-      {{"last_attended"}, &signals_.last_attended},
-      {{"interval"}, &signals_.interval},
-      {{"hits"}, &signals_.hits},
-      {{"importance"}, &signals_.importance},
-      {{"keep"}, &signals_.keep},
-      {{"window_mean"}, &signals_.window_mean},
-      {{"window_variance"}, &signals_.window_variance},
-  };
   const uint64_t tokens = kv_.shape.tokens, heads = kv_.shape.kv_heads, layers = kv_.shape.layers;
-  for (const auto& [names, signal] : inputs) {
-    const Tensor* const tensor = FindAny(tensors, names);
+  for (const SignalFacts& facts : scorers::kSignals) {
+    const Tensor* const tensor = IsPerToken(facts) ? FindAny(tensors, {facts.name, AliasOf(facts)}) : nullptr;
     if (tensor == nullptr) continue;
     const std::vector<uint64_t>& shape = tensor->shape;
     const bool fits = (shape.size() == 1 && shape[0] == tokens) ||
                       (shape.size() == 2 && shape[0] == heads && shape[1] == tokens && layers == 1) ||
                       (shape.size() == 3 && shape[0] == layers && shape[1] == heads && shape[2] == tokens);
     if (!fits) {
-      return WrongShape(names.front(), *tensor,
+      return WrongShape(facts.name, *tensor,
                         absl::StrCat("[token], [head][token] or [layer][head][token] of ", layers,
                                      " layers, ", heads, " heads and ", tokens, " tokens"));
     }
     std::vector<float>* const values = NewBuffer(tensor->values.size());
     std::transform(tensor->values.begin(), tensor->values.end(), values->begin(),
                    [](double x) { return static_cast<float>(x); });
-    *signal = {.values = values->data(),
-               .layer_stride = shape.size() == 3 ? heads * tokens : 0,
-               .head_stride = shape.size() >= 2 ? tokens : 0};
+    signals_.*facts.array = {.values = values->data(),
+                             .layer_stride = shape.size() == 3 ? heads * tokens : 0,
+                             .head_stride = shape.size() >= 2 ? tokens : 0};
   }
   const Tensor* const now = FindAny(tensors, {"now", "t"});
   if (now != nullptr && now->values.size() == 1) signals_.now = static_cast<float>(now->values[0]);
@@ -366,9 +367,8 @@ absl::Status Problem::TakeHiddenAndWeights(const Tensors& tensors) {
     }
     std::vector<float>* const values = NewBuffer(hidden->values.size());
     std::copy(hidden->values.begin(), hidden->values.end(), values->begin());
-    signals_.hidden = values->data();
+    signals_.hidden = {.values = values->data(), .layer_stride = rank == 3 ? shape[1] * shape[2] : 0};
     signals_.hidden_dim = static_cast<uint32_t>(shape[rank - 1]);
-    signals_.hidden_layer_stride = rank == 3 ? shape[1] * shape[2] : 0;
   }
   std::vector<const Tensor*> parts;
   for (const char* name : {"W1", "b1", "w2", "b2"}) {
@@ -378,7 +378,7 @@ absl::Status Problem::TakeHiddenAndWeights(const Tensors& tensors) {
   if (parts[0] == nullptr) return absl::OkStatus();
   std::vector<float>* const values = NewBuffer(0);
   for (const Tensor* part : parts) values->insert(values->end(), part->values.begin(), part->values.end());
-  signals_.weights = values->data();
+  signals_.weights = {.values = values->data()};
   signals_.weight_count = values->size();
   return absl::OkStatus();
 }

@@ -56,7 +56,7 @@ void CheckRecord(const Sequence& sequence, const HostRows& rows) {
   const KvView& kv = sequence.kv();
   const KvShape& shape = kv.shape;
   const RecordLayout at =
-      LayOutRecord(shape, kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds);
+      LayOutRecord(shape, kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds);
   for (uint32_t block = 0; block < shape.blocks(); ++block) {
     std::vector<float> record(at.floats, -77);
     for (uint32_t layer = 0; layer < shape.layers; ++layer)

@@ -35,20 +35,19 @@ struct AllSignals {
     };
     const uint64_t size = uint64_t{kLayers} * kHeads * tokens;
     const auto signal = [&](auto make) {
-      return TokenSignal{fill(size, make), uint64_t{kHeads} * tokens, tokens};
+      return SignalArray{fill(size, make), uint64_t{kHeads} * tokens, tokens};
     };
     const auto positive = [&] { return random.Uniform() + 0.01; };
     const auto step = [&] { return random.Below(50); };
-    buffers.reserve(16);
-    s.mass = signal(positive);
+    buffers.reserve(2 * std::size(kSignals));
+    for (const SignalFacts& facts : kSignals) {
+      if (facts.shape == SignalShape::kToken && facts.need() != kNeedCounts)
+        s.*facts.array = signal(positive);
+    }
     s.mass_square = signal([&] { return 1 + random.Uniform(); });
-    s.latest = signal(positive);
-    s.peak = signal(positive);
     s.last_attended = signal(step);
     s.interval = signal(step);
     s.hits = signal(step);
-    s.importance = signal(positive);
-    s.keep = signal(positive);
     s.now = 60;
     s.window = {
         .data = fill(size_t{kLayers} * kQueries * kHeads * kGroup * kDim, [&] { return random.Normal(); }),
@@ -57,11 +56,11 @@ struct AllSignals {
         .layer_stride_bytes = kQueries * kHeads * kGroup * kDim * 4,
         .query_stride_bytes = kHeads * kGroup * kDim * 4,
         .head_stride_bytes = kDim * 4};
-    s.hidden = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); });
+    s.hidden = {.values = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); }),
+                .layer_stride = uint64_t{tokens} * kHidden};
     s.hidden_dim = kHidden;
-    s.hidden_layer_stride = uint64_t{tokens} * kHidden;
     s.weight_count = 4 * (kHidden + 2) + 1;
-    s.weights = fill(s.weight_count, [&] { return random.Normal(); });
+    s.weights = {.values = fill(s.weight_count, [&] { return random.Normal(); })};
   }
   Signals s;
   std::vector<std::vector<float>> buffers;
@@ -304,7 +303,7 @@ TEST(InvariantsTest, WhatIsMissingIsNamed) {
     const std::string name(facts->name);
     const auto bound = BindPolicy(name, {});
     ASSERT_TRUE(bound.ok()) << name;
-    constexpr Needs kComputed = kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds | kNeedKeys |
+    constexpr Needs kComputed = kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds | kNeedKeys |
                                 kNeedValues | kNeedValueNorms | kNeedHost;
     const auto scores = ScoreSequence(sequence.kv(), none, name);
     if ((bound->needs() & ~kComputed) == 0) {

@@ -69,7 +69,7 @@ KVPOOL_AVX512 inline __m512 Add16(__m512 sum, __m512 element, const float* x) {
   }
 }
 
-// Two sums at a time: one alone would wait for each addition.
+// Two sums at a time, since one alone would wait for each addition.
 template <KvDtype dtype, RowOp op>
 KVPOOL_AVX2 void Avx2Rows(const RowsOfType& rows) {
   constexpr uint32_t kBytes = BytesOf(dtype);
@@ -150,7 +150,7 @@ KVPOOL_AVX2 void Avx2SumColumns(const ColumnSums& sums) {
       unit = _mm256_fmadd_ps(x, _mm256_set1_ps(1 / sums.norms[i]), unit);
       plain = _mm256_add_ps(plain, x);
     }
-    // All ones: not a number.
+    // All bits set is a NaN.
     if (sums.unit != nullptr) _mm256_storeu_ps(sums.unit + d, unit);
     if (sums.plain != nullptr) _mm256_storeu_ps(sums.plain + d, plain);
     if (sums.least != nullptr) _mm256_storeu_ps(sums.least + d, _mm256_or_ps(least, none));

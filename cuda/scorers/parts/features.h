@@ -1,4 +1,4 @@
-// The pass over K and V: what a block's record holds (records.h), and what is made of all records of a sequence.
+// The pass over K and V: it computes blocks' records (records.h), and a sequence's features from its records.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
 
@@ -11,8 +11,8 @@
 
 namespace kvpool::scorers {
 
-// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in the
-// order in which they lie.
+// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in the order
+// of their addresses.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& plane,
                                                const unsigned char* layer, uint32_t tokens, uint32_t heads,
@@ -43,7 +43,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
   }
 }
 
-// The same where tokens lie side by side (column-major K): lanes take packs of tokens.
+// RowNorms where tokens lie side by side (column-major K): lanes take packs of tokens.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void ColumnNorms(const Team& team, const KvPlane& plane,
                                                   const unsigned char* layer, uint32_t tokens, uint32_t heads,
@@ -84,8 +84,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
   }
 }
 
-// Sums of k/‖k‖ and of k, least and greatest, of one layer's planes in one block: lanes take packs of columns, of all
-// heads. REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
+// The key sums and key bounds of one layer's planes in one block: lanes take packs of columns, of all heads. REQUIRES:
+// the norms of the block's layer are in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
                                               uint32_t block, uint32_t layer, float* record) {
@@ -164,7 +164,7 @@ struct BlockRange {
   uint32_t end = 0;
 };
 
-// Norms and bounds of one plane out of the records, in token and block order: row teams take blocks.
+// Unpacks norms and bounds of one plane from the records, in token and block order: row teams take blocks.
 template <typename Team>
 KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, uint32_t plane,
                                       BlockRange blocks) {
