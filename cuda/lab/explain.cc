@@ -12,7 +12,7 @@ namespace {
 constexpr int kCell = 12;
 constexpr uint32_t kCellsALine = 64;
 
-// Least and greatest finite score of a row.
+// The least and the greatest finite score of a row.
 std::pair<float, float> RangeOf(const Picture& picture, uint32_t row) {
   float least = INFINITY, greatest = -INFINITY;
   for (uint32_t t = 0; t < picture.tokens; ++t) {

@@ -32,7 +32,7 @@ absl::Status WrongShape(const char* name, const Tensor& tensor, const std::strin
       absl::StrCat(name, " has shape [", absl::StrJoin(tensor.shape, ", "), "], must be ", wanted));
 }
 
-// A whole number, if the file has one by that name.
+// Reads a whole number into *to if the file has one of these names.
 absl::Status TakeNumber(const Tensors& tensors, const std::vector<const char*>& names, uint32_t max,
                         uint32_t* to) {
   const Tensor* const tensor = FindAny(tensors, names);
@@ -62,14 +62,14 @@ bool ExtentsOf(const Tensor& tensor, bool one_row, Extents* extents) {
 
 constexpr char kRowsWanted[] = "[token][dim], [token][head][dim] or [layer][token][head][dim]";
 
-// `clusters` are K in blocks.
+// `clusters`, [block][token][dim], as K.
 Tensor ClustersAsKeys(const Tensor& clusters) {
   Tensor keys = clusters;
   keys.shape = {clusters.shape[0] * clusters.shape[1], clusters.shape[2]};
   return keys;
 }
 
-// Whether TakeSignals reads it; hidden states and weights have readers of their own.
+// Whether TakeSignals reads the signal; hidden states and weights have a reader of their own.
 bool IsPerToken(const SignalFacts& facts) {
   return facts.shape == SignalShape::kToken || facts.shape == SignalShape::kWindow;
 }
@@ -79,7 +79,7 @@ const char* AliasOf(const SignalFacts& facts) {
   return facts.array == &scorers::Signals::mass ? "alpha" : facts.name;
 }
 
-// What a token is known by when there is no K: the last dimension of any per-token input.
+// The number of tokens where there is no K: the last dimension of any per-token input.
 uint64_t TokensOfSignals(const Tensors& tensors) {
   std::vector<const char*> names = {"attention", "attn"};
   for (const SignalFacts& facts : scorers::kSignals) {
@@ -165,7 +165,7 @@ absl::Status Problem::TakeKv(const Tensors& tensors) {
                         absl::StrCat("of ", shape.layers, " layers, ", shape.tokens, " tokens and ",
                                      shape.kv_heads, " heads of 1 to 4096"));
     }
-    // In a block: [layer][token][head][dim] of K, then of V.
+    // A block is [layer][token][head][dim] of K, then of V.
     KvPlane& plane = *planes[i];
     plane.head_dim = static_cast<uint32_t>(extents.dim);
     plane.offset_bytes = block_floats * sizeof(float);
@@ -228,7 +228,7 @@ absl::Status Problem::TakeQueries(const Tensors& tensors) {
   if (scale != nullptr && scale->values.size() == 1) {
     signals_.window.scale = static_cast<float>(scale->values[0]);
   } else if (tensors.Find("clusters") != nullptr) {
-    signals_.window.scale = 1;  // Clusters come with the bounds of plain products.
+    signals_.window.scale = 1;  // the expected bounds of clusters are those of unscaled products
   }
   return absl::OkStatus();
 }
@@ -247,7 +247,7 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
   }
   const uint64_t tokens = kv_.shape.tokens, rows = shape[rank - 2];
   const uint64_t heads = rank == 4 ? shape[1] : 1;
-  // Without heads, all kv heads share the rows.
+  // If the rows have no heads, all kv heads share them.
   const uint64_t planes_a_layer = rank == 4 ? kv_.shape.kv_heads : 1;
   const uint64_t group = heads / planes_a_layer;
   const uint64_t size = kv_.shape.layers * planes_a_layer * tokens;

@@ -12,7 +12,7 @@ using scorers::KvShape;
 using scorers::KvView;
 using scorers::Signals;
 
-// Where a GPU reads fastest from, and more than any element needs.
+// A GPU reads fastest from addresses that are multiples of this; any element needs less.
 constexpr uint64_t kAlignment = 256;
 uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -24,7 +24,7 @@ uint64_t EndOf(const KvView& kv, const KvPlane& plane) {
          scorers::BytesOf(kv.dtype);
 }
 
-// The arrays of `signals`, each a pointer there and its bytes; `visit` may move it.
+// Calls visit(&address, bytes) for each array of `signals` that is given; `visit` may change the address.
 template <typename Visit>
 void VisitArrays(const KvShape& shape, Signals* s, const Visit& visit) {
   const auto array = [&](auto** pointer, uint64_t bytes) {

@@ -68,7 +68,7 @@ class Adam {
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Uniform in (-1, 1), the same everywhere.
+// Uniform in (-1, 1), the same numbers on every platform.
 double Random(uint64_t* state) {
   *state = *state * 6364136223846793005u + 1442695040888963407u;
   return static_cast<double>(*state >> 11) / 4503599627370496.0 - 1;
@@ -112,7 +112,7 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
   const uint64_t count = units * (dim + 2) + 1;
   if (count > kMostWeights)
     return absl::InvalidArgumentError(absl::StrCat(count, " weights, at most ", kMostWeights));
-  // W1, b1, w2, b2, as the policy reads them.
+  // W1, b1, w2, b2, in the order in which the policy reads them.
   std::vector<double> weights(count), gradient(count), inner(units);
   uint64_t state = static_cast<uint64_t>(settings.seed);
   const double scale = 1 / std::sqrt(static_cast<double>(dim));
@@ -130,7 +130,7 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
         inner[u] = std::max(sum, 0.0);
         logit += weights[w2 + u] * inner[u];
       }
-      // Of the cross-entropy, by the logit.
+      // The derivative of the cross-entropy by the logit.
       const double slope = (Sigmoid(logit) - target->values[row]) / static_cast<double>(rows);
       gradient[b2] += slope;
       for (uint64_t u = 0; u < units; ++u) {
@@ -156,7 +156,7 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
   return answer;
 }
 
-// One layer's head: [w | u | b], logit = w.x + u.mean(x) + b.
+// Trains [w | u | b] of one layer's head: logit = w.x + u.mean(x) + b.
 std::vector<double> TrainGate(const Hidden& hidden, uint64_t layer, const double* target,
                               const Settings& settings) {
   const uint64_t dim = hidden.dim;

@@ -1,5 +1,5 @@
-// What a GPU's KvCompute makes of a driver that runs out of memory, refuses a launch or is lost half way; over the fake
-// driver, which is told by environment how to fail. Each case runs in a process of its own.
+// A GPU's KvCompute on a driver that runs out of memory, refuses a launch or is lost half way: the fake driver, which
+// fails as its environment says. Each case runs in a process of its own.
 #include <memory>
 #include <string>
 #include <utility>
@@ -82,7 +82,7 @@ absl::Status OpenAndScore() {
   return ScoreOnce(compute.get(), Sequence(19));
 }
 
-// The first answer, and what a second call says after it.
+// The answers of a first and of a second call.
 absl::Status ScoreTwice() {
   ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
   const absl::Status first = ScoreOnce(compute.get(), Sequence(19));

@@ -1,4 +1,4 @@
-// What must hold of every policy over random cases.
+// Properties that hold for every policy, over random cases.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
   return order;
 }
 
-// Every signal there is, from a seed.
+// Every signal that a policy can need, from a seed.
 struct AllSignals {
   AllSignals(uint32_t tokens, uint64_t seed) {
     Random random(seed);
@@ -243,8 +243,8 @@ TEST(InvariantsTest, RandomIsItsSeed) {
   EXPECT_NE(TokensOf(sequence, {}, "random"), TokensOf(sequence, {}, "random", {{"seed", "1"}}));
 }
 
-// Whatever a policy: a token whose K or V is no number goes before all others where K or V is read, no other token's
-// score is spoilt, and infinities break nothing.
+// For every policy that reads K or V: a token whose K or V is NaN leaves before all others, the other tokens' scores are
+// numbers, and infinities do no harm.
 TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);
@@ -259,7 +259,7 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
       const auto scores = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
       ASSERT_TRUE(scores.ok()) << name << scores.status();
       for (uint32_t t = 0; t < 18; ++t) {
-        // Pooling and block bounds spread what a token has to its neighbours: those of its block or kernel.
+        // Pooling and block bounds spread a token's NaN to its neighbours in the kernel or block.
         const bool near = t / 4 == 1 || (t >= 5 && t <= 9);
         EXPECT_TRUE(near || !std::isnan(scores->tokens[t])) << name << " token " << t << " with " << bad;
       }
