@@ -1,5 +1,5 @@
-// Writes stamps (cuda/base/stamp.h) into blocks and counts the words that differ from them: how a client proves
-// that no block was handed to two owners.
+// Writes stamps (cuda/base/stamp.h) into blocks and counts the words that differ from them: how a client
+// proves that no block was handed to two owners.
 #ifndef KVPOOL_CUDA_BLOCK_STAMPER_H_
 #define KVPOOL_CUDA_BLOCK_STAMPER_H_
 
@@ -16,8 +16,8 @@
 
 namespace kvpool {
 
-// Thread-safe. A call returns when its work on the device is done. The work runs on a stream of its own: REQUIRES that
-// whatever else writes the blocks is done before the call.
+// Thread-safe. A call returns when its work on the device is done. The work runs on a stream of its own:
+// REQUIRES that whatever else writes the blocks is done before the call.
 class BlockStamper {
  public:
   virtual ~BlockStamper() = default;

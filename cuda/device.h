@@ -1,26 +1,26 @@
 // The place where KV memory lives: one GPU, or host memory.
 //
-// A device makes slabs. A slab is one physical allocation. The daemon sees it from the start, a member process (an
-// engine) once it has imported the slab's handle. The memory lives as long as any process maps it or holds its fd: the
-// death of the daemon frees nothing that an engine still maps.
+// A device makes slabs. A slab is one physical allocation. The daemon sees it from the start, a member
+// process (an engine) once it has imported the slab's handle. The memory lives as long as any process maps it
+// or holds its fd: the death of the daemon frees nothing that an engine still maps.
 //
-//   made by            handed over as                 imported by
-//   MakeSlab           a file descriptor (dup'ed)     MemberMemory::MapSlab
-//   MakeIpcSlab        64 bytes of CUipcMemHandle     MemberMemory::MapIpcSlab   (cuda only, one for each space)
+//   made by          handed over as                 imported by
+//   MakeSlab         a file descriptor (dup'ed)     MemberMemory::MapSlab
+//   MakeIpcSlab      64 bytes of CUipcMemHandle     MemberMemory::MapIpcSlab; cuda only, one for each space
 //
-// Functions that are declared in cuda/*.h are defined in one of three folders, which cuda/CMakeLists.txt picks from:
+// The functions that headers of this folder declare are defined in host/ for host memory, and in driver/ for
+// GPUs. In a build without nvcc cuda/CMakeLists.txt takes the last column in place of the column before it.
 //
-//   declared here                            on host memory              on a GPU; without nvcc
-//   MakeHostDevice, OpenCudaDevice           host/host_device.cc         driver/cuda_device.cc; cuda_absent.cc
-//   CudaDeviceCount                                                      driver/cuda_device.cc; cuda_absent.cc
-//   ReserveHostMemory, ReserveCudaMemory     host/host_member.cc         driver/cuda_member.cc; cuda_member_absent.cc
-//   CudaOrdinal                                                          driver/cuda_context.cc; cuda_member_absent.cc
-//   IsSticky                                 sticky.cc
-//   block_stamper.h: Make…, Open…            host/host_stamper.cc        driver/cuda_stamper.cc; cuda_absent.cc
-//   fence_events.h: OpenCudaFenceEvents                                  driver/cuda_fence_events.cc;
-//                                                                        cuda_member_absent.cc
-//   kv_compute.h: MakeHostKvCompute          host/host_kv_compute.cc     driver/cuda_kv_compute.cc, through
-//                                                                        Device::MakeKvCompute
+//   declared                               in host/             in driver/             in driver/, no nvcc
+//   MakeHostDevice, OpenCudaDevice         host_device.cc       cuda_device.cc         cuda_absent.cc
+//   CudaDeviceCount                                             cuda_device.cc         cuda_absent.cc
+//   ReserveHostMemory, ReserveCudaMemory   host_member.cc       cuda_member.cc         cuda_member_absent.cc
+//   CudaOrdinal                                                 cuda_context.cc        cuda_member_absent.cc
+//   MakeHostStamper, OpenCudaStamper       host_stamper.cc      cuda_stamper.cc        cuda_absent.cc
+//   OpenCudaFenceEvents                                         cuda_fence_events.cc   cuda_member_absent.cc
+//   MakeHostKvCompute                      host_kv_compute.cc
+//
+// IsSticky is defined in sticky.cc. A GPU's KvCompute is driver/cuda_kv_compute.cc, by Device::MakeKvCompute.
 //
 // A device is thread-safe. Its calls may take milliseconds: none is made under a lock that a verb takes.
 #ifndef KVPOOL_CUDA_DEVICE_H_
@@ -40,8 +40,8 @@ namespace kvpool {
 
 using IpcHandle = std::array<std::byte, 64>;
 
-// One physical allocation on a device, owned and mapped by this process; all zero when made. Its destructor unmaps it
-// here and gives up this process's hold; the memory itself is freed when the last importer lets go.
+// One physical allocation on a device, owned and mapped by this process; all zero when made. Its destructor
+// unmaps it here and gives up this process's hold; the memory itself is freed when the last importer lets go.
 class Slab {
  public:
   virtual ~Slab() = default;
@@ -71,9 +71,9 @@ class Device {
   // The memory of the device, and how much of it is free now as the system reports it.
   virtual size_t total_bytes() const = 0;
   virtual absl::StatusOr<size_t> free_bytes() const = 0;
-  // The slab is zeroed, and the zeros are in memory, before this returns. RESOURCE_EXHAUSTED: the device is out of
-  // memory, with the bytes asked for and the bytes free. INVALID_ARGUMENT: `bytes` is 0 or not a multiple of the
-  // granularity.
+  // The slab is zeroed, and the zeros are in memory, before this returns. RESOURCE_EXHAUSTED: the device is
+  // out of memory, with the bytes asked for and the bytes free. INVALID_ARGUMENT: `bytes` is 0 or not a
+  // multiple of the granularity.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) = 0;
   // One allocation that is handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
@@ -81,38 +81,40 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) = 0;
 };
 
-// A member process's view of one space on one device: a reservation of addresses, into which slabs are mapped so that
-// address(b) = base + b * block_stride_bytes holds across slabs. With warmup_scratch the whole range is private scratch
-// until FinishWarmup, and slabs that arrive are imported and held back. Host ranges are MADV_DONTFORK.
-// Thread-compatible: one thread maps.
+// A member process's view of one space on one device: a reservation of addresses, into which slabs are mapped
+// so that address(b) = base + b * block_stride_bytes holds across slabs. With warmup_scratch the whole range
+// is private scratch until FinishWarmup, and slabs that arrive are imported and held back. Host ranges are
+// MADV_DONTFORK. Thread-compatible: one thread maps.
 class MemberMemory {
  public:
   virtual ~MemberMemory() = default;
   virtual uint64_t base() const = 0;
   virtual size_t reserved_bytes() const = 0;
-  // Imports `fd`, which is closed in any case, and maps it at base + offset_bytes; during warm-up it is imported now
-  // and mapped by FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size (a GPU's driver tells only that it
-  // is less), or the range is not reserved or already mapped. FAILED_PRECONDITION: an IPC handle is mapped.
+  // Imports `fd`, which is closed in any case, and maps it at base + offset_bytes; during warm-up it is
+  // imported now and mapped by FinishWarmup. INVALID_ARGUMENT: the fd is not memory of this size (a GPU's
+  // driver tells only that it is less), or the range is not reserved or already mapped. FAILED_PRECONDITION:
+  // an IPC handle is mapped.
   virtual absl::Status MapSlab(UniqueFd fd, size_t offset_bytes, size_t bytes) = 0;
-  // Opens an IPC handle as the whole space; base() moves to the address that the driver chose. FAILED_PRECONDITION on
-  // host, after any other mapping, with warm-up scratch, or if the handle was made by a process of this process's own
-  // id, in another container or not.
+  // Opens an IPC handle as the whole space; base() moves to the address that the driver chose.
+  // FAILED_PRECONDITION on host, after any other mapping, with warm-up scratch, or if the handle was made by
+  // a process of this process's own id, in another container or not.
   virtual absl::Status MapIpcSlab(const IpcHandle& handle, size_t bytes) = 0;
-  // Replaces scratch by the slabs held back, at the same addresses. REQUIRES: the caller's device work on scratch is
-  // done. It may be called again after an error.
+  // Replaces scratch by the slabs held back, at the same addresses. REQUIRES: the caller's device work on
+  // scratch is done. It may be called again after an error.
   virtual absl::Status FinishWarmup() = 0;
 };
 
 struct MemberMemoryOptions {
   size_t reserve_bytes = 0;  // a multiple of the granularity
   bool warmup_scratch = false;
-  // The physical memory of scratch on a GPU: one allocation of this size, mapped again and again across the range.
+  // The physical memory of scratch on a GPU: one allocation of this size, mapped again and again across
+  // the range.
   size_t scratch_bytes = 0;
 };
 
-// True for a GPU error after which its context, and everything in it, is unusable for the rest of the process: the
-// daemon must say so and end. Every later call meets the error again, free_bytes() included, which is where an error
-// that a destructor met is seen.
+// True for a GPU error after which its context, and everything in it, is unusable for the rest of the
+// process: the daemon must say so and end. Every later call meets the error again, free_bytes() included,
+// which is where an error that a destructor met is seen.
 bool IsSticky(const absl::Status& status);
 
 // Host memory. `capacity_bytes` is what total_bytes() reports.
@@ -123,11 +125,12 @@ struct HostDeviceOptions {
 std::unique_ptr<Device> MakeHostDevice(const HostDeviceOptions& options);
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveHostMemory(const MemberMemoryOptions& options);
 
-// A GPU, through the driver API: "0" (an ordinal, resolved to its UUID at once) or "GPU-…". UNAVAILABLE: there is no
-// driver, with the loader's words. UNIMPLEMENTED: "built without CUDA".
+// A GPU, through the driver API: "0" (an ordinal, resolved to its UUID at once) or "GPU-…". UNAVAILABLE:
+// there is no driver, with the loader's words. UNIMPLEMENTED: "built without CUDA".
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const std::string& ordinal_or_uuid);
 absl::StatusOr<int> CudaDeviceCount();
-// The GPU's number in this process, which depends on its CUDA_VISIBLE_DEVICES: CUDA's runtime and DLPack go by it.
+// The GPU's number in this process, which depends on its CUDA_VISIBLE_DEVICES: CUDA's runtime and DLPack go
+// by it.
 absl::StatusOr<int> CudaOrdinal(const std::string& uuid_bytes);
 // `uuid_bytes` are those of Device::uuid_bytes(). The mappings belong to this process's primary context.
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveCudaMemory(const std::string& uuid_bytes,

@@ -1,8 +1,8 @@
-// Fences on a GPU: an event is recorded behind the work that an engine has queued on its stream, and another thread
-// polls it or waits for it.
+// Fences on a GPU: an event is recorded behind the work that an engine has queued on its stream, and another
+// thread polls it or waits for it.
 //
-// An engine calls Record after queueing step n; the client library's fence thread waits for the event and then reports
-// "done through n". Neither call makes the engine's thread wait.
+// An engine calls Record after queueing step n; the client library's fence thread waits for the event and
+// then reports "done through n". Neither call makes the engine's thread wait.
 #ifndef KVPOOL_CUDA_FENCE_EVENTS_H_
 #define KVPOOL_CUDA_FENCE_EVENTS_H_
 
@@ -14,13 +14,13 @@
 
 namespace kvpool {
 
-// One recorded point of a stream. Its destructor returns the event for the next Record to use, whether or not the point
-// has passed. It may outlive its FenceEvents. Thread-compatible.
+// One recorded point of a stream. Its destructor returns the event for the next Record to use, whether or not
+// the point has passed. It may outlive its FenceEvents. Thread-compatible.
 class FenceEvent {
  public:
   virtual ~FenceEvent() = default;
-  // Whether all work before the point is done. An error is that of the work (after a sticky one the context is gone):
-  // the fence has not passed and never will.
+  // Whether all work before the point is done. An error is that of the work (after a sticky one the context
+  // is gone): the fence has not passed and never will.
   virtual absl::StatusOr<bool> Done() const = 0;
   // Sleeps, without spinning, until all work before the point is done.
   virtual absl::Status Wait() const = 0;

@@ -1,14 +1,14 @@
 // Scores and moves K and V in place: the device side of Score, Prune, Compact and PlanBudgets.
 //
-//   Allocate   makes memory on the side that computes, which the caller keeps: for records of features, for signals
+//   Allocate   makes memory on the side that computes, which the caller keeps: for records and signals
 //   Stage      copies signals, from host memory or from blocks, into such memory
-//   Score      computes the records that are missing, then the policy and its reductions. The answer is scores in host
-//              memory, or only which candidates leave, so that a million scores need not leave the device
+//   Score      computes the records that are missing, then the policy and its reductions. The answer is
+//              scores in host memory, or only which candidates leave: a million scores need not be copied
 //   Gather     copies rows of K and V into other blocks
 //
-// Addresses of blocks are those of Slab::address() on this device. The workspace grows to the largest call's and stays.
-// Plan is thread-safe; of the other calls one thread makes one at a time, and each returns when its work on the device
-// is done. On a GPU the work runs on a stream of its own, of the lowest priority.
+// Addresses of blocks are those of Slab::address() on this device. The workspace grows to the largest call's
+// and stays. Plan is thread-safe; of the other calls one thread makes one at a time, and each returns when
+// its work on the device is done. On a GPU the work runs on a stream of its own, of the lowest priority.
 #ifndef KVPOOL_CUDA_KV_COMPUTE_H_
 #define KVPOOL_CUDA_KV_COMPUTE_H_
 
@@ -76,7 +76,8 @@ class KvCompute {
   // scorers::PlanScore with its errors, and the bytes of workspace that Score will use. Any thread may call.
   virtual absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
                                                   const scorers::Signals& signals) const = 0;
-  // INVALID_ARGUMENT: more victims are asked for than there are candidates. RESOURCE_EXHAUSTED: like Allocate.
+  // INVALID_ARGUMENT: more victims are asked for than there are candidates. RESOURCE_EXHAUSTED:
+  // like Allocate.
   virtual absl::Status Score(const ScoreCall& call) = 0;
   // The request's arrays are in this process's memory. REQUIRES: no destination is a source.
   virtual absl::Status Gather(const scorers::GatherRequest& request) = 0;

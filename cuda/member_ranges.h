@@ -10,7 +10,8 @@
 
 namespace kvpool {
 
-// The granularity of host memory and the least of any device: the size of a huge page, so that one layout fits both.
+// The granularity of host memory and the least of any device: the size of a huge page, so that one layout
+// fits both.
 inline constexpr size_t kSlabGranularityBytes = size_t{2} << 20;
 
 // Offsets and sizes come from another process: they are checked for overflow before they are summed.

@@ -5,8 +5,8 @@
 //   for (uint64_t i = lane.id(); i < n; i += lane.count()) …
 //   lane.AddTo(&total, x);
 //
-// A GPU runs the body on thousands of lanes. The host runs it on one, and that is the reference. The scorers' kernels,
-// which share more than sums, are functions of a team instead (cuda/scorers/parts/team.h).
+// A GPU runs the body on thousands of lanes. The host runs it on one, and that is the reference. The scorers'
+// kernels, which share more than sums, are functions of a team instead (cuda/scorers/parts/team.h).
 #ifndef KVPOOL_CUDA_BASE_LANE_H_
 #define KVPOOL_CUDA_BASE_LANE_H_
 

@@ -1,8 +1,8 @@
 // Stamps: test patterns that say whose block it is.
 //
-// Every 8-byte word of a stamped block depends on the key of its content, on the block's id and generation, and on
-// the word's place. A block that was handed to two owners, mapped at a wrong offset or written by somebody who no
-// longer holds it shows as wrong words. Included by kernels: plain types only.
+// Every 8-byte word of a stamped block depends on the key of its content, on the block's id and generation,
+// and on the word's place. A block that was handed to two owners, mapped at a wrong offset or written by
+// somebody who no longer holds it shows as wrong words. Included by kernels: plain types only.
 #ifndef KVPOOL_CUDA_BASE_STAMP_H_
 #define KVPOOL_CUDA_BASE_STAMP_H_
 

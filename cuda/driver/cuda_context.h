@@ -30,8 +30,8 @@ class CurrentContext {
   const Driver* driver_;
 };
 
-// The primary context, which the CUDA runtime and PyTorch use too: an engine's streams and ours share it. Immutable; any
-// thread may call.
+// The primary context, which the CUDA runtime and PyTorch use too: an engine's streams and ours share it.
+// Immutable; any thread may call.
 class CudaContext {
  public:
   // Takes an ordinal ("0") or a UUID ("GPU-…"). INVALID_ARGUMENT: it is neither. NOT_FOUND lists the GPUs.
@@ -51,8 +51,9 @@ class CudaContext {
   absl::Status Check(CUresult result, absl::string_view doing) const {
     return CudaStatus(driver_, result, doing);
   }
-  // For destructors, which can't return an error: makes the context current, calls `function`, and prints to stderr if
-  // that fails. It does not crash, since it runs inside engines too, and a context that is gone took the memory with it.
+  // For destructors, which can't return an error: makes the context current, calls `function`, and prints to
+  // stderr if that fails. It does not crash, since it runs inside engines too, and a context that is gone
+  // took the memory with it.
   template <typename Function, typename... Args>
   void GiveBack(const char* what, Function function, Args... args) const {
     const absl::StatusOr<CurrentContext> current = MakeCurrent();
@@ -71,8 +72,8 @@ class CudaContext {
   const std::string uuid_;
 };
 
-// Owns an object of the driver, which its destructor releases by the driver function `kFunction`: acquire and adopt on
-// one line.
+// Owns an object of the driver, which its destructor releases by the driver function `kFunction`: acquire and
+// adopt on one line.
 template <auto kFunction, typename... Args>
 class CudaOwned {
  public:
@@ -132,7 +133,8 @@ absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaC
 absl::StatusOr<CudaMapping> MapMemory(const std::shared_ptr<const CudaContext>& context,
                                       const CudaAllocation& memory, CUdeviceptr address, size_t bytes);
 absl::StatusOr<size_t> MemoryGranularity(const CudaContext& context);
-// For an allocation that failed: `status` with "GPU-…: 4096 bytes asked, 10 of 20 free" in front of its message.
+// For an allocation that failed: `status` with "GPU-…: 4096 bytes asked, 10 of 20 free" in front of
+// its message.
 absl::Status WithFreeBytes(const CudaContext& context, const absl::Status& status, size_t bytes);
 
 }  // namespace kvpool

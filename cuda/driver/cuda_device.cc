@@ -1,4 +1,5 @@
-// A GPU as a device: slabs are virtual-memory-management (VMM) allocations, or single allocations with IPC handles.
+// A GPU as a device: slabs are virtual-memory-management (VMM) allocations, or single allocations with
+// IPC handles.
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,8 +150,8 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override {
-    // A handle opens the whole 2 MiB blocks that the driver carved the allocation from, so an allocation that leaves the
-    // process must consist of whole ones.
+    // A handle opens the whole 2 MiB blocks that the driver carved the allocation from, so an allocation that
+    // leaves the process must consist of whole ones.
     RETURN_IF_ERROR(CheckSize(bytes));
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     const Driver& driver = context_->driver();

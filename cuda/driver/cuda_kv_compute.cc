@@ -27,7 +27,8 @@ constexpr uint32_t kWarp = 32;
 constexpr size_t kAlignment = 64;
 // A driver allocates at least this much, so smaller steps would save nothing.
 constexpr size_t kGrowBytes = size_t{2} << 20;
-// Fewer scores than this are fetched and chosen from on the host, where that costs less than seven launches in a row.
+// Fewer scores than this are fetched and chosen from on the host, where that costs less than seven launches
+// in a row.
 constexpr uint64_t kChosenOnHost = 2048;
 constexpr uint64_t kMaxGridX = (uint64_t{1} << 31) - 1;
 // As many shares of a row for ReduceTokens fill a GPU.

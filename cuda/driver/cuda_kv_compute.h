@@ -1,9 +1,10 @@
 // A GPU that scores and moves K and V: KvCompute over the kernels of the scorers.
 //
-// A call puts its small arrays (addresses, marks, positions) into pinned memory, copies them to the device at once,
-// launches, copies results back into pinned memory, and waits for its own stream. It waits after an error too: the caller
-// may reuse blocks and buffers when the call returns, so nothing of it may still run. Memory is allocated only by a call
-// that needs more than any before. Only sources of the CUDA side include this.
+// A call puts its small arrays (addresses, marks, positions) into pinned memory, copies them to the device
+// at once, launches, copies results back into pinned memory, and waits for its own stream. It waits after
+// an error too: the caller may reuse blocks and buffers when the call returns, so nothing of it may still
+// run. Memory is allocated only by a call that needs more than any before. Only sources of the CUDA side
+// include this.
 #ifndef KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
 #define KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
 

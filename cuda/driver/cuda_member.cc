@@ -16,15 +16,16 @@
 namespace kvpool {
 namespace {
 
-// The status for a handle of another process that did not open. A shortage of memory or a GPU that is gone is not the
-// sender's fault; any other error is.
+// The status for a handle of another process that did not open. A shortage of memory or a GPU that is gone is
+// not the sender's fault; any other error is.
 absl::Status SendersFault(const absl::Status& status) {
   if (absl::IsResourceExhausted(status) || IsSticky(status)) return status;
   return absl::InvalidArgumentError(status.message());
 }
 
-// One allocation mapped again and again, so that an engine's warm-up may write anywhere and costs little memory. The
-// driver maps allocations from their start only, so the rest at the end of the range has a smaller one.
+// One allocation mapped again and again, so that an engine's warm-up may write anywhere and costs little
+// memory. The driver maps allocations from their start only, so the rest at the end of the range has a
+// smaller one.
 struct Scratch {
   std::vector<CudaAllocation> memory;
   std::vector<CudaMapping> mappings;

@@ -19,7 +19,8 @@ namespace {
 // Blocks in one launch; longer spans take several. Their 24-byte descriptions take 96 KiB of pinned memory.
 constexpr size_t kBatchBlocks = 4096;
 constexpr unsigned int kThreads = 256;
-// A block is split among more threads than this gives work to, so that a launch with one block still fills a GPU.
+// A block is split among more threads than this gives work to, so that a launch with one block still fills
+// a GPU.
 constexpr size_t kWordsPerThread = 8;
 constexpr unsigned int kMaxSplits = 128;
 

@@ -26,7 +26,8 @@
 namespace kvpool {
 namespace {
 
-// The bytes of the capacity that slabs have taken. Slabs share its ownership, since they may outlive their device.
+// The bytes of the capacity that slabs have taken. Slabs share its ownership, since they may outlive
+// their device.
 class Budget {
  public:
   explicit Budget(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
@@ -88,8 +89,8 @@ class HostSlab : public Slab {
   Memory memory_;
 };
 
-// Allocates every page now: this process's control group is charged, and a shortage is an error here instead of a SIGBUS
-// in the process that touches the page first.
+// Allocates every page now: this process's control group is charged, and a shortage is an error here instead
+// of a SIGBUS in the process that touches the page first.
 absl::Status Populate(const Memory& memory) {
   const size_t bytes = memory.mapping.bytes();
   if (::madvise(memory.mapping.data(), bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
@@ -159,8 +160,8 @@ class HostDevice : public Device {
       absl::StatusOr<Memory> memory = MakeMemory(bytes, MFD_HUGETLB | MFD_HUGE_2MB);
       if (memory.ok()) return memory;
     }
-    // In a control group over its limit the kernel kills a process instead of returning ENOMEM, so the memory is checked
-    // first.
+    // In a control group over its limit the kernel kills a process instead of returning ENOMEM, so the memory
+    // is checked first.
     ASSIGN_OR_RETURN(const HostMemory now, ReadHostMemory(""));
     if (bytes > now.available_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat("host memory: ", bytes, " bytes asked, ",

@@ -36,8 +36,8 @@ class HostMapping {
   size_t bytes_ = 0;
 };
 
-// Keeps [address, address + bytes) out of forked children, which would hold the memory after this process has released
-// it, and out of core files, which must not contain a tenant's data.
+// Keeps [address, address + bytes) out of forked children, which would hold the memory after this process has
+// released it, and out of core files, which must not contain a tenant's data.
 absl::Status KeepPrivate(void* address, size_t bytes);
 
 }  // namespace kvpool

@@ -28,8 +28,8 @@ const char* KindOf(mode_t mode) {
   return "neither a file nor a pipe nor a socket";  // epoll, eventfd, pidfd, …
 }
 
-// A slab must be a memfd of exactly this size that can't shrink: otherwise its sender could truncate it, and the next
-// access would raise SIGBUS.
+// A slab must be a memfd of exactly this size that can't shrink: otherwise its sender could truncate it, and
+// the next access would raise SIGBUS.
 absl::Status CheckSlabFd(int fd, size_t bytes) {
   struct stat status;
   if (::fstat(fd, &status) != 0)

@@ -61,8 +61,8 @@ void ApplyGroup(const std::string& folder, const GroupFiles& files, HostMemory* 
   memory->available_bytes = std::min<uint64_t>(memory->available_bytes, *limit - std::min(*limit, held));
 }
 
-// Every group from this process's own up to the root, each of which may have a limit. In a container the path named may
-// not exist under the mount, whose root then is the container's own group.
+// Every group from this process's own up to the root, each of which may have a limit. In a container the path
+// named may not exist under the mount, whose root then is the container's own group.
 void ApplyGroups(const std::string& mount, std::string path, const GroupFiles& files, HostMemory* memory) {
   while (true) {
     ApplyGroup(absl::StrCat(mount, path), files, memory);

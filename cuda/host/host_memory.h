@@ -18,8 +18,8 @@ struct HostMemory {
   size_t huge_free_bytes = 0;
 };
 
-// Reads proc and sys under `root` ("" in production). A group's page cache that can be dropped counts as available, as in
-// MemAvailable. UNAVAILABLE: /proc/meminfo can't be read.
+// Reads proc and sys under `root` ("" in production). A group's page cache that can be dropped counts as
+// available, as in MemAvailable. UNAVAILABLE: /proc/meminfo can't be read.
 absl::StatusOr<HostMemory> ReadHostMemory(const std::string& root);
 
 }  // namespace kvpool

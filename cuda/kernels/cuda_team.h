@@ -86,9 +86,10 @@ class CudaTeam {
     return op == RowOp::kSquare ? sqrtf(sum) : sum;
   }
 
-  // Rows of whole sixteen bytes are spread over as few lanes as can load one at once (16 lanes for 128 two-byte elements),
-  // and each lane issues the loads of four rows before it uses the first. Warps wait for memory here: an H200 needs
-  // 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, and 1,024 lanes with 64 bytes each are more than twice that.
+  // Rows of whole sixteen bytes are spread over as few lanes as can load one at once (16 lanes for 128
+  // two-byte elements), and each lane issues the loads of four rows before it uses the first. Warps wait for
+  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, and 1,024 lanes
+  // with 64 bytes each are more than twice that.
   template <KvDtype dtype>
   __device__ __forceinline__ void NormsOfRows(const RowGrid& rows_of) const {
     using Storage = typename Element<dtype>::Storage;

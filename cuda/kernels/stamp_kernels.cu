@@ -1,4 +1,5 @@
-// The kernels of stamps: the bodies of cuda/base/stamp.h on CUDA lanes. They have C names, by which the driver finds them.
+// The kernels of stamps: the bodies of cuda/base/stamp.h on CUDA lanes. They have C names, by which the
+// driver finds them.
 #include "cuda/base/stamp.h"
 
 namespace kvpool {

@@ -29,8 +29,8 @@ struct Options {
   KvCompute* compute = nullptr;
 };
 
-// The policy with its parameters. The host of a policy that builds on one is the one named, else the file's importance if
-// it has any, else the policy's default.
+// The policy with its parameters. The host of a policy that builds on one is the one named, else the file's
+// importance if it has any, else the policy's default.
 absl::StatusOr<scorers::BoundPolicy> BindFor(const Options& options, const Problem& problem);
 
 struct Scores {
@@ -54,8 +54,8 @@ absl::StatusOr<Choice> Prune(const Problem& problem, const scorers::BoundPolicy&
 absl::StatusOr<Choice> Compact(const Problem& problem, const scorers::BoundPolicy& policy,
                                const Options& options);
 
-// A sequence that grows: at each step one token is appended, the newest query's attention over the resident tokens is
-// drawn or read, and one token leaves when more than the budget are resident.
+// A sequence that grows: at each step one token is appended, the newest query's attention over the resident
+// tokens is drawn or read, and one token leaves when more than the budget are resident.
 //
 //   tensor    meaning
 //   T         number of steps

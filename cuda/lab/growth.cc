@@ -39,7 +39,8 @@ struct Range {
   uint64_t min, max;
 };
 
-// A whole number from the input, or `fallback` if the input has none of this name; without a fallback an error.
+// A whole number from the input, or `fallback` if the input has none of this name; without a fallback
+// an error.
 absl::StatusOr<uint64_t> WholeOf(const Tensors& tensors, const char* name, Range range,
                                  std::optional<uint64_t> fallback) {
   const Tensor* const tensor = tensors.Find(name);
@@ -53,8 +54,8 @@ absl::StatusOr<uint64_t> WholeOf(const Tensors& tensors, const char* name, Range
       absl::StrCat(name, " must be one whole number from ", range.min, " to ", range.max));
 }
 
-// Adds the parameters that a growing sequence's input has for the policy. They come before those of the command line,
-// which override them.
+// Adds the parameters that a growing sequence's input has for the policy. They come before those of the
+// command line, which override them.
 absl::Status AddSettings(const Tensors& tensors, Options* options) {
   ASSIGN_OR_RETURN(const scorers::PolicyId id, scorers::FindPolicy(options->policy));
   // The reference runs of RoCo protect this many of the newest tokens.

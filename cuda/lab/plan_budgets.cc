@@ -148,7 +148,8 @@ absl::StatusOr<const Tensor*> ListOf(const Tensors& tensors, const char* name) {
   return absl::InvalidArgumentError(absl::StrCat(name, " [layer] is needed in the input"));
 }
 
-// The attention that each token received in all, from attention [layer][query][token] or [layer][head][query][token].
+// The attention that each token received in all, from attention [layer][query][token] or
+// [layer][head][query][token].
 absl::StatusOr<std::vector<double>> DensityOf(const Tensor& attention) {
   const std::vector<uint64_t>& shape = attention.shape;
   if (shape.size() != 3 && shape.size() != 4) {

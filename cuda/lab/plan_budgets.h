@@ -25,7 +25,8 @@ struct Budgets {
 //   policy    reads (alternative names)
 //   uniform   layers, budget
 //   pyramid   layers, budget (cap), window (win), tokens (qlen), beta
-//   cake      attention [layer][query][token] or [layer][head][query][token], or K and queries; tau1, tau2, budget
+//   cake      attention [layer][query][token] or [layer][head][query][token], or K and queries; tau1, tau2,
+//             budget
 //   d2o       normalised_variance [layer], rho
 //   epicache  scores [layer], budget (avg), power
 //

@@ -1,15 +1,17 @@
 // A sequence from a file, as views that scorers take.
 //
-//   name (alternative)        shape                                              meaning
-//   K, V                      [token][dim], [token][head][dim], [layer][token][head][dim]
-//   clusters                  [block][token][dim]                                K in blocks (with q)
-//   queries (q)               [dim], [query][dim], [query][head][dim], [layer][query][head][dim]
-//   attention (attn)          [query][token], [layer][query][token], [layer][head][query][token]: a window's rows
-//   mass (alpha), …           [token], [head][token], [layer][head][token]       each kToken or kWindow signal of
-//                                                                                cuda/scorers/parts/signals.h by its name
-//   activations, t            per token the steps at which it was active, and now: last_attended and interval
-//   hidden                    [token][dim], [layer][token][dim]
-//   weights                   [any]; or W1, b1, w2, b2 of learned_mlp
+//   name (alternative)       shape
+//   K, V                     [token][dim], [token][head][dim], [layer][token][head][dim]
+//   clusters                 [block][token][dim]: K in blocks (with q)
+//   queries (q)              [dim], [query][dim], [query][head][dim], [layer][query][head][dim]
+//   attention (attn)         [query][token], [layer][query][token], [layer][head][query][token]: the rows of
+//                            a window of queries
+//   mass (alpha), …          [token], [head][token], [layer][head][token]: each kToken or kWindow signal of
+//                            cuda/scorers/parts/signals.h by its name
+//   activations, t           for each token the steps at which it was active, and now: they give
+//                            last_attended, interval and hits
+//   hidden                   [token][dim], [layer][token][dim]
+//   weights                  any; or W1, b1, w2, b2 of learned_mlp
 //   tokens_per_block (B), budget (C), scale, now
 //
 // Where attention rows are given, mass, mass_square, latest and peak are computed from them unless given too.

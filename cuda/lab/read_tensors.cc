@@ -24,8 +24,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMostDimensions = 8;
 
-// JSON has no numbers for NaN and infinities. Some libraries write "NaN", "Infinity" and "-Infinity" as strings, others
-// (Python's) without the quotes, which QuoteConstants adds.
+// JSON has no numbers for NaN and infinities. Some libraries write "NaN", "Infinity" and "-Infinity" as
+// strings, others (Python's) without the quotes, which QuoteConstants adds.
 bool NumberOf(const Json& json, double* value) {
   if (json.is_number()) return *value = json.get<double>(), true;
   if (json.is_boolean()) return *value = json.get<bool>() ? 1 : 0, true;
@@ -191,7 +191,8 @@ absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& po
     return absl::InvalidArgumentError(error.what());
   }
   if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  // In a file of many problems a policy's are in a member of its name, those of budgets in a member of "budgets".
+  // In a file of many problems a policy's are in a member of its name, those of budgets in a member
+  // of "budgets".
   const Json* object = &json;
   for (const char* group : {"", "budgets"}) {
     const bool in_group = *group != 0 && json.contains(group) && json[group].is_object();

@@ -17,8 +17,8 @@ struct Tensor {
   std::vector<double> values;
 };
 
-// The arrays of one problem. Lists of lists of unequal length are in `ragged`: attention rows of a sequence that grows,
-// steps at which tokens were active.
+// The arrays of one problem. Lists of lists of unequal length are in `ragged`: attention rows of a sequence
+// that grows, steps at which tokens were active.
 struct Tensors {
   std::map<std::string, Tensor> by_name;
   std::map<std::string, std::vector<std::vector<double>>> ragged;
@@ -31,12 +31,12 @@ struct Tensors {
   std::vector<std::vector<double>> FindRows(const std::string& name) const;
 };
 
-// Reads a file in safetensors format if its name ends so, else in JSON. In JSON tensors may stand in a member named
-// `policy` instead of in the object itself. INVALID_ARGUMENT names the file and the place.
+// Reads a file in safetensors format if its name ends so, else in JSON. In JSON tensors may stand in a member
+// named `policy` instead of in the object itself. INVALID_ARGUMENT names the file and the place.
 absl::StatusOr<Tensors> ReadTensors(const std::string& path, const std::string& policy);
 absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& policy);
-// Types F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U8 BOOL. Gaps, overlaps and bytes behind the last tensor are
-// refused.
+// Types F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U8 BOOL. Gaps, overlaps and bytes behind the last
+// tensor are refused.
 absl::StatusOr<Tensors> ParseSafetensors(const std::string& bytes);
 
 }  // namespace kvpool::lab

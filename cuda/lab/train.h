@@ -1,5 +1,5 @@
-// Training of the small networks of learned policies, on a dump of a model: hidden states, and targets that say which
-// tokens should have stayed.
+// Training of the small networks of learned policies, on a dump of a model: hidden states, and targets that
+// say which tokens should have stayed.
 #ifndef KVPOOL_CUDA_LAB_TRAIN_H_
 #define KVPOOL_CUDA_LAB_TRAIN_H_
 
@@ -22,8 +22,8 @@ namespace kvpool::lab {
 //   pull=1      attention_gate: weight of that term
 using TrainingSettings = std::vector<std::pair<std::string, std::string>>;
 
-// Returns weights for `policy`, under the names that scoring reads. Targets are in 0 to 1: future attention mass brought
-// to that range, or 1 for tokens that a slower policy kept.
+// Returns weights for `policy`, under the names that scoring reads. Targets are in 0 to 1: future attention
+// mass brought to that range, or 1 for tokens that a slower policy kept.
 //
 //   learned_mlp      reads hidden [token][dim] or [layer][token][dim], target [token] or [layer][token]
 //                    returns W1 [units][dim], b1 [units], w2 [units], b2 [1]

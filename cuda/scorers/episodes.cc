@@ -63,8 +63,8 @@ class KMeans {
     return static_cast<double>(MixBits(state_ += 0x9e3779b97f4a7c15u) >> 11) / 9007199254740992.0;
   }
 
-  // Takes rows as centroids, each with a probability in proportion to the square of its distance from those taken
-  // (k-means++).
+  // Takes rows as centroids, each with a probability in proportion to the square of its distance from those
+  // taken (k-means++).
   void Start() {
     std::vector<double> distances(rows_.rows(), std::numeric_limits<double>::infinity());
     Place(0, static_cast<uint64_t>(Uniform() * static_cast<double>(rows_.rows())));

@@ -1,6 +1,7 @@
-// Episodes of a conversation (EpiCache, arXiv 2509.17396): segments of its history, grouped by subject. Each episode has
-// a block set of its own, scored by its own patched prompt (epicache.h); a question is answered from the set of the
-// nearest episode. The caller computes the embeddings. This runs on the host, on some thousand segments.
+// Episodes of a conversation (EpiCache, arXiv 2509.17396): segments of its history, grouped by subject. Each
+// episode has a block set of its own, scored by its own patched prompt (epicache.h); a question is answered
+// from the set of the nearest episode. The caller computes the embeddings. This runs on the host, on some
+// thousand segments.
 #ifndef KVPOOL_CUDA_SCORERS_EPISODES_H_
 #define KVPOOL_CUDA_SCORERS_EPISODES_H_
 
@@ -33,13 +34,13 @@ struct Episodes {
   std::vector<std::vector<uint32_t>> prompts;  // [episode][], segments in order of time
 };
 
-// K-means++ from `tries` starts, which depend on the seed alone. Episodes are numbered by their first segment, so that
-// the same grouping has the same numbers. INVALID_ARGUMENT: there are no embeddings, fewer segments than episodes, or
-// values that are not finite.
+// K-means++ from `tries` starts, which depend on the seed alone. Episodes are numbered by their first
+// segment, so that the same grouping has the same numbers. INVALID_ARGUMENT: there are no embeddings, fewer
+// segments than episodes, or values that are not finite.
 absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeOptions& options);
 
-// The episode whose centroid has the largest cosine with the question, the lowest of several. The cosine with a vector of
-// zeros is 0.
+// The episode whose centroid has the largest cosine with the question, the lowest of several. The cosine with
+// a vector of zeros is 0.
 struct NearEpisode {
   uint32_t episode = 0;
   double cosine = 0;

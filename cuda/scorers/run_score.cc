@@ -76,8 +76,8 @@ void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uin
                     float* const* records, HostWorkers* workers) {
   if (plan.record.floats == 0) return;
   const HostTeam team;
-  // A block's layers lie one behind the other, and sequential reads are faster: a thread takes whole blocks where there
-  // are enough of them for all threads, else single layers.
+  // A block's layers lie one behind the other, and sequential reads are faster: a thread takes whole blocks
+  // where there are enough of them for all threads, else single layers.
   const uint32_t layers = kv.shape.layers;
   const uint32_t parts = count >= kBlocksAWorker * workers->count() ? 1 : layers;
   workers->Run(count * parts, [&](uint32_t item, uint32_t) {

@@ -1,12 +1,12 @@
 // Features -> token scores -> block scores, for one sequence of one layer group.
 //
 //   PlanScore        checks a request once, and says which features and how much workspace it takes
-//   ComputeRecords   computes blocks' records, which depend on one block each. Those of full blocks stay valid: a
-//                    caller keeps them, and a decode-time call reads one new block
+//   ComputeRecords   computes blocks' records, which depend on one block each. Those of full blocks stay
+//                    valid: a caller keeps them, and a decode-time call reads one new block
 //   RunScore         computes the rest, from records, K and V, and signals
 //
-// These are the host's functions; the CUDA device (cuda/driver/cuda_kv_compute.cc) launches the same bodies. Nothing here
-// allocates: records and workspace are the caller's. Thread-safe: all state is in the arguments.
+// These are the host's functions; the CUDA device (cuda/driver/cuda_kv_compute.cc) launches the same bodies.
+// Nothing here allocates: records and workspace are the caller's. Thread-safe: all state is in the arguments.
 #ifndef KVPOOL_CUDA_SCORERS_SCORE_H_
 #define KVPOOL_CUDA_SCORERS_SCORE_H_
 
@@ -43,8 +43,8 @@ struct ScoreRequest {
   PlaneReduction over_layers = PlaneReduction::kMean;
   uint32_t budget_tokens = 0;      // 0: none; roco then takes the number of tokens
   uint32_t first_model_layer = 0;  // the model's index of the group's first layer
-  // For one rank among several: the kv heads of a layer on all ranks (0: as many as the shape has), and the index of this
-  // rank's first among them.
+  // For one rank among several: the kv heads of a layer on all ranks (0: as many as the shape has), and the
+  // index of this rank's first among them.
   uint32_t model_heads = 0;
   uint32_t first_model_head = 0;
 };
@@ -62,8 +62,8 @@ struct ScorePlan {
   uint32_t first_reduced_layer = 0;
 };
 
-// INVALID_ARGUMENT: shape or window out of range. FAILED_PRECONDITION: the policy needs a signal that is missing, which
-// is named, or V, and the layout has none.
+// INVALID_ARGUMENT: shape or window out of range. FAILED_PRECONDITION: the policy needs a signal that is
+// missing, which is named, or V, and the layout has none.
 absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& signals, uint32_t workers);
 
 struct ScoreInput {
@@ -85,15 +85,15 @@ struct ScoreOutput {
 void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uint32_t count,
                     float* const* records, HostWorkers* workers);
 
-// Places the arrays of RunScore in `workspace`, with `scratches` areas of scratch. The CUDA device calls it with a device
-// address.
+// Places the arrays of RunScore in `workspace`, with `scratches` areas of scratch. The CUDA device calls it
+// with a device address.
 ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t workspace, uint32_t scratches);
 size_t WorkspaceBytes(const ScorePlan& plan, uint32_t scratches);
 // WorkspaceBytes plus the host's own scratch for a query window: plan.workspace_bytes.
 size_t HostWorkspaceBytes(const ScorePlan& plan, uint32_t workers);
 
-// The reduction of values[plane * items + i] to rows[row * items + i], with `heads` planes a layer. REQUIRES: scope is
-// not kHead.
+// The reduction of values[plane * items + i] to rows[row * items + i], with `heads` planes a layer. REQUIRES:
+// scope is not kHead.
 PlaneReductions ReductionsOf(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items,
                              uint32_t row, float* rows);
 // Writes the planes' spreads to `output`, where it has arrays for them.

@@ -119,7 +119,8 @@ uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint3
 uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens) {
   const uint64_t per_block = shape.tokens_per_block;
   const uint64_t full = shape.tokens / per_block * per_block;
-  // Tokens behind the last full block do not count: the sequence may fill up to less than a block above the budget.
+  // Tokens behind the last full block do not count: the sequence may fill up to less than a block above
+  // the budget.
   if (full <= budget_tokens) return 0;
   return static_cast<uint32_t>((full - budget_tokens + per_block - 1) / per_block);
 }

@@ -1,5 +1,5 @@
-// The contract of every device (cuda/device.h), tested on the one that KVPOOL_TEST_DEVICE names. Memory is passed to other
-// processes over a real socket, and these are killed.
+// The contract of every device (cuda/device.h), tested on the one that KVPOOL_TEST_DEVICE names. Memory is
+// passed to other processes over a real socket, and these are killed.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -288,8 +288,8 @@ TEST_F(DeviceContract, SlabsHeldBackDuringWarmupOutliveTheirOwner) {
   EXPECT_EQ(Read(member->base() + granule_ + 8), kWord);
 }
 
-// Whether an address holds kWord. It may not be mapped, so write() reads it, which fails with EFAULT instead of a signal. A
-// mapped address proves nothing: a child's runtime may have mapped memory of its own there.
+// Whether an address holds kWord. It may not be mapped, so write() reads it, which fails with EFAULT instead
+// of a signal. A mapped address proves nothing: a child's runtime may have mapped memory of its own there.
 bool HoldsWord(uint64_t address, const int* pipe_ends) {
   uint64_t word = 0;
   return ::write(pipe_ends[1], reinterpret_cast<void*>(address), sizeof word) == sizeof word &&

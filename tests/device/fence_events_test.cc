@@ -1,5 +1,5 @@
-// Fences on an engine's stream: a fence has not passed while the work before it runs, has passed after, and only Wait
-// waits.
+// Fences on an engine's stream: a fence has not passed while the work before it runs, has passed after, and
+// only Wait waits.
 #include "cuda/fence_events.h"
 
 #include <memory>

@@ -13,8 +13,8 @@ namespace kvpool {
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// Runs `body` in a fresh child process with these variables set, and returns its status as text, with "sticky " before a
-// sticky error.
+// Runs `body` in a fresh child process with these variables set, and returns its status as text, with "sticky
+// " before a sticky error.
 std::string InChild(const Environment& environment, const std::function<absl::Status()>& body);
 
 }  // namespace kvpool

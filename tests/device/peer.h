@@ -1,7 +1,8 @@
-// Another process with a device of its own, which serves requests over a socket: the peer of the contract tests.
+// Another process with a device of its own, which serves requests over a socket: the peer of the
+// contract tests.
 //
-// It is started by fork and exec, so that it never shares a driver's state with the test. It uses the public interface of
-// cuda/device.h, as an owner (it makes slabs) or as a member (it maps them).
+// It is started by fork and exec, so that it never shares a driver's state with the test. It uses the public
+// interface of cuda/device.h, as an owner (it makes slabs) or as a member (it maps them).
 #ifndef KVPOOL_TESTS_DEVICE_PEER_H_
 #define KVPOOL_TESTS_DEVICE_PEER_H_
 

@@ -1,5 +1,5 @@
-// The device that a run of the tests is about, which KVPOOL_TEST_DEVICE chooses ("host" or "cuda"), and access to its
-// memory.
+// The device that a run of the tests is about, which KVPOOL_TEST_DEVICE chooses ("host" or "cuda"), and
+// access to its memory.
 #ifndef KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
 #define KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
 
@@ -24,9 +24,11 @@ class TestDevice {
   virtual absl::Status Write(uint64_t address, uint64_t word) = 0;
 };
 
-// UNAVAILABLE: this machine has no such device, with the reason. `capacity_bytes` limits the host device only.
+// UNAVAILABLE: this machine has no such device, with the reason. `capacity_bytes` limits the host
+// device only.
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenTestDevice(size_t capacity_bytes);
-// GPU 0 of the driver that KVPOOL_LIBCUDA names, or of the machine. UNAVAILABLE or UNIMPLEMENTED: there is none.
+// GPU 0 of the driver that KVPOOL_LIBCUDA names, or of the machine. UNAVAILABLE or UNIMPLEMENTED: there
+// is none.
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenCudaTestDevice();
 
 // The numbers of fds that this process has open, and of ranges that it has mapped.

@@ -1,5 +1,5 @@
-// Engines on a GPU, against a real kvpoold that owns its memory: kernels write and read every block through the engine's
-// own mappings.
+// Engines on a GPU, against a real kvpoold that owns its memory: kernels write and read every block through
+// the engine's own mappings.
 #include <cstdlib>
 #include <cstring>
 #include <memory>

@@ -1,5 +1,5 @@
-// Checks, on a machine with a GPU, the behaviour that the design relies on and no document promises. Prints a table; the
-// exit status is 0 if and only if nothing that the design relies on turned out false.
+// Checks, on a machine with a GPU, the behaviour that the design relies on and no document promises. Prints a
+// table; the exit status is 0 if and only if nothing that the design relies on turned out false.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

@@ -1,6 +1,6 @@
-// A process with a GPU that serves commands over a socket: the roles of the GPU check (exporter, importer, victim,
-// witness). The process that commands them never calls CUDA itself; while it holds an fd, it is the holder without a
-// context.
+// A process with a GPU that serves commands over a socket: the roles of the GPU check (exporter, importer,
+// victim, witness). The process that commands them never calls CUDA itself; while it holds an fd, it is the
+// holder without a context.
 #ifndef KVPOOL_TESTS_GPU_GPU_PROCESS_H_
 #define KVPOOL_TESTS_GPU_GPU_PROCESS_H_
 
@@ -32,10 +32,10 @@ enum class GpuOp : uint8_t {
   kReexport,       // fd, bytes -> text: imports, exports again and imports that
   kStartCounting,  // rounds; starts the counting kernel on word 0 and does not wait
   kSampleCounter,  // -> values[0]
-  kWatchCounter,  // milliseconds -> values: at the start, at the end, last change after the start in microseconds
-  kMeasureCalls,  // bytes -> values: median microseconds of each of kCallNames
-  // bytes -> values: microseconds of making and dropping a slab, idle and beside a running kernel, and of that kernel,
-  // alone and beside them
+  kWatchCounter,   // milliseconds -> values: at the start, at the end, microseconds to the last change
+  kMeasureCalls,   // bytes -> values: median microseconds of each of kCallNames
+  // bytes -> values: microseconds of making and dropping a slab, idle and beside a running kernel, and of
+  // that kernel, alone and beside them
   kMeasureStall,
   kMeasureStamps,   // bytes -> values: megabytes a second written, verified
   kMeasureFence,    // -> values: nanoseconds to record, to query; microseconds to be woken
@@ -72,8 +72,8 @@ class GpuProcess {
   absl::StatusOr<GpuAnswer> Do(const GpuCommand& command, int fd = -1, UniqueFd* answer_fd = nullptr);
   // Sends a command that has no answer.
   absl::Status Send(const GpuCommand& command, int fd);
-  // Sends SIGKILL, and returns the microseconds until the pidfd fired, which the daemon takes for the death; on a kernel
-  // without pidfds, until the process could be waited for.
+  // Sends SIGKILL, and returns the microseconds until the pidfd fired, which the daemon takes for the death;
+  // on a kernel without pidfds, until the process could be waited for.
   absl::StatusOr<uint64_t> Kill();
 
  private:

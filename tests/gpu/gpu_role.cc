@@ -303,7 +303,8 @@ class GpuRole {
     return absl::OkStatus();
   }
 
-  // A kernel of a known length, alone and with slabs made beside it: does making memory wait for kernels, or delay them?
+  // A kernel of a known length, alone and with slabs made beside it: does making memory wait for kernels, or
+  // delay them?
   absl::Status MeasureStall(size_t bytes, GpuAnswer* answer) {
     constexpr uint64_t kRounds = uint64_t{1} << 24;
     ASSIGN_OR_RETURN(const std::unique_ptr<Slab> counters, device_->MakeSlab(device_->granularity_bytes()));

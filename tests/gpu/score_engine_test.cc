@@ -1,5 +1,5 @@
-// Engines whose live sequences are scored, pruned and compacted in place on a GPU: they write K and V through their own
-// mappings, and the daemon's kernels score and move them.
+// Engines whose live sequences are scored, pruned and compacted in place on a GPU: they write K and V through
+// their own mappings, and the daemon's kernels score and move them.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -24,8 +24,8 @@ using ::testing::SizeIs;
 constexpr uint32_t kLayers = 3, kHeads = 2, kDim = 16, kTokens = 4;
 constexpr size_t kPlaneFloats = size_t{kLayers} * kTokens * kHeads * kDim;
 
-// A block is K, then V, in f32, [layer][token][head][dim]. K is 1 everywhere, so that the PagedEviction score of a token
-// whose V is v in each dim is v.
+// A block is K, then V, in f32, [layer][token][head][dim]. K is 1 everywhere, so that the PagedEviction score
+// of a token whose V is v in each dim is v.
 class ScoreOnGpu : public EngineOnGpu {
  protected:
   SessionOptions Scored() const {

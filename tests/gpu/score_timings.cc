@@ -3,10 +3,10 @@
 //   feature pass        85 % of the bandwidth at which the device copies its own memory, measured just before
 //   prune, cold         200 us: 4,096 tokens of a Llama-3.1-8B layout in bf16, 512 MiB to read
 //   prune, kept         50 us: the same with the features of all blocks but the newest kept
-//   selection           300 us: half of a million candidates leave, from scores on the device to victims on the host
+//   selection           300 us: half of a million candidates leave, from scores there to victims on the host
 //
-// Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0 measured, 1 something
-// failed, 2 there is no GPU.
+// Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0
+// measured, 1 something failed, 2 there is no GPU.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

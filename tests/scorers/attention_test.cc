@@ -1,5 +1,5 @@
-// The error of pruning: attention over the tokens left after a choice and its compaction equals reference attention
-// without the others, and the error that CAOTE predicts is the error that is made.
+// The error of pruning: attention over the tokens left after a choice and its compaction equals reference
+// attention without the others, and the error that CAOTE predicts is the error that is made.
 #include <gtest/gtest.h>
 
 #include <algorithm>

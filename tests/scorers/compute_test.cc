@@ -1,4 +1,5 @@
-// The contract of every KvCompute (cuda/kv_compute.h), tested on the device that this run is about against the host.
+// The contract of every KvCompute (cuda/kv_compute.h), tested on the device that this run is about against
+// the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -243,8 +243,8 @@ TEST(InvariantsTest, RandomIsItsSeed) {
   EXPECT_NE(TokensOf(sequence, {}, "random"), TokensOf(sequence, {}, "random", {{"seed", "1"}}));
 }
 
-// For every policy that reads K or V: a token whose K or V is NaN leaves before all others, the other tokens' scores are
-// numbers, and infinities do no harm.
+// For every policy that reads K or V: a token whose K or V is NaN leaves before all others, the other tokens'
+// scores are numbers, and infinities do no harm.
 TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);

@@ -16,7 +16,8 @@
 namespace kvpool::scorers {
 namespace {
 
-// The nearest representable number, found by trial: slow, but it depends on only one of the conversions under test.
+// The nearest representable number, found by trial: slow, but it depends on only one of the conversions
+// under test.
 template <KvDtype dtype, typename Storage>
 Storage Nearest(double x) {
   static const std::vector<std::pair<float, Storage>> sorted = [] {

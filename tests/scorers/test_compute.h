@@ -1,4 +1,5 @@
-// The device that a run of the scorers' tests is about: that of KVPOOL_TEST_DEVICE (tests/device/test_device.h).
+// The device that a run of the scorers' tests is about: that of KVPOOL_TEST_DEVICE
+// (tests/device/test_device.h).
 #ifndef KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
 #define KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
 

@@ -1,4 +1,5 @@
-// Learned policies from training to scores: a network learns to tell tokens apart whose labels it can tell apart.
+// Learned policies from training to scores: a network learns to tell tokens apart whose labels it can
+// tell apart.
 #include "cuda/lab/train.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the reference
-// vectors where KVPOOL_GOLDEN names them.
+// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the
+// reference vectors where KVPOOL_GOLDEN names them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ using Json = nlohmann::json;
 
 constexpr double kTolerance = 1e-5;
 
-// A relative error; near 0, where scores are differences of numbers of size `scale`, it is relative to scale / 100.
+// A relative error; near 0, where scores are differences of numbers of size `scale`, it is relative to scale
+// / 100.
 void ExpectNear(const std::vector<float>& actual, const std::vector<double>& expected,
                 const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;

@@ -1,6 +1,6 @@
-// Norms of rows of K and V, four rows at a time: the square roots of four sums are taken as one vector. Elements are
-// squared in the order in which their bytes unpack, so no instruction is spent on reordering them. Only host_rows.cc
-// includes this.
+// Norms of rows of K and V, four rows at a time: the square roots of four sums are taken as one vector.
+// Elements are squared in the order in which their bytes unpack, so no instruction is spent on reordering
+// them. Only host_rows.cc includes this.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_NORMS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_NORMS_H_
 
@@ -15,13 +15,14 @@
 
 namespace kvpool::scorers {
 
-// How far ahead rows are prefetched: the processor's own prefetching stops at each row's sum. A prefetch past the end, of
-// an unmapped address, does nothing. Shorter and longer distances reach less of the memory's bandwidth.
+// How far ahead rows are prefetched: the processor's own prefetching stops at each row's sum. A prefetch
+// past the end, of an unmapped address, does nothing. Shorter and longer distances reach less of the
+// memory's bandwidth.
 inline constexpr uint32_t kPrefetchBytes = 8192;
 inline constexpr uint32_t kNormRows = 4;
 
-// The magnitudes of all codes of an fp8 type as bf16, which holds them exactly. Low and high bytes have a table each, for
-// a permutation of bytes, which reads the lower seven bits of a code.
+// The magnitudes of all codes of an fp8 type as bf16, which holds them exactly. Low and high bytes have a
+// table each, for a permutation of bytes, which reads the lower seven bits of a code.
 struct MagnitudeTables {
   alignas(64) std::array<uint8_t, 128> low{};
   alignas(64) std::array<uint8_t, 128> high{};
@@ -119,8 +120,9 @@ KVPOOL_AVX2 inline void StoreRoots(const __m256 (&sums)[kNormRows], float scale,
   for (uint32_t i = 0; i < count; ++i) to[i * step] = roots[i];
 }
 
-// Rows first, first + 1, … of `rows` (past the end the last one again), and the addresses to prefetch ahead of them. Rows
-// without gaps are prefetched line by line in memory order, which is faster than lines of four rows in turn.
+// Rows first, first + 1, … of `rows` (past the end the last one again), and the addresses to prefetch ahead
+// of them. Rows without gaps are prefetched line by line in memory order, which is faster than lines of four
+// rows in turn.
 struct FourRows {
   FourRows(const RowsOfType& rows, uint32_t first, uint32_t row_bytes) {
     const bool packed = rows.stride_bytes == row_bytes;

@@ -1,8 +1,9 @@
-// The host's inner loops, for each instruction set: sums over rows of K and V whose elements lie side by side, conversion
-// of such rows to floats, and the attention of a query window (host_window.h).
+// The host's inner loops, for each instruction set: sums over rows of K and V whose elements lie side by
+// side, conversion of such rows to floats, and the attention of a query window (host_window.h).
 //
-// They are written with intrinsics because the compiler's own vector code for the same loops, whose conversions go through
-// memory, reads f16 and fp8 at a tenth of the memory's bandwidth; kvpool-bench's section score shows both.
+// They are written with intrinsics because the compiler's own vector code for the same loops, whose
+// conversions go through memory, reads f16 and fp8 at a tenth of the memory's bandwidth; kvpool-bench's
+// section score shows both.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_ROWS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_ROWS_H_
 

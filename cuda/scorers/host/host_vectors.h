@@ -1,4 +1,5 @@
-// Loads K and V as vectors of floats, for each instruction set. Only the sources of HostRows' functions include it.
+// Loads K and V as vectors of floats, for each instruction set. Only the sources of HostRows' functions
+// include it.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_VECTORS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_VECTORS_H_
 
@@ -57,7 +58,8 @@ KVPOOL_AVX512 inline __m512 Load16(const unsigned char* from) {
     if constexpr (dtype == KvDtype::kFp8E5m2) {
       return _mm512_cvtph_ps(halves);
     } else {
-      // The sign stays and the other bits move down by one: an f16 whose exponent is 8 too low. All ones is NaN.
+      // The sign stays and the other bits move down by one: an f16 whose exponent is 8 too low. All ones
+      // is NaN.
       const __m256i moved =
           _mm256_or_si256(_mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0x8000))),
                           _mm256_srli_epi16(_mm256_and_si256(halves, _mm256_set1_epi16(0x7f00)), 1));

@@ -12,7 +12,8 @@
 namespace kvpool::scorers {
 namespace {
 
-// Keys that are converted to floats at one time: a multiple of every kernel's kTokens, few enough for the first cache.
+// Keys that are converted to floats at one time: a multiple of every kernel's kTokens, few enough for the
+// first cache.
 constexpr uint32_t kTile = 24;
 constexpr uint32_t kMostChunkRows = 32;
 // The tokens whose terms are summed in f32 before they are added to a double.
@@ -72,7 +73,8 @@ KVPOOL_INLINE float MostOfLanes(const Floats<kLanes>& x) {
   }
 }
 
-// e^x for x <= 0 to 2 units in the last place, by 2^n times a polynomial on ±ln(2)/2 (Cephes' expf); NaN stays NaN.
+// e^x for x <= 0 to 2 units in the last place, by 2^n times a polynomial on ±ln(2)/2 (Cephes' expf); NaN
+// stays NaN.
 template <int kLanes>
 KVPOOL_INLINE Floats<kLanes> Exp(const Floats<kLanes>& x) {
   constexpr float kLeast = -87.3f,
@@ -137,7 +139,8 @@ struct Scratch {
   float* queries;  // [k_head_dim][chunk rows]
   float* keys;     // [kTile][k_head_dim]
   float* weights;  // [tokens, and what fills the last tile][chunk rows]: logits, then their exponentials
-  // [tokens] each, for the query head that is being computed: mean, sum of squared differences from it, maximum.
+  // [tokens] each, for the query head that is being computed: mean, sum of squared differences from
+  // it, maximum.
   float* mean;
   float* squares;
   float* peak;
@@ -210,8 +213,8 @@ class Chunk {
     return entropy;
   }
 
-  // Adds rows [from, from + count) of the plane to the statistics of their query head, which have `before` of its
-  // queries already.
+  // Adds rows [from, from + count) of the plane to the statistics of their query head, which have `before` of
+  // its queries already.
   KVPOOL_INLINE void AddToHead(uint32_t from, uint32_t count, uint32_t before) {
     V mine[kVectors];
     for (uint32_t i = 0; i < kRows; ++i) {
@@ -237,7 +240,8 @@ class Chunk {
   }
 
  private:
-  // Mean of the weights of the `n` lanes that are `mine`, squares of their differences from it, and the greatest.
+  // Mean of the weights of the `n` lanes that are `mine`, squares of their differences from it, and
+  // the greatest.
   KVPOOL_INLINE void Summarise(uint32_t token, const V (&mine)[kVectors], float n, float* mean,
                                float* squares, float* peak) const {
     V p[kVectors], sum = {}, most = {}, apart = {};
@@ -287,8 +291,8 @@ class Chunk {
     }
   }
 
-  // Computes the logits of all keys, -Inf where a query does not see the key and NaN where they are not finite, and each
-  // row's greatest.
+  // Computes the logits of all keys, -Inf where a query does not see the key and NaN where they are not
+  // finite, and each row's greatest.
   KVPOOL_INLINE void Logits() {
     const KvShape& shape = c_.shape();
     V most[kVectors];

@@ -1,8 +1,9 @@
-// The attention of a query window on the host: computes what window.h defines, blocked for caches and registers.
+// The attention of a query window on the host: computes what window.h defines, blocked for caches
+// and registers.
 //
-// Rows are the queries of all query heads that read one kv head. A chunk of them, as many as fill the vectors, goes over
-// all keys: logits (a small matrix product), then their exponentials, then each token's statistics. Each logit and each
-// exponential is computed once, and only a chunk's are kept.
+// Rows are the queries of all query heads that read one kv head. A chunk of them, as many as fill the
+// vectors, goes over all keys: logits (a small matrix product), then their exponentials, then each token's
+// statistics. Each logit and each exponential is computed once, and only a chunk's are kept.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_WINDOW_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_WINDOW_H_
 

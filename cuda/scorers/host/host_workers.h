@@ -13,8 +13,8 @@
 
 namespace kvpool {
 
-// A fixed set of threads. The caller's own is one of them: HostWorkers(1) starts none. Thread-safe: one Run is under way
-// at a time, others wait.
+// A fixed set of threads. The caller's own is one of them: HostWorkers(1) starts none. Thread-safe: one Run
+// is under way at a time, others wait.
 class HostWorkers {
  public:
   // REQUIRES: threads is 1 to 1024.
@@ -24,8 +24,9 @@ class HostWorkers {
   HostWorkers& operator=(const HostWorkers&) = delete;
 
   uint32_t count() const { return static_cast<uint32_t>(threads_.size()) + 1; }
-  // Calls work(item, worker) for every item in [0, items), on any thread and in any order, and returns when all are done.
-  // `worker` is below count(), and calls with the same worker don't overlap. REQUIRES: `work` does not call Run.
+  // Calls work(item, worker) for every item in [0, items), on any thread and in any order, and returns when
+  // all are done. `worker` is below count(), and calls with the same worker don't overlap. REQUIRES: `work`
+  // does not call Run.
   using Work = absl::FunctionRef<void(uint32_t item, uint32_t worker)>;
   void Run(uint32_t items, Work work);
 

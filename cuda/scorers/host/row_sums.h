@@ -6,7 +6,8 @@
 
 namespace kvpool::scorers {
 
-// The result of row i, a RowOp, goes to results[i * result_step]. x has `dim` floats; kSquare does not read it.
+// The result of row i, a RowOp, goes to results[i * result_step]. x has `dim` floats; kSquare does not
+// read it.
 struct RowsOfType {
   const unsigned char* first = nullptr;
   uint64_t stride_bytes = 0;
@@ -17,8 +18,8 @@ struct RowsOfType {
   uint32_t result_step = 1;
 };
 
-// Sums over rows, one float for each of `dim` columns; any of the four arrays may be null. A row is part of `unit` and
-// `plain` only if its norm is given and HasDirection.
+// Sums over rows, one float for each of `dim` columns; any of the four arrays may be null. A row is part of
+// `unit` and `plain` only if its norm is given and HasDirection.
 struct ColumnSums {
   const unsigned char* first = nullptr;
   uint64_t stride_bytes = 0;

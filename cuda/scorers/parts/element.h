@@ -1,4 +1,5 @@
-// Elements of K and V as floats. The conversions have no branches, so that a compiler can vectorise a loop over them.
+// Elements of K and V as floats. The conversions have no branches, so that a compiler can vectorise a loop
+// over them.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_ELEMENT_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_ELEMENT_H_
 
@@ -7,8 +8,8 @@
 #include "cuda/base/lane.h"
 #include "cuda/scorers/parts/kv_view.h"
 
-// Kernel bodies are inlined into the function that names the instruction set (host_kernels.cc), and into the GPU's
-// kernel.
+// Kernel bodies are inlined into the function that names the instruction set (host_kernels.cc), and into the
+// GPU's kernel.
 #define KVPOOL_INLINE inline __attribute__((always_inline))
 
 namespace kvpool::scorers {
@@ -31,8 +32,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE bool IsFinite(float value) {
 // Whether a vector of this norm can be divided by it.
 KVPOOL_HOST_DEVICE inline bool HasDirection(float norm) { return IsFinite(norm) && norm > 0; }
 
-// Load shifts a smaller float's exponent and fraction to a float's places and multiplies by 2^(127 - its bias). This is
-// right for its denormals too: before the product they are denormals of a float.
+// Load shifts a smaller float's exponent and fraction to a float's places and multiplies by 2^(127 - its
+// bias). This is right for its denormals too: before the product they are denormals of a float.
 template <KvDtype dtype>
 struct Element;
 

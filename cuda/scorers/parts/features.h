@@ -11,8 +11,8 @@
 
 namespace kvpool::scorers {
 
-// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in the order
-// of their addresses.
+// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in
+// the order of their addresses.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& plane,
                                                const unsigned char* layer, uint32_t tokens, uint32_t heads,
@@ -84,8 +84,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
   }
 }
 
-// The key sums and key bounds of one layer's planes in one block: lanes take packs of columns, of all heads. REQUIRES:
-// the norms of the block's layer are in `record`, visible to all lanes.
+// The key sums and key bounds of one layer's planes in one block: lanes take packs of columns, of all heads.
+// REQUIRES: the norms of the block's layer are in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
                                               uint32_t block, uint32_t layer, float* record) {
@@ -190,8 +190,8 @@ KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, u
   team.Sync();
 }
 
-// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row teams blocks.
-// REQUIRES: the plane's norms are unpacked.
+// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row
+// teams blocks. REQUIRES: the plane's norms are unpacked.
 template <typename Team>
 KVPOOL_HOST_DEVICE void MakeAnchor(const Team& team, const ScoreContext& c, uint32_t plane) {
   const KvShape& shape = c.shape();

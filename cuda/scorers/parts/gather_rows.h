@@ -14,8 +14,8 @@ namespace kvpool::scorers {
 struct GatherRequest {
   KvView from;
   const uint64_t* to_blocks = nullptr;  // addresses of ceil(kept_tokens / tokens_per_block) blocks
-  // Ascending indices of the tokens that stay: kept[layer * layer_stride + head * head_stride + i]. A stride of 0 says
-  // that all layers or heads keep the same tokens.
+  // Ascending indices of the tokens that stay: kept[layer * layer_stride + head * head_stride + i]. A stride
+  // of 0 says that all layers or heads keep the same tokens.
   const uint32_t* kept = nullptr;
   uint64_t kept_layer_stride = 0;
   uint64_t kept_head_stride = 0;

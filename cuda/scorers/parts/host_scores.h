@@ -11,8 +11,8 @@
 
 namespace kvpool::scorers {
 
-// Copies a host's scores minus their least if that is negative, so that they can be weights and factors. Returns the sum
-// of the finite ones; the others are copied as they are.
+// Copies a host's scores minus their least if that is negative, so that they can be weights and factors.
+// Returns the sum of the finite ones; the others are copied as they are.
 template <typename Team>
 KVPOOL_HOST_DEVICE double CopyNonNegative(const Team& team, const float* host, uint32_t n, float* copy) {
   float least = 0;

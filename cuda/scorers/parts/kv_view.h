@@ -4,8 +4,8 @@
 //     blocks[block] + k.offset_bytes + layer * k.layer_stride_bytes + token * k.token_stride_bytes
 //                   + head * k.head_stride_bytes + dim * k.dim_stride_bytes
 //
-// `layer` counts within the layer group. All blocks but the last are full. With MLA, which keeps one latent in K, V is
-// absent: v.head_dim is 0. Included by kernels: plain types only.
+// `layer` counts within the layer group. All blocks but the last are full. With MLA, which keeps one latent
+// in K, V is absent: v.head_dim is 0. Included by kernels: plain types only.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_KV_VIEW_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_KV_VIEW_H_
 

@@ -20,8 +20,8 @@ KVPOOL_HOST_DEVICE inline uint64_t OrderOf(float score, uint32_t index) {
   return uint64_t{OrderOf(score)} << 32 | index;
 }
 
-// The k-th lowest, counted from 0, of key(0) … key(n - 1), which must all differ. It is found bit by bit, with 64 counts
-// over the team.
+// The k-th lowest, counted from 0, of key(0) … key(n - 1), which must all differ. It is found bit by bit,
+// with 64 counts over the team.
 template <typename Team, typename Key>
 KVPOOL_HOST_DEVICE uint64_t KthLowest(const Team& team, uint32_t n, uint32_t k, const Key& key) {
   uint64_t found = 0;

@@ -7,9 +7,10 @@
 //                                          float* scores);
 //   };
 //
-// Score fills scores[0, plane.tokens) for one (layer, kv head): the highest stay. The lanes of one team (team.h) share
-// the plane. cuda/scorers/README.md says how to add a policy. Victims are chosen in this order of scores: NaN (a token
-// whose K or V is not a number goes first), -Inf, …, +Inf; tokens of equal scores leave oldest first.
+// Score fills scores[0, plane.tokens) for one (layer, kv head): the highest stay. The lanes of one team
+// (team.h) share the plane. cuda/scorers/README.md says how to add a policy. Victims are chosen in this order
+// of scores: NaN (a token whose K or V is not a number goes first), -Inf, …, +Inf; tokens of equal scores
+// leave oldest first.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_POLICY_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_POLICY_H_
 
@@ -82,7 +83,8 @@ struct Plane {
   uint32_t layer = 0;
   uint32_t head = 0;
   uint32_t layers = 0;
-  // For policies with weights for each head: the kv heads that a layer has on all ranks, and which of them this is.
+  // For policies with weights for each head: the kv heads that a layer has on all ranks, and which of them
+  // this is.
   uint32_t model_heads = 0;
   uint32_t model_head = 0;
   // How many tokens shall stay; 0: scored without a budget.
@@ -95,15 +97,16 @@ struct Plane {
   const float* key_max = nullptr;
   // Scores of the host policy.
   const float* host = nullptr;
-  // The plane's row of each signal, "mass", "mass_square", …: as given, or for what kNeedsMetByQueries names as computed
-  // from the window's queries.
+  // The plane's row of each signal, "mass", "mass_square", …: as given, or for what kNeedsMetByQueries names
+  // as computed from the window's queries.
 #define KVPOOL_SIGNAL_MEMBER(member, ...) const float* member = nullptr;
   KVPOOL_SIGNALS(KVPOOL_SIGNAL_MEMBER)
 #undef KVPOOL_SIGNAL_MEMBER
   uint32_t window_queries = 0;
   // The number of tokens, at the sequence's end, that the window's queries belong to.
   uint32_t window_tokens = 0;
-  // The window's queries, scaled: [query head of the group][query][k_head_dim]; null if only their attention is given.
+  // The window's queries, scaled: [query head of the group][query][k_head_dim]; null if only their attention
+  // is given.
   const float* queries = nullptr;
   uint32_t group = 0;  // query heads that read this kv head
   const Signals* signals = nullptr;
@@ -138,8 +141,8 @@ struct PolicyFacts {
   bool protect_window = false;
   // Needs that depend on parameters, in place of `needs`.
   Needs (*needs_with)(const Params& params) = nullptr;
-  // Layers of the model that the policy leaves whole: left out where layers are reduced to one row, unless there
-  // are no others.
+  // Layers of the model that the policy leaves whole: left out where layers are reduced to one row, unless
+  // there are no others.
   uint32_t (*whole_layers)(const Params& params) = nullptr;
   // Defaults for what must stay; none if null. `budget_tokens` as asked.
   Protection (*protect)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
@@ -149,8 +152,8 @@ struct PolicyFacts {
   //   static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
   //                           uint32_t scratch_index, const Params& params, float* block_scores)
   bool (*own_blocks)(const Params& params) = nullptr;
-  // How many weights there must be where `given` are given; FAILED_PRECONDITION unless the two agree. `shape` has the
-  // heads of all ranks.
+  // How many weights there must be where `given` are given; FAILED_PRECONDITION unless the two agree. `shape`
+  // has the heads of all ranks.
   uint64_t (*weight_count)(const Params& params, const KvShape& shape, uint32_t hidden_dim,
                            uint64_t given) = nullptr;
 

@@ -1,7 +1,7 @@
 // One-dimensional pooling of the scores of tokens before the query window.
 //
-// The stride is 1. Half a kernel of zeros is padded at both ends and counted in averages, as torch's avg_pool1d does by
-// default; a maximum sees no padding.
+// The stride is 1. Half a kernel of zeros is padded at both ends and counted in averages, as torch's
+// avg_pool1d does by default; a maximum sees no padding.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 

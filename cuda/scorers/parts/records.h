@@ -2,7 +2,7 @@
 //
 //   section         floats
 //   norms           [plane][tokens_per_block] of ‖K‖, then the same of ‖V‖ where there is V
-//   unit key sums   [plane][k_head_dim]: sum of k/‖k‖ over the block's tokens but those whose norm is 0 or not finite
+//   unit key sums   [plane][k_head_dim]: sum of k/‖k‖ over the tokens whose norm is finite and not 0
 //   key sums        [plane][k_head_dim]: sum of k over the same tokens
 //   key bounds      [plane][k_head_dim] least, then greatest
 //

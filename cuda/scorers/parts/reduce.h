@@ -1,4 +1,5 @@
-// Reductions of scores: from planes to rows (a sequence, its layers, or its planes), and from tokens to blocks.
+// Reductions of scores: from planes to rows (a sequence, its layers, or its planes), and from tokens
+// to blocks.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_REDUCE_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_REDUCE_H_
 
@@ -90,7 +91,8 @@ KVPOOL_HOST_DEVICE inline float Percentile90(const float* scores, uint32_t n) {
   return low + static_cast<float>(at - rank) * (ranked(rank + 1) - low);
 }
 
-// Block scores of one row, over the valid tokens of each block. The team takes share `share` of `shares` of the blocks.
+// Block scores of one row, over the valid tokens of each block. The team takes share `share` of `shares` of
+// the blocks.
 template <typename Team>
 KVPOOL_HOST_DEVICE void ReduceTokens(const Team& team, const KvShape& shape, TokenReduction over_tokens,
                                      const float* token_scores, float* block_scores, uint32_t share = 0,

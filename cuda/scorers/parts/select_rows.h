@@ -1,10 +1,11 @@
-// Selection among many candidates on the side that has their scores: the same victims as SelectVictims (select.h).
+// Selection among many candidates on the side that has their scores: the same victims as
+// SelectVictims (select.h).
 //
 // A radix search finds the count-th lowest order (OrderOf) byte by byte, highest first:
 //
-//   CountDigits   pass 0 … 3: counts the next byte of the candidates that agree with the bytes found so far   -> bins
-//   CountTile     counts each tile's candidates below the order found, and equal to it                        -> tile_counts
-//   WriteVictims  writes those below it, and of the equal ones the oldest, ascending                          -> victims
+//   CountDigits    pass 0 … 3: counts the next byte of the candidates that agree with the bytes found so far
+//   CountTile      counts each tile's candidates below the order found, and equal to it
+//   WriteVictims   writes those below it, and of the equal ones the oldest, in ascending order
 //
 // Nothing is sorted, and each pass reads scores and marks once.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_SELECT_ROWS_H_
@@ -28,7 +29,8 @@ struct DigitSearch {
   uint32_t leaving = 0;  // the number of candidates with these bytes that leave
 };
 
-// A tile's candidates whose order is below the one found, and equal to it; not all of the equal ones need leave.
+// A tile's candidates whose order is below the one found, and equal to it; not all of the equal ones
+// need leave.
 struct TileCount {
   uint32_t below = 0;
   uint32_t equal = 0;
@@ -48,8 +50,8 @@ struct SelectRequest {
   KVPOOL_HOST_DEVICE uint32_t tiles() const { return items / kTileItems + (items % kTileItems != 0); }
 };
 
-// The search before pass `pass`, from the search before the last pass and the bins of that pass. The team of tile 0
-// stores it for the next pass. `bins` is the team's own memory for kDigits counts.
+// The search before pass `pass`, from the search before the last pass and the bins of that pass. The team of
+// tile 0 stores it for the next pass. `bins` is the team's own memory for kDigits counts.
 template <typename Team>
 KVPOOL_HOST_DEVICE DigitSearch SearchBefore(const Team& team, const SelectRequest& r, uint32_t pass,
                                             uint32_t row, uint32_t tile, uint32_t* bins) {

@@ -1,5 +1,5 @@
-// What an engine can tell of a sequence beyond its K and V. All of it is optional; a policy says what it needs.
-// Included by kernels: plain types only.
+// What an engine can tell of a sequence beyond its K and V. All of it is optional; a policy says what it
+// needs. Included by kernels: plain types only.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_SIGNALS_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_SIGNALS_H_
 
@@ -25,12 +25,12 @@ enum class SignalShape : uint8_t {
   kWeights,
 };
 
-// The signals, one line each. Every other list of signals is made from this one: the members of Signals (below) and of
-// Plane (policy.h), the bits of Need (policy.h), the checks and the staging of a request (server), the names that
-// kvpool-lab knows, and what a message calls a signal that is missing.
+// The signals, one line each. Every other list of signals is made from this one: the members of Signals
+// (below) and of Plane (policy.h), the bits of Need (policy.h), the checks and the staging of a request
+// (server), the names that kvpool-lab knows, and what a message calls a signal that is missing.
 //
 //   X(member, Need, kind, shape, words)
-//     member   in Signals and in Plane; the value of SignalKind in score.proto is SIGNAL_KIND_ and the same name
+//     member   in Signals and in Plane; SignalKind in score.proto has SIGNAL_KIND_ and the same name
 //     Need     kNeedMass: the bit that a policy sets that reads plane.mass
 //     kind     the number of that value of SignalKind
 //     shape    a SignalShape
@@ -67,8 +67,8 @@ enum class SignalShape : uint8_t {
   /* The weights of a learned policy, in the order that its header states. */                              \
   X(weights, Weights, 16, kWeights, "weights")
 
-// values[layer * layer_stride + head * head_stride + i], strides in floats. A stride of 0 says that layers or heads
-// share their row.
+// values[layer * layer_stride + head * head_stride + i], strides in floats. A stride of 0 says that layers or
+// heads share their row.
 struct SignalArray {
   const float* values = nullptr;
   uint64_t layer_stride = 0;
@@ -125,7 +125,8 @@ struct Signals {
 
 // A set of bits of Need (policy.h).
 using Needs = uint64_t;
-// The need of signal kind k is bit k + kSignalNeedShift; the bits below are for what is computed from K, V and queries.
+// The need of signal kind k is bit k + kSignalNeedShift; the bits below are for what is computed from K, V
+// and queries.
 inline constexpr uint32_t kSignalNeedShift = 15;
 
 struct SignalFacts {

@@ -4,17 +4,18 @@
 //   for (uint32_t r = team.row(); r < n; r += team.rows())            gives each row (token) to one row team,
 //     for (uint32_t d = team.in_row(); …; d += team.row_width()) …    whose lanes share its elements
 //
-//   call                          combines                                             result goes to
-//   Sum, Max, Min, Count          x of all lanes                                       all lanes
-//   RankOf                        flags of all lanes                                   all lanes
-//   RowSum                        x of the lanes of a row team                         these lanes
-//   SumOfRows, GreatestOfRows     x of the lanes at the same place of all row teams    these lanes
-//   SumOfRow                      a row's elements, which lie side by side             the lanes of the row team
-//   NormsOfRows                   the same for many rows                               memory
+//   call                         combines                                          result goes to
+//   Sum, Max, Min, Count         x of all lanes                                    all lanes
+//   RankOf                       flags of all lanes                                all lanes
+//   RowSum                       x of the lanes of a row team                      these lanes
+//   SumOfRows, GreatestOfRows    x of the lanes at the same place of all teams     these lanes
+//   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
+//   NormsOfRows                  the same for many rows                            memory
 //
-// All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of them. kColumns is
-// how many columns a lane takes at once where it walks over rows. The host's team (host_team.h) is one lane with vectors;
-// the GPU's (cuda/kernels/cuda_team.h) is a thread block, whose row teams are its warps.
+// All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of
+// them. kColumns is how many columns a lane takes at once where it walks over rows. The host's team
+// (host_team.h) is one lane with vectors; the GPU's (cuda/kernels/cuda_team.h) is a thread block, whose
+// row teams are its warps.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_TEAM_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_TEAM_H_
 
@@ -64,7 +65,8 @@ KVPOOL_HOST_DEVICE inline float GreaterOf(float a, float b) {
 }
 KVPOOL_HOST_DEVICE inline float LesserOf(float a, float b) { return a != a ? a : b != b ? b : b < a ? b : a; }
 
-// A grid of rows whose elements lie side by side; the norm of row (o, i) is norms[o * outer_step + i * inner_step].
+// A grid of rows whose elements lie side by side; the norm of row (o, i) is norms[o * outer_step + i
+// * inner_step].
 struct RowGrid {
   const unsigned char* first = nullptr;
   uint32_t outer_count = 0;
@@ -83,7 +85,8 @@ enum class RowOp : uint8_t {
   kDistance,  // sum (row_d - x_d)^2
 };
 
-// Computes `op` by the row team, each lane of which gets the result. kContiguous: the row's elements lie side by side.
+// Computes `op` by the row team, each lane of which gets the result. kContiguous: the row's elements lie side
+// by side.
 template <KvDtype dtype, bool kContiguous, RowOp op, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE float SumOverRow(const Team& team, const unsigned char* row,
                                                   uint64_t stride_bytes, uint32_t dim, const float* x) {

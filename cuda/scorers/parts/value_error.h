@@ -1,5 +1,5 @@
-// The error that leaving a token out makes in a head's output (CAOTE), exact under renormalisation. With weights a,
-// sum a = 1, and the output X = sum a_i v_i:
+// The error that leaving a token out makes in a head's output (CAOTE), exact under renormalisation. With
+// weights a, sum a = 1, and the output X = sum a_i v_i:
 //
 //   without token j                             X moves by a_j / (1 - a_j) * ‖X - v_j‖
 //   without a block of weight m and mean u      X moves by m / (1 - m) * ‖X - u‖
@@ -30,7 +30,8 @@ enum class HeadOutput : uint8_t {
   kMean,      // the mean of v_i: it needs no weights
 };
 
-// Fills weights[plane.tokens] and output[v_head_dim]. A token whose weight is not finite has no part in either.
+// Fills weights[plane.tokens] and output[v_head_dim]. A token whose weight is not finite has no part
+// in either.
 template <HeadOutput kind, typename Team>
 KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, float* weights,
                                          float* output) {

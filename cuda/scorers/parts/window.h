@@ -82,8 +82,8 @@ KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t
   return apart > 0 ? apart / (count - 1) : 0;
 }
 
-// Fills window_mean, window_variance (by Welford's method), window_peak and window_latest, each the mean over the group,
-// and the plane's spread.
+// Fills window_mean, window_variance (by Welford's method), window_peak and window_latest, each the mean over
+// the group, and the plane's spread.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const ScoreContext& c,
                                                        uint32_t plane) {

@@ -1,8 +1,8 @@
 // Attention-Gate: a learned gate decides per head and token, from hidden states, whether to cache it at all.
 //
 //   source=flags   the engine's gate: `keep` is 0, 1 or a probability
-//   source=gate    sigmoid(w.x + u.mean(x) + b) over the layer's hidden states x, whose mean over the sequence is the
-//                  global context; weights [layer][kv head][w, u, b], 2 * hidden_dim + 1 each
+//   source=gate    sigmoid(w.x + u.mean(x) + b) over the layer's hidden states x, whose mean over the
+//                  sequence is the global context; weights [layer][kv head][w, u, b], 2 * hidden_dim + 1 each
 //
 // With output=flag the score is 1 above tau and else 0.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_GATE_H_
@@ -29,8 +29,7 @@ struct AttentionGate {
       .source = "arXiv 2410.12876",
       .description =
           "A learned gate per head: the engine's keep flags, or a small gate over hidden states with weights "
-          "from a "
-          "file.",
+          "from a file.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kSource, 0) ? kNeedKeep : kNeedHidden | kNeedWeights;

@@ -1,7 +1,7 @@
 // CAKE: mean attention of a query window plus gamma times its variance over the queries, pooled.
 //
-// A token whose attention changes may matter later. budgets.h has the layers' budgets, which follow from the attention's
-// entropy and variance.
+// A token whose attention changes may matter later. budgets.h has the layers' budgets, which follow from the
+// attention's entropy and variance.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_CAKE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_CAKE_H_
 

@@ -1,7 +1,8 @@
 // EpiCache: a token's largest attention from an episode's patched prompt, over its queries and the GQA group.
 //
-// The engine runs the patched prompt (instruction and episode text) without caching it. It gives each token's peak, or
-// the prompt's queries as a window behind the sequence. episodes.h finds the episode that answers a question.
+// The engine runs the patched prompt (instruction and episode text) without caching it. It gives each
+// token's peak, or the prompt's queries as a window behind the sequence. episodes.h finds the episode that
+// answers a question.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_EPICACHE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_EPICACHE_H_
 

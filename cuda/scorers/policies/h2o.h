@@ -1,7 +1,7 @@
 // H2O: heavy hitters by cumulative attention, and the most recent tokens.
 //
-// The recent window stays, and of the tokens before it those of the highest cumulative attention that the budget has
-// room for.
+// The recent window stays, and of the tokens before it those of the highest cumulative attention that the
+// budget has room for.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_H2O_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_H2O_H_
 

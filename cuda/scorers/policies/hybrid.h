@@ -1,7 +1,7 @@
 // The weighted sum of attention, recency and a score of K and V, each brought to one scale.
 //
-// A term of weight 0 is neither needed nor computed. With a single weight above 0 tokens are in the order of that term's
-// policy.
+// A term of weight 0 is neither needed nor computed. With a single weight above 0 tokens are in the order of
+// that term's policy.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_HYBRID_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_HYBRID_H_
 

@@ -1,7 +1,7 @@
 // KeyDiff: keeps the keys that differ most from the mean key.
 //
-// The score is -cos(k, anchor). The anchor is the mean over resident tokens of k/‖k‖, as the authors have it, or of k. A
-// key of length 0 has no direction; its score is 0.
+// The score is -cos(k, anchor). The anchor is the mean over resident tokens of k/‖k‖, as the authors have it,
+// or of k. A key of length 0 has no direction; its score is 0.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_KEYDIFF_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_KEYDIFF_H_
 

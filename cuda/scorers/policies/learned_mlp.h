@@ -1,9 +1,9 @@
 // A learned importance: sigmoid(w2 . relu(W1 x + b1) + b2) of each token.
 //
 //   features=hidden   x is the token's hidden state
-//   features=pool     x is eight features that need no hidden states: ‖K‖, ‖V‖, ‖V‖/‖K‖, cosine to the mean key, age and
-//                     steps since last attended (both over the sequence's length), mean attention, and the layer over
-//                     the number of layers
+//   features=pool     x is eight features that need no hidden states: ‖K‖, ‖V‖, ‖V‖/‖K‖, cosine to the mean
+//                     key, age and steps since last attended (both over the sequence's length), mean
+//                     attention, and the layer over the number of layers
 //
 // The weights are W1 [m][d], b1 [m], w2 [m], b2, one behind the other.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_
@@ -29,8 +29,7 @@ struct LearnedMlp {
       .source = "after arXiv 2602.10238 and 2602.03203",
       .description =
           "A small network, trained offline to foresee attention, over hidden states or over eight features "
-          "of the "
-          "pool; weights from a safetensors file.",
+          "of the pool; weights from a safetensors file.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         const Needs pool = kNeedUnitAnchor | kNeedNorms | kNeedValueNorms | kNeedLastAttended | kNeedMass;

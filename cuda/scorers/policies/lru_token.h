@@ -1,6 +1,6 @@
-// Least recently attended, by the step at which the engine last saw attention above its threshold. A token that was
-// never attended has the step at which it was appended, or a negative one. Tokens of equal steps leave in the order of
-// their positions.
+// Least recently attended, by the step at which the engine last saw attention above its threshold. A token
+// that was never attended has the step at which it was appended, or a negative one. Tokens of equal steps
+// leave in the order of their positions.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_LRU_TOKEN_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_LRU_TOKEN_H_
 

@@ -7,9 +7,9 @@
 //   IC      the others               1 to below 2   candidate
 //   IA      highest `keep` share     2 and more     always stays
 //
-// stage=dynamic: every token has its block's bound. A block's keys lie element by element between its key_min and its
-// key_max, so that q.k of any of them is at most sum max(q key_min, q key_max). bound=linear takes a mix of the two in
-// place of the maximum, which needs no comparison.
+// stage=dynamic: every token has its block's bound. A block's keys lie element by element between its key_min
+// and its key_max, so that q.k of any of them is at most sum max(q key_min, q key_max). bound=linear takes a
+// mix of the two in place of the maximum, which needs no comparison.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_MPCACHE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_MPCACHE_H_
 
@@ -41,8 +41,7 @@ struct Mpcache {
       .description =
           "Static: three classes by the attention of the prompt's last queries (UIA leaves, IA stays, IC are "
           "candidates). Dynamic: an upper bound of the newest query's logits per block, from each block's "
-          "least and "
-          "greatest key elements.",
+          "least and greatest key elements.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kStage, 0) ? kNeedWindowMean : kNeedWindowMean | kNeedQueries | kNeedKeyBounds;

@@ -1,9 +1,10 @@
 // PagedEviction: keeps tokens whose value is long and whose key is short.
 //
-// Short keys correlate with high attention over time (Devoto et al.), and a long value changes the output more when it
-// is attended. A token's score is ‖V‖ / ‖K‖ of each kv head; a block's is the mean of that over heads, tokens and
-// layers. One block leaves each time the newest has just filled. The first block holds the attention sinks, and the
-// newest often scores lowest though the model has just read it: both stay unless paper_literal.
+// Short keys correlate with high attention over time (Devoto et al.), and a long value changes the output
+// more when it is attended. A token's score is ‖V‖ / ‖K‖ of each kv head; a block's is the mean of that
+// over heads, tokens and layers. One block leaves each time the newest has just filled. The first block
+// holds the attention sinks, and the newest often scores lowest though the model has just read it: both
+// stay unless paper_literal.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_PAGED_EVICTION_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_PAGED_EVICTION_H_
 
@@ -32,10 +33,8 @@ struct PagedEviction {
       .source = "arXiv 2509.04377, Findings of EACL 2026",
       .description =
           "Keeps tokens with a high ‖V‖/‖K‖: long values matter to the output, short keys draw attention. "
-          "Reads K "
-          "and V alone. Prompts are compacted token by token, decoding drops a whole block each time one "
-          "fills; the "
-          "first and the newest block stay unless paper_literal.",
+          "Reads K and V alone. Prompts are compacted token by token, decoding drops a whole block each time "
+          "one fills; the first and the newest block stay unless paper_literal.",
       .needs = kNeedNorms | kNeedValueNorms,
       .params = kParams,
       .protect = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> Protection {

@@ -1,4 +1,5 @@
-// SAGE-KV: keeps sinks, recent tokens, and of the tokens between those that the prompt's last token attends most.
+// SAGE-KV: keeps sinks, recent tokens, and of the tokens between those that the prompt's last token
+// attends most.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_SAGE_KV_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_SAGE_KV_H_
 

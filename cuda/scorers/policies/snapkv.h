@@ -1,7 +1,7 @@
 // SnapKV: keeps the tokens that the last prompt queries attend, with their neighbours, and the window itself.
 //
-// The score is softmax(Q K / sqrt d), causal inside the window: its mean over the window's queries and over the GQA
-// group, pooled over tokens.
+// The score is softmax(Q K / sqrt d), causal inside the window: its mean over the window's queries and over
+// the GQA group, pooled over tokens.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_SNAPKV_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_SNAPKV_H_
 

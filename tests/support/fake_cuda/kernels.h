@@ -10,8 +10,8 @@
 
 namespace kvpool::fake {
 
-// A launch's work, with its arguments copied. It returns CUDA_ERROR_ILLEGAL_ADDRESS where the kernel would have read
-// memory that is not mapped, or written memory that is not mapped writable.
+// A launch's work, with its arguments copied. It returns CUDA_ERROR_ILLEGAL_ADDRESS where the kernel would
+// have read memory that is not mapped, or written memory that is not mapped writable.
 using Work = std::function<CUresult()>;
 
 struct Grid {

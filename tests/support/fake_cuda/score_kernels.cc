@@ -1,5 +1,5 @@
-// The kernels of the scorers, as the fake driver runs them: each thread block is one lane, the host's team, and they
-// come one after the other.
+// The kernels of the scorers, as the fake driver runs them: each thread block is one lane, the host's team,
+// and they come one after the other.
 #include <sys/mman.h>
 
 #include <algorithm>

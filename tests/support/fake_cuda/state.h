@@ -1,7 +1,7 @@
-// A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and the kernels'
-// host bodies. It does what the driver documents, in one process and across several: the memory of a new allocation is
-// dirty, calls without a current context fail, a child forked after cuInit is refused, streams run asynchronously, and a
-// kernel that reaches outside its mappings loses the context.
+// A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and
+// the kernels' host bodies. It does what the driver documents, in one process and across several: the memory
+// of a new allocation is dirty, calls without a current context fail, a child forked after cuInit is refused,
+// streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
 //
 // KVPOOL_LIBCUDA names it. The environment, read at cuInit, sets what it imitates:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
@@ -86,8 +86,8 @@ struct DeviceState {
   int context_holders = 0;
 };
 
-// The driver's state in one process. Memory is made and freed under `mu`. It is never destroyed, since streams may run
-// until the process ends.
+// The driver's state in one process. Memory is made and freed under `mu`. It is never destroyed, since
+// streams may run until the process ends.
 struct State {
   Settings settings;
   pid_t pid = 0;  // the process that called cuInit; 0 before
@@ -113,7 +113,8 @@ const char* NameOf(CUresult result);  // nullptr for an unknown number
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();
 
-// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES: state.mu is not held.
+// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES:
+// state.mu is not held.
 void DrainStreams();
 
 enum class Needs { kNothing, kInit, kContext };

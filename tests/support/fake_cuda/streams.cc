@@ -1,5 +1,5 @@
-// Streams, events, copies and launches of the fake driver. A stream is a thread that runs a queue in order, while its
-// caller goes on, so that a missing fence or synchronisation shows.
+// Streams, events, copies and launches of the fake driver. A stream is a thread that runs a queue in order,
+// while its caller goes on, so that a missing fence or synchronisation shows.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -132,8 +132,8 @@ class Handles {
   std::map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-// The default stream is not among them: kvpool must not use it, since it waits for all other streams' work and delays
-// that.
+// The default stream is not among them: kvpool must not use it, since it waits for all other streams' work
+// and delays that.
 Handles<Queue, CUstream>& Streams() {
   static auto& streams = *new Handles<Queue, CUstream>();
   return streams;
@@ -249,7 +249,8 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
       return CUDA_ERROR_INVALID_VALUE;
     }
     return Enqueue(stream, [address, value] {
-      // The writer may be another process, which can't wake this one, so it polls. The comparison is cyclic, as documented.
+      // The writer may be another process, which can't wake this one, so it polls. The comparison is cyclic,
+      // as documented.
       const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
       while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
       return CUDA_SUCCESS;
