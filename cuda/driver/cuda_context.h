@@ -133,8 +133,7 @@ absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaC
 absl::StatusOr<CudaMapping> MapMemory(const std::shared_ptr<const CudaContext>& context,
                                       const CudaAllocation& memory, CUdeviceptr address, size_t bytes);
 absl::StatusOr<size_t> MemoryGranularity(const CudaContext& context);
-// For an allocation that failed: `status` with "GPU-…: 4096 bytes asked, 10 of 20 free" in front of
-// its message.
+// The status of a failed allocation with "GPU-…: 4096 bytes asked, 10 of 20 free" in front of its message.
 absl::Status WithFreeBytes(const CudaContext& context, const absl::Status& status, size_t bytes);
 
 }  // namespace kvpool

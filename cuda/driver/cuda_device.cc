@@ -21,7 +21,7 @@ namespace {
 
 class VmmSlab : public Slab {
  public:
-  // Members are destroyed in the reverse order: first the mapping, then what it maps.
+  // Members are destroyed in the reverse order: the mapping goes before the memory.
   VmmSlab(std::shared_ptr<const CudaContext> context, CudaAllocation memory, CudaAddresses addresses,
           CudaMapping mapping, size_t bytes)
       : context_(std::move(context)),

@@ -191,7 +191,7 @@ absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& po
     return absl::InvalidArgumentError(error.what());
   }
   if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  // In a file of many problems a policy's are in a member of its name, those of budgets in a member
+  // A file of many problems has a policy's in a member of its name, those of budgets in a member
   // of "budgets".
   const Json* object = &json;
   for (const char* group : {"", "budgets"}) {

@@ -43,7 +43,7 @@ absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uin
 // INVALID_ARGUMENT: there are not `count` that are not protected.
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count);
 
-// What the policy protects, its query window included, given `budget_tokens`.
+// The policy's protection, that of its query window included.
 Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_tokens,
                         uint32_t budget_tokens);
 

@@ -116,7 +116,7 @@ KVPOOL_INLINE Floats<kLanes> Log(const Floats<kLanes>& x) {
   return f + y + e * 0.693359375f;
 }
 
-// Where a thread's scratch holds what, in floats.
+// The layout of a thread's scratch, as offsets in floats.
 struct ScratchLayout {
   explicit ScratchLayout(const KvShape& shape)
       : keys(Aligned(uint64_t{kMostChunkRows} * shape.k_head_dim)),
@@ -138,7 +138,7 @@ struct Scratch {
         peak(start + at.peak) {}
   float* queries;  // [k_head_dim][chunk rows]
   float* keys;     // [kTile][k_head_dim]
-  float* weights;  // [tokens, and what fills the last tile][chunk rows]: logits, then their exponentials
+  float* weights;  // [tokens, rounded up to kTile][chunk rows]: logits, then their exponentials
   // [tokens] each, for the query head that is being computed: mean, sum of squared differences from
   // it, maximum.
   float* mean;

@@ -24,7 +24,7 @@
 
 namespace kvpool::scorers {
 
-// What a policy reads.
+// The inputs that a policy reads.
 enum Need : Needs {
   // Computed from K, V and scores.
   kNeedNorms = 1u << 0,       // ‖K‖ per token and, unless MLA, ‖V‖
@@ -43,8 +43,8 @@ enum Need : Needs {
 };
 inline constexpr Needs kNeedsGivenByEngine = ~Needs{0} << kSignalNeedShift;
 // Queries stand in for all that a window says, and that for two other signals of the same meaning.
-inline constexpr Needs kNeedsMetByQueries = kNeedQueries | kNeedWindowMean | kNeedWindowVariance |
-                                            kNeedWindowPeak | kNeedWindowLatest | kNeedLatest | kNeedPeak;
+inline constexpr Needs kNeedsMetByQueries =
+    kNeedQueries | NeedsOf(SignalShape::kWindow) | kNeedLatest | kNeedPeak;
 
 enum class ParamType : uint8_t { kFloat, kInt, kBool, kChoice };
 
@@ -67,7 +67,7 @@ struct Params {
   KVPOOL_HOST_DEVICE bool Is(uint32_t i, float value) const { return values[i] == value; }
 };
 
-// What must stay whatever its score: the ends of a sequence, in tokens and in blocks.
+// The ends of a sequence, in tokens and in blocks, that stay whatever their scores.
 struct Protection {
   uint32_t first_tokens = 0;
   uint32_t last_tokens = 0;
@@ -97,8 +97,8 @@ struct Plane {
   const float* key_max = nullptr;
   // Scores of the host policy.
   const float* host = nullptr;
-  // The plane's row of each signal, "mass", "mass_square", …: as given, or for what kNeedsMetByQueries names
-  // as computed from the window's queries.
+  // The plane's row of each signal, `mass`, `mass_square`, …, as given. The four of a query window are computed
+  // where its queries are read, and stand in for `latest` and `peak` where these are not given.
 #define KVPOOL_SIGNAL_MEMBER(member, ...) const float* member = nullptr;
   KVPOOL_SIGNALS(KVPOOL_SIGNAL_MEMBER)
 #undef KVPOOL_SIGNAL_MEMBER
@@ -144,7 +144,7 @@ struct PolicyFacts {
   // Layers of the model that the policy leaves whole: left out where layers are reduced to one row, unless
   // there are no others.
   uint32_t (*whole_layers)(const Params& params) = nullptr;
-  // Defaults for what must stay; none if null. `budget_tokens` as asked.
+  // The policy's default protection; none if null.
   Protection (*protect)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
   // How many tokens a sequence is compacted to, given `budget_tokens`; the budget itself if null.
   uint32_t (*compact_to)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;

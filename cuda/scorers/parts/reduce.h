@@ -13,9 +13,9 @@
 
 namespace kvpool::scorers {
 
-// Over the tokens of a block.
+// Reduces the tokens of a block.
 enum class TokenReduction : uint8_t { kMean, kSum, kMax, kP90 };
-// Over the heads of a layer, and over the layers of a group.
+// Reduces the heads of a layer, and the layers of a group.
 enum class PlaneReduction : uint8_t { kMean, kMax };
 
 // Reduces values[(layer * heads + head) * items + i] to row[i]: over the heads of each of the layers

@@ -23,7 +23,7 @@ inline constexpr uint32_t kDigits = 256;
 // The candidates of one team: a million make 245 tiles, more than an H200 has SMs.
 inline constexpr uint32_t kTileItems = 4096;
 
-// What the passes before pass p have found of one row.
+// The state of one row's search before pass p.
 struct DigitSearch {
   uint32_t prefix = 0;   // the highest p bytes of the order searched for
   uint32_t leaving = 0;  // the number of candidates with these bytes that leave

@@ -146,6 +146,13 @@ inline constexpr SignalFacts kSignals[] = {
 #undef KVPOOL_SIGNAL_FACTS
 };
 
+// The needs of all signals of this shape.
+constexpr Needs NeedsOf(SignalShape shape) {
+  Needs needs = 0;
+  for (const SignalFacts& facts : kSignals) needs |= facts.shape == shape ? facts.need() : 0;
+  return needs;
+}
+
 // The signal of a value of SignalKind; null if there is none.
 constexpr const SignalFacts* FindSignal(uint32_t kind) {
   for (const SignalFacts& facts : kSignals) {

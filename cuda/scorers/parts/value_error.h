@@ -24,7 +24,7 @@ KVPOOL_HOST_DEVICE inline float ValueAt(const KvView& kv, const unsigned char* r
   return LoadElement(row + column * kv.v.dim_stride_bytes, kv.dtype);
 }
 
-// What stands for X.
+// The vector that is taken for X.
 enum class HeadOutput : uint8_t {
   kWeighted,  // sum a_i v_i
   kMean,      // the mean of v_i: it needs no weights

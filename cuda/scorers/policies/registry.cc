@@ -32,8 +32,7 @@ struct NeedName {
 constexpr NeedName kNeedNames[] = {
     {kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds | kNeedKeys, "K"},
     {kNeedValues | kNeedValueNorms, "V"},
-    {kNeedQueries | kNeedWindowMean | kNeedWindowVariance | kNeedWindowPeak | kNeedWindowLatest,
-     "a query window"},
+    {kNeedQueries | NeedsOf(SignalShape::kWindow), "a query window"},
     {kNeedHost, "a host policy"},
 };
 

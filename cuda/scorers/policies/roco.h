@@ -3,7 +3,7 @@
 //   m = mass / count, sd = sqrt(mass_square / count - m^2)
 //
 // Candidates are the (budget - recent) tokens of the lowest sd, where the last tokens count as varying most.
-// Of the candidates the lowest m leaves. The other tokens' scores are raised by 2, which keeps means over
+// The lowest m among the candidates leaves. The other tokens' scores are raised by 2, which keeps means over
 // heads or tokens finite.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ROCO_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ROCO_H_
