@@ -11,7 +11,7 @@
 namespace kvpool::lab {
 namespace {
 
-constexpr uint32_t kMostSteps = 1 << 16;
+constexpr uint32_t kMaxSteps = 1 << 16;
 
 class Generator {
  public:
@@ -65,7 +65,7 @@ absl::Status AddSettings(const Tensors& tensors, Options* options) {
     const bool protect_last = name == "protect_last";
     if (!protect_last && (name != "recent" || tensors.Find("recent") == nullptr)) continue;
     ASSIGN_OR_RETURN(const uint64_t value,
-                     WholeOf(tensors, name.c_str(), {0, kMostSteps},
+                     WholeOf(tensors, name.c_str(), {0, kMaxSteps},
                              protect_last ? std::optional(kProtectLast) : std::nullopt));
     options->settings.emplace(options->settings.begin(), name, absl::StrCat(value));
   }
@@ -113,11 +113,11 @@ absl::StatusOr<std::unique_ptr<Problem>> ProblemOf(const std::vector<Resident>& 
 bool IsGrowth(const Tensors& tensors) { return tensors.Find("T") != nullptr && tensors.Find("K") == nullptr; }
 
 absl::StatusOr<Growth> Grow(const Tensors& tensors, const Options& options) {
-  ASSIGN_OR_RETURN(const uint64_t steps, WholeOf(tensors, "T", {1, kMostSteps}, std::nullopt));
+  ASSIGN_OR_RETURN(const uint64_t steps, WholeOf(tensors, "T", {1, kMaxSteps}, std::nullopt));
   ASSIGN_OR_RETURN(const uint64_t seed, WholeOf(tensors, "seed", {0, uint64_t{1} << 53}, 3));
   uint64_t budget = options.budget_tokens;
   if (budget == 0) {
-    ASSIGN_OR_RETURN(budget, WholeOf(tensors, "budget", {1, kMostSteps}, std::nullopt));
+    ASSIGN_OR_RETURN(budget, WholeOf(tensors, "budget", {1, kMaxSteps}, std::nullopt));
   }
   Options each = options;
   each.budget_tokens = static_cast<uint32_t>(budget);

@@ -248,9 +248,9 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
   const uint64_t tokens = kv_.shape.tokens, rows = shape[rank - 2];
   const uint64_t heads = rank == 4 ? shape[1] : 1;
   // If the rows have no heads, all kv heads share them.
-  const uint64_t planes_a_layer = rank == 4 ? kv_.shape.kv_heads : 1;
-  const uint64_t group = heads / planes_a_layer;
-  const uint64_t size = kv_.shape.layers * planes_a_layer * tokens;
+  const uint64_t planes_per_layer = rank == 4 ? kv_.shape.kv_heads : 1;
+  const uint64_t group = heads / planes_per_layer;
+  const uint64_t size = kv_.shape.layers * planes_per_layer * tokens;
   std::vector<float>*mean = NewBuffer(size), *variance = NewBuffer(size), *peak = NewBuffer(size),
   *latest = NewBuffer(size), *sum = NewBuffer(size), *square = NewBuffer(size);
   for (uint64_t i = 0; i < size; ++i) {
@@ -282,8 +282,8 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
   }
   const auto signal = [&](const std::vector<float>* values) {
     return SignalArray{.values = values->data(),
-                       .layer_stride = planes_a_layer * tokens,
-                       .head_stride = planes_a_layer == 1 ? 0 : tokens};
+                       .layer_stride = planes_per_layer * tokens,
+                       .head_stride = planes_per_layer == 1 ? 0 : tokens};
   };
   signals_.window_mean = signal(mean);
   signals_.window_variance = signal(variance);

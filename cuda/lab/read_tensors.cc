@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostDimensions = 8;
+constexpr size_t kMaxDimensions = 8;
 
 // JSON has no numbers for NaN and infinities. Some libraries write "NaN", "Infinity" and "-Infinity" as
 // strings, others (Python's) without the quotes, which QuoteConstants adds.
@@ -79,7 +79,7 @@ bool Flatten(const Json& json, size_t depth, Tensor* tensor) {
 bool TensorOf(const Json& json, Tensor* tensor) {
   for (const Json* at = &json; at->is_array(); at = &at->front()) {
     tensor->shape.push_back(at->size());
-    if (at->empty() || tensor->shape.size() > kMostDimensions) return false;
+    if (at->empty() || tensor->shape.size() > kMaxDimensions) return false;
   }
   return Flatten(json, 0, tensor);
 }

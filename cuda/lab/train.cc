@@ -13,7 +13,7 @@
 namespace kvpool::lab {
 namespace {
 
-constexpr uint64_t kMostWeights = 1u << 26;
+constexpr uint64_t kMaxWeights = 1u << 26;
 
 struct Settings {
   double steps = 400, rate = 0.05, seed = 1, units = 0, keep = -1, pull = 1;
@@ -110,8 +110,8 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
   const uint64_t units =
       settings.units > 0 ? static_cast<uint64_t>(settings.units) : std::max<uint64_t>(1, dim / 2);
   const uint64_t count = units * (dim + 2) + 1;
-  if (count > kMostWeights)
-    return absl::InvalidArgumentError(absl::StrCat(count, " weights, at most ", kMostWeights));
+  if (count > kMaxWeights)
+    return absl::InvalidArgumentError(absl::StrCat(count, " weights, at most ", kMaxWeights));
   // W1, b1, w2, b2, in the order in which the policy reads them.
   std::vector<double> weights(count), gradient(count), inner(units);
   uint64_t state = static_cast<uint64_t>(settings.seed);
@@ -192,8 +192,8 @@ absl::StatusOr<Tensors> TrainGates(const Tensors& tensors, const Settings& setti
   ASSIGN_OR_RETURN(const Hidden hidden, HiddenOf(tensors));
   const Tensor* const shaped = tensors.Find("target");
   const uint64_t heads = shaped != nullptr && shaped->shape.size() == 3 ? shaped->shape[1] : 1;
-  if (hidden.layers * heads * (2 * hidden.dim + 1) > kMostWeights) {
-    return absl::InvalidArgumentError(absl::StrCat("more than ", kMostWeights, " weights"));
+  if (hidden.layers * heads * (2 * hidden.dim + 1) > kMaxWeights) {
+    return absl::InvalidArgumentError(absl::StrCat("more than ", kMaxWeights, " weights"));
   }
   ASSIGN_OR_RETURN(const Tensor* target,
                    TargetOf(tensors, hidden.layers * heads * hidden.tokens, "[layer][head][token]"));

@@ -12,11 +12,11 @@ namespace kvpool::scorers {
 namespace {
 
 // Sums of counts of tokens up to this stay exact as doubles.
-constexpr uint64_t kMostTokens = uint64_t{1} << 40;
+constexpr uint64_t kMaxTokens = uint64_t{1} << 40;
 
 absl::Status CheckTokens(const char* field, uint64_t tokens) {
-  if (tokens <= kMostTokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMostTokens));
+  if (tokens <= kMaxTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMaxTokens));
 }
 
 absl::Status CheckNumbers(const char* field, absl::Span<const double> values, double least) {
@@ -127,18 +127,14 @@ absl::Status CakeShares(absl::Span<const double> preferences, double total_token
 }
 
 absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_tokens,
-                         uint64_t most_tokens_a_layer, absl::Span<uint64_t> budgets) {
+                         uint64_t most_tokens_per_layer, absl::Span<uint64_t> budgets) {
   RETURN_IF_ERROR(CheckTokens("total_tokens", total_tokens));
-  RETURN_IF_ERROR(CheckLayers("preferences", preferences.size(), budgets.size()));
-  RETURN_IF_ERROR(CheckNumbers("preference", preferences, 0));
-  const double sum = std::accumulate(preferences.begin(), preferences.end(), 0.0);
-  const double layers = static_cast<double>(budgets.size());
+  std::vector<double> shares(budgets.size());
+  RETURN_IF_ERROR(CakeShares(preferences, static_cast<double>(total_tokens), absl::MakeSpan(shares)));
   for (size_t layer = 0; layer < budgets.size(); ++layer) {
-    const double share = sum > 0 ? preferences[layer] / sum : 1 / layers;
-    budgets[layer] =
-        std::min(most_tokens_a_layer, static_cast<uint64_t>(share * static_cast<double>(total_tokens)));
+    budgets[layer] = std::min(most_tokens_per_layer, static_cast<uint64_t>(shares[layer]));
   }
-  SpreadResidue(Residue(total_tokens, budgets), 0, most_tokens_a_layer, budgets);
+  SpreadResidue(Residue(total_tokens, budgets), 0, most_tokens_per_layer, budgets);
   return absl::OkStatus();
 }
 
@@ -205,9 +201,9 @@ absl::Status EpicacheBudgets(absl::Span<const double> sensitivity, const Epicach
                              absl::Span<uint64_t> budgets) {
   RETURN_IF_ERROR(CheckLayers("sensitivities", sensitivity.size(), budgets.size()));
   RETURN_IF_ERROR(CheckNumbers("sensitivity", sensitivity, -HUGE_VAL));
-  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMostTokens))) {
+  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMaxTokens))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMostTokens));
+        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMaxTokens));
   }
   if (!(options.power >= 0 && options.power <= 64)) {
     return absl::InvalidArgumentError(absl::StrCat("power is ", options.power, ", must be 0 to 64"));

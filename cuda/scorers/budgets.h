@@ -37,10 +37,10 @@ void AddAttentionSpread(absl::Span<const double> attention, uint64_t rows, uint6
 double CakePreference(const AttentionSpread& spread, double tau1, double tau2);
 // shares[layer] = preference / sum of preferences * total_tokens: budgets before rounding.
 absl::Status CakeShares(absl::Span<const double> preferences, double total_tokens, absl::Span<double> shares);
-// CakeShares rounded, and clipped at most_tokens_a_layer, the sequence's length; the difference is spread
+// CakeShares rounded, and clipped at most_tokens_per_layer, the sequence's length; the difference is spread
 // evenly over the other layers. The sum is total_tokens, unless all layers are clipped.
 absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_tokens,
-                         uint64_t most_tokens_a_layer, absl::Span<uint64_t> budgets);
+                         uint64_t most_tokens_per_layer, absl::Span<uint64_t> budgets);
 
 // D2O (arXiv 2406.13035): ratio = clip(softmax(-F) * layers * rho, 0.01, 1), F being a layer's normalised
 // variance of attention density.

@@ -14,7 +14,7 @@ namespace kvpool::scorers {
 namespace {
 
 // K-means converges long before.
-constexpr int kMostRounds = 300;
+constexpr int kMaxRounds = 300;
 
 double SquareDistance(absl::Span<const double> a, absl::Span<const double> b) {
   double sum = 0;
@@ -48,7 +48,7 @@ class KMeans {
 
   Clusters Run() {
     Start();
-    for (int round = 0; round < kMostRounds && Assign(); ++round) Move();
+    for (int round = 0; round < kMaxRounds && Assign(); ++round) Move();
     return {.of_row = std::move(of_row_), .centroids = std::move(centroids_), .distance = distance_};
   }
 

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/host/host_window.h"
+#include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/status_macros.h"
 
@@ -9,8 +10,8 @@ namespace kvpool::scorers {
 namespace {
 
 // Indices of tokens below this are exact as floats.
-constexpr uint32_t kMostTokens = 1u << 24;
-constexpr uint32_t kMostQueries = 1024;
+constexpr uint32_t kMaxTokens = 1u << 24;
+constexpr uint32_t kMaxQueries = 1024;
 constexpr uint64_t kAlignment = 64;
 
 absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_t max) {
@@ -22,13 +23,13 @@ absl::Status CheckShape(const KvShape& shape) {
   RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, 1024));
   RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, 1024));
   RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, 4096));
-  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMostTokens));
+  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMaxTokens));
   RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, 4096));
   return CheckRange("v_head_dim", shape.v_head_dim, 0, 4096);
 }
 
 absl::Status CheckWindow(const QueryWindow& window, const KvShape& shape) {
-  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMostQueries));
+  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMaxQueries));
   if (!window.behind) RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
   if (window.data == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, 65536));
@@ -81,18 +82,6 @@ uint32_t FirstReducedLayer(const ScoreRequest& request) {
   const uint32_t whole = facts.whole_layers(request.policy.params);
   const uint32_t skipped = whole > request.first_model_layer ? whole - request.first_model_layer : 0;
   return skipped < request.shape.layers ? skipped : 0;
-}
-
-uint32_t RowsOf(const ScoreRequest& request) {
-  switch (request.scope) {
-    case Scope::kSequence:
-      return 1;
-    case Scope::kLayer:
-      return request.shape.layers;
-    case Scope::kHead:
-      return request.shape.planes();
-  }
-  return 1;
 }
 
 // Hands out aligned pieces of the workspace, or only counts their bytes where the start is 0.
@@ -218,7 +207,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
     RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, request, signals));
   }
   plan.record = LayOutRecord(shape, plan.needs);
-  plan.rows = RowsOf(request);
+  plan.rows = RowsOfRanks(request, /*ranks=*/1);
   plan.reads_window = ReadsWindow(plan.needs, signals);
   plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
   plan.first_reduced_layer = FirstReducedLayer(request);

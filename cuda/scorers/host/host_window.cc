@@ -15,9 +15,9 @@ namespace {
 // Keys that are converted to floats at one time: a multiple of every kernel's kTokens, few enough for the
 // first cache.
 constexpr uint32_t kTile = 24;
-constexpr uint32_t kMostChunkRows = 32;
+constexpr uint32_t kMaxChunkRows = 32;
 // The tokens whose terms are summed in f32 before they are added to a double.
-constexpr uint32_t kTokensASum = 256;
+constexpr uint32_t kTokensPerSum = 256;
 constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
 
 constexpr uint64_t Aligned(uint64_t floats) { return (floats + 15) / 16 * 16; }
@@ -119,9 +119,9 @@ KVPOOL_INLINE Floats<kLanes> Log(const Floats<kLanes>& x) {
 // The layout of a thread's scratch, as offsets in floats.
 struct ScratchLayout {
   explicit ScratchLayout(const KvShape& shape)
-      : keys(Aligned(uint64_t{kMostChunkRows} * shape.k_head_dim)),
+      : keys(Aligned(uint64_t{kMaxChunkRows} * shape.k_head_dim)),
         weights(keys + Aligned(uint64_t{kTile} * shape.k_head_dim)),
-        mean(weights + (uint64_t{shape.tokens} + kTile) * kMostChunkRows),
+        mean(weights + (uint64_t{shape.tokens} + kTile) * kMaxChunkRows),
         squares(mean + Aligned(shape.tokens)),
         peak(squares + Aligned(shape.tokens)),
         end(peak + Aligned(shape.tokens)) {}
@@ -199,9 +199,9 @@ class Chunk {
   // -sum p ln(p + 1e-10) over all rows and the tokens before `end`, without NaN.
   KVPOOL_INLINE double Entropy(uint32_t end) const {
     double entropy = 0;
-    for (uint32_t first = 0; first < end; first += kTokensASum) {
+    for (uint32_t first = 0; first < end; first += kTokensPerSum) {
       V sum = {};
-      for (uint32_t t = first; t < end && t < first + kTokensASum; ++t) {
+      for (uint32_t t = first; t < end && t < first + kTokensPerSum; ++t) {
         for (int v = 0; v < kVectors; ++v) {
           const V p = Weights(t, v);
           const V term = p * Log<kLanes>(p + 1e-10f);
@@ -324,9 +324,9 @@ class Chunk {
   KVPOOL_INLINE void Exponentials() {
     const uint32_t tokens = c_.shape().tokens;
     double totals[kRows] = {};
-    for (uint32_t first = 0; first < tokens; first += kTokensASum) {
+    for (uint32_t first = 0; first < tokens; first += kTokensPerSum) {
       V sums[kVectors] = {};
-      for (uint32_t t = first; t < tokens && t < first + kTokensASum; ++t) {
+      for (uint32_t t = first; t < tokens && t < first + kTokensPerSum; ++t) {
         for (int v = 0; v < kVectors; ++v) {
           V& weight = At<kLanes>(scratch_.weights + uint64_t{t} * kRows + v * kLanes);
           weight = Exp<kLanes>(weight - At<kLanes>(most_ + v * kLanes));

@@ -19,7 +19,7 @@ struct RowsOfType {
 };
 
 // Sums over rows, one float for each of `dim` columns; any of the four arrays may be null. A row is part of
-// `unit` and `plain` only if its norm is given and HasDirection.
+// `unit` and `raw` only if its norm is given and HasDirection.
 struct ColumnSums {
   const unsigned char* first = nullptr;
   uint64_t stride_bytes = 0;
@@ -27,7 +27,7 @@ struct ColumnSums {
   uint32_t dim = 0;
   const float* norms = nullptr;  // [rows], or null
   float* unit = nullptr;         // sum of element / norm of its row
-  float* plain = nullptr;        // sum of elements
+  float* raw = nullptr;          // sum of elements
   float* least = nullptr;        // NaN if any element of the column is
   float* greatest = nullptr;     // likewise
 };

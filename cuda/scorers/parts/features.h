@@ -101,7 +101,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
     const float* const norms =
         at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
     const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
-    float unit[kColumns] = {}, plain[kColumns] = {}, least[kColumns], greatest[kColumns];
+    float unit[kColumns] = {}, raw[kColumns] = {}, least[kColumns], greatest[kColumns];
     for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
     for (uint32_t t = 0; t < tokens; ++t) {
       const unsigned char* const row = kv.Row(kv.k, block, layer, t, head) +
@@ -114,7 +114,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
             kContiguous ? reinterpret_cast<const Storage*>(row)[j]
                         : *reinterpret_cast<const Storage*>(row + j * kv.k.dim_stride_bytes));
         unit[j] += counts ? x * weight : 0;
-        plain[j] += counts ? x : 0;
+        raw[j] += counts ? x : 0;
         least[j] = LesserOf(least[j], x);
         greatest[j] = GreaterOf(greatest[j], x);
       }
@@ -122,7 +122,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
     for (uint32_t j = 0; j < kColumns; ++j) {
       if (j >= count) break;
       if (at.unit_key_sums != RecordLayout::kNone) record[at.unit_key_sums + own + first + j] = unit[j];
-      if (at.key_sums != RecordLayout::kNone) record[at.key_sums + own + first + j] = plain[j];
+      if (at.key_sums != RecordLayout::kNone) record[at.key_sums + own + first + j] = raw[j];
       if (at.key_min != RecordLayout::kNone) record[at.key_min + own + first + j] = least[j];
       if (at.key_max != RecordLayout::kNone) record[at.key_max + own + first + j] = greatest[j];
     }

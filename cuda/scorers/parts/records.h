@@ -34,10 +34,10 @@ struct RecordLayout {
 
 constexpr RecordLayout LayOutRecord(const KvShape& shape, Needs needs) {
   RecordLayout layout;
-  const auto section = [&](bool wanted, uint32_t* at, uint32_t floats_a_plane) {
+  const auto section = [&](bool wanted, uint32_t* at, uint32_t floats_per_plane) {
     if (!wanted) return;
     *at = layout.floats;
-    layout.floats += shape.planes() * floats_a_plane;
+    layout.floats += shape.planes() * floats_per_plane;
   };
   const bool norms = (needs & (kNeedNorms | kNeedValueNorms | kNeedUnitAnchor | kNeedMeanAnchor)) != 0;
   section(norms, &layout.k_norms, shape.tokens_per_block);
