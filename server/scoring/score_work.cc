@@ -29,14 +29,10 @@ T* Moved(T* pointer, uint64_t by) {
 
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address) {
   scorers::Signals staged = relative;
-  for (scorers::TokenSignal* signal :
-       {&staged.mass, &staged.mass_square, &staged.counts, &staged.latest, &staged.peak,
-        &staged.last_attended, &staged.interval, &staged.hits, &staged.importance, &staged.keep,
-        &staged.window_mean, &staged.window_variance, &staged.window_peak, &staged.window_latest}) {
-    signal->values = Moved(signal->values, address);
+  for (const scorers::SignalFacts& facts : scorers::kSignals) {
+    scorers::SignalArray& array = staged.*facts.array;
+    array.values = Moved(array.values, address);
   }
-  staged.hidden = Moved(staged.hidden, address);
-  staged.weights = Moved(staged.weights, address);
   staged.window.data = Moved(static_cast<const char*>(staged.window.data), address);
   return staged;
 }

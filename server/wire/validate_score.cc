@@ -1,12 +1,14 @@
 #include "server/wire/validate_score.h"
 
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "cuda/scorers/parts/signals.h"
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
 #include "proto/support/limits.h"
@@ -22,7 +24,7 @@ constexpr uint32_t kMaxTokens = 1 << 24;
 constexpr size_t kMaxInlinedBytes = 1 << 20;
 constexpr int kMaxSettings = 32;
 constexpr size_t kMaxSettingBytes = 256;
-constexpr int kMaxSignals = 16;
+constexpr int kMaxSignals = std::size(scorers::kSignals);
 constexpr int kMaxRanges = 1024;
 constexpr uint32_t kMaxHiddenDim = 65536;
 constexpr uint32_t kMaxQueries = 1024;
@@ -116,23 +118,18 @@ absl::Status Check(const v1::QueryWindow& window, NamedBlocks* named) {
   return Check("window.data", window.data(), /*counted=*/false, named);
 }
 
-bool IsWindowSignal(v1::SignalKind kind) {
-  return kind >= v1::SIGNAL_KIND_WINDOW_MEAN && kind <= v1::SIGNAL_KIND_WINDOW_LATEST;
-}
-
 absl::Status Check(const v1::Signal& signal, const v1::Signals& signals, NamedBlocks* named) {
   RETURN_IF_ERROR(CheckKnown("signals.signals", signal));
-  RETURN_IF_ERROR(CheckEnum(
-      "signals.kind", v1::SignalKind_IsValid(signal.kind()) && signal.kind() != v1::SIGNAL_KIND_UNSPECIFIED,
-      signal.kind()));
+  const scorers::SignalFacts* const facts = scorers::FindSignal(signal.kind());
+  RETURN_IF_ERROR(CheckEnum("signals.kind", facts != nullptr, signal.kind()));
   const std::string& name = v1::SignalKind_Name(signal.kind());
-  const bool weights = signal.kind() == v1::SIGNAL_KIND_WEIGHTS;
-  const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
+  const bool weights = facts->shape == scorers::SignalShape::kWeights;
+  const bool hidden = facts->shape == scorers::SignalShape::kHidden;
   if (signal.per_head() && (weights || hidden))
     return Invalid(absl::StrCat(name, ".per_head must not be set"));
   if (signal.per_layer() && weights) return Invalid(absl::StrCat(name, ".per_layer must not be set"));
   if (hidden) RETURN_IF_ERROR(CheckRange("signals.hidden_dim", signals.hidden_dim(), 1, kMaxHiddenDim));
-  if (IsWindowSignal(signal.kind())) {
+  if (facts->shape == scorers::SignalShape::kWindow) {
     if (signals.has_window())
       return Invalid(absl::StrCat(name, " comes in place of signals.window, not with it"));
     RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 1, kMaxQueries));
@@ -145,10 +142,10 @@ absl::Status Check(const v1::Signals& signals, NamedBlocks* named) {
   RETURN_IF_ERROR(CheckRange("signals.signals", signals.signals_size(), 0, kMaxSignals));
   RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, kMaxQueries));
   if (!std::isfinite(signals.now())) return Invalid(absl::StrCat("signals.now is ", signals.now()));
-  uint32_t seen = 0;
+  uint64_t seen = 0;
   for (const v1::Signal& signal : signals.signals()) {
     RETURN_IF_ERROR(Check(signal, signals, named));
-    const uint32_t bit = 1u << signal.kind();
+    const uint64_t bit = uint64_t{1} << signal.kind();
     if ((seen & bit) != 0)
       return Invalid(absl::StrCat("signals has ", v1::SignalKind_Name(signal.kind()), " twice"));
     seen |= bit;

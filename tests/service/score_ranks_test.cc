@@ -119,8 +119,9 @@ class ScoreRanksTest : public ScoreTest {
   }
   Both Everything() {
     Both both;
-    for (int kind = v1::SIGNAL_KIND_MASS; kind <= v1::SIGNAL_KIND_KEEP; ++kind) {
-      AddSignal(static_cast<v1::SignalKind>(kind), &both);
+    for (const scorers::SignalFacts& facts : scorers::kSignals) {
+      if (facts.shape == scorers::SignalShape::kToken)
+        AddSignal(static_cast<v1::SignalKind>(facts.kind), &both);
     }
     constexpr uint32_t kQueries = 5, kGroup = 2;
     std::vector<float> whole, ranked;
