@@ -156,3 +156,18 @@ def readme(tree):
     if len(words) > FRONT_PAGE_WORDS:
         errors.append(f"{FRONT_PAGE}: {len(words)} words (up to {FRONT_PAGE_WORDS} are read)")
     return errors
+
+
+def server_map(tree):
+    """A reader of server/README.md finds every file of the daemon: each X.h and X.cc is named on the page of its folder, or of
+    the nearest one above it that has a page. Replacement policies are in a table of their own, by name."""
+    errors = []
+    for name in tree.sources(under="server/"):
+        folder, file = posixpath.split(name)
+        if folder.startswith("server/replacement"):
+            continue
+        while folder and not tree.exists(f"{folder}/README.md"):
+            folder = posixpath.dirname(folder)
+        if folder and not re.search(rf"(?<![\w-]){re.escape(posixpath.splitext(file)[0])}(?![\w-])", tree.text(f"{folder}/README.md")):
+            errors.append(f"{name}: {folder}/README.md does not say what it is")
+    return errors

@@ -208,6 +208,13 @@ enum Late { LATE_A = 1; }
     def test_readme_length(self):
         self.expect(self.page(**{"README.md": "word | " * 901 + "\n```text\nno word\n```\n"}), "README.md: 901 words")
 
+    def test_server_map(self):
+        self.expect(self.check(readmes.server_map, {
+            "server/README.md": "`batch` and `deferred`", "server/space/batch.cc": "", "server/space/deferred.h": "",
+            "server/space/batch_size.h": "", "server/sim/README.md": "`replay.cc`", "server/sim/replay.h": "", "server/sim/sweep.cc": "",
+            "server/replacement/lru.h": ""}),
+            "server/sim/sweep.cc: server/sim/README.md does not say", "server/space/batch_size.h: server/README.md does not say")
+
 
 class SummaryTest(unittest.TestCase):
     """The table that ends tests/run.sh counts what happened, not what should have."""

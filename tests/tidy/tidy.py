@@ -35,6 +35,7 @@ CHECKS = {
     "runbooks": text_checks.runbooks,
     "trailing_comments": english.trailing_comments,
     "readme": readmes.readme,
+    "server_map": readmes.server_map,
 }
 NOTES_ONLY = {"lengths"}
 
