@@ -43,10 +43,10 @@ class EngineProcess {
   ~EngineProcess();
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
-  // The next line that it prints; ends the process if there is none.
   pid_t pid() const { return pid_; }
+  // The next line that it prints; ends the bench if there is none.
   std::string ReadLine();
-  // Lets it go on.
+  // Tells it to go on.
   void WriteLine();
   void Kill();
 
