@@ -1,5 +1,5 @@
-// What the sections with a real daemon have in common: the shape of their space, and engines in other processes
-// (bench_engine.cc).
+// What the sections with a real daemon share: the shape of their space, and engines in other
+// processes (bench_engine.cc).
 #ifndef KVPOOL_TESTS_BENCH_ENGINES_H_
 #define KVPOOL_TESTS_BENCH_ENGINES_H_
 
