@@ -1,5 +1,6 @@
 """What every page of the project shows is there: commands and flags, programs, files, links."""
 
+import fnmatch
 import posixpath
 import re
 import shlex
@@ -121,14 +122,11 @@ def _spellings(name):
     return [whole for part in found.group(1).split(",") for whole in _spellings(name[:found.start()] + part + name[found.end():])]
 
 
-def _file_errors(tree, folder, text):
-    """A file is named from the root, from the page's folder, or from one above it. What is to be added need not be there."""
-    folders = [folder]
-    while folders[-1]:
-        folders.append(posixpath.dirname(folders[-1]))
+def _file_errors(files, text):
+    """A file is named by its path, or the end of it. What is to be added, or has NAME for a name, need not be there."""
     for named in re.findall(rf"(?<!Add )`({FILE_NAME})`", text):
         for name in _spellings(named):
-            if not any(list((tree.root / place).glob(name)) for place in folders):
+            if "NAME" not in name and not any(fnmatch.fnmatchcase("/" + file, "*/" + name) for file in files):
                 yield f"names {name}, which does not exist"
 
 
@@ -137,7 +135,7 @@ def readme(tree):
     tree, word for word, as those are built and run; links lead somewhere, and files that are named exist."""
     if not tree.exists(FRONT_PAGE):
         return [f"{FRONT_PAGE}: missing"]
-    programs = _Programs(tree)
+    programs, files = _Programs(tree), tree.files()
     examples = {tree.text(name) for name in tree.sources() if "/examples/" in name}
     errors = []
     for page in tree.files(".md"):
@@ -151,7 +149,7 @@ def readme(tree):
             if block not in examples:
                 errors.append(f"{page}: the cpp block '{block.splitlines()[0]} …' is no file in an examples folder")
         prose = _without_code(text)
-        errors += [f"{page}: {error}" for error in (*_link_errors(tree, folder, prose), *_file_errors(tree, folder, prose))]
+        errors += [f"{page}: {error}" for error in (*_link_errors(tree, folder, prose), *_file_errors(files, prose))]
     words = [word for word in _without_code(tree.text(FRONT_PAGE)).split() if re.search(r"\w", word)]
     if len(words) > FRONT_PAGE_WORDS:
         errors.append(f"{FRONT_PAGE}: {len(words)} words (up to {FRONT_PAGE_WORDS} are read)")

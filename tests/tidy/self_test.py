@@ -201,7 +201,7 @@ enum Late { LATE_A = 1; }
         self.expect(self.page(**{
             "README.md": "# Top\n[gone](docs/gone.md) [here](server/README.md#rooms-and-floors) [there](server/README.md#attic) [up](#top)\n"
                          "```cpp\nint main() {}\n```\n```cpp\nint mian() {}\n```\n",
-            "server/README.md": "## Rooms, and floors\n`main.cc`, `server/main.{cc,h}`, `deploy/*.sh`\n1. Add `server/new.h`: `space/verbs.cc`\n"}),
+            "server/README.md": "## Rooms, and floors\n`main.cc`, `server/main.{cc,h}`, `examples/*.cc`\n1. Add `server/new.h`, `pool/NAME.h`: `space/verbs.cc`\n"}),
             "the cpp block 'int mian", "link to docs/gone.md", "link to server/README.md#attic",
             "server/README.md: names server/main.h", "server/README.md: names space/verbs.cc")
 
