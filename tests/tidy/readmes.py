@@ -158,8 +158,14 @@ def readme(tree):
 
 def server_map(tree):
     """A reader of server/README.md finds every file of the daemon: each X.h and X.cc is named on the page of its folder, or of
-    the nearest one above it that has a page. Replacement policies are in a table of their own, by name."""
+    the nearest one above it that has a page. Replacement policies are in a table of their own, by name. Classes and functions
+    that the page names exist."""
     errors = []
+    page = tree.text("server/README.md") if tree.exists("server/README.md") else ""
+    sources = "\n".join(tree.text(name) for name in tree.sources()) + "\n".join(tree.text(name) for name in tree.files(".proto"))
+    for name in sorted(set(re.findall(r"`(?:\w+::)?([A-Z]\w*[a-z]\w*|\w+_mu_)`", page))):
+        if not re.search(rf"\b{name}\b", sources):
+            errors.append(f"server/README.md: nothing in the sources is called {name}")
     for name in tree.sources(under="server/"):
         folder, file = posixpath.split(name)
         if folder.startswith("server/replacement"):

@@ -210,10 +210,10 @@ enum Late { LATE_A = 1; }
 
     def test_server_map(self):
         self.expect(self.check(readmes.server_map, {
-            "server/README.md": "`batch` and `deferred`", "server/space/batch.cc": "", "server/space/deferred.h": "",
+            "server/README.md": "`batch` and `deferred`; `Batches`, `Daemon::Tidy`, `NAME`", "server/space/batch.cc": "class Batches {};", "server/space/deferred.h": "",
             "server/space/batch_size.h": "", "server/sim/README.md": "`replay.cc`", "server/sim/replay.h": "", "server/sim/sweep.cc": "",
             "server/replacement/lru.h": ""}),
-            "server/sim/sweep.cc: server/sim/README.md does not say", "server/space/batch_size.h: server/README.md does not say")
+            "nothing in the sources is called Tidy", "server/sim/sweep.cc: server/sim/README.md does not say", "server/space/batch_size.h: server/README.md does not say")
 
 
 class SummaryTest(unittest.TestCase):
