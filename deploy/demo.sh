@@ -72,7 +72,7 @@ run_demo() {
     workload=(--trace="$trace")
     say "replaying the public conversation trace: $trace"
   else
-    say "replaying made requests: the public conversation trace is not at hand (the README says where anyone gets it)"
+    say "replaying made requests: the public conversation trace is not at hand (client/replay/README.md says where anyone gets it)"
   fi
   say "two engine processes share the pool; one of them is killed with SIGKILL half way, and started again"
   build/release/bin/kvpool-replay "${workload[@]}" --engines=2 --kill-one-at=0.5 &

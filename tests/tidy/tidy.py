@@ -10,6 +10,8 @@ import pathlib
 import sys
 
 import code_checks
+import english
+import readmes
 import rooms
 import text_checks
 import tree
@@ -31,7 +33,9 @@ CHECKS = {
     "metric_names": text_checks.metric_names,
     "dashboards": text_checks.dashboards,
     "runbooks": text_checks.runbooks,
-    "readme": text_checks.readme,
+    "trailing_comments": english.trailing_comments,
+    "readme": readmes.readme,
+    "server_map": readmes.server_map,
 }
 NOTES_ONLY = {"lengths"}
 
