@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 import code_checks
+import python_cycles
 import rooms
 import text_checks
 import tree
@@ -18,6 +19,7 @@ CHECKS = {
     "include_graph": code_checks.include_graph,
     "rooms": rooms.rooms,
     "cycles": rooms.cycles,
+    "python_cycles": python_cycles.python_cycles,
     "sources_are_built": code_checks.sources_are_built,
     "test_programs_are_run": code_checks.test_programs_are_run,
     "conditionals": code_checks.conditionals,
