@@ -27,6 +27,7 @@
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
 #include "proto/formats/trace.h"
+#include "proto/support/default_socket.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::replay {
@@ -47,7 +48,7 @@ struct Settings {
   uint64_t blocks = 10000;
   std::vector<std::string> daemon_flags;
   bool json = false, help = false, version = false;
-  ReplayOptions replay{.socket = tools::DefaultSocket()};
+  ReplayOptions replay{.socket = DefaultSocket(SocketUser::kClient)};
   uint64_t engines = 2;
   // What an engine process is told by the one that started it.
   uint64_t engine_slot = 0, engine_board = 0, engine_start_ns = 0;

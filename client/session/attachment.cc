@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/session/default_socket.h"
+#include "client/session/connect_error.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"

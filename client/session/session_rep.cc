@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/blocks.h"
-#include "client/session/default_socket.h"
+#include "proto/support/default_socket.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
 }
 
 absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) {
-  const std::string socket = options.socket.empty() ? DefaultSocket() : options.socket;
+  const std::string socket = options.socket.empty() ? DefaultSocket(SocketUser::kClient) : options.socket;
   ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket, options.client_name, deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;

@@ -7,21 +7,18 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/session/default_socket.h"
 #include "kvpool/v1/operator.pb.h"
 
 namespace kvpool::tools {
 
 struct Endpoint {
-  std::string socket;             // Path; see DefaultSocket.
+  std::string socket;             // Path; see proto/support/default_socket.h.
   std::string address;            // HOST:PORT; when set, TLS over TCP instead of the socket.
-  std::string tls_ca;             // PEM files. The daemon's certificate must be signed by this.
-  std::string tls_cert, tls_key;  // This client's; the daemon asks for them.
-  std::string tls_name;           // Name in the daemon's certificate, where HOST is not it.
+  std::string tls_ca;             // A PEM file; the daemon's certificate must be signed by this.
+  std::string tls_cert, tls_key;  // PEM files, this client's; the daemon asks for them.
+  std::string tls_name;           // The name in the daemon's certificate, where HOST is not it.
   absl::Duration deadline = absl::Seconds(5);
 };
-
-using ::kvpool::DefaultSocket;
 
 enum class Health { kServing, kNotServing, kUnknownService };
 
