@@ -1,4 +1,4 @@
-// The C face of Session: conversions, and no decisions.
+// The C ABI of Session: it converts, and decides nothing.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -37,7 +37,7 @@ int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
-// Not left to Session: it is told a signed count, which is another number where `ms` is above INT64_MAX.
+// Session can't check this: it takes a signed count, into which `ms` above INT64_MAX does not fit.
 absl::StatusOr<std::chrono::milliseconds> Time(const char* field, uint64_t ms, uint64_t least_ms) {
   constexpr uint64_t kMost = kvpool::Session::kMaxTtl.count();
   if (ms >= least_ms && ms <= kMost) return std::chrono::milliseconds(ms);

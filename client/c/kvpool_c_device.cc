@@ -1,4 +1,4 @@
-// The C face of verbs that are sent as they are.
+// The C ABI of device operations.
 #include <algorithm>
 #include <cstring>
 #include <string>

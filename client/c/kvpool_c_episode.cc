@@ -1,4 +1,4 @@
-// The C face of episodes.
+// The C ABI of episodes.
 #include <algorithm>
 #include <optional>
 #include <utility>

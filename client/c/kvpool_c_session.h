@@ -1,4 +1,4 @@
-// What the sources of the C face share.
+// Shared by the sources of the C ABI.
 #ifndef KVPOOL_CLIENT_C_KVPOOL_C_SESSION_H_
 #define KVPOOL_CLIENT_C_KVPOOL_C_SESSION_H_
 
@@ -21,11 +21,12 @@ struct kvpool_session {
 
 namespace kvpool {
 
-// Keeps the words for kvpool_last_error and answers the code.
+// Keeps the message for kvpool_last_error and returns the code.
 int Answer(const absl::Status& status);
 
-// The caller's structure as this library knows it, or INVALID_ARGUMENT: the rule under "Versions" in kvpool.h. A field that
-// is added later must start behind the former sizeof: an older caller leaves padding at the end unset.
+// The caller's structure as this library knows it, or INVALID_ARGUMENT: the rule under "Versions" in
+// kvpool.h. A field that is added later must start behind the former sizeof: an older caller leaves padding
+// at the end unset.
 template <typename Struct>
 absl::StatusOr<Struct> ReadStruct(const Struct* given, const char* type) {
   constexpr size_t kMaxStructBytes = 4096;
@@ -48,7 +49,7 @@ absl::StatusOr<Struct> ReadStruct(const Struct* given, const char* type) {
   return known;
 }
 
-// What kvpool_operation_start does with a request that it has parsed.
+// kvpool_operation_start with a parsed request.
 int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool_operation** operation);
 
 inline Deadline In(uint32_t timeout_ms) {

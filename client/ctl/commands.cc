@@ -326,7 +326,7 @@ class HealthCommand : public Command {
   absl::Duration wait_;
 };
 
-// Of this build, as of the daemon it came with: nobody is asked.
+// Policies of this build, and so of the daemon that it came with: the daemon is not asked.
 class PoliciesCommand : public Command {
  public:
   absl::Status Run(tools::OperatorClient*, const Output& output) override {

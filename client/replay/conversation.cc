@@ -24,7 +24,8 @@ constexpr double kOneLineShare = 0.26;
 constexpr double kOneLineMeanTokens = 45;
 constexpr double kFirstMedianTokens = 6000, kFirstSigma = 1.13;
 constexpr double kDocumentShare = 0.022;
-constexpr double kDocumentTokens = 40000;  // From here to the longest, log-uniform.
+constexpr double kDocumentTokens =
+    40000;  // Documents have log-uniform lengths of this to the longest prompt.
 
 // Answers: mostly around 370 tokens, some a word or two, some long.
 constexpr double kTerseShare = 0.13, kTerseMedianTokens = 20, kTerseSigma = 1.0;
@@ -39,7 +40,7 @@ constexpr double kLineMedianTokens = 15, kLineSigma = 1.2;
 // blocks.
 constexpr double kReplaceShare = 0.2;
 constexpr size_t kReplaceFromBlocks = 8;
-constexpr double kReplaceSigma = 0.35;  // Of the new length against the old.
+constexpr double kReplaceSigma = 0.35;  // Spread of the new length around the old.
 constexpr double kRepeatShare = 0.01;   // "Try again": the same prompt.
 
 // After turn t another one follows with probability 1 - 2.95 / (t + 3.9): 40 % after the first, 79 % after

@@ -23,8 +23,7 @@ namespace {
 
 using google::protobuf::internal::WireFormatLite;
 
-// Replies are bounded by ListBlocks' 1,000 blocks and by sessions, of which a daemon has at most a few
-// thousand.
+// The largest replies have 1,000 blocks (ListBlocks) or a few thousand sessions, which is a daemon's most.
 constexpr int kMostReplyBytes = 64 << 20;
 
 absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& path) {
@@ -58,7 +57,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
   return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
 }
 
-// What a failed connection over TCP comes down to, in gRPC's many words.
+// The cause of a failed connection over TCP, found in gRPC's long message.
 std::string TcpTrouble(absl::string_view grpc_words) {
   if (absl::StrContains(grpc_words, "Connection refused")) return "connection refused";
   if (absl::StrContains(grpc_words, "DNS resolution")) return "no such host";

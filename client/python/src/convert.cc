@@ -74,7 +74,7 @@ StatusError BufferError(const std::string& why) {
 void RegisterErrors() { nb::register_exception_translator(Translate); }
 
 nb::builtin_exception TypeErrorOf(const std::string& field, nb::handle value, const char* must) {
-  constexpr Py_ssize_t kShown = 100;  // Of what may be an array.
+  constexpr Py_ssize_t kShown = 100;  // Characters; the value may be a large array.
   const auto shown = nb::steal<nb::str>(PyUnicode_Substring(nb::repr(value).ptr(), 0, kShown));
   if (!shown.is_valid()) throw nb::python_error();
   return nb::type_error(absl::StrCat(field, " is ", shown.c_str(), "; must be ", must).c_str());
