@@ -49,7 +49,8 @@ constexpr double kLeave = 2.95, kLeaveOffset = 3.9;
 constexpr uint32_t kLongPrompt = 32768;
 constexpr double kLongPromptStays = 0.7;
 
-// Time to the next turn: the answer is generated and read, then somebody thinks; longer over longer texts.
+// Time to the next turn: generating and reading the answer, then thinking, which takes longer for longer
+// texts.
 constexpr double kSecondsPerAnswerToken = 0.04;
 constexpr double kThinkMedianSeconds = 112, kThinkSigma = 1.15;
 constexpr double kThinkLengthExponent = 0.1, kThinkLengthUnitTokens = 7000;

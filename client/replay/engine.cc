@@ -193,7 +193,7 @@ class Engine {
       return absl::InternalError(absl::StrCat("seal of block ", Index(own[outcome.refused[0].index()].id),
                                               " refused: ", outcome.refused[0].message()));
     }
-    // In sequence order whoever made them, so that the release touches the tail first.
+    // They are in sequence order, own and shared ones together, so that the release touches the tail first.
     std::vector<BlockRef> sequence;
     std::vector<BlockRef> unused;
     for (size_t i = 0; i < own.size(); ++i) {

@@ -139,7 +139,7 @@ class OperatorClient::Rep {
   }
 
   absl::StatusOr<Health> CheckHealth(const std::string& service) {
-    // A channel that failed to connect waits for seconds before it tries again, whoever asks.
+    // A channel that failed to connect waits for seconds before it tries again, even for a new call.
     if (endpoint_.address.empty() && !SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
       return absl::UnavailableError(
           CannotReach(endpoint_.socket, "", SOCK_STREAM, "it has started only now"));

@@ -50,7 +50,7 @@ _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
-_STUCK_S = 1.0  # Of shortage, in which steps of running requests would have let go of blocks.
+_STUCK_S = 1.0  # A shortage this long is a deadlock: steps of running requests would have released blocks by then.
 
 
 class KvPoolBlockPool(BlockPool):

@@ -39,7 +39,7 @@ logger = init_logger("vllm.kvpool")
 _POLL_S = 0.002
 _AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
 _REJOIN_S = 1.0  # Longest wait for a daemon that is there again.
-_QUIET_S = 5.0  # After an answer that came too late nothing is asked for so long.
+_QUIET_S = 5.0  # How long nothing is asked after an answer that came too late.
 
 
 class _Asked:

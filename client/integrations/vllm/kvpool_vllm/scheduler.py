@@ -38,7 +38,7 @@ class PooledScheduler(scheduler.Scheduler):
     def _wrap(self, manager: KVCacheManager) -> None:
         lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
         pool = self.pool
-        # Of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
+        # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
         manager.watermark_blocks = watermark = int(self.scheduler_config.watermark * pool.space.limit)
 
         def get_computed_blocks(request: Request) -> Any:

@@ -30,8 +30,8 @@ logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
 _WORD = 8
-_RETRY_S = 0.5  # After a wait in vain there is none for so long.
-_REOPEN_S = 1.0  # Between two tries to find a kvpoold again.
+_RETRY_S = 0.5  # How long nobody waits after a wait in vain.
+_REOPEN_S = 1.0  # The pause between two attempts to find a kvpoold again.
 
 
 class Transfer:
