@@ -50,8 +50,8 @@ class LiveSequence {
   // ---- Growing
   // Adds leased, empty blocks behind the others. FAILED_PRECONDITION: a pruning is not finished.
   absl::Status Append(Blocks blocks);
-  // Starts the sequence with blocks that a match found. REQUIRES: it is empty, and the tokens fill the
-  // blocks.
+  // Starts the sequence with blocks that a match found. REQUIRES: it is empty, and the
+  // tokens fill the blocks.
   absl::Status Adopt(Blocks matched, absl::Span<const uint32_t> tokens);
   // Says that K and V of these tokens are in the blocks, or will be when step `after` of the calls below is
   // done. RESOURCE_EXHAUSTED: there are too few blocks, with the numbers.
@@ -74,12 +74,12 @@ class LiveSequence {
   absl::Status Release(const ReleaseHint& hint, uint64_t after = kCurrentStep);
 
   // ---- Sharing
-  // Queues a seal of the full blocks that are new; nothing if there are none. Where others have sealed the same content,
-  // the sequence keeps its own block.
+  // Queues a seal of the full blocks that are new; nothing if there are none. Where others have sealed the same
+  // content, the sequence keeps its own block.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
-  // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here. The table stays the same until the
-  // answer was waited for; DEADLINE_EXCEEDED: call Finish… to wait again. With dry_run nothing changes.
+  // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here. The table stays the same until
+  // the answer was waited for; DEADLINE_EXCEEDED: call Finish… to wait again. With dry_run nothing changes.
   absl::StatusOr<v1::PruneResult> Prune(v1::Prune request, Deadline deadline, uint64_t after = kCurrentStep);
   absl::StatusOr<v1::CompactResult> Compact(v1::Compact request, Deadline deadline,
                                             uint64_t after = kCurrentStep);

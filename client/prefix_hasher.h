@@ -37,9 +37,9 @@ class PrefixHasher {
   // Key of the block that holds `tokens` behind the block of `parent`.
   PrefixKey Next(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
                  absl::Span<const std::string_view> extra_keys = {}) const;
-  // The parent of the first key behind a pruning: later K and V saw only what was kept of the sequence.
-  // `parent` is the key of the last full block, `tokens` are those behind it, and `digest` is
-  // PruneResult::kept_digest.
+  // The parent of the first key behind a pruning: later K and V saw only what was kept of
+  // the sequence. `parent` is the key of the last full block, `tokens` are those behind it,
+  // and `digest` is PruneResult::kept_digest.
   PrefixKey BehindPruning(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
                           std::string_view digest) const;
   // Keys of the full blocks of `tokens`, from the root; a partial last block has none. The extra keys go into

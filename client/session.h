@@ -4,20 +4,19 @@
 //
 //   Lease            takes blocks from the session's magazine, a stock of leased blocks in this process that is
 //                    refilled in the background
-//   Release          puts a block that was never sealed, and whose step is done, back into the magazine, and queues
-//                    all others
+//   Release          puts a block that was never sealed, and whose step is done, back into the magazine, and
+//                    queues all others
 //   Seal, Ref, Touch, Pin, Unpin, SetRetention    are queued, and sent in order, in batches, on the Step stream
-//   Match            is sent at once; the answer is waited for when it is needed, and brings holds already taken
+//   Match            is sent at once; its answer is waited for when it is needed, and brings holds
 //
 // A session is in one of these states, and moves only downwards:
 //
-//   state      entered when                                   status()                  verbs
-//   open       Open or Join returned                          OK                        all work
-//   closed     Close returned                                 FAILED_PRECONDITION
-//   ended      the daemon ended it                            ABORTED and why           Lease and Match return status(),
-//   detached   the daemon is gone, or has lost an answer      UNAVAILABLE and why       Release, Seal and the like do
-//   forked     this process is a fork of the one that         FAILED_PRECONDITION       nothing
-//              opened it
+//   state      entered when                               status()              verbs
+//   open       Open or Join returned                      OK                    all work
+//   closed     Close returned                             FAILED_PRECONDITION   Lease and Match return status();
+//   ended      the daemon ended it                        ABORTED and why       Release, Seal and the like do nothing
+//   detached   the daemon is gone, or lost an answer      UNAVAILABLE and why
+//   forked     this process is a fork of the opening one  FAILED_PRECONDITION
 //
 // The memory stays mapped in all of them, but not in a fork. A broken stream is no state: it is opened again,
 // and batches without an answer are sent again; the daemon applies each once.
@@ -112,8 +111,8 @@ class Session {
   // OK while open. Any thread, as are the five that follow.
   absl::Status status() const;
   uint32_t capacity_blocks() const;  // Usable blocks, as last heard; the null block included.
-  // Blocks mapped here, the null block included. No answer names a block beyond, so it is at least
-  // capacity_blocks().
+  // Blocks mapped here, the null block included. No answer names a block beyond, so it
+  // is at least capacity_blocks().
   uint32_t mapped_blocks() const;
   bool under_pressure() const;
   bool draining() const;
@@ -150,16 +149,16 @@ class Session {
   absl::StatusOr<Blocks> Lease(uint32_t count);
   // The same, waiting for refills.
   absl::StatusOr<Blocks> LeaseWithin(uint32_t count, Deadline deadline);
-  // The same for engines that keep tables of bare refs: fills `out`, or leaves it alone. Release gives them
-  // back.
+  // The same for engines that keep tables of bare refs: fills `out`, or leaves it alone.
+  // Release gives them back.
   absl::Status LeaseRefs(absl::Span<BlockRef> out);
   absl::Status LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadline);
   // Waits until the daemon has answered a refill after the first `refills` (see counters()), or another Lease
   // is worth a try for another reason; false: the deadline passed. Any thread, so that a caller can wait
   // while others use the session.
   bool AwaitRefill(uint64_t refills, Deadline deadline);
-  // Gives back one hold on each ref. Never fails and never waits; refs that are not held are counted in
-  // `refused`.
+  // Gives back one hold on each ref. Never fails and never waits; refs that are not held
+  // are counted in `refused`.
   void Release(absl::Span<const BlockRef> blocks, uint64_t after = kCurrentStep);
   // The same, with what the caller expects of the blocks: a conversation is over, a beam was pruned.
   // INVALID_ARGUMENT: the hint breaks a limit, and nothing was given back.
@@ -185,20 +184,20 @@ class Session {
                             std::chrono::milliseconds ttl,
                             std::chrono::milliseconds half_life = std::chrono::milliseconds(0));
 
-  // ---- On the device: kvpool/v1/score.proto says what each field means. client/live_sequence.h keeps a sequence's blocks
-  // and keys in step with what these verbs do to it. RESOURCE_EXHAUSTED as above. Until its answer is here, an operation
-  // keeps the blocks that it names: a block released meanwhile goes back when the operation is over.
+  // ---- On the device: kvpool/v1/score.proto says what each field means. client/live_sequence.h keeps a sequence's
+  // blocks and keys in step with what these verbs do to it. RESOURCE_EXHAUSTED as above. Until its answer is here,
+  // an operation keeps the blocks that it names: a block released meanwhile goes back when the operation is over.
   absl::StatusOr<Pending<v1::ScoreResult>> Score(const v1::Score& request, uint64_t after = kCurrentStep);
   // The victims are released: their holds are gone when the answer is here.
   absl::StatusOr<Pending<v1::PruneResult>> Prune(const v1::Prune& request, uint64_t after = kCurrentStep);
-  // Blocks that are not in the new table are released. Its new blocks are leased, and given back if nobody
-  // waits.
+  // Blocks that are not in the new table are released. Its new blocks are leased, and given
+  // back if nobody waits.
   absl::StatusOr<Pending<v1::CompactResult>> Compact(const v1::Compact& request,
                                                      uint64_t after = kCurrentStep);
   absl::StatusOr<Pending<v1::PlanBudgetsResult>> PlanBudgets(const v1::PlanBudgets& request,
                                                              uint64_t after = kCurrentStep);
 
-  // ---- Episodes: named block sets, found again by their topic; see v1::PutEpisode. An episode has holds of its own.
+  // ---- Episodes: named block sets with holds of their own, found again by topic; see v1::PutEpisode.
   absl::StatusOr<Pending<v1::PutEpisodeResult>> PutEpisode(const v1::PutEpisode& request,
                                                            uint64_t after = kCurrentStep);
   absl::StatusOr<Pending<EpisodeHit>> ChooseEpisode(const v1::ChooseEpisode& request);

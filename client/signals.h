@@ -4,8 +4,8 @@
 //   mass->Write(0, values);                                                     // host memory; or kernels write it
 //   *prune.mutable_signals()->add_signals() = mass->Signal(v1::SIGNAL_KIND_MASS);
 //
-// In a session of several ranks each rank writes what its own heads saw into its own part of the blocks; see
-// v1::Data.
+// In a session of several ranks each rank writes what its own heads saw into its own part of
+// the blocks; see v1::Data.
 #ifndef KVPOOL_CLIENT_SIGNALS_H_
 #define KVPOOL_CLIENT_SIGNALS_H_
 
@@ -31,8 +31,8 @@ struct SignalAxes {
 // At most 1 MiB of values, [layers][kv_heads][tokens] without the axes that are not set.
 v1::Signal InlinedSignal(v1::SignalKind kind, absl::Span<const float> values, SignalAxes axes = {});
 
-// An array in blocks leased for it: statistics, or a window of queries. Byte i lies in block i /
-// layout.block_bytes.
+// An array in blocks leased for it: statistics, or a window of queries. Byte i lies in
+// block i / layout.block_bytes.
 class BlockArray {
  public:
   // Waits for blocks like Session::LeaseWithin.

@@ -107,7 +107,7 @@ int kvpool_under_pressure(const kvpool_session* session);
 int kvpool_draining(const kvpool_session* session);
 /* The address of block 0, on the host or on the device. */
 uint64_t kvpool_base(const kvpool_session* session);
-/* Not 0: the memory is on a GPU, and `uuid` receives its UUID. 0: it is host memory, and `uuid` is left alone. */
+/* Not 0: the memory is on a GPU, whose UUID is written. 0: it is host memory, and `uuid` is left alone. */
 #define KVPOOL_DEVICE_UUID_BYTES 16
 int kvpool_device_uuid(const kvpool_session* session, uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]);
 uint64_t kvpool_block_stride_bytes(const kvpool_session* session);
@@ -144,8 +144,8 @@ int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count);
 int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms);
 /* Gives back one hold on each block, root first. Never fails. */
 void kvpool_release(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t after);
-/* The same, with what the caller expects of the blocks; see kvpool.v1.Release. KVPOOL_INVALID_ARGUMENT: `reuse` is
- * none of these, or `category` is above 15; nothing was given back. */
+/* The same, with what the caller expects of the blocks; see kvpool.v1.Release. KVPOOL_INVALID_ARGUMENT:
+ * `reuse` is none of these, or `category` is above 15; nothing was given back. */
 #define KVPOOL_REUSE_UNSPECIFIED 0
 #define KVPOOL_REUSE_EXPECTED 1
 #define KVPOOL_REUSE_UNLIKELY 2
@@ -155,7 +155,7 @@ int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks
 
 /* ---- Keys: the SHA-256 chain of prefix_hasher.h. */
 #define KVPOOL_KEY_BYTES 32
-/* Writes count / tokens_per_block keys, one for each full block. `salt` separates requests that must not share. */
+/* Writes count / tokens_per_block keys, one per full block. `salt` separates requests that must not share. */
 int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
                        const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys);
 
@@ -173,9 +173,9 @@ int kvpool_match_start(kvpool_session* session, const kvpool_group_keys* groups,
 int kvpool_match_ready(const kvpool_match* match);
 /* `miss` (a kvpool.v1.MissReason) may be NULL. KVPOOL_DEADLINE_EXCEEDED: wait again. */
 int kvpool_match_wait(kvpool_match* match, uint32_t timeout_ms, uint64_t* tokens, int* miss);
-/* Writes the blocks of the group_index-th group asked for, in sequence order, with 0 in front of a window. Their
- * holds are the caller's from now on. `blocks` NULL: only *count is written. KVPOOL_RESOURCE_EXHAUSTED: there are
- * more than `capacity`. */
+/* Writes the blocks of the group_index-th group asked for, in sequence order, with 0 in front of a window.
+ * Their holds are the caller's from now on. `blocks` NULL: only *count is written. KVPOOL_RESOURCE_EXHAUSTED:
+ * there are more than `capacity`. */
 int kvpool_match_take(kvpool_match* match, size_t group_index, kvpool_block* blocks, size_t capacity,
                       size_t* count);
 /* Gives back what was not taken. */
@@ -222,21 +222,21 @@ typedef struct {
   uint64_t after;
 } kvpool_prune_arguments;
 
-/* Sends the request at once. The caller frees *operation. Its blocks may be released meanwhile: they go back when the
- * operation is over. */
+/* Sends the request at once. The caller frees *operation. Its blocks may be released meanwhile: they go back
+ * when the operation is over. */
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation);
-/* The same with every verb and field: `request` is a serialised kvpool.v1.Operation with score, prune, compact,
- * plan_budgets or put_episode. */
+/* The same with every verb and field: `request` is a serialised kvpool.v1.Operation with score, prune,
+ * compact, plan_budgets or put_episode. */
 int kvpool_operation_start(kvpool_session* session, const void* request, size_t request_bytes,
                            kvpool_operation** operation);
 int kvpool_operation_ready(const kvpool_operation* operation);
-/* *result is a serialised kvpool.v1.OperationResult, valid until kvpool_operation_free. The holds on blocks that it
- * released are gone, and those on new blocks are the caller's. `result` may be NULL. KVPOOL_DEADLINE_EXCEEDED: wait
- * again. */
+/* *result is a serialised kvpool.v1.OperationResult, valid until kvpool_operation_free. The holds on blocks
+ * that it released are gone, and those on new blocks are the caller's. `result` may be NULL.
+ * KVPOOL_DEADLINE_EXCEEDED: wait again. */
 int kvpool_operation_wait(kvpool_operation* operation, uint32_t timeout_ms, const void** result,
                           size_t* result_bytes);
-/* After a prune or a compact: writes the sequence's remaining blocks, in order. Otherwise like kvpool_match_take. */
+/* After a prune or a compact: writes the sequence's remaining blocks, in order; see kvpool_match_take. */
 int kvpool_operation_table(const kvpool_operation* operation, kvpool_block* blocks, size_t capacity,
                            size_t* count);
 void kvpool_operation_free(kvpool_operation* operation);
@@ -259,30 +259,30 @@ typedef struct {
   uint64_t after;
 } kvpool_put_episode_arguments;
 
-/* Sends the request at once. The caller waits for *operation and frees it, as for a prune. The episode has holds of its
- * own on its blocks. */
+/* Sends the request at once. The caller waits for *operation and frees it, as for a prune. The episode has
+ * holds of its own on its blocks. */
 int kvpool_put_episode_start(kvpool_session* session, const kvpool_put_episode_arguments* arguments,
                              kvpool_operation** operation);
-/* Asks for the episode whose centroid has the largest cosine with `embedding`, or, where embedding_count is 0, for the
- * one called `name`. Sends the question at once. The caller frees *episode. */
+/* Asks for the episode whose centroid has the largest cosine with `embedding`, or, where embedding_count is
+ * 0, for the one called `name`. Sends the question at once. The caller frees *episode. */
 int kvpool_choose_episode_start(kvpool_session* session, const float* embedding, size_t embedding_count,
                                 const char* name, kvpool_episode** episode);
 int kvpool_episode_ready(const kvpool_episode* episode);
-/* Tells the episode's name (valid until kvpool_episode_free), the cosine (0 if it was asked for by name) and how many
- * tables it has; each may be NULL. KVPOOL_NOT_FOUND: there is none, or none of this name. KVPOOL_DEADLINE_EXCEEDED:
- * wait again. */
+/* Tells the episode's name (valid until kvpool_episode_free), the cosine (0 if it was asked for by name) and
+ * how many tables it has; each may be NULL. KVPOOL_NOT_FOUND: there is none, or none of this name.
+ * KVPOOL_DEADLINE_EXCEEDED: wait again. */
 int kvpool_episode_wait(kvpool_episode* episode, uint32_t timeout_ms, const char** name, float* similarity,
                         size_t* table_count);
-/* Writes the blocks of one table, whose holds are the caller's from now on, and describes it in *table. A table is taken
- * once, and has no blocks afterwards. `blocks` NULL: it is described, and nothing is taken. KVPOOL_RESOURCE_EXHAUSTED:
- * there are more blocks than `capacity`. */
+/* Writes the blocks of one table, whose holds are the caller's from now on, and describes it in *table. A
+ * table is taken once, and has no blocks afterwards. `blocks` NULL: it is described, and nothing is taken.
+ * KVPOOL_RESOURCE_EXHAUSTED: there are more blocks than `capacity`. */
 int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_block* blocks, size_t capacity,
                         kvpool_table* table);
 /* Gives back what was not taken. */
 void kvpool_episode_free(kvpool_episode* episode);
 
-/* ---- Other verbs, queued and applied in order. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms, priorities 0 to
- * 100; KVPOOL_INVALID_ARGUMENT beyond. */
+/* ---- Other verbs, queued and applied in order. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
+ * priorities 0 to 100; KVPOOL_INVALID_ARGUMENT beyond. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms);

@@ -1,9 +1,9 @@
 // Memory that the processes of one replay share: who serves which request, and how that went.
 //
-// A request is in one state: open -> claimed by one engine -> done; when the engine is killed, its claims are
-// open again. The state word of a request is the only truth: claiming is one compare-and-swap on it, so a
-// kill at any instruction leaves each request open, claimed by the dead engine, or done with its record
-// written.
+// A request is in one state: open -> claimed by one engine -> done; when the engine is killed, its
+// claims are open again. The state word of a request is the only truth: claiming is one
+// compare-and-swap on it, so a kill at any instruction leaves each request open, claimed by the dead
+// engine, or done with its record written.
 #ifndef KVPOOL_CLIENT_REPLAY_BOARD_H_
 #define KVPOOL_CLIENT_REPLAY_BOARD_H_
 

@@ -36,8 +36,8 @@ constexpr uint32_t kLongestAnswer = 2000;  // The trace's cap.
 // Messages after the first: a line, or an attachment.
 constexpr double kAttachmentShare = 0.27, kAttachmentMedianTokens = 3500, kAttachmentSigma = 1.1;
 constexpr double kLineMedianTokens = 15, kLineSigma = 1.2;
-// Turns of long conversations that replace what was attached: the shared part is a fraction u^2 of the
-// blocks.
+// Turns of long conversations that replace what was attached: the shared part is a fraction
+// u^2 of the blocks.
 constexpr double kReplaceShare = 0.2;
 constexpr size_t kReplaceFromBlocks = 8;
 constexpr double kReplaceSigma = 0.35;  // Spread of the new length around the old.
@@ -49,8 +49,8 @@ constexpr double kLeave = 2.95, kLeaveOffset = 3.9;
 constexpr uint32_t kLongPrompt = 32768;
 constexpr double kLongPromptStays = 0.7;
 
-// Time to the next turn: generating and reading the answer, then thinking, which takes longer for longer
-// texts.
+// Time to the next turn: generating and reading the answer, then thinking, which takes
+// longer for longer texts.
 constexpr double kSecondsPerAnswerToken = 0.04;
 constexpr double kThinkMedianSeconds = 112, kThinkSigma = 1.15;
 constexpr double kThinkLengthExponent = 0.1, kThinkLengthUnitTokens = 7000;

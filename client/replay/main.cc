@@ -35,7 +35,8 @@ namespace {
 
 constexpr uint64_t kMostEngines = 256;
 constexpr uint64_t kMostRequests = 10'000'000;
-// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working sets would not fit.
+// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working
+// sets would not fit.
 constexpr uint64_t kBlockBytes = 4096;
 
 struct Settings {

@@ -26,8 +26,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kShowAfter = std::chrono::seconds(2);
 constexpr auto kShowEvery = std::chrono::milliseconds(200);
-// Members' deaths free their blocks in milliseconds; a machine that is busy with other things may take
-// longer.
+// Members' deaths free their blocks in milliseconds; a machine that is busy with other
+// things may take longer.
 constexpr auto kSettleWithin = std::chrono::seconds(30);
 // Blocks in magazines are leased and no cache: all of them together are at most this part of the pool, unless
 // each has only one.

@@ -15,12 +15,12 @@ namespace kvpool {
 
 class Session;
 
-// Wakes whoever waits for anything of a session. Most of the time nobody waits, and then Notify is one atomic
-// operation.
+// Wakes whoever waits for anything of a session. Most of the time nobody waits, and then Notify
+// is one atomic operation.
 class AnswerSignal {
  public:
-  // True: `done` holds; false: it did not at the deadline. `done` runs under the signal's lock and only
-  // reads.
+  // True: `done` holds; false: it did not at the deadline. `done` runs under the signal's
+  // lock and only reads.
   template <typename Done>
   bool Await(std::chrono::steady_clock::time_point deadline, Done done) ABSL_LOCKS_EXCLUDED(mu_) {
     if (done()) return true;
@@ -54,8 +54,8 @@ class AnswerSignal {
   CondVar cv_;
 };
 
-// One answer. `status` and `result` belong to the stream's thread until it sets kReady, and then to the
-// engine's.
+// One answer. `status` and `result` belong to the stream's thread until it sets kReady, and
+// then to the engine's.
 struct AnswerState {
   enum Phase { kWaiting, kReady, kAbandoned };
 

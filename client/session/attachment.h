@@ -1,8 +1,8 @@
 // The attach socket of one member, and the memory that comes through it.
 //
-// Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it, for as
-// long as the session lives; the engine does nothing for growth. When the connection hangs up, the session is
-// over.
+// Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it,
+// for as long as the session lives; the engine does nothing for growth. When the connection hangs up,
+// the session is over.
 #ifndef KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 #define KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 
@@ -42,8 +42,8 @@ class Attachment {
     uint64_t slab_bytes = 0;
     bool warmup = false;
   };
-  // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it why and calls
-  // `on_end`.
+  // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it
+  // why and calls `on_end`.
   void Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end);
 
   // Hangs up, stops the thread and unmaps. From then on base() is 0.

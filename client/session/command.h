@@ -53,8 +53,8 @@ struct Command {
   std::unique_ptr<v1::Operation> operation;  // kOnDevice: the whole operation; `blocks` are those it names.
   std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
 
-  // Arrays travel inside an operation. So many of its bytes count as one name, so that a batch stays below 4
-  // MiB.
+  // Arrays travel inside an operation. So many of its bytes count as one name, so that a batch
+  // stays below 4 MiB.
   static constexpr size_t kBytesOfName = 64;
   // What counts towards the limit of a batch: blocks and keys named, and the operation's size.
   size_t names() const;

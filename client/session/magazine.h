@@ -44,8 +44,8 @@ class Magazine {
     uint32_t refused = 0;
     bool surplus = false;  // The stock is above the high mark: wake the stream's thread.
   };
-  // Keeps the refs that were lent, if `fenced` is false. Appends to `rest` those that the daemon must be told
-  // of.
+  // Keeps the refs that were lent, if `fenced` is false. Appends to `rest` those that the daemon
+  // must be told of.
   PutOutcome Put(absl::Span<const BlockRef> refs, bool fenced, std::vector<BlockRef>* rest);
   // Aims the next refill at `count` blocks or more. The caller wakes the stream's thread.
   void Ask(uint32_t count);

@@ -11,8 +11,8 @@
 namespace kvpool {
 namespace {
 
-// How long a session that is destroyed waits for the daemon to close it. Then it hangs up, which has the same
-// effect.
+// How long a session that is destroyed waits for the daemon to close it. Then it hangs up, which
+// has the same effect.
 constexpr std::chrono::seconds kCloseTimeout{5};
 
 // A command is at most half a batch: see StepBatches.

@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr uint32_t kMaxMagazine = 65536;
-// The pause between two attempts at a lease that pressure left short: nothing tells when another session
-// releases.
+// The pause between two attempts at a lease that pressure left short: nothing tells
+// when another session releases.
 constexpr std::chrono::milliseconds kLeaseRetry{2};
 
 std::atomic<uint64_t> fork_count{0};

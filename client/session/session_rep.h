@@ -55,8 +55,8 @@ class SessionRep {
   absl::Status Await(const AnswerState& answer, Deadline deadline);
   // Waits for a refill after the first `refills_before`; false: the deadline passed.
   bool AwaitRefill(uint64_t refills_before, Deadline deadline);
-  // Waits until the session may lease and match, and has its guaranteed blocks as far as a magazine holds
-  // them.
+  // Waits until the session may lease and match, and has its guaranteed blocks as far as
+  // a magazine holds them.
   absl::Status AwaitReady(Deadline deadline);
   absl::Status Shortage(uint32_t count, uint32_t stock) const;
 

@@ -79,8 +79,8 @@ const v1::StepRequest* StepBatches::Next() {
   return &batch.request;
 }
 
-// Operations that no command asked for. A fence goes first: the same batch may have operations that wait for
-// it.
+// Operations that no command asked for. A fence goes first: the same batch may have operations
+// that wait for it.
 void StepBatches::FillOwn(Batch* batch) {
   SessionState& state = *parts_.state;
   const uint64_t completed = state.completed_step.load(std::memory_order_acquire);

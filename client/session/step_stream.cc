@@ -33,8 +33,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& socket) {
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
-  // Channels with equal arguments share a connection, and the daemon's limits are per connection: so this one
-  // differs.
+  // Channels with equal arguments share a connection, and the daemon's limits are per connection:
+  // so this one differs.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
   // This is also how long a connection may take to come up: a busy machine needs more than a moment.
@@ -138,8 +138,8 @@ void StepStream::Rep::Wake(Urgency urgency) {
 bool StepStream::Rep::NextEvent(Tag* tag, bool* ok) {
   const bool nap = idle_naps_ < kNapsBeforeSleep;
   mode_.store(nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
-  // This looks once more after the mode was published: an earlier command found the thread awake and woke
-  // nobody.
+  // This looks once more after the mode was published: an earlier command found the thread
+  // awake and woke nobody.
   void* raw = nullptr;
   gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
   if ((writable_ && batches_->HasWork()) || (over() && !cancelled_)) {

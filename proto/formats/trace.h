@@ -34,8 +34,8 @@ absl::StatusOr<Request> ParseRequest(absl::string_view line);
 struct ReadTraceOptions {
   uint64_t max_requests = 0;  // 0: all.
 };
-// Reads a file, plain or gzip. Errors start with "FILE:LINE: ". Empty lines are skipped; timestamps must not
-// fall.
+// Reads a file, plain or gzip. Errors start with "FILE:LINE: ". Empty lines are skipped;
+// timestamps must not fall.
 absl::StatusOr<std::vector<Request>> ReadTrace(const std::string& path, const ReadTraceOptions& options = {});
 
 // Finds the public conversation trace: in $KVPOOL_TRACES (the file, or a folder with it), then in the folder

@@ -1,5 +1,5 @@
-// An engine that prunes: K and V written here, scored by the daemon, and what attention makes of what is
-// left.
+// An engine that prunes: K and V written here, scored by the daemon, and what attention makes
+// of what is left.
 #include <signal.h>
 
 #include <cmath>

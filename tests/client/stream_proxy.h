@@ -23,8 +23,8 @@ class StreamProxy {
   StreamProxy& operator=(const StreamProxy&) = delete;
 
   const std::string& socket() const { return socket_; }
-  // Closes every connection, which loses what was under way, and returns how many there were. New ones are
-  // accepted.
+  // Closes every connection, which loses what was under way, and returns how many there were.
+  // New ones are accepted.
   int Cut() ABSL_LOCKS_EXCLUDED(mu_);
   // From its return on, the daemon's answers are held back, and lost with the next Cut.
   void HoldAnswers(bool hold) ABSL_LOCKS_EXCLUDED(mu_);

@@ -91,8 +91,8 @@ TEST(Replay, OnAGpuOfTheFakeDriver) {
   EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.02);
 }
 
-// The daemon's record of a replay equals the trace but for the keys: the simulator finds the same hits in
-// both.
+// The daemon's record of a replay equals the trace but for the keys: the simulator finds the
+// same hits in both.
 TEST(Replay, TheDaemonsEventLogReplaysAsTheTrace) {
   std::string folder = (std::filesystem::temp_directory_path() / "kvpool-replay-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -154,8 +154,8 @@ TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
   const auto& states = result.fields().at("states").struct_value();
   EXPECT_EQ(Number(states, "free") + Number(states, "cached"), Number(states, "capacity"));
-  // Every block can be had: all but the null block, which is no part of the capacity, and this session's
-  // sink.
+  // Every block can be had: all but the null block, which is no part of the capacity,
+  // and this session's sink.
   auto session = JoinRun((*daemon)->socket());
   ASSERT_TRUE(session.ok()) << session.status();
   auto all = (*session)->LeaseWithin(static_cast<uint32_t>(Number(states, "capacity")) - 1, Soon());

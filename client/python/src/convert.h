@@ -25,8 +25,8 @@ namespace kvpool::python {
 
 namespace nb = nanobind;
 
-// A status on its way to Python, where it is an exception of kvpool/errors.py. Thrown with or without the
-// GIL.
+// A status on its way to Python, where it is an exception of kvpool/errors.py. Thrown with
+// or without the GIL.
 class StatusError : public std::exception {
  public:
   // `type`: name of the exception; empty: by the code.
@@ -114,8 +114,8 @@ std::string NameOf(std::string_view full_name, std::string_view prefix);
 
 // `reuse` is a word: "never" for REUSE_NEVER. INVALID_ARGUMENT: the hint breaks a limit.
 ReleaseHint HintOf(const std::string& reuse, uint32_t category);
-// `seconds` in ms, rounded up to 1 unless they are 0. INVALID_ARGUMENT: not a number, or beyond a clock's
-// range.
+// `seconds` in ms, rounded up to 1 unless they are 0. INVALID_ARGUMENT: not a number, or
+// beyond a clock's range.
 std::chrono::milliseconds TimeOf(double seconds, const char* field);
 
 }  // namespace kvpool::python

@@ -13,8 +13,8 @@
 
 namespace kvpool::python {
 
-// A policy, its parameters and signals, and how scores are reduced: the part that Score, Prune and Compact
-// share.
+// A policy, its parameters and signals, and how scores are reduced: the part that Score,
+// Prune and Compact share.
 struct PyScorer {
   v1::Policy policy;
   v1::Signals signals;

@@ -281,7 +281,8 @@ nb::tuple Strides(const View& view) {
   return nb::tuple(strides);
 }
 
-// Version 3. The attribute is missing for host memory and for dtypes that it has no name for, as consumers expect.
+// Version 3. The attribute is missing for host memory and for dtypes that it has no name
+// for, as consumers expect.
 nb::dict CudaArrayInterface(const View& view) {
   if (!view.on_gpu()) throw nb::attribute_error("__cuda_array_interface__: the memory is on the host");
   if (view.format() == nullptr) {
