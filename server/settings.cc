@@ -1,7 +1,6 @@
 #include "server/settings.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>
@@ -19,6 +18,7 @@
 #include "cuda/scorers/policies/registry.h"
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
+#include "proto/support/default_socket.h"
 #include "proto/support/status_macros.h"
 #include "server/base/sockets.h"
 #include "server/devices.h"
@@ -210,14 +210,9 @@ absl::Status ParseTenants(const std::string& text, std::map<std::string, std::ve
   return absl::OkStatus();
 }
 
-std::string DefaultSocket() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  return absl::StrCat(runtime != nullptr && *runtime != '\0' ? runtime : "/run", "/kvpool/kvpoold.sock");
-}
-
 absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
   settings->default_socket = line.socket.empty();
-  settings->socket = settings->default_socket ? DefaultSocket() : line.socket;
+  settings->socket = settings->default_socket ? DefaultSocket(SocketUser::kDaemon) : line.socket;
   if (settings->socket[0] != '/') {
     return BadFlag("socket", settings->socket, "write an absolute path");
   }

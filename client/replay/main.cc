@@ -27,6 +27,7 @@
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
 #include "proto/formats/trace.h"
+#include "proto/support/default_socket.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::replay {
@@ -34,7 +35,8 @@ namespace {
 
 constexpr uint64_t kMostEngines = 256;
 constexpr uint64_t kMostRequests = 10'000'000;
-// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working sets would not fit.
+// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working
+// sets would not fit.
 constexpr uint64_t kBlockBytes = 4096;
 
 struct Settings {
@@ -47,7 +49,7 @@ struct Settings {
   uint64_t blocks = 10000;
   std::vector<std::string> daemon_flags;
   bool json = false, help = false, version = false;
-  ReplayOptions replay{.socket = tools::DefaultSocket()};
+  ReplayOptions replay{.socket = DefaultSocket(SocketUser::kClient)};
   uint64_t engines = 2;
   // What an engine process is told by the one that started it.
   uint64_t engine_slot = 0, engine_board = 0, engine_start_ns = 0;

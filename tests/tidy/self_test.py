@@ -9,6 +9,7 @@ import unittest
 import code_checks
 import english
 import readmes
+import python_cycles
 import rooms
 import text_checks
 import tree
@@ -62,6 +63,14 @@ class TidyTest(unittest.TestCase):
             "server/b.h": '#include "server/c.h"\n', "server/c.cc": '#include "server/a.h"\n', "server/c.h": "",
             "server/d.h": '#include "server/a.h"\n', "server/e.cc": '#include "server/d.h"\n#include "server/c.h"\n'})
         self.expect(messages, "a circle of units: server/a, server/b, server/c")
+
+    def test_python_cycles(self):
+        messages = self.check(python_cycles.python_cycles, {
+            "client/p/__init__.py": "from p.a import A\n", "client/p/a.py": "import os\nfrom p import b\nfrom q import p\n",
+            "client/p/b.py": "def f():\n    import p.c\n", "client/p/c.py": "from p.a import A\n",
+            "client/p/d.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.e import E\n",
+            "client/p/e.py": "from p.d import D\nfrom p.a import A\n"})
+        self.expect(messages, "client/p: a circle of modules: a, b, c")
 
     def test_includes_exist_and_start_at_the_root(self):
         messages = self.check(code_checks.include_graph, {

@@ -12,6 +12,7 @@ import sys
 import code_checks
 import english
 import readmes
+import python_cycles
 import rooms
 import text_checks
 import tree
@@ -20,6 +21,7 @@ CHECKS = {
     "include_graph": code_checks.include_graph,
     "rooms": rooms.rooms,
     "cycles": rooms.cycles,
+    "python_cycles": python_cycles.python_cycles,
     "sources_are_built": code_checks.sources_are_built,
     "test_programs_are_run": code_checks.test_programs_are_run,
     "conditionals": code_checks.conditionals,
