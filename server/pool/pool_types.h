@@ -131,13 +131,14 @@ struct Eviction {
   uint32_t idle_ms;
 };
 
-// Counters since the pool was made; only grow.
+// What was counted since the pool was made. Nothing but uint64_t and arrays of it: sums add word by word
+// (server/base/counters.h). The metrics have a line for each (server/metrics/metrics.cc).
 struct PoolCounters {
   uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;
-  uint64_t decided_victims = 0;    // Of a policy that thinks: chosen by a decision …
-  uint64_t undecided_victims = 0;  // … and by LRU, as there was none.
-  uint64_t regret = 0;             // Looked up after they were evicted, while remembered.
+  // Victims while a policy decides outside the lock: chosen by a decision, or by LRU since there was none in time.
+  uint64_t decided_victims = 0, undecided_victims = 0;
+  uint64_t regret = 0;  // Keys that were looked up after their eviction, while it was remembered.
   EvictedBlocks evicted{};
 };
 
