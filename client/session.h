@@ -42,6 +42,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
@@ -222,7 +223,7 @@ class Session {
   absl::StatusOr<Blocks> Ref(absl::Span<const BlockRef> blocks);
   absl::Status Touch(absl::Span<const BlockRef> blocks);
   // The longest time of Pin and SetRetention.
-  static constexpr std::chrono::milliseconds kMaxTtl = std::chrono::hours(24);
+  static constexpr std::chrono::milliseconds kMaxTtl{kMaxTtlMs};
   // Of sealed blocks, held or not; see v1::Pin and v1::SetRetention. INVALID_ARGUMENT: a time or priority beyond its limit, and
   // nothing was done. Blocks that are refused, stale or beyond the tenant's budget, are counted in `refused`.
   absl::Status Pin(absl::Span<const BlockRef> blocks, std::chrono::milliseconds ttl);

@@ -8,13 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "client/blocks.h"
 #include "client/session/default_socket.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
 constexpr size_t kTokenBytes = 16;
-constexpr uint32_t kMaxMagazine = 65536;
 // Between two attempts at a lease that pressure left short: nothing says when another session lets go.
 constexpr std::chrono::milliseconds kLeaseRetry{2};
 
@@ -53,9 +53,9 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
   std::call_once(watched, [] {
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
   });
-  if (options.magazine_blocks > kMaxMagazine) {
+  if (options.magazine_blocks > kMaxNames) {
     return absl::InvalidArgumentError(
-        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxMagazine));
+        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxNames));
   }
   auto rep = std::make_unique<SessionRep>();
   rep->options = options;

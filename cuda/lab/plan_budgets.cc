@@ -9,12 +9,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/budgets.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
 namespace {
-
-constexpr uint64_t kMostLayers = 1024;
 
 // Numbers from the command line, else from the file.
 class Numbers {
@@ -65,7 +64,7 @@ absl::Status CheckBudget(uint64_t budget) {
 }
 
 absl::StatusOr<Budgets> Uniform(const Numbers& numbers) {
-  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMostLayers));
+  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMaxLayers));
   ASSIGN_OR_RETURN(const uint64_t budget, numbers.Budget());
   RETURN_IF_ERROR(CheckBudget(budget));
   Budgets budgets{.tokens = std::vector<uint64_t>(layers)};
@@ -76,7 +75,7 @@ absl::StatusOr<Budgets> Uniform(const Numbers& numbers) {
 absl::StatusOr<Budgets> Pyramid(const Numbers& numbers) {
   constexpr uint64_t kMost = uint64_t{1} << 32;
   scorers::PyramidOptions options;
-  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMostLayers));
+  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMaxLayers));
   ASSIGN_OR_RETURN(options.capacity_tokens, numbers.Budget());
   RETURN_IF_ERROR(CheckBudget(options.capacity_tokens));
   ASSIGN_OR_RETURN(options.window_tokens, numbers.GetWhole({"window", "win"}, 64, kMost));

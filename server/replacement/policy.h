@@ -31,11 +31,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/support/block_ref.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
 inline constexpr uint8_t kDefaultPriority = 50;
-inline constexpr uint8_t kMaxPriority = 100;
 
 // What the pool tells a policy of a new content.
 struct Content {
