@@ -1,4 +1,4 @@
-// A device that behaves until it is told to misbehave, in the ways that devices do. It passes everything on to a real one.
+// A device that passes everything on to a real one, until it is told to fail in one of the ways that devices do.
 #ifndef KVPOOL_TESTS_SUPPORT_FAULTY_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_FAULTY_DEVICE_H_
 
@@ -26,7 +26,7 @@ class FaultyDevice : public Device {
     MutexLock lock(&mu_);
     full_ = true;
   }
-  // They give it back.
+  // That process gives it back.
   void GiveBack() {
     MutexLock lock(&mu_);
     full_ = false;

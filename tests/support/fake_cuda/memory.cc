@@ -1,4 +1,4 @@
-// Memory of the fake driver: an allocation is a memfd, an address is an address.
+// The fake driver's memory: an allocation is a memfd, and a device address is an address of this process.
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ constexpr size_t kDirtEveryBytes = size_t{512} << 10;
 
 bool IsWhole(size_t bytes) { return bytes != 0 && bytes % kGranularityBytes == 0; }
 
-// A GPU's memory holds what its last owner left there: some words of each half megabyte do.
+// New GPU memory holds what its last owner left there; here, some words of each half megabyte do.
 void Soil(int fd, size_t bytes) {
   for (size_t offset = 0; offset < bytes; offset += kDirtEveryBytes) {
     (void)!::pwrite(fd, &kDirt, sizeof kDirt, static_cast<off_t>(offset));
@@ -50,8 +50,7 @@ bool IsDeviceMemory(int fd) {
          std::strstr(target, kMemoryName) != nullptr;
 }
 
-// A reservation (or the end of a mapping): nothing may touch it. GPU addresses mean nothing in a forked
-// child.
+// Makes a range a reservation, again or for the first time: nothing may touch it. GPU addresses mean nothing in a forked child.
 bool Protect(void* address, size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   return ::mmap(address, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED &&
@@ -63,7 +62,7 @@ bool MapAt(void* address, const Memory& memory, size_t bytes, int protection) {
          ::madvise(address, bytes, MADV_DONTFORK) == 0;
 }
 
-// Addresses aligned as a GPU's are; 0 where there are not that many.
+// A range of addresses with a GPU's alignment; 0: there is none of this size.
 CUdeviceptr ReserveAligned(size_t bytes) {
   const size_t padded_bytes = bytes + kGranularityBytes;
   if (padded_bytes < bytes) return 0;
@@ -90,8 +89,8 @@ CUdeviceptr MapAnywhere(const Memory& memory) {
   return address;
 }
 
-// What an IPC handle says. The exporter's fd is opened through /proc: that works while the exporter lives,
-// like the driver's, and what is opened stays after its death, like the driver's.
+// The contents of an IPC handle. The exporter's fd is opened through /proc, which, like the driver's handle, works while the
+// exporter lives; what was opened stays after its death.
 struct IpcContent {
   char magic[8];
   pid_t pid;
@@ -271,7 +270,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   return Call("cuMemAlloc", Needs::kContext, [&](State& state) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard lock(state.mu);
-    // The smallest thing that a driver takes for an allocation is a page of its own.
+    // Each allocation takes at least a page of its own.
     const size_t whole_bytes = (bytes + kGranularityBytes - 1) / kGranularityBytes * kGranularityBytes;
     std::shared_ptr<Memory> memory =
         whole_bytes < bytes ? nullptr : Allocate(state, CurrentDevice(), whole_bytes);

@@ -1,5 +1,4 @@
-// The kernels of the scorers, as the fake driver runs them: each thread block is one lane, the host's team, and they
-// come one after the other.
+// The scorers' kernels in the fake driver: each thread block is one lane, the host's team, and blocks run one after another.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -147,7 +146,7 @@ constexpr auto kQueries =
     Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); },
          ScoreContext>;
 
-// The grid is that of GPU teams, whose packs are smaller: shares of as many.
+// The grid was made for GPU teams, whose packs are smaller, so that each thread block here takes its share of the packs.
 constexpr auto kReducePlanes =
     Bind<[](const Grid& grid, const PlaneReductions& r) { return Writes(r.row, grid.y * r.items); },
          [](const ThreadBlock& b, const PlaneReductions& of_first_row) {

@@ -1,8 +1,7 @@
-// A libcuda.so.1 without a GPU, for tests: the driver entry points that kvpool uses, over memfds, threads and
-// the kernels' host bodies. It behaves: what the driver documents, it does, in one process and across
-// several. The memory of a new allocation is dirty, calls without a current context fail, a child forked
-// after cuInit is refused, streams run behind their callers' backs, a kernel that reaches outside its
-// mappings loses the context.
+// A libcuda.so.1 without a GPU, for tests: the driver entry points that kvpool uses, over memfds, threads and the kernels'
+// host bodies. It does what the driver documents, in one process and across several: the memory of a new allocation is
+// dirty, calls without a current context fail, a child forked after cuInit is refused, streams run asynchronously, and a
+// kernel that reaches outside its mappings loses the context.
 //
 // Point KVPOOL_LIBCUDA at it. What it imitates is set by the environment, read at cuInit:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
@@ -36,7 +35,7 @@ inline constexpr size_t kGranularityBytes = size_t{2} << 20;
 struct Fault {
   std::string call;
   int from = 1;          // The first call to fail, counted from 1.
-  bool onwards = false;  // And all later ones.
+  bool onwards = false;  // All later calls fail as well.
   CUresult result = CUDA_ERROR_UNKNOWN;
 };
 
@@ -48,7 +47,7 @@ struct Settings {
   std::map<std::string, int> latency_us;
 };
 
-// Aborts with the variable's name where one can't be read: a test that sets it wrong must not pass.
+// Aborts with the variable's name if one can't be read: a test that sets it wrong must not pass.
 Settings ReadSettings();
 
 // One physical allocation.
@@ -74,7 +73,7 @@ class Memory {
 struct Mapping {
   size_t bytes = 0;
   std::shared_ptr<Memory> memory;
-  int protection = 0;  // As of mmap.
+  int protection = 0;  // mmap's PROT_ bits.
 };
 struct Import {
   Mapping mapping;
@@ -87,11 +86,10 @@ struct DeviceState {
   int context_holders = 0;
 };
 
-// All that a process knows. Memory goes and comes under `mu`. Never destroyed: streams may run until the very
-// end.
+// The state of a process. Memory is made and freed under `mu`. It is never destroyed, since streams may run until the very end.
 struct State {
   Settings settings;
-  pid_t pid = 0;  // Of the process that called cuInit; 0 before.
+  pid_t pid = 0;  // The process that called cuInit; 0 before.
   std::mutex mu;
   std::map<std::string, int> calls;
   CUresult lost = CUDA_SUCCESS;  // The sticky error that took the context.
@@ -118,7 +116,7 @@ int CurrentDevice();
 void DrainStreams();
 
 enum class Needs { kNothing, kInit, kContext };
-// What every call starts with: the delay asked for, then the reasons to fail.
+// Every call starts with this: the delay asked for, then the reasons to fail.
 CUresult Begin(const char* call, Needs needs);
 
 // Wraps the body of an entry point.

@@ -1,5 +1,5 @@
-// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: what is queued
-// runs behind its caller's back, in order, so that a missing fence or synchronisation shows.
+// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: its work runs in order but
+// asynchronously, so that a missing fence or synchronisation shows.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@
 namespace kvpool::fake {
 namespace {
 
-// A point in a stream: passed once all before it is done.
+// A point in a stream, passed once all work before it is done.
 class Marker {
  public:
   void Pass() {
@@ -33,7 +33,7 @@ class Marker {
     const std::lock_guard lock(mu_);
     return passed_;
   }
-  // When it was passed.
+  // The time at which it was passed.
   std::chrono::steady_clock::time_point Wait() {
     std::unique_lock lock(mu_);
     cv_.wait(lock, [this] { return passed_; });
@@ -132,8 +132,7 @@ class Handles {
   std::map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-// The default stream is not among them: using it waits for, and holds up, everybody else's work, and nothing
-// of ours may.
+// The default stream is not among them: work on it waits for everybody else's work and holds it up, and nothing of ours may.
 Handles<Queue, CUstream>& Streams() {
   static auto& streams = *new Handles<Queue, CUstream>();
   return streams;
@@ -143,7 +142,7 @@ Handles<Event, CUevent>& Events() {
   return events;
 }
 
-// The sticky error that the work before a point of synchronisation met.
+// The sticky error, if the work before a synchronisation point met one.
 CUresult Outcome(State& state) {
   const std::lock_guard lock(state.mu);
   return state.lost;
@@ -179,7 +178,7 @@ void DrainStreams() {
 
 using namespace kvpool::fake;  // NOLINT: entry points must be in the global namespace
 
-// 0 is the lowest priority, and what a stream has that asks for none.
+// 0 is the lowest priority, and the default.
 constexpr int kGreatestPriority = -5;
 
 CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -249,7 +248,7 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
       return CUDA_ERROR_INVALID_VALUE;
     }
     return Enqueue(stream, [address, value] {
-      // The writer may be another process: there is nobody to be woken by. Cyclic, as documented.
+      // Nobody wakes this thread, since the writer may be another process. The comparison is cyclic, as documented.
       const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
       while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
       return CUDA_SUCCESS;
@@ -344,7 +343,7 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_
     if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
     return Enqueue(stream, [=] {
       void* const start = reinterpret_cast<void*>(address);
-      // Whole pages become holes, which read as zero and take no memory: large pools stay cheap to imitate.
+      // Whole pages become holes, which read as zero and take no memory, so that large pools stay cheap.
       if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
       return CUDA_SUCCESS;
     });
@@ -385,7 +384,7 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   return Call("cuModuleLoadData", Needs::kContext, [&](State&) {
-    // A fat binary, by its first word; its code is for GPUs, so what is loaded is the host bodies.
+    // A fat binary, known by its first word. Its code is for GPUs; the host bodies are loaded instead.
     constexpr uint32_t kFatBinary = 0xba55ed50;
     uint32_t word;
     std::memcpy(&word, image, sizeof word);
@@ -414,7 +413,7 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
                                 void**) {
   return Call("cuLaunchKernel", Needs::kContext, [&](State&) {
     constexpr unsigned int kMaxThreads = 1024;
-    constexpr unsigned int kMaxGridSide = 65535;  // Of y and z.
+    constexpr unsigned int kMaxGridSide = 65535;  // The driver's limit for y and z.
     const uint64_t threads = uint64_t{block_x} * block_y * block_z;
     if (threads == 0 || threads > kMaxThreads || grid_x == 0 || grid_y == 0 || grid_y > kMaxGridSide ||
         grid_z == 0 || grid_z > kMaxGridSide) {
