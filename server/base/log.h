@@ -59,7 +59,6 @@ struct LogOptions {
 void SetLog(const LogOptions& options);
 
 void Log(LogLevel level, std::string_view event, LogFields fields = {});
-inline void LogDebug(std::string_view event, LogFields fields = {}) { Log(LogLevel::kDebug, event, fields); }
 inline void LogInfo(std::string_view event, LogFields fields = {}) { Log(LogLevel::kInfo, event, fields); }
 inline void LogWarning(std::string_view event, LogFields fields = {}) {
   Log(LogLevel::kWarning, event, fields);
