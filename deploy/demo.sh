@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# kvpool at work, on host memory: installs what is missing, builds, and runs a daemon with engine processes against it.
+# Shows kvpool at work on host memory: installs what is missing, builds, and runs a daemon with engine processes.
 # Usage: deploy/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
 
-# start_daemon FOLDER: kvpoold on host memory; all it makes is in FOLDER. Returns when it serves.
+# start_daemon FOLDER: starts kvpoold on host memory, with all its files in FOLDER, and returns when it serves.
 start_daemon() {
   # 40 MiB in blocks of 4 KiB: about 10,000 blocks, where the trace's working set has 183,000.
   build/release/bin/kvpoold --device=host --capacity=40MiB --slab-bytes=40MiB --metrics-listen=127.0.0.1:0 \
@@ -21,7 +21,7 @@ start_daemon() {
   done
 }
 
-# stop_demo FOLDER: ends what the demo started. Engines are kvpool-replay's own and end with it.
+# stop_demo FOLDER: ends what the demo started, and removes FOLDER. Engines are children of kvpool-replay and end with it.
 stop_demo() {
   local pid
   for pid in ${demo_replay:-} ${demo_daemon:-}; do
@@ -31,7 +31,7 @@ stop_demo() {
   rm -rf "$1"
 }
 
-# conversation_trace: where the public trace is, if it is at hand.
+# conversation_trace: prints the path of the public trace, if it is at hand.
 conversation_trace() {
   local folder place
   for folder in "${KVPOOL_TRACES:-}" ../shared/traces; do
@@ -44,7 +44,7 @@ conversation_trace() {
   done
 }
 
-# scrape PORT NAME...: the named metrics, with bash alone.
+# scrape PORT NAME...: prints the named metrics. It needs nothing but bash.
 scrape() {
   local port=$1 pattern
   shift

@@ -28,6 +28,7 @@
 #include "proto/cli/version.h"
 #include "proto/formats/trace.h"
 #include "proto/support/default_socket.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::replay {
@@ -70,7 +71,7 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->AddRepeated("daemon-flag", &s->daemon_flags, "with --spawn-daemon: one more flag for it");
   flags->Add("layout", &s->layout, "opaque, or LAYERSxHEADSxDIM of a paged bf16 cache of 512 tokens a block");
   flags->Add("block-bytes", &s->block_bytes, {.min = 64, .max = 1u << 30}, "of an opaque block");
-  flags->Add("magazine", &s->replay.magazine_blocks, {.max = 65536},
+  flags->Add("magazine", &s->replay.magazine_blocks, {.max = kMaxNames},
              "blocks each engine keeps leased; by default a 400th of the pool for all of them");
   flags->Add("decode", &s->replay.decode, "hold blocks for the answers too");
   flags->Add("time-scale", &s->replay.time_scale, 1000, "1 is real time, 0 as fast as it goes");
@@ -123,10 +124,11 @@ absl::StatusOr<v1::Layout> MakeLayout(const Settings& s) {
   PagedLayoutOptions options{.tokens_per_block = kTokensPerBlock};
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &options.layers) ||
       !absl::SimpleAtoi(parts[1], &options.kv_heads) || !absl::SimpleAtoi(parts[2], &options.head_dim) ||
-      options.layers == 0 || options.layers > 1024 || options.kv_heads == 0 || options.kv_heads > 1024 ||
-      options.head_dim == 0 || options.head_dim > 4096) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--layout: \"", s.layout, "\" is not opaque or LAYERSxHEADSxDIM, of 1 to 1024, 1024 and 4096"));
+      options.layers == 0 || options.layers > kMaxLayers || options.kv_heads == 0 ||
+      options.kv_heads > kMaxKvHeads || options.head_dim == 0 || options.head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat("--layout: \"", s.layout,
+                                                   "\" is not opaque or LAYERSxHEADSxDIM, of 1 to ",
+                                                   kMaxLayers, ", ", kMaxKvHeads, " and ", kMaxHeadDim));
   }
   return PagedLayout(options);
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/session/session_rep.h"
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -25,14 +26,13 @@ absl::Status CheckNames(const char* field, size_t names) {
 }
 
 absl::Status CheckKeyBytes(uint32_t key_bytes) {
-  if (key_bytes >= 1 && key_bytes <= 64) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("key_bytes: ", key_bytes, ", where 1 to 64 are allowed"));
+  if (key_bytes >= 1 && key_bytes <= kMaxKeyBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("key_bytes: ", key_bytes, ", where 1 to ", kMaxKeyBytes, " are allowed"));
 }
 
-// Limits of Pin and SetRetention in engine.proto. Nobody waits for their answers: what the daemon would
-// refuse whole has to be said here.
-constexpr uint32_t kMaxPriority = 100;
-
+// Nobody waits for the answers of Pin and SetRetention, so that a time or priority which the daemon would refuse has to
+// be refused here.
 absl::Status CheckTime(const char* field, std::chrono::milliseconds time, int64_t least_ms) {
   if (time.count() >= least_ms && time <= Session::kMaxTtl) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -289,9 +289,9 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
   RETURN_IF_ERROR(CheckKeyBytes(arguments.key_bytes));
   const size_t count = arguments.blocks.size();
   const uint32_t per_block = arguments.keys_per_block;
-  if (per_block < 1 || per_block > 8) {
+  if (per_block < 1 || per_block > kMaxKeysPerBlock) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keys_per_block: ", per_block, ", where 1 to 8 are allowed"));
+        absl::StrCat("keys_per_block: ", per_block, ", where 1 to ", kMaxKeysPerBlock, " are allowed"));
   }
   RETURN_IF_ERROR(CheckNames("Seal.blocks and keys", count * (1 + per_block)));
   if (arguments.keys.size() != count * per_block * arguments.key_bytes) {

@@ -8,15 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "client/blocks.h"
 #include "proto/support/default_socket.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
 constexpr size_t kTokenBytes = 16;
-constexpr uint32_t kMaxMagazine = 65536;
-// The pause between two attempts at a lease that pressure left short: nothing tells
-// when another session releases.
+// The pause between two attempts at a lease that pressure left short: nothing tells when another session
+// releases.
 constexpr std::chrono::milliseconds kLeaseRetry{2};
 
 std::atomic<uint64_t> fork_count{0};
@@ -54,9 +54,9 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
   std::call_once(watched, [] {
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
   });
-  if (options.magazine_blocks > kMaxMagazine) {
+  if (options.magazine_blocks > kMaxNames) {
     return absl::InvalidArgumentError(
-        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxMagazine));
+        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxNames));
   }
   auto rep = std::make_unique<SessionRep>();
   rep->options = options;

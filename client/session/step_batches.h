@@ -21,14 +21,15 @@
 #include "client/session/magazine.h"
 #include "client/session/session_state.h"
 #include "kvpool/v1/engine.pb.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
 class StepBatches {
  public:
   static constexpr size_t kUnansweredBatches = 16;
-  static constexpr size_t kBatchOperations = 4096;
-  static constexpr size_t kBatchNames = 65536;
+  static constexpr size_t kBatchOperations = kMaxBatchOperations;
+  static constexpr size_t kBatchNames = kMaxNames;
 
   struct Parts {
     CommandRing* commands = nullptr;

@@ -9,12 +9,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/budgets.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
 namespace {
-
-constexpr uint64_t kMaxLayers = 1024;
 
 // Numbers by name: from the command line, else from the file.
 class Numbers {

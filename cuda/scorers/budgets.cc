@@ -6,17 +6,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {
 namespace {
 
-// Sums of counts of tokens up to this stay exact as doubles.
-constexpr uint64_t kMaxTokens = uint64_t{1} << 40;
-
 absl::Status CheckTokens(const char* field, uint64_t tokens) {
-  if (tokens <= kMaxTokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMaxTokens));
+  if (tokens <= kMaxLayerTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMaxLayerTokens));
 }
 
 absl::Status CheckNumbers(const char* field, absl::Span<const double> values, double least) {
@@ -201,9 +199,9 @@ absl::Status EpicacheBudgets(absl::Span<const double> sensitivity, const Epicach
                              absl::Span<uint64_t> budgets) {
   RETURN_IF_ERROR(CheckLayers("sensitivities", sensitivity.size(), budgets.size()));
   RETURN_IF_ERROR(CheckNumbers("sensitivity", sensitivity, -HUGE_VAL));
-  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMaxTokens))) {
+  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMaxLayerTokens))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMaxTokens));
+        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMaxLayerTokens));
   }
   if (!(options.power >= 0 && options.power <= 64)) {
     return absl::InvalidArgumentError(absl::StrCat("power is ", options.power, ", must be 0 to 64"));

@@ -4,14 +4,12 @@
 #include "cuda/scorers/host/host_window.h"
 #include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/score.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {
 namespace {
 
-// Indices of tokens below this are exact as floats.
-constexpr uint32_t kMaxTokens = 1u << 24;
-constexpr uint32_t kMaxQueries = 1024;
 constexpr uint64_t kAlignment = 64;
 
 absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_t max) {
@@ -20,19 +18,19 @@ absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_
 }
 
 absl::Status CheckShape(const KvShape& shape) {
-  RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, 4096));
-  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMaxTokens));
-  RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, 4096));
-  return CheckRange("v_head_dim", shape.v_head_dim, 0, 4096);
+  RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, kMaxLayers));
+  RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, kMaxKvHeads));
+  RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, kMaxTokensPerBlock));
+  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMaxSequenceTokens));
+  RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, kMaxHeadDim));
+  return CheckRange("v_head_dim", shape.v_head_dim, 0, kMaxHeadDim);
 }
 
 absl::Status CheckWindow(const QueryWindow& window, const KvShape& shape) {
   RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMaxQueries));
   if (!window.behind) RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
   if (window.data == nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, 65536));
+  RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, kMaxQueryHeads));
   if (window.q_heads % shape.kv_heads == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("query window: q_heads is ", window.q_heads,
                                                  ", no multiple of ", shape.kv_heads, " kv heads"));

@@ -16,7 +16,7 @@
 namespace kvpool {
 
 struct CountRange {
-  uint64_t min = 0, max = ~uint64_t{0};
+  uint64_t min = 0, max = ~uint64_t{0};  // At most what the target can hold.
 };
 struct TimeRange {
   absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);
@@ -29,12 +29,16 @@ class Flags {
   void Add(const std::string& name, std::string* target, const std::string& help);
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help);
+  void Add(const std::string& name, uint32_t* target, CountRange range, const std::string& help);
   // 0 or more.
   void Add(const std::string& name, double* target, double most, const std::string& help);
   // "300ms", "10s", "2h30m".
   void Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help);
   // Bytes given as hex digits, or as base64 behind "base64:", which is how JSON shows them.
   void AddBytes(const std::string& name, std::string* target, size_t most_bytes, const std::string& help);
+  // A text that `set` understands or refuses. `set` may be called more than once, and the last call counts.
+  void AddText(const std::string& name, const std::string& default_text, const std::string& help,
+               std::function<absl::Status(absl::string_view value)> set);
   // A flag that may be given many times.
   void AddRepeated(const std::string& name, std::vector<std::string>* target, const std::string& help);
 
@@ -53,6 +57,8 @@ class Flags {
     bool is_bool = false;
     bool given = false;
   };
+  template <typename Count>
+  void AddCount(const std::string& name, Count* target, CountRange range, const std::string& help);
   Flag* Find(absl::string_view name);
   void AddFlag(Flag flag);
   absl::Status Set(Flag* flag, absl::string_view value);

@@ -26,8 +26,6 @@
 namespace kvpool {
 namespace {
 
-// Holders in a pool have 16 bits, and one that ended stays taken while blocks are charged to it.
-constexpr uint32_t kMostSessions = 32768;
 // A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
 constexpr uint64_t kDeviceCheckMs = 1000;
 
@@ -61,9 +59,9 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
         absl::StrCat("tenant_share is ", options.tenant_share, "; must be above 0, up to 1"));
   }
   RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
-  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
-  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, 65536));
+  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxMembers));
+  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
+  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
@@ -400,13 +398,11 @@ void Daemon::Destroy(Space* closing) {
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
   Destroy(space.get());
   SpaceSnapshot last;
-  SpaceCounters counters;
   {
     MutexLock lock(&space->mu);
     last = SnapshotOf(space->state, clock_->NowMs());
-    counters = space->state.counters;
   }
-  retired_->Add(last, counters);
+  retired_->Add(last);
   LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
   // Others may grow now, which they should learn before they evict.
   if (housekeeper_ != nullptr) housekeeper_->Wake();

@@ -1,6 +1,7 @@
 // What people and controllers ask: lists, statistics, revoke, drain, pins.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -141,21 +142,20 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   response->set_version(options_.version);
   response->set_daemon_epoch(options_.epoch);
   response->set_uptime_seconds(snapshot.uptime_seconds);
-  for (const SpaceSnapshot& space : snapshot.spaces) {
-    FillCounts(space.blocks, space.capacity, response->mutable_blocks());
-    if (space.space != 0) response->set_spaces(response->spaces() + 1);
-    response->set_leased_total(response->leased_total() + space.pool.leased);
-    response->set_sealed_total(response->sealed_total() + space.pool.sealed);
-    response->set_deduplicated_total(response->deduplicated_total() + space.pool.deduplicated);
-    response->set_lookup_blocks_total(response->lookup_blocks_total() + space.pool.lookup_blocks);
-    response->set_hit_blocks_total(response->hit_blocks_total() + space.pool.hit_blocks);
-    response->set_lookup_tokens_total(response->lookup_tokens_total() + space.pool.lookup_tokens);
-    response->set_hit_tokens_total(response->hit_tokens_total() + space.pool.hit_tokens);
-    response->set_released_total(response->released_total() + space.pool.released);
-    for (const uint64_t evicted : space.pool.evicted)
-      response->set_evicted_total(response->evicted_total() + evicted);
-    response->set_regret_total(response->regret_total() + space.pool.regret);
-  }
+  v1::StateCounts* blocks = response->mutable_blocks();
+  for (const SpaceSnapshot& space : snapshot.spaces) FillCounts(space.blocks, space.capacity, blocks);
+  response->set_spaces(static_cast<uint32_t>(snapshot.spaces.size()));
+  const PoolCounters& total = snapshot.totals.pool;
+  response->set_leased_total(total.leased);
+  response->set_sealed_total(total.sealed);
+  response->set_deduplicated_total(total.deduplicated);
+  response->set_lookup_blocks_total(total.lookup_blocks);
+  response->set_hit_blocks_total(total.hit_blocks);
+  response->set_lookup_tokens_total(total.lookup_tokens);
+  response->set_hit_tokens_total(total.hit_tokens);
+  response->set_released_total(total.released);
+  response->set_evicted_total(std::accumulate(total.evicted.begin(), total.evicted.end(), uint64_t{0}));
+  response->set_regret_total(total.regret);
   response->set_sessions(snapshot.sessions_open);
   for (const v1::DeviceInfo& device : snapshot.devices) *response->add_devices() = device;
   response->set_draining(snapshot.draining);

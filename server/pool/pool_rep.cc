@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "server/replacement/policies/async_policy.h"
 
 namespace kvpool {
@@ -25,8 +26,8 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
                                       : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
       policy(std::move(replacement)) {
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
-  KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= 16, "%zu groups, not 1 to 16",
-               options.windows.size());
+  KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",
+               options.windows.size(), kMaxGroups);
   KVPOOL_CHECK(options.pin_budget >= 0 && options.pin_budget <= 1, "pin budget %g, not 0 to 1",
                options.pin_budget);
   KVPOOL_CHECK(options.first_generation < UINT32_MAX, "no generation is left");

@@ -150,7 +150,8 @@ struct Eviction {
   uint32_t idle_ms;
 };
 
-// Counted since the pool was made.
+// What was counted since the pool was made. Nothing but uint64_t and arrays of it: sums add word by word
+// (server/base/counters.h). The metrics have a line for each (server/metrics/metrics.cc).
 struct PoolCounters {
   uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;

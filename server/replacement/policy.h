@@ -33,11 +33,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/support/block_ref.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
 inline constexpr uint8_t kDefaultPriority = 50;
-inline constexpr uint8_t kMaxPriority = 100;
 
 // A new content, as the pool describes it to a policy.
 struct Content {

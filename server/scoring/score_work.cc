@@ -11,7 +11,7 @@ namespace {
 
 using scorers::KvShape;
 
-// Buffers grow in steps: a sequence that grows by a token must not mean a new one.
+// Buffers grow in steps, so that a sequence that grows by a token does not need a new one.
 constexpr size_t kBufferStepBytes = 1 << 20;
 constexpr size_t kAlignment = 64;
 
@@ -113,7 +113,7 @@ absl::Status ScoreWork::FindFeatures(const Part& part, uint32_t* blocks_read) {
 
 absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
                                       RankOutcome* outcome) {
-  RETURN_IF_ERROR(CheckWorkspace(part, 0));  // Which also bounds the arrays here.
+  RETURN_IF_ERROR(CheckWorkspace(part, 0));  // It also bounds the arrays below.
   const SequenceShare& share = part.share();
   const KvShape& shape = share.kv.shape;
   const size_t rows = share.plan.rows;

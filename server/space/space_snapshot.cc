@@ -23,11 +23,10 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
     snapshot.parked += static_cast<uint32_t>(session->parked.size());
   }
   for (const SlabRow& row : state.slabs) snapshot.slab_bytes += row.bytes * row.by_rank.size();
-  snapshot.growth_failures = state.counters.growth_failures;
   snapshot.pressure = state.pressure;
   snapshot.pool = state.pool.counters();
+  snapshot.counters = state.counters;
   snapshot.evicted_by_policy = state.evicted_by_policy();
-  snapshot.shortfalls = state.counters.shortfalls;
   snapshot.reclaim = state.reclaim.Snapshot();
   snapshot.lifetime = state.lifetime.Snapshot();
   snapshot.idle_before_evict = state.idle_before_evict.Snapshot();

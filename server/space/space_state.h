@@ -96,12 +96,12 @@ struct OutgoingFrame {
   std::shared_ptr<Slab> slab;  // Null: the frame carries no memory.
 };
 
-// Counted since the space was made.
+// What was counted since the space was made, beside PoolCounters. Nothing but uint64_t and arrays of it, as there.
 struct SpaceCounters {
-  std::array<uint64_t, 24> operations{};  // By v1::Operation::VerbCase.
-  std::array<uint64_t, 8> shortfalls{};   // By v1::Shortfall.
+  std::array<uint64_t, 24> operations{};  // Indexed by v1::Operation::VerbCase.
+  std::array<uint64_t, 8> shortfalls{};   // Indexed by v1::Shortfall.
   uint64_t batches = 0;
-  uint64_t growth_failures = 0;
+  uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };
 
 class SpaceState {

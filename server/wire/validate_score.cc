@@ -20,22 +20,19 @@ namespace {
 
 using google::protobuf::RepeatedField;
 
-constexpr uint32_t kMaxTokens = 1 << 24;
 constexpr size_t kMaxInlinedBytes = 1 << 20;
 constexpr int kMaxSettings = 32;
 constexpr size_t kMaxSettingBytes = 256;
 constexpr int kMaxSignals = std::size(scorers::kSignals);
 constexpr int kMaxRanges = 1024;
 constexpr uint32_t kMaxHiddenDim = 65536;
-constexpr uint32_t kMaxQueries = 1024;
-constexpr uint32_t kMaxQueryHeads = 65536;
-constexpr uint64_t kMaxLayerTokens = uint64_t{1} << 40;
 constexpr size_t kMaxEpisodeNameBytes = 128;
 constexpr int kMaxEmbeddingDim = 4096;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// Blocks of one sequence and of what is read beside it: none twice in a list, none of the sequence in another.
+// The blocks of a sequence and of what is read beside it. No list names a block twice, and no other list names one of the
+// sequence.
 class NamedBlocks {
  public:
   absl::Status Add(const std::string& field, const RepeatedField<uint64_t>& blocks, bool shared) {
@@ -163,7 +160,7 @@ absl::Status Check(const v1::Reductions& reductions) {
                    reductions.over_layers());
 }
 
-// What the verbs that score have in common.
+// Checks the fields that the scoring verbs have in common.
 template <typename Request>
 absl::Status CheckScoring(const Request& request, uint32_t groups) {
   NamedBlocks named;
@@ -196,12 +193,12 @@ absl::Status CheckProtected(const std::string& verb, const Request& request) {
                                      std::pair("last_tokens", protection.last_tokens()),
                                      std::pair("first_blocks", protection.first_blocks()),
                                      std::pair("last_blocks", protection.last_blocks())}) {
-    RETURN_IF_ERROR(CheckRange(absl::StrCat("protection.", field), value, 0, kMaxTokens));
+    RETURN_IF_ERROR(CheckRange(absl::StrCat("protection.", field), value, 0, kMaxSequenceTokens));
   }
   return absl::OkStatus();
 }
 
-// Groups behind each other; *before: the last one's, -1 in front of the first.
+// Checks that groups are in order. *before is the group of the last call, or -1 before the first.
 absl::Status CheckAscending(const char* field, uint32_t group, int* before) {
   if (static_cast<int>(group) <= *before) {
     return Invalid(
@@ -242,7 +239,7 @@ absl::Status ValidateScore(const v1::Score& score, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("score", score));
   RETURN_IF_ERROR(CheckScoring(score, groups));
   RETURN_IF_ERROR(CheckEnum("score.scope", v1::Scope_IsValid(score.scope()), score.scope()));
-  RETURN_IF_ERROR(CheckRange("score.budget_tokens", score.budget_tokens(), 0, kMaxTokens));
+  RETURN_IF_ERROR(CheckRange("score.budget_tokens", score.budget_tokens(), 0, kMaxSequenceTokens));
   if (score.token_scores() || score.block_scores()) return absl::OkStatus();
   return Invalid("score: neither token_scores nor block_scores is set; at least one must be");
 }
@@ -253,7 +250,7 @@ absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups) {
   RETURN_IF_ERROR(CheckProtected("prune", prune));
   switch (prune.budget_case()) {
     case v1::Prune::kBudgetTokens:
-      return CheckRange("prune.budget_tokens", prune.budget_tokens(), 1, kMaxTokens);
+      return CheckRange("prune.budget_tokens", prune.budget_tokens(), 1, kMaxSequenceTokens);
     case v1::Prune::kBudgetBlocks:
       return CheckRange("prune.budget_blocks", prune.budget_blocks(), 1, kMaxNames);
     case v1::Prune::BUDGET_NOT_SET:
@@ -268,7 +265,7 @@ absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
   RETURN_IF_ERROR(CheckEnum("compact.scope", v1::Scope_IsValid(compact.scope()), compact.scope()));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:
-      RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxTokens));
+      RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxSequenceTokens));
       return CheckProtected("compact", compact);
     case v1::Compact::kKeep:
       return CheckKeep(compact);

@@ -1,8 +1,8 @@
 """A real daemon under load, scraped by a real Prometheus. Usage: live_test.py ROOT BIN PROMETHEUS_BIN
 
-Runs kvpoold and kvpool-replay against a pool far smaller than its working set, kills an engine, and then holds /metrics against
-promtool's lint and against the names in server/metrics/metrics.cc, and every panel of the dashboards against Prometheus: each query runs
-and, unless it is in MAY_BE_EMPTY, returns something. Status 77 without prometheus and promtool.
+Runs kvpoold and kvpool-replay on a pool far smaller than the working set, and kills an engine. Then /metrics must pass
+promtool's lint and export every name in server/metrics/metrics.cc, and each query of the dashboards' panels must run on
+Prometheus and, unless it is in MAY_BE_EMPTY, return something. Status 77 without prometheus and promtool.
 """
 
 import json
@@ -17,7 +17,7 @@ import time
 import urllib.parse
 import urllib.request
 
-# Queries about what did not happen here, by a word in them.
+# Words that mark queries about things that did not happen here.
 MAY_BE_EMPTY = {
     "kvpool_rpc_errors_total": "no call failed",
     "kvpool_attach_refused_total": "nobody was turned away",

@@ -1,4 +1,4 @@
-"""Rules and dashboards as Prometheus itself reads them. Usage: promtool_test.py ROOT PROMTOOL rules|alerts|panels
+"""Checks rules and dashboards with Prometheus' own parser. Usage: promtool_test.py ROOT PROMTOOL rules|alerts|panels
 
 rules: the rule file passes promtool's lint. alerts: its unit tests pass. panels: every panel's query parses.
 Status 77 if there is no promtool.
