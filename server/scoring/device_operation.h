@@ -71,9 +71,19 @@ struct SequenceWork {
   uint32_t rows() const { return scorers::RowsOfRanks(request, static_cast<uint32_t>(shares.size())); }
 };
 
+// How many leave of each row, and which may not.
+struct RowChoice {
+  bool of_tokens = false;           // Else of blocks.
+  uint32_t count = 0;               // By their scores.
+  std::vector<uint8_t> marks;       // Empty if none leaves.
+  std::vector<uint32_t> discarded;  // Leave besides, of every row, whatever their scores.
+  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
+};
+
 // What came of one rank's part.
 struct RankOutcome {
   absl::Status status;
+  RowChoice choice;  // The same on every rank.
   uint32_t blocks_read = 0;
   std::vector<float> token_scores, block_scores;  // Rows of the rank's plan.
   std::vector<uint32_t> victims;  // Of each of those rows, where a rank can choose them alone.

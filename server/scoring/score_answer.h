@@ -14,25 +14,20 @@
 
 namespace kvpool {
 
+// What the request leaves to the scores: nothing but for Prune and Compact by policy. Each rank computes it once, before
+// it scores; its outcome keeps it.
+RowChoice ChoiceOf(const DeviceOperation& operation);
+
 // What each rank computes of one sequence; nothing: it is not scored.
 struct WantedScores {
   bool tokens = false;
   bool blocks = false;
   bool spreads = false;
-  bool victims = false;  // As ChoiceOf says.
+  bool victims = false;  // As the choice says.
   bool any() const { return tokens || blocks || spreads || victims; }
 };
-WantedScores WantedOf(const DeviceOperation& operation);
-
-// How many leave of each row, and which may not.
-struct RowChoice {
-  bool of_tokens = false;           // Else of blocks.
-  uint32_t count = 0;               // By their scores.
-  std::vector<uint8_t> marks;       // Empty if none leaves.
-  std::vector<uint32_t> discarded;  // Leave besides, of every row, whatever their scores.
-  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
-};
-RowChoice ChoiceOf(const DeviceOperation& operation);
+// `choice` is ChoiceOf(operation).
+WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice);
 
 // Fills the result and what is to be released, used and gathered, out of what ranks gave. INVALID_ARGUMENT: the budget is
 // below what is protected. REQUIRES: every rank's outcome is OK.

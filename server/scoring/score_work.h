@@ -40,8 +40,7 @@ class ScoreWork {
     uint32_t rank = 0;
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
-  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
-                             RankOutcome* outcome);
+  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // records_ and runs_ of the sequence; counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
