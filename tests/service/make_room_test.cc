@@ -75,7 +75,7 @@ TEST_F(MakeRoomTest, ATenantAboveItsShareMakesRoomFirst) {
   const auto left = [this] {
     std::set<uint64_t> ids;
     for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) ids.insert(space.space);
-    ids.erase(0);  // Of what is closed.
+    ids.erase(0);  // It stands for spaces that are gone.
     return ids;
   };
   const auto first = OpenEngine(request("new", "n"));

@@ -59,7 +59,7 @@ bool IsLearned(const scorers::PolicyFacts& facts) {
 
 TEST_F(ScorePoliciesTest, EachScoresPrunesAndCompacts) {
   for (const scorers::PolicyFacts* facts : scorers::Policies()) {
-    if (IsLearned(*facts)) continue;  // Below.
+    if (IsLearned(*facts)) continue;  // They have a test of their own.
     SCOPED_TRACE(Name(*facts));
     for (uint32_t last = 1; last <= kTokens; ++last) {
       const uint32_t tokens = 5 * kTokens + last;

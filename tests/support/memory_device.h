@@ -16,13 +16,13 @@ namespace kvpool {
 class MemoryDevice final : public Device {
  public:
   struct Script {
-    std::atomic<int> fail_after{
-        -1};  // Slabs made before MakeSlab fails like a device out of memory; -1: never.
-    std::atomic<bool> lost{false};         // Everything fails as on a GPU whose context is gone.
-    std::atomic<bool> fail_export{false};  // As at the limit of open files.
-    std::atomic<int> alive{0};             // Slabs there are.
-    std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would …
-    std::function<void()> on_destroy;      // … and before a slab is gone.
+    // So many slabs are made before MakeSlab fails like a device out of memory; -1: it never does.
+    std::atomic<int> fail_after{-1};
+    std::atomic<bool> lost{false};         // Everything fails, as on a GPU whose context is gone.
+    std::atomic<bool> fail_export{false};  // Export fails, as it does at the limit of open files.
+    std::atomic<int> alive{0};             // So many slabs there are.
+    std::function<void()> on_make;         // It runs inside MakeSlab, as a slow device would.
+    std::function<void()> on_destroy;      // It runs before a slab is gone.
   };
   // `script` outlives the device.
   MemoryDevice(std::string id, size_t granularity_bytes, Script* script)
