@@ -1,4 +1,5 @@
-// Blocks that the last verbs used up, reclaimed ahead of the next ones: slice by slice, so that verbs get in between.
+// Blocks that the last verbs used up, reclaimed ahead of the next ones: slice by slice, so that verbs
+// get in between.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -26,9 +27,10 @@ class SteadyStopwatch final : public Stopwatch {
 
 // How many to reclaim now: from below the low watermark up to the high one. None while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
-  const uint32_t free = state.free_blocks();
-  if (state.WantsSlab() || free >= (reclaiming ? state.high_blocks() : state.low_blocks())) return 0;
-  return std::min(kReclaimSlice, state.high_blocks() - free);
+  const Growth& growth = state.growth;
+  const uint32_t free = growth.free_blocks();
+  if (growth.WantsSlab() || free >= (reclaiming ? growth.high_blocks() : growth.low_blocks())) return 0;
+  return std::min(kReclaimSlice, growth.high_blocks() - free);
 }
 
 }  // namespace

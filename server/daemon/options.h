@@ -37,7 +37,7 @@ struct DaemonOptions {
   uint64_t score_features_bytes = 256 << 20;           // Features of full blocks that each device keeps.
   uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Most that one operation may use of a device besides.
   uint32_t score_queue = 4096;      // Operations that wait for a device; of one session a quarter.
-  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
+  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or ReclaimAhead.
 };
 
 }  // namespace kvpool

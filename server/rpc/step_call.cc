@@ -76,7 +76,7 @@ class StepCall final : public RpcCall {
   ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
   std::string wire_;
   std::deque<grpc::ByteBuffer> replies_;  // Waiting for the write under way.
-  bool tidy_ = false;                     // The daemon wants Tidy when the answer is on its way.
+  bool reclaim_ = false;                  // The daemon wants ReclaimAhead when the answer is on its way.
   bool reading_ = false, writing_ = false, hopping_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   grpc::Status status_;
@@ -112,7 +112,7 @@ void StepCall::OnRead(bool ok) {
   Reply();
   Pump();
   // What the caller need not wait for.
-  if (std::exchange(tidy_, false)) method_.daemon->Tidy(member_);
+  if (std::exchange(reclaim_, false)) method_.daemon->ReclaimAhead(member_);
   request_.Renew();
   response_.Renew();
 }
@@ -147,7 +147,7 @@ void StepCall::Handle() {
     return;
   }
   listener_->BeginVerb();
-  tidy_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
+  reclaim_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
