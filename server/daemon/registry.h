@@ -3,7 +3,7 @@
 //   attachment   waiting -> opening            Claim
 //                opening -> bound              Bind
 //                opening -> waiting            Unclaim: the opening failed
-//                waiting -> forgotten          it hung up: nobody can name it any more
+//                waiting -> forgotten          it hung up: no opening can name it any more
 //                bound   -> forgotten          it hung up and its process died, in any order. Its tokens go too
 //   session      here from Bind to Gone; counted against max_sessions from Claim on
 //   space        open    -> closing            CloseIdle, FinishOpening: it has no session, and none is being opened

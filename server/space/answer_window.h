@@ -1,4 +1,4 @@
-// What makes a verb apply once: the answers that a member may not have received yet.
+// The answers that a member may not have received yet. They make a verb apply once:
 //
 //   sequence <= floor     forgotten: the call is refused, whether it was applied or not
 //   in the window         remembered: a repetition gets the first answer again
@@ -6,7 +6,8 @@
 //
 // The floor is what the member acknowledged, or the newest sequence less 64, or what the bound on memory
 // pushed out, whichever is highest. Calls may come out of order inside the window (a unary call overtakes the
-// stream). Not thread-safe: under the space's mutex.
+// stream).
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 #define KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 
@@ -38,8 +39,8 @@ class AnswerWindow {
   // A parked operation of a remembered answer was applied; ignored if it is forgotten.
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
   // The results of the first answer, with the completions so far in their places. What else the first
-  // answer carried (notices, completions of other batches, free blocks) was of its time. REQUIRES:
-  // Look(sequence) == kRemembered.
+  // answer carried (notices, completions of other batches, free blocks) was of its time.
+  // REQUIRES: Look(sequence) == kRemembered.
   void Replay(uint64_t sequence, v1::StepResponse* answer) const;
 
   uint64_t floor() const { return floor_; }

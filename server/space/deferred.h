@@ -61,9 +61,9 @@ struct Deferred {
 
   // ---- Carried out by the space's owner
   std::vector<Ended> ended;
-  std::vector<uint64_t> gone;  // All blocks of these sessions have come back.
+  std::vector<uint64_t> gone;  // These sessions' blocks have all come back.
   bool housekeep = false;      // The housekeeper has work.
-  bool reclaim = false;        // A few blocks are to be reclaimed, by the thread that used them up.
+  bool reclaim = false;        // The thread that used up a few blocks is to reclaim some.
 };
 
 }  // namespace kvpool

@@ -7,7 +7,8 @@
 //
 // Refs are checked once, in Prepare. Until Commit no verb can take a hold from them: later verbs of the
 // session on its blocks wait behind the operation, and the session's end frees nothing. So what was true of
-// them still is. Not thread-safe: the space's mutex is around it.
+// them still is.
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_DEVICE_VERBS_H_
 #define KVPOOL_SERVER_SPACE_DEVICE_VERBS_H_
 

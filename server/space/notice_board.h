@@ -40,7 +40,7 @@ class NoticeBoard {
       notice->set_detail(notices_[kind].detail);
     }
   }
-  // A new stream gets the notices again that the one before may have lost. A revoke is not asked for twice.
+  // For a new stream: posts again what the one before may have lost. A revoke is not asked for twice.
   void PostAgain() {
     for (int kind = 1; kind < v1::NoticeKind_ARRAYSIZE; ++kind) {
       if (kind != v1::NOTICE_KIND_REVOKE && (known_ & 1u << kind) != 0 && notices_[kind].on)
