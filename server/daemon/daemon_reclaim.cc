@@ -20,9 +20,10 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 // How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none are
 // reclaimed while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
-  const uint32_t free = state.free_blocks();
-  if (state.WantsSlab() || free >= (reclaiming ? state.high_blocks() : state.low_blocks())) return 0;
-  return std::min(kReclaimSlice, state.high_blocks() - free);
+  const Growth& growth = state.growth;
+  const uint32_t free = growth.free_blocks();
+  if (growth.WantsSlab() || free >= (reclaiming ? growth.high_blocks() : growth.low_blocks())) return 0;
+  return std::min(kReclaimSlice, growth.high_blocks() - free);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ struct DaemonOptions {
   // Operations that may wait for a device; one session may have a quarter of them. 1 to kMostScoreQueue.
   uint32_t score_queue = 4096;
 
-  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
+  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or ReclaimAhead.
 };
 
 }  // namespace kvpool

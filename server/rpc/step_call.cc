@@ -76,7 +76,7 @@ class StepCall final : public RpcCall {
   ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
   std::string wire_;
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
-  bool follow_up_ = false;                // The daemon has work to do once the answer is on its way.
+  bool reclaim_ = false;                  // The daemon wants ReclaimAhead once the answer is on its way.
   bool reading_ = false, writing_ = false, waking_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   grpc::Status status_;
@@ -112,7 +112,7 @@ void StepCall::OnRead(bool ok) {
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
-  if (std::exchange(follow_up_, false)) method_.daemon->Tidy(member_);
+  if (std::exchange(reclaim_, false)) method_.daemon->ReclaimAhead(member_);
   request_.Renew();
   response_.Renew();
 }
@@ -147,7 +147,7 @@ void StepCall::Handle() {
     return;
   }
   listener_->BeginVerb();
-  follow_up_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
+  reclaim_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 

@@ -76,9 +76,19 @@ struct SequenceWork {
   uint32_t rows() const { return scorers::RowsOfRanks(request, static_cast<uint32_t>(shares.size())); }
 };
 
+// How many items leave each row, and which ones may not. An item is a token or a block.
+struct RowChoice {
+  bool of_tokens = false;
+  uint32_t count = 0;               // How many leave by their scores, the lowest first.
+  std::vector<uint8_t> marks;       // Nonzero: the item may not leave. Empty if `count` is 0.
+  std::vector<uint32_t> discarded;  // Items that leave every row besides, whatever their scores.
+  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
+};
+
 // What came of one rank's part. Rows are those of the rank's plan, planes are (layer, head of the rank).
 struct RankOutcome {
   absl::Status status;
+  RowChoice choice;  // The same on every rank.
   uint32_t blocks_read = 0;
   std::vector<float> token_scores, block_scores;  // [rows][tokens], [rows][blocks]
   std::vector<uint32_t> victims;                  // [rows][count]; empty unless a rank can choose them alone.

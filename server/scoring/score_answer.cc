@@ -146,7 +146,8 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
   const v1::Prune& request = operation->request.prune();
   const SequenceWork& sequence = operation->sequences[0];
   const KvShape& shape = sequence.shape();
-  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, ChoiceOf(*operation)));
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims,
+                   Victims(operation, operation->ranks[0].outcome.choice));
   v1::PruneResult* result = operation->result.mutable_prune();
   std::vector<uint32_t> kept;
   auto victim = victims.begin();
@@ -180,7 +181,7 @@ absl::Status ChooseKept(DeviceOperation* operation) {
   operation->kept_rows = 1;
   if (request.has_keep()) {
     kept.assign(request.keep().positions().begin(), request.keep().positions().end());
-  } else if (const RowChoice choice = ChoiceOf(*operation); choice.leaving() == 0) {
+  } else if (const RowChoice& choice = operation->ranks[0].outcome.choice; choice.leaving() == 0) {
     kept.resize(shape.tokens);
     std::iota(kept.begin(), kept.end(), 0);
   } else {
@@ -342,13 +343,12 @@ RowChoice ChoiceOf(const DeviceOperation& operation) {
   return choice;
 }
 
-WantedScores WantedOf(const DeviceOperation& operation) {
+WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice) {
   if (operation.request.has_plan_budgets()) return {.spreads = true};
   if (operation.sequences[0].shares[0].plan.rows == 0) return {};  // It is only moved.
   bool tokens = operation.request.has_score() && operation.request.score().token_scores();
   bool blocks = operation.request.has_score() && operation.request.score().block_scores();
   if (!operation.request.has_score()) {
-    const RowChoice choice = ChoiceOf(operation);
     if (choice.count == 0) return {};
     if (ChosenByRanks(operation)) return {.victims = true};
     tokens = choice.of_tokens;

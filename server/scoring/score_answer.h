@@ -14,25 +14,20 @@
 
 namespace kvpool {
 
+// What the request leaves to the scores: nothing but for Prune and Compact by policy. Each rank computes it once, before
+// it scores; its outcome keeps it.
+RowChoice ChoiceOf(const DeviceOperation& operation);
+
 // What each rank computes of one sequence. Nothing at all: the sequence is not scored.
 struct WantedScores {
   bool tokens = false;
   bool blocks = false;
   bool spreads = false;
-  bool victims = false;  // The choice is ChoiceOf's.
+  bool victims = false;  // The choice says how many.
   bool any() const { return tokens || blocks || spreads || victims; }
 };
-WantedScores WantedOf(const DeviceOperation& operation);
-
-// How many items leave each row, and which ones may not. An item is a token or a block.
-struct RowChoice {
-  bool of_tokens = false;
-  uint32_t count = 0;               // How many leave by their scores, the lowest first.
-  std::vector<uint8_t> marks;       // Nonzero: the item may not leave. Empty if `count` is 0.
-  std::vector<uint32_t> discarded;  // Items that leave every row besides, whatever their scores.
-  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
-};
-RowChoice ChoiceOf(const DeviceOperation& operation);
+// `choice` is ChoiceOf(operation).
+WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice);
 
 // Fills everything below "What came of it" in the operation from the ranks' outcomes. INVALID_ARGUMENT: the budget is
 // below what is protected. REQUIRES: every rank's outcome is OK.

@@ -111,8 +111,7 @@ absl::Status ScoreWork::FindFeatures(const Part& part, uint32_t* blocks_read) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
-                                      RankOutcome* outcome) {
+absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome) {
   RETURN_IF_ERROR(CheckWorkspace(part, 0));  // It also bounds the arrays below.
   const SequenceShare& share = part.share();
   const KvShape& shape = share.kv.shape;
@@ -133,6 +132,7 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
                    .spreads = wanted.spreads ? spreads.data() : nullptr,
                    .densities = wanted.spreads ? densities.data() : nullptr};
     if (wanted.victims) {
+      const RowChoice& choice = outcome->choice;
       outcome->victims.resize(rows * choice.count);
       call.choice = {.of_tokens = choice.of_tokens,
                      .count = choice.count,
@@ -148,12 +148,13 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
 }
 
 absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
-  const WantedScores wanted = WantedOf(*operation);
+  RankOutcome* const outcome = &operation->ranks[rank].outcome;
+  outcome->choice = ChoiceOf(*operation);
+  const WantedScores wanted = WantedOf(*operation, outcome->choice);
   if (!wanted.any()) return absl::OkStatus();
-  const RowChoice choice = wanted.victims ? ChoiceOf(*operation) : RowChoice();
   for (const SequenceWork& sequence : operation->sequences) {
     const Part part{.operation = *operation, .sequence = sequence, .rank = rank};
-    RETURN_IF_ERROR(ScoreSequence(part, wanted, choice, &operation->ranks[rank].outcome));
+    RETURN_IF_ERROR(ScoreSequence(part, wanted, outcome));
   }
   return absl::OkStatus();
 }

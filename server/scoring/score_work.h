@@ -39,8 +39,7 @@ class ScoreWork {
     uint32_t rank = 0;
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
-  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
-                             RankOutcome* outcome);
+  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);

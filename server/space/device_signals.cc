@@ -27,7 +27,9 @@ std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes,
   for (uint64_t left = bytes; left > 0;) {
     const BlockId block = BlockRef::Unpack(data.blocks(static_cast<int>(at / block_bytes))).id;
     const uint64_t part = std::min(left, block_bytes - at % block_bytes);
-    pieces.push_back({.address = AddressOf(block, rank) + at % block_bytes, .bytes = part, .in_block = true});
+    pieces.push_back({.address = state_.growth.AddressOf(block, rank) + at % block_bytes,
+                      .bytes = part,
+                      .in_block = true});
     at += part;
     left -= part;
   }
@@ -55,7 +57,7 @@ absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::str
   } else {
     const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
     const uint64_t block_bytes = state_.facts.layout.block_bytes();
-    const uint64_t there = refs.size() * block_bytes;  // At most 2^16 * 2^30.
+    const uint64_t there = refs.size() * block_bytes;  // It is at most 2^16 * 2^30.
     if (data.offset_bytes() % shape.element_bytes != 0) {
       return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ",
                      shape.element_bytes);

@@ -218,7 +218,7 @@ TEST_F(OperatorTest, SetPolicyKeepsWhatIsCached) {
   Cache(engine.get(), "b", 3);
   v1::EvictRequest one;
   one.set_count(1);
-  Evict(one);  // Under LRU.
+  Evict(one);  // LRU is still the policy.
   v1::SetPolicyRequest request;
   request.set_policy("s3_fifo");
   request.set_space(engine->opened.space());

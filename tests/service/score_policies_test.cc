@@ -70,7 +70,7 @@ TEST(SignalsTest, TheTableHasEveryKindByItsName) {
 
 TEST_F(ScorePoliciesTest, EachScoresPrunesAndCompacts) {
   for (const scorers::PolicyFacts* facts : scorers::Policies()) {
-    if (IsLearned(*facts)) continue;  // Below.
+    if (IsLearned(*facts)) continue;  // They have a test of their own.
     SCOPED_TRACE(Name(*facts));
     for (uint32_t last = 1; last <= kTokens; ++last) {
       const uint32_t tokens = 5 * kTokens + last;

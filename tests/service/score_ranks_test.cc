@@ -363,7 +363,7 @@ TEST_F(ScoreRanksTest, NoBlockComesFreeWhileAnyRankReadsIt) {
   EXPECT_EQ(Blocks().free(), before.free()) << "rank 1 still reads";
   holds_[1].Release();
   v1::Operation score = ScoreOp(whole_blocks_, kTokens - 1);
-  RunOk(whole_.get(), score);  // On device 0: that of rank 1 may still be at it.
+  RunOk(whole_.get(), score);  // Device 0 is done with it; the device of rank 1 may still run.
   daemon_.reset();
 }
 

@@ -41,7 +41,8 @@ class LruPolicy final : public ReplacementPolicy {
 
  private:
   struct Node {
-    uint32_t older;  // towards the next victim; 0 at the end, as block 0 is never offered
+    uint32_t
+        older;  // the neighbour nearer to being the next victim; 0 at the end, as block 0 is never offered
     uint32_t newer;
     uint64_t last_use : 63;
     uint64_t between : 1;
