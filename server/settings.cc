@@ -32,8 +32,8 @@ namespace {
 constexpr uint64_t kLeastEventLogBytes = 8 << 20;
 constexpr uint32_t kMostRpcThreads = 64;
 
-// The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help shows; the rest
-// is converted after parsing.
+// The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help
+// shows; the rest is converted after parsing.
 struct CommandLine {
   Settings settings;
   std::vector<std::string> config;

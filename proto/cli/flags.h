@@ -1,5 +1,5 @@
-// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or --name=false.
-// Names are written with dashes; underscores are as good.
+// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or
+// --name=false. Names are written with dashes; underscores are as good.
 #ifndef KVPOOL_PROTO_CLI_FLAGS_H_
 #define KVPOOL_PROTO_CLI_FLAGS_H_
 
@@ -22,8 +22,8 @@ struct TimeRange {
   absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);
 };
 
-// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows. A flag
-// without help text is for the tool's own processes, and not shown.
+// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows.
+// A flag without help text is for the tool's own processes, and not shown.
 class Flags {
  public:
   void Add(const std::string& name, std::string* target, const std::string& help);

@@ -1,5 +1,6 @@
-// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET LEASE SEAL", this program
-// is an engine that leases, seals under the keys of "shared", says so, and waits to be killed.
+// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET
+// LEASE SEAL", this program is an engine that leases, seals under the keys of "shared", says so, and
+// waits to be killed.
 #include <fcntl.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -468,7 +469,8 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
     stream->WritesDone();
   });
   EXPECT_TRUE(Eventually([&] { return daemon_->Metric("kvpool_step_batches_total") >= 16; }));
-  // Meanwhile others are served. Their calls give the daemon time to read more of its batches, which it must not.
+  // Meanwhile others are served. Their calls give the daemon time to read more of its
+  // batches, which it must not.
   for (int i = 0; i < 500; ++i) ASSERT_TRUE(other->Fence(i + 1).ok());
   EXPECT_LE(daemon_->Metric("kvpool_step_operations_total", "verb=\"release\""), 24);
   v1::StepResponse answer;

@@ -1,4 +1,5 @@
-// A device that passes everything on to a real one, until it is told to fail in one of the ways that devices do.
+// A device that passes everything on to a real one, until it is told to fail in one of the
+// ways that devices do.
 #ifndef KVPOOL_TESTS_SUPPORT_FAULTY_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_FAULTY_DEVICE_H_
 
@@ -21,7 +22,8 @@ class FaultyDevice : public Device {
  public:
   explicit FaultyDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
 
-  // Somebody else's process takes the memory: slabs can't be made any more, though total_bytes() says there is room.
+  // Somebody else's process takes the memory: slabs can't be made any more, though total_bytes()
+  // says there is room.
   void FillUp() {
     MutexLock lock(&mu_);
     full_ = true;
@@ -31,7 +33,8 @@ class FaultyDevice : public Device {
     MutexLock lock(&mu_);
     full_ = false;
   }
-  // An uncorrectable memory error (XID 48): the context is gone and every call says so, until the process ends.
+  // An uncorrectable memory error (XID 48): the context is gone and every call says so,
+  // until the process ends.
   void Lose() {
     MutexLock lock(&mu_);
     lost_ = true;

@@ -10,8 +10,8 @@
 
 namespace kvpool::fake {
 
-// The work of a launch, with its arguments copied. It answers CUDA_ERROR_ILLEGAL_ADDRESS where the kernel would touch memory
-// that is not mapped for that access.
+// The work of a launch, with its arguments copied. It answers CUDA_ERROR_ILLEGAL_ADDRESS where the kernel
+// would touch memory that is not mapped for that access.
 using Work = std::function<CUresult()>;
 
 struct Grid {

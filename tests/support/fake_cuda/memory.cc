@@ -50,7 +50,8 @@ bool IsDeviceMemory(int fd) {
          std::strstr(target, kMemoryName) != nullptr;
 }
 
-// Makes a range a reservation, again or for the first time: nothing may touch it. GPU addresses mean nothing in a forked child.
+// Makes a range a reservation, again or for the first time: nothing may touch it. GPU addresses mean nothing
+// in a forked child.
 bool Protect(void* address, size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   return ::mmap(address, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED &&
@@ -89,8 +90,8 @@ CUdeviceptr MapAnywhere(const Memory& memory) {
   return address;
 }
 
-// The contents of an IPC handle. The exporter's fd is opened through /proc, which, like the driver's handle, works while the
-// exporter lives; what was opened stays after its death.
+// The contents of an IPC handle. The exporter's fd is opened through /proc, which, like the driver's handle,
+// works while the exporter lives; what was opened stays after its death.
 struct IpcContent {
   char magic[8];
   pid_t pid;

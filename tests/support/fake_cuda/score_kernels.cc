@@ -1,4 +1,5 @@
-// The scorers' kernels in the fake driver: each thread block is one lane, the host's team, and blocks run one after another.
+// The scorers' kernels in the fake driver: each thread block is one lane, the host's team, and blocks
+// run one after another.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -146,7 +147,8 @@ constexpr auto kQueries =
     Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); },
          ScoreContext>;
 
-// The grid was made for GPU teams, whose packs are smaller, so that each thread block here takes its share of the packs.
+// The grid was made for GPU teams, whose packs are smaller, so that each thread block here takes its
+// share of the packs.
 constexpr auto kReducePlanes =
     Bind<[](const Grid& grid, const PlaneReductions& r) { return Writes(r.row, grid.y * r.items); },
          [](const ThreadBlock& b, const PlaneReductions& of_first_row) {

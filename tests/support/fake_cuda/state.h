@@ -1,7 +1,7 @@
-// A libcuda.so.1 without a GPU, for tests: the driver entry points that kvpool uses, over memfds, threads and the kernels'
-// host bodies. It does what the driver documents, in one process and across several: the memory of a new allocation is
-// dirty, calls without a current context fail, a child forked after cuInit is refused, streams run asynchronously, and a
-// kernel that reaches outside its mappings loses the context.
+// A libcuda.so.1 without a GPU, for tests: the driver entry points that kvpool uses, over memfds, threads and
+// the kernels' host bodies. It does what the driver documents, in one process and across several: the memory
+// of a new allocation is dirty, calls without a current context fail, a child forked after cuInit is refused,
+// streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
 //
 // Point KVPOOL_LIBCUDA at it. What it imitates is set by the environment, read at cuInit:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
@@ -57,7 +57,8 @@ class Memory {
   Memory(int fd, size_t bytes, int device, size_t* used_bytes)
       : fd(fd), bytes(bytes), device(device), used_bytes_(used_bytes) {}
   ~Memory();
-  // Drops the fd: mappings hold the memory without it, so a member's fds are not used up by what it has mapped.
+  // Drops the fd: mappings hold the memory without it, so a member's fds are not used up by
+  // what it has mapped.
   void CloseFd();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -86,7 +87,8 @@ struct DeviceState {
   int context_holders = 0;
 };
 
-// The state of a process. Memory is made and freed under `mu`. It is never destroyed, since streams may run until the very end.
+// The state of a process. Memory is made and freed under `mu`. It is never destroyed, since streams may run
+// until the very end.
 struct State {
   Settings settings;
   pid_t pid = 0;  // The process that called cuInit; 0 before.
@@ -112,7 +114,8 @@ const char* NameOf(CUresult result);  // nullptr for numbers it does not know.
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();
 
-// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES: state.mu is not held.
+// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES:
+// state.mu is not held.
 void DrainStreams();
 
 enum class Needs { kNothing, kInit, kContext };

@@ -1,5 +1,5 @@
-// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: its work runs in order but
-// asynchronously, so that a missing fence or synchronisation shows.
+// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: its work runs
+// in order but asynchronously, so that a missing fence or synchronisation shows.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -132,7 +132,8 @@ class Handles {
   std::map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-// The default stream is not among them: work on it waits for everybody else's work and holds it up, and nothing of ours may.
+// The default stream is not among them: work on it waits for everybody else's work and holds it up, and
+// nothing of ours may.
 Handles<Queue, CUstream>& Streams() {
   static auto& streams = *new Handles<Queue, CUstream>();
   return streams;
@@ -248,7 +249,8 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
       return CUDA_ERROR_INVALID_VALUE;
     }
     return Enqueue(stream, [address, value] {
-      // Nobody wakes this thread, since the writer may be another process. The comparison is cyclic, as documented.
+      // Nobody wakes this thread, since the writer may be another process. The comparison is
+      // cyclic, as documented.
       const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
       while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
       return CUDA_SUCCESS;
