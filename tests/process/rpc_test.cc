@@ -282,7 +282,7 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   *batch.add_operations()->mutable_release()->mutable_blocks() = sequence.blocks();
   ASSERT_TRUE(stream->Write(batch));
   const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 4);
-  scored.set_blocks_read(0);  // By now the features are in the cache.
+  scored.set_blocks_read(0);  // The features are in the cache now.
   pruned.set_blocks_read(0);
   EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
   EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
