@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Shows kvpool at work on host memory: installs what is missing, builds, and runs a daemon with engine processes.
+# Shows kvpool at work on host memory: installs what is missing, builds, and runs a daemon and engines.
 # Usage: deploy/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
 
-# start_daemon FOLDER: starts kvpoold on host memory, with all its files in FOLDER, and returns when it serves.
+# start_daemon FOLDER: starts kvpoold on host memory, with its files in FOLDER; returns when it serves.
 start_daemon() {
   # 40 MiB in blocks of 4 KiB: about 10,000 blocks, where the trace's working set has 183,000.
   build/release/bin/kvpoold --device=host --capacity=40MiB --slab-bytes=40MiB --metrics-listen=127.0.0.1:0 \
@@ -21,7 +21,8 @@ start_daemon() {
   done
 }
 
-# stop_demo FOLDER: ends what the demo started, and removes FOLDER. Engines are children of kvpool-replay and end with it.
+# stop_demo FOLDER: ends what the demo started, and removes FOLDER. Engines are children of kvpool-replay and
+# end with it.
 stop_demo() {
   local pid
   for pid in ${demo_replay:-} ${demo_daemon:-}; do

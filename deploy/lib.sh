@@ -1,10 +1,12 @@
-# Sourced by deploy/demo.sh and tests/run.sh, with the repository root as working directory. Prints each step with the time
-# since the start, keeps its output in build/logs, and shows the end of that when the step fails.
+# Sourced by deploy/demo.sh and tests/run.sh, with the repository root as working directory. Prints
+# each step with the time since the start, keeps its output in build/logs, and shows the end of that
+# when the step fails.
 
 KVPOOL_JOBS=${KVPOOL_JOBS:-$(nproc)}
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1  # checkouts in other folders share one cache
 KVPOOL_STARTED=$SECONDS
-# A prefix of the commands that build and test, such as setarch. Builds need it too: they run the tests to list them.
+# A prefix of the commands that build and test, such as setarch. Builds need it too: they run the
+# tests to list them.
 KVPOOL_WRAP=()
 
 say() {
@@ -12,8 +14,8 @@ say() {
   printf '[%2d:%02d] %s\n' $((elapsed / 60)) $((elapsed % 60)) "$*"
 }
 
-# step NAME COMMAND...: runs COMMAND with its output in build/logs/NAME.log. On failure prints the end of that and returns the
-# command's status.
+# step NAME COMMAND...: runs COMMAND with its output in build/logs/NAME.log. On failure prints the end of that
+# and returns the command's status.
 step() {
   local name=$1 log=build/logs/$1.log status=0
   shift
@@ -35,8 +37,8 @@ configure() {
   cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=${root:-none}"
 }
 
-# build PRESET TARGET...: configures and builds. A lock allows one build at a time in a checkout, so that the demo and the tests
-# may run side by side.
+# build PRESET TARGET...: configures and builds. A lock allows one build at a time in a checkout, so that the
+# demo and the tests may run side by side.
 build() {
   local preset=$1
   shift

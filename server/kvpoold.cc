@@ -23,7 +23,8 @@
 namespace kvpool {
 namespace {
 
-// Descriptors that are neither connections nor slabs: logs, locks, epoll sets, libraries, the metrics port and its scrapers.
+// Descriptors that are neither connections nor slabs: logs, locks, epoll sets, libraries, the metrics port
+// and its scrapers.
 constexpr uint64_t kOtherFiles = 96;
 // Each slab has a descriptor. Where no size was given, slabs are taken to be this large, the smaller default.
 constexpr uint64_t kUsualSlabBytes = 64 << 20;
@@ -49,7 +50,8 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
-// The daemon makes its default directory, but not one that somebody named: a misspelt path must be reported, not made.
+// The daemon makes its default directory, but not one that somebody named: a misspelt path must be
+// reported, not made.
 absl::Status CheckSocketDirectory(const Settings& settings) {
   const std::string directory = settings.socket_directory();
   if (settings.default_socket) return MakeOwnDirectory("--socket", directory);

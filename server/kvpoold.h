@@ -19,13 +19,13 @@ namespace kvpool {
 
 class Kvpoold {
  public:
-  // The object serves. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the socket or the
-  // state directory.
+  // The object serves. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
+  // socket or the state directory.
   static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings);
   ~Kvpoold();
 
-  // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still open. May be
-  // repeated.
+  // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
+  // open. May be repeated.
   uint32_t Drain();
   // Ends calls, hangs up, and removes the sockets.
   void Stop();

@@ -32,8 +32,8 @@ namespace {
 constexpr uint64_t kLeastEventLogBytes = 8 << 20;
 constexpr uint32_t kMostRpcThreads = 64;
 
-// The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help shows; the rest
-// is converted after parsing.
+// The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help
+// shows; the rest is converted after parsing.
 struct CommandLine {
   Settings settings;
   std::vector<std::string> config;
@@ -84,9 +84,9 @@ absl::Status ParseTenants(absl::string_view text, std::map<std::string, std::vec
   return absl::OkStatus();
 }
 
-void AddFlags(CommandLine* line, Flags* flags) {
+// Devices, sockets, files and the log.
+void AddPlaceFlags(CommandLine* line, Flags* flags) {
   Settings& settings = line->settings;
-  DaemonOptions& daemon = settings.daemon;
   flags->AddRepeated("config", &line->config,
                      "file of flags: lines \"name = value\", # for comments. The command line wins over it");
   flags->Add("device", &settings.device,
@@ -98,7 +98,8 @@ void AddFlags(CommandLine* line, Flags* flags) {
                    settings.capacity = std::string(text);
                    return ParseCapacity(settings.capacity, UINT64_MAX).status();
                  });
-  AddSize("slab-bytes", &daemon.slab_bytes, 0, "size of a slab; 0: 64MiB on host, 256MiB on cuda", flags);
+  AddSize("slab-bytes", &settings.daemon.slab_bytes, 0, "size of a slab; 0: 64MiB on host, 256MiB on cuda",
+          flags);
   flags->Add("socket", &settings.socket,
              "gRPC socket; the attach socket is beside it, with .attach added. Empty: kvpool/kvpoold.sock in "
              "$XDG_RUNTIME_DIR, or in /run");
@@ -118,6 +119,11 @@ void AddFlags(CommandLine* line, Flags* flags) {
     ASSIGN_OR_RETURN(settings.log.format, ParseLogFormat({text.data(), text.size()}));
     return absl::OkStatus();
   });
+}
+
+// Replacement, sessions, threads and scoring.
+void AddDaemonFlags(CommandLine* line, Flags* flags) {
+  DaemonOptions& daemon = line->settings.daemon;
   flags->Add("policy", &daemon.policy, "replacement policy of new spaces; see the list below");
   flags->Add("replacement-weights", &line->replacement_weights,
              "weights of a policy that was trained, as kvpool-sim train writes them; empty: those built in");
@@ -139,7 +145,7 @@ void AddFlags(CommandLine* line, Flags* flags) {
   flags->AddText("tenant-uids", "",
                  "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid",
                  [&daemon](absl::string_view text) { return ParseTenants(text, &daemon.tenant_uids); });
-  flags->Add("rpc-threads", &settings.rpc_threads, {.max = kMostRpcThreads},
+  flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},
              "threads that score, prune and compact on host memory; 0: half of the cores, at least 1");
@@ -152,6 +158,12 @@ void AddFlags(CommandLine* line, Flags* flags) {
       flags);
   AddSize("score-workspace", &daemon.score_workspace_bytes, 1,
           "most memory of a device that one operation may use besides", flags);
+}
+
+void AddFlags(CommandLine* line, Flags* flags) {
+  AddPlaceFlags(line, flags);
+  AddDaemonFlags(line, flags);
+  Settings& settings = line->settings;
   flags->Add("operator-tls-listen", &settings.operator_tls_listen,
              "host:port for operator verbs over TCP with mutual TLS; empty: none");
   flags->Add("operator-tls-cert", &settings.operator_tls.certificate,

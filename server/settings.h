@@ -17,11 +17,12 @@
 
 namespace kvpool {
 
-// All that the flags say, checked as far as it can be without opening anything. The initial values are the flags' defaults.
+// All that the flags say, checked as far as it can be without opening anything. The initial values are
+// the flags' defaults.
 struct Settings {
   LogOptions log;
-  // Both are written as OpenDevices reads them. Half of the memory is taken, since engines keep weights and activations on
-  // the same GPU, and everything else lives in the same RAM.
+  // Both are written as OpenDevices reads them. Half of the memory is taken, since engines keep weights and
+  // activations on the same GPU, and everything else lives in the same RAM.
   std::string device = "auto", capacity = "0.5";
   std::string socket, state_dir;
   std::string metrics_listen = "127.0.0.1:9400";
@@ -39,8 +40,8 @@ struct Settings {
   std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
 };
 
-// Parses the command line (without the program's name) and the files that --config names; the command line wins over them.
-// INVALID_ARGUMENT names flag, value and limits.
+// Parses the command line (without the program's name) and the files that --config names; the command line
+// wins over them. INVALID_ARGUMENT names flag, value and limits.
 absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments);
 
 }  // namespace kvpool

@@ -23,11 +23,12 @@ struct ServingFacts {
 
 class StateDir {
  public:
-  // Makes the directory if it is missing, locks it, and advances the epoch. ALREADY_EXISTS: another daemon uses it.
-  // INVALID_ARGUMENT: it can't be made.
+  // Makes the directory if it is missing, locks it, and advances the epoch. ALREADY_EXISTS: another daemon
+  // uses it. INVALID_ARGUMENT: it can't be made.
   static absl::StatusOr<StateDir> Open(const std::string& path);
 
-  // max(epoch of the last start + 1, Unix time in seconds). It grows with each start, even if the directory was lost.
+  // max(epoch of the last start + 1, Unix time in seconds). It grows with each start, even if the
+  // directory was lost.
   uint64_t epoch() const { return epoch_; }
   // Writes kvpoold.json, once the daemon serves.
   absl::Status Announce(const ServingFacts& facts) const;

@@ -6,9 +6,10 @@
 #   --keep       leave the tree and print its path
 #   COMMAND...   run this in the project's folder instead of the demo and the tests
 #
-# Makes a tree with debootstrap, copies the last commit's files into it, and nothing else, and runs the commands in it under
-# chroot. KVPOOL_BARE_BASE=DIR copies a tree that debootstrap made earlier; KVPOOL_BARE_DIR says where to make the tree
-# (default: /var/tmp). Mounts and processes are in namespaces of their own and end with the script.
+# Makes a tree with debootstrap, copies the last commit's files into it, and nothing else, and runs the
+# commands in it under chroot. KVPOOL_BARE_BASE=DIR copies a tree that debootstrap made earlier;
+# KVPOOL_BARE_DIR says where to make the tree (default: /var/tmp). Mounts and processes are in namespaces of
+# their own and end with the script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +46,8 @@ fi
 [ -z "$(git status --porcelain)" ] || echo "bare: uncommitted changes are not tested"
 mkdir -p "$tree/srv/kvpool"
 git archive HEAD | tar -x -C "$tree/srv/kvpool"
-# The tree reaches the network as this machine does, with its names and the certificates that its administrator trusts.
+# The tree reaches the network as this machine does, with its names and the certificates that
+# its administrator trusts.
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir -p "$tree/usr/local/share/ca-certificates"
 find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree/usr/local/share/ca-certificates" {} +

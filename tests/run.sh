@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Checks everything that this machine can, starting from nothing: packages, builds, tests, sanitizers, rules, dashboards.
+# Checks all that this machine can, starting from nothing: packages, builds, tests, sanitizers, dashboards.
 # Usage: tests/run.sh [--quick] [REGEX]
 #
 #   --quick   the release build and its tests only (under 10 minutes on two cores; without --quick, under 40)
 #   REGEX     run only the tests whose names match, as ctest -R does
 #
-# Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in build/logs. The
-# exit status is 0 if and only if nothing failed.
+# Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in
+# build/logs. The exit status is 0 if and only if nothing failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -41,7 +41,8 @@ not_run() {
   printf 'skipped\t0\t%s\n' "$2" >"$results/$1.check"
 }
 
-# run_ctest PRESET ARGUMENT...: runs the tests of one build. Each has a time limit, so that one that hangs does not stop the rest.
+# run_ctest PRESET ARGUMENT...: runs the tests of one build. Each has a time limit, so that one that hangs
+# does not stop the rest.
 run_ctest() {
   local preset=$1
   shift
@@ -69,15 +70,16 @@ bench() {
   build/release/bin/kvpool-bench || [ $? -eq 1 ]
 }
 
-# Sanitizers stop at the first report, so that the test fails even if its assertions hold. Debian's libraries are not
-# instrumented; tsan.supp gives the reason for each thing it leaves out.
+# Sanitizers stop at the first report, so that the test fails even if its assertions hold. Debian's libraries
+# are not instrumented; tsan.supp gives the reason for each thing it leaves out.
 sanitizers() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
 }
 
-# This is a function so that the shell has read all of it before it starts, since a checkout may change while the tests run.
+# This is a function so that the shell has read all of it before it starts, since a checkout may change while
+# the tests run.
 main() {
   say "packages (deploy/install_deps.sh test)"
   check packages deploy/install_deps.sh test || { python3 tests/summary.py $results; exit 1; }
@@ -101,9 +103,11 @@ main() {
     say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
     check clang-build build clang proto/all cuda/all server/all client/all || true
     sanitizers
-    # Tidy checks give the same result with every compiler, and a benchmark of a sanitizer's build means nothing.
+    # Tidy checks give the same result with every compiler, and a benchmark of a sanitizer's
+    # build means nothing.
     build_and_test asan -LE 'tidy|bench'
-    # The thread sanitizer of g++ 12 finds no room for its shadow memory where the kernel randomizes addresses widely.
+    # The thread sanitizer of g++ 12 finds no room for its shadow memory where the kernel
+    # randomizes addresses widely.
     if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
     build_and_test tsan -LE 'tidy|bench'
   fi

@@ -16,7 +16,7 @@
 namespace kvpool {
 
 struct CountRange {
-  uint64_t min = 0, max = ~uint64_t{0};  // No more than the target can hold.
+  uint64_t min = 0, max = ~uint64_t{0};  // The type of the target bounds max as well.
 };
 struct TimeRange {
   absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);

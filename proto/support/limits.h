@@ -1,4 +1,5 @@
-// The limits of the contract (proto/kvpool/v1), for both ends of the wire: what the daemon checks, a client need not send.
+// The limits of the contract (proto/kvpool/v1), for both ends of the wire: what the daemon checks, a client
+// need not send.
 #ifndef KVPOOL_PROTO_SUPPORT_LIMITS_H_
 #define KVPOOL_PROTO_SUPPORT_LIMITS_H_
 

@@ -412,8 +412,8 @@ absl::StatusOr<AttachLoop::Process*> AttachLoop::WatchPeer(const Connection& con
   if (ProcessEnded(pidfd.get())) {
     return absl::FailedPreconditionError(absl::StrCat("pid ", pid, ", which connected, has already ended"));
   }
-  // Two processes of one pid are the same if neither has ended. The peer has not, as was just seen; the watched one may
-  // have, and its pid been given to the peer.
+  // Two processes of one pid are the same if neither has ended. The peer has not, as was just seen; the
+  // watched one may have, and its pid been given to the peer.
   if (const auto known = process_of_pid_.find(pid); pid > 0 && known != process_of_pid_.end()) {
     Process& process = processes_.at(known->second);
     if (!ProcessEnded(process.pidfd.get())) return &process;

@@ -24,8 +24,9 @@ struct AttachLetter {
   std::string reason;  // Set for kClose.
 };
 
-// Thread-safe. It outlives the server for as long as the daemon holds peers; letters to nobody are dropped. It stays short:
-// the daemon has at most 8 unacknowledged slabs in flight for each member, and the attach thread empties it at every turn.
+// Thread-safe. It outlives the server for as long as the daemon holds peers; letters to nobody are dropped.
+// It stays short: the daemon has at most 8 unacknowledged slabs in flight for each member, and the attach
+// thread empties it at every turn.
 class AttachMailbox {
  public:
   static absl::StatusOr<std::shared_ptr<AttachMailbox>> Make();

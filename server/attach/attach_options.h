@@ -34,8 +34,8 @@ struct AttachServerOptions {
   uint32_t max_connections = 4096;
   // Frames that wait for one peer, which gets a slab_ready for each slab while it maps the first.
   uint32_t max_queued_frames = 1024;
-  // A connection whose descriptor is this number or a higher one is refused. Since a new descriptor gets the lowest free
-  // number, the rest of the open-file limit is left to slabs and files.
+  // A connection whose descriptor is this number or a higher one is refused. Since a new descriptor gets the
+  // lowest free number, the rest of the open-file limit is left to slabs and files.
   int fd_ceiling = 0;
 };
 

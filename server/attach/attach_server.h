@@ -8,15 +8,15 @@
 //   bound     belongs to a member                hang-up, death, AttachPeer::Close -> gone
 //   closing   its last frame is on the way       sent, or not read for close_timeout_ms -> gone
 //
-// Silent and greeted connections cost a client nothing to open, so their number is bounded, in all and for each uid. When
-// a newcomer finds no room, the oldest silent connection goes; a greeted one goes only once it is older than
-// hello_timeout_ms. Clients say hello at once and open their session right after it, so that a flood of connections drops
-// its own.
+// Silent and greeted connections cost a client nothing to open, so their number is bounded, in all and for
+// each uid. When a newcomer finds no room, the oldest silent connection goes; a greeted one goes only once it
+// is older than hello_timeout_ms. Clients say hello at once and open their session right after it, so that a
+// flood of connections drops its own.
 //
-// A process is watched through one pidfd, however often it connects, from its first greeted connection until it ends. Its
-// death ends its connections even if a forked child holds their sockets. A connection that hangs up ends the watch only if
-// the daemon says that nothing waits for the process. The daemon is told that a process is dead when its pidfd fires, and
-// never otherwise.
+// A process is watched through one pidfd, however often it connects, from its first greeted connection until
+// it ends. Its death ends its connections even if a forked child holds their sockets. A connection that hangs
+// up ends the watch only if the daemon says that nothing waits for the process. The daemon is told that a
+// process is dead when its pidfd fires, and never otherwise.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 

@@ -9,7 +9,8 @@
 
 namespace kvpool {
 
-// Adds each counter of `from` to the same one of `to`. REQUIRES: Counters holds uint64_t and arrays of it, nothing else.
+// Adds each counter of `from` to the same one of `to`. REQUIRES: Counters holds uint64_t and arrays
+// of it, nothing else.
 template <typename Counters>
 void AddCounters(const Counters& from, Counters* to) {
   using Words = std::array<uint64_t, sizeof(Counters) / sizeof(uint64_t)>;

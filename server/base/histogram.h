@@ -1,4 +1,5 @@
-// Observations counted into fixed buckets. Not thread-safe: the mutex of what is observed protects the histogram too.
+// Observations counted into fixed buckets. Not thread-safe: the mutex of what is observed
+// protects the histogram too.
 #ifndef KVPOOL_SERVER_BASE_HISTOGRAM_H_
 #define KVPOOL_SERVER_BASE_HISTOGRAM_H_
 

@@ -3,7 +3,8 @@
 //   text   2026-11-21T02:59:26.123Z I session opened session=7 client="vllm 0.30 pod-7"
 //   json   {"time":"2026-11-21T02:59:26.123Z","level":"info","event":"session opened","session":7,…}
 //
-// The event is a constant phrase and fields carry what varies, so that lines can be counted by event. Not for hot paths.
+// The event is a constant phrase and fields carry what varies, so that lines can be counted by
+// event. Not for hot paths.
 #ifndef KVPOOL_SERVER_BASE_LOG_H_
 #define KVPOOL_SERVER_BASE_LOG_H_
 

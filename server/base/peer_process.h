@@ -1,4 +1,5 @@
-// The process at the other end of a Unix socket: its credentials, and a descriptor that tells when it has ended.
+// The process at the other end of a Unix socket: its credentials, and a descriptor that
+// tells when it has ended.
 #ifndef KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 #define KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 
@@ -21,8 +22,9 @@ bool ProcessEnded(int pidfd);
 // The credentials of the process that connected `socket`.
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
-// A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5), else opened by pid, which
-// must be visible in this pid namespace. FAILED_PRECONDITION: it is not, or the process is gone.
+// A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5),
+// else opened by pid, which must be visible in this pid namespace. FAILED_PRECONDITION: it is not, or
+// the process is gone.
 absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials);
 
 }  // namespace kvpool

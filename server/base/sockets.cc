@@ -71,7 +71,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
       return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
                                                    size > 0 ? std::string(pid.data(), size) : "unknown"));
     }
-    // The last owner may have removed the file after it was opened here; a lock on that one would keep nobody out.
+    // The last owner may have removed the file after it was opened here; a lock on that one
+    // would keep nobody out.
     struct stat locked, there;
     if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
     if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)

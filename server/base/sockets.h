@@ -19,8 +19,8 @@ inline constexpr size_t kMaxSocketPathBytes = 107;
 // Raises the soft limit on open files to the hard one; answers the limit.
 absl::StatusOr<uint64_t> RaiseOpenFileLimit();
 
-// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Its parent must exist:
-// INVALID_ARGUMENT names what is missing and `flag`, which named the path.
+// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Its
+// parent must exist: INVALID_ARGUMENT names what is missing and `flag`, which named the path.
 absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path);
 
 // A file that one process at a time can lock. It exists while it is locked.
@@ -49,7 +49,8 @@ struct ListenOptions {
   int type = 0;                   // SOCK_STREAM or SOCK_SEQPACKET.
   std::optional<uint32_t> group;  // The socket's group; empty: the process's.
 };
-// A non-blocking listener, mode 0660. It replaces what is at the path. REQUIRES: the caller holds the lock on the path.
+// A non-blocking listener, mode 0660. It replaces what is at the path. REQUIRES: the caller holds
+// the lock on the path.
 absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options);
 
 }  // namespace kvpool

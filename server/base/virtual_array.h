@@ -1,7 +1,8 @@
 // An array of fixed address and final size whose memory arrives when it is first touched.
 //
-// One anonymous mapping: zero until written, never moved, never copied, and no memory committed before its first use. A pool
-// that may grow to 16 Mi blocks therefore costs what it holds today, and growing it costs nothing.
+// One anonymous mapping: zero until written, never moved, never copied, and no memory committed
+// before its first use. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
+// growing it costs nothing.
 #ifndef KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 #define KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 

@@ -17,7 +17,8 @@ namespace kvpool {
 DaemonSnapshot Daemon::Snapshot() {
   DaemonSnapshot snapshot;
   const uint64_t now = clock_->NowMs();
-  // The closed spaces are read first: one that closes in between is missing from this snapshot, and never in it twice.
+  // The closed spaces are read first: one that closes in between is missing from this snapshot,
+  // and never in it twice.
   snapshot.totals = retired_->totals();
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     MutexLock lock(&space->mu);

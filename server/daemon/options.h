@@ -26,10 +26,11 @@ struct DaemonOptions {
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
 
   // ---- Memory
-  // A slab holds as many whole blocks and granules as fit into this, and at least one block. 0: 64 MiB on host, 256 MiB on
-  // cuda.
+  // A slab holds as many whole blocks and granules as fit into this, and at least one block. 0: 64 MiB on
+  // host, 256 MiB on cuda.
   uint64_t slab_bytes = 0;
-  // Shares of a space: when less than the low one is free, blocks are reclaimed in the background until the high one is.
+  // Shares of a space: when less than the low one is free, blocks are reclaimed in the background until the
+  // high one is.
   double low_watermark = 0.005, high_watermark = 0.01;
   std::string policy = "learned";
   std::shared_ptr<const Weights> policy_weights;  // Null: the policy's built-in weights.
@@ -37,8 +38,8 @@ struct DaemonOptions {
   double tenant_share = 1;  // Share of each device that the spaces of one tenant may have.
 
   // ---- Sessions
-  uint32_t max_sessions =
-      1024;  // Counts open sessions, and ended ones whose processes still run. 1 to kMostSessions.
+  // Open sessions, and ended ones whose processes still run. 1 to kMostSessions.
+  uint32_t max_sessions = 1024;
   uint32_t max_members = 64;  // Processes of one session. 1 to kMaxMembers.
   // A space without sessions is closed after this time, or earlier when others need its memory.
   uint64_t idle_space_ms = 3600 * 1000;

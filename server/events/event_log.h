@@ -1,12 +1,13 @@
-// A file of what engines asked for: matches, seals and hints as chains of hashed keys, which kvpool-sim replays.
+// A file of what engines asked for: matches, seals and hints as chains of hashed keys,
+// which kvpool-sim replays.
 //
-// Threads that answer engines append to a buffer in memory and never wait for the file; the log's own thread writes it out.
-// An event that finds the buffer full is counted as lost, and the file says where. The file is bounded: at half of the
-// allowed bytes it is renamed to FILE.1, replacing the one before, and begun anew.
+// Threads that answer engines append to a buffer in memory and never wait for the file; the log's own thread
+// writes it out. An event that finds the buffer full is counted as lost, and the file says where. The file is
+// bounded: at half of the allowed bytes it is renamed to FILE.1, replacing the one before, and begun anew.
 //
 // A file is an EventFileHeader, then records: an EventHeader followed by as many 8-byte words as it says, all
-// little-endian. A word is a key hashed with a secret of this log, which is stored nowhere: equal words mean equal keys,
-// and nothing else can be learned from them.
+// little-endian. A word is a key hashed with a secret of this log, which is stored nowhere: equal words mean
+// equal keys, and nothing else can be learned from them.
 #ifndef KVPOOL_SERVER_EVENTS_EVENT_LOG_H_
 #define KVPOOL_SERVER_EVENTS_EVENT_LOG_H_
 
@@ -35,8 +36,8 @@ struct EventLogOptions {
 
 class EventLog {
  public:
-  // A file that exists becomes FILE.1. UNAVAILABLE: the path can't be written. INVALID_ARGUMENT: it names no regular file,
-  // but a device, a folder or the like.
+  // A file that exists becomes FILE.1. UNAVAILABLE: the path can't be written. INVALID_ARGUMENT: it names no
+  // regular file, but a device, a folder or the like.
   static absl::StatusOr<std::unique_ptr<EventLog>> Open(const EventLogOptions& options);
   ~EventLog();
 

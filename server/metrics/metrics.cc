@@ -348,8 +348,8 @@ void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const Atta
 
 std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   Families out;
-  // The series of a space end with it. A closed space's counts under a label that lives on would be counted twice by
-  // rate().
+  // The series of a space end with it. A closed space's counts under a label that lives on would be counted
+  // twice by rate().
   const DaemonSnapshot daemon = sources.daemon();
   AddMemory(daemon, &out);
   AddSessions(daemon, &out);

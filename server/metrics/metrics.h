@@ -1,4 +1,5 @@
-// The metrics of kvpoold. Everything is computed when it is scraped, and nothing in the daemon reads a metric.
+// The metrics of kvpoold. Everything is computed when it is scraped, and nothing in the
+// daemon reads a metric.
 #ifndef KVPOOL_SERVER_METRICS_METRICS_H_
 #define KVPOOL_SERVER_METRICS_METRICS_H_
 

@@ -18,7 +18,8 @@ class MetricsServer {
  public:
   // Called for each scrape, on any thread.
   using Collect = std::function<std::vector<prometheus::MetricFamily>()>;
-  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and why it cannot be had.
+  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and
+  // why it cannot be had.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect);
   ~MetricsServer();
   int port() const;

@@ -98,7 +98,8 @@ void GrpcAcceptor::Accept() {
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EMFILE && errno != ENFILE) return;
-      // The connection has to be accepted to be closed: otherwise the listener stays readable and the peer waits for ever.
+      // The connection has to be accepted to be closed: otherwise the listener stays readable and the peer
+      // waits for ever.
       spare_.Reset();
       socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       const bool waiting = socket.valid();
@@ -128,7 +129,8 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   std::array<char, kPreface.size()> bytes;
   const ssize_t size = recv(fd, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  // A part of the preface does not count: clients send it whole, and waiting for the rest would poll in circles.
+  // A part of the preface does not count: clients send it whole, and waiting for the rest
+  // would poll in circles.
   const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
                       std::string_view(bytes.data(), bytes.size()) == kPreface;
   if (speaks && Admit(fd, found->second.uid)) {

@@ -1,14 +1,15 @@
 // Takes gRPC connections from the Unix socket and hands those that speak HTTP/2 to the server.
 //
-// gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps connections that
-// never say a word. Here a connection is:
+// gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps
+// connections that never say a word. Here a connection is:
 //
-//   state         meaning                     leaves by
-//   silent        no byte has come            the HTTP/2 preface -> handed over; timeout, other bytes, a newcomer -> closed
-//   handed over   gRPC's, and counted here    its descriptor is closed, or belongs to another file by now
+//   state         meaning                    leaves by
+//   silent        no byte has come           the HTTP/2 preface -> handed over
+//                                            timeout, other bytes, displaced by a newcomer -> closed
+//   handed over   gRPC's, and counted here   its descriptor is closed, or belongs to another file by now
 //
-// Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once. Handed-over ones
-// are bounded in all and for each uid.
+// Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once.
+// Handed-over ones are bounded in all and for each uid.
 #ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 #define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 

@@ -11,8 +11,8 @@ namespace kvpool {
 namespace health = grpc::health::v1;
 using HealthSite = RpcSite<health::Health::AsyncService>;
 
-// One Watch call: writes the status once, then at each change, until the caller goes or the server stops. It belongs to its
-// queue's thread; only Wake is called on others.
+// One Watch call: writes the status once, then at each change, until the caller goes or the server stops. It
+// belongs to its queue's thread; only Wake is called on others.
 class HealthWatch final : public RpcCall {
  public:
   static void Accept(const HealthSite& site, HealthState* state) {

@@ -56,7 +56,8 @@ void RpcQueue::OnStop(bool ok) {
 
 void RpcQueue::End(RpcCall* call) {
   KVPOOL_CHECK(calls_.erase(call) == 1, "an RPC ended that had not begun");
-  // The queue is shut only now: a call may start operations until its end, which a queue that is shut refuses.
+  // The queue is shut only now: a call may start operations until its end, which a queue
+  // that is shut refuses.
   if (stopping_ && calls_.empty()) queue_->Shutdown();
 }
 

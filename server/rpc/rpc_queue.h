@@ -1,8 +1,8 @@
 // One completion queue and the thread that serves it: all of a call happens on that thread, verbs included.
 //
-// One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a second thread
-// picks up half of the first one's events and has to wake it: on two cores a second queue makes a round trip of 64
-// operations 1.5 times as long, and throughput falls.
+// One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
+// second thread picks up half of the first one's events and has to wake it: on two cores a second queue makes
+// a round trip of 64 operations 1.5 times as long, and throughput falls.
 #ifndef KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 #define KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 
@@ -23,7 +23,8 @@ namespace kvpool {
 // The one place where our errors become gRPC's.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Did the call come over TCP, with mutual TLS, instead of the Unix socket? The Engine service refuses such calls.
+// Did the call come over TCP, with mutual TLS, instead of the Unix socket? The Engine service
+// refuses such calls.
 bool FromNetwork(const grpc::ServerContextBase& context);
 
 inline uint64_t NowNs() {
@@ -39,7 +40,8 @@ class RpcTag {
   ~RpcTag() = default;
 };
 
-// A tag that calls one method of its owner. An owner has one for each operation that may be under way at the same time.
+// A tag that calls one method of its owner. An owner has one for each operation that may be under
+// way at the same time.
 template <typename Owner>
 class MethodTag final : public RpcTag {
  public:

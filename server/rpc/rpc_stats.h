@@ -1,5 +1,5 @@
-// How long RPCs took, and how they failed. Each queue's thread counts in objects of its own, without a lock; a scrape adds
-// them up.
+// How long RPCs took, and how they failed. Each queue's thread counts in objects of its own, without a lock;
+// a scrape adds them up.
 #ifndef KVPOOL_SERVER_RPC_RPC_STATS_H_
 #define KVPOOL_SERVER_RPC_RPC_STATS_H_
 

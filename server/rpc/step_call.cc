@@ -12,8 +12,9 @@
 namespace kvpool {
 namespace {
 
-// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take. Messages that do not fit are
-// allocated anew for every batch, in sizes that make malloc consolidate its free lists each time.
+// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take.
+// Messages that do not fit are allocated anew for every batch, in sizes that make malloc consolidate
+// its free lists each time.
 constexpr size_t kRequestBlockBytes = 128 * 1024;
 constexpr size_t kReplyBlockBytes = 64 * 1024;
 

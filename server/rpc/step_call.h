@@ -6,9 +6,10 @@
 //   draining   the caller half-closed: answers that are queued still go out
 //   ending     Finish is on the way; the call is deleted when every operation under way has returned
 //
-// A batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is read only
-// while fewer than kMaxUnanswered answers wait to be written, so that a peer which does not read is not read either.
-// Notices stay with the daemon until an answer takes them along, or until nothing else waits to be written.
+// A batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is
+// read only while fewer than kMaxUnanswered answers wait to be written, so that a peer which does not read is
+// not read either. Notices stay with the daemon until an answer takes them along, or until nothing else waits
+// to be written.
 #ifndef KVPOOL_SERVER_RPC_STEP_CALL_H_
 #define KVPOOL_SERVER_RPC_STEP_CALL_H_
 

@@ -1,4 +1,5 @@
-// Wakes the thread that serves a member's stream when the daemon, on any thread, has something for the member.
+// Wakes the thread that serves a member's stream when the daemon, on any thread, has
+// something for the member.
 #ifndef KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 #define KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 
@@ -11,8 +12,8 @@
 
 namespace kvpool {
 
-// A wake-up is a tag that comes back on the stream's queue. At most one is under way, however much there is to say. The
-// listener outlives the stream for as long as the daemon holds it.
+// A wake-up is a tag that comes back on the stream's queue. At most one is under way, however much there is
+// to say. The listener outlives the stream for as long as the daemon holds it.
 class StepListener final : public StreamListener {
  public:
   // `tag` comes back on `queue` for each wake-up.
@@ -22,8 +23,8 @@ class StepListener final : public StreamListener {
   void OnSuperseded() override ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- The stream's thread
-  // Between these two the stream is inside the daemon and looks for itself afterwards, so that no wake-up is sent. EndVerb
-  // answers whether one would have been.
+  // Between these two the stream is inside the daemon and looks for itself afterwards, so that no wake-up is
+  // sent. EndVerb answers whether one would have been.
   void BeginVerb();
   bool EndVerb();
   // The wake-up under way has come back.

@@ -4,8 +4,8 @@
 //
 //   AddUnary<v1::EvictRequest, v1::EvictResponse>(site, "Evict", &OperatorService::RequestEvict, handler);
 //
-// where handler(request, response, done) fills the response and calls done(status) once: within the call, or later on any
-// thread.
+// where handler(request, response, done) fills the response and calls done(status) once: within the call, or
+// later on any thread.
 #ifndef KVPOOL_SERVER_RPC_UNARY_CALL_H_
 #define KVPOOL_SERVER_RPC_UNARY_CALL_H_
 
@@ -48,7 +48,8 @@ struct UnaryMethod {
   Handler handler;
 };
 
-// One call. It lives from being ready for a caller until its answer is on the way, and longer while `done` exists.
+// One call. It lives from being ready for a caller until its answer is on the way, and longer
+// while `done` exists.
 template <typename Service, typename Request, typename Response>
 class UnaryCall final : public RpcTag,
                         public RpcCall,

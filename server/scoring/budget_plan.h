@@ -1,4 +1,5 @@
-// The part of PlanBudgets that needs no device: how many tokens each layer keeps, given what is known of the layers.
+// The part of PlanBudgets that needs no device: how many tokens each layer keeps, given what is
+// known of the layers.
 #ifndef KVPOOL_SERVER_SCORING_BUDGET_PLAN_H_
 #define KVPOOL_SERVER_SCORING_BUDGET_PLAN_H_
 
@@ -12,11 +13,12 @@
 
 namespace kvpool {
 
-// What the sequences of a request showed. Layers are those of the first sequence, then those of the next; without a sequence
-// there are none.
+// What the sequences of a request showed. Layers are those of the first sequence, then those of the next;
+// without a sequence there are none.
 struct ObservedAttention {
   absl::Span<const scorers::AttentionSpread> spreads;  // [layers]
-  // The variance, over tokens, of the attention that each receives: one for each head of the first layer, then of the next.
+  // The variance, over tokens, of the attention that each receives: one for each head of the first layer,
+  // then of the next.
   absl::Span<const double> densities;
   absl::Span<const uint32_t> heads;  // [layers]
   uint64_t sequence_tokens = 0;      // Tokens of the longest sequence.

@@ -1,19 +1,15 @@
 // One Score, Prune, Compact or PlanBudgets on its way through the device.
 //
-//   state      who is at it                   what was done
-//   prepared   a verb, under the space's      refs checked, policy bound, everything planned, destinations leased
-//              mutex
-//   scored     the runner of each rank's      scores of the rank's heads
-//              device, under no lock
-//   answered   the runner that did the last   ranks joined, victims chosen, `result` and `released` filled
-//              part                           (server/scoring/score_answer.h)
-//   gathered   each rank's runner again       Compact alone: the rows that stay were copied to their new blocks
-//   over       the last runner, under the     holds given back, the verb answered, the verbs parked behind it resumed
-//              space's mutex
+//   state      done                                                   by
+//   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
+//   scored     scores of each rank's heads                            the runner of its device, under no lock
+//   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
+//   gathered   Compact alone: rows that stay copied to their blocks   the runner of each rank's device
+//   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
-// From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of the session
-// frees a block that it reads or writes, and the session keeps the space. In between it belongs to the runners alone;
-// while parts are out, each entry of `ranks` belongs to its own runner.
+// From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
+// the session frees a block that it reads or writes, and the session keeps the space. In between it belongs
+// to the runners alone; while parts are out, each entry of `ranks` belongs to its own runner.
 #ifndef KVPOOL_SERVER_SCORING_DEVICE_OPERATION_H_
 #define KVPOOL_SERVER_SCORING_DEVICE_OPERATION_H_
 
@@ -42,8 +38,9 @@ struct StagedArray {
   uint64_t offset = 0;  // Bytes behind the start of the staging buffer.
 };
 
-// Signals whose pointers are offsets: kStagingOrigin plus the place in the staging buffer, which is the same on every rank.
-// The origin keeps an array at the buffer's start from looking like a null pointer, which means that it was not given.
+// Signals whose pointers are offsets: kStagingOrigin plus the place in the staging buffer, which is the same
+// on every rank. The origin keeps an array at the buffer's start from looking like a null pointer, which
+// means that it was not given.
 struct StagedSignals {
   std::vector<StagedArray> arrays;
   scorers::Signals relative;
@@ -66,8 +63,8 @@ struct SequenceWork {
   bool fresh = false;
   std::vector<uint64_t> refs;  // The request's, unchanged.
   StagedSignals signals;
-  scorers::ScoreRequest
-      request;  // The engine's; a rank's plan may be for finer rows (cuda/scorers/rank_rows.h).
+  // The engine's request; a rank's plan may be for finer rows (cuda/scorers/rank_rows.h).
+  scorers::ScoreRequest request;
   std::vector<SequenceShare> shares;  // One for each rank, all of one shape.
 
   const scorers::KvShape& shape() const { return shares[0].kv.shape; }
@@ -130,8 +127,8 @@ struct DeviceOperation {
   v1::OperationResult result;
   std::vector<BlockRef> released;  // Holds that the session gives back: victims, and sources of a compaction.
   uint32_t destinations_used = 0;  // Destinations from the first on that were filled; the others go back.
-  // Score with block scores: the place of each block among those of the sequence, from 0 for the least valuable to 1, for
-  // the replacement policy.
+  // Score with block scores: the place of each block among those of the sequence, from 0 for the least
+  // valuable to 1, for the replacement policy.
   std::vector<float> places;
   // Compact: the tokens that stay. The first `settled` of each row stay where they are, the others are moved.
   std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]; empty: nothing is moved.

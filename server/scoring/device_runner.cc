@@ -130,7 +130,8 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
 }
 
 void DeviceRunner::Advance(const Operation& operation) {
-  // If several ranks failed, the first rank's error counts, so that the answer does not depend on which was faster.
+  // If several ranks failed, the first rank's error counts, so that the answer does not depend
+  // on which was faster.
   for (const RankWork& rank : operation->ranks) operation->status.Update(rank.outcome.status);
   if (operation->status.ok() && !operation->answered) {
     operation->status = AnswerOperation(operation.get());

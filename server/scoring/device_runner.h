@@ -1,14 +1,14 @@
 // Runs one device's parts of operations, one after the other, on a thread of its own.
 //
-// An operation has a part for each rank, on the runner of the rank's device. The runner that finishes the last part
-// answers the operation, or sends Compact's second round of parts; runners never wait for each other. Until it is over,
-// the operation has a place on each of its runners, and a runner that is asked to stop goes on until no place is taken,
-// so that every part that is sent is also run or refused. Places are bounded: an operation that finds none is refused
-// with the numbers.
+// An operation has a part for each rank, on the runner of the rank's device. The runner that finishes the
+// last part answers the operation, or sends Compact's second round of parts; runners never wait for each
+// other. Until it is over, the operation has a place on each of its runners, and a runner that is asked to
+// stop goes on until no place is taken, so that every part that is sent is also run or refused. Places are
+// bounded: an operation that finds none is refused with the numbers.
 //
-// Workspace, staged signals and the feature cache (server/scoring/feature_cache.h) belong to the thread and are used
-// again, so that in the steady state an operation allocates nothing on the device. A sticky error of the device ends the
-// process: a corrupted pool is never served.
+// Workspace, staged signals and the feature cache (server/scoring/feature_cache.h) belong to the thread and
+// are used again, so that in the steady state an operation allocates nothing on the device. A sticky error of
+// the device ends the process: a corrupted pool is never served.
 #ifndef KVPOOL_SERVER_SCORING_DEVICE_RUNNER_H_
 #define KVPOOL_SERVER_SCORING_DEVICE_RUNNER_H_
 
@@ -47,8 +47,8 @@ class DeviceRunner {
   // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
   DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
                std::function<void(const Operation&)> over);
-  // Stops, and returns when no operation has a place here. REQUIRES: the runners that share operations with it were all
-  // told to Stop; another would run what is queued there, and this one would wait for it.
+  // Stops, and returns when no operation has a place here. REQUIRES: the runners that share operations with
+  // it were all told to Stop; another would run what is queued there, and this one would wait for it.
   ~DeviceRunner();
 
   // The part that runs is the last: queued and new ones are refused, UNAVAILABLE. Returns at once.
@@ -57,8 +57,8 @@ class DeviceRunner {
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }
   const Options& options() const { return options_; }
-  // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no place.
-  // UNAVAILABLE: one of them stops.
+  // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no
+  // place. UNAVAILABLE: one of them stops.
   static absl::Status Submit(const Operation& operation);
   // Counts an operation that was refused because its session had as many as it may have.
   void CountSessionRefusal() ABSL_LOCKS_EXCLUDED(mu_);

@@ -1,12 +1,14 @@
-// Features of full blocks (cuda/scorers/parts/records.h), kept from one device operation to the next: a prune in decoding
-// reads only the block that has just filled.
+// Features of full blocks (cuda/scorers/parts/records.h), kept from one device operation to the next: a prune
+// in decoding reads only the block that has just filled.
 //
-// A record describes one rank's part of a block of one generation, in one group and with one set of sections. It stays
-// right as long as K and V of a full block don't change within a generation, which is the contract of Score. Memory on
-// the computing side comes in chunks of slots of one size, up to a limit; beyond it the least recently used records leave.
-// Records that the present call has found or made stay where they are until the next BeginCall.
+// A record describes one rank's part of a block of one generation, in one group and with one set of sections.
+// It stays right as long as K and V of a full block don't change within a generation, which is the contract
+// of Score. Memory on the computing side comes in chunks of slots of one size, up to a limit; beyond it the
+// least recently used records leave. Records that the present call has found or made stay where they are
+// until the next BeginCall.
 //
-// Not thread-safe: it belongs to the thread that runs the device's operations. stats() may be called on any thread.
+// Not thread-safe: it belongs to the thread that runs the device's operations. stats() may be
+// called on any thread.
 #ifndef KVPOOL_SERVER_SCORING_FEATURE_CACHE_H_
 #define KVPOOL_SERVER_SCORING_FEATURE_CACHE_H_
 
@@ -47,8 +49,8 @@ class FeatureCache {
   void BeginCall();
   // The record, or null; counted as a hit or a miss.
   float* Find(const FeatureKey& key);
-  // Room for a record that is not there, which the caller fills within this call. Null: this call's own records take up
-  // all that there is.
+  // Room for a record that is not there, which the caller fills within this call. Null: this call's own
+  // records take up all that there is.
   float* Make(const FeatureKey& key, uint32_t floats);
   // The call failed: forgets the records it made, which were not filled.
   void AbandonCall();

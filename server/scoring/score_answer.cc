@@ -67,8 +67,8 @@ JoinedScores Join(DeviceOperation* operation, const WantedScores& wanted) {
   return joined;
 }
 
-// The place of each block among all, 0 for the least valuable and 1 for the most. With equal scores the later block is the
-// more valuable; a NaN is the least.
+// The place of each block among all, 0 for the least valuable and 1 for the most. With equal scores the later
+// block is the more valuable; a NaN is the least.
 std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, uint32_t blocks) {
   std::vector<std::pair<double, uint32_t>> order;
   for (uint32_t block = 0; block < blocks; ++block) {
@@ -84,7 +84,8 @@ std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, 
   return places;
 }
 
-// The items with the lowest scores: [rows][count]. Rows of heads are in order: within a layer rank 0's come first.
+// The items with the lowest scores: [rows][count]. Rows of heads are in order: within a layer
+// rank 0's come first.
 absl::StatusOr<std::vector<uint32_t>> LowestOfRows(DeviceOperation* operation, const RowChoice& choice) {
   const SequenceWork& sequence = operation->sequences[0];
   if (operation->ranks.size() == 1) return std::move(operation->ranks[0].outcome.victims);
@@ -298,7 +299,8 @@ std::vector<uint8_t> MarksOf(const std::vector<scorers::IndexRange>& ranges, con
   return blocks;
 }
 
-// Items that the engine expects never to read again leave first: all of them, or the lowest-scored among them.
+// Items that the engine expects never to read again leave first: all of them, or the
+// lowest-scored among them.
 void DiscardFirst(const DeviceOperation& operation, RowChoice* choice) {
   if (operation.discard.empty()) return;
   const KvShape& shape = operation.sequences[0].shape();

@@ -1,8 +1,8 @@
-// The part of a device operation that needs no device: which scores it wants and, once all ranks have given theirs, the
-// victims and the answer. Who chooses the victims:
+// The part of a device operation that needs no device: which scores it wants and, once all ranks have given
+// theirs, the victims and the answer. Who chooses the victims:
 //
 //   one rank, or a row for each head   the device, where its scores are
-//   anything else                      this unit, from the ranks' rows of scores joined (cuda/scorers/rank_rows.h)
+//   anything else                      this unit, from the ranks' rows joined (cuda/scorers/rank_rows.h)
 #ifndef KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 #define KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 
@@ -29,8 +29,8 @@ struct WantedScores {
 // `choice` is ChoiceOf(operation).
 WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice);
 
-// Fills everything below "What came of it" in the operation from the ranks' outcomes. INVALID_ARGUMENT: the budget is
-// below what is protected. REQUIRES: every rank's outcome is OK.
+// Fills everything below "What came of it" in the operation from the ranks' outcomes. INVALID_ARGUMENT: the
+// budget is below what is protected. REQUIRES: every rank's outcome is OK.
 absl::Status AnswerOperation(DeviceOperation* operation);
 
 }  // namespace kvpool

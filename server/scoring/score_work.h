@@ -1,9 +1,11 @@
-// Carries out one device's parts of operations, with buffers and a feature cache that are used again and again.
+// Carries out one device's parts of operations, with buffers and a feature cache that are
+// used again and again.
 //
 //   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
 //   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table
 //
-// Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to the runner's thread.
+// Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
+// the runner's thread.
 #ifndef KVPOOL_SERVER_SCORING_SCORE_WORK_H_
 #define KVPOOL_SERVER_SCORING_SCORE_WORK_H_
 
@@ -27,7 +29,8 @@ class ScoreWork {
         features_(compute, feature_cache_bytes),
         workspace_limit_bytes_(workspace_bytes) {}
 
-  // RESOURCE_EXHAUSTED: it needs more workspace than the limit. INVALID_ARGUMENT: the budget is below what is protected.
+  // RESOURCE_EXHAUSTED: it needs more workspace than the limit. INVALID_ARGUMENT: the budget is
+  // below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
   absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }

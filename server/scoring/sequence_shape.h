@@ -12,8 +12,8 @@ namespace kvpool {
 // REQUIRES: not DTYPE_UNSPECIFIED.
 scorers::KvDtype DtypeOf(v1::Dtype dtype);
 
-// The view of `sequence`, its blocks' addresses left out. INVALID_ARGUMENT: last_block_tokens, or more than
-// kMaxSequenceTokens.
+// The view of `sequence`, its blocks' addresses left out. INVALID_ARGUMENT: last_block_tokens, or
+// more than kMaxSequenceTokens.
 absl::StatusOr<scorers::KvView> ViewOfGroup(const v1::LayerGroup& group, const v1::Sequence& sequence);
 
 }  // namespace kvpool

@@ -29,8 +29,8 @@ inline absl::Status CheckSize(absl::string_view field, const std::string& value,
   return absl::InvalidArgumentError(absl::StrCat(field, " has ", value.size(), " bytes; must have ", limit));
 }
 
-// Reads a protected member of generated code. Reflection answers the same at ten times the price, and for the verbs of a
-// batch that is a tenth of what they cost.
+// Reads a protected member of generated code. Reflection answers the same at ten times the price, and for the
+// verbs of a batch that is a tenth of what they cost.
 class UnknownFields : private google::protobuf::Message {
  public:
   static bool In(const google::protobuf::Message& message) {

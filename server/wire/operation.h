@@ -26,11 +26,12 @@ inline bool NamesLists(v1::Operation::VerbCase verb) {
 using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;
 // The list of a verb that has exactly one; empty for all other verbs.
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation);
-// The lists of a verb that has several. Device operations: the sequences, and the blocks that signals are read from.
-// put_episode: its sequences.
+// The lists of a verb that has several. Device operations: the sequences, and the blocks that signals are
+// read from. put_episode: its sequences.
 BlockLists BlockListsOf(const v1::Operation& operation);
 size_t CountBlocks(const v1::Operation& operation);
-// The operation's weight in the limits on parked verbs: its blocks, plus the size of the arrays that it carries.
+// The operation's weight in the limits on parked verbs: its blocks, plus the size of the
+// arrays that it carries.
 size_t WeightOf(const v1::Operation& operation);
 // The ids of the blocks that the operation names; one that is named twice is there twice.
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation);

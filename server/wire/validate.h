@@ -1,8 +1,9 @@
-// Every request is checked here, before anything else looks at it, against the limits that the contract documents. Errors
-// are INVALID_ARGUMENT and name the field, its value and the limit. Sizes from the wire are added and multiplied in 128
-// bits or not at all.
+// Every request is checked here, before anything else looks at it, against the limits that the contract
+// documents. Errors are INVALID_ARGUMENT and name the field, its value and the limit. Sizes from the wire are
+// added and multiplied in 128 bits or not at all.
 //
-// Stale refs, caps, credit and a mismatch with a space take state to check, and are checked where the state is.
+// Stale refs, caps, credit and a mismatch with a space take state to check, and are checked
+// where the state is.
 #ifndef KVPOOL_SERVER_WIRE_VALIDATE_H_
 #define KVPOOL_SERVER_WIRE_VALIDATE_H_
 

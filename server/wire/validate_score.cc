@@ -31,8 +31,8 @@ constexpr int kMaxEmbeddingDim = 4096;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// The blocks of a sequence and of what is read beside it. No list names a block twice, and no other list names one of the
-// sequence.
+// The blocks of a sequence and of what is read beside it. No list names a block twice, and no other list
+// names one of the sequence.
 class NamedBlocks {
  public:
   absl::Status Add(const std::string& field, const RepeatedField<uint64_t>& blocks, bool shared) {

@@ -353,8 +353,8 @@ TEST_F(AttachServerTest, HangupOfAMemberLeavesItsProcessWatched) {
   EXPECT_EQ(recorder_.Count("dead 1") + recorder_.Count("dead 2"), 0);
 }
 
-// An engine that hangs up and lives on may still have work on the device. That holds before the attach server knows that the
-// connection is bound, too, which here it never learns.
+// An engine that hangs up and lives on may still have work on the device. That holds before the attach server
+// knows that the connection is bound, too, which here it never learns.
 TEST_F(AttachServerTest, HangupWhileItsSessionIsOpenedIsNotDeath) {
   Start();
   recorder_.Await(1);
@@ -421,7 +421,8 @@ TEST_F(AttachServerTest, AForkedChildDoesNotKeepTheMemberAlive) {
   close(grandchild_pipe[1]);
 }
 
-// A hello on the socket of a process that has ended comes from another process than the one that would be watched.
+// A hello on the socket of a process that has ended comes from another process than the one
+// that would be watched.
 TEST_F(AttachServerTest, AnEndedProcessHasNoMember) {
   Start();
   int ready[2], go[2];
@@ -556,7 +557,8 @@ TEST_F(AttachServerTest, OutOfOpenFilesIsSaidAndSurvived) {
   UniqueFd member = Attach();
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  // Two clients connect while the limit is in force, with these sockets; the server has none left to accept them with.
+  // Two clients connect while the limit is in force, with these sockets; the server has none left
+  // to accept them with.
   UniqueFd clients[2] = {UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
                          UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0))};
   rlimit tight = before;

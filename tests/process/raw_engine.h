@@ -1,4 +1,5 @@
-// An engine without the client library: raw attach frames and generated stubs, so that the protocol is what is tested.
+// An engine without the client library: raw attach frames and generated stubs, so that the
+// protocol is what is tested.
 #ifndef KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
 #define KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
 

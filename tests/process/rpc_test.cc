@@ -1,5 +1,6 @@
-// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET LEASE SEAL", this program
-// is an engine that leases, seals under the keys of "shared", says so, and waits to be killed.
+// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET
+// LEASE SEAL", this program is an engine that leases, seals under the keys of "shared", says so, and
+// waits to be killed.
 #include <fcntl.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -281,7 +282,7 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   *batch.add_operations()->mutable_release()->mutable_blocks() = sequence.blocks();
   ASSERT_TRUE(stream->Write(batch));
   const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 4);
-  scored.set_blocks_read(0);  // The features are by now in the cache.
+  scored.set_blocks_read(0);  // The features are in the cache now.
   pruned.set_blocks_read(0);
   EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
   EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
@@ -468,7 +469,8 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
     stream->WritesDone();
   });
   EXPECT_TRUE(Eventually([&] { return daemon_->Metric("kvpool_step_batches_total") >= 16; }));
-  // Meanwhile others are served. Their calls give the daemon time to read more of its batches, which it must not.
+  // Meanwhile others are served. Their calls give the daemon time to read more of its
+  // batches, which it must not.
   for (int i = 0; i < 500; ++i) ASSERT_TRUE(other->Fence(i + 1).ok());
   EXPECT_LE(daemon_->Metric("kvpool_step_operations_total", "verb=\"release\""), 24);
   v1::StepResponse answer;

@@ -47,8 +47,8 @@ class DaemonProcess {
  public:
   // Returns once the daemon serves. UNAVAILABLE: it ended before; the error has its log.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options = {});
-  // Sends SIGKILL if it still runs. The log of a daemon that ended by itself is printed, since the failing test would not
-  // say why.
+  // Sends SIGKILL if it still runs. The log of a daemon that ended by itself is printed, since the failing
+  // test would not say why.
   ~DaemonProcess();
 
   const std::string& directory() const { return directory_; }

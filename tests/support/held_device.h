@@ -1,4 +1,5 @@
-// A device whose scorer a test can hold up, like a GPU that is busy with an engine's kernels, and whose calls it can count.
+// A device whose scorer a test can hold up, like a GPU that is busy with an engine's kernels, and whose calls
+// it can count.
 #ifndef KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 

@@ -1,5 +1,5 @@
-// A device of plain memory with small granules, which fails on command. For tests of the daemon's logic, where no process maps
-// anything.
+// A device of plain memory with small granules, which fails on command. For tests of the daemon's logic,
+// where no process maps anything.
 #ifndef KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
 
