@@ -63,8 +63,8 @@ void BindMatchHit(nb::module_& module) {
             return hit;
           },
           nb::arg("timeout") = 30.0,
-          "Takes the answer, once. DeadlineExceededError: it may be waited for again. No timeout: no "
-          "limit.");
+          "Takes the answer, once. DeadlineExceededError: it may be waited for again. With timeout=None it\n"
+          "waits without limit.");
 }
 
 void BindSealOutcome(nb::module_& module) {
@@ -154,18 +154,18 @@ void BindVerbs(SessionClass& session) {
           nb::sig("def match_groups(self, groups: collections.abc.Sequence[tuple[int, bytes | "
                   "collections.abc.Sequence[bytes]]]) -> PendingMatch"),
           "The same for several groups at once, [(group, keys)]: the longest prefix resident in every group.")
-      .def("seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("parent_key") = nb::none(), nb::arg("group") = 0, nb::arg("keys_per_block") = 1,
-           nb::arg("after") = nb::none(), nb::arg("leave_duplicates") = false,
-           nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
-                   "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
-                   "None = None, leave_duplicates: bool = False) -> PendingSeal"),
-           "Makes full blocks immutable and findable, once step `after` is done. `parent_key` is\n"
-           "that of the block before the first. Views of these Blocks are read-only from then on; arrays "
-           "taken before\n"
-           "stay writable, and must not be written. Where a key exists already the block that has it is\n"
-           "held, which takes credit; with `leave_duplicates` it is not. The caller keeps its own block "
-           "either way.")
+      .def(
+          "seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(), nb::arg("parent_key") = nb::none(),
+          nb::arg("group") = 0, nb::arg("keys_per_block") = 1, nb::arg("after") = nb::none(),
+          nb::arg("leave_duplicates") = false,
+          nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
+                  "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
+                  "None = None, leave_duplicates: bool = False) -> PendingSeal"),
+          "Makes full blocks immutable and findable, once step `after` is done. `parent_key` is that of the\n"
+          "block before the first. Views of these Blocks are read-only from then on; arrays taken before\n"
+          "stay writable, and must not be written. Where a key exists already the block that has it is\n"
+          "held, which takes credit; with `leave_duplicates` it is not. The caller's own block is kept\n"
+          "either way.")
       .def("ref", Ref, nb::arg("blocks"), nb::sig("def ref(self, blocks: Refs) -> Blocks"),
            "Takes one more hold on blocks that this session holds.")
       .def(
