@@ -156,6 +156,7 @@ class BlockPool {
 
   // The policy, if it decides outside the lock (server/replacement/policies/async_policy.h), or null.
   AsyncPolicy* async_policy();
+  const AsyncPolicy* async_policy() const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.

@@ -43,5 +43,6 @@ uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, Evic
 }
 
 AsyncPolicy* BlockPool::async_policy() { return rep_->policy->async(); }
+const AsyncPolicy* BlockPool::async_policy() const { return rep_->policy->async(); }
 
 }  // namespace kvpool

@@ -21,7 +21,7 @@ void Pressure::AfterVerbs(Turn& turn) {
   const uint32_t free = growth_.free_blocks();
   if (!growth_.may_grow() && free < growth_.low_blocks()) {
     // A policy that takes its time is not for a thread that answers calls.
-    const bool few = growth_.high_blocks() - free <= kReclaimHere && pool_.judge() == nullptr;
+    const bool few = growth_.high_blocks() - free <= kReclaimHere && pool_.async_policy() == nullptr;
     (few ? turn.deferred.reclaim : turn.deferred.housekeep) = true;
   }
   Update(turn);
