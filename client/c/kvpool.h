@@ -18,7 +18,8 @@
  *   S <= K, an older caller          fields behind the first S bytes read as zero, which is their default;
  *                                    of a result, no more than S bytes are written
  *   S >  K, a newer caller           accepted if bytes K to S - 1 are zero; refused otherwise, because the
- *                                    caller asks for something that this library does not have
+ *                                    caller asks for something that this library does not have. Bytes K to
+ *                                    S - 1 of a result may be anything, and are set to zero
  *
  * A refusal is KVPOOL_INVALID_ARGUMENT and names the structure, its size and the limit.
  */

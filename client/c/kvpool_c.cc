@@ -158,10 +158,12 @@ kvpool_block kvpool_sink_block(const kvpool_session* session) {
 int kvpool_finish_warmup(kvpool_session* session) { return Answer(session->session->FinishWarmup()); }
 
 int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters) {
-  const auto given = kvpool::ReadStruct(counters, "kvpool_counters");
-  if (!given.ok()) return Answer(given.status());
+  if (const absl::Status status = kvpool::CheckStructSize(counters, "kvpool_counters"); !status.ok()) {
+    return Answer(status);
+  }
+  const size_t size = counters->struct_size;
   const kvpool::SessionCounters now = session->session->counters();
-  const kvpool_counters all = {.struct_size = given->struct_size,
+  const kvpool_counters all = {.struct_size = size,
                                .batches = now.batches,
                                .operations = now.operations,
                                .blocks = now.blocks,
@@ -169,7 +171,8 @@ int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counter
                                .refills = now.refills,
                                .refused = now.refused,
                                .reconnects = now.reconnects};
-  std::memcpy(counters, &all, std::min(all.struct_size, sizeof(all)));
+  std::memset(counters, 0, size);  // Counters of a newer caller, which this library does not have, are 0.
+  std::memcpy(counters, &all, std::min(size, sizeof(all)));
   return Answer(absl::OkStatus());
 }
 

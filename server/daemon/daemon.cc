@@ -1,11 +1,9 @@
 #include "server/daemon/daemon.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/housekeeper.h"
@@ -351,13 +349,14 @@ void Daemon::Destroy(Space* closing) {
 }
 
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
-  Destroy(space.get());
+  // The counts are kept before the memory goes, which takes a while: until they are, sums over spaces lack them.
   SpaceSnapshot last;
   {
     MutexLock lock(&space->mu);
     last = SnapshotOf(space->state, clock_->NowMs());
   }
   retired_->Add(last);
+  Destroy(space.get());
   LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
   // Others may grow now, which they should learn before they evict.
   if (housekeeper_ != nullptr) housekeeper_->Wake();

@@ -115,11 +115,11 @@ absl::Status Daemon::ListBlocks(const v1::ListBlocksRequest& request, v1::ListBl
   const std::shared_ptr<Space> space = registry_->FindSpace(request.space());
   if (space == nullptr) return NoSpace(request.space());
   const uint32_t limit = request.limit() == 0 ? kDefaultListedBlocks : request.limit();
-  const uint64_t now = clock_->NowMs();
   // A filter may pass over millions of blocks: a call looks at kMostViewed at most, and answers where
   // to go on.
   constexpr uint32_t kMostViewed = 65536;
   MutexLock lock(&space->mu);
+  const uint64_t now = clock_->NowMs();  // No block was used later, so that no age is below 0.
   const BlockPool& pool = space->state.pool;
   uint64_t id = std::max(1u, request.first());
   for (uint32_t viewed = 0; id <= pool.capacity(); ++id, ++viewed) {
@@ -208,9 +208,9 @@ absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* r
 absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) {
   RETURN_IF_ERROR(ValidatePinPrefix(request));
   absl::Status refused = absl::NotFoundError("key is resident in no space asked");
-  const uint64_t now = clock_->NowMs();
   for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), "")) {
     MutexLock lock(&space->mu);
+    const uint64_t now = clock_->NowMs();
     BlockPool& pool = space->state.pool;
     const BlockRef block = FindByKey(pool, request.key(), request.group());
     if (block == kNullRef) continue;

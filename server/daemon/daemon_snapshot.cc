@@ -10,7 +10,6 @@
 #include "server/scoring/device_runner.h"
 #include "server/space/device_budget.h"
 #include "server/space/space.h"
-#include "server/space/space_state.h"
 
 namespace kvpool {
 

@@ -92,7 +92,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
       member->answers.Replay(request.sequence(), response);
       DropCompletions(request.sequence(), member);
       SetFreeBlocks(*session, response);
-      TakePending(member, response);
+      AddPending(member, response);
       ConfirmBy(request.sequence(), member);
       return {};
     case AnswerWindow::Seen::kNew:
@@ -100,7 +100,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
-    TakePending(member, response);
+    AddPending(member, response);
     return {};
   }
   response->mutable_results()->Reserve(request.operations_size());
@@ -119,7 +119,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   state_.pressure.AfterVerbs(turn);
   SetFreeBlocks(*session, response);
-  TakePending(member, response);
+  AddPending(member, response);
   ConfirmBy(request.sequence(), member);
   return member->answers.Remember(request.sequence(), *response);
 }
@@ -407,8 +407,12 @@ bool Batches::TakePending(Member* member, v1::StepResponse* response) {
     member->completions.pop_front();
   }
   member->notices.Take(response);
-  if (!member->completions.empty()) state_.sessions.Touch(member);
   return true;
+}
+
+void Batches::AddPending(Member* member, v1::StepResponse* response) {
+  TakePending(member, response);
+  if (!member->completions.empty()) state_.sessions.Touch(member);
 }
 
 }  // namespace kvpool

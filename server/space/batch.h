@@ -43,7 +43,8 @@ class Batches {
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused.
   void RetryLackingBlocks(Turn& turn);
-  // Moves what is pending for the member's stream into the response; if that is large, a part of it.
+  // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
+  // caller asks again.
   bool TakePending(Member* member, v1::StepResponse* response);
 
  private:
@@ -56,6 +57,8 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Adds what is pending to the answer to a batch. What does not fit wakes the stream.
+  void AddPending(Member* member, v1::StepResponse* response);
   // Applies a verb that was parked and may go now.
   void Resume(Turn& turn, ParkedVerb verb);
   // What is behind others or lacks blocks is looked at again.

@@ -10,7 +10,7 @@ namespace {
 
 // Growth that made no step for so long is none: the device does not answer. It is twice what a member
 // is waited for.
-constexpr uint64_t kGrowthStallMs = 2000;
+constexpr uint64_t kGrowthStallMs = 2 * kPatienceMs;
 // A space grows when less than this part of it is spare. A larger one is used up faster, by more engines.
 constexpr uint32_t kAheadShare = 32;
 

@@ -33,6 +33,8 @@
 namespace kvpool {
 
 inline constexpr uint32_t kMaxSlabsInFlight = 8;
+// How long a slab waits for a ready session to map it.
+inline constexpr uint64_t kPatienceMs = 1000;
 
 // One slab on all ranks.
 struct SlabRow {

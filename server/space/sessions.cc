@@ -10,8 +10,6 @@
 namespace kvpool {
 namespace {
 
-// How long a slab waits for a ready session to map it.
-constexpr uint64_t kPatienceMs = 1000;
 // A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
 constexpr uint64_t kStaleOwingMs = 5000;
 constexpr uint64_t kStaleIdleMs = 60000;

@@ -63,7 +63,7 @@ class SpaceState {
   Sessions sessions;
   Pressure pressure;
 
-  // ---- What metrics read. Nothing branches on it but the breaker in `decisions`.
+  // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.
   SpaceCounters counters;
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   Breaker decisions;

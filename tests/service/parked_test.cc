@@ -212,5 +212,25 @@ TEST_F(ParkedTest, ParkedBlocksAreBounded) {
   EXPECT_TRUE(first.has_value());
 }
 
+// Answers that did not fit into one response must leave nothing behind that names a member: it may be gone with its
+// session before the next turn at the space.
+TEST_F(ParkedTest, AMemberThatIsGoneIsNotWokenForAnswersThatAreLeft) {
+  StartDaemon(2);
+  std::unique_ptr<Engine> engine = OpenEngine(OpenRequest());
+  const std::unique_ptr<Engine> neighbour = OpenEngine(OpenRequest());
+  std::vector<uint64_t> unknown(15000);
+  for (size_t i = 0; i < unknown.size(); ++i) unknown[i] = uint64_t{7} << 32 | (i % 16 + 1);
+  engine->Step({ReleaseOp(unknown, 1)});  // Each answer has 15,000 refusals: some MiB.
+  engine->Step({ReleaseOp(unknown, 1)});
+  engine->Step({FenceOp(1)});
+  engine->Die();
+  const std::weak_ptr<Member> member = engine->member;
+  engine->Pending();
+  engine.reset();
+  EXPECT_TRUE(member.expired());
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(neighbour->Lease(1).size(), 1);
+}
+
 }  // namespace
 }  // namespace kvpool
