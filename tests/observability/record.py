@@ -1,6 +1,6 @@
 """Records what real daemons export while engines come, go, hang and die, for the rule tests. Usage: record.py BIN [SCENE...]
 
-Each scene runs for 20 minutes, all side by side, scraped every 15 s as the PodMonitor does; recordings/SCENE.json gets the series that
+Scenes run side by side, most of them for 20 minutes, scraped every 15 s as the PodMonitor does; recordings/SCENE.json gets the series that
 rules.yaml reads, in promtool's notation. promtool_test.py says which alerts fire on them and when. Not a test: run it when the daemon's
 metrics or the rules that read them change, and look at what is different.
 """
@@ -21,7 +21,6 @@ import time
 from programs import Daemon, Programs, samples
 
 INTERVAL_S = 15
-SCRAPES = 81
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -34,10 +33,11 @@ def engines(daemon):
 
 class Scene:
     """What happens to one daemon. `steps` are (minute, what to do)."""
+    minutes = 20
     flags = ("--capacity=64MiB", "--slab-bytes=8MiB")
 
     def __init__(self, programs, bins, folder):
-        self.programs, self.stopped = programs, []
+        self.programs, self.stopped, self.ended = programs, [], False
         self.daemon = Daemon(programs, bins, folder, *self.flags)
         self.steps = self.plan()
 
@@ -50,7 +50,13 @@ class Scene:
     def kill_daemon(self):
         self.daemon.kill()
 
+    def stop_engines(self, count):
+        for self.session, pid in engines(self.daemon)[:count]:
+            os.kill(pid, signal.SIGSTOP)
+            self.stopped.append(pid)
+
     def end(self):
+        self.ended = True
         for pid in self.stopped:
             os.kill(pid, signal.SIGKILL)
 
@@ -73,14 +79,53 @@ class Hung(Scene):
     """Two engines of three stop for good while the pool is short, and the third halts behind them; then an operator ends a session."""
     flags = ("--capacity=2MiB", "--slab-bytes=2MiB")
 
-    def stop_two(self):
-        for self.session, pid in engines(self.daemon)[:2]:
-            os.kill(pid, signal.SIGSTOP)
-            self.stopped.append(pid)
+    def plan(self):
+        return [(0, lambda: self.load("--time-scale=0.1", "--engines=3", "--decode", "--magazine=240")), (2, lambda: self.stop_engines(2)),
+                (10, lambda: self.daemon.ctl("end", f"--session={self.session}"))]
+
+
+class Held(Scene):
+    """Two engines of three stop for good with so much in their hands that the third takes all the rest, and wants more."""
+    flags = ("--capacity=2MiB", "--slab-bytes=2MiB")
+
+    def stop_when_held(self):
+        while not self.ended:
+            self.stop_engines(2)
+            for _ in range(5):
+                time.sleep(1)
+                counts = self.daemon.ctl("status")["blocks"]
+                if int(counts["free"]) + int(counts["cached"]) > 0.02 * int(counts["capacity"]):
+                    break
+            else:
+                return
+            while self.stopped:
+                os.kill(self.stopped.pop(), signal.SIGCONT)
+            time.sleep(0.5)
 
     def plan(self):
-        return [(0, lambda: self.load("--time-scale=0.1", "--engines=3", "--decode", "--magazine=240")), (2, self.stop_two),
-                (10, lambda: self.daemon.ctl("end", f"--session={self.session}"))]
+        return [(0, lambda: self.load("--time-scale=0.1", "--engines=3", "--decode", "--magazine=240")), (1, self.stop_when_held)]
+
+
+class Loop(Scene):
+    """The same requests over and over, a little more than the pool holds, under LRU: what leaves is asked for next."""
+    flags = ("--capacity=16MiB", "--slab-bytes=8MiB", "--policy=lru")
+
+    def again(self):
+        while not self.ended:
+            self.load("--time-scale=0.2", "--requests=200", "--run=00")
+            self.programs.forget(self.replay)
+            self.replay.wait()
+
+    def plan(self):
+        return [(0, self.again)]
+
+
+class Drain(Scene):
+    """A drain that engines with nothing to do don't follow."""
+    minutes = 35
+
+    def plan(self):
+        return [(0, lambda: self.load("--time-scale=1000", "--engines=2")), (1, lambda: self.daemon.ctl("drain"))]
 
 
 class Crashes(Scene):
@@ -136,7 +181,7 @@ class Faults(Scene):
             (2 + 0.5 * i, self.nonsense) for i in range(36)]
 
 
-SCENES = {"steady": Steady, "idle": Idle, "hung": Hung, "crashes": Crashes, "thrash": Thrash, "faults": Faults}
+SCENES = {scene.__name__.lower(): scene for scene in (Steady, Idle, Thrash, Loop, Hung, Held, Drain, Crashes, Faults)}
 
 
 def number(value):
@@ -189,14 +234,17 @@ def main(bins, names):
         for timer in timers:
             timer.start()
         try:
-            for i in range(SCRAPES):
+            last = max(scene.minutes for scene in scenes.values()) * 60 // INTERVAL_S
+            for i in range(last + 1):
                 time.sleep(max(0, begun + i * INTERVAL_S - time.monotonic()))
                 for name, scene in scenes.items():
+                    if i * INTERVAL_S > scene.minutes * 60:
+                        continue
                     try:
                         scrapes[name].append(samples(scene.daemon.scrape()))
                     except OSError:
                         scrapes[name].append(None)
-                print(f"scrape {i + 1} of {SCRAPES}", flush=True)
+                print(f"scrape {i} of {last}", flush=True)
         finally:
             for timer in timers:
                 timer.cancel()
