@@ -90,7 +90,7 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.capacity); });
   out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slabs); });
-  out->Gauge("kvpool_slab_bytes", "Size of a slab on one rank.");
+  out->Gauge("kvpool_slab_bytes", "Bytes of the space's slabs, on all ranks together.");
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slab_bytes); });
   out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
   for (const v1::DeviceInfo& device : daemon.devices) {
@@ -124,7 +124,9 @@ void AddSessions(const DaemonSnapshot& daemon, Families* out) {
   }
   out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.sessions); });
-  out->Gauge("kvpool_members_stale", "Members that are alive and have not called for a while.");
+  out->Gauge(
+      "kvpool_members_stale",
+      "Members that have not called: for 60 s while they hold blocks, for 5 s while they owe an answer.");
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.members_stale); });
   out->Counter("kvpool_sessions_ended_total", "Sessions that ended, by reason.");
   for (const auto& [reason, count] : daemon.sessions_ended) {
