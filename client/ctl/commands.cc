@@ -312,7 +312,7 @@ class HealthCommand : public Command {
   }
 
  private:
-  // A daemon that drains is alive and not ready: a restart would cost the sessions that it waits for.
+  // A draining daemon is alive but not ready: a restart would end the sessions that it waits for.
   bool Healthy(tools::Health health) const {
     return health == tools::Health::kServing || (live_ && health == tools::Health::kNotServing);
   }

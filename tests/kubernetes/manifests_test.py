@@ -1,7 +1,8 @@
-"""Kubernetes manifests as the cluster would read them. Usage: manifests_test.py ROOT TOOLS
+"""Checks the Kubernetes manifests as a cluster would read them. Usage: manifests_test.py ROOT TOOLS
 
-TOOLS is a virtual environment with kubernetes-validate, and kubectl beside it (deploy/install_deps.sh test makes it). Renders the
-base and each overlay, holds the result against the API's schemas, and checks what schemas can't say. Status 77 without the tools.
+TOOLS is a virtual environment with kubernetes-validate, and kubectl beside it (deploy/install_deps.sh test makes it). The test
+renders the base and each overlay, validates the result with the API's schemas, and checks what schemas can't express. Status
+77 without the tools.
 """
 
 import os
@@ -31,7 +32,7 @@ def restricted_violations(pod):
 
 
 def sidecar_violations(pod):
-    """The daemon is a native sidecar that the engine waits for; both see its sockets, and nothing mounts what is not there."""
+    """The daemon must be a native sidecar that the engine waits for; both see its sockets, and all that is mounted exists."""
     found = []
     daemon = next((c for c in pod.get("initContainers", []) if c["name"] == "kvpoold"), None)
     if daemon is None or daemon.get("restartPolicy") != "Always" or "startupProbe" not in daemon:
@@ -52,7 +53,7 @@ def sidecar_violations(pod):
     return found
 
 
-# What each probe must ask. A failed startup or liveness probe ends the container, and a daemon that drains has sessions to wait for.
+# The command of each probe. A failed startup or liveness probe ends the container, and a draining daemon still has sessions to wait for.
 PROBES = {
     "startupProbe": ["kvpoolctl", "health", "--live"],
     "livenessProbe": ["kvpoolctl", "health", "--live"],

@@ -46,7 +46,7 @@ class Programs:
         return child
 
     def forget(self, child):
-        """It may end from now on, and is not ended."""
+        """No longer supervises a child: it may end, and stop() leaves it alone."""
         self.children = [entry for entry in self.children if entry[1] is not child]
 
     def check(self):
@@ -91,12 +91,12 @@ class Daemon:
         return get(f"http://127.0.0.1:{self.port}/metrics")
 
     def ctl(self, *words):
-        """What kvpoolctl says, as JSON."""
+        """The answer of kvpoolctl, as JSON."""
         done = subprocess.run([self.bins / "kvpoolctl", f"--socket={self.socket}", "--json", *words], capture_output=True, text=True,
                               check=True)
         return json.loads(done.stdout)
 
     def replay(self, *flags):
-        """An engine process or two under load, whose blocks are checked."""
+        """Starts engine processes that serve generated conversations and check their blocks."""
         return self.programs.start("kvpool-replay", self.folder / "replay.log", self.bins / "kvpool-replay",
                                    "--workload=conversation", "--layout=opaque", f"--socket={self.socket}", *flags)

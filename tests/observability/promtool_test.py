@@ -1,8 +1,8 @@
-"""Rules and dashboards as Prometheus itself reads them. Usage: promtool_test.py ROOT PROMTOOL rules|alerts|recorded|panels
+"""Checks rules and dashboards with Prometheus' own parser. Usage: promtool_test.py ROOT PROMTOOL rules|alerts|recorded|panels
 
-rules: the rule file passes promtool's lint, and nothing adds up the spaces of different daemons. alerts: its unit tests pass, and have each
-alert fire and be silent. recorded: on what real daemons exported (record.py), the alerts fire that should, when they should, and no others.
-panels: every panel's query parses, and so does every query of a runbook. Status 77 if there is no promtool.
+rules: the rule file passes promtool's lint, and nothing adds up the spaces of different daemons. alerts: its unit tests pass, and each alert
+has a test in which it fires and one in which it is silent. recorded: replayed on what real daemons exported (record.py), exactly the expected
+alerts fire, at the expected minutes. panels: every query of a panel or a runbook parses. Status 77 if there is no promtool.
 """
 
 import json
@@ -16,7 +16,7 @@ import tempfile
 from runbooks_test import blocks
 
 MINUTES = 20
-# Scene of record.py: alerts that fire, from this minute to that. Scenes without any are as telling.
+# {scene of record.py: {alert: (first, last minute at which it fires)}}
 FIRES = {
     "steady": {},
     "idle": {},  # kvpool_members_stale is 2 from the second minute on
@@ -29,7 +29,7 @@ FIRES = {
 
 
 def run_on(program, arguments, document):
-    """promtool with one more file. JSON is YAML: queries need no further quoting."""
+    """Runs promtool on one more file. JSON is YAML, so queries need no further quoting."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(document, file)
         file.flush()
@@ -42,7 +42,7 @@ def complain(messages):
 
 
 def queries(root):
-    """(where, expression) of panels."""
+    """(panel, expression) of each query."""
     for path in sorted((root / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
             for target in panel.get("targets", []):
@@ -50,7 +50,7 @@ def queries(root):
 
 
 def mixed_daemons(root):
-    """Aggregations over more than one daemon: space 1 of one is not space 1 of another. Totals are for `stat` panels, which say so."""
+    """Aggregations that add up daemons, whose spaces have the same numbers. Only `stat` panels show totals, and say so."""
     found = []
     rules = (root / "deploy/prometheus/rules.yaml").read_text(encoding="utf-8")
     for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", rules):

@@ -1,4 +1,4 @@
-"""What the runbooks say, held against a live daemon under load and against the sources. Usage: runbooks_test.py ROOT BIN
+"""Checks the runbooks against a live daemon under load and against the sources. Usage: runbooks_test.py ROOT BIN
 
 Each line of each `sh` block, and each `kvpoolctl …` within a sentence, runs with the programs that the image has and no others, and must
 succeed. Log events, and fields of theirs,
@@ -15,13 +15,13 @@ import tempfile
 
 from programs import Daemon, Programs, until
 
-# Of debian:12-slim, those that a runbook may use; bash runs the lines.
+# Programs of debian:12-slim that a runbook may use. bash runs the lines.
 IMAGE_PROGRAMS = ("cat", "cut", "grep", "head", "ls", "sort", "tail", "tr", "uniq", "wc")
 OTHERS_FLAGS = {"--previous"}  # kubectl's
 
 
 def blocks(text, language):
-    """Of fences that may be indented, as they are in lists."""
+    """The fenced blocks of one language, which are indented within lists."""
     return re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -32,7 +32,7 @@ def commands(text):
 
 
 def log_calls(root):
-    """{event: all of the call} in the server's sources."""
+    """{event: the call that logs it}, from the server's sources."""
     calls = {}
     for path in (root / "server").rglob("*.cc"):
         for call in re.findall(r"\bLog(?:Debug|Info|Warning|Error)?\((.*?)\);", path.read_text(encoding="utf-8"), re.DOTALL):
@@ -72,7 +72,7 @@ def false_claims(root, bins, name, text):
 
 
 def load(daemon):
-    """Engines under load, and what the runbooks call $SESSION, $SPACE, $BLOCK, $KEY and $PID."""
+    """Starts engines, and returns values for $SESSION, $SPACE, $BLOCK, $KEY and $PID."""
     replay = daemon.replay("--time-scale=0.2", "--engines=2")
 
     def facts():

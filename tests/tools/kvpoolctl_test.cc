@@ -234,7 +234,7 @@ TEST_F(Kvpoolctl, Health) {
   EXPECT_THAT(dead.err, HasSubstr("kvpoold has ended without removing the socket"));
 }
 
-// A probe that ends a draining daemon would end the sessions that it waits for.
+// A liveness probe that fails would end the daemon, and with it the sessions that it waits for.
 TEST_F(Kvpoolctl, ADrainingDaemonIsAliveAndNotReady) {
   EXPECT_EQ(Run({"health", "--live"}).out, "SERVING\n");
   EXPECT_EQ(Run({"drain"}).exit_status, kDone);
