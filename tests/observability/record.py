@@ -13,6 +13,7 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -46,9 +47,6 @@ class Scene:
 
     def load(self, *flags):
         self.replay = self.daemon.replay(*flags)
-
-    def kill_daemon(self):
-        self.daemon.kill()
 
     def stop_engines(self, count):
         for self.session, pid in engines(self.daemon)[:count]:
@@ -120,6 +118,22 @@ class Loop(Scene):
         return [(0, self.again)]
 
 
+class Crowd(Scene):
+    """Eight engines prune at once, twice a minute, where four operations may wait for the device."""
+    flags = ("--capacity=64MiB", "--slab-bytes=8MiB", "--score-queue=4", "--score-threads=1")
+
+    def prune(self):
+        example = self.daemon.bins / "pruning_example"
+        for _ in range(4):
+            engines_at_once = [subprocess.Popen([example], env={**os.environ, "KVPOOL_SOCKET": str(self.daemon.socket)},
+                                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(8)]
+            for engine in engines_at_once:
+                engine.wait()
+
+    def plan(self):
+        return [(2 + 0.5 * i, self.prune) for i in range(36)]
+
+
 class Drain(Scene):
     """A drain that engines with nothing to do don't follow."""
     minutes = 35
@@ -138,8 +152,7 @@ class Crashes(Scene):
             self.replay.wait()
 
         return [(0, lambda: self.load("--time-scale=1", "--engines=2", "--kill-every=100")), (6, no_engines),
-                (8, self.kill_daemon), (8.5, self.daemon.start), (12, self.kill_daemon), (12.5, self.daemon.start),
-                (17, self.kill_daemon)]
+                (8, self.daemon.kill), (8.5, self.daemon.start), (12, self.daemon.kill), (12.5, self.daemon.start), (17, self.daemon.kill)]
 
 
 class Thrash(Scene):
@@ -181,7 +194,7 @@ class Faults(Scene):
             (2 + 0.5 * i, self.nonsense) for i in range(36)]
 
 
-SCENES = {scene.__name__.lower(): scene for scene in (Steady, Idle, Thrash, Loop, Hung, Held, Drain, Crashes, Faults)}
+SCENES = {scene.__name__.lower(): scene for scene in (Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults)}
 
 
 def number(value):
