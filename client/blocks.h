@@ -14,13 +14,13 @@ namespace kvpool {
 
 class Session;
 
-// `after` of a verb: a step number, 0 for now, or this: the step begun last, now if none was begun. It is the
-// default everywhere, for it is right whatever the device still does.
+// `after` of a verb is a step number, 0 for now, or this: the step begun last, or now if none was begun. It
+// is the default everywhere, because it is right whatever the device still does.
 inline constexpr uint64_t kCurrentStep = ~uint64_t{0};
 
 // One hold on each of a list of blocks in sequence order: leases (the engine writes) or references (it
-// reads). Move-only; destruction releases after the current step. Used where its session is, and gone before
-// it. Null refs, which stand before a window, are skipped.
+// reads). Move-only; destruction releases after the current step. It is used on its session's thread, and
+// must be gone before the session. Null refs, which stand before a window, are skipped.
 class Blocks {
  public:
   Blocks() = default;
@@ -51,9 +51,9 @@ class Blocks {
   absl::Span<const BlockRef> refs() const { return refs_; }
   absl::Span<BlockRef> slots() { return absl::MakeSpan(refs_); }
 
-  // Appends what `more` holds. REQUIRES: both of one session.
+  // Appends what `more` holds. REQUIRES: both belong to one session.
   void Append(Blocks&& more);
-  // Takes the blocks behind the first `count` out. REQUIRES: count <= size().
+  // Moves the blocks behind the first `count` out. REQUIRES: count <= size().
   Blocks SplitFrom(size_t count);
   // Gives everything back once step `after` is done.
   void Release(uint64_t after = kCurrentStep);

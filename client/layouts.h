@@ -1,5 +1,4 @@
-// Layouts that engines commonly have, as OpenSession wants them. An engine whose blocks look otherwise fills
-// v1::Layout itself.
+// Layouts that engines commonly have. An engine whose blocks look otherwise fills in v1::Layout itself.
 #ifndef KVPOOL_CLIENT_LAYOUTS_H_
 #define KVPOOL_CLIENT_LAYOUTS_H_
 
@@ -14,7 +13,7 @@ namespace kvpool {
 // One group of full attention; K, then V, each [layer][token][head][dim] without gaps.
 struct PagedLayoutOptions {
   uint32_t layers = 0;
-  uint32_t kv_heads = 0;  // Per rank.
+  uint32_t kv_heads = 0;  // Heads on one rank.
   uint32_t head_dim = 0;
   uint32_t tokens_per_block = 16;
   v1::Dtype dtype = v1::DTYPE_BF16;

@@ -9,14 +9,14 @@
 
 namespace kvpool {
 
-// As in v1::Release: advice to the replacement policy, but for REUSE_NEVER, which binds.
+// Advice to the replacement policy, except for REUSE_NEVER, which binds; see v1::Release.
 struct ReleaseHint {
   static constexpr uint32_t kMaxCategory = 15;
   v1::Reuse reuse = v1::REUSE_UNSPECIFIED;
-  uint32_t category = 0;  // 1 to 15 as the engine numbers its kinds of requests; 0: not said.
+  uint32_t category = 0;  // 1 to 15, in the engine's own numbering of kinds of requests; 0: not said.
   friend bool operator==(const ReleaseHint&, const ReleaseHint&) = default;
 };
-// INVALID_ARGUMENT: one that the daemon would refuse, with the field and its limit.
+// INVALID_ARGUMENT: the daemon would refuse it, with the field and its limit.
 absl::Status CheckHint(const ReleaseHint& hint);
 
 }  // namespace kvpool

@@ -1,4 +1,4 @@
-// What a session is told when it opens.
+// The options of a session.
 #ifndef KVPOOL_CLIENT_SESSION_OPTIONS_H_
 #define KVPOOL_CLIENT_SESSION_OPTIONS_H_
 
@@ -13,25 +13,23 @@
 
 namespace kvpool {
 
-using Deadline = std::chrono::steady_clock::time_point;
-
 struct SessionOptions {
-  std::string socket;  // Of kvpoold's engine verbs; empty: see client/session/default_socket.h.
+  std::string socket;  // kvpoold's; empty: see proto/support/default_socket.h.
   std::string tenant;  // Empty: "default".
   std::string client_name;
   v1::Layout layout;            // See client/layouts.h.
-  v1::Fingerprint fingerprint;  // Digest of weights, code, dtype, …: see layout.proto.
+  v1::Fingerprint fingerprint;  // A digest of weights, code, dtype, …; see layout.proto.
   v1::Role role;                // Rank 0 unless told otherwise.
   uint32_t ranks = 1;
-  std::vector<std::string> device_uuids;  // As in OpenSession.
+  std::vector<std::string> device_uuids;  // See v1::OpenSession.
   v1::SpaceKind kind = v1::SPACE_KIND_UNSPECIFIED;
   uint64_t max_space_bytes = 0;    // 0: all that the device has.
-  uint32_t guaranteed_blocks = 0;  // Can always be leased, whatever others do.
+  uint32_t guaranteed_blocks = 0;  // So many can always be leased, whatever others do.
   uint32_t max_blocks = 0;         // Cap on blocks held at once; 0: none.
   bool warmup = false;             // The range is private scratch until FinishWarmup.
-  // Most leased blocks kept at hand: a session starts with 16 and keeps twice as many after each refill. One is due
-  // when fewer than half are left; beyond twice this number the surplus goes back. 0 to 65536; 0 makes every lease
-  // a round trip. Joined members keep none.
+  // The most leased blocks that the magazine keeps: it starts with 16, and keeps twice as many after each
+  // refill. A refill is due when fewer than half are left; beyond twice this number the surplus goes back. 0
+  // to 65536; 0 makes every lease a round trip. Members that join keep none.
   uint32_t magazine_blocks = 256;
   std::chrono::milliseconds open_timeout{30000};
   // Called on the session's own threads for every notice; must not call into the session.

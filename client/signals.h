@@ -1,10 +1,11 @@
-// What an engine tells of a sequence beside its K and V: arrays in the request, or in blocks that it leases for them.
+// What an engine tells about a sequence besides K and V: arrays in the request, or in blocks leased for them.
 //
 //   auto mass = BlockArray::Lease(session, tokens * sizeof(float), deadline);   // once, per sequence
 //   mass->Write(0, values);                                                     // host memory; or kernels write it
 //   *prune.mutable_signals()->add_signals() = mass->Signal(v1::SIGNAL_KIND_MASS);
 //
-// In a session of several ranks each writes what its own heads saw into its own part of the blocks; see v1::Data.
+// In a session of several ranks each rank writes what its own heads saw into its own part of
+// the blocks; see v1::Data.
 #ifndef KVPOOL_CLIENT_SIGNALS_H_
 #define KVPOOL_CLIENT_SIGNALS_H_
 
@@ -30,20 +31,21 @@ struct SignalAxes {
 // At most 1 MiB of values, [layers][kv_heads][tokens] without the axes that are not set.
 v1::Signal InlinedSignal(v1::SignalKind kind, absl::Span<const float> values, SignalAxes axes = {});
 
-// An array in blocks leased for it: statistics, or a window of queries. Byte i is in block i / layout.block_bytes.
+// An array in blocks leased for it: statistics, or a window of queries. Byte i lies in
+// block i / layout.block_bytes.
 class BlockArray {
  public:
-  // Waits for blocks as Session::LeaseWithin.
+  // Waits for blocks like Session::LeaseWithin.
   static absl::StatusOr<BlockArray> Lease(Session* session, size_t bytes, Deadline deadline);
 
   size_t bytes() const { return blocks_.size() * block_bytes_; }
-  // Where byte `offset` is, for kernels; the array goes on for `run` bytes from there.
+  // The address of byte `offset`, for kernels; the array is contiguous for `run` bytes from there.
   struct Place {
     uint64_t address = 0;
     size_t run = 0;
   };
   Place At(size_t offset) const;
-  // Host memory only. REQUIRES: offset + values.size() <= bytes().
+  // REQUIRES: host memory, and offset + values.size() <= bytes().
   void Write(size_t offset, std::string_view values);
   void Write(size_t offset, absl::Span<const float> values);
 

@@ -1,4 +1,4 @@
-// What every stamper refuses.
+// The check of arguments that all stampers share.
 #ifndef KVPOOL_CUDA_CHECK_STAMPS_H_
 #define KVPOOL_CUDA_CHECK_STAMPS_H_
 

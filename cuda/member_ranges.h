@@ -1,4 +1,4 @@
-// Which parts of a member's reservation hold slabs: the checks that all devices share.
+// The parts of a member's reservation that hold slabs, and the checks of new ones that all devices share.
 #ifndef KVPOOL_CUDA_MEMBER_RANGES_H_
 #define KVPOOL_CUDA_MEMBER_RANGES_H_
 
@@ -10,21 +10,21 @@
 
 namespace kvpool {
 
-// The least granularity of any device, and that of host memory: the size of a huge page. One layout then fits
-// both.
+// The granularity of host memory and the least of any device: the size of a huge page, so that one layout
+// fits both.
 inline constexpr size_t kSlabGranularityBytes = size_t{2} << 20;
 
-// Offsets and sizes come from another process: they are checked before they are added.
+// Offsets and sizes come from another process: they are checked for overflow before they are summed.
 class MemberRanges {
  public:
   MemberRanges(size_t reserved_bytes, size_t granularity_bytes)
       : reserved_bytes_(reserved_bytes), granularity_bytes_(granularity_bytes) {}
 
-  // INVALID_ARGUMENT: not aligned, outside the reservation, or touching a slab that is there.
+  // INVALID_ARGUMENT: the range is not aligned, leaves the reservation, or overlaps a slab that is mapped.
   absl::Status CheckFree(size_t offset_bytes, size_t bytes) const;
-  // REQUIRES: CheckFree said so.
+  // REQUIRES: CheckFree of this range was OK.
   void Add(size_t offset_bytes, size_t bytes) { bytes_at_[offset_bytes] = bytes; }
-  // Slabs by offset.
+  // Sizes of the slabs by their offsets.
   const std::map<size_t, size_t>& slabs() const { return bytes_at_; }
 
  private:

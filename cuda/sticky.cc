@@ -6,7 +6,7 @@
 namespace kvpool {
 namespace {
 
-// A payload, not a code: a code could be anybody's.
+// The mark is a payload and not a status code, which other errors may have too.
 constexpr char kStickyUrl[] = "kvpool/sticky";
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The mark on errors after which a GPU context is gone. Reading it (IsSticky) is part of cuda/device.h.
+// Marks an error after which a GPU context is unusable. IsSticky (cuda/device.h) reads the mark.
 #ifndef KVPOOL_CUDA_STICKY_H_
 #define KVPOOL_CUDA_STICKY_H_
 

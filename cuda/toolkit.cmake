@@ -1,6 +1,6 @@
-# The CUDA toolkit: KVPOOL_CUDA_ROOT (a folder with bin/nvcc; "none" builds without CUDA), else nvcc in PATH, else /usr/local/cuda.
-# Sets KVPOOL_NVCC and KVPOOL_CUDA_INCLUDE, both empty where there is none. CMake's own CUDA language is not used: CMake 3.25 does
-# not know CUDA20, and all we need of nvcc is one command.
+# The CUDA toolkit: KVPOOL_CUDA_ROOT (a folder with bin/nvcc; "none" builds without CUDA), else nvcc in PATH, else
+# /usr/local/cuda. Sets KVPOOL_NVCC and KVPOOL_CUDA_INCLUDE, both empty where there is none. CMake's own CUDA language is
+# not used: CMake 3.25 does not know CUDA20, and the kernels need a single command of nvcc.
 set(KVPOOL_CUDA_ROOT "" CACHE STRING "CUDA toolkit to use before any other, or none")
 set(KVPOOL_NVCC "")
 set(KVPOOL_CUDA_INCLUDE "")
@@ -17,7 +17,7 @@ else()
   endif()
   if(KVPOOL_NVCC_PROGRAM)
     set(KVPOOL_NVCC ${KVPOOL_NVCC_PROGRAM})
-    # nvcc may be a link or a script that stands elsewhere: it is asked where its toolkit is.
+    # nvcc may be a link or a script in another folder, so its dry run says where its toolkit is.
     execute_process(COMMAND ${KVPOOL_NVCC} --dryrun -x cu -c /dev/null ERROR_VARIABLE dryrun OUTPUT_QUIET
                     COMMAND_ERROR_IS_FATAL ANY)
     string(REGEX MATCH "_HERE_=([^\n]+)" line "${dryrun}")
@@ -26,7 +26,7 @@ else()
               PATHS ${nvcc_folder}/../include ${nvcc_folder}/../targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include
               NO_CACHE NO_DEFAULT_PATH REQUIRED)
     set(KVPOOL_CUDA_INCLUDE ${KVPOOL_CUDA_HEADERS})
-    # A quarter of the size, where this compiler can (12.8 and later): every binary that opens a GPU carries the kernels.
+    # Compression (12.8 and later) makes the kernels a quarter of the size; every binary that opens a GPU carries them.
     execute_process(COMMAND ${KVPOOL_NVCC} --help OUTPUT_VARIABLE help ERROR_QUIET)
     string(FIND "${help}" "--compress-mode" found)
     if(NOT found EQUAL -1)
@@ -41,14 +41,14 @@ endif()
 # A kernel that spills registers or keeps arrays in local memory does not build.
 set(KVPOOL_PTXAS_GATE -Xptxas -warn-spills,-warn-lmem-usage,-Werror CACHE INTERNAL "")
 
-# kvpool_fatbin(<output> <source.cu> [<more options>…]): machine code for each architecture we name, and PTX that later ones compile from. A kernel
-# that spills registers or uses local memory does not build.
+# kvpool_fatbin(<output> <source.cu> [<more options>…]): machine code for the architectures below, and PTX for later ones.
+# A kernel that spills registers or uses local memory does not build.
 function(kvpool_fatbin output source)
   set(architectures)
   foreach(sm 75 80 86 89 90 100 120)
     list(APPEND architectures -gencode arch=compute_${sm},code=sm_${sm})
   endforeach()
-  # PTX of 100, not of 120: code for 110 can be made from it too.
+  # The PTX is for 100 and not for 120, so that 110 can compile it too.
   list(APPEND architectures -gencode arch=compute_100,code=compute_100)
   add_custom_command(
     OUTPUT ${output}

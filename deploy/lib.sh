@@ -1,17 +1,21 @@
-# Sourced by deploy/demo.sh and tests/run.sh, with the repository root as working directory: says each step with the time
-# since the start, keeps its output in build/logs, and shows the end of it when the step fails.
+# Sourced by deploy/demo.sh and tests/run.sh, with the repository root as working directory. Prints
+# each step with the time since the start, keeps its output in build/logs, and shows the end of that
+# when the step fails.
 
 KVPOOL_JOBS=${KVPOOL_JOBS:-$(nproc)}
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1  # checkouts in other folders share one cache
 KVPOOL_STARTED=$SECONDS
-KVPOOL_WRAP=()  # what builds and tests run under; a build lists the tests by running them
+# A prefix of the commands that build and test, such as setarch. Builds need it too: they run the
+# tests to list them.
+KVPOOL_WRAP=()
 
 say() {
   local elapsed=$((SECONDS - KVPOOL_STARTED))
   printf '[%2d:%02d] %s\n' $((elapsed / 60)) $((elapsed % 60)) "$*"
 }
 
-# step NAME COMMAND...: runs it with its output in build/logs/NAME.log; on failure prints the end of that and returns its status.
+# step NAME COMMAND...: runs COMMAND with its output in build/logs/NAME.log. On failure prints the end of that
+# and returns the command's status.
 step() {
   local name=$1 log=build/logs/$1.log status=0
   shift
@@ -33,7 +37,8 @@ configure() {
   cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=${root:-none}"
 }
 
-# build PRESET TARGET...: one build at a time in a checkout, so that the demo and the tests may run side by side.
+# build PRESET TARGET...: configures and builds. A lock allows one build at a time in a checkout, so that the
+# demo and the tests may run side by side.
 build() {
   local preset=$1
   shift

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 50;  // A pebibyte: beyond it someone mistyped.
 
-// Of a leading number, a fraction allowed: "1.5GiB" is common.
+// A number, which may have a fraction ("1.5GiB" is common), and its unit in bytes.
 struct Quantity {
   double number;
   uint64_t unit;  // 0: none was given.
@@ -53,9 +53,6 @@ absl::StatusOr<uint64_t> ToBytes(std::string_view text, const Quantity& quantity
   }
   return static_cast<uint64_t>(bytes);
 }
-
-// Half of what there is: engines keep weights and activations on the same GPU, and everything else in the same RAM.
-constexpr char kDefaultCapacity[] = "0.5";
 
 absl::Status AddHost(const std::string& capacity, OpenedDevices* opened) {
   const uint64_t ram =
@@ -115,15 +112,14 @@ absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_byt
 }
 
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity) {
-  const std::string& wanted = capacity.empty() ? kDefaultCapacity : capacity;
-  if (specification == "auto") return OpenAuto(wanted);
+  if (specification == "auto") return OpenAuto(capacity);
   OpenedDevices opened;
   opened.choice = specification;
   for (absl::string_view part : absl::StrSplit(specification, ',')) {
     if (part == "host") {
-      RETURN_IF_ERROR(AddHost(wanted, &opened));
+      RETURN_IF_ERROR(AddHost(capacity, &opened));
     } else if (absl::ConsumePrefix(&part, "cuda:") && !part.empty()) {
-      RETURN_IF_ERROR(AddCuda(std::string(part), wanted, &opened));
+      RETURN_IF_ERROR(AddCuda(std::string(part), capacity, &opened));
     } else {
       return absl::InvalidArgumentError(absl::StrCat(
           "\"", part,

@@ -1,4 +1,4 @@
-// The devices that the daemon is given, from what the command line says.
+// Opens the devices that the command line names.
 #ifndef KVPOOL_SERVER_DEVICES_H_
 #define KVPOOL_SERVER_DEVICES_H_
 
@@ -15,17 +15,18 @@ namespace kvpool {
 
 struct OpenedDevices {
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<uint64_t> capacity_bytes;  // Parallel.
-  std::string choice;                    // Why these, for the log: "auto: 2 GPUs", "auto: host, because …".
+  std::vector<uint64_t> capacity_bytes;  // Parallel to `devices`.
+  std::string choice;  // Why these, for the log: "auto: 2 GPU(s)", "auto: host, because …".
 };
 
-// "8GiB", "512MiB", "1000000" or a share of `total_bytes`: "0.5", "50%". INVALID_ARGUMENT names the forms and the limits.
+// Reads "8GiB", "512MiB", "1000000" or a share of `total_bytes`: "0.5", "50%". INVALID_ARGUMENT names the
+// forms and the limits.
 absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_bytes);
-// As above, without fractions.
+// The same without shares.
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text);
 
-// `specification`: "auto" (every GPU that the driver shows, otherwise host), "host", "cuda:N" or "cuda:GPU-…", the last
-// two in a comma list for tensor-parallel ranks.
+// `specification`: "auto" (every GPU that the driver shows, otherwise host), "host", "cuda:N" or
+// "cuda:GPU-…", the last two in a comma list for tensor-parallel ranks.
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity);
 
 }  // namespace kvpool

@@ -23,12 +23,13 @@
 namespace kvpool {
 namespace {
 
-// Open files beside connections: logs, locks, epoll sets, libraries, the metrics port and those who scrape it.
+// Descriptors that are neither connections nor slabs: logs, locks, epoll sets, libraries, the metrics port
+// and its scrapers.
 constexpr uint64_t kOtherFiles = 96;
-// Smallest slab that is worth counting on; each has a descriptor.
+// Each slab has a descriptor. Where no size was given, slabs are taken to be this large, the smaller default.
 constexpr uint64_t kUsualSlabBytes = 64 << 20;
 
-// How many descriptors connections may use of `limit`.
+// How many of `limit` descriptors connections may use.
 int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes) {
   uint64_t slabs = 0;
   for (const uint64_t bytes : capacity_bytes)
@@ -49,7 +50,8 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
-// A directory that somebody named is theirs to make: a misspelt path is told, not made.
+// The daemon makes its default directory, but not one that somebody named: a misspelt path must be
+// reported, not made.
 absl::Status CheckSocketDirectory(const Settings& settings) {
   const std::string directory = settings.socket_directory();
   if (settings.default_socket) return MakeOwnDirectory("--socket", directory);
@@ -92,7 +94,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock()));
 
-  // A member costs a socket, and its process a pidfd.
+  // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
   ASSIGN_OR_RETURN(attach_server_, AttachServer::Start({.path = attach_socket_,
                                                         .group = settings.socket_group,
@@ -103,7 +105,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
       grpc_server_,
       GrpcServer::Start({.socket_path = socket_,
                          .group = settings.socket_group,
-                         .threads = settings.rpc_threads,
+                         .threads = static_cast<int>(settings.rpc_threads),
                          .fd_ceiling = fd_ceiling,
                          .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
                          .operator_address = settings.operator_tls_listen,
@@ -150,7 +152,7 @@ uint32_t Kvpoold::Drain() {
 void Kvpoold::Stop() {
   state_dir_.Withdraw();
   metrics_server_.reset();
-  // Who waits for one is answered while there is a server to answer with.
+  // Callers that wait for a device operation are answered while there is a server to answer them.
   if (daemon_ != nullptr) daemon_->StopDeviceOperations();
   if (grpc_server_ != nullptr) {
     unlink(socket_.c_str());

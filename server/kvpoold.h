@@ -1,4 +1,4 @@
-// The daemon with everything around it: locks, devices, sockets, metrics.
+// The daemon with all that surrounds it: locks, devices, sockets, metrics.
 #ifndef KVPOOL_SERVER_KVPOOLD_H_
 #define KVPOOL_SERVER_KVPOOLD_H_
 
@@ -19,12 +19,13 @@ namespace kvpool {
 
 class Kvpoold {
  public:
-  // Serves from here on. INVALID_ARGUMENT: what was asked for cannot be; ALREADY_EXISTS: another daemon is at the socket
-  // or the state directory.
+  // The object serves. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
+  // socket or the state directory.
   static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings);
   ~Kvpoold();
 
-  // Says to everybody that the end is near; answers how many sessions are still open. May be repeated.
+  // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
+  // open. May be repeated.
   uint32_t Drain();
   // Ends calls, hangs up, and removes the sockets.
   void Stop();
@@ -34,7 +35,7 @@ class Kvpoold {
       : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
   absl::Status Open(const Settings& settings);
 
-  // In the order they are made; what comes later uses what came before.
+  // Members are in the order they are made; each may use those before it.
   FileLock socket_lock_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;

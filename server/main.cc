@@ -1,5 +1,5 @@
-// kvpoold: owns the KV-cache memory of GPUs and leases it to LLM engines. Ends with 0 after SIGTERM or SIGINT, with 2 if
-// what was asked for cannot be, and with 1 for everything else.
+// kvpoold owns the KV-cache memory of GPUs and leases it to LLM engines. Exit status: 0 after SIGTERM or
+// SIGINT, 2 if the settings can't be met, 1 for everything else.
 #include <signal.h>
 #include <time.h>
 
@@ -22,7 +22,8 @@ int Fail(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
-// SIGTERM and SIGINT. Blocked before the first thread starts, so that no thread gets them: they are waited for.
+// Blocks SIGTERM and SIGINT, which main waits for. It must come before the first thread starts, so that no
+// thread gets them.
 sigset_t BlockEndSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -33,7 +34,7 @@ sigset_t BlockEndSignals() {
   return signals;
 }
 
-// Gives sessions until the grace is over to end by themselves; a second signal ends it.
+// Waits until all sessions have ended by themselves, the grace is over, or a second signal comes.
 void DrainFor(kvpool::Kvpoold* kvpoold, std::chrono::milliseconds grace, const sigset_t& signals) {
   const timespec poll{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kDrainPoll).count()};
   const auto end = std::chrono::steady_clock::now() + grace;
@@ -45,7 +46,8 @@ void DrainFor(kvpool::Kvpoold* kvpoold, std::chrono::milliseconds grace, const s
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Debian builds Abseil with its checks on: each of gRPC's locks looks for cycles, 3 % of a round trip.
+  // Debian builds Abseil with deadlock detection, where each of gRPC's locks looks for cycles:
+  // 3 % of a round trip.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings({argv + 1, argv + argc});
   if (!settings.ok()) return Fail(settings.status());

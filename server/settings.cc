@@ -1,8 +1,8 @@
 #include "server/settings.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,6 +19,7 @@
 #include "cuda/scorers/policies/registry.h"
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
+#include "proto/support/default_socket.h"
 #include "proto/support/status_macros.h"
 #include "server/base/sockets.h"
 #include "server/devices.h"
@@ -29,87 +30,146 @@ namespace kvpool {
 namespace {
 
 constexpr uint64_t kLeastEventLogBytes = 8 << 20;
+constexpr uint32_t kMostRpcThreads = 64;
 
-// The flags as they are written, with their defaults.
+// The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help
+// shows; the rest is converted after parsing.
 struct CommandLine {
+  Settings settings;
   std::vector<std::string> config;
-  std::string device = "auto", capacity = "0.5", slab_bytes = "0";
-  std::string socket, socket_group, state_dir, metrics_listen = "127.0.0.1:9400";
-  std::string log_level = "info", log_format = "text";
-  std::string policy = "learned", replacement_weights, event_log, event_log_bytes = "256MiB";
-  double low_watermark = 0.005, high_watermark = 0.01, pin_budget = 0.25, tenant_share = 1;
-  uint64_t max_sessions = 1024, max_members = 64;
-  absl::Duration idle_space = absl::Hours(1);
-  std::string tenant_uids;
-  uint64_t rpc_threads = 0;
-  uint64_t score_threads = 0, score_queue = 4096;
-  std::string score_features = "256MiB", score_workspace = "1GiB";
-  std::string operator_tls_listen;
-  TlsFiles operator_tls;
-  absl::Duration shutdown_grace = absl::Seconds(5);
+  std::string socket_group, replacement_weights;
+  uint32_t score_threads = 0;  // 0: half of the cores.
+  absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
+  absl::Duration shutdown_grace = absl::FromChrono(settings.shutdown_grace);
   bool help = false, version = false;
 };
 
-void AddFlags(CommandLine* line, Flags* flags) {
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+// The inverse of ParseBytes: a whole number of the largest unit that allows one.
+std::string ByteText(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB"};
+  size_t unit = 0;
+  for (; bytes != 0 && bytes % 1024 == 0 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
+  return absl::StrCat(bytes, kUnits[unit]);
+}
+
+// Adds a flag for a size in bytes. 0 is allowed if `least` is 0.
+void AddSize(const std::string& name, uint64_t* target, uint64_t least, const std::string& help,
+             Flags* flags) {
+  flags->AddText(name, ByteText(*target), help, [=](absl::string_view text) -> absl::Status {
+    uint64_t bytes = 0;
+    if (least > 0 || text != "0") {
+      ASSIGN_OR_RETURN(bytes, ParseBytes(std::string_view(text.data(), text.size())));
+    }
+    if (bytes < least) return Invalid(absl::StrCat(text, " is below ", least, " bytes"));
+    *target = bytes;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ParseTenants(absl::string_view text, std::map<std::string, std::vector<uint32_t>>* tenants) {
+  tenants->clear();
+  for (absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    if (parts.size() != 2 || parts[0].empty() || parts[1].empty()) {
+      return Invalid(absl::StrCat("\"", entry, "\" is not name=uid+uid"));
+    }
+    for (absl::string_view uid : absl::StrSplit(parts[1], '+')) {
+      uint32_t number;
+      if (!absl::SimpleAtoi(uid, &number)) return Invalid(absl::StrCat("\"", uid, "\" is no uid"));
+      (*tenants)[parts[0]].push_back(number);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Devices, sockets, files and the log.
+void AddPlaceFlags(CommandLine* line, Flags* flags) {
+  Settings& settings = line->settings;
   flags->AddRepeated("config", &line->config,
                      "file of flags: lines \"name = value\", # for comments. The command line wins over it");
-  flags->Add("device", &line->device,
+  flags->Add("device", &settings.device,
              "auto (every GPU that the driver shows, otherwise host), host, cuda:N or cuda:GPU-UUID; a comma "
-             "list gives "
-             "one device to each tensor-parallel rank");
-  flags->Add("capacity", &line->capacity,
-             "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%)");
-  flags->Add("slab-bytes", &line->slab_bytes, "size of a slab; 0: 64MiB on host, 256MiB on cuda");
-  flags->Add("socket", &line->socket,
+             "list gives one device to each tensor-parallel rank");
+  flags->AddText("capacity", settings.capacity,
+                 "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%)",
+                 [&settings](absl::string_view text) {
+                   settings.capacity = std::string(text);
+                   return ParseCapacity(settings.capacity, UINT64_MAX).status();
+                 });
+  AddSize("slab-bytes", &settings.daemon.slab_bytes, 0, "size of a slab; 0: 64MiB on host, 256MiB on cuda",
+          flags);
+  flags->Add("socket", &settings.socket,
              "gRPC socket; the attach socket is beside it, with .attach added. Empty: kvpool/kvpoold.sock in "
              "$XDG_RUNTIME_DIR, or in /run");
   flags->Add("socket-group", &line->socket_group,
              "group, by name or number, that may use the sockets; empty: the daemon's own");
   flags->Add(
-      "state-dir", &line->state_dir,
+      "state-dir", &settings.state_dir,
       "where epoch, lock and kvpoold.json are kept, made if it is missing; empty: the socket's directory");
-  flags->Add("metrics-listen", &line->metrics_listen,
+  flags->Add("metrics-listen", &settings.metrics_listen,
              "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
-  flags->Add("log-level", &line->log_level, "debug, info, warning or error");
-  flags->Add("log-format", &line->log_format, "text or json");
-  flags->Add("policy", &line->policy, "replacement policy of new spaces; see the list below");
+  flags->AddText("log-level", "info", "debug, info, warning or error",
+                 [&settings](absl::string_view text) -> absl::Status {
+                   ASSIGN_OR_RETURN(settings.log.level, ParseLogLevel({text.data(), text.size()}));
+                   return absl::OkStatus();
+                 });
+  flags->AddText("log-format", "text", "text or json", [&settings](absl::string_view text) -> absl::Status {
+    ASSIGN_OR_RETURN(settings.log.format, ParseLogFormat({text.data(), text.size()}));
+    return absl::OkStatus();
+  });
+}
+
+// Replacement, sessions, threads and scoring.
+void AddDaemonFlags(CommandLine* line, Flags* flags) {
+  DaemonOptions& daemon = line->settings.daemon;
+  flags->Add("policy", &daemon.policy, "replacement policy of new spaces; see the list below");
   flags->Add("replacement-weights", &line->replacement_weights,
              "weights of a policy that was trained, as kvpool-sim train writes them; empty: those built in");
   flags->Add(
-      "event-log", &line->event_log,
+      "event-log", &daemon.event_log,
       "record what engines ask for in this file, keys hashed, to replay it with kvpool-sim; empty: do not");
-  flags->Add("event-log-bytes", &line->event_log_bytes,
-             "most that it takes; at half of this the file becomes FILE.1 and is begun anew");
-  flags->Add("low-watermark", &line->low_watermark, 1,
+  AddSize("event-log-bytes", &daemon.event_log_bytes, kLeastEventLogBytes,
+          "most that it takes; at half of this the file becomes FILE.1 and is begun anew", flags);
+  flags->Add("low-watermark", &daemon.low_watermark, 1,
              "reclaim in the background when less than this share of a space is free");
-  flags->Add("high-watermark", &line->high_watermark, 1, "and stop when this share is free");
-  flags->Add("pin-budget", &line->pin_budget, 1, "most of a space that may be pinned or retained, 0 to 1");
-  flags->Add("tenant-share", &line->tenant_share, 1,
+  flags->Add("high-watermark", &daemon.high_watermark, 1, "and stop when this share is free");
+  flags->Add("pin-budget", &daemon.pin_budget, 1, "most of a space that may be pinned or retained, 0 to 1");
+  flags->Add("tenant-share", &daemon.tenant_share, 1,
              "most of each device that the spaces of one tenant may have, 0 to 1");
-  flags->Add("max-sessions", &line->max_sessions, {.min = 1, .max = 65534}, "sessions at once");
-  flags->Add("max-members", &line->max_members, {.min = 1, .max = 1024}, "processes of one session");
+  flags->Add("max-sessions", &daemon.max_sessions, {.min = 1, .max = kMostSessions}, "sessions at once");
+  flags->Add("max-members", &daemon.max_members, {.min = 1, .max = kMaxMembers}, "processes of one session");
   flags->Add("idle-space", &line->idle_space, {.min = absl::ZeroDuration()},
              "close a space that has had no session for so long");
-  flags->Add("tenant-uids", &line->tenant_uids,
-             "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid");
-  flags->Add("rpc-threads", &line->rpc_threads, {.max = 64},
+  flags->AddText("tenant-uids", "",
+                 "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid",
+                 [&daemon](absl::string_view text) { return ParseTenants(text, &daemon.tenant_uids); });
+  flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
-  flags->Add("score-threads", &line->score_threads, {.max = 1024},
+  flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},
              "threads that score, prune and compact on host memory; 0: half of the cores, at least 1");
   flags->Add(
-      "score-queue", &line->score_queue, {.min = 1, .max = 65536},
+      "score-queue", &daemon.score_queue, {.min = 1, .max = kMostScoreQueue},
       "operations that may wait for a device, a quarter of them of one session; those beyond are refused");
-  flags->Add("score-features", &line->score_features,
-             "most memory of each device for features of full blocks, kept so that a prune reads only new "
-             "blocks");
-  flags->Add("score-workspace", &line->score_workspace,
-             "most memory of a device that one operation may use besides");
-  flags->Add("operator-tls-listen", &line->operator_tls_listen,
+  AddSize(
+      "score-features", &daemon.score_features_bytes, 1,
+      "most memory of each device for features of full blocks, kept so that a prune reads only new blocks",
+      flags);
+  AddSize("score-workspace", &daemon.score_workspace_bytes, 1,
+          "most memory of a device that one operation may use besides", flags);
+}
+
+void AddFlags(CommandLine* line, Flags* flags) {
+  AddPlaceFlags(line, flags);
+  AddDaemonFlags(line, flags);
+  Settings& settings = line->settings;
+  flags->Add("operator-tls-listen", &settings.operator_tls_listen,
              "host:port for operator verbs over TCP with mutual TLS; empty: none");
-  flags->Add("operator-tls-cert", &line->operator_tls.certificate,
+  flags->Add("operator-tls-cert", &settings.operator_tls.certificate,
              "PEM file with the daemon's certificate chain");
-  flags->Add("operator-tls-key", &line->operator_tls.key, "PEM file with its key");
-  flags->Add("operator-tls-ca", &line->operator_tls.client_ca,
+  flags->Add("operator-tls-key", &settings.operator_tls.key, "PEM file with its key");
+  flags->Add("operator-tls-ca", &settings.operator_tls.client_ca,
              "PEM file with the CA that signs operators' certificates");
   flags->Add("shutdown-grace", &line->shutdown_grace, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "on SIGTERM, wait so long for sessions to end");
@@ -133,7 +193,7 @@ std::string Help(const Flags& flags) {
   return help;
 }
 
-// Lines "name = value" as flags.
+// Parses lines "name = value" as flags.
 absl::Status ReadConfig(const std::string& path, Flags* flags) {
   std::ifstream file(path);
   if (!file) return absl::InvalidArgumentError(absl::StrCat("--config: cannot read ", path));
@@ -176,48 +236,25 @@ absl::Status BadFlag(const char* name, const std::string& value, absl::string_vi
 }
 
 // A policy that can't run with its weights is an error now, not at the first space.
-absl::Status ParsePolicy(const CommandLine& line, DaemonOptions* daemon) {
-  daemon->policy = line.policy;
+absl::Status ReadPolicy(const CommandLine& line, DaemonOptions* daemon) {
   const bool given = !line.replacement_weights.empty();
   if (given) {
     absl::StatusOr<Weights> weights = Weights::Read(line.replacement_weights);
     if (!weights.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--replacement-weights: ", weights.status().message()));
+      return Invalid(absl::StrCat("--replacement-weights: ", weights.status().message()));
     }
     daemon->policy_weights = std::make_shared<const Weights>(*std::move(weights));
   }
   const PolicyOptions options{.max_blocks = 1, .weights = daemon->policy_weights};
   const absl::Status status = MakeReplacementPolicy(daemon->policy, options).status();
   if (status.ok()) return status;
-  return BadFlag("policy", absl::StrCat(line.policy, given ? " with --replacement-weights" : ""),
+  return BadFlag("policy", absl::StrCat(daemon->policy, given ? " with --replacement-weights" : ""),
                  status.message());
 }
 
-absl::Status ParseTenants(const std::string& text, std::map<std::string, std::vector<uint32_t>>* tenants) {
-  for (absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
-    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
-    if (parts.size() != 2 || parts[0].empty() || parts[1].empty()) {
-      return BadFlag("tenant-uids", text, absl::StrCat("\"", entry, "\" is not name=uid+uid"));
-    }
-    for (absl::string_view uid : absl::StrSplit(parts[1], '+')) {
-      uint32_t number;
-      if (!absl::SimpleAtoi(uid, &number)) {
-        return BadFlag("tenant-uids", text, absl::StrCat("\"", uid, "\" is no uid"));
-      }
-      (*tenants)[parts[0]].push_back(number);
-    }
-  }
-  return absl::OkStatus();
-}
-
-std::string DefaultSocket() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  return absl::StrCat(runtime != nullptr && *runtime != '\0' ? runtime : "/run", "/kvpool/kvpoold.sock");
-}
-
 absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
-  settings->default_socket = line.socket.empty();
-  settings->socket = settings->default_socket ? DefaultSocket() : line.socket;
+  settings->default_socket = settings->socket.empty();
+  if (settings->default_socket) settings->socket = DefaultSocket(SocketUser::kDaemon);
   if (settings->socket[0] != '/') {
     return BadFlag("socket", settings->socket, "write an absolute path");
   }
@@ -226,7 +263,6 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
                    absl::StrCat("with .attach it has ", settings->attach_socket().size(),
                                 " bytes; the limit is ", kMaxSocketPathBytes));
   }
-  settings->state_dir = line.state_dir;
   if (settings->state_dir.empty()) settings->state_dir = settings->socket_directory();
   const std::string& group = line.socket_group;
   if (!group.empty()) {
@@ -234,12 +270,9 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
     if (!id.ok()) return BadFlag("socket-group", group, id.status().message());
     settings->socket_group = *id;
   }
-  settings->metrics_listen = line.metrics_listen;
   if (!settings->metrics_listen.empty() && !absl::StrContains(settings->metrics_listen, ":")) {
     return BadFlag("metrics-listen", settings->metrics_listen, "write host:port");
   }
-  settings->operator_tls_listen = line.operator_tls_listen;
-  settings->operator_tls = line.operator_tls;
   const TlsFiles& tls = settings->operator_tls;
   if (!settings->operator_tls_listen.empty() &&
       (tls.certificate.empty() || tls.key.empty() || tls.client_ca.empty())) {
@@ -250,42 +283,14 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
 }
 
 absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
-  if (line.slab_bytes != "0") {
-    const absl::StatusOr<uint64_t> bytes = ParseBytes(line.slab_bytes);
-    if (!bytes.ok()) return BadFlag("slab-bytes", line.slab_bytes, bytes.status().message());
-    daemon->slab_bytes = *bytes;
-  }
-  const absl::StatusOr<uint64_t> features = ParseBytes(line.score_features);
-  if (!features.ok()) return BadFlag("score-features", line.score_features, features.status().message());
-  daemon->score_features_bytes = *features;
-  const absl::StatusOr<uint64_t> workspace = ParseBytes(line.score_workspace);
-  if (!workspace.ok()) return BadFlag("score-workspace", line.score_workspace, workspace.status().message());
-  daemon->score_workspace_bytes = *workspace;
-  const uint64_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
-  daemon->score_threads = static_cast<uint32_t>(line.score_threads == 0 ? half : line.score_threads);
-  daemon->score_queue = static_cast<uint32_t>(line.score_queue);
-  daemon->low_watermark = line.low_watermark;
-  daemon->high_watermark = line.high_watermark;
   if (daemon->low_watermark > daemon->high_watermark) {
     return BadFlag("low-watermark", absl::StrCat(daemon->low_watermark),
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
-  const absl::StatusOr<uint64_t> event_log_bytes = ParseBytes(line.event_log_bytes);
-  if (!event_log_bytes.ok())
-    return BadFlag("event-log-bytes", line.event_log_bytes, event_log_bytes.status().message());
-  if (*event_log_bytes < kLeastEventLogBytes) {
-    return BadFlag("event-log-bytes", line.event_log_bytes,
-                   absl::StrCat("the least is ", kLeastEventLogBytes));
-  }
-  daemon->event_log = line.event_log;
-  daemon->event_log_bytes = *event_log_bytes;
-  RETURN_IF_ERROR(ParsePolicy(line, daemon));
-  daemon->pin_budget = line.pin_budget;
-  daemon->tenant_share = line.tenant_share;
-  daemon->max_sessions = static_cast<uint32_t>(line.max_sessions);
-  daemon->max_members = static_cast<uint32_t>(line.max_members);
+  const uint32_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
+  daemon->score_threads = line.score_threads == 0 ? half : line.score_threads;
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));
-  return ParseTenants(line.tenant_uids, &daemon->tenant_uids);
+  return ReadPolicy(line, daemon);
 }
 
 }  // namespace
@@ -295,23 +300,12 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments
   Flags flags;
   AddFlags(&line, &flags);
   RETURN_IF_ERROR(Parse(arguments, &line, &flags));
-  Settings settings;
+  Settings settings = std::move(line.settings);
   if (line.help || line.version) {
     settings.reply = line.help ? Help(flags) : VersionText("kvpoold");
     return settings;
   }
-  const absl::StatusOr<LogLevel> level = ParseLogLevel(line.log_level);
-  if (!level.ok()) return BadFlag("log-level", line.log_level, level.status().message());
-  const absl::StatusOr<LogFormat> format = ParseLogFormat(line.log_format);
-  if (!format.ok()) return BadFlag("log-format", line.log_format, format.status().message());
-  settings.log.level = *level;
-  settings.log.format = *format;
-  settings.device = line.device;
-  settings.capacity = line.capacity;
-  const absl::StatusOr<uint64_t> capacity = ParseCapacity(settings.capacity, UINT64_MAX);
-  if (!capacity.ok()) return BadFlag("capacity", settings.capacity, capacity.status().message());
   RETURN_IF_ERROR(ReadPaths(line, &settings));
-  settings.rpc_threads = static_cast<int>(line.rpc_threads);
   settings.shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   RETURN_IF_ERROR(ReadDaemonOptions(line, &settings.daemon));
   return settings;

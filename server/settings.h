@@ -1,4 +1,4 @@
-// The command line and the config file of kvpoold.
+// kvpoold's command line and config files.
 #ifndef KVPOOL_SERVER_SETTINGS_H_
 #define KVPOOL_SERVER_SETTINGS_H_
 
@@ -17,26 +17,31 @@
 
 namespace kvpool {
 
-// What was asked for, checked as far as it can be without opening anything.
+// All that the flags say, checked as far as it can be without opening anything. The initial values are
+// the flags' defaults.
 struct Settings {
   LogOptions log;
-  std::string device, capacity;  // As OpenDevices takes them.
-  std::string socket, state_dir, metrics_listen;
+  // Both are written as OpenDevices reads them. Half of the memory is taken, since engines keep weights and
+  // activations on the same GPU, and everything else lives in the same RAM.
+  std::string device = "auto", capacity = "0.5";
+  std::string socket, state_dir;
+  std::string metrics_listen = "127.0.0.1:9400";
   bool default_socket = false;  // Nobody named one: its directory is the daemon's own.
   std::optional<uint32_t> socket_group;
-  int rpc_threads = 0;
+  uint32_t rpc_threads = 0;  // See GrpcServerOptions::threads.
   std::string operator_tls_listen;
   TlsFiles operator_tls;
-  std::chrono::milliseconds shutdown_grace{0};
-  std::string reply;     // What --help or --version asked for: to be printed instead of serving. Else empty.
-  DaemonOptions daemon;  // Without epoch, version and device capacities.
+  std::chrono::milliseconds shutdown_grace{5000};
+  std::string
+      reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.
+  DaemonOptions daemon;  // Epoch, version and device capacities are not set yet.
 
   std::string attach_socket() const { return socket + kAttachSuffix; }
   std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
 };
 
-// Parses the command line (without the program's name) and the files named by --config, which it wins over.
-// INVALID_ARGUMENT names flag, value and limits.
+// Parses the command line (without the program's name) and the files that --config names; the command line
+// wins over them. INVALID_ARGUMENT names flag, value and limits.
 absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments);
 
 }  // namespace kvpool

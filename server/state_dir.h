@@ -1,8 +1,9 @@
-// What the daemon keeps on disk between starts, and what it tells tools while it runs.
+// The daemon's state directory: the epoch, kept between starts, and facts for tools while it runs.
 //
-//   kvpoold.lock   while it runs: locked by it; its pid
-//   epoch          of the last start
-//   kvpoold.json   while it serves: pid, epoch, version, sockets, ports
+//   file           exists            holds
+//   kvpoold.lock   while it runs     its pid; the daemon holds a lock on the file
+//   epoch          always            the epoch of the last start
+//   kvpoold.json   while it serves   pid, epoch, version, sockets, devices, ports
 #ifndef KVPOOL_SERVER_STATE_DIR_H_
 #define KVPOOL_SERVER_STATE_DIR_H_
 
@@ -22,16 +23,16 @@ struct ServingFacts {
 
 class StateDir {
  public:
-  // Makes the directory if it is missing, locks it, and moves the epoch. ALREADY_EXISTS: another daemon uses it.
-  // INVALID_ARGUMENT: it can't be made.
+  // Makes the directory if it is missing, locks it, and advances the epoch. ALREADY_EXISTS: another daemon
+  // uses it. INVALID_ARGUMENT: it can't be made.
   static absl::StatusOr<StateDir> Open(const std::string& path);
 
-  // Greater than at every earlier start: one more, or the time in seconds if that is more, so that a directory that was
-  // lost does not bring old epochs back.
+  // max(epoch of the last start + 1, Unix time in seconds). It grows with each start, even if the
+  // directory was lost.
   uint64_t epoch() const { return epoch_; }
-  // Writes kvpoold.json: the daemon serves.
+  // Writes kvpoold.json, once the daemon serves.
   absl::Status Announce(const ServingFacts& facts) const;
-  // Removes it.
+  // Removes kvpoold.json.
   void Withdraw() const;
 
  private:

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Does the project, alone on a fresh minimal Debian 12, build, pass its tests and run its demo?
+# Checks that the project, alone on a fresh minimal Debian 12, builds, passes its tests and runs its demo.
 # Usage (as root): tests/bare.sh [--full] [--keep] [COMMAND...]
 #
 #   --full       run all of tests/run.sh, not only --quick
-#   --keep       leave the tree for a look; its path is printed
-#   COMMAND...   what to run in the project's folder, instead of the demo and the tests
+#   --keep       leave the tree and print its path
+#   COMMAND...   run this in the project's folder instead of the demo and the tests
 #
-# Makes a tree with debootstrap, copies the files that git tracks (as last committed) into it, and nothing else, and runs
-# the commands in it under chroot. KVPOOL_BARE_BASE=DIR copies a tree that debootstrap made earlier; KVPOOL_BARE_DIR says
-# where to make it (default: /var/tmp). Mounts and processes live in namespaces of their own and end with the script.
+# Makes a tree with debootstrap, copies the last commit's files into it, and nothing else, and runs the
+# commands in it under chroot. KVPOOL_BARE_BASE=DIR copies a tree that debootstrap made earlier;
+# KVPOOL_BARE_DIR says where to make the tree (default: /var/tmp). Mounts and processes are in namespaces of
+# their own and end with the script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,12 +46,13 @@ fi
 [ -z "$(git status --porcelain)" ] || echo "bare: uncommitted changes are not tested"
 mkdir -p "$tree/srv/kvpool"
 git archive HEAD | tar -x -C "$tree/srv/kvpool"
-# The network as this machine reaches it: names, and certificates that its administrator trusts.
+# The tree reaches the network as this machine does, with its names and the certificates that
+# its administrator trusts.
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir -p "$tree/usr/local/share/ca-certificates"
 find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree/usr/local/share/ca-certificates" {} +
 
-# inside COMMAND: runs it in the tree's /srv/kvpool with its own mounts and process ids.
+# inside COMMAND: runs COMMAND in the tree's /srv/kvpool, with mounts and process ids of its own.
 inside() {
   local started=$SECONDS status=0
   echo "bare: \$ $1"
@@ -71,6 +73,6 @@ if [ $# -gt 0 ]; then
 else
   inside "deploy/demo.sh"
   inside "tests/run.sh $tests_flag"
-  # Nothing to install, little to build: a second run is quick.
+  # The second run has nothing to install and little to build, so that it is quick.
   inside "deploy/demo.sh"
 fi

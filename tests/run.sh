@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that this machine can check, from nothing: packages, builds, tests, sanitizers, rules and dashboards.
+# Checks all that this machine can, starting from nothing: packages, builds, tests, sanitizers, dashboards.
 # Usage: tests/run.sh [--quick] [REGEX]
 #
-#   --quick   the release build and its tests only (under 10 minutes on two cores; all: under 40)
+#   --quick   the release build and its tests only (under 10 minutes on two cores; without --quick, under 40)
 #   REGEX     run only the tests whose names match, as ctest -R does
 #
-# Prints what it does, then a table of what passed, failed and was not run and why. Logs are in build/logs. Exit status 0 if
-# and only if nothing failed.
+# Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in
+# build/logs. The exit status is 0 if and only if nothing failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -26,7 +26,7 @@ results=build/results  # one file per check or run of ctest; tests/summary.py re
 rm -rf $results
 mkdir -p $results build/logs
 
-# check NAME COMMAND...: a step that counts as one test.
+# check NAME COMMAND...: runs a step that counts as one test.
 check() {
   local name=$1 started=$SECONDS outcome=passed
   shift
@@ -35,17 +35,18 @@ check() {
   [ $outcome = passed ]
 }
 
-# not_run NAME REASON: counts as one skipped test.
+# not_run NAME REASON: counts one skipped test.
 not_run() {
   say "not run: $1: $2"
   printf 'skipped\t0\t%s\n' "$2" >"$results/$1.check"
 }
 
-# run_ctest PRESET ARGUMENT...: the tests of one build. Each has a time limit, so that one that hangs can't take the rest along.
+# run_ctest PRESET ARGUMENT...: runs the tests of one build. Each has a time limit, so that one that hangs
+# does not stop the rest.
 run_ctest() {
   local preset=$1
   shift
-  # A run that dies early leaves no results file, which counts as a failure.
+  # This entry without a results file, as a run that dies early leaves it, counts as a failure.
   printf 'ctest\n' >"$results/$preset.ctest"
   "${KVPOOL_WRAP[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 300 --parallel "$KVPOOL_JOBS" \
     --output-junit "$PWD/$results/$preset.xml" -R "$regex" "$@"
@@ -64,20 +65,21 @@ build_and_test() {
   step "$preset-tests" run_ctest "$preset" "$@" || true  # the failed tests are in the results
 }
 
-# A figure that misses its bound (exit status 1) is shown, but fails nothing: a busy machine is no bug.
+# A figure that misses its bound (exit status 1) is shown but fails nothing, since a busy machine is no bug.
 bench() {
   build/release/bin/kvpool-bench || [ $? -eq 1 ]
 }
 
-# Stopping at the first report makes a test fail whose assertions would not. Debian's libraries are not instrumented: what
-# tsan.supp leaves out has its reason there.
+# Sanitizers stop at the first report, so that the test fails even if its assertions hold. Debian's libraries
+# are not instrumented; tsan.supp gives the reason for each thing it leaves out.
 sanitizers() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
 }
 
-# A function, so that the shell has read all of it before it begins: a checkout may change while the tests run.
+# This is a function so that the shell has read all of it before it starts, since a checkout may change while
+# the tests run.
 main() {
   say "packages (deploy/install_deps.sh test)"
   check packages deploy/install_deps.sh test || { python3 tests/summary.py $results; exit 1; }
@@ -101,9 +103,11 @@ main() {
     say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
     check clang-build build clang proto/all cuda/all server/all client/all || true
     sanitizers
-    # What tidy looks at does not change with the compiler, and a benchmark of a sanitizer's build says nothing.
+    # Tidy checks give the same result with every compiler, and a benchmark of a sanitizer's
+    # build means nothing.
     build_and_test asan -LE 'tidy|bench'
-    # The thread sanitizer of g++ 12 has no room for itself where the kernel scatters mappings widely.
+    # The thread sanitizer of g++ 12 finds no room for its shadow memory where the kernel
+    # randomizes addresses widely.
     if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
     build_and_test tsan -LE 'tidy|bench'
   fi

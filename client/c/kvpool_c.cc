@@ -1,4 +1,4 @@
-// The C face of Session: conversions, and no decisions.
+// The C ABI of Session: it converts, and decides nothing.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -13,6 +13,7 @@
 #include "client/layouts.h"
 #include "client/prefix_hasher.h"
 #include "client/session.h"
+#include "proto/support/status_macros.h"
 
 struct kvpool_match {
   kvpool::PendingMatch pending;
@@ -36,7 +37,7 @@ int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 
-// Not left to Session: it is told a signed count, which is another number where `ms` is above INT64_MAX.
+// Session can't check this: it takes a signed count, into which `ms` above INT64_MAX does not fit.
 absl::StatusOr<std::chrono::milliseconds> Time(const char* field, uint64_t ms, uint64_t least_ms) {
   constexpr uint64_t kMost = kvpool::Session::kMaxTtl.count();
   if (ms >= least_ms && ms <= kMost) return std::chrono::milliseconds(ms);
@@ -54,14 +55,7 @@ void Pack(absl::Span<const BlockRef> refs, kvpool_block* out) {
 }
 
 absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) {
-  if (given == nullptr) return absl::InvalidArgumentError("options is NULL");
-  kvpool_options options = {};
-  if (given->struct_size == 0 || given->struct_size > sizeof(options)) {
-    return absl::InvalidArgumentError(absl::StrCat("options.struct_size is ", given->struct_size,
-                                                   ", this library knows ", sizeof(options),
-                                                   " bytes: set it to sizeof(kvpool_options)"));
-  }
-  std::memcpy(&options, given, given->struct_size);
+  ASSIGN_OR_RETURN(const kvpool_options options, kvpool::ReadStruct(given, "kvpool_options"));
   kvpool::SessionOptions result;
   result.socket = OrEmpty(options.socket);
   result.tenant = OrEmpty(options.tenant);
@@ -164,12 +158,10 @@ kvpool_block kvpool_sink_block(const kvpool_session* session) {
 int kvpool_finish_warmup(kvpool_session* session) { return Answer(session->session->FinishWarmup()); }
 
 int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters) {
+  const auto given = kvpool::ReadStruct(counters, "kvpool_counters");
+  if (!given.ok()) return Answer(given.status());
   const kvpool::SessionCounters now = session->session->counters();
-  if (counters->struct_size == 0 || counters->struct_size > sizeof(*counters)) {
-    return Invalid(absl::StrCat("counters.struct_size is ", counters->struct_size, ", this library knows ",
-                                sizeof(*counters), " bytes: set it to sizeof(kvpool_counters)"));
-  }
-  const kvpool_counters all = {.struct_size = counters->struct_size,
+  const kvpool_counters all = {.struct_size = given->struct_size,
                                .batches = now.batches,
                                .operations = now.operations,
                                .blocks = now.blocks,
@@ -177,7 +169,7 @@ int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counter
                                .refills = now.refills,
                                .refused = now.refused,
                                .reconnects = now.reconnects};
-  std::memcpy(counters, &all, counters->struct_size);
+  std::memcpy(counters, &all, std::min(all.struct_size, sizeof(all)));
   return Answer(absl::OkStatus());
 }
 
@@ -278,22 +270,22 @@ int kvpool_match_take(kvpool_match* match, size_t group_index, kvpool_block* blo
 void kvpool_match_free(kvpool_match* match) { delete match; }
 
 int kvpool_seal_start(kvpool_session* session, const kvpool_seal_arguments* arguments, kvpool_seal** seal) {
-  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_seal_arguments");
-  if (!size.ok()) return Answer(size);
-  const uint32_t key_bytes = arguments->key_bytes == 0 ? KVPOOL_KEY_BYTES : arguments->key_bytes;
-  const uint32_t per_block = std::max(1u, arguments->keys_per_block);
-  const std::vector<BlockRef> blocks = Refs(arguments->blocks, arguments->block_count);
+  const auto read = kvpool::ReadStruct(arguments, "kvpool_seal_arguments");
+  if (!read.ok()) return Answer(read.status());
+  const uint32_t key_bytes = read->key_bytes == 0 ? KVPOOL_KEY_BYTES : read->key_bytes;
+  const uint32_t per_block = std::max(1u, read->keys_per_block);
+  const std::vector<BlockRef> blocks = Refs(read->blocks, read->block_count);
   kvpool::SealArguments given;
-  given.group = arguments->group;
+  given.group = read->group;
   given.blocks = blocks;
   given.key_bytes = key_bytes;
   given.keys_per_block = per_block;
-  given.keys = {static_cast<const char*>(arguments->keys), blocks.size() * per_block * key_bytes};
-  if (arguments->parent_key != nullptr) {
-    given.parent_key = {static_cast<const char*>(arguments->parent_key), key_bytes};
+  given.keys = {static_cast<const char*>(read->keys), blocks.size() * per_block * key_bytes};
+  if (read->parent_key != nullptr) {
+    given.parent_key = {static_cast<const char*>(read->parent_key), key_bytes};
   }
-  given.leave_duplicates = arguments->leave_duplicates != 0;
-  given.after = arguments->after;
+  given.leave_duplicates = read->leave_duplicates != 0;
+  given.after = read->after;
   auto pending = session->session->Seal(given);
   if (!pending.ok()) return Answer(pending.status());
   if (seal != nullptr) *seal = new kvpool_seal{std::move(*pending), std::nullopt};

@@ -1,4 +1,4 @@
-// The C face of verbs that are sent as they are.
+// The C ABI of device operations.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -72,18 +72,17 @@ int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool
 
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation) {
-  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_prune_arguments");
-  if (!size.ok()) return Answer(size);
+  const auto read = kvpool::ReadStruct(arguments, "kvpool_prune_arguments");
+  if (!read.ok()) return Answer(read.status());
   kvpool::v1::Operation request;
-  request.set_after(arguments->after);
+  request.set_after(read->after);
   kvpool::v1::Prune* prune = request.mutable_prune();
-  prune->mutable_sequence()->set_group(arguments->group);
-  prune->mutable_sequence()->mutable_blocks()->Add(arguments->blocks,
-                                                   arguments->blocks + arguments->block_count);
-  prune->mutable_sequence()->set_last_block_tokens(arguments->last_block_tokens);
-  if (arguments->policy != nullptr) prune->mutable_policy()->set_name(arguments->policy);
-  prune->set_budget_tokens(arguments->budget_tokens);
-  prune->set_dry_run(arguments->dry_run != 0);
+  prune->mutable_sequence()->set_group(read->group);
+  prune->mutable_sequence()->mutable_blocks()->Add(read->blocks, read->blocks + read->block_count);
+  prune->mutable_sequence()->set_last_block_tokens(read->last_block_tokens);
+  if (read->policy != nullptr) prune->mutable_policy()->set_name(read->policy);
+  prune->set_budget_tokens(read->budget_tokens);
+  prune->set_dry_run(read->dry_run != 0);
   return kvpool::StartOperation(session, request, operation);
 }
 

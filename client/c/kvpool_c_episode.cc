@@ -1,4 +1,4 @@
-// The C face of episodes.
+// The C ABI of episodes.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -18,15 +18,15 @@ struct kvpool_episode {
 
 int kvpool_put_episode_start(kvpool_session* session, const kvpool_put_episode_arguments* arguments,
                              kvpool_operation** operation) {
-  const absl::Status size = kvpool::CheckStructSize(*arguments, "kvpool_put_episode_arguments");
-  if (!size.ok()) return Answer(size);
+  const auto read = kvpool::ReadStruct(arguments, "kvpool_put_episode_arguments");
+  if (!read.ok()) return Answer(read.status());
   kvpool::v1::Operation request;
-  request.set_after(arguments->after);
+  request.set_after(read->after);
   kvpool::v1::PutEpisode* put = request.mutable_put_episode();
-  if (arguments->name != nullptr) put->set_name(arguments->name);
-  put->mutable_centroid()->Add(arguments->centroid, arguments->centroid + arguments->centroid_count);
-  for (size_t i = 0; i < arguments->table_count; ++i) {
-    const kvpool_table& table = arguments->tables[i];
+  if (read->name != nullptr) put->set_name(read->name);
+  put->mutable_centroid()->Add(read->centroid, read->centroid + read->centroid_count);
+  for (size_t i = 0; i < read->table_count; ++i) {
+    const kvpool_table& table = read->tables[i];
     kvpool::v1::Sequence* sequence = put->add_sequences();
     sequence->set_group(table.group);
     sequence->mutable_blocks()->Add(table.blocks, table.blocks + table.block_count);

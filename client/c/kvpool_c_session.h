@@ -1,12 +1,15 @@
-// What the sources of the C face share.
+// Shared by the sources of the C ABI.
 #ifndef KVPOOL_CLIENT_C_KVPOOL_C_SESSION_H_
 #define KVPOOL_CLIENT_C_KVPOOL_C_SESSION_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "client/c/kvpool.h"
 #include "client/session.h"
@@ -18,19 +21,35 @@ struct kvpool_session {
 
 namespace kvpool {
 
-// Keeps the words for kvpool_last_error and answers the code.
+// Keeps the message for kvpool_last_error and returns the code.
 int Answer(const absl::Status& status);
 
-// INVALID_ARGUMENT unless struct_size is that of the structure as this library knows it.
-template <typename Arguments>
-absl::Status CheckStructSize(const Arguments& arguments, const char* type) {
-  if (arguments.struct_size == sizeof(arguments)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("arguments.struct_size is ", arguments.struct_size,
-                                                 ", this library knows ", sizeof(arguments),
-                                                 " bytes: set it to sizeof(", type, ")"));
+// The caller's structure as this library knows it, or INVALID_ARGUMENT: the rule under "Versions" in
+// kvpool.h. A field that is added later must start behind the former sizeof: an older caller leaves padding
+// at the end unset.
+template <typename Struct>
+absl::StatusOr<Struct> ReadStruct(const Struct* given, const char* type) {
+  constexpr size_t kMaxStructBytes = 4096;
+  if (given == nullptr) return absl::InvalidArgumentError(absl::StrCat("the ", type, " is NULL"));
+  const size_t size = given->struct_size;
+  if (size < sizeof(size_t) || size > kMaxStructBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(type, ".struct_size is ", size, "; must be ",
+                                                   sizeof(size_t), " to ", kMaxStructBytes,
+                                                   ": set it to sizeof(", type, ")"));
+  }
+  const char* const bytes = reinterpret_cast<const char*>(given);
+  for (size_t i = sizeof(Struct); i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(type, ".struct_size is ", size, " and byte ", i,
+                                                   " is set; this library knows ", sizeof(Struct),
+                                                   " bytes, and those behind them must be 0"));
+  }
+  Struct known = {};
+  std::memcpy(&known, bytes, std::min(size, sizeof(Struct)));
+  return known;
 }
 
-// What kvpool_operation_start does with a request that it has parsed.
+// kvpool_operation_start with a parsed request.
 int StartOperation(kvpool_session* session, const v1::Operation& request, kvpool_operation** operation);
 
 inline Deadline In(uint32_t timeout_ms) {

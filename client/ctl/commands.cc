@@ -88,7 +88,7 @@ class BlocksCommand : public Command {
       ASSIGN_OR_RETURN(const v1::ListBlocksResponse page, daemon->ListBlocks(request));
       all.MergeFrom(page);
       all.set_next(page.next());
-      // A page that does not move on would be asked for for ever.
+      // A page that does not advance would be requested without end.
       if (page.next() <= request.first()) break;
       request.set_first(page.next());
     } while (static_cast<uint64_t>(all.blocks_size()) < limit_);
@@ -331,7 +331,7 @@ class HealthCommand : public Command {
   absl::Duration wait_;
 };
 
-// Of this build, as of the daemon it came with: nobody is asked.
+// Policies of this build, and so of the daemon that it came with: the daemon is not asked.
 class PoliciesCommand : public Command {
  public:
   absl::Status Run(tools::OperatorClient*, const Output& output) override {

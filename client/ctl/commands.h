@@ -22,7 +22,7 @@ class Output {
  public:
   explicit Output(bool json) : json_(json) {}
   bool json() const { return json_; }
-  // One JSON document with the field names of the .proto files, or what people read.
+  // Prints one JSON document with the field names of the .proto files, or `text`.
   void Print(const google::protobuf::Message& message, const std::string& text) const;
   void PrintText(const std::string& text) const;
 
@@ -34,9 +34,9 @@ class Command {
  public:
   virtual ~Command() = default;
   virtual void AddFlags(Flags* flags) {}
-  // Words behind the command's name. INVALID_ARGUMENT: not these.
+  // Takes the words behind the command's name. INVALID_ARGUMENT: the command does not take these.
   virtual absl::Status TakeArguments(const std::vector<std::string>& arguments);
-  // INVALID_ARGUMENT before anything was asked: the flags given don't make a request.
+  // Called before the daemon is. INVALID_ARGUMENT: the flags don't make a request.
   virtual absl::Status Check(const Flags& flags) { return absl::OkStatus(); }
   virtual absl::Status Run(tools::OperatorClient* daemon, const Output& output) = 0;
 };
@@ -48,7 +48,7 @@ struct CommandEntry {
 };
 absl::Span<const CommandEntry> Commands();
 
-std::unique_ptr<Command> MakeTop();  // In top.cc.
+std::unique_ptr<Command> MakeTop();
 
 }  // namespace kvpool::ctl
 

@@ -12,6 +12,7 @@
 #include "client/tools/operator_client.h"
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
+#include "proto/support/default_socket.h"
 
 namespace kvpool::ctl {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 enum ExitStatus { kDone = 0, kRefused = 1, kUsage = 2, kUnreachable = 3 };
 
 struct Common {
-  tools::Endpoint endpoint{.socket = tools::DefaultSocket()};
+  tools::Endpoint endpoint{.socket = DefaultSocket(SocketUser::kClient)};
   bool json = false;
   bool help = false;
   bool version = false;

@@ -21,7 +21,7 @@ using tools::Percent;
 using tools::Printable;
 using tools::Table;
 
-// Of a long chain, these are shown.
+// How many blocks of a long chain are shown.
 constexpr int kHeadBlocks = 6;
 constexpr int kTailBlocks = 3;
 

@@ -11,7 +11,7 @@ namespace kvpool::ctl {
 
 // "sealed" of BLOCK_STATE_SEALED; the number of a state that this build does not know.
 std::string StateName(int state);
-// BLOCK_STATE_UNSPECIFIED for a name that is none.
+// BLOCK_STATE_UNSPECIFIED: there is no state of this name.
 v1::BlockState StateFromName(absl::string_view name);
 
 std::string RenderStatus(const v1::GetStatsResponse& stats);
@@ -19,7 +19,8 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies);
 std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPolicyRequest& request);
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
-std::string RenderEnded(const v1::SessionInfo& session);  // By an operator.
+// Tells that an operator has ended the session.
+std::string RenderEnded(const v1::SessionInfo& session);
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks);
 // With `all`, every block of a long chain; else its ends.
 std::string RenderExplanation(const v1::ExplainResponse& explanation, bool all);

@@ -174,7 +174,7 @@ class TopCommand : public Command {
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     if (once_ || output.json() || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
-      return Plain(daemon, output);
+      return PrintFrames(daemon, output);
     const Screen screen;
     ASSIGN_OR_RETURN(Frame before, Ask(daemon));
     screen.Show(Render(before, nullptr));
@@ -193,7 +193,7 @@ class TopCommand : public Command {
 
  private:
   // For pipes and files: frames one below the other; as JSON, one GetStats answer each.
-  absl::Status Plain(tools::OperatorClient* daemon, const Output& output) const {
+  absl::Status PrintFrames(tools::OperatorClient* daemon, const Output& output) const {
     ASSIGN_OR_RETURN(Frame before, Ask(daemon));
     output.Print(before.stats, Render(before, nullptr));
     while (!once_ && !std::ferror(stdout)) {

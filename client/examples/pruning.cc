@@ -11,7 +11,7 @@ absl::Status Generate(const kvpool::SessionOptions& options) {
   auto session = kvpool::Session::Open(options);
   if (!session.ok()) return session.status();
   kvpool::LiveSequence sequence(session->get());
-  kvpool::v1::Prune prune;  // By PagedEviction, unless prune.mutable_policy() says otherwise.
+  kvpool::v1::Prune prune;  // PagedEviction, unless prune.mutable_policy() says otherwise.
   prune.set_budget_tokens(256);
   for (uint32_t token = 0; token < 1000; ++token) {
     if (sequence.room() == 0) {

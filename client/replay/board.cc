@@ -70,8 +70,8 @@ void Durations::Merge(const Durations& other) {
 struct Board::Header {
   uint32_t requests;
   uint32_t engines;
-  // No request in front of the lower 32 bits is open. The upper 32 move with each Reopen, so that an engine that looked
-  // before it can't move the mark past what was opened.
+  // No request in front of the lower 32 bits is open. The upper 32 move with each Reopen, so that an engine
+  // that looked before it can't move the mark past what was opened.
   std::atomic<uint64_t> first_open;
   std::atomic<uint32_t> hold_from;
   std::atomic<uint32_t> stop;

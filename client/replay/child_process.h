@@ -1,4 +1,4 @@
-// A process this one started.
+// A process that this one started.
 #ifndef KVPOOL_CLIENT_REPLAY_CHILD_PROCESS_H_
 #define KVPOOL_CLIENT_REPLAY_CHILD_PROCESS_H_
 
@@ -13,7 +13,7 @@
 
 namespace kvpool::replay {
 
-// Killed, with SIGKILL, and reaped when it goes. The child gets SIGKILL too when its starter dies.
+// The destructor kills the process with SIGKILL and reaps it. It also gets SIGKILL when its parent dies.
 class ChildProcess {
  public:
   static absl::StatusOr<ChildProcess> Start(const std::string& program,
@@ -32,7 +32,7 @@ class ChildProcess {
  private:
   explicit ChildProcess(pid_t pid) : pid_(pid) {}
 
-  pid_t pid_ = 0;  // 0 of a moved-from one.
+  pid_t pid_ = 0;  // 0: moved from.
   std::optional<int> wait_status_;
 };
 

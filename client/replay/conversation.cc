@@ -24,7 +24,8 @@ constexpr double kOneLineShare = 0.26;
 constexpr double kOneLineMeanTokens = 45;
 constexpr double kFirstMedianTokens = 6000, kFirstSigma = 1.13;
 constexpr double kDocumentShare = 0.022;
-constexpr double kDocumentTokens = 40000;  // From here to the longest, log-uniform.
+constexpr double kDocumentTokens =
+    40000;  // Documents have log-uniform lengths of this to the longest prompt.
 
 // Answers: mostly around 370 tokens, some a word or two, some long.
 constexpr double kTerseShare = 0.13, kTerseMedianTokens = 20, kTerseSigma = 1.0;
@@ -35,11 +36,11 @@ constexpr uint32_t kLongestAnswer = 2000;  // The trace's cap.
 // Messages after the first: a line, or an attachment.
 constexpr double kAttachmentShare = 0.27, kAttachmentMedianTokens = 3500, kAttachmentSigma = 1.1;
 constexpr double kLineMedianTokens = 15, kLineSigma = 1.2;
-// Turns of long conversations that replace what was attached: the shared part is a fraction u^2 of the
-// blocks.
+// Turns of long conversations that replace what was attached: the shared part is a fraction
+// u^2 of the blocks.
 constexpr double kReplaceShare = 0.2;
 constexpr size_t kReplaceFromBlocks = 8;
-constexpr double kReplaceSigma = 0.35;  // Of the new length against the old.
+constexpr double kReplaceSigma = 0.35;  // Spread of the new length around the old.
 constexpr double kRepeatShare = 0.01;   // "Try again": the same prompt.
 
 // After turn t another one follows with probability 1 - 2.95 / (t + 3.9): 40 % after the first, 79 % after
@@ -48,7 +49,8 @@ constexpr double kLeave = 2.95, kLeaveOffset = 3.9;
 constexpr uint32_t kLongPrompt = 32768;
 constexpr double kLongPromptStays = 0.7;
 
-// Time to the next turn: the answer is generated and read, then somebody thinks; longer over longer texts.
+// Time to the next turn: generating and reading the answer, then thinking, which takes
+// longer for longer texts.
 constexpr double kSecondsPerAnswerToken = 0.04;
 constexpr double kThinkMedianSeconds = 112, kThinkSigma = 1.15;
 constexpr double kThinkLengthExponent = 0.1, kThinkLengthUnitTokens = 7000;

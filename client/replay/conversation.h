@@ -1,4 +1,4 @@
-// A workload shaped like the public conversation trace, for where that trace is not at hand.
+// A workload shaped like the public conversation trace, for machines without that trace.
 //
 // Conversations begin as a Poisson process. Each has turns; a turn's prompt is everything said before, the
 // last answer and a new message, so consecutive turns share a prefix up to the last full block. All begin
@@ -6,9 +6,9 @@
 // only a first part. The process has run for an hour when the first request is recorded, as it had when the
 // trace was taken.
 //
-// What the constants in conversation.cc are fitted to: quantiles of input length and growth per turn, gaps
-// between turns, the share of turns that continue, turns per conversation, hit ratios of LRU from 1,000 to
-// 50,000 blocks. tests/tools/conversation_test.cc holds the workload against them.
+// The constants in conversation.cc are fitted to the trace's quantiles of input length and growth per turn,
+// gaps between turns, share of turns that continue, turns per conversation, and hit ratios of LRU from 1,000
+// to 50,000 blocks. tests/tools/conversation_test.cc checks the workload against these.
 #ifndef KVPOOL_CLIENT_REPLAY_CONVERSATION_H_
 #define KVPOOL_CLIENT_REPLAY_CONVERSATION_H_
 
@@ -21,7 +21,7 @@ namespace kvpool::replay {
 
 struct ConversationOptions {
   uint64_t seed = 1;
-  uint64_t requests = 12031;  // As many as the trace has in its hour.
+  uint64_t requests = 12031;  // The trace's own number, in one hour.
 };
 
 // The same options give the same requests on every machine.

@@ -23,13 +23,13 @@
 namespace kvpool::replay {
 namespace {
 
-// A daemon that answers nothing for so long is stuck.
+// A daemon that does not answer for so long is stuck.
 constexpr auto kStuck = std::chrono::seconds(60);
-// How long a request that holds its hits waits for blocks. Two requests that wait for each other's blocks both give
-// theirs back after this and begin again.
+// How long a request that holds its hits waits for blocks. Two requests that wait for each other's blocks
+// both give theirs back after this and begin again.
 constexpr auto kLeasePatience = std::chrono::milliseconds(200);
-constexpr auto kPause =
-    std::chrono::milliseconds(1);  // Between looks at the board, or at a pool without room.
+// The pause between looks at the board, or at a pool without room.
+constexpr auto kPause = std::chrono::milliseconds(1);
 
 Deadline In(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + time; }
 
@@ -174,7 +174,8 @@ class Engine {
     return absl::OkStatus();
   }
 
-  // Seals `own`, and appends to `shared` what is then held under the keys: its blocks, or those that were there first.
+  // Seals `own`, and appends to `shared` what is then held under the keys: its blocks, or those that were
+  // there first.
   absl::Status SealAndShare(const std::vector<PrefixKey>& keys, Blocks* shared, Blocks own,
                             RequestRecord* record) {
     const size_t hits = shared->size();
@@ -192,7 +193,7 @@ class Engine {
       return absl::InternalError(absl::StrCat("seal of block ", Index(own[outcome.refused[0].index()].id),
                                               " refused: ", outcome.refused[0].message()));
     }
-    // In sequence order whoever made them, so that the release touches the tail first.
+    // They are in sequence order, own and shared ones together, so that the release touches the tail first.
     std::vector<BlockRef> sequence;
     std::vector<BlockRef> unused;
     for (size_t i = 0; i < own.size(); ++i) {

@@ -1,9 +1,9 @@
-// One engine process of a replay: serves requests through the client library and proves the memory right.
+// One engine process of a replay: it serves requests through the client library and verifies the memory.
 //
-// For each request: keys of its blocks, Match, Lease of what is missing, a stamp into each new block, Seal, Release.
-// A stamp depends on key, block and generation (cuda/base/stamp.h). It is verified in each block that was hit, before the
-// request uses it, and once more in all of them before they are released: a block that two owners have, or that was
-// handed out too early, shows as wrong words.
+// For each request: keys of its blocks, Match, Lease of what is missing, a stamp into each new block, Seal,
+// Release. A stamp depends on key, block and generation (cuda/base/stamp.h). It is verified in each block
+// that was hit, before the request uses it, and once more in all of them before they are released: a block
+// that two owners have, or that was handed out too early, shows as wrong words.
 #ifndef KVPOOL_CLIENT_REPLAY_ENGINE_H_
 #define KVPOOL_CLIENT_REPLAY_ENGINE_H_
 
@@ -26,14 +26,14 @@ struct EngineOptions {
   v1::Layout layout;
   uint32_t magazine_blocks = 0;
   bool decode = false;    // Hold blocks for the answer too.
-  double time_scale = 0;  // Seconds of ours for a second of the trace; 0: as fast as it goes.
+  double time_scale = 0;  // Seconds that a second of the trace takes; 0: as fast as it goes.
   int64_t start_ns = 0;   // When the trace's time 0 was, on the steady clock.
 };
 
 // Serves until the board has no open request and all are done, or it is stopped.
 absl::Status RunEngine(const EngineOptions& options, const std::vector<Request>& requests, Board* board);
 
-// Now on the steady clock, the same in all processes.
+// The steady clock's time, which is the same in all processes.
 int64_t SteadyNs();
 
 }  // namespace kvpool::replay

@@ -1,8 +1,9 @@
-// What a shared prefix cache with LRU would do with a trace, request after request, nothing in flight.
+// What a shared prefix cache with LRU would do with a trace that is served request by request, with nothing
+// in flight.
 //
-// The yardstick for replays: written to be obviously right, not fast. A request hits its leading run of
-// resident blocks, takes room for the rest, and at its end touches its blocks from the tail to the root. So a
-// parent is always used later than its children, and the least recently used block is a leaf.
+// Replays are compared with it, so it is written to be obviously right, not fast. A request hits its leading
+// run of resident blocks, takes room for the rest, and at its end touches its blocks from the tail to the
+// root. So a parent is always used later than its children, and the least recently used block is a leaf.
 #ifndef KVPOOL_CLIENT_REPLAY_EXACT_LRU_H_
 #define KVPOOL_CLIENT_REPLAY_EXACT_LRU_H_
 
@@ -39,7 +40,7 @@ class ExactLru {
  public:
   explicit ExactLru(const ExactLruOptions& options) : options_(options) {}
 
-  // Answers how many leading blocks were resident. REQUIRES: the request fits into the capacity.
+  // Returns how many leading blocks were resident. REQUIRES: the request fits into the capacity.
   uint64_t Serve(const Request& request);
   const HitCounts& counts() const { return counts_; }
 
@@ -50,7 +51,7 @@ class ExactLru {
   HitCounts counts_;
 };
 
-// Serves all. INVALID_ARGUMENT: a request has more blocks than the capacity.
+// Serves all requests. INVALID_ARGUMENT: one has more blocks than the capacity.
 absl::StatusOr<HitCounts> SimulateLru(const std::vector<Request>& requests, const ExactLruOptions& options);
 
 // Blocks that a request's answer needs beyond those of its prompt.

@@ -1,4 +1,4 @@
-// A kvpoold of the replay's own, on host memory, in a folder that goes with it.
+// A kvpoold of the replay's own, on host memory, in a folder that is removed with it.
 #ifndef KVPOOL_CLIENT_REPLAY_LOCAL_DAEMON_H_
 #define KVPOOL_CLIENT_REPLAY_LOCAL_DAEMON_H_
 
@@ -20,7 +20,7 @@ struct LocalDaemonOptions {
 
 class LocalDaemon {
  public:
-  // Returns when it serves. `program`: kvpoold.
+  // Starts `program`, which is kvpoold, and returns when it serves.
   static absl::StatusOr<std::unique_ptr<LocalDaemon>> Start(const std::string& program,
                                                             const LocalDaemonOptions& options);
   ~LocalDaemon();

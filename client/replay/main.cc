@@ -27,6 +27,8 @@
 #include "proto/cli/flags.h"
 #include "proto/cli/version.h"
 #include "proto/formats/trace.h"
+#include "proto/support/default_socket.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::replay {
@@ -34,7 +36,8 @@ namespace {
 
 constexpr uint64_t kMostEngines = 256;
 constexpr uint64_t kMostRequests = 10'000'000;
-// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working sets would not fit.
+// Stamps are 8-byte words; a real block of 512 tokens has megabytes, which the traces' working
+// sets would not fit.
 constexpr uint64_t kBlockBytes = 4096;
 
 struct Settings {
@@ -47,7 +50,7 @@ struct Settings {
   uint64_t blocks = 10000;
   std::vector<std::string> daemon_flags;
   bool json = false, help = false, version = false;
-  ReplayOptions replay{.socket = tools::DefaultSocket()};
+  ReplayOptions replay{.socket = DefaultSocket(SocketUser::kClient)};
   uint64_t engines = 2;
   // What an engine process is told by the one that started it.
   uint64_t engine_slot = 0, engine_board = 0, engine_start_ns = 0;
@@ -68,7 +71,7 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->AddRepeated("daemon-flag", &s->daemon_flags, "with --spawn-daemon: one more flag for it");
   flags->Add("layout", &s->layout, "opaque, or LAYERSxHEADSxDIM of a paged bf16 cache of 512 tokens a block");
   flags->Add("block-bytes", &s->block_bytes, {.min = 64, .max = 1u << 30}, "of an opaque block");
-  flags->Add("magazine", &s->replay.magazine_blocks, {.max = 65536},
+  flags->Add("magazine", &s->replay.magazine_blocks, {.max = kMaxNames},
              "blocks each engine keeps leased; by default a 400th of the pool for all of them");
   flags->Add("decode", &s->replay.decode, "hold blocks for the answers too");
   flags->Add("time-scale", &s->replay.time_scale, 1000, "1 is real time, 0 as fast as it goes");
@@ -121,10 +124,11 @@ absl::StatusOr<v1::Layout> MakeLayout(const Settings& s) {
   PagedLayoutOptions options{.tokens_per_block = kTokensPerBlock};
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &options.layers) ||
       !absl::SimpleAtoi(parts[1], &options.kv_heads) || !absl::SimpleAtoi(parts[2], &options.head_dim) ||
-      options.layers == 0 || options.layers > 1024 || options.kv_heads == 0 || options.kv_heads > 1024 ||
-      options.head_dim == 0 || options.head_dim > 4096) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--layout: \"", s.layout, "\" is not opaque or LAYERSxHEADSxDIM, of 1 to 1024, 1024 and 4096"));
+      options.layers == 0 || options.layers > kMaxLayers || options.kv_heads == 0 ||
+      options.kv_heads > kMaxKvHeads || options.head_dim == 0 || options.head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat("--layout: \"", s.layout,
+                                                   "\" is not opaque or LAYERSxHEADSxDIM, of 1 to ",
+                                                   kMaxLayers, ", ", kMaxKvHeads, " and ", kMaxHeadDim));
   }
   return PagedLayout(options);
 }

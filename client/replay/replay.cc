@@ -26,10 +26,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kShowAfter = std::chrono::seconds(2);
 constexpr auto kShowEvery = std::chrono::milliseconds(200);
-// Members' deaths free their blocks in milliseconds; a machine that is busy with other things may take longer.
+// Members' deaths free their blocks in milliseconds; a machine that is busy with other
+// things may take longer.
 constexpr auto kSettleWithin = std::chrono::seconds(30);
-// Blocks in magazines are leased and no cache: all of them together are at most this part of the pool, unless each has
-// only one.
+// Blocks in magazines are leased and no cache: all of them together are at most this part of the pool, unless
+// each has only one.
 constexpr uint64_t kMagazinesPartOfPool = 400;
 constexpr uint64_t kLargestMagazine = 256;
 
@@ -65,7 +66,7 @@ class ProgressLine {
   bool shown_ = false;
 };
 
-// The engine processes, and who of them is killed when.
+// The engine processes, and which of them is killed when.
 class Fleet {
  public:
   Fleet(const ReplayOptions& options, Board* board, std::vector<std::string> arguments)
@@ -129,8 +130,8 @@ class Fleet {
     board_->HoldFrom(done + options_.kill_every);
   }
 
-  // Three times in four somebody who serves a request, if anybody does: otherwise most kills would find an engine that
-  // is only starting.
+  // Three times in four this is an engine that serves a request, if one does: otherwise most kills would hit
+  // an engine that is only starting.
   uint32_t ChooseVictim() {
     std::vector<uint32_t> busy;
     for (uint32_t engine = 0; engine < processes_.size(); ++engine) {
@@ -181,7 +182,7 @@ class Fleet {
   Board* const board_;
   const std::vector<std::string> arguments_;
   std::mt19937_64 dice_;
-  std::vector<ChildProcess> processes_;  // By slot.
+  std::vector<ChildProcess> processes_;  // Indexed by slot.
   std::optional<uint32_t> kill_once_at_;
   uint64_t next_kill_at_ = 0;
   uint64_t kills_ = 0, reopened_ = 0;

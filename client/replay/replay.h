@@ -1,4 +1,4 @@
-// A replay: engine processes against one daemon, kills included, and what came of it.
+// A replay: engine processes against one daemon, with kills, and its results.
 #ifndef KVPOOL_CLIENT_REPLAY_REPLAY_H_
 #define KVPOOL_CLIENT_REPLAY_REPLAY_H_
 
@@ -20,8 +20,8 @@ struct ReplayOptions {
   std::string socket;
   std::string run;  // Digest of the space's fingerprint.
   uint32_t engines = 2;
-  uint64_t magazine_blocks =
-      0;  // Of each engine; 0: chosen so that all of them are a small part of the pool.
+  // The size of each engine's magazine; 0: chosen so that all magazines are a small part of the pool.
+  uint64_t magazine_blocks = 0;
   uint64_t block_bytes = 0;
   bool decode = false;
   double time_scale = 0;
@@ -36,22 +36,22 @@ struct ReplayOptions {
 struct ReplayResult {
   uint32_t engines = 0;
   double seconds = 0;
-  HitCounts hits;   // As the engines had them; evictions as the daemon counts them.
-  HitCounts exact;  // Of the exact simulation.
+  HitCounts hits;   // Counted by the engines; evictions by the daemon.
+  HitCounts exact;  // Counted by the exact simulation.
   uint64_t capacity_blocks = 0;
   uint64_t deduplicated_blocks = 0;
   uint64_t checked_blocks = 0, corrupt_blocks = 0;
   uint64_t retries = 0;  // Requests begun again because the pool was short.
   uint64_t kills = 0, reopened = 0, sessions = 0;
   std::array<Durations, kVerbs> verbs;
-  v1::StateCounts states;  // Of the space after the last engine left.
+  v1::StateCounts states;  // The space's, after the last engine left.
 };
 
 // Runs it. Errors: no daemon, an engine that failed, blocks that did not come back.
 absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& options,
                                                      const std::vector<Request>& requests);
 
-// For people, and for programs.
+// The result for people, and for programs.
 std::string RenderTable(const ReplayResult& result);
 std::string RenderJson(const ReplayResult& result, const std::string& workload);
 

@@ -1,4 +1,4 @@
-// What an engine's thread waits for and the stream's thread delivers.
+// Answers, which the stream's thread delivers and the engine's thread waits for.
 #ifndef KVPOOL_CLIENT_SESSION_ANSWER_STATE_H_
 #define KVPOOL_CLIENT_SESSION_ANSWER_STATE_H_
 
@@ -15,15 +15,17 @@ namespace kvpool {
 
 class Session;
 
-// Wakes whoever waits for anything of a session. Nobody waits most of the time, and then Notify is one load.
+// Wakes whoever waits for anything of a session. Most of the time nobody waits, and then Notify
+// is one atomic operation.
 class AnswerSignal {
  public:
-  // True: `done` holds, false: it did not at the deadline. `done` runs under the signal's lock: it only
-  // looks.
+  // True: `done` holds; false: it did not at the deadline. `done` runs under the signal's
+  // lock and only reads.
   template <typename Done>
   bool Await(std::chrono::steady_clock::time_point deadline, Done done) ABSL_LOCKS_EXCLUDED(mu_) {
     if (done()) return true;
-    // Counted before it looks again: either Notify sees the waiter, or the waiter sees what Notify is about.
+    // The waiter is counted before it looks again: either Notify sees it, or it sees the change that Notify
+    // is about.
     waiters_.fetch_add(1, std::memory_order_seq_cst);
     bool seen = false;
     {
@@ -38,8 +40,8 @@ class AnswerSignal {
     waiters_.fetch_sub(1, std::memory_order_relaxed);
     return seen;
   }
-  // After the change that somebody may wait for, which must be a sequentially consistent store or come before
-  // one.
+  // Called after a change that somebody may wait for. REQUIRES: the change is a sequentially consistent
+  // store, or comes before one.
   void Notify() ABSL_LOCKS_EXCLUDED(mu_) {
     if (waiters_.fetch_add(0, std::memory_order_seq_cst) == 0) return;
     MutexLock lock(&mu_);
@@ -52,11 +54,12 @@ class AnswerSignal {
   CondVar cv_;
 };
 
-// One answer. `status` and `result` are the stream thread's until it sets kReady, and then the engine's.
+// One answer. `status` and `result` belong to the stream's thread until it sets kReady, and
+// then to the engine's.
 struct AnswerState {
   enum Phase { kWaiting, kReady, kAbandoned };
 
-  // The holds in `result`, given to nobody yet.
+  // The holds in `result`, which nobody has taken yet.
   std::vector<BlockRef> Holds() const {
     std::vector<BlockRef> holds;
     for (const v1::GroupHit& hit : result.match().groups()) {
@@ -80,7 +83,7 @@ struct AnswerState {
 
   Session* session = nullptr;
   AnswerSignal* signal = nullptr;
-  std::vector<BlockRef> sealed;  // Seal: the caller's blocks, to tell which answers are other ones.
+  std::vector<BlockRef> sealed;  // The caller's blocks of a seal, to tell duplicates from them.
   std::atomic<Phase> phase{kWaiting};
   absl::Status status;
   v1::OperationResult result;

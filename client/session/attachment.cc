@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/session/default_socket.h"
+#include "client/session/connect_error.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
@@ -20,7 +20,7 @@ using std::chrono::steady_clock;
 
 constexpr uint32_t kProtocol = 1;
 constexpr uint64_t kReserveGranularityBytes = 2 << 20;
-// Behind the whole of a GPU's warm-up range lie the same few pages: dummy K and V are never read back.
+// The whole warm-up range of a GPU maps the same few pages, because dummy K and V are never read back.
 constexpr uint64_t kScratchBytes = 32 << 20;
 
 // Waits for the next frame. The socket stays blocking: only the handshake has a deadline.
@@ -117,7 +117,7 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
       ack.mutable_slab_ack()->set_slab(frame.slab().slab());
       if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
       if (mapped.ok()) {
-        // Before the daemon hears of it: its answers may name these blocks from then on.
+        // This comes before the acknowledgement, after which answers may name these blocks.
         state_->mapped_blocks.store(frame.slab().first_block() + frame.slab().block_count(),
                                     std::memory_order_seq_cst);
         state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);

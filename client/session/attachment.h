@@ -1,8 +1,8 @@
 // The attach socket of one member, and the memory that comes through it.
 //
-// Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it, for as
-// long as the session lives; growth needs nothing from the engine. The connection is the session's life line:
-// when it hangs up, the session is over.
+// Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it,
+// for as long as the session lives; the engine does nothing for growth. When the connection hangs up,
+// the session is over.
 #ifndef KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 #define KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 
@@ -24,8 +24,8 @@ namespace kvpool {
 
 class Attachment {
  public:
-  // Connects, says hello, and has the daemon's welcome. UNAVAILABLE: no daemon, or it hung up, with its
-  // reason.
+  // Connects, sends hello and receives the daemon's welcome. UNAVAILABLE: there is no daemon, or it hung up,
+  // with its reason.
   static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const std::string& daemon_socket,
                                                              const std::string& client_name,
                                                              std::chrono::steady_clock::time_point deadline);
@@ -42,15 +42,16 @@ class Attachment {
     uint64_t slab_bytes = 0;
     bool warmup = false;
   };
-  // Starts the thread. It tells `state` of capacity, slabs and the end, and then calls `on_end`.
+  // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it
+  // why and calls `on_end`.
   void Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end);
 
   // Hangs up, stops the thread and unmaps. From then on base() is 0.
   void Unmap() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Address of block 0. 0 before the first slab came.
+  // The address of block 0; 0 before the first slab came.
   uint64_t base() const { return base_.load(std::memory_order_acquire); }
-  // 16 bytes of the GPU that the memory is on; empty for host memory. REQUIRES: base() != 0.
+  // 16 bytes, the UUID of the GPU that the memory is on; empty: it is host memory. REQUIRES: base() != 0.
   const std::string& device_uuid() const { return device_uuid_; }
   // See MemberMemory::FinishWarmup.
   absl::Status FinishWarmup() ABSL_LOCKS_EXCLUDED(mu_);
@@ -60,7 +61,7 @@ class Attachment {
       : socket_(std::move(socket)), welcome_(welcome) {}
 
   void Run();
-  // False: the connection is of no more use, and the state says why.
+  // False: the connection is useless from now on, and the state says why.
   bool OnFrame(const v1::AttachFrame& frame, UniqueFd fd);
   absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Reserve(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

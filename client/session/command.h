@@ -18,7 +18,7 @@ namespace kvpool {
 
 struct AnswerState;
 
-// Slots are used again and again, so that in the steady state no vector grows.
+// Slots are reused, so that no vector grows in the steady state.
 struct Command {
   enum class Verb {
     kMatch,
@@ -37,25 +37,26 @@ struct Command {
   struct Keys {
     uint32_t group = 0;
     uint32_t key_bytes = 0;
-    uint32_t count = 0;  // Keys.
+    uint32_t count = 0;  // kMatch: keys. kSeal: keys per block.
   };
 
   Verb verb = Verb::kFlush;
   uint64_t after = 0;
   std::vector<BlockRef> blocks;
-  std::vector<Keys> groups;  // kMatch: of each group asked. kSeal: one, whose count is of keys per block.
-  std::string keys;          // Of all groups, one after another.
+  std::vector<Keys> groups;  // kMatch: one for each group asked. kSeal: one.
+  std::string keys;          // Keys of all groups, one after another.
   std::string parent_key;
-  bool leave_duplicates = false;  // Of kSeal.
-  ReleaseHint hint;               // Of kRelease.
+  bool leave_duplicates = false;  // kSeal.
+  ReleaseHint hint;               // kRelease.
   uint32_t priority = 0;
   uint64_t ttl_ms = 0, half_life_ms = 0;
-  std::unique_ptr<v1::Operation> operation;  // kOnDevice: whole, `blocks` are those it names.
+  std::unique_ptr<v1::Operation> operation;  // kOnDevice: the whole operation; `blocks` are those it names.
   std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
 
-  // Arrays travel inside an operation: weighed so that a batch stays below 4 MiB.
+  // Arrays travel inside an operation. So many of its bytes count as one name, so that a batch
+  // stays below 4 MiB.
   static constexpr size_t kBytesOfName = 64;
-  // Blocks and keys it names, and its size where it is large: what the limit of a batch counts.
+  // What counts towards the limit of a batch: blocks and keys named, and the operation's size.
   size_t names() const;
 };
 

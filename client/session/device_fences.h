@@ -1,5 +1,5 @@
-// Steps that the device finishes: an event is recorded behind the step's work, and a thread of its own sleeps until it
-// fires. Events of one session fire in the order of their steps, or the later one stands for both.
+// Fences of steps that run on a device: an event is recorded behind the step's work, and a thread sleeps
+// until it fires. Events of one session fire in the order of their steps, or the later one stands for both.
 #ifndef KVPOOL_CLIENT_SESSION_DEVICE_FENCES_H_
 #define KVPOOL_CLIENT_SESSION_DEVICE_FENCES_H_
 
@@ -22,17 +22,17 @@ class DeviceFences {
  public:
   struct Listener {
     std::function<void(uint64_t step)> on_done;
-    std::function<void(const absl::Status&)> on_error;  // The device's work failed: nothing is done after it.
+    std::function<void(const absl::Status&)> on_error;  // The device's work failed; no later step completes.
   };
-  // `device_uuid`: 16 bytes of the GPU. The listener is called on the thread.
+  // `device_uuid`: the 16 bytes of the GPU's UUID. The listener is called on the thread.
   static absl::StatusOr<std::unique_ptr<DeviceFences>> Open(const std::string& device_uuid,
                                                             Listener listener);
-  // For tests and other devices: over events of any kind.
+  // Takes events of any kind, for tests and other devices.
   DeviceFences(std::unique_ptr<FenceEvents> events, Listener listener);
-  // Waits for the event at the head; what is behind it is dropped.
+  // Waits for the event at the head; later ones are dropped.
   ~DeviceFences();
 
-  // `step` is done when what is on the stream now is done. Does not wait.
+  // Completes `step` when the work that is on the stream now is done. Does not wait.
   absl::Status Record(uint64_t step, void* stream) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -19,7 +19,7 @@ std::vector<BlockRef> Unpack(const google::protobuf::RepeatedField<uint64_t>& re
   return blocks;
 }
 
-// It is about this sequence. Whether its blocks are read anew is the caller's word.
+// Fills in the request's sequence; `fresh` stays what the caller set.
 template <typename Request>
 void SetSequence(v1::Sequence sequence, Request* request) {
   sequence.set_fresh(request->sequence().fresh());
@@ -41,8 +41,8 @@ LiveSequence::~LiveSequence() {
   const Deadline deadline = std::chrono::steady_clock::now() + kFinishTimeout;
   if (pruning_.has_value()) FinishPrune(deadline).status().IgnoreError();
   if (compacting_.has_value()) FinishCompact(deadline).status().IgnoreError();
-  // A block that the daemon has let go of for this sequence must not be released once more: another sequence of the
-  // session may hold it too.
+  // A block that the daemon has released for this sequence must not be released once more: another sequence
+  // of the session may hold it too.
   if (!CheckSettled().ok()) blocks_.Detach();
 }
 
@@ -188,10 +188,10 @@ absl::StatusOr<v1::CompactResult> LiveSequence::FinishCompact(Deadline deadline)
 
 void LiveSequence::Replace(const google::protobuf::RepeatedField<uint64_t>& table, uint32_t tokens,
                            std::string_view digest) {
-  // Blocks behind the last token were no part of what was pruned.
+  // Blocks behind the last token took no part in the pruning.
   const uint32_t used = (tokens_ + tokens_per_block_ - 1) / tokens_per_block_;
   Blocks unused = blocks_.SplitFrom(used);
-  blocks_.Detach();  // Their holds are what the answer says: gone, or in the table.
+  blocks_.Detach();  // The answer says what became of their holds: gone, or in the table.
   blocks_ = Blocks(session_, Unpack(table));
   blocks_.Append(std::move(unused));
   tokens_ = tokens;

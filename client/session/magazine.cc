@@ -10,7 +10,8 @@ namespace {
 // Under pressure a refill brings an eighth: enough to go on with, little enough to leave some to others.
 constexpr uint32_t kScarceShare = 8;
 constexpr uint32_t kFirstKeep = 16;
-// An engine that could not have many blocks asks again, and meanwhile takes few: so many Takes later it has given up.
+// An engine that could not have many blocks asks again, and takes few meanwhile. After so many Takes it has
+// given up.
 constexpr uint32_t kPatienceTakes = 256;
 
 }  // namespace
@@ -138,7 +139,7 @@ void Magazine::TakeSurplus(std::vector<BlockRef>* out) {
   const size_t surplus = stock_.size() > high() ? stock_.size() - std::max(target_, demand_) : 0;
   size_t count = std::min<size_t>(stock_.size(), std::max<uint64_t>(surplus, revoked_));
   revoked_ = 0;
-  // The oldest go: the newest are the ones that the engine's caches still hold.
+  // The oldest go: the newest are still in the processor's caches.
   for (size_t i = 0; i < count; ++i) {
     entries_[Index(stock_[i].id)] = kGone;
     out->push_back(stock_[i]);

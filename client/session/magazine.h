@@ -34,7 +34,7 @@ class Magazine {
   // ---- Engine thread
   struct Taken {
     bool ok = false;
-    bool ask = false;    // Below the low mark, and nobody was told yet: wake the stream's thread.
+    bool ask = false;    // The stock fell below the low mark: wake the stream's thread.
     uint32_t stock = 0;  // Blocks left.
   };
   // Fills `out` or takes nothing; then `out.size()` is what the next refill aims at.
@@ -42,28 +42,28 @@ class Magazine {
 
   struct PutOutcome {
     uint32_t refused = 0;
-    bool surplus = false;  // Above the high mark: wake the stream's thread.
+    bool surplus = false;  // The stock is above the high mark: wake the stream's thread.
   };
-  // Keeps the refs that were lent, if `fenced` is false; those that the daemon must be told of are appended
-  // to `rest`.
+  // Keeps the refs that were lent, if `fenced` is false. Appends to `rest` those that the daemon
+  // must be told of.
   PutOutcome Put(absl::Span<const BlockRef> refs, bool fenced, std::vector<BlockRef>* rest);
-  // Aims the next refill at `count` blocks at least: wake the stream's thread.
+  // Aims the next refill at `count` blocks or more. The caller wakes the stream's thread.
   void Ask(uint32_t count);
   // The blocks are no longer the engine's alone.
   void Share(absl::Span<const BlockRef> refs);
   uint32_t stock() const;
 
   // ---- Stream thread
-  // Blocks to ask the daemon for, if the engine asked; 0: none, or on their way. After a revocation it is the
-  // next Take that asks again. `scarce`: pressure, so no more than a few are kept.
+  // Blocks to ask the daemon for, if the engine asked; 0: none, or they are on their way. After a revocation the next
+  // Take asks again. `scarce`: there is pressure, so only a few are kept.
   uint32_t Wanted(bool scarce);
-  // Wanted or TakeSurplus have something to do.
+  // Whether Wanted or TakeSurplus have something to do.
   bool NeedsCare() const;
   // The answer to what Wanted asked for, possibly empty. Refs beyond max_blocks are dropped.
   void Refill(absl::Span<const BlockRef> refs);
   // The daemon wants `count` unused blocks back.
   void Revoke(uint64_t count);
-  // Moves what is to go back behind `out`.
+  // Appends to `out` the blocks that go back.
   void TakeSurplus(std::vector<BlockRef>* out);
 
  private:
@@ -82,16 +82,16 @@ class Magazine {
   const uint32_t target_;
   mutable SpinLock lock_;
   std::vector<BlockRef> stock_ ABSL_GUARDED_BY(lock_);
-  // By block id. Pages that no block of this session lies in stay untouched. Guarded by lock_, which the analysis can't be
-  // told of an array's unique_ptr.
+  // Indexed by block id. Pages without a block of this session stay untouched. Guarded by lock_; the
+  // annotation does not work on a unique_ptr to an array.
   const std::unique_ptr<uint64_t[], Free> entries_;
   uint32_t demand_ ABSL_GUARDED_BY(lock_) = 0;   // Largest Take that came up short and may come again.
-  uint32_t forget_ ABSL_GUARDED_BY(lock_) = 0;   // Takes until it is held that it won't.
+  uint32_t forget_ ABSL_GUARDED_BY(lock_) = 0;   // Takes until demand_ is given up.
   uint64_t revoked_ ABSL_GUARDED_BY(lock_) = 0;  // Blocks the daemon wants back.
-  // Blocks that a refill aims at: few at first, twice as many each time, up to target_. A session that leases little
-  // must not have cached blocks of others evicted for a stock that it never uses.
+  // Blocks that a refill aims at: few at first, twice as many each time, up to target_. A session that leases
+  // little must not have cached blocks of others evicted for a stock that it never uses.
   uint32_t keep_ ABSL_GUARDED_BY(lock_);
-  uint32_t low_ ABSL_GUARDED_BY(lock_);       // With fewer than this a refill is due.
+  uint32_t low_ ABSL_GUARDED_BY(lock_);       // A refill is due when the stock is smaller.
   bool asked_ ABSL_GUARDED_BY(lock_) = true;  // The stream's thread was woken, or a refill is under way.
   bool refilling_ ABSL_GUARDED_BY(lock_) = false;
 };

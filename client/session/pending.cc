@@ -1,4 +1,4 @@
-// Answers on their way: what the engine's thread does with an AnswerState.
+// Pending<…>: the engine's thread waits for an AnswerState, converts it, or abandons it.
 #include <utility>
 
 #include "client/session.h"
@@ -82,8 +82,8 @@ absl::StatusOr<Answer> Pending<Answer>::Wait(Deadline deadline) {
 template <typename Answer>
 void Pending<Answer>::Abandon() {
   if (state_ == nullptr) return;
-  // Either the stream's thread finds it abandoned and returns the holds, or they have come and are ours to
-  // return.
+  // Either the stream's thread finds it abandoned and returns the holds, or they have come
+  // and are returned here.
   if (state_->phase.exchange(AnswerState::kAbandoned, std::memory_order_acq_rel) == AnswerState::kReady) {
     state_->session->Release(state_->Holds(), 0);
   }

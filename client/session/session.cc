@@ -6,13 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/session/session_rep.h"
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
-// How long a session that is destroyed waits for the daemon to hear of it. Then it hangs up, which says as
-// much.
+// How long a session that is destroyed waits for the daemon to close it. Then it hangs up, which
+// has the same effect.
 constexpr std::chrono::seconds kCloseTimeout{5};
 
 // A command is at most half a batch: see StepBatches.
@@ -25,14 +26,13 @@ absl::Status CheckNames(const char* field, size_t names) {
 }
 
 absl::Status CheckKeyBytes(uint32_t key_bytes) {
-  if (key_bytes >= 1 && key_bytes <= 64) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("key_bytes: ", key_bytes, ", where 1 to 64 are allowed"));
+  if (key_bytes >= 1 && key_bytes <= kMaxKeyBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("key_bytes: ", key_bytes, ", where 1 to ", kMaxKeyBytes, " are allowed"));
 }
 
-// Limits of Pin and SetRetention in engine.proto. Nobody waits for their answers: what the daemon would refuse whole has
-// to be said here.
-constexpr uint32_t kMaxPriority = 100;
-
+// Nobody waits for the answers of Pin and SetRetention, so that a time or priority which the daemon would refuse has to
+// be refused here.
 absl::Status CheckTime(const char* field, std::chrono::milliseconds time, int64_t least_ms) {
   if (time.count() >= least_ms && time <= Session::kMaxTtl) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -60,13 +60,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
 
 Session::~Session() {
   if (rep_->forked()) {
-    // The threads to join, and the locks that they held, stayed with the parent.
+    // The threads to join, and the locks that they held, exist in the parent only.
     static_cast<void>(rep_.release());
     return;
   }
   const bool idle = rep_->current_step <= rep_->state.completed_step.load(std::memory_order_acquire);
-  // Only a session's sole member can vouch for all of it: where others may have work on the device, hanging up leaves it
-  // to their pidfds. A failure to say goodbye has one consequence, which hanging up takes care of too.
+  // Only a sole member knows that the whole session is idle: others may have work on the device, so there the
+  // daemon waits for their pidfds after the hang-up. If Close fails, hanging up does what it would have done.
   if (idle && rep_->sole_member) Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
 }
 
@@ -77,7 +77,7 @@ absl::Status Session::Close(Deadline deadline) {
   command->answer = answer;
   rep_->Send(StepStream::Urgency::kNow);
   const absl::Status answered = rep_->Await(*answer, deadline);
-  // ABORTED is the attach socket's word of the same, which may be quicker.
+  // ABORTED: the attach socket has reported the end of the session first.
   if (!answered.ok() && answered.code() != absl::StatusCode::kAborted) return answered;
   rep_->state.closed.store(true, std::memory_order_release);
   rep_->state.End(absl::AbortedError("the session was closed"));
@@ -93,7 +93,7 @@ void Session::Dismantle() {
   rep_->stream->Stop();
 }
 
-// ---------------------------------------------------------------------------------------------- what it is
+// ---------------------------------------------------------------------------------------------- properties
 
 uint64_t Session::id() const { return rep_->session_id; }
 const std::string& Session::hash_seed() const { return rep_->hash_seed; }
@@ -289,9 +289,9 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
   RETURN_IF_ERROR(CheckKeyBytes(arguments.key_bytes));
   const size_t count = arguments.blocks.size();
   const uint32_t per_block = arguments.keys_per_block;
-  if (per_block < 1 || per_block > 8) {
+  if (per_block < 1 || per_block > kMaxKeysPerBlock) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keys_per_block: ", per_block, ", where 1 to 8 are allowed"));
+        absl::StrCat("keys_per_block: ", per_block, ", where 1 to ", kMaxKeysPerBlock, " are allowed"));
   }
   RETURN_IF_ERROR(CheckNames("Seal.blocks and keys", count * (1 + per_block)));
   if (arguments.keys.size() != count * per_block * arguments.key_bytes) {

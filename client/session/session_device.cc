@@ -1,4 +1,4 @@
-// Verbs that are sent as they are: those that run on the device, and episodes.
+// Verbs that are sent as the caller wrote them: device operations and episodes.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -48,7 +48,7 @@ absl::StatusOr<std::shared_ptr<AnswerState>> Session::SendOperation(std::unique_
                      StepBatches::kBatchNames / 2, " together; arrays can be in blocks"));
   }
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kOnDevice));
-  // While the daemon reads them, or may release them, they must not go round in the magazine.
+  // The daemon reads these blocks and may release them: until then they must not go back to the magazine.
   rep_->magazine->Share(blocks);
   command->after = rep_->FenceOf(after);
   command->blocks = std::move(blocks);

@@ -7,15 +7,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/blocks.h"
-#include "client/session/default_socket.h"
+#include "proto/support/default_socket.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
 constexpr size_t kTokenBytes = 16;
-constexpr uint32_t kMaxMagazine = 65536;
-// Between two attempts at a lease that pressure left short: nothing says when another session lets go.
+// The pause between two attempts at a lease that pressure left short: nothing tells when another session
+// releases.
 constexpr std::chrono::milliseconds kLeaseRetry{2};
 
 std::atomic<uint64_t> fork_count{0};
@@ -53,9 +54,9 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
   std::call_once(watched, [] {
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
   });
-  if (options.magazine_blocks > kMaxMagazine) {
+  if (options.magazine_blocks > kMaxNames) {
     return absl::InvalidArgumentError(
-        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxMagazine));
+        absl::StrCat("magazine_blocks ", options.magazine_blocks, " is above ", kMaxNames));
   }
   auto rep = std::make_unique<SessionRep>();
   rep->options = options;
@@ -65,7 +66,7 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
 }
 
 absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) {
-  const std::string socket = options.socket.empty() ? DefaultSocket() : options.socket;
+  const std::string socket = options.socket.empty() ? DefaultSocket(SocketUser::kClient) : options.socket;
   ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket, options.client_name, deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;
@@ -129,8 +130,8 @@ absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) 
   return AwaitReady(deadline);
 }
 
-// A rank has its first slab mapped; a session of one member can use it too. Where other members are to come,
-// blocks turn usable when they have mapped them, which is for LeaseWithin to wait for.
+// Waits until a rank has its first slab mapped, and a session of one member can use it. Where other members
+// are still to come, blocks turn usable when these have mapped them; LeaseWithin waits for that.
 absl::Status SessionRep::AwaitMemory(Deadline deadline) {
   if (options.role.scheduler()) return absl::OkStatus();
   const bool there = state.signal.Await(deadline, [this] {
@@ -145,7 +146,8 @@ absl::Status SessionRep::AwaitMemory(Deadline deadline) {
                                                   state.capacity_blocks.load(), " blocks usable"));
 }
 
-// The first lease tells that the session has mapped all there is: from then on it has a sink block, and Match looks up.
+// The first lease succeeds when the session has mapped all slabs: from then on it has a sink block, and Match
+// looks up.
 absl::Status SessionRep::AwaitReady(Deadline deadline) {
   if (!sole_member || options.warmup) return absl::OkStatus();
   const uint32_t keep = std::min(options.guaranteed_blocks, std::max(1u, options.magazine_blocks));
@@ -221,7 +223,7 @@ absl::StatusOr<Command*> SessionRep::NewCommand(Command::Verb verb) {
 
 void SessionRep::Send(StepStream::Urgency urgency) {
   commands.Publish();
-  // Soon is soon enough only while there is room.
+  // kSoon is enough only while there is room.
   if (commands.size() > CommandRing::kCommands / 2) urgency = StepStream::Urgency::kNow;
   stream->Wake(urgency);
 }

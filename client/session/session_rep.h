@@ -1,4 +1,4 @@
-// The parts of a session, in the order in which they are taken down from the end.
+// The parts of a session, sorted by the thread that uses them.
 #ifndef KVPOOL_CLIENT_SESSION_SESSION_REP_H_
 #define KVPOOL_CLIENT_SESSION_SESSION_REP_H_
 
@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/pending.h"
 #include "client/release_hint.h"
 #include "client/session/attachment.h"
 #include "client/session/command.h"
@@ -23,7 +24,8 @@
 
 namespace kvpool {
 
-// How often this process is a fork of a fork: a session works in the process that opened it.
+// How many forks lie between this process and its first ancestor that used the library. A session works only
+// in the process that opened it, and recognises it by this number.
 uint64_t ForkCount();
 
 class Session;
@@ -33,11 +35,11 @@ class SessionRep {
   static absl::StatusOr<std::unique_ptr<SessionRep>> Open(const SessionOptions& options,
                                                           std::string_view invitation);
 
-  bool forked() const { return ForkCount() != born_; }
+  bool forked() const { return ForkCount() != opened_at_fork_; }
   bool usable() const { return state.open.load(std::memory_order_relaxed) && !forked(); }
   absl::Status status() const;
 
-  // What `after` means as a step: 0 when it is done already.
+  // The step that `after` stands for; 0 if it is done already.
   uint64_t FenceOf(uint64_t after) const;
 
   // A slot for a command whose fields are empty, or why there is none. Send hands it over.
@@ -49,25 +51,26 @@ class SessionRep {
   // Queues what QueueRelease kept back; false: there is still no room for all.
   bool DrainOverflow();
   std::shared_ptr<AnswerState> NewAnswer(Session* session);
-  // Waits for an answer and for nothing else of it than its status.
+  // Waits for an answer of which only the status matters.
   absl::Status Await(const AnswerState& answer, Deadline deadline);
-  // Blocks for a magazine that has fewer than it should; false: it was the deadline.
+  // Waits for a refill after the first `refills_before`; false: the deadline passed.
   bool AwaitRefill(uint64_t refills_before, Deadline deadline);
-  // Waits until the session may lease and match, and has what it was guaranteed, as far as a magazine holds it.
+  // Waits until the session may lease and match, and has its guaranteed blocks as far as
+  // a magazine holds them.
   absl::Status AwaitReady(Deadline deadline);
   absl::Status Shortage(uint32_t count, uint32_t stock) const;
 
-  const uint64_t born_ = ForkCount();
+  // ---- Set by Open, and constant from then on; any thread reads them. FinishWarmup clears options.warmup.
   SessionOptions options;
   bool joined = false;
+  bool sole_member = false;  // This member's fences are the session's.
   uint64_t session_id = 0;
   std::string member_token;
   std::string hash_seed;
   uint64_t block_stride_bytes = 0;
   uint32_t max_blocks = 0;
-  bool sole_member = false;  // Fences of this process are the session's.
 
-  // ---- The engine thread's own
+  // ---- Used by the engine's thread alone
   uint64_t current_step = 0;
   // Releases that found the ring full, in order; bounded by what the session holds. While there are any,
   // nothing else is queued, so that no verb overtakes them.
@@ -77,19 +80,25 @@ class SessionRep {
     std::vector<BlockRef> refs;
   };
   std::vector<Overflow> overflow;
-  std::vector<BlockRef> scratch;  // Of Release, kept for its capacity.
+  std::vector<BlockRef> scratch;  // Refs that Release sorts; kept for its capacity.
 
+  // ---- Shared by threads, each by its own rules
   SessionState state;
-  CommandRing commands;
-  std::unique_ptr<Magazine> magazine;
-  std::unique_ptr<StepBatches> batches;
-  std::unique_ptr<StepStream> stream;
-  std::unique_ptr<Attachment> attachment;
-  std::unique_ptr<DeviceFences> fences;  // Made by the first step that ends on a stream.
+  CommandRing commands;                // The engine's thread fills it, the stream's empties it.
+  std::unique_ptr<Magazine> magazine;  // The engine's thread takes and puts, the stream's refills.
+
+  // ---- The session's own threads. Destroyed from the last one up: no thread outlives what it uses.
+  std::unique_ptr<StepBatches> batches;    // Used by the stream's thread alone.
+  std::unique_ptr<StepStream> stream;      // The stream's thread.
+  std::unique_ptr<Attachment> attachment;  // The attach socket's thread.
+  std::unique_ptr<DeviceFences>
+      fences;  // The fences' thread, made by the first step that ends on a CUDA stream.
 
  private:
   absl::Status OpenOn(std::string_view invitation, Deadline deadline);
   absl::Status AwaitMemory(Deadline deadline);
+
+  const uint64_t opened_at_fork_ = ForkCount();
 };
 
 }  // namespace kvpool

@@ -1,4 +1,4 @@
-// What the threads of a session tell each other, besides the command ring and the magazine.
+// What the threads of a session tell each other besides the command ring and the magazine.
 #ifndef KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
 #define KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
 
@@ -12,7 +12,7 @@
 namespace kvpool {
 
 struct SessionState {
-  // Says why the session is over. The first reason stays.
+  // Ends the session. The first reason stays.
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu) {
     {
       MutexLock lock(&mu);
@@ -23,23 +23,24 @@ struct SessionState {
     signal.Notify();
   }
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu) {
-    if (closed.load(std::memory_order_acquire))
+    if (closed.load(std::memory_order_acquire)) {
       return absl::FailedPreconditionError("the session was closed");
+    }
     if (open.load(std::memory_order_acquire)) return absl::OkStatus();
     MutexLock lock(&mu);
     return end_reason;
   }
 
-  AnswerSignal signal;  // Everything below that somebody may wait for.
+  AnswerSignal signal;  // Notified of each change below that somebody may wait for.
   std::atomic<bool> open{true};
-  std::atomic<bool> closed{false};  // By the engine itself.
+  std::atomic<bool> closed{false};  // The engine itself closed it.
   mutable Mutex mu;
   absl::Status end_reason ABSL_GUARDED_BY(mu);
 
   // Engine -> stream thread.
   std::atomic<uint64_t> completed_step{0};  // This member is done with it.
-  std::atomic<uint64_t> match_keys_pending{
-      0};  // Asked, not answered: each may use up one block of the credit.
+  // Keys asked for and not answered: each may use up one block of the credit.
+  std::atomic<uint64_t> match_keys_pending{0};
 
   // Stream thread -> engine.
   std::atomic<uint64_t> passed_step{0};
@@ -53,7 +54,7 @@ struct SessionState {
   // Attach thread -> engine.
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
-  std::atomic<uint32_t> mapped_blocks{0};  // In them, the null block included: no answer names another.
+  std::atomic<uint32_t> mapped_blocks{0};  // Blocks in mapped slabs, the null block included.
 
   // Counters; see SessionCounters.
   std::atomic<uint64_t> batches{0}, operations{0}, blocks{0}, leased{0}, refused{0}, reconnects{0};

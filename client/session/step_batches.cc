@@ -20,7 +20,7 @@ absl::Status StatusOf(int32_t code, const std::string& message) {
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
-// Verbs of which each block may be refused.
+// Verbs that may be refused block by block.
 int RefusedBlocks(const v1::OperationResult& result) {
   return result.seal().refused_size() + result.release().refused_size() + result.ref().refused_size() +
          result.pin().refused_size() + result.set_retention().refused_size();
@@ -34,19 +34,19 @@ void Subtract(std::atomic<T>* counter, T amount) {
 }  // namespace
 
 void StepBatches::StartStream() {
-  unsaid_ = 0;
+  next_to_write_ = 0;
   first_on_stream_ = true;
 }
 
 bool StepBatches::HasWork() const {
-  if (unsaid_ < unanswered_.size() || first_on_stream_) return true;
+  if (next_to_write_ < unanswered_.size() || first_on_stream_) return true;
   if (unanswered_.size() >= kUnansweredBatches) return false;
   return parts_.commands->size() > 0 || !returns_.empty() || parts_.magazine->NeedsCare() ||
-         parts_.state->completed_step.load(std::memory_order_seq_cst) > fence_said_;
+         parts_.state->completed_step.load(std::memory_order_seq_cst) > fence_sent_;
 }
 
 const v1::StepRequest* StepBatches::Next() {
-  if (unsaid_ == unanswered_.size()) {
+  if (next_to_write_ == unanswered_.size()) {
     if (unanswered_.size() >= kUnansweredBatches || !HasWork()) return nullptr;
     std::unique_ptr<Batch> batch;
     if (spare_.empty()) {
@@ -57,7 +57,7 @@ const v1::StepRequest* StepBatches::Next() {
     }
     FillOwn(batch.get());
     FillFromCommands(batch.get());
-    // Work that turned out to be none, such as a refill that is no longer due.
+    // HasWork was wrong: a refill, for example, is no longer due.
     if (batch->request.operations_size() == 0 && !first_on_stream_ && batch->flushes.empty()) {
       spare_.push_back(std::move(batch));
       return nullptr;
@@ -65,7 +65,7 @@ const v1::StepRequest* StepBatches::Next() {
     batch->request.set_sequence(next_sequence_++);
     unanswered_.push_back(std::move(batch));
   }
-  Batch& batch = *unanswered_[unsaid_++];
+  Batch& batch = *unanswered_[next_to_write_++];
   batch.request.set_acknowledged(acknowledged_);
   if (first_on_stream_) {
     batch.request.set_member_token(parts_.member_token);
@@ -79,12 +79,13 @@ const v1::StepRequest* StepBatches::Next() {
   return &batch.request;
 }
 
-// What the session says by itself. A fence goes first: what waits for it may be in the same batch.
+// Operations that no command asked for. A fence goes first: the same batch may have operations
+// that wait for it.
 void StepBatches::FillOwn(Batch* batch) {
   SessionState& state = *parts_.state;
   const uint64_t completed = state.completed_step.load(std::memory_order_acquire);
-  if (completed > fence_said_) {
-    fence_said_ = completed;
+  if (completed > fence_sent_) {
+    fence_sent_ = completed;
     batch->request.add_operations()->mutable_fence()->set_step(completed);
   }
   parts_.magazine->TakeSurplus(&returns_);
@@ -102,7 +103,7 @@ void StepBatches::FillOwn(Batch* batch) {
 }
 
 void StepBatches::FillFromCommands(Batch* batch) {
-  // Own operations are at most half a batch, and the ring takes no command that is more than the other half.
+  // FillOwn uses at most half a batch, and the ring takes no command that is larger than the other half.
   size_t names = kBatchNames / 2;
   while (Command* command = parts_.commands->Front()) {
     const size_t more = command->names();
@@ -124,7 +125,7 @@ void StepBatches::FillFromCommands(Batch* batch) {
 void StepBatches::AddOperation(Batch* batch, const Command& command) {
   v1::StepRequest& request = batch->request;
   const int last = request.operations_size() - 1;
-  // Neighbours of one kind become one operation: an engine that gives back block by block is common.
+  // Neighbours of one kind become one operation, because many engines release block by block.
   if (command.verb == Command::Verb::kRelease && last >= 0 && request.operations(last).has_release() &&
       request.operations(last).after() == command.after &&
       HintOf(request.operations(last).release()) == command.hint) {
@@ -211,7 +212,7 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
       answer = std::move(parked->second);
       parked_.erase(parked);
     }
-    // Applied while its batch's own answer was lost: that one, said again, will only tell that it was parked.
+    // The batch's own answer was lost. Sent again, it will only tell that the operation was parked.
     for (const auto& batch : unanswered_) {
       if (batch->request.sequence() == completion.sequence() && completion.index() < batch->answers.size()) {
         answer = std::move(batch->answers[completion.index()]);
@@ -221,11 +222,11 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
     parts_.state->refused.fetch_add(RefusedBlocks(result), std::memory_order_relaxed);
     if (answer != nullptr) Deliver(answer, StatusOf(result.code(), result.message()), &result);
   }
-  if (response->sequence() != 0 && !unanswered_.empty() && unsaid_ > 0 &&
+  if (response->sequence() != 0 && !unanswered_.empty() && next_to_write_ > 0 &&
       unanswered_.front()->request.sequence() == response->sequence()) {
     std::unique_ptr<Batch> batch = std::move(unanswered_.front());
     unanswered_.pop_front();
-    --unsaid_;
+    --next_to_write_;
     acknowledged_ = response->sequence();
     const absl::Status batch_status = StatusOf(response->code(), response->message());
     parts_.state->credit.store(response->free_blocks(), std::memory_order_release);
@@ -246,8 +247,8 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
         batch_status.code() == absl::StatusCode::kUnauthenticated) {
       parts_.state->End(absl::AbortedError(batch_status.message()));
     } else if (batch_status.code() == absl::StatusCode::kOutOfRange) {
-      // It may have been applied or not: blocks that it leased or released are in nobody's books. Going on could
-      // use a block that is another's by now.
+      // Whether it was applied is not known, so nobody can tell who holds the blocks that it leased or
+      // released. Going on could use a block that another session has by now.
       parts_.state->End(absl::UnavailableError(
           absl::StrCat("detached: the daemon has lost the answer to batch ", response->sequence(),
                        ", and what became of it is not known (", batch_status.message(), ")")));
@@ -304,7 +305,7 @@ void StepBatches::OnNotice(const v1::Notice& notice) {
     case v1::NOTICE_KIND_ENDED:
       state.End(absl::AbortedError(notice.detail()));
       break;
-    case v1::NOTICE_KIND_CAPACITY:  // The attach socket says the same, once it is true of this member too.
+    case v1::NOTICE_KIND_CAPACITY:  // The attach socket says the same once this member has mapped it.
     case v1::NOTICE_KIND_UNSPECIFIED:
     case v1::NoticeKind_INT_MIN_SENTINEL_DO_NOT_USE_:
     case v1::NoticeKind_INT_MAX_SENTINEL_DO_NOT_USE_:
@@ -332,7 +333,7 @@ void StepBatches::Abort(const absl::Status& reason) {
     Subtract(&parts_.state->match_keys_pending, batch->match_keys);
   }
   unanswered_.clear();
-  unsaid_ = 0;
+  next_to_write_ = 0;
   for (const auto& [id, answer] : parked_) Deliver(answer, reason, nullptr);
   parked_.clear();
   while (Command* command = parts_.commands->Front()) {

@@ -1,9 +1,9 @@
-// What is said on the Step stream: turns commands into batches, keeps the batches that have no answer yet,
-// and hands answers to whoever waits for them.
+// The batches of the Step stream: turns commands into batches, keeps those that have no answer yet, and hands
+// answers to whoever waits for them.
 //
 // At most 16 batches are unanswered, which is what the daemon reads; more commands wait in their ring. A
-// batch keeps its sequence number until it is answered, so that after a broken stream all of them are said
-// again, in order, and applied once. Used by the stream's thread alone.
+// batch keeps its sequence number until it is answered: after a broken stream all unanswered ones are sent
+// again, in order, and the daemon applies each once. Used by the stream's thread alone.
 #ifndef KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
 #define KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
 
@@ -21,14 +21,15 @@
 #include "client/session/magazine.h"
 #include "client/session/session_state.h"
 #include "kvpool/v1/engine.pb.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
 class StepBatches {
  public:
   static constexpr size_t kUnansweredBatches = 16;
-  static constexpr size_t kBatchOperations = 4096;
-  static constexpr size_t kBatchNames = 65536;
+  static constexpr size_t kBatchOperations = kMaxBatchOperations;
+  static constexpr size_t kBatchNames = kMaxNames;
 
   struct Parts {
     CommandRing* commands = nullptr;
@@ -39,26 +40,26 @@ class StepBatches {
   };
   explicit StepBatches(Parts parts) : parts_(std::move(parts)) {}
 
-  // A new stream: what is unanswered is said again from the start. The first batch on it names the member,
-  // and is empty if there is nothing to say.
+  // Begins a new stream: unanswered batches are sent again from the start. The first batch on it names the
+  // member, and is empty if there is nothing to send.
   void StartStream();
-  // The next batch to write, valid until its answer; null: nothing to say, or too much unanswered.
+  // The next batch to write, valid until its answer; null: there is none, or too many are unanswered.
   const v1::StepRequest* Next();
-  // Takes an answer apart; `response` is used up.
+  // Takes an answer apart; `response` is consumed.
   void OnResponse(v1::StepResponse* response);
-  // The session is over: answers everything that waits, and that still comes, with `reason`.
+  // The session is over: answers every waiting call, and every later one, with `reason`.
   void Abort(const absl::Status& reason);
-  // Something would go into a batch now, were there room.
+  // Whether there is something to send, room or not.
   bool HasWork() const;
 
  private:
   struct Batch {
     v1::StepRequest request;
     std::vector<std::shared_ptr<AnswerState>> answers;  // Parallel to the operations.
-    std::vector<std::shared_ptr<AnswerState>> flushes;  // Wait for this batch's answer.
+    std::vector<std::shared_ptr<AnswerState>> flushes;  // These wait for this batch's answer.
     uint64_t match_keys = 0;
   };
-  using ParkedId = std::pair<uint64_t, uint32_t>;  // Sequence of the batch, index in it.
+  using ParkedId = std::pair<uint64_t, uint32_t>;  // The batch's sequence, and the index in it.
 
   void FillFromCommands(Batch* batch);
   void FillOwn(Batch* batch);
@@ -71,14 +72,14 @@ class StepBatches {
                v1::OperationResult* result);
 
   const Parts parts_;
-  std::deque<std::unique_ptr<Batch>> unanswered_;  // By sequence.
-  size_t unsaid_ = 0;  // Index in unanswered_ of the next to write on this stream.
+  std::deque<std::unique_ptr<Batch>> unanswered_;  // Ordered by sequence.
+  size_t next_to_write_ = 0;                       // Index in unanswered_ of the next one for this stream.
   bool first_on_stream_ = true;
   uint64_t next_sequence_ = 1;
   uint64_t acknowledged_ = 0;
-  uint64_t fence_said_ = 0;
-  std::map<ParkedId, std::shared_ptr<AnswerState>> parked_;  // Wait for a completion.
-  // Holds that came for nobody, or that go back: the next batch releases them.
+  uint64_t fence_sent_ = 0;
+  std::map<ParkedId, std::shared_ptr<AnswerState>> parked_;  // These wait for a completion.
+  // Holds that nobody waits for, or that go back: the next batch releases them.
   std::vector<BlockRef> returns_;
   std::vector<std::unique_ptr<Batch>> spare_;
 };

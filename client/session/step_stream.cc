@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using std::chrono::system_clock;
 
-constexpr milliseconds kNap{1};  // gRPC's poller knows nothing shorter.
+constexpr milliseconds kNap{1};  // The shortest wait of gRPC's poller.
 constexpr int kNapsBeforeSleep = 8;
 constexpr milliseconds kFirstRetry{1};
 constexpr milliseconds kLastRetry{500};
@@ -33,8 +33,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& socket) {
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
-  // A channel of its own: channels with equal arguments share a connection, and the daemon's limits are by
-  // connection.
+  // Channels with equal arguments share a connection, and the daemon's limits are per connection:
+  // so this one differs.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
   // This is also how long a connection may take to come up: a busy machine needs more than a moment.
@@ -48,7 +48,7 @@ void SetDeadline(grpc::ClientContext* context, steady_clock::time_point deadline
                         std::chrono::duration_cast<system_clock::duration>(deadline - steady_clock::now()));
 }
 
-// After these the session is no more: a new stream would be told the same.
+// The session is over after these: a new stream would get the same answer.
 bool EndsSession(grpc::StatusCode code) {
   return code == grpc::StatusCode::ABORTED || code == grpc::StatusCode::UNAUTHENTICATED ||
          code == grpc::StatusCode::NOT_FOUND;
@@ -98,7 +98,7 @@ class StepStream::Rep {
   grpc::CompletionQueue queue_;
   grpc::Alarm alarm_;  // Set by whoever moved alarm_set_ to true.
 
-  // ---- The thread's own
+  // ---- Used by the thread alone
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::StepRequest, v1::StepResponse>> stream_;
   bool writable_ = false;   // The stream has started and no write is under way.
   bool cancelled_ = false;  // The session is over, and the stream was told.
@@ -138,7 +138,8 @@ void StepStream::Rep::Wake(Urgency urgency) {
 bool StepStream::Rep::NextEvent(Tag* tag, bool* ok) {
   const bool nap = idle_naps_ < kNapsBeforeSleep;
   mode_.store(nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
-  // Looked at after the mode was told: a command that came before found the thread awake and woke nobody.
+  // This looks once more after the mode was published: an earlier command found the thread
+  // awake and woke nobody.
   void* raw = nullptr;
   gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
   if ((writable_ && batches_->HasWork()) || (over() && !cancelled_)) {
@@ -172,7 +173,7 @@ bool StepStream::Rep::RunStream() {
   batches_->StartStream();
   writable_ = false;
   v1::StepResponse response;
-  int running = 1;  // Operations on the queue besides the alarm.
+  int running = 1;  // How many operations are on the queue besides the alarm.
   bool broken = false, finishing = false, answered = false;
   while (true) {
     if (over() && !cancelled_) {
@@ -249,7 +250,7 @@ void StepStream::Rep::Run() {
     Pause(retry);
     retry = std::min(retry * 2, kLastRetry);
   }
-  // Over: whoever asks still gets an answer, until the session is taken down.
+  // The session is over; calls are still answered until it is dismantled.
   idle_naps_ = kNapsBeforeSleep;
   while (!stop_.load(std::memory_order_seq_cst)) {
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);

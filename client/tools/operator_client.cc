@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/session/connect_error.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
@@ -22,8 +23,7 @@ namespace {
 
 using google::protobuf::internal::WireFormatLite;
 
-// Replies are bounded by ListBlocks' 1,000 blocks and by sessions, of which a daemon has at most a few
-// thousand.
+// The largest replies have 1,000 blocks (ListBlocks) or a few thousand sessions, which is a daemon's most.
 constexpr int kMostReplyBytes = 64 << 20;
 
 absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& path) {
@@ -57,7 +57,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
   return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
 }
 
-// What a failed connection over TCP comes down to, in gRPC's many words.
+// The cause of a failed connection over TCP, found in gRPC's long message.
 std::string TcpTrouble(absl::string_view grpc_words) {
   if (absl::StrContains(grpc_words, "Connection refused")) return "connection refused";
   if (absl::StrContains(grpc_words, "DNS resolution")) return "no such host";
@@ -139,7 +139,7 @@ class OperatorClient::Rep {
   }
 
   absl::StatusOr<Health> CheckHealth(const std::string& service) {
-    // A channel that failed to connect waits for seconds before it tries again, whoever asks.
+    // A channel that failed to connect waits for seconds before it tries again, even for a new call.
     if (endpoint_.address.empty() && !SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
       return absl::UnavailableError(
           CannotReach(endpoint_.socket, "", SOCK_STREAM, "it has started only now"));

@@ -7,21 +7,18 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/session/default_socket.h"
 #include "kvpool/v1/operator.pb.h"
 
 namespace kvpool::tools {
 
 struct Endpoint {
-  std::string socket;             // Path; see DefaultSocket.
+  std::string socket;             // Path; see proto/support/default_socket.h.
   std::string address;            // HOST:PORT; when set, TLS over TCP instead of the socket.
-  std::string tls_ca;             // PEM files. The daemon's certificate must be signed by this.
-  std::string tls_cert, tls_key;  // This client's; the daemon asks for them.
-  std::string tls_name;           // Name in the daemon's certificate, where HOST is not it.
+  std::string tls_ca;             // A PEM file; the daemon's certificate must be signed by this.
+  std::string tls_cert, tls_key;  // PEM files, this client's; the daemon asks for them.
+  std::string tls_name;           // The name in the daemon's certificate, where HOST is not it.
   absl::Duration deadline = absl::Seconds(5);
 };
-
-using ::kvpool::DefaultSocket;
 
 enum class Health { kServing, kNotServing, kUnknownService };
 
@@ -45,7 +42,8 @@ class OperatorClient {
   absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);
   absl::StatusOr<v1::GetPoliciesResponse> GetPolicies(const v1::GetPoliciesRequest& request);
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
-  // grpc.health.v1.Health/Check; "" asks about the server as a whole. May be repeated until a daemon is there.
+  // grpc.health.v1.Health/Check; "" asks about the server as a whole. May be repeated until
+  // a daemon is there.
   absl::StatusOr<Health> CheckHealth(const std::string& service);
 
  private:

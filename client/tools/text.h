@@ -14,7 +14,7 @@ std::string HumanBytes(uint64_t bytes);                          // "512 B", "1.
 std::string HumanCount(uint64_t count);                          // "12,031"
 std::string HumanCount(uint64_t count, absl::string_view noun);  // "1 block", "12,031 blocks"
 std::string HumanSeconds(double seconds);                        // "850 ns", "1.2 ms", "42 s", "3 h 12 min"
-std::string Percent(double part, double whole);                  // "36.6 %"; "-" of nothing
+std::string Percent(double part, double whole);                  // "36.6 %"; "-" if `whole` is 0
 std::string Hex(absl::string_view bytes);
 std::string JsonQuote(absl::string_view text);  // A JSON string, quotes included.
 

@@ -1,9 +1,12 @@
 // Lane-generic kernels: one source for GPU and host.
 //
-// A kernel's body is a function of a lane. Lanes of one launch share the work as
+// A kernel's body is a function of a lane. The lanes of one launch share the work and add up sums:
+//
 //   for (uint64_t i = lane.id(); i < n; i += lane.count()) …
-// and bring sums together with lane.AddTo(&total, x). A GPU runs the body on thousands of lanes; the host
-// runs it on one, and that is the reference.
+//   lane.AddTo(&total, x);
+//
+// A GPU runs the body on thousands of lanes. The host runs it on one, and that is the reference. The scorers'
+// kernels, which share more than sums, are functions of a team instead (cuda/scorers/parts/team.h).
 #ifndef KVPOOL_CUDA_BASE_LANE_H_
 #define KVPOOL_CUDA_BASE_LANE_H_
 

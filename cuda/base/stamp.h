@@ -1,8 +1,8 @@
-// Stamps: what a block must hold, word by word, given whose it is.
+// Stamps: test patterns that say whose block it is.
 //
-// Every 8-byte word of a block depends on the key of its content, on the block's id and generation, and on
-// the word's place. A block handed to two owners, mapped at a wrong offset or written by someone who no
-// longer holds it shows as wrong words. Included by kernels: plain types only.
+// Every 8-byte word of a stamped block depends on the key of its content, on the block's id and generation,
+// and on the word's place. A block that was handed to two owners, mapped at a wrong offset or written by
+// somebody who no longer holds it shows as wrong words. Included by kernels: plain types only.
 #ifndef KVPOOL_CUDA_BASE_STAMP_H_
 #define KVPOOL_CUDA_BASE_STAMP_H_
 
@@ -13,15 +13,15 @@
 namespace kvpool {
 
 struct StampedBlock {
-  uint64_t address = 0;     // Of the block's first byte; a multiple of 8.
-  uint64_t key_digest = 0;  // 64 bits of the key under which the block is sealed.
-  uint64_t block_ref = 0;   // BlockRef::Pack(): generation << 32 | id.
+  uint64_t address = 0;     // the block's first byte; a multiple of 8
+  uint64_t key_digest = 0;  // 64 bits of the key under which the block is sealed
+  uint64_t block_ref = 0;   // BlockRef::Pack(): generation << 32 | id
 };
 
 // The one argument of both kernels.
 struct StampBatch {
   const StampedBlock* blocks;
-  uint64_t* wrong_words;  // One count a block, added to by verification; unused by writing.
+  uint64_t* wrong_words;  // one count for each block, which VerifyStamp adds to; WriteStamp does not use it
   uint32_t block_count;
   uint64_t words_per_block;
 };
@@ -34,7 +34,7 @@ KVPOOL_HOST_DEVICE inline uint64_t MixBits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The sequence that SplitMix64 gives from this seed: word i of the block is its i-th number.
+// Word i of the block is the i-th number that SplitMix64 yields from this seed.
 KVPOOL_HOST_DEVICE inline uint64_t StampSeed(const StampedBlock& block) {
   return MixBits(block.key_digest + MixBits(block.block_ref + 1));
 }
@@ -42,7 +42,7 @@ KVPOOL_HOST_DEVICE inline uint64_t StampWord(uint64_t seed, uint64_t i) {
   return MixBits(seed + (i + 1) * 0x9e3779b97f4a7c15u);
 }
 
-// Lanes share one block of the batch.
+// The lanes share one block of the batch.
 template <typename Lane>
 KVPOOL_HOST_DEVICE void WriteStamp(const Lane& lane, const StampBatch& batch, uint32_t block) {
   const uint64_t seed = StampSeed(batch.blocks[block]);

@@ -1,4 +1,4 @@
-// Linked in place of the CUDA sources where the toolkit was not found.
+// Linked in place of the CUDA sources in a build without the CUDA toolkit.
 #include "absl/status/status.h"
 #include "cuda/block_stamper.h"
 #include "cuda/device.h"

@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<CUdevice>> Devices(const Driver& driver) {
 CurrentContext::~CurrentContext() {
   if (driver_ == nullptr) return;
   CUcontext popped;
-  // Fails only in a process whose driver has shut down, where there is nothing to restore.
+  // CUDA_ERROR_DEINITIALIZED: the process's driver has shut down, and there is nothing to restore.
   const CUresult result = driver_->cuCtxPopCurrent(&popped);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
     std::fprintf(stderr, "kvpool: %s\n", CudaStatus(*driver_, result, "cuCtxPopCurrent").ToString().c_str());
@@ -125,7 +125,7 @@ absl::StatusOr<CurrentContext> CudaContext::MakeCurrent() const {
 }
 
 void CudaContext::ReportLost(const char* what, const absl::Status& status) {
-  // A sticky error has been reported by the call that met it; it took everything with it.
+  // The call that met a sticky error has reported it, and the memory is gone with the context.
   if (status.ok() || IsSticky(status)) return;
   std::fprintf(stderr, "kvpool: %s: %s\n", what, status.ToString().c_str());
 }

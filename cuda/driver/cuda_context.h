@@ -1,4 +1,4 @@
-// One GPU's primary context in this process, and owners for what the driver hands out in it.
+// One GPU's primary context in this process, and owners for the objects that the driver makes in it.
 #ifndef KVPOOL_CUDA_DRIVER_CUDA_CONTEXT_H_
 #define KVPOOL_CUDA_DRIVER_CUDA_CONTEXT_H_
 
@@ -18,7 +18,7 @@
 
 namespace kvpool {
 
-// While it lives, its thread's driver calls go to one context; the thread's own context comes back after.
+// Makes one context current in its thread while it lives; its destructor restores the thread's own.
 class CurrentContext {
  public:
   CurrentContext(CurrentContext&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)) {}
@@ -30,14 +30,13 @@ class CurrentContext {
   const Driver* driver_;
 };
 
-// The primary context, which is also what the CUDA runtime and PyTorch use: an engine's streams and ours
-// share it. Immutable; any thread may call.
+// The primary context, which the CUDA runtime and PyTorch use too: an engine's streams and ours share it.
+// Immutable; any thread may call.
 class CudaContext {
  public:
-  // By ordinal ("0") or by UUID ("GPU-…"); INVALID_ARGUMENT for other words, NOT_FOUND lists the GPUs there
-  // are.
+  // Takes an ordinal ("0") or a UUID ("GPU-…"). INVALID_ARGUMENT: it is neither. NOT_FOUND lists the GPUs.
   static absl::StatusOr<std::shared_ptr<const CudaContext>> Open(const std::string& ordinal_or_uuid);
-  // By the 16 bytes of the UUID.
+  // Takes the 16 bytes of the UUID.
   static absl::StatusOr<std::shared_ptr<const CudaContext>> OpenUuid(const std::string& uuid_bytes);
   ~CudaContext();
   CudaContext(const CudaContext&) = delete;
@@ -52,8 +51,9 @@ class CudaContext {
   absl::Status Check(CUresult result, absl::string_view doing) const {
     return CudaStatus(driver_, result, doing);
   }
-  // For destructors, which can't return an error: makes the context current, calls, and says on stderr what
-  // failed. Not a crash: this runs inside engines too, and a context that is gone took the memory with it.
+  // For destructors, which can't return an error: makes the context current, calls `function`, and prints to
+  // stderr if that fails. It does not crash, since it runs inside engines too, and a context that is gone
+  // took the memory with it.
   template <typename Function, typename... Args>
   void GiveBack(const char* what, Function function, Args... args) const {
     const absl::StatusOr<CurrentContext> current = MakeCurrent();
@@ -72,7 +72,8 @@ class CudaContext {
   const std::string uuid_;
 };
 
-// What the driver gave us, given back by its destructor: acquire and adopt on one line.
+// Owns an object of the driver, which its destructor releases by the driver function `kFunction`: acquire and
+// adopt on one line.
 template <auto kFunction, typename... Args>
 class CudaOwned {
  public:
@@ -116,13 +117,14 @@ using CudaStream = CudaOwned<&Driver::cuStreamDestroy, CUstream>;
 using CudaEvent = CudaOwned<&Driver::cuEventDestroy, CUevent>;
 using CudaModule = CudaOwned<&Driver::cuModuleUnload, CUmodule>;
 
-// A stream of our own, which waits for no other and makes none wait: never the default one.
-// REQUIRES of all below: the context is current.
+// All functions below REQUIRE that the context is current.
+
+// A stream that does not synchronise with the default stream.
 absl::StatusOr<CudaStream> MakeStream(const std::shared_ptr<const CudaContext>& context);
-// The same, of the lowest priority: its work waits for that of other streams of the process.
+// The same with the lowest priority: its work waits for that of the process's other streams.
 absl::StatusOr<CudaStream> MakeLowPriorityStream(const std::shared_ptr<const CudaContext>& context);
 
-// VMM memory that can leave the process as a file descriptor.
+// Memory of the virtual-memory-management (VMM) functions that can leave the process as a file descriptor.
 CUmemAllocationProp ShareableMemory(const CudaContext& context);
 absl::StatusOr<CudaAllocation> CreateMemory(const std::shared_ptr<const CudaContext>& context, size_t bytes);
 absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaContext>& context,
@@ -131,7 +133,7 @@ absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaC
 absl::StatusOr<CudaMapping> MapMemory(const std::shared_ptr<const CudaContext>& context,
                                       const CudaAllocation& memory, CUdeviceptr address, size_t bytes);
 absl::StatusOr<size_t> MemoryGranularity(const CudaContext& context);
-// "…: 4096 bytes asked, 10 of 20 free on GPU-…" for an allocation that failed.
+// The status of a failed allocation with "GPU-…: 4096 bytes asked, 10 of 20 free" in front of its message.
 absl::Status WithFreeBytes(const CudaContext& context, const absl::Status& status, size_t bytes);
 
 }  // namespace kvpool

@@ -1,5 +1,5 @@
-// A GPU as a device: slabs of virtual-memory-management (VMM) allocations, and single allocations behind IPC
-// handles.
+// A GPU as a device: slabs are virtual-memory-management (VMM) allocations, or single allocations with
+// IPC handles.
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 class VmmSlab : public Slab {
  public:
-  // The order of the arguments is the order of need: memory is mapped into addresses.
+  // Members are destroyed in the reverse order: the mapping goes before the memory.
   VmmSlab(std::shared_ptr<const CudaContext> context, CudaAllocation memory, CudaAddresses addresses,
           CudaMapping mapping, size_t bytes)
       : context_(std::move(context)),
@@ -150,8 +150,8 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override {
-    // A handle opens the whole block that the driver carved the allocation from: only whole 2 MiB blocks of
-    // our own may leave the process.
+    // A handle opens the whole 2 MiB blocks that the driver carved the allocation from, so an allocation that
+    // leaves the process must consist of whole ones.
     RETURN_IF_ERROR(CheckSize(bytes));
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     const Driver& driver = context_->driver();
@@ -175,7 +175,7 @@ class CudaDevice : public Device {
                                                    traits_.granularity_bytes, ", the granularity of ", id()));
   }
 
-  // The zeros are in memory when this returns: a new owner must never read what an old one wrote.
+  // Waits until the zeros are in memory: a new owner must never read an old one's data.
   absl::Status Zero(CUdeviceptr address, size_t bytes) {
     MutexLock lock(&mu_);
     const Driver& driver = context_->driver();
@@ -186,7 +186,8 @@ class CudaDevice : public Device {
 
   const std::shared_ptr<const CudaContext> context_;
   const Traits traits_;
-  Mutex mu_;  // One slab is zeroed at a time, so that each waits for its own zeros only.
+  // Held while a slab is zeroed, so that each waits for its own zeros only.
+  Mutex mu_;
   const CudaStream zeroing_;
 };
 

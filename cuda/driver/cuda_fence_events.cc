@@ -11,10 +11,10 @@
 namespace kvpool {
 namespace {
 
-// An engine has a handful of steps in flight; this many are a leak.
+// An engine has a handful of steps in flight; so many events are a leak.
 constexpr size_t kMaxEvents = 65536;
 
-// Events, made when first needed and kept: cuEventCreate costs more than a record.
+// Events are made when first needed and kept, since cuEventCreate costs more than a record.
 class EventPool {
  public:
   explicit EventPool(std::shared_ptr<const CudaContext> context) : context_(std::move(context)) {}
@@ -34,7 +34,7 @@ class EventPool {
           absl::StrCat("fence events: ", kMaxEvents, " are held, which is the limit"));
     }
     CUevent event;
-    // Blocking: who waits sleeps. No timing: records are cheaper.
+    // With BLOCKING_SYNC a waiter sleeps; without timing a record is cheaper.
     RETURN_IF_ERROR(context_->Check(
         context_->driver().cuEventCreate(&event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
         "cuEventCreate"));

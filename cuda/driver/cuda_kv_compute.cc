@@ -25,12 +25,13 @@ constexpr uint32_t kPlaneThreads = scorers::kPlaneThreads;
 constexpr uint32_t kPolicyThreads = scorers::kPolicyThreads;
 constexpr uint32_t kWarp = 32;
 constexpr size_t kAlignment = 64;
-// What a driver allocates at least; smaller steps would only mean more of them.
+// A driver allocates at least this much, so smaller steps would save nothing.
 constexpr size_t kGrowBytes = size_t{2} << 20;
-// Fewer candidates than this go to the host with their scores: eight kernels in a row cost more than choosing among them.
+// Fewer scores than this are fetched and chosen from on the host, where that costs less than seven launches
+// in a row.
 constexpr uint64_t kChosenOnHost = 2048;
 constexpr uint64_t kMaxGridX = (uint64_t{1} << 31) - 1;
-// Of ReduceTokens' shares of a row: as many as fill a GPU.
+// As many shares of a row for ReduceTokens fill a GPU.
 constexpr uint64_t kMaxShares = 256;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -39,7 +40,7 @@ size_t BinsBytes(const scorers::SelectRequest& request) {
   return size_t{request.rows} * scorers::kDigitPasses * scorers::kDigits * sizeof(uint32_t);
 }
 
-// The arrays of a selection, one behind the other; returns their bytes.
+// Places the arrays of a selection one behind the other from `start`; returns their bytes.
 size_t ArrangeSelection(uint64_t start, scorers::SelectRequest* request) {
   uint64_t next = start;
   const auto take = [&next](auto** array, size_t bytes) {
@@ -79,41 +80,34 @@ absl::StatusOr<CudaPinned> AllocatePinned(const std::shared_ptr<const CudaContex
   return CudaPinned(context, address);
 }
 
+uint64_t AddressOf(CUdeviceptr address) { return address; }
+uint64_t AddressOf(void* address) { return reinterpret_cast<uint64_t>(address); }
+
 }  // namespace
 
-template <>
-absl::Status GrownMemory<CudaArray>::Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
+template <typename Memory>
+absl::Status GrownMemory<Memory>::Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
   if (bytes <= bytes_) return absl::OkStatus();
-  // Given back first: there may not be room for both.
-  memory_ = CudaArray();
+  // The old memory is released first: there may not be room for both.
+  memory_ = Memory();
   bytes_ = 0;
   const size_t rounded = (bytes + kGrowBytes - 1) / kGrowBytes * kGrowBytes;
-  ASSIGN_OR_RETURN(memory_, AllocateArray(context, rounded));
+  if constexpr (std::is_same_v<Memory, CudaArray>) {
+    ASSIGN_OR_RETURN(memory_, AllocateArray(context, rounded));
+  } else {
+    ASSIGN_OR_RETURN(memory_, AllocatePinned(context, rounded));
+  }
   bytes_ = rounded;
   return absl::OkStatus();
 }
-template <>
-absl::Status GrownMemory<CudaPinned>::Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes) {
-  if (bytes <= bytes_) return absl::OkStatus();
-  memory_ = CudaPinned();
-  bytes_ = 0;
-  const size_t rounded = (bytes + kGrowBytes - 1) / kGrowBytes * kGrowBytes;
-  ASSIGN_OR_RETURN(memory_, AllocatePinned(context, rounded));
-  bytes_ = rounded;
-  return absl::OkStatus();
-}
-template <>
-uint64_t GrownMemory<CudaArray>::address() const {
-  return bytes_ == 0 ? 0 : memory_.get();
-}
-template <>
-uint64_t GrownMemory<CudaPinned>::address() const {
-  return bytes_ == 0 ? 0 : reinterpret_cast<uint64_t>(memory_.get());
+template <typename Memory>
+uint64_t GrownMemory<Memory>::address() const {
+  return bytes_ == 0 ? 0 : AddressOf(memory_.get());
 }
 
 class CudaKvCompute::Inputs {
  public:
-  // Where `items` will be on the device, counted from where Inputs begin there.
+  // Returns the offset of `items` from the start of the inputs on the device.
   template <typename T>
   size_t Add(absl::Span<const T> items) {
     const size_t at = bytes_;
@@ -143,7 +137,7 @@ struct CudaKvCompute::Scores {
   float* blocks = nullptr;        // [rows][blocks]
   const uint8_t* marks = nullptr;
   bool chosen_on_host = false;
-  // Where things are in pinned_outputs_.
+  // Offsets in pinned_outputs_.
   size_t tokens_at = 0, blocks_at = 0, spreads_at = 0, victims_at = 0;
 };
 
@@ -200,7 +194,7 @@ absl::Status CudaKvCompute::RunOnStream(const char* what, const Enqueue& enqueue
   if (status.ok()) status = Record(end_);
   const absl::Status finished = context_->Check(context_->driver().cuStreamSynchronize(stream_.get()),
                                                 absl::StrCat(what, ": cuStreamSynchronize"));
-  // An error that took the context is the one to report, whichever call met it.
+  // A sticky error is reported before any other, whichever call met it.
   if (status.ok() || IsSticky(finished)) status = finished;
   RETURN_IF_ERROR(status);
   if (!end_.valid()) return absl::OkStatus();
@@ -270,7 +264,7 @@ absl::Status CudaKvCompute::Stage(absl::Span<const KvPiece> pieces, uint64_t to)
 absl::StatusOr<ScorePlan> CudaKvCompute::Plan(const scorers::ScoreRequest& request,
                                               const scorers::Signals& signals) const {
   ASSIGN_OR_RETURN(ScorePlan plan, scorers::PlanScore(request, signals, /*workers=*/1));
-  // A place of scratch for each plane: all of them are at work at once.
+  // All planes are scored at once, so each has an area of scratch.
   plan.workspace_bytes = Aligned(scorers::WorkspaceBytes(plan, request.shape.planes())) +
                          Aligned(uint64_t{plan.rows} * request.shape.blocks() * sizeof(float));
   return plan;
@@ -313,7 +307,7 @@ absl::Status CudaKvCompute::EnqueuePlaneScores(const ScorePlan& plan, const Scor
 
 absl::Status CudaKvCompute::EnqueueRows(const ScorePlan& plan, uint32_t heads, const float* values,
                                         uint64_t items, float* rows) {
-  // A warp a layer, as many as there are: a lane then reads the heads of its item one behind the other.
+  // One warp for each layer, so that a lane reads the heads of its item one after the other.
   const scorers::PlaneReductions first = scorers::ReductionsOf(plan, heads, values, items, 0, rows);
   const uint32_t warps = std::min(first.end_layer - first.first_layer, kPlaneThreads / kWarp);
   return Launch(kernels_.reduce_planes, {(items + kWarp - 1) / kWarp, plan.rows, warps * kWarp}, first);

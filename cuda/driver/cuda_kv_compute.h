@@ -1,9 +1,10 @@
 // A GPU that scores and moves K and V: KvCompute over the kernels of the scorers.
 //
-// A call puts its small arrays (addresses, marks, positions) into pinned memory, copies them to the device at once,
-// launches, copies what is asked for back into pinned memory, and waits for its own stream. Whatever goes wrong in the
-// middle, nothing of the call runs on when it returns: the caller gives blocks and buffers back then. Memory is allocated
-// only where a call needs more than any before. Included by the CUDA side only.
+// A call puts its small arrays (addresses, marks, positions) into pinned memory, copies them to the device
+// at once, launches, copies results back into pinned memory, and waits for its own stream. It waits after
+// an error too: the caller may reuse blocks and buffers when the call returns, so nothing of it may still
+// run. Memory is allocated only by a call that needs more than any before. Only sources of the CUDA side
+// include this.
 #ifndef KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
 #define KVPOOL_CUDA_DRIVER_CUDA_KV_COMPUTE_H_
 
@@ -24,11 +25,11 @@
 
 namespace kvpool {
 
-// Memory that grows to what the largest call needs: on the device, or pinned on the host.
+// Memory that grows to the largest call's need: on the device, or pinned on the host.
 template <typename Memory>
 class GrownMemory {
  public:
-  // What it held is lost if it grows.
+  // Growing loses the content.
   absl::Status Grow(const std::shared_ptr<const CudaContext>& context, size_t bytes);
   uint64_t address() const;
 
@@ -40,7 +41,7 @@ class GrownMemory {
 class CudaKvCompute final : public KvCompute {
  public:
   struct Options {
-    bool timed = false;  // last_times() are wanted: three events a call.
+    bool timed = false;  // keeps last_times(), with three events for each call
   };
   static absl::StatusOr<std::unique_ptr<CudaKvCompute>> Open(std::shared_ptr<const CudaContext> context,
                                                              const Options& options);
@@ -52,10 +53,10 @@ class CudaKvCompute final : public KvCompute {
   absl::Status Score(const ScoreCall& call) override;
   absl::Status Gather(const scorers::GatherRequest& request) override;
 
-  // On the device's clock.
+  // Microseconds on the device's clock.
   struct Times {
-    double call_us = 0;    // From the first copy of the call to its last.
-    double choice_us = 0;  // Of it, victims chosen on the device and copied back; 0 if none were.
+    double call_us = 0;    // the first copy of the call to its last
+    double choice_us = 0;  // the part in which victims were chosen and copied back; 0 if none were
   };
   // REQUIRES: Options::timed.
   const Times& last_times() const { return last_times_; }
@@ -66,8 +67,9 @@ class CudaKvCompute final : public KvCompute {
     uint64_t y = 1;
     uint32_t threads = 1;
   };
-  struct Scores;  // Of one call, on the device.
-  // What goes to the device with a call: laid out in pinned memory, and at the same place there.
+  // The scores of one call, on the device.
+  struct Scores;
+  // The arrays that go to the device with a call, laid out alike in pinned memory and there.
   class Inputs;
 
   CudaKvCompute(std::shared_ptr<const CudaContext> context, ScoreKernels kernels, CudaStream stream)
@@ -75,7 +77,7 @@ class CudaKvCompute final : public KvCompute {
 
   template <typename... Args>
   absl::Status Launch(const CudaKernel& kernel, const Grid& grid, const Args&... arguments);
-  // Runs `enqueue`, which fills the stream, and waits for the stream in any case.
+  // Runs `enqueue`, which fills the stream, and waits for the stream, after an error of `enqueue` too.
   template <typename Enqueue>
   absl::Status RunOnStream(const char* what, const Enqueue& enqueue);
   absl::Status Record(const CudaEvent& event);
@@ -96,8 +98,8 @@ class CudaKvCompute final : public KvCompute {
   const std::shared_ptr<const CudaContext> context_;
   const ScoreKernels kernels_;
   const CudaStream stream_;
-  CudaEvent begin_, choice_, end_;  // If timed.
-  bool chose_ = false;              // choice_ is of this call.
+  CudaEvent begin_, choice_, end_;  // valid if timed
+  bool chose_ = false;              // choice_ was recorded by this call
   Times last_times_;
   GrownMemory<CudaArray> workspace_, selection_, inputs_;
   GrownMemory<CudaPinned> pinned_inputs_, pinned_outputs_;

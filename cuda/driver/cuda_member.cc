@@ -16,15 +16,16 @@
 namespace kvpool {
 namespace {
 
-// What another process sent did not open. Short of memory, or a GPU that is gone, is not the sender's fault; any other refusal
-// is about what was sent.
+// The status for a handle of another process that did not open. A shortage of memory or a GPU that is gone is
+// not the sender's fault; any other error is.
 absl::Status SendersFault(const absl::Status& status) {
   if (absl::IsResourceExhausted(status) || IsSticky(status)) return status;
   return absl::InvalidArgumentError(status.message());
 }
 
-// One allocation mapped over and over, so that an engine's warm-up may write anywhere and costs little. The
-// driver maps allocations from their start only: what remains at the end of the range gets a smaller one.
+// One allocation mapped again and again, so that an engine's warm-up may write anywhere and costs little
+// memory. The driver maps allocations from their start only, so the rest at the end of the range has a
+// smaller one.
 struct Scratch {
   std::vector<CudaAllocation> memory;
   std::vector<CudaMapping> mappings;
@@ -75,14 +76,14 @@ class CudaMember : public MemberMemory {
         context_->driver().cuIpcOpenMemHandle(&address, driver_handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     const absl::Status status = context_->Check(result, "ipc_handle: cuIpcOpenMemHandle");
     if (result == CUDA_ERROR_INVALID_CONTEXT) {
-      // The driver tells exporter and importer apart by their process ids alone.
+      // The driver takes an exporter with the importer's process id for the importer itself.
       return absl::FailedPreconditionError(
           absl::StrCat(status.message(), "; the handle was made by a process of the same id, ", ::getpid(),
                        ": in containers, let daemon and engine share a process namespace, or use slabs"));
     }
     if (!status.ok()) return SendersFault(status);
     ipc_ = CudaImport(context_, address);
-    addresses_ = CudaAddresses();  // The driver chose the addresses itself.
+    addresses_ = CudaAddresses();  // the driver chose others
     base_ = address;
     reserved_bytes_ = bytes;
     return absl::OkStatus();
@@ -95,7 +96,7 @@ class CudaMember : public MemberMemory {
     while (!held_back_.empty()) {
       const HeldBack& slab = held_back_.back();
       RETURN_IF_ERROR(Map(slab.memory, slab.offset_bytes, slab.bytes));
-      held_back_.pop_back();  // Asked again after an error, it goes on where it stopped.
+      held_back_.pop_back();  // a call after an error goes on with the next
     }
     warming_up_ = false;
     return absl::OkStatus();
@@ -133,7 +134,8 @@ class CudaMember : public MemberMemory {
   }
 
   const std::shared_ptr<const CudaContext> context_;
-  CudaAddresses addresses_;  // Before what is mapped into them, so that they go after it.
+  // Declared before the mappings into them, and so destroyed after these.
+  CudaAddresses addresses_;
   uint64_t base_;
   size_t reserved_bytes_;
   MemberRanges ranges_;

@@ -1,4 +1,4 @@
-// Linked in place of a member's CUDA sources where the toolkit was not found.
+// Linked in place of a member's CUDA sources in a build without the CUDA toolkit.
 #include "absl/status/status.h"
 #include "cuda/device.h"
 #include "cuda/fence_events.h"

@@ -16,15 +16,15 @@
 namespace kvpool {
 namespace {
 
-// Blocks in one launch; longer spans take several. 24 bytes of description each: 96 KiB of pinned memory.
+// Blocks in one launch; longer spans take several. Their 24-byte descriptions take 96 KiB of pinned memory.
 constexpr size_t kBatchBlocks = 4096;
 constexpr unsigned int kThreads = 256;
-// A launch of one block should still fill a GPU: words each thread takes before the block is split among
-// more.
+// A block is split among more threads than this gives work to, so that a launch with one block still fills
+// a GPU.
 constexpr size_t kWordsPerThread = 8;
 constexpr unsigned int kMaxSplits = 128;
 
-// What goes to the device with a batch and what comes back, in pinned memory here and in memory there.
+// A batch's input and output, laid out alike in pinned memory and on the device.
 struct Staging {
   StampedBlock blocks[kBatchBlocks];
   uint64_t wrong_words[kBatchBlocks];
@@ -113,7 +113,7 @@ class CudaStamper : public BlockStamper {
   const CudaModule module_;
   const CUfunction write_;
   const CUfunction verify_;
-  Mutex mu_;  // One batch is staged at a time.
+  Mutex mu_;  // guards the staging memory: one batch is under way at a time
   const CudaStream stream_;
   const CudaPinned pinned_;
   const CudaArray array_;

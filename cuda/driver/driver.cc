@@ -13,36 +13,26 @@
 namespace kvpool {
 namespace {
 
-struct LoadedDriver {
-  void* library = nullptr;  // Never closed: a driver has threads of its own.
-  Driver functions;
-};
-
-absl::StatusOr<LoadedDriver> Load() {
+absl::StatusOr<Driver> Load() {
   const char* path = ::secure_getenv("KVPOOL_LIBCUDA");
   if (path == nullptr) path = "libcuda.so.1";
-  LoadedDriver loaded;
-  loaded.library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (loaded.library == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA driver: ", ::dlerror()));
+  // Never closed: the driver may have threads.
+  void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return absl::UnavailableError(absl::StrCat("no CUDA driver: ", ::dlerror()));
+  Driver driver;
 #define KVPOOL_DRIVER_NAME(name) #name
 #define KVPOOL_DRIVER_LOAD(name)                                                                      \
-  loaded.functions.name =                                                                             \
-      reinterpret_cast<decltype(&::name)>(::dlsym(loaded.library, KVPOOL_DRIVER_NAME(name)));         \
-  if (loaded.functions.name == nullptr) {                                                             \
+  driver.name = reinterpret_cast<decltype(&::name)>(::dlsym(library, KVPOOL_DRIVER_NAME(name)));      \
+  if (driver.name == nullptr) {                                                                       \
     return absl::UnavailableError(                                                                    \
         absl::StrCat("the CUDA driver ", path, " is too old: it has no ", KVPOOL_DRIVER_NAME(name))); \
   }
   KVPOOL_CUDA_DRIVER_FUNCTIONS(KVPOOL_DRIVER_LOAD)
 #undef KVPOOL_DRIVER_LOAD
 #undef KVPOOL_DRIVER_NAME
-  const absl::Status status = CudaStatus(loaded.functions, loaded.functions.cuInit(0), "cuInit");
+  const absl::Status status = CudaStatus(driver, driver.cuInit(0), "cuInit");
   if (!status.ok()) return absl::UnavailableError(status.message());
-  return loaded;
-}
-
-const absl::StatusOr<LoadedDriver>& TheDriver() {
-  static const absl::StatusOr<LoadedDriver>& loaded = *new absl::StatusOr<LoadedDriver>(Load());
-  return loaded;
+  return driver;
 }
 
 struct Meaning {
@@ -60,7 +50,7 @@ constexpr Meaning kMeanings[] = {
     {CUDA_ERROR_SYSTEM_NOT_READY, absl::StatusCode::kUnavailable},
     {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, absl::StatusCode::kUnavailable},
     {CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, absl::StatusCode::kUnavailable},
-    // After these the context answers every call with the same error until the process ends.
+    // After one of these every call in the context fails with the same error until the process ends.
     {CUDA_ERROR_ECC_UNCORRECTABLE, kSticky},
     {CUDA_ERROR_NVLINK_UNCORRECTABLE, kSticky},
     {CUDA_ERROR_CONTAINED, kSticky},
@@ -86,12 +76,10 @@ absl::StatusCode CodeOf(CUresult result) {
 }  // namespace
 
 absl::StatusOr<const Driver*> LoadDriver() {
-  const absl::StatusOr<LoadedDriver>& loaded = TheDriver();
-  if (!loaded.ok()) return loaded.status();
-  return &loaded->functions;
+  static const absl::StatusOr<Driver>& driver = *new absl::StatusOr<Driver>(Load());
+  if (!driver.ok()) return driver.status();
+  return &*driver;
 }
-
-void* FindDriverFunction(const char* name) { return ::dlsym(TheDriver()->library, name); }
 
 absl::Status CudaStatus(const Driver& driver, CUresult result, absl::string_view doing) {
   if (result == CUDA_SUCCESS) return absl::OkStatus();

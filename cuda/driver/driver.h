@@ -1,6 +1,6 @@
-// The CUDA driver API as one table of functions, filled from libcuda.so.1 when a GPU is first asked for: one
-// binary runs with and without a driver. Included by the CUDA side only: it needs the toolkit's headers, for
-// types.
+// The CUDA driver API as one table of functions, loaded from libcuda.so.1 when a GPU is first asked for, so
+// that one binary runs with and without a driver. Only sources of the CUDA side include this: it needs the
+// toolkit's headers.
 #ifndef KVPOOL_CUDA_DRIVER_DRIVER_H_
 #define KVPOOL_CUDA_DRIVER_DRIVER_H_
 
@@ -12,8 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-// Every driver function we call. cuda.h renames many of these by macro to the version that fits its types
-// (cuMemAlloc is cuMemAlloc_v2): field, type and symbol follow, since all three come from the same expansion.
+// Every driver function that we call. cuda.h renames many of these by macro to the version that fits
+// its types (cuMemAlloc is cuMemAlloc_v2). Field, type and symbol agree, since all three come from the
+// same expansion.
 // clang-format off
 #define KVPOOL_CUDA_DRIVER_FUNCTIONS(X)                                                           \
   X(cuInit) X(cuGetErrorName) X(cuGetErrorString)                                                 \
@@ -41,18 +42,15 @@ struct Driver {
 #undef KVPOOL_DRIVER_FIELD
 };
 
-// The driver of this process, loaded and initialised (cuInit) on the first call; later calls get the same
-// answer. The library is libcuda.so.1, or what the environment variable KVPOOL_LIBCUDA names. UNAVAILABLE: no
-// such library, a library without one of the functions, or no GPU; with the loader's or the driver's words.
+// The driver of this process, which the first call loads and initialises (cuInit); later calls return the
+// same. The library is the one that the environment variable KVPOOL_LIBCUDA names, else libcuda.so.1.
+// UNAVAILABLE: there is no such library, it lacks one of the functions, or there is no GPU; with the loader's
+// or the driver's words.
 absl::StatusOr<const Driver*> LoadDriver();
 
-// A function of the loaded driver that is not in the table; nullptr where the driver has none of this name.
-// REQUIRES: LoadDriver() was OK.
-void* FindDriverFunction(const char* name);
-
-// The one place where a CUresult becomes a Status: `doing` and the driver's own name and words for the error.
-// Out of memory is RESOURCE_EXHAUSTED; errors after which the context is unusable are DATA_LOSS and IsSticky
-// (cuda/device.h).
+// The one place where a CUresult becomes a Status, with `doing` and the driver's name and words for the
+// error. Out of memory is RESOURCE_EXHAUSTED; an error after which the context is unusable is DATA_LOSS and
+// IsSticky (cuda/device.h).
 absl::Status CudaStatus(const Driver& driver, CUresult result, absl::string_view doing);
 
 }  // namespace kvpool

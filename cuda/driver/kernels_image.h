@@ -1,5 +1,5 @@
-// The compiled kernels (cuda/kernels/stamp_kernels.cu; cuda/kernels/score_kernels.cu), embedded: machine code for every architecture we name, and PTX for
-// later ones.
+// The compiled kernels (cuda/kernels/stamp_kernels.cu, cuda/kernels/score_kernels.cu), embedded in the
+// binary: machine code for the architectures that cuda/toolkit.cmake names, and PTX for later ones.
 #ifndef KVPOOL_CUDA_DRIVER_KERNELS_IMAGE_H_
 #define KVPOOL_CUDA_DRIVER_KERNELS_IMAGE_H_
 

@@ -15,7 +15,7 @@ struct TypeNames {
     "kvpool_score_records_" #type, "kvpool_score_anchor_dots_" #type, "kvpool_score_window_lse_" #type, \
         "kvpool_score_window_" #type                                                                    \
   }
-// By KvDtype.
+// Indexed by KvDtype.
 constexpr TypeNames kTypeNames[] = {KVPOOL_TYPE_NAMES(f32), KVPOOL_TYPE_NAMES(f16), KVPOOL_TYPE_NAMES(bf16),
                                     KVPOOL_TYPE_NAMES(fp8_e4m3), KVPOOL_TYPE_NAMES(fp8_e5m2)};
 

@@ -17,7 +17,7 @@ namespace kvpool {
 
 struct CudaKernel {
   CUfunction function = nullptr;
-  const char* name = nullptr;  // For errors.
+  const char* name = nullptr;  // named in errors
 };
 
 class ScoreKernels {
@@ -41,8 +41,8 @@ class ScoreKernels {
 
  private:
   CudaModule module_;
-  std::array<OfType, 5> types_;     // By KvDtype.
-  std::vector<OfPolicy> policies_;  // By PolicyId.
+  std::array<OfType, 5> types_;     // indexed by KvDtype
+  std::vector<OfPolicy> policies_;  // indexed by PolicyId
 };
 
 }  // namespace kvpool

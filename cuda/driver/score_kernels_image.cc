@@ -1,6 +1,7 @@
 #include "cuda/driver/kernels_image.h"
 
-// As kernels_image.cc, in a file of its own: what does not score need not carry it.
+// The same as kernels_image.cc. It is a file of its own, so that a binary that does not score need not carry
+// the image.
 asm(".pushsection .rodata\n"
     ".balign 64\n"
     ".global kvpool_score_kernels_image\n"

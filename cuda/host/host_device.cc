@@ -26,7 +26,8 @@
 namespace kvpool {
 namespace {
 
-// Bytes promised to slabs out of the capacity. Slabs hold it too: they may outlive their device.
+// The bytes of the capacity that slabs have taken. Slabs share its ownership, since they may outlive
+// their device.
 class Budget {
  public:
   explicit Budget(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
@@ -47,7 +48,7 @@ class Budget {
   std::atomic<size_t> used_bytes_ = 0;
 };
 
-// A share of the budget, given back by its destructor.
+// A share of the budget, which its destructor returns.
 class Share {
  public:
   Share(std::shared_ptr<Budget> budget, size_t bytes) : budget_(std::move(budget)), bytes_(bytes) {}
@@ -83,19 +84,19 @@ class HostSlab : public Slab {
   }
 
  private:
-  // The order matters: the memory goes before its share of the budget comes back.
+  // In this order the memory is freed before its share of the budget is returned.
   Share share_;
   Memory memory_;
 };
 
-// Takes every page now, so that this process's control group pays, and a shortage is an error here instead of
-// a SIGBUS in whoever touches the page first.
+// Allocates every page now: this process's control group is charged, and a shortage is an error here instead
+// of a SIGBUS in the process that touches the page first.
 absl::Status Populate(const Memory& memory) {
   const size_t bytes = memory.mapping.bytes();
   if (::madvise(memory.mapping.data(), bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno == EINVAL && ::fallocate(memory.fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0)
     return absl::OkStatus();
-  // EFAULT stands for the SIGBUS that touching a page would have raised: none was left.
+  // EFAULT: touching a page would have raised SIGBUS, since none was left.
   return absl::ErrnoToStatus(errno == EFAULT ? ENOMEM : errno, absl::StrCat("populating ", bytes, " bytes"));
 }
 
@@ -155,13 +156,12 @@ class HostDevice : public Device {
  private:
   absl::StatusOr<Memory> MakePages(size_t bytes) const {
     if (try_huge_pages_) {
-      // mmap takes the slab's huge pages from their pool at once, all of them or none: a short pool is seen
-      // here.
+      // mmap takes all of the slab's huge pages from their pool or none, so a short pool is an error here.
       absl::StatusOr<Memory> memory = MakeMemory(bytes, MFD_HUGETLB | MFD_HUGE_2MB);
       if (memory.ok()) return memory;
     }
-    // A control group over its limit is not told ENOMEM but loses a process to the kernel: look before
-    // leaping.
+    // In a control group over its limit the kernel kills a process instead of returning ENOMEM, so the memory
+    // is checked first.
     ASSIGN_OR_RETURN(const HostMemory now, ReadHostMemory(""));
     if (bytes > now.available_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat("host memory: ", bytes, " bytes asked, ",

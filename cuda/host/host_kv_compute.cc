@@ -1,4 +1,4 @@
-// Host memory: the same bodies as on a GPU, on the cores it is given.
+// KvCompute in host memory: runs the same kernel bodies as a GPU on a number of cores.
 #include <cstring>
 #include <new>
 #include <vector>
@@ -40,7 +40,7 @@ class HostKvCompute final : public KvCompute {
   absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) override {
     auto* at = reinterpret_cast<std::byte*>(to);
     for (const KvPiece& piece : pieces) {
-      if (piece.bytes == 0) continue;  // Which may have no address.
+      if (piece.bytes == 0) continue;  // it may have no address
       std::memcpy(at, reinterpret_cast<const std::byte*>(piece.address), piece.bytes);
       at += piece.bytes;
     }
@@ -61,7 +61,7 @@ class HostKvCompute final : public KvCompute {
     }
     if (workspace_ == nullptr || workspace_->bytes() < plan.workspace_bytes) {
       workspace_.reset();
-      // With room to spare: a sequence that grows by a block must not mean a new one.
+      // The spare room keeps a sequence that grows by a block from reallocating it.
       workspace_ = std::make_unique<HostBuffer>(plan.workspace_bytes + plan.workspace_bytes / 4);
     }
     scorers::ScoreOutput output = call.output;
@@ -86,7 +86,7 @@ class HostKvCompute final : public KvCompute {
  private:
   HostWorkers workers_;
   std::unique_ptr<HostBuffer> workspace_;
-  std::vector<float> scores_;  // That victims are chosen by, where the caller does not want them.
+  std::vector<float> scores_;  // scores that only the choice of victims needs
   std::vector<uint64_t> keys_;
 };
 

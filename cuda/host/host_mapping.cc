@@ -43,7 +43,7 @@ absl::StatusOr<HostMapping> HostMapping::Reserve(size_t bytes, size_t alignment_
     return absl::ResourceExhaustedError(
         absl::StrCat("reserve_bytes: no ", bytes, " bytes of addresses in a row"));
   }
-  // Cut off what lies before and behind the aligned range.
+  // Unmaps the addresses before and behind the aligned range.
   const uintptr_t first = reinterpret_cast<uintptr_t>(start);
   const uintptr_t aligned = (first + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
   HostMapping head(start, aligned - first);

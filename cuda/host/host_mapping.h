@@ -1,4 +1,4 @@
-// A range of this process's addresses, unmapped by its destructor.
+// A range of this process's addresses, which its destructor unmaps.
 #ifndef KVPOOL_CUDA_HOST_HOST_MAPPING_H_
 #define KVPOOL_CUDA_HOST_HOST_MAPPING_H_
 
@@ -19,9 +19,9 @@ class HostMapping {
   HostMapping& operator=(HostMapping&& other) noexcept;
   ~HostMapping() { Unmap(); }
 
-  // The memory behind `fd`, shared and writable.
+  // Maps the memory of `fd`, shared and writable.
   static absl::StatusOr<HostMapping> MapShared(int fd, size_t bytes);
-  // Addresses that nothing may touch, until something is mapped over them; huge pages need them aligned.
+  // Reserves inaccessible addresses, for other mappings to be placed over; huge pages need them aligned.
   static absl::StatusOr<HostMapping> Reserve(size_t bytes, size_t alignment_bytes);
 
   char* data() const { return static_cast<char*>(address_); }
@@ -37,7 +37,7 @@ class HostMapping {
 };
 
 // Keeps [address, address + bytes) out of forked children, which would hold the memory after this process has
-// given it back, and out of core files, where a tenant's content has no business.
+// released it, and out of core files, which must not contain a tenant's data.
 absl::Status KeepPrivate(void* address, size_t bytes);
 
 }  // namespace kvpool

@@ -25,11 +25,11 @@ const char* KindOf(mode_t mode) {
   if (S_ISBLK(mode)) return "a block device";
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISSOCK(mode)) return "a socket";
-  return "neither a file nor a pipe nor a socket";  // epoll, eventfd, pidfd and the like.
+  return "neither a file nor a pipe nor a socket";  // epoll, eventfd, pidfd, …
 }
 
-// A slab must be a memfd of exactly this size that can't shrink: whoever sent it could else cut it off under
-// us, and the next touch would be a SIGBUS.
+// A slab must be a memfd of exactly this size that can't shrink: otherwise its sender could truncate it, and
+// the next access would raise SIGBUS.
 absl::Status CheckSlabFd(int fd, size_t bytes) {
   struct stat status;
   if (::fstat(fd, &status) != 0)
@@ -88,14 +88,14 @@ class HostMember : public MemberMemory {
   }
 
  private:
-  // A slab that arrived during warm-up: the fd holds its memory until then.
+  // A slab that arrived during warm-up, whose fd holds its memory until it is mapped.
   struct HeldBack {
     UniqueFd fd;
     size_t offset_bytes;
     size_t bytes;
   };
 
-  // Drops the scratch: nothing may touch the range until slabs are mapped over it.
+  // Drops the scratch: the range is inaccessible until slabs are mapped over it.
   absl::Status Protect() {
     if (::mmap(range_.data(), range_.bytes(), PROT_NONE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
@@ -105,8 +105,7 @@ class HostMember : public MemberMemory {
   }
 
   absl::Status MapOver(int fd, size_t offset_bytes, size_t bytes) {
-    // MAP_POPULATE fills the page tables now; the pages are there, and an engine's first pass should not
-    // fault on each.
+    // MAP_POPULATE fills the page tables now, so that an engine's first pass does not fault on each page.
     void* address = ::mmap(range_.data() + offset_bytes, bytes, PROT_READ | PROT_WRITE,
                            MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0);
     if (address == MAP_FAILED) {
@@ -127,7 +126,7 @@ class HostMember : public MemberMemory {
 absl::StatusOr<std::unique_ptr<MemberMemory>> ReserveHostMemory(const MemberMemoryOptions& options) {
   RETURN_IF_ERROR(CheckReservation(options, kSlabGranularityBytes));
   ASSIGN_OR_RETURN(HostMapping range, HostMapping::Reserve(options.reserve_bytes, kSlabGranularityBytes));
-  // Scratch costs memory only where the engine's warm-up writes: reserved pages of zeros.
+  // Scratch is reserved pages of zeros, which cost memory only where the engine's warm-up writes.
   if (options.warmup_scratch && ::mprotect(range.data(), range.bytes(), PROT_READ | PROT_WRITE) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("warm-up scratch of ", range.bytes(), " bytes"));
   }

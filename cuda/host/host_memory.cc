@@ -35,7 +35,7 @@ std::optional<uint64_t> Field(const std::string& text, absl::string_view key) {
   return std::nullopt;
 }
 
-// A file that holds one number; nothing for "max" and for files that are not there.
+// The number in a file; nullopt for "max" and for a file that is not there.
 std::optional<uint64_t> Number(const std::string& path) {
   uint64_t value = 0;
   if (!absl::SimpleAtoi(ReadFile(path), &value)) return std::nullopt;
@@ -61,7 +61,7 @@ void ApplyGroup(const std::string& folder, const GroupFiles& files, HostMemory* 
   memory->available_bytes = std::min<uint64_t>(memory->available_bytes, *limit - std::min(*limit, held));
 }
 
-// Every group from this process's own up to the root: each may have a limit. Inside a container the path
+// Every group from this process's own up to the root, each of which may have a limit. In a container the path
 // named may not exist under the mount, whose root then is the container's own group.
 void ApplyGroups(const std::string& mount, std::string path, const GroupFiles& files, HostMemory* memory) {
   while (true) {

@@ -10,10 +10,10 @@
 
 namespace kvpool::scorers {
 
-// REQUIRES: blockDim.x is a multiple of 32, at most 1024; every thread of the block calls what reduces or syncs.
+// REQUIRES: blockDim.x is a multiple of 32, at most 1024.
 class CudaTeam {
  public:
-  static constexpr uint32_t kColumns = 1;  // Neighbouring lanes read neighbouring columns.
+  static constexpr uint32_t kColumns = 1;  // neighbouring lanes read neighbouring columns
   static constexpr uint32_t kWarp = 32;
 
   __device__ uint32_t id() const { return threadIdx.x; }
@@ -42,7 +42,6 @@ class CudaTeam {
     return x;
   }
 
-  // Over the lanes at the same place of all row teams.
   template <typename T>
   __device__ T SumOfRows(T x) const {
     return OfRows(x, [](T a, T b) { return a + b; });
@@ -66,7 +65,7 @@ class CudaTeam {
   }
   __device__ void AddTo(uint32_t* counter, uint32_t x) const { atomicAdd(counter, x); }
 
-  // Sixteen bytes a lane at once, where the row lies so.
+  // A lane loads sixteen bytes at once where the row is aligned to that.
   template <KvDtype dtype, RowOp op>
   __device__ __forceinline__ float SumOfRow(const unsigned char* row, uint32_t dim, const float* x) const {
     using Storage = typename Element<dtype>::Storage;
@@ -87,10 +86,10 @@ class CudaTeam {
     return op == RowOp::kSquare ? sqrtf(sum) : sum;
   }
 
-  // Rows that lie in whole sixteen bytes are spread over as few lanes as take them at once (16 of 128 two-byte
-  // elements), and each lane has four rows on their way before it looks at the first: what a warp waits for is the
-  // memory, and the 1,024 lanes of an SM with 64 bytes each are more than twice what an H200 needs in flight (4.8 TB/s x
-  // 0.7 us over 132 SMs: 25 KiB each).
+  // Rows of whole sixteen bytes are spread over as few lanes as can load one at once (16 lanes for 128
+  // two-byte elements), and each lane issues the loads of four rows before it uses the first. Warps wait for
+  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, and 1,024 lanes
+  // with 64 bytes each are more than twice that.
   template <KvDtype dtype>
   __device__ __forceinline__ void NormsOfRows(const RowGrid& rows_of) const {
     using Storage = typename Element<dtype>::Storage;
@@ -121,7 +120,7 @@ class CudaTeam {
                                    : (element - other) * (element - other);
   }
 
-  // K and V are read once a pass: they should not push what is read again out of the L1 cache.
+  // K and V are read once in a pass, and should not evict data that is read again from the L1 cache.
   __device__ static uint4 LoadOnce(const unsigned char* at) {
     return __ldcs(reinterpret_cast<const uint4*>(at));
   }
@@ -152,19 +151,19 @@ class CudaTeam {
   __device__ __forceinline__ void NormsOfChunkedRows(const RowGrid& grid, uint32_t chunks,
                                                      uint32_t all) const {
     constexpr uint32_t kAtOnce = 4;
-    // Lanes a row: a power of two, so that a warp is whole groups.
+    // The lanes of a row are a power of two, so that a warp consists of whole groups.
     uint32_t width = 1;
     while (width < chunks && width < kWarp) width *= 2;
     const uint32_t group = threadIdx.x / width, groups = blockDim.x / width, lane = threadIdx.x % width;
     const uint32_t outer_per_step = groups / grid.inner_count, inner_per_step = groups % grid.inner_count;
     uint32_t outer = group / grid.inner_count, inner = group % grid.inner_count;
-    // All lanes go around equally often: the sums below are made by whole warps.
+    // All lanes go around equally often, since whole warps make the sums below.
     for (uint32_t base = group; base - group < all; base += groups * kAtOnce) {
       const unsigned char* at[kAtOnce];
       float* to[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
-        // Rows that are not there stand for the first: a load without a condition is one that does not wait.
+        // Past the last row the first is loaded again: an unconditional load does not wait for a comparison.
         const bool there = base + i * groups < all;
         at[i] = grid.first + (there ? outer * grid.outer_stride_bytes + inner * grid.inner_stride_bytes : 0);
         to[i] = there ? grid.norms + outer * grid.outer_step + inner * grid.inner_step : nullptr;
@@ -211,7 +210,7 @@ class CudaTeam {
     for (uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
       x = op(x, __shfl_xor_sync(kAllLanes, x, distance));
     }
-    // What an earlier call left is read by all before it is written over.
+    // All lanes have read the values of an earlier call before they are overwritten.
     __syncthreads();
     if (in_row() == 0) of_warp[row()] = x;
     __syncthreads();

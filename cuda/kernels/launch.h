@@ -1,5 +1,5 @@
-// How the kernels of score_kernels.cu are launched: what they, the device that launches them and the fake driver that runs
-// their bodies must agree on.
+// How the kernels of score_kernels.cu are launched: the kernels, the device that launches them and the fake
+// driver that runs their bodies agree on this.
 #ifndef KVPOOL_CUDA_KERNELS_LAUNCH_H_
 #define KVPOOL_CUDA_KERNELS_LAUNCH_H_
 
@@ -9,21 +9,24 @@
 
 namespace kvpool::scorers {
 
-// Teams that read K and V in blocks of a sequence: four of them are resident on an SM, each with its loads on their way.
+// The threads of teams that read K and V in blocks of a sequence: four such teams are resident on an SM, each
+// with loads in flight.
 inline constexpr uint32_t kBlockThreads = 256;
-// Teams of a whole plane: a model has a few hundred planes, about two an SM, so that each must fill half of one.
+// The threads of teams of a whole plane: a model has a few hundred planes, about two for each SM, so each
+// must fill half of one.
 inline constexpr uint32_t kPlaneThreads = 1024;
-// The same for policies and query windows, the largest of which need more than the 64 registers that 1,024 threads have
-// each.
+// The same for policies and query windows, some of which need more than the 64 registers that each of 1,024
+// threads has.
 inline constexpr uint32_t kPolicyThreads = 512;
 
-// Blocks of a sequence that one team unpacks: four a warp, whose loads overlap, and enough teams for every SM even of
-// a model with a single plane.
+// Blocks of a sequence that one team unpacks: four for each warp, whose loads overlap, and few enough that a
+// model with a single plane has teams for every SM.
 inline constexpr uint32_t kUnpackBlocks = 32;
-// Blocks whose keys one team multiplies: 32 KiB of 16 two-byte tokens of 128, as much as a record's team reads.
+// Blocks whose keys one team multiplies: with 16 tokens of 128 two-byte elements 32 KiB, as much as a
+// record's team reads.
 inline constexpr uint32_t kDotBlocks = 8;
 
-// A share of one plane's blocks; shares of a plane are neighbours in the grid's x.
+// How a plane's blocks are divided among teams; a plane's shares are neighbours in the grid's x.
 struct PlaneShares {
   uint32_t blocks_each = 0;
   uint32_t shares = 0;

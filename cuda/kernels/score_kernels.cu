@@ -1,5 +1,6 @@
-// The device side of the scorers: the bodies of cuda/scorers on teams of one thread block each. Names are C names: the
-// driver finds kernels by them. launch.h has the sizes of teams; x, y are those of the grid.
+// The scorers' kernels: the bodies of cuda/scorers/parts and cuda/scorers/policies on teams of one thread
+// block each. They have C names, by which the driver finds them. launch.h has the sizes of teams. "x" and "y"
+// below are the grid's.
 #include "cuda/kernels/cuda_team.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/parts/context.h"
@@ -21,10 +22,11 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
 
 }  // namespace
 
-// Threads, and teams of theirs that an SM must hold: one, where more would make the assembler spill registers.
+// The arguments are the threads of a team and the least number of teams that an SM must hold: 1 where the
+// default would make the assembler spill registers.
 #define KVPOOL_KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
-// One kernel a type: each keeps to the registers it needs.
+// One kernel for each type, so that each uses no more registers than it needs.
 #define KVPOOL_FOR_EACH_DTYPE(X) \
   X(f32, KvDtype::kF32)          \
   X(f16, KvDtype::kF16)          \
@@ -32,7 +34,8 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   X(fp8_e4m3, KvDtype::kFp8E4m3) \
   X(fp8_e5m2, KvDtype::kFp8E5m2)
 
-// records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. The others: x: plane.
+// records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. The others:
+// x: plane.
 #define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
   KVPOOL_KERNEL(kBlockThreads)                                                                             \
   kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
@@ -97,7 +100,7 @@ KVPOOL_KERNEL(kBlockThreads) kvpool_score_copy_pieces(const PieceCopy* pieces) {
   CopyPiece(CudaTeam(), pieces[blockIdx.x]);
 }
 
-// Of the three below x: tile of a row; tiles of a row are neighbours.
+// Three kernels with x: tile of a row; a row's tiles are neighbours.
 KVPOOL_KERNEL(kBlockThreads)
 kvpool_score_count_digits(const __grid_constant__ SelectRequest request, uint32_t pass) {
   __shared__ uint32_t bins[kDigits];

@@ -1,4 +1,5 @@
-// The device side of the lane-generic kernels. Names are C names: the driver finds kernels by them.
+// The kernels of stamps: the bodies of cuda/base/stamp.h on CUDA lanes. They have C names, by which the
+// driver finds them.
 #include "cuda/base/stamp.h"
 
 namespace kvpool {
@@ -7,7 +8,7 @@ namespace {
 constexpr unsigned int kWarpLanes = 32;
 constexpr unsigned int kAllLanes = 0xffffffffu;
 
-// All threads of the blocks along y: block x of the grid works on item x of a batch.
+// The lanes of an item x of a batch are all threads of the thread blocks (x, y).
 class CudaLane {
  public:
   __device__ uint64_t id() const { return uint64_t{blockIdx.y} * blockDim.x + threadIdx.x; }
@@ -17,7 +18,7 @@ class CudaLane {
     for (unsigned int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
       x += __shfl_down_sync(kAllLanes, x, distance);
     }
-    // Most verifications find nothing: no traffic for zeros.
+    // Most verifications find nothing, and need no memory traffic for zeros.
     if (threadIdx.x % kWarpLanes == 0 && x != 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(x));
     }

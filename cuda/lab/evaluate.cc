@@ -17,9 +17,9 @@ using scorers::KvShape;
 using scorers::Needs;
 
 absl::Status CheckKeys(const Problem& problem, const BoundPolicy& policy) {
-  constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedPlainAnchor |
+  constexpr Needs kKeys = scorers::kNeedNorms | scorers::kNeedUnitAnchor | scorers::kNeedMeanAnchor |
                           scorers::kNeedKeyBounds | scorers::kNeedKeys | scorers::kNeedQueries;
-  // CAOTE reads norms of V alone, to leave out what is no number.
+  // kNeedValueNorms is not among these: CAOTE reads norms of V alone, to leave out tokens that are NaN.
   const bool needs = (policy.needs() & kKeys) != 0 || problem.signals().window.data != nullptr;
   if (problem.has_keys() || !needs) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -40,7 +40,7 @@ struct Chosen {
   std::vector<uint8_t> marks;
 };
 
-// The `count` lowest of each row, and the rest.
+// Appends the `count` lowest of each row to the victims, and the others to the kept.
 absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, Choice* choice) {
   const size_t items = chosen.marks.size();
   std::vector<uint64_t> keys(items);

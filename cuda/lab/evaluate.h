@@ -1,4 +1,4 @@
-// What a policy says of a sequence from a file: scores, victims, what stays.
+// Runs a policy on a sequence from a file: scores, victims, and the tokens or blocks that stay.
 #ifndef KVPOOL_CUDA_LAB_EVALUATE_H_
 #define KVPOOL_CUDA_LAB_EVALUATE_H_
 
@@ -22,48 +22,55 @@ struct Options {
   scorers::TokenReduction over_tokens = scorers::TokenReduction::kMean;
   scorers::PlaneReduction over_heads = scorers::PlaneReduction::kMean;
   scorers::PlaneReduction over_layers = scorers::PlaneReduction::kMean;
-  uint32_t budget_tokens = 0;  // 0: the file's.
+  uint32_t budget_tokens = 0;  // 0: as in the file
   uint32_t tokens_per_block = 0;
   uint32_t threads = 1;
-  KvCompute* compute = nullptr;  // That scores; null: this host, on so many threads.
+  // The device that scores; null: this host, on `threads` threads.
+  KvCompute* compute = nullptr;
 };
 
-// The policy with its parameters. Over a host that is not named, an importance in the file is the host.
+// The policy with its parameters. The host of a policy that builds on one is the one named, else the file's
+// importance if it has any, else the policy's default.
 absl::StatusOr<scorers::BoundPolicy> BindFor(const Options& options, const Problem& problem);
 
 struct Scores {
   uint32_t rows = 0;
   std::vector<float> tokens;                      // [rows][tokens]
   std::vector<float> blocks;                      // [rows][blocks]
-  std::vector<scorers::AttentionSpread> spreads;  // [layers]; empty if no queries were read.
+  std::vector<scorers::AttentionSpread> spreads;  // [layers]; empty if no queries were read
 };
 absl::StatusOr<Scores> Score(const Problem& problem, const scorers::BoundPolicy& policy,
                              const Options& options);
 
-// Ascending indices of blocks (Prune) or tokens (Compact), one list a row.
+// Ascending indices of blocks (Prune) or tokens (Compact), a list for each row.
 struct Choice {
   Scores scores;
   std::vector<std::vector<uint32_t>> victims;
   std::vector<std::vector<uint32_t>> kept;
 };
-// INVALID_ARGUMENT: no budget, or one below what is protected.
+// INVALID_ARGUMENT: there is no budget, or it is below the number of protected ones.
 absl::StatusOr<Choice> Prune(const Problem& problem, const scorers::BoundPolicy& policy,
                              const Options& options);
 absl::StatusOr<Choice> Compact(const Problem& problem, const scorers::BoundPolicy& policy,
                                const Options& options);
 
-// A sequence that grows: at each step one token is appended, the newest query's attention over the resident tokens is
-// drawn or read, and one token leaves when more than the budget are resident.
-//   T       steps                      budget   resident tokens
-//   rows    [step][resident]           the attention; without it softmax of 2n, n from the generator below
-//   recent  of the policy              seed     of the generator, by default 3
+// A sequence that grows: at each step one token is appended, the newest query's attention over the resident
+// tokens is drawn or read, and one token leaves when more than the budget are resident.
+//
+//   tensor    meaning
+//   T         number of steps
+//   budget    resident tokens
+//   rows      [step][resident], the attention; without it the softmax of 2n, n from the generator below
+//   seed      of the generator; 3 unless given
+//   recent    the policy's parameter of this name
+//
 // The generator: x = x * 6364136223846793005 + 1442695040888963407, u = (x >> 11) / 2^53,
 // n = (u1 + u2 + u3 + u4 - 2) * sqrt(3).
 struct Growth {
-  std::vector<std::pair<uint32_t, uint32_t>> evictions;  // Step, token.
-  std::vector<uint32_t> final;                           // Resident tokens at the end.
+  std::vector<std::pair<uint32_t, uint32_t>> evictions;  // (step, token)
+  std::vector<uint32_t> final;                           // tokens that are resident at the end
 };
-// Whether the tensors are such a problem.
+// Whether the tensors describe such a sequence.
 bool IsGrowth(const Tensors& tensors);
 absl::StatusOr<Growth> Grow(const Tensors& tensors, const Options& options);
 

@@ -10,9 +10,9 @@ namespace kvpool::lab {
 namespace {
 
 constexpr int kCell = 12;
-constexpr uint32_t kCellsALine = 64;
+constexpr uint32_t kCellsPerLine = 64;
 
-// Least and greatest finite score of a row.
+// The least and the greatest finite score of a row.
 std::pair<float, float> RangeOf(const Picture& picture, uint32_t row) {
   float least = INFINITY, greatest = -INFINITY;
   for (uint32_t t = 0; t < picture.tokens; ++t) {
@@ -65,8 +65,8 @@ std::string DrawText(const Picture& picture) {
 }
 
 std::string DrawSvg(const Picture& picture) {
-  const uint32_t columns = std::min(picture.tokens, kCellsALine);
-  const uint32_t lines = (picture.tokens + kCellsALine - 1) / kCellsALine;
+  const uint32_t columns = std::min(picture.tokens, kCellsPerLine);
+  const uint32_t lines = (picture.tokens + kCellsPerLine - 1) / kCellsPerLine;
   const uint64_t width = uint64_t{columns + 2} * kCell;
   const uint64_t height = (uint64_t{lines + 2} * picture.rows + 2) * kCell;
   std::string svg = absl::StrFormat(
@@ -80,7 +80,8 @@ std::string DrawSvg(const Picture& picture) {
       const uint64_t at = uint64_t{row} * picture.tokens + t;
       const float score = picture.scores[at];
       const float share = std::isfinite(score) && greatest > least ? (score - least) / (greatest - least) : 0;
-      const uint64_t x = uint64_t{t % kCellsALine + 1} * kCell, y = top + uint64_t{t / kCellsALine} * kCell;
+      const uint64_t x = uint64_t{t % kCellsPerLine + 1} * kCell,
+                     y = top + uint64_t{t / kCellsPerLine} * kCell;
       absl::StrAppendFormat(&svg,
                             "<rect x=\"%u\" y=\"%u\" width=\"%d\" height=\"%d\" fill=\"hsl(210,70%%,%d%%)\">"
                             "<title>token %u, block %u: %.6g</title></rect>\n",

@@ -1,4 +1,4 @@
-// Which tokens stay, drawn.
+// Drawings of the tokens that stay.
 #ifndef KVPOOL_CUDA_LAB_EXPLAIN_H_
 #define KVPOOL_CUDA_LAB_EXPLAIN_H_
 
@@ -17,9 +17,9 @@ struct Picture {
   std::vector<uint8_t> stays;  // [rows][tokens]
 };
 
-// A line per block: a full mark per token that stays, a dot per token that leaves, and the block's scores.
+// A line for each block: # for a token that stays, . for one that leaves, and the mean of their scores.
 std::string DrawText(const Picture& picture);
-// Cells: one a token, shaded by score, crossed out if it leaves.
+// A cell for each token, shaded by score, and crossed out if the token leaves.
 std::string DrawSvg(const Picture& picture);
 
 }  // namespace kvpool::lab

@@ -11,7 +11,7 @@
 namespace kvpool::lab {
 namespace {
 
-constexpr uint32_t kMostSteps = 1 << 16;
+constexpr uint32_t kMaxSteps = 1 << 16;
 
 class Generator {
  public:
@@ -32,14 +32,15 @@ class Generator {
 struct Resident {
   uint32_t token = 0;
   double mass = 0, mass_square = 0, latest = 0, last = 0, interval = 0, hits = 0;
-  uint32_t steps = 0;  // Since it came.
+  uint32_t steps = 0;  // steps that it has been resident
 };
 
 struct Range {
   uint64_t min, max;
 };
 
-// Without the number in the input: `fallback`, or an error if there is none.
+// A whole number from the input, or `fallback` if the input has none of this name; without a fallback
+// an error.
 absl::StatusOr<uint64_t> WholeOf(const Tensors& tensors, const char* name, Range range,
                                  std::optional<uint64_t> fallback) {
   const Tensor* const tensor = tensors.Find(name);
@@ -53,7 +54,8 @@ absl::StatusOr<uint64_t> WholeOf(const Tensors& tensors, const char* name, Range
       absl::StrCat(name, " must be one whole number from ", range.min, " to ", range.max));
 }
 
-// Parameters of the policy that runs of growing sequences come with, before those of the command line, which count.
+// Adds the parameters that a growing sequence's input has for the policy. They come before those of the
+// command line, which override them.
 absl::Status AddSettings(const Tensors& tensors, Options* options) {
   ASSIGN_OR_RETURN(const scorers::PolicyId id, scorers::FindPolicy(options->policy));
   // The reference runs of RoCo protect this many of the newest tokens.
@@ -63,14 +65,14 @@ absl::Status AddSettings(const Tensors& tensors, Options* options) {
     const bool protect_last = name == "protect_last";
     if (!protect_last && (name != "recent" || tensors.Find("recent") == nullptr)) continue;
     ASSIGN_OR_RETURN(const uint64_t value,
-                     WholeOf(tensors, name.c_str(), {0, kMostSteps},
+                     WholeOf(tensors, name.c_str(), {0, kMaxSteps},
                              protect_last ? std::optional(kProtectLast) : std::nullopt));
     options->settings.emplace(options->settings.begin(), name, absl::StrCat(value));
   }
   return absl::OkStatus();
 }
 
-// The newest query's attention over the resident tokens.
+// Reads or draws the newest query's attention over the resident tokens.
 absl::StatusOr<std::vector<double>> RowOf(const std::vector<std::vector<double>>& rows, uint32_t step,
                                           size_t residents, Generator* generator) {
   if (!rows.empty()) {
@@ -111,11 +113,11 @@ absl::StatusOr<std::unique_ptr<Problem>> ProblemOf(const std::vector<Resident>& 
 bool IsGrowth(const Tensors& tensors) { return tensors.Find("T") != nullptr && tensors.Find("K") == nullptr; }
 
 absl::StatusOr<Growth> Grow(const Tensors& tensors, const Options& options) {
-  ASSIGN_OR_RETURN(const uint64_t steps, WholeOf(tensors, "T", {1, kMostSteps}, std::nullopt));
+  ASSIGN_OR_RETURN(const uint64_t steps, WholeOf(tensors, "T", {1, kMaxSteps}, std::nullopt));
   ASSIGN_OR_RETURN(const uint64_t seed, WholeOf(tensors, "seed", {0, uint64_t{1} << 53}, 3));
   uint64_t budget = options.budget_tokens;
   if (budget == 0) {
-    ASSIGN_OR_RETURN(budget, WholeOf(tensors, "budget", {1, kMostSteps}, std::nullopt));
+    ASSIGN_OR_RETURN(budget, WholeOf(tensors, "budget", {1, kMaxSteps}, std::nullopt));
   }
   Options each = options;
   each.budget_tokens = static_cast<uint32_t>(budget);

@@ -1,4 +1,4 @@
-// kvpool-lab: what a policy would drop, on tensors from a file.
+// kvpool-lab: runs policies on tensors from a file, and says which tokens they would drop.
 //
 // Exit status: 0 done; 1 the input is bad or the policy can't be run on it; 2 usage.
 #include <cmath>
@@ -107,7 +107,7 @@ std::string JsonList(const Numbers& numbers) {
                       "]");
 }
 
-// One list, or a list of them if there are several rows.
+// One list, or a list of lists if there are several rows.
 template <typename T>
 std::string JsonRows(const std::vector<T>& values, uint32_t rows) {
   if (rows == 1) return JsonList(values);

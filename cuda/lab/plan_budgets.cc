@@ -9,14 +9,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/budgets.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
 namespace {
 
-constexpr uint64_t kMostLayers = 1024;
-
-// Numbers from the command line, else from the file.
+// Numbers by name: from the command line, else from the file.
 class Numbers {
  public:
   Numbers(const Tensors& tensors, const Options& options) : tensors_(tensors), options_(options) {}
@@ -48,7 +47,7 @@ class Numbers {
         absl::StrCat(names.front(), " is ", number, ", must be a whole number from 0 to ", max));
   }
 
-  // The mean per layer; 0: not given.
+  // The mean of the layers; 0: not given.
   absl::StatusOr<uint64_t> Budget() const {
     if (options_.budget_tokens != 0) return options_.budget_tokens;
     return GetWhole({"budget", "cap", "avg", "C"}, 0, uint64_t{1} << 32);
@@ -65,7 +64,7 @@ absl::Status CheckBudget(uint64_t budget) {
 }
 
 absl::StatusOr<Budgets> Uniform(const Numbers& numbers) {
-  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMostLayers));
+  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMaxLayers));
   ASSIGN_OR_RETURN(const uint64_t budget, numbers.Budget());
   RETURN_IF_ERROR(CheckBudget(budget));
   Budgets budgets{.tokens = std::vector<uint64_t>(layers)};
@@ -76,7 +75,7 @@ absl::StatusOr<Budgets> Uniform(const Numbers& numbers) {
 absl::StatusOr<Budgets> Pyramid(const Numbers& numbers) {
   constexpr uint64_t kMost = uint64_t{1} << 32;
   scorers::PyramidOptions options;
-  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMostLayers));
+  ASSIGN_OR_RETURN(const uint64_t layers, numbers.GetWhole({"layers"}, {}, kMaxLayers));
   ASSIGN_OR_RETURN(options.capacity_tokens, numbers.Budget());
   RETURN_IF_ERROR(CheckBudget(options.capacity_tokens));
   ASSIGN_OR_RETURN(options.window_tokens, numbers.GetWhole({"window", "win"}, 64, kMost));
@@ -87,7 +86,7 @@ absl::StatusOr<Budgets> Pyramid(const Numbers& numbers) {
   return budgets;
 }
 
-// Entropy and variance of each layer, and the number of tokens.
+// The entropy and variance of each layer's attention, and the number of tokens.
 absl::StatusOr<std::vector<scorers::AttentionSpread>> SpreadsOf(const Tensors& tensors, uint64_t* tokens) {
   const Tensor* attention = tensors.Find("attention");
   if (attention == nullptr) attention = tensors.Find("attn");
@@ -148,7 +147,8 @@ absl::StatusOr<const Tensor*> ListOf(const Tensors& tensors, const char* name) {
   return absl::InvalidArgumentError(absl::StrCat(name, " [layer] is needed in the input"));
 }
 
-// What each token received in all, out of attention [layer][query][token] or [layer][head][query][token].
+// The attention that each token received in all, from attention [layer][query][token] or
+// [layer][head][query][token].
 absl::StatusOr<std::vector<double>> DensityOf(const Tensor& attention) {
   const std::vector<uint64_t>& shape = attention.shape;
   if (shape.size() != 3 && shape.size() != 4) {

@@ -14,7 +14,9 @@ namespace {
 
 using scorers::KvPlane;
 using scorers::KvShape;
-using scorers::TokenSignal;
+using scorers::SignalArray;
+using scorers::SignalFacts;
+using scorers::SignalShape;
 
 constexpr uint32_t kTokensPerBlock = 16;
 
@@ -30,7 +32,7 @@ absl::Status WrongShape(const char* name, const Tensor& tensor, const std::strin
       absl::StrCat(name, " has shape [", absl::StrJoin(tensor.shape, ", "), "], must be ", wanted));
 }
 
-// A whole number, if the file has one by that name.
+// Reads a whole number into *to if the file has one of these names.
 absl::Status TakeNumber(const Tensors& tensors, const std::vector<const char*>& names, uint32_t max,
                         uint32_t* to) {
   const Tensor* const tensor = FindAny(tensors, names);
@@ -60,17 +62,30 @@ bool ExtentsOf(const Tensor& tensor, bool one_row, Extents* extents) {
 
 constexpr char kRowsWanted[] = "[token][dim], [token][head][dim] or [layer][token][head][dim]";
 
-// `clusters` are K in blocks.
+// `clusters`, [block][token][dim], as K.
 Tensor ClustersAsKeys(const Tensor& clusters) {
   Tensor keys = clusters;
   keys.shape = {clusters.shape[0] * clusters.shape[1], clusters.shape[2]};
   return keys;
 }
 
-// What a token is known by when there is no K: the last dimension of any per-token input.
+// Whether TakeSignals reads the signal; hidden states and weights have a reader of their own.
+bool IsPerToken(const SignalFacts& facts) {
+  return facts.shape == SignalShape::kToken || facts.shape == SignalShape::kWindow;
+}
+
+// A second name that files may have for the signal.
+const char* AliasOf(const SignalFacts& facts) {
+  return facts.array == &scorers::Signals::mass ? "alpha" : facts.name;
+}
+
+// The number of tokens where there is no K: the last dimension of any per-token input.
 uint64_t TokensOfSignals(const Tensors& tensors) {
-  const Tensor* const signal = FindAny(tensors, {"attention", "attn", "mass", "alpha", "importance", "latest",
-                                                 "peak", "last_attended", "hits", "keep", "window_mean"});
+  std::vector<const char*> names = {"attention", "attn"};
+  for (const SignalFacts& facts : scorers::kSignals) {
+    if (IsPerToken(facts)) names.insert(names.end(), {facts.name, AliasOf(facts)});
+  }
+  const Tensor* const signal = FindAny(tensors, names);
   if (signal != nullptr && !signal->shape.empty()) return signal->shape.back();
   const Tensor* const hidden = tensors.Find("hidden");
   if (hidden != nullptr && hidden->shape.size() >= 2) return hidden->shape[hidden->shape.size() - 2];
@@ -150,7 +165,7 @@ absl::Status Problem::TakeKv(const Tensors& tensors) {
                         absl::StrCat("of ", shape.layers, " layers, ", shape.tokens, " tokens and ",
                                      shape.kv_heads, " heads of 1 to 4096"));
     }
-    // In a block: [layer][token][head][dim] of K, then of V.
+    // A block is [layer][token][head][dim] of K, then of V.
     KvPlane& plane = *planes[i];
     plane.head_dim = static_cast<uint32_t>(extents.dim);
     plane.offset_bytes = block_floats * sizeof(float);
@@ -213,7 +228,7 @@ absl::Status Problem::TakeQueries(const Tensors& tensors) {
   if (scale != nullptr && scale->values.size() == 1) {
     signals_.window.scale = static_cast<float>(scale->values[0]);
   } else if (tensors.Find("clusters") != nullptr) {
-    signals_.window.scale = 1;  // Clusters come with the bounds of plain products.
+    signals_.window.scale = 1;  // the expected bounds of clusters are those of unscaled products
   }
   return absl::OkStatus();
 }
@@ -232,10 +247,10 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
   }
   const uint64_t tokens = kv_.shape.tokens, rows = shape[rank - 2];
   const uint64_t heads = rank == 4 ? shape[1] : 1;
-  // Without heads, all kv heads share the rows.
-  const uint64_t planes_a_layer = rank == 4 ? kv_.shape.kv_heads : 1;
-  const uint64_t group = heads / planes_a_layer;
-  const uint64_t size = kv_.shape.layers * planes_a_layer * tokens;
+  // If the rows have no heads, all kv heads share them.
+  const uint64_t planes_per_layer = rank == 4 ? kv_.shape.kv_heads : 1;
+  const uint64_t group = heads / planes_per_layer;
+  const uint64_t size = kv_.shape.layers * planes_per_layer * tokens;
   std::vector<float>*mean = NewBuffer(size), *variance = NewBuffer(size), *peak = NewBuffer(size),
   *latest = NewBuffer(size), *sum = NewBuffer(size), *square = NewBuffer(size);
   for (uint64_t i = 0; i < size; ++i) {
@@ -266,9 +281,9 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
     (*latest)[i] = static_cast<float>(last / over);
   }
   const auto signal = [&](const std::vector<float>* values) {
-    return TokenSignal{.values = values->data(),
-                       .layer_stride = planes_a_layer * tokens,
-                       .head_stride = planes_a_layer == 1 ? 0 : tokens};
+    return SignalArray{.values = values->data(),
+                       .layer_stride = planes_per_layer * tokens,
+                       .head_stride = planes_per_layer == 1 ? 0 : tokens};
   };
   signals_.window_mean = signal(mean);
   signals_.window_variance = signal(variance);
@@ -283,39 +298,25 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
 }
 
 absl::Status Problem::TakeSignals(const Tensors& tensors) {
-  const std::pair<std::vector<const char*>, TokenSignal*> inputs[] = {
-      {{"mass", "alpha"}, &signals_.mass},
-      {{"mass_square"}, &signals_.mass_square},
-      {{"counts"}, &signals_.counts},
-      {{"latest"}, &signals_.latest},
-      {{"peak"}, &signals_.peak},
-      {{"last_attended"}, &signals_.last_attended},
-      {{"interval"}, &signals_.interval},
-      {{"hits"}, &signals_.hits},
-      {{"importance"}, &signals_.importance},
-      {{"keep"}, &signals_.keep},
-      {{"window_mean"}, &signals_.window_mean},
-      {{"window_variance"}, &signals_.window_variance},
-  };
   const uint64_t tokens = kv_.shape.tokens, heads = kv_.shape.kv_heads, layers = kv_.shape.layers;
-  for (const auto& [names, signal] : inputs) {
-    const Tensor* const tensor = FindAny(tensors, names);
+  for (const SignalFacts& facts : scorers::kSignals) {
+    const Tensor* const tensor = IsPerToken(facts) ? FindAny(tensors, {facts.name, AliasOf(facts)}) : nullptr;
     if (tensor == nullptr) continue;
     const std::vector<uint64_t>& shape = tensor->shape;
     const bool fits = (shape.size() == 1 && shape[0] == tokens) ||
                       (shape.size() == 2 && shape[0] == heads && shape[1] == tokens && layers == 1) ||
                       (shape.size() == 3 && shape[0] == layers && shape[1] == heads && shape[2] == tokens);
     if (!fits) {
-      return WrongShape(names.front(), *tensor,
+      return WrongShape(facts.name, *tensor,
                         absl::StrCat("[token], [head][token] or [layer][head][token] of ", layers,
                                      " layers, ", heads, " heads and ", tokens, " tokens"));
     }
     std::vector<float>* const values = NewBuffer(tensor->values.size());
     std::transform(tensor->values.begin(), tensor->values.end(), values->begin(),
                    [](double x) { return static_cast<float>(x); });
-    *signal = {.values = values->data(),
-               .layer_stride = shape.size() == 3 ? heads * tokens : 0,
-               .head_stride = shape.size() >= 2 ? tokens : 0};
+    signals_.*facts.array = {.values = values->data(),
+                             .layer_stride = shape.size() == 3 ? heads * tokens : 0,
+                             .head_stride = shape.size() >= 2 ? tokens : 0};
   }
   const Tensor* const now = FindAny(tensors, {"now", "t"});
   if (now != nullptr && now->values.size() == 1) signals_.now = static_cast<float>(now->values[0]);
@@ -366,9 +367,8 @@ absl::Status Problem::TakeHiddenAndWeights(const Tensors& tensors) {
     }
     std::vector<float>* const values = NewBuffer(hidden->values.size());
     std::copy(hidden->values.begin(), hidden->values.end(), values->begin());
-    signals_.hidden = values->data();
+    signals_.hidden = {.values = values->data(), .layer_stride = rank == 3 ? shape[1] * shape[2] : 0};
     signals_.hidden_dim = static_cast<uint32_t>(shape[rank - 1]);
-    signals_.hidden_layer_stride = rank == 3 ? shape[1] * shape[2] : 0;
   }
   std::vector<const Tensor*> parts;
   for (const char* name : {"W1", "b1", "w2", "b2"}) {
@@ -378,7 +378,7 @@ absl::Status Problem::TakeHiddenAndWeights(const Tensors& tensors) {
   if (parts[0] == nullptr) return absl::OkStatus();
   std::vector<float>* const values = NewBuffer(0);
   for (const Tensor* part : parts) values->insert(values->end(), part->values.begin(), part->values.end());
-  signals_.weights = values->data();
+  signals_.weights = {.values = values->data()};
   signals_.weight_count = values->size();
   return absl::OkStatus();
 }

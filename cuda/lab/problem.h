@@ -1,18 +1,20 @@
-// A sequence out of a file, in the form in which scorers take it.
+// A sequence from a file, as views that scorers take.
 //
-//   name (also)               shape                                              meaning
-//   K, V                      [token][dim], [token][head][dim], [layer][token][head][dim]
-//   clusters                  [block][token][dim]                                K in blocks (with q)
-//   queries (q)               [dim], [query][dim], [query][head][dim], [layer][query][head][dim]
-//   attention (attn)          [query][token], [layer][query][token], [layer][head][query][token]: a window's rows
-//   mass (alpha), mass_square, counts, latest, peak, last_attended, interval, hits, importance, keep
-//                             [token], [head][token], [layer][head][token]
-//   activations, t            per token the steps at which it was active, and now: last_attended and interval
-//   hidden                    [token][dim], [layer][token][dim]
-//   weights                   [any]; or W1, b1, w2, b2 of learned_mlp
+//   name (alternative)       shape
+//   K, V                     [token][dim], [token][head][dim], [layer][token][head][dim]
+//   clusters                 [block][token][dim]: K in blocks (with q)
+//   queries (q)              [dim], [query][dim], [query][head][dim], [layer][query][head][dim]
+//   attention (attn)         [query][token], [layer][query][token], [layer][head][query][token]: the rows of
+//                            a window of queries
+//   mass (alpha), …          [token], [head][token], [layer][head][token]: each kToken or kWindow signal of
+//                            cuda/scorers/parts/signals.h by its name
+//   activations, t           for each token the steps at which it was active, and now: they give
+//                            last_attended, interval and hits
+//   hidden                   [token][dim], [layer][token][dim]
+//   weights                  any; or W1, b1, w2, b2 of learned_mlp
 //   tokens_per_block (B), budget (C), scale, now
 //
-// Where attention rows are given, what they say of each token stands in for mass, mass_square, latest and peak.
+// Where attention rows are given, mass, mass_square, latest and peak are computed from them unless given too.
 #ifndef KVPOOL_CUDA_LAB_PROBLEM_H_
 #define KVPOOL_CUDA_LAB_PROBLEM_H_
 
@@ -29,18 +31,18 @@
 
 namespace kvpool::lab {
 
-// Views point into the buffers, which stay where they are.
+// The views point into buffers that the problem owns.
 class Problem {
  public:
   struct Overrides {
-    uint32_t tokens_per_block = 0;  // 0: as the file says, else 16.
+    uint32_t tokens_per_block = 0;  // 0: as in the file, else 16
   };
   static absl::StatusOr<std::unique_ptr<Problem>> Make(const Tensors& tensors, const Overrides& overrides);
 
   const scorers::KvView& kv() const { return kv_; }
   const scorers::Signals& signals() const { return signals_; }
   bool has_keys() const { return has_keys_; }
-  uint32_t budget_tokens() const { return budget_tokens_; }  // 0: not said.
+  uint32_t budget_tokens() const { return budget_tokens_; }  // 0: the file has none
 
  private:
   Problem() = default;

@@ -22,10 +22,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostDimensions = 8;
+constexpr size_t kMaxDimensions = 8;
 
-// JSON has no such numbers: some libraries write "NaN", "Infinity" and "-Infinity" as strings, others (Python's) without the
-// quotes, which QuoteConstants then adds.
+// JSON has no numbers for NaN and infinities. Some libraries write "NaN", "Infinity" and "-Infinity" as
+// strings, others (Python's) without the quotes, which QuoteConstants adds.
 bool NumberOf(const Json& json, double* value) {
   if (json.is_number()) return *value = json.get<double>(), true;
   if (json.is_boolean()) return *value = json.get<bool>() ? 1 : 0, true;
@@ -63,7 +63,7 @@ std::string QuoteConstants(const std::string& text) {
   return quoted;
 }
 
-// Appends the numbers of nested lists; false if they are not a box of numbers.
+// Appends the numbers of nested lists; false if the lists' lengths do not agree with the shape.
 bool Flatten(const Json& json, size_t depth, Tensor* tensor) {
   if (!json.is_array()) {
     double value;
@@ -79,7 +79,7 @@ bool Flatten(const Json& json, size_t depth, Tensor* tensor) {
 bool TensorOf(const Json& json, Tensor* tensor) {
   for (const Json* at = &json; at->is_array(); at = &at->front()) {
     tensor->shape.push_back(at->size());
-    if (at->empty() || tensor->shape.size() > kMostDimensions) return false;
+    if (at->empty() || tensor->shape.size() > kMaxDimensions) return false;
   }
   return Flatten(json, 0, tensor);
 }
@@ -95,7 +95,7 @@ bool RaggedOf(const Json& json, std::vector<std::vector<double>>* rows) {
   return true;
 }
 
-// {"0": [1, 5], "1": [2]}: rows by number.
+// Reads {"0": [1, 5], "1": [2]}, rows by their numbers.
 bool RowsByNumber(const Json& json, std::vector<std::vector<double>>* rows) {
   if (!json.is_object()) return false;
   rows->resize(json.size());
@@ -119,12 +119,12 @@ Tensors TensorsOf(const Json& object) {
     } else if (RaggedOf(value, &rows) || (rows.clear(), RowsByNumber(value, &rows))) {
       tensors.ragged[name] = std::move(rows);
     }
-    // Anything else is for people, or an expected answer.
+    // Other members are texts, or expected answers.
   }
   return tensors;
 }
 
-// Members under which a file of many problems may have a policy's, the best last.
+// The names under which a file of many problems may have a policy's; a later one counts before an earlier.
 std::vector<std::string> KeysOf(const std::string& policy) {
   if (policy == "lazy_eviction") return {"lazy", policy};
   if (policy == "fast_caote") return {"caote", policy};
@@ -150,7 +150,7 @@ double ElementOf(const std::string& dtype, const unsigned char* at) {
   if (dtype == "I32") return as(int32_t{});
   if (dtype == "I16") return as(int16_t{});
   if (dtype == "I8") return as(int8_t{});
-  return as(uint8_t{});  // U8 and BOOL.
+  return as(uint8_t{});  // U8 and BOOL
 }
 
 }  // namespace
@@ -191,7 +191,8 @@ absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& po
     return absl::InvalidArgumentError(error.what());
   }
   if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  // A file of many problems: by policy, those of budgets one level further down.
+  // A file of many problems has a policy's in a member of its name, those of budgets in a member
+  // of "budgets".
   const Json* object = &json;
   for (const char* group : {"", "budgets"}) {
     const bool in_group = *group != 0 && json.contains(group) && json[group].is_object();

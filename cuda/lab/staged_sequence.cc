@@ -12,7 +12,7 @@ using scorers::KvShape;
 using scorers::KvView;
 using scorers::Signals;
 
-// Where a GPU reads fastest from, and more than any element needs.
+// A GPU reads fastest from addresses that are multiples of this; any element needs less.
 constexpr uint64_t kAlignment = 256;
 uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -24,7 +24,7 @@ uint64_t EndOf(const KvView& kv, const KvPlane& plane) {
          scorers::BytesOf(kv.dtype);
 }
 
-// The arrays of `signals`, each a pointer there and its bytes; `visit` may move it.
+// Calls visit(&address, bytes) for each array of `signals` that is given; `visit` may change the address.
 template <typename Visit>
 void VisitArrays(const KvShape& shape, Signals* s, const Visit& visit) {
   const auto array = [&](auto** pointer, uint64_t bytes) {
@@ -33,22 +33,18 @@ void VisitArrays(const KvShape& shape, Signals* s, const Visit& visit) {
     visit(&address, bytes);
     *pointer = reinterpret_cast<std::remove_reference_t<decltype(*pointer)>>(address);
   };
-  for (scorers::TokenSignal* signal :
-       {&s->mass, &s->mass_square, &s->counts, &s->latest, &s->peak, &s->last_attended, &s->interval,
-        &s->hits, &s->importance, &s->keep, &s->window_mean, &s->window_variance, &s->window_peak,
-        &s->window_latest}) {
-    array(&signal->values, ((shape.layers - 1) * signal->layer_stride +
-                            (shape.kv_heads - 1) * signal->head_stride + shape.tokens) *
-                               sizeof(float));
+  for (const scorers::SignalFacts& facts : scorers::kSignals) {
+    scorers::SignalArray& signal = s->*facts.array;
+    array(&signal.values,
+          ((shape.layers - 1) * signal.layer_stride + (shape.kv_heads - 1) * signal.head_stride +
+           s->RowFloats(facts.shape, shape.tokens)) *
+              sizeof(float));
   }
   const scorers::QueryWindow& window = s->window;
   array(&s->window.data, (shape.layers - 1) * window.layer_stride_bytes +
                              (std::max(window.queries, 1u) - 1) * window.query_stride_bytes +
                              (std::max(window.q_heads, 1u) - 1) * window.head_stride_bytes +
                              shape.k_head_dim * scorers::BytesOf(window.dtype));
-  array(&s->hidden, ((shape.layers - 1) * s->hidden_layer_stride + uint64_t{shape.tokens} * s->hidden_dim) *
-                        sizeof(float));
-  array(&s->weights, s->weight_count * sizeof(float));
 }
 
 }  // namespace

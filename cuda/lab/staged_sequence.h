@@ -16,13 +16,13 @@ namespace kvpool::lab {
 
 class StagedSequence {
  public:
-  // `kv` and `signals` are in this process's memory.
+  // Copies `kv` and `signals`, which are in this process's memory.
   static absl::StatusOr<StagedSequence> Make(KvCompute* compute, const scorers::KvView& kv,
                                              const scorers::Signals& signals);
-  // Blocks of this layout, not written yet.
+  // Blocks of this layout with undefined content.
   static absl::StatusOr<StagedSequence> MakeEmpty(KvCompute* compute, const scorers::KvView& kv);
 
-  // Views that point there; the addresses of blocks are in this process's memory, as KvCompute takes them.
+  // Views of the copies. The array of block addresses is in this process's memory, as KvCompute takes it.
   scorers::KvView kv() const {
     scorers::KvView kv = kv_;
     kv.blocks = addresses_.data();
@@ -40,15 +40,15 @@ class StagedSequence {
   uint64_t signals_at_ = 0;
 };
 
-// From the block's first byte to behind the last that the view describes.
+// The bytes from a block's first to the last that the view describes.
 uint64_t BlockBytes(const scorers::KvView& kv);
 
 struct ScoredSequence {
   scorers::ScorePlan plan;
   std::vector<float> tokens, blocks;              // [rows][tokens], [rows][blocks]
-  std::vector<scorers::AttentionSpread> spreads;  // [layers]; empty if no queries were read.
+  std::vector<scorers::AttentionSpread> spreads;  // [layers]; empty if no queries were read
 };
-// All of it on `compute`.
+// Scores the sequence on `compute`, on which it is staged.
 absl::StatusOr<ScoredSequence> ScoreStaged(KvCompute* compute, const StagedSequence& sequence,
                                            const scorers::ScoreRequest& request);
 

@@ -1,4 +1,4 @@
-// Numbers from a file, by name.
+// Named arrays of numbers from a file.
 #ifndef KVPOOL_CUDA_LAB_TENSOR_H_
 #define KVPOOL_CUDA_LAB_TENSOR_H_
 
@@ -11,14 +11,14 @@
 
 namespace kvpool::lab {
 
-// Row-major. A single number has no dimensions.
+// Values are row-major. A single number has no dimensions.
 struct Tensor {
   std::vector<uint64_t> shape;
   std::vector<double> values;
 };
 
-// What one problem is given as. Lists of lists of unequal length are in `ragged`: attention rows while a sequence
-// grows, steps at which tokens were active.
+// The arrays of one problem. Lists of lists of unequal length are in `ragged`: attention rows of a sequence
+// that grows, steps at which tokens were active.
 struct Tensors {
   std::map<std::string, Tensor> by_name;
   std::map<std::string, std::vector<std::vector<double>>> ragged;
@@ -27,15 +27,16 @@ struct Tensors {
     const auto found = by_name.find(name);
     return found == by_name.end() ? nullptr : &found->second;
   }
-  // Lists of numbers, whether or not they are of one length; empty if there are none by that name.
+  // The lists of numbers of this name, of equal length or not; empty if there are none.
   std::vector<std::vector<double>> FindRows(const std::string& name) const;
 };
 
-// A file of JSON or, by its name's end, safetensors. A JSON object that has no tensors of its own but a member `policy`
-// is read from there. INVALID_ARGUMENT names the file and the place.
+// Reads a file in safetensors format if its name ends so, else in JSON. In JSON tensors may stand in a member
+// named `policy` instead of in the object itself. INVALID_ARGUMENT names the file and the place.
 absl::StatusOr<Tensors> ReadTensors(const std::string& path, const std::string& policy);
 absl::StatusOr<Tensors> ParseJson(const std::string& text, const std::string& policy);
-// F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U8 BOOL; no gaps, no overlaps, nothing behind the last tensor.
+// Types F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 I16 I8 U8 BOOL. Gaps, overlaps and bytes behind the last
+// tensor are refused.
 absl::StatusOr<Tensors> ParseSafetensors(const std::string& bytes);
 
 }  // namespace kvpool::lab

@@ -13,7 +13,7 @@
 namespace kvpool::lab {
 namespace {
 
-constexpr uint64_t kMostWeights = 1u << 26;
+constexpr uint64_t kMaxWeights = 1u << 26;
 
 struct Settings {
   double steps = 400, rate = 0.05, seed = 1, units = 0, keep = -1, pull = 1;
@@ -68,7 +68,7 @@ class Adam {
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Uniform in (-1, 1), the same everywhere.
+// Uniform in (-1, 1), the same numbers on every platform.
 double Random(uint64_t* state) {
   *state = *state * 6364136223846793005u + 1442695040888963407u;
   return static_cast<double>(*state >> 11) / 4503599627370496.0 - 1;
@@ -110,9 +110,9 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
   const uint64_t units =
       settings.units > 0 ? static_cast<uint64_t>(settings.units) : std::max<uint64_t>(1, dim / 2);
   const uint64_t count = units * (dim + 2) + 1;
-  if (count > kMostWeights)
-    return absl::InvalidArgumentError(absl::StrCat(count, " weights, at most ", kMostWeights));
-  // W1, b1, w2, b2, as the policy reads them.
+  if (count > kMaxWeights)
+    return absl::InvalidArgumentError(absl::StrCat(count, " weights, at most ", kMaxWeights));
+  // W1, b1, w2, b2, in the order in which the policy reads them.
   std::vector<double> weights(count), gradient(count), inner(units);
   uint64_t state = static_cast<uint64_t>(settings.seed);
   const double scale = 1 / std::sqrt(static_cast<double>(dim));
@@ -130,7 +130,7 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
         inner[u] = std::max(sum, 0.0);
         logit += weights[w2 + u] * inner[u];
       }
-      // Of the cross-entropy, by the logit.
+      // The derivative of the cross-entropy by the logit.
       const double slope = (Sigmoid(logit) - target->values[row]) / static_cast<double>(rows);
       gradient[b2] += slope;
       for (uint64_t u = 0; u < units; ++u) {
@@ -156,7 +156,7 @@ absl::StatusOr<Tensors> TrainMlp(const Tensors& tensors, const Settings& setting
   return answer;
 }
 
-// One layer's head: [w | u | b], logit = w.x + u.mean(x) + b.
+// Trains [w | u | b] of one layer's head: logit = w.x + u.mean(x) + b.
 std::vector<double> TrainGate(const Hidden& hidden, uint64_t layer, const double* target,
                               const Settings& settings) {
   const uint64_t dim = hidden.dim;
@@ -192,8 +192,8 @@ absl::StatusOr<Tensors> TrainGates(const Tensors& tensors, const Settings& setti
   ASSIGN_OR_RETURN(const Hidden hidden, HiddenOf(tensors));
   const Tensor* const shaped = tensors.Find("target");
   const uint64_t heads = shaped != nullptr && shaped->shape.size() == 3 ? shaped->shape[1] : 1;
-  if (hidden.layers * heads * (2 * hidden.dim + 1) > kMostWeights) {
-    return absl::InvalidArgumentError(absl::StrCat("more than ", kMostWeights, " weights"));
+  if (hidden.layers * heads * (2 * hidden.dim + 1) > kMaxWeights) {
+    return absl::InvalidArgumentError(absl::StrCat("more than ", kMaxWeights, " weights"));
   }
   ASSIGN_OR_RETURN(const Tensor* target,
                    TargetOf(tensors, hidden.layers * heads * hidden.tokens, "[layer][head][token]"));

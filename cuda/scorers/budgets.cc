@@ -6,17 +6,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {
 namespace {
 
-// Of counts of tokens, so that sums stay exact as doubles.
-constexpr uint64_t kMostTokens = uint64_t{1} << 40;
-
 absl::Status CheckTokens(const char* field, uint64_t tokens) {
-  if (tokens <= kMostTokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMostTokens));
+  if (tokens <= kMaxLayerTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", tokens, ", at most ", kMaxLayerTokens));
 }
 
 absl::Status CheckNumbers(const char* field, absl::Span<const double> values, double least) {
@@ -33,8 +31,8 @@ absl::Status CheckLayers(const char* field, size_t values, size_t budgets) {
   return absl::InvalidArgumentError(absl::StrCat(values, " of ", field, " for ", budgets, " layers"));
 }
 
-// Brings the sum to `total`: layers in order get or lose one each, round after round, within [least, most]. Stops
-// where no layer can take more.
+// Adds `residue` to the budgets, or takes it off: layers in order get equal shares, round after round, within
+// [least, most], until nothing is left or no layer can take more.
 void SpreadResidue(int64_t residue, uint64_t least, uint64_t most, absl::Span<uint64_t> budgets) {
   while (residue != 0) {
     size_t open = 0;
@@ -78,7 +76,7 @@ absl::Status PyramidBudgets(const PyramidOptions& options, absl::Span<uint64_t> 
   const uint64_t before_window =
       options.sequence_tokens - std::min(options.sequence_tokens, options.window_tokens);
   if (options.sequence_tokens < 2 * middle || budgets.size() == 1) {
-    // As the authors' code: SnapKV's, which keeps no more than there is.
+    // The authors' code falls back to SnapKV's budget, which is at most the tokens before the window.
     std::fill(budgets.begin(), budgets.end(), std::min(middle, before_window));
     return absl::OkStatus();
   }
@@ -119,7 +117,7 @@ absl::Status CakeShares(absl::Span<const double> preferences, double total_token
   RETURN_IF_ERROR(CheckNumbers("preference", preferences, 0));
   const double sum = std::accumulate(preferences.begin(), preferences.end(), 0.0);
   for (size_t layer = 0; layer < shares.size(); ++layer) {
-    // Nothing to prefer by: alike.
+    // Without any preference all layers get the same.
     const double share = sum > 0 ? preferences[layer] / sum : 1.0 / static_cast<double>(shares.size());
     shares[layer] = share * total_tokens;
   }
@@ -127,18 +125,14 @@ absl::Status CakeShares(absl::Span<const double> preferences, double total_token
 }
 
 absl::Status CakeBudgets(absl::Span<const double> preferences, uint64_t total_tokens,
-                         uint64_t most_tokens_a_layer, absl::Span<uint64_t> budgets) {
+                         uint64_t most_tokens_per_layer, absl::Span<uint64_t> budgets) {
   RETURN_IF_ERROR(CheckTokens("total_tokens", total_tokens));
-  RETURN_IF_ERROR(CheckLayers("preferences", preferences.size(), budgets.size()));
-  RETURN_IF_ERROR(CheckNumbers("preference", preferences, 0));
-  const double sum = std::accumulate(preferences.begin(), preferences.end(), 0.0);
-  const double layers = static_cast<double>(budgets.size());
+  std::vector<double> shares(budgets.size());
+  RETURN_IF_ERROR(CakeShares(preferences, static_cast<double>(total_tokens), absl::MakeSpan(shares)));
   for (size_t layer = 0; layer < budgets.size(); ++layer) {
-    const double share = sum > 0 ? preferences[layer] / sum : 1 / layers;
-    budgets[layer] =
-        std::min(most_tokens_a_layer, static_cast<uint64_t>(share * static_cast<double>(total_tokens)));
+    budgets[layer] = std::min(most_tokens_per_layer, static_cast<uint64_t>(shares[layer]));
   }
-  SpreadResidue(Residue(total_tokens, budgets), 0, most_tokens_a_layer, budgets);
+  SpreadResidue(Residue(total_tokens, budgets), 0, most_tokens_per_layer, budgets);
   return absl::OkStatus();
 }
 
@@ -205,9 +199,9 @@ absl::Status EpicacheBudgets(absl::Span<const double> sensitivity, const Epicach
                              absl::Span<uint64_t> budgets) {
   RETURN_IF_ERROR(CheckLayers("sensitivities", sensitivity.size(), budgets.size()));
   RETURN_IF_ERROR(CheckNumbers("sensitivity", sensitivity, -HUGE_VAL));
-  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMostTokens))) {
+  if (!(options.average_tokens >= 1 && options.average_tokens <= static_cast<double>(kMaxLayerTokens))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMostTokens));
+        absl::StrCat("average_tokens is ", options.average_tokens, ", must be 1 to ", kMaxLayerTokens));
   }
   if (!(options.power >= 0 && options.power <= 64)) {
     return absl::InvalidArgumentError(absl::StrCat("power is ", options.power, ", must be 0 to 64"));
@@ -225,7 +219,7 @@ absl::Status EpicacheBudgets(absl::Span<const double> sensitivity, const Epicach
     budgets[layer] = std::max(floor, static_cast<uint64_t>(total * weight(layer) / sum));
   }
   if (!options.renormalise) return absl::OkStatus();
-  // What the floor gave away comes off the layers above it, in proportion; then what rounding leaves.
+  // The layers above the floor pay in proportion for those that it raised; then the rounding error is spread.
   double above = 0;
   for (const uint64_t budget : budgets) above += static_cast<double>(budget - floor);
   const double left = total - static_cast<double>(floor) * static_cast<double>(budgets.size());

@@ -13,7 +13,8 @@
 namespace kvpool::scorers {
 namespace {
 
-constexpr int kMostRounds = 300;  // Of one try; k-means settles long before.
+// K-means converges long before.
+constexpr int kMaxRounds = 300;
 
 double SquareDistance(absl::Span<const double> a, absl::Span<const double> b) {
   double sum = 0;
@@ -36,10 +37,10 @@ absl::Status CheckEmbeddings(const char* field, const Embeddings& embeddings) {
 struct Clusters {
   std::vector<uint32_t> of_row;
   std::vector<double> centroids;
-  double distance = 0;  // Squares of all rows' from their centroids.
+  double distance = 0;  // sum of the squared distances of all rows from their centroids
 };
 
-// One try.
+// One run.
 class KMeans {
  public:
   KMeans(const Embeddings& rows, uint32_t count, uint64_t seed)
@@ -47,7 +48,7 @@ class KMeans {
 
   Clusters Run() {
     Start();
-    for (int round = 0; round < kMostRounds && Assign(); ++round) Move();
+    for (int round = 0; round < kMaxRounds && Assign(); ++round) Move();
     return {.of_row = std::move(of_row_), .centroids = std::move(centroids_), .distance = distance_};
   }
 
@@ -62,7 +63,8 @@ class KMeans {
     return static_cast<double>(MixBits(state_ += 0x9e3779b97f4a7c15u) >> 11) / 9007199254740992.0;
   }
 
-  // Rows with a chance in proportion to the square of their distance from those taken (k-means++).
+  // Takes rows as centroids, each with a probability in proportion to the square of its distance from those
+  // taken (k-means++).
   void Start() {
     std::vector<double> distances(rows_.rows(), std::numeric_limits<double>::infinity());
     Place(0, static_cast<uint64_t>(Uniform() * static_cast<double>(rows_.rows())));
@@ -77,7 +79,7 @@ class KMeans {
     }
   }
 
-  // Whether any row changed its cluster.
+  // Assigns each row to the nearest centroid; returns whether any changed its cluster.
   bool Assign() {
     bool changed = false;
     distance_ = 0;
@@ -104,7 +106,7 @@ class KMeans {
         ++members;
         for (uint64_t d = 0; d < rows_.dim; ++d) sum[d] += rows_.Row(row)[d];
       }
-      // A cluster that nothing is nearest to stays where it is.
+      // A cluster without rows stays where it is.
       for (uint64_t d = 0; d < rows_.dim && members > 0; ++d) Centroid(cluster)[d] = sum[d] / members;
     }
   }
@@ -112,7 +114,7 @@ class KMeans {
   const Embeddings& rows_;
   const uint32_t count_;
   uint64_t state_;
-  std::vector<uint32_t> of_row_;  // `count` where none has been chosen yet.
+  std::vector<uint32_t> of_row_;  // `count` for a row that has no cluster yet
   std::vector<double> centroids_;
   double distance_ = 0;
 };
@@ -149,7 +151,7 @@ absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeO
     Clusters other = KMeans(segments, options.episodes, MixBits(options.seed) + t).Run();
     if (other.distance < best.distance) best = std::move(other);
   }
-  // By first segment; those that nothing belongs to (rows that are alike) are left out.
+  // Numbered by first segment. Clusters without rows, as equal rows make them, are left out.
   constexpr uint32_t kUnseen = ~0u;
   std::vector<uint32_t> number(options.episodes, kUnseen);
   Episodes episodes;

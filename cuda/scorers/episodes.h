@@ -1,6 +1,7 @@
-// Episodes of a conversation (EpiCache, arXiv 2509.17396): segments of its history, grouped by what they are about. Each
-// episode has a block set of its own, scored by its own patched prompt (epicache.h); a question is answered from the set
-// of the nearest episode. Embeddings are the caller's. Host side: some thousand segments.
+// Episodes of a conversation (EpiCache, arXiv 2509.17396): segments of its history, grouped by subject. Each
+// episode has a block set of its own, scored by its own patched prompt (epicache.h); a question is answered
+// from the set of the nearest episode. The caller computes the embeddings. This runs on the host, on some
+// thousand segments.
 #ifndef KVPOOL_CUDA_SCORERS_EPISODES_H_
 #define KVPOOL_CUDA_SCORERS_EPISODES_H_
 
@@ -22,23 +23,24 @@ struct Embeddings {
 
 struct EpisodeOptions {
   uint32_t episodes = 4;
-  uint32_t prompt_segments = 4;  // Nearest to the centroid: the episode's prompt.
-  uint32_t tries = 10;           // Of k-means; the closest counts.
+  uint32_t prompt_segments = 4;  // segments of an episode's prompt: the nearest to its centroid
+  uint32_t tries = 10;           // runs of k-means, of which the one with the least distances counts
   uint64_t seed = 1;
 };
 
 struct Episodes {
-  std::vector<uint32_t> of_segment;  // Number of the episode that each belongs to.
-  std::vector<double> centroids;     // [episode][dim]
-  // Of each episode, in order of time.
-  std::vector<std::vector<uint32_t>> prompts;
+  std::vector<uint32_t> of_segment;            // the number of each segment's episode
+  std::vector<double> centroids;               // [episode][dim]
+  std::vector<std::vector<uint32_t>> prompts;  // [episode][], segments in order of time
 };
 
-// K-means++ from `tries` starts that follow from the seed alone. Episodes are numbered by their first segment, so that the
-// same grouping has the same numbers. INVALID_ARGUMENT: no embeddings, values not finite, fewer segments than episodes.
+// K-means++ from `tries` starts, which depend on the seed alone. Episodes are numbered by their first
+// segment, so that the same grouping has the same numbers. INVALID_ARGUMENT: there are no embeddings, fewer
+// segments than episodes, or values that are not finite.
 absl::StatusOr<Episodes> FindEpisodes(const Embeddings& segments, const EpisodeOptions& options);
 
-// The episode whose centroid has the largest cosine with the question; the lowest of several, and of nothing but zeros.
+// The episode whose centroid has the largest cosine with the question, the lowest of several. The cosine with
+// a vector of zeros is 0.
 struct NearEpisode {
   uint32_t episode = 0;
   double cosine = 0;

@@ -1,4 +1,4 @@
-// Compaction: the tokens that stay, moved into fewer blocks. Order and rotation are kept: bytes are copied.
+// Compaction on the host: copies the tokens that stay into fewer blocks, in order and with their rotation.
 #ifndef KVPOOL_CUDA_SCORERS_GATHER_H_
 #define KVPOOL_CUDA_SCORERS_GATHER_H_
 

@@ -12,11 +12,11 @@
 namespace kvpool::scorers {
 namespace {
 
-// Items of work small enough to spread over threads, large enough not to be all hand-over.
-constexpr uint32_t kPacksAnItem = 64;
-constexpr uint32_t kBlocksAWorker = 4;
+// Items are small enough to spread over threads, and large enough that handing them out costs little.
+constexpr uint32_t kPacksPerItem = 64;
+constexpr uint32_t kBlocksPerWorker = 4;
 
-// Everything about one plane up to its token scores.
+// Computes everything about one plane up to its token scores.
 void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* window_scratch, uint32_t plane,
                    uint32_t worker) {
   const HostTeam team;
@@ -34,16 +34,16 @@ void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* wi
   ScorePlane(policy.id, context, plane, worker, policy.params, context.plane_scores + first);
 }
 
-// rows[row * items + i] out of values[plane * items + i], of `heads` planes a layer.
+// Reduces values[plane * items + i], with `heads` planes a layer, to rows[row * items + i].
 void ReduceRows(const ScorePlan& plan, uint32_t heads, const float* values, uint64_t items, float* rows,
                 HostWorkers* workers) {
   const uint64_t packs = PacksOf(HostTeam(), items);
-  const uint32_t chunks = static_cast<uint32_t>((packs + kPacksAnItem - 1) / kPacksAnItem);
+  const uint32_t chunks = static_cast<uint32_t>((packs + kPacksPerItem - 1) / kPacksPerItem);
   workers->Run(chunks * plan.rows, [&](uint32_t item, uint32_t) {
     const uint32_t row = item / chunks, chunk = item % chunks;
     ReducePlanes(HostTeam(), ReductionsOf(plan, heads, values, items, row, rows),
-                 uint64_t{chunk} * kPacksAnItem,
-                 std::min<uint64_t>(packs, uint64_t{chunk + 1} * kPacksAnItem));
+                 uint64_t{chunk} * kPacksPerItem,
+                 std::min<uint64_t>(packs, uint64_t{chunk + 1} * kPacksPerItem));
   });
 }
 
@@ -76,10 +76,10 @@ void ComputeRecords(const ScorePlan& plan, const KvView& kv, uint32_t first, uin
                     float* const* records, HostWorkers* workers) {
   if (plan.record.floats == 0) return;
   const HostTeam team;
-  // A block's layers lie one after the other, and a thread that reads on where it is reads faster: whole blocks, where
-  // there are enough of them for all threads.
+  // A block's layers lie one behind the other, and sequential reads are faster: a thread takes whole blocks
+  // where there are enough of them for all threads, else single layers.
   const uint32_t layers = kv.shape.layers;
-  const uint32_t parts = count >= kBlocksAWorker * workers->count() ? 1 : layers;
+  const uint32_t parts = count >= kBlocksPerWorker * workers->count() ? 1 : layers;
   workers->Run(count * parts, [&](uint32_t item, uint32_t) {
     const uint32_t first_layer = parts == 1 ? 0 : item % layers;
     const uint32_t end_layer = parts == 1 ? layers : first_layer + 1;

@@ -2,15 +2,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/host/host_window.h"
+#include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/score.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::scorers {
 namespace {
 
-// Indices of tokens are exact as floats below this.
-constexpr uint32_t kMostTokens = 1u << 24;
-constexpr uint32_t kMostQueries = 1024;
 constexpr uint64_t kAlignment = 64;
 
 absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_t max) {
@@ -19,45 +18,34 @@ absl::Status CheckRange(const char* field, uint64_t value, uint64_t min, uint64_
 }
 
 absl::Status CheckShape(const KvShape& shape) {
-  RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, 4096));
-  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMostTokens));
-  RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, 4096));
-  return CheckRange("v_head_dim", shape.v_head_dim, 0, 4096);
+  RETURN_IF_ERROR(CheckRange("layers", shape.layers, 1, kMaxLayers));
+  RETURN_IF_ERROR(CheckRange("kv_heads", shape.kv_heads, 1, kMaxKvHeads));
+  RETURN_IF_ERROR(CheckRange("tokens_per_block", shape.tokens_per_block, 1, kMaxTokensPerBlock));
+  RETURN_IF_ERROR(CheckRange("tokens", shape.tokens, 1, kMaxSequenceTokens));
+  RETURN_IF_ERROR(CheckRange("k_head_dim", shape.k_head_dim, 1, kMaxHeadDim));
+  return CheckRange("v_head_dim", shape.v_head_dim, 0, kMaxHeadDim);
 }
 
 absl::Status CheckWindow(const QueryWindow& window, const KvShape& shape) {
-  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMostQueries));
+  RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, kMaxQueries));
   if (!window.behind) RETURN_IF_ERROR(CheckRange("query window: queries", window.queries, 1, shape.tokens));
   if (window.data == nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, 65536));
+  RETURN_IF_ERROR(CheckRange("query window: q_heads", window.q_heads, 1, kMaxQueryHeads));
   if (window.q_heads % shape.kv_heads == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("query window: q_heads is ", window.q_heads,
                                                  ", no multiple of ", shape.kv_heads, " kv heads"));
 }
 
-// The needs that `signals` leaves open, of those that an engine must give.
-Needs Missing(Needs needs, const Signals& signals) {
-  const bool queries = signals.window.data != nullptr;
-  const auto lacks = [](const TokenSignal& signal) { return signal.values == nullptr; };
-  Needs open = 0;
-  const auto check = [&](Needs need, bool missing) { open |= missing ? needs & need : 0; };
-  check(kNeedWindow, !queries && lacks(signals.window_mean));
-  check(kNeedWindowVariance, !queries && lacks(signals.window_variance));
-  check(kNeedQueries, !queries);
-  check(kNeedMass, lacks(signals.mass));
-  check(kNeedMassSquare, lacks(signals.mass_square));
-  check(kNeedLatest, !queries && lacks(signals.latest) && lacks(signals.window_latest));
-  check(kNeedPeak, !queries && lacks(signals.peak) && lacks(signals.window_peak));
-  check(kNeedLastAttended, lacks(signals.last_attended));
-  check(kNeedInterval, lacks(signals.interval));
-  check(kNeedHits, lacks(signals.hits));
-  check(kNeedImportance, lacks(signals.importance));
-  check(kNeedKeep, lacks(signals.keep));
-  check(kNeedHidden, signals.hidden == nullptr || signals.hidden_dim == 0);
-  check(kNeedWeights, signals.weights == nullptr);
-  return open;
+// The needs that `signals` meets.
+Needs Met(const Signals& signals) {
+  Needs met = signals.window.data != nullptr ? kNeedsMetByQueries : 0;
+  for (const SignalFacts& facts : kSignals) {
+    if ((signals.*facts.array).values != nullptr) met |= facts.need();
+  }
+  if (signals.hidden_dim == 0) met &= ~kNeedHidden;
+  if ((met & kNeedWindowLatest) != 0) met |= kNeedLatest;
+  if ((met & kNeedWindowPeak) != 0) met |= kNeedPeak;
+  return met;
 }
 
 uint32_t ModelHeads(const ScoreRequest& request) {
@@ -66,7 +54,7 @@ uint32_t ModelHeads(const ScoreRequest& request) {
 
 absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const ScoreRequest& request,
                           const Signals& signals) {
-  if (facts.weight_count == nullptr || signals.weights == nullptr) return absl::OkStatus();
+  if (facts.weight_count == nullptr || signals.weights.values == nullptr) return absl::OkStatus();
   KvShape model = request.shape;
   model.kv_heads = ModelHeads(request);
   const uint64_t wanted = facts.weight_count(params, model, signals.hidden_dim, signals.weight_count);
@@ -76,15 +64,16 @@ absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const 
                                                     wanted));
 }
 
-// Whether the attention of the window's queries is computed here.
+// Whether the attention of the window's queries is to be computed.
 bool ReadsWindow(Needs needs, const Signals& signals) {
   if (signals.window.data == nullptr) return false;
-  return (needs & (kNeedWindow | kNeedWindowVariance | kNeedQueries)) != 0 ||
-         ((needs & kNeedLatest) != 0 && signals.latest.values == nullptr) ||
-         ((needs & kNeedPeak) != 0 && signals.peak.values == nullptr);
+  Needs open = kNeedsMetByQueries;
+  if (signals.latest.values != nullptr) open &= ~kNeedLatest;
+  if (signals.peak.values != nullptr) open &= ~kNeedPeak;
+  return (needs & open) != 0;
 }
 
-// The first layer that is part of a row over all layers.
+// The first layer that takes part in a row over all layers.
 uint32_t FirstReducedLayer(const ScoreRequest& request) {
   const PolicyFacts& facts = request.policy.facts();
   if (facts.whole_layers == nullptr) return 0;
@@ -93,19 +82,7 @@ uint32_t FirstReducedLayer(const ScoreRequest& request) {
   return skipped < request.shape.layers ? skipped : 0;
 }
 
-uint32_t RowsOf(const ScoreRequest& request) {
-  switch (request.scope) {
-    case Scope::kSequence:
-      return 1;
-    case Scope::kLayer:
-      return request.shape.layers;
-    case Scope::kHead:
-      return request.shape.planes();
-  }
-  return 1;
-}
-
-// Hands out aligned pieces of the workspace; with no workspace it only counts.
+// Hands out aligned pieces of the workspace, or only counts their bytes where the start is 0.
 class Arranger {
  public:
   explicit Arranger(uint64_t start) : next_(start) {}
@@ -129,7 +106,7 @@ uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t work
   const uint64_t plane_tokens = planes * shape.tokens;
   const uint64_t bounds = planes * shape.blocks() * shape.k_head_dim;
   const bool norms = plan.record.k_norms != RecordLayout::kNone;
-  const bool anchors = (plan.needs & (kNeedUnitAnchor | kNeedPlainAnchor)) != 0;
+  const bool anchors = (plan.needs & (kNeedUnitAnchor | kNeedMeanAnchor)) != 0;
   const bool key_bounds = plan.record.key_min != RecordLayout::kNone;
   const bool queries = plan.reads_window;
   const uint64_t group = window.q_heads / shape.kv_heads;
@@ -177,7 +154,6 @@ ScoreContext LayOut(const ScorePlan& plan, const ScoreInput& input, uint64_t wor
   context.record = plan.record;
   context.records = input.records;
   context.budget_tokens = plan.request.budget_tokens;
-  context.first_model_layer = plan.request.first_model_layer;
   context.model_heads = ModelHeads(plan.request);
   context.first_model_head = plan.request.first_model_head;
   return context;
@@ -217,7 +193,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
     return absl::FailedPreconditionError(absl::StrCat("policy ", std::string(facts.name),
                                                       " needs V, and the layout has none (v_head_dim is 0)"));
   }
-  if (const Needs missing = Missing(plan.needs, signals); missing != 0) {
+  if (const Needs missing = plan.needs & kNeedsGivenByEngine & ~Met(signals); missing != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("policy ", std::string(facts.name), " needs ", DescribeNeeds(missing), ", not given"));
   }
@@ -229,7 +205,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
     RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, request, signals));
   }
   plan.record = LayOutRecord(shape, plan.needs);
-  plan.rows = RowsOf(request);
+  plan.rows = RowsOfRanks(request, /*ranks=*/1);
   plan.reads_window = ReadsWindow(plan.needs, signals);
   plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
   plan.first_reduced_layer = FirstReducedLayer(request);

@@ -34,7 +34,7 @@ void MarkProtectedTokens(const Protection& protection, absl::Span<const IndexRan
   Mark(0, protection.first_blocks * per_block, marks);
   Mark(Before(shape.tokens, protection.last_tokens), shape.tokens, marks);
   if (protection.last_blocks != 0) {
-    // Full blocks' worth, and with them what is behind the last full one.
+    // The tokens of so many full blocks, and those behind the last full one.
     const uint64_t rest = shape.tokens % per_block;
     Mark(Before(shape.tokens, protection.last_blocks * per_block + rest), shape.tokens, marks);
   }
@@ -98,7 +98,7 @@ Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_
   const PolicyFacts& facts = policy.facts();
   Protection protection;
   if (facts.protect != nullptr) protection = facts.protect(policy.params, shape, budget_tokens);
-  // A policy over a host keeps what the host would.
+  // A policy over a host protects the same tokens as the host.
   bool window = facts.protect_window;
   if (policy.has_host()) {
     const PolicyFacts& host = FactsOf(policy.host);
@@ -119,7 +119,8 @@ uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint3
 uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens) {
   const uint64_t per_block = shape.tokens_per_block;
   const uint64_t full = shape.tokens / per_block * per_block;
-  // What is behind the last full block does not count: it may fill up to less than a block above the budget.
+  // Tokens behind the last full block do not count: the sequence may fill up to less than a block above
+  // the budget.
   if (full <= budget_tokens) return 0;
   return static_cast<uint32_t>((full - budget_tokens + per_block - 1) / per_block);
 }

@@ -1,7 +1,7 @@
-// Which tokens or blocks leave, given their scores.
+// The choice of tokens or blocks that leave, given their scores.
 //
-// Order: NaN, -Inf, …, +Inf; equal scores leave lowest index (oldest) first. -0 and 0 are equal. Protected ones
-// never leave. The same scores give the same victims on every device.
+// They leave in the order NaN, -Inf, …, +Inf; equal scores leave lowest index (oldest) first; -0 and 0 are
+// equal. Protected ones never leave. The same scores give the same victims on every device.
 #ifndef KVPOOL_CUDA_SCORERS_SELECT_H_
 #define KVPOOL_CUDA_SCORERS_SELECT_H_
 
@@ -19,35 +19,37 @@ namespace kvpool::scorers {
 
 struct IndexRange {
   uint32_t begin = 0;
-  uint32_t end = 0;  // Not in it.
+  uint32_t end = 0;  // exclusive
 };
 
-// Tokens that stay in any case: marks[i] = 1. `marks` has shape.tokens entries.
+// Marks with 1 the tokens that stay in any case, and the others with 0. `marks` has shape.tokens entries.
 void MarkProtectedTokens(const Protection& protection, absl::Span<const IndexRange> ranges,
                          const KvShape& shape, absl::Span<uint8_t> marks);
-// Blocks that stay in any case: those of which any token does. `marks` has shape.blocks() entries.
+// Marks with 1 the blocks that stay in any case: those with a token that does, and a last block that is not
+// full. `marks` has shape.blocks() entries.
 void MarkProtectedBlocks(const Protection& protection, absl::Span<const IndexRange> token_ranges,
                          const KvShape& shape, absl::Span<uint8_t> marks);
 
-// The `count` lowest of `scores` that are not protected, ascending by index, into `victims` (room for `count`).
-// `keys` is workspace for scores.size() words. Fewer than `count` unprotected: INVALID_ARGUMENT with the numbers.
+// Writes the indices of the `count` lowest of `scores` that are not protected, ascending, to `victims`.
+// `keys` is workspace of scores.size() words. INVALID_ARGUMENT: fewer than `count` are not protected; with
+// the numbers.
 absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint8_t> protected_marks,
                            uint32_t count, absl::Span<uint64_t> keys, absl::Span<uint32_t> victims);
 
-// The same for each of `rows` rows of scores, of whose candidates the same are protected: victims[row * count + i].
-// `keys` grows to one row.
+// The same for each of `rows` rows of scores with the same marks: victims[row * count + i]. `keys` grows to
+// one row.
 absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uint8_t> protected_marks,
                         uint32_t count, std::vector<uint64_t>* keys, absl::Span<uint32_t> victims);
 // INVALID_ARGUMENT: there are not `count` that are not protected.
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count);
 
-// What the policy protects, its query window included, given `budget_tokens`.
+// The policy's protection, that of its query window included.
 Protection ProtectionOf(const BoundPolicy& policy, const KvShape& shape, uint32_t window_tokens,
                         uint32_t budget_tokens);
 
-// How many tokens leave when a sequence is compacted to `budget_tokens`, and how many full blocks leave when it
-// is pruned block by block: none until the newest block has just filled (a sequence is at most one block above
-// its budget, and at steady state loses one block per block of tokens), unless it is more than that above.
+// The number of tokens that leave when a sequence is compacted to `budget_tokens`, and of full blocks that
+// leave when it is pruned block by block. Tokens behind the last full block do not count against a budget in
+// blocks: a sequence may be up to a block above it, and in steady state loses one block for each that fills.
 uint32_t TokensOverBudget(const BoundPolicy& policy, const KvShape& shape, uint32_t budget_tokens);
 uint32_t BlocksOverBudget(const KvShape& shape, uint32_t budget_tokens);
 

@@ -1,6 +1,7 @@
 #include "proto/cli/flags.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -40,10 +41,15 @@ absl::StatusOr<std::string> ParseBytes(absl::string_view value, size_t most_byte
 }  // namespace
 
 void Flags::Add(const std::string& name, std::string* target, const std::string& help) {
-  AddFlag({name, "TEXT", *target, help, [target](absl::string_view value) {
-             *target = std::string(value);
-             return absl::OkStatus();
-           }});
+  AddText(name, *target, help, [target](absl::string_view value) {
+    *target = std::string(value);
+    return absl::OkStatus();
+  });
+}
+
+void Flags::AddText(const std::string& name, const std::string& default_text, const std::string& help,
+                    std::function<absl::Status(absl::string_view value)> set) {
+  AddFlag({name, "TEXT", default_text, help, std::move(set)});
 }
 
 void Flags::Add(const std::string& name, bool* target, const std::string& help) {
@@ -54,15 +60,25 @@ void Flags::Add(const std::string& name, bool* target, const std::string& help) 
            true});
 }
 
-void Flags::Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help) {
+template <typename Count>
+void Flags::AddCount(const std::string& name, Count* target, CountRange range, const std::string& help) {
+  range.max = std::min<uint64_t>(range.max, std::numeric_limits<Count>::max());
   AddFlag({name, "N", *target == 0 ? "" : absl::StrCat(*target), help, [=](absl::string_view value) {
              uint64_t number;
              if (!absl::SimpleAtoi(value, &number) || number < range.min || number > range.max) {
                return Wrong(value, absl::StrCat("a whole number of ", range.min, " to ", range.max));
              }
-             *target = number;
+             *target = static_cast<Count>(number);
              return absl::OkStatus();
            }});
+}
+
+void Flags::Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help) {
+  AddCount(name, target, range, help);
+}
+
+void Flags::Add(const std::string& name, uint32_t* target, CountRange range, const std::string& help) {
+  AddCount(name, target, range, help);
 }
 
 void Flags::Add(const std::string& name, double* target, double most, const std::string& help) {

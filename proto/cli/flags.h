@@ -1,5 +1,5 @@
-// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or --name=false.
-// Names are written with dashes; underscores are as good.
+// Command-line flags of kvpoold and the tools: --name=value or --name value; a bool is --name, --no-name or
+// --name=false. Names are written with dashes; underscores are as good.
 #ifndef KVPOOL_PROTO_CLI_FLAGS_H_
 #define KVPOOL_PROTO_CLI_FLAGS_H_
 
@@ -16,25 +16,29 @@
 namespace kvpool {
 
 struct CountRange {
-  uint64_t min = 0, max = ~uint64_t{0};
+  uint64_t min = 0, max = ~uint64_t{0};  // The type of the target bounds max as well.
 };
 struct TimeRange {
   absl::Duration min = absl::Milliseconds(1), max = absl::Hours(24 * 365);
 };
 
-// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows. A flag
-// without help text is for the tool's own processes, and not shown.
+// A set of flags. Targets must outlive it; what they hold when they are added is the default that help shows.
+// A flag without help text is for the tool's own processes, and not shown.
 class Flags {
  public:
   void Add(const std::string& name, std::string* target, const std::string& help);
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, uint64_t* target, CountRange range, const std::string& help);
+  void Add(const std::string& name, uint32_t* target, CountRange range, const std::string& help);
   // 0 or more.
   void Add(const std::string& name, double* target, double most, const std::string& help);
   // "300ms", "10s", "2h30m".
   void Add(const std::string& name, absl::Duration* target, TimeRange range, const std::string& help);
   // Bytes given as hex digits, or as base64 behind "base64:", which is how JSON shows them.
   void AddBytes(const std::string& name, std::string* target, size_t most_bytes, const std::string& help);
+  // A text that `set` understands or refuses. `set` may be called more than once, and the last call counts.
+  void AddText(const std::string& name, const std::string& default_text, const std::string& help,
+               std::function<absl::Status(absl::string_view value)> set);
   // A flag that may be given many times.
   void AddRepeated(const std::string& name, std::vector<std::string>* target, const std::string& help);
 
@@ -53,6 +57,8 @@ class Flags {
     bool is_bool = false;
     bool given = false;
   };
+  template <typename Count>
+  void AddCount(const std::string& name, Count* target, CountRange range, const std::string& help);
   Flag* Find(absl::string_view name);
   void AddFlag(Flag flag);
   absl::Status Set(Flag* flag, absl::string_view value);

@@ -9,8 +9,8 @@
 namespace kvpool {
 
 const char* Version();  // "0.1.0"
-const char*
-Commit();  // Of the checkout when it was configured, with "-dirty" behind it if files had changed; or "unknown".
+// The checkout's commit when it was configured, with "-dirty" behind it if files had changed; or "unknown".
+const char* Commit();
 
 // What --version prints: "kvpoold 0.1.0 (commit 1a2b3c4d5e6f), CUDA: built with\n".
 std::string VersionText(absl::string_view program);

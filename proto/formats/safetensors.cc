@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMostElements = uint64_t{1} << 32;
-constexpr uint64_t kMostHeaderBytes = 100 << 20;  // As the format's own library.
+constexpr uint64_t kMostHeaderBytes = 100 << 20;  // The same limit as the format's own library.
 constexpr size_t kMostDimensions = 8;
 constexpr char kMetadata[] = "__metadata__";
 

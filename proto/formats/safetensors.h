@@ -17,22 +17,22 @@ struct Tensor {
   std::string dtype;  // F32, BF16, I64 …
   std::vector<uint64_t> shape;
   uint64_t elements = 1;
-  absl::string_view bytes;  // Little-endian, row-major; of the text that was parsed.
+  absl::string_view bytes;  // Little-endian, row-major; a part of the text that was parsed.
 };
 
 struct File {
-  std::vector<Tensor> tensors;  // In the order of their bytes.
+  std::vector<Tensor> tensors;  // Ordered by the position of their bytes.
   std::map<std::string, std::string> metadata;
 };
 
 // Bytes of an element; 0: not known.
 uint64_t ElementBytes(absl::string_view dtype);
 
-// No gaps, no overlaps, nothing behind the last tensor; only types whose size is known. INVALID_ARGUMENT says which
-// tensor. `bytes` must outlive the answer.
+// Parses a file. INVALID_ARGUMENT: there is a gap, an overlap or a type whose size is not known, naming the
+// tensor, or something behind the last tensor. REQUIRES: `bytes` outlives the result.
 absl::StatusOr<File> Parse(absl::string_view bytes);
 
-// The other way: a file of the tensors in their order. REQUIRES: as many bytes as elements times their size.
+// Writes a file of the tensors in their order. REQUIRES: each has elements * ElementBytes(dtype) bytes.
 std::string Write(const File& file);
 
 }  // namespace kvpool::safetensors

@@ -1,4 +1,4 @@
-// Requests to LLM engines, as public traces record them.
+// Requests to LLM engines, in the form of public traces.
 //
 // The form is Mooncake's JSONL: one object a line with `timestamp` (ms since the start), `input_length` and
 // `output_length` (tokens), and `hash_ids`: one id for each block of 512 prompt tokens, in order. Ids are
@@ -34,12 +34,12 @@ absl::StatusOr<Request> ParseRequest(absl::string_view line);
 struct ReadTraceOptions {
   uint64_t max_requests = 0;  // 0: all.
 };
-// Reads a file, plain or gzip. Errors start with "FILE:LINE: ". Empty lines are skipped; timestamps must not
-// fall.
+// Reads a file, plain or gzip. Errors start with "FILE:LINE: ". Empty lines are skipped;
+// timestamps must not fall.
 absl::StatusOr<std::vector<Request>> ReadTrace(const std::string& path, const ReadTraceOptions& options = {});
 
-// The public conversation trace where it is at hand: $KVPOOL_TRACES (the file, or a folder with it), then
-// `fallback` (a folder). NOT_FOUND says where it was looked for.
+// Finds the public conversation trace: in $KVPOOL_TRACES (the file, or a folder with it), then in the folder
+// `fallback`. NOT_FOUND: it is in neither; the message names both.
 absl::StatusOr<std::string> FindConversationTrace(const std::string& fallback = "../shared/traces");
 
 }  // namespace kvpool::replay

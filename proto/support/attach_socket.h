@@ -1,8 +1,8 @@
-// Frames of the attach socket (kvpool/v1/attach.proto), as both ends send and receive them.
+// Frames of the attach socket (kvpool/v1/attach.proto), sent and received by both ends.
 //
 // One frame is one SOCK_SEQPACKET packet of at most kMaxAttachFrameBytes, with at most one descriptor, and
-// only the daemon sends descriptors. A packet of no bytes says nothing and is skipped: on these sockets it
-// reads like the end, so the end is what poll() says it is, POLLHUP or POLLRDHUP.
+// only the daemon sends descriptors. A packet of no bytes is skipped: on these sockets it reads like the end,
+// so the end is known only from poll(), by POLLHUP or POLLRDHUP.
 #ifndef KVPOOL_PROTO_SUPPORT_ATTACH_SOCKET_H_
 #define KVPOOL_PROTO_SUPPORT_ATTACH_SOCKET_H_
 
@@ -15,7 +15,7 @@
 
 namespace kvpool {
 
-// The attach socket is beside the gRPC socket, with this behind its name.
+// The attach socket's path is that of the gRPC socket with this suffix.
 inline constexpr char kAttachSuffix[] = ".attach";
 
 namespace v1 {
@@ -40,10 +40,9 @@ enum class ReceiveOutcome {
 // is longer than kMaxAttachFrameBytes.
 absl::StatusOr<SendOutcome> SendFrame(int socket, const v1::AttachFrame& frame, int fd = -1);
 
-// Receives one frame; waits on a blocking socket. `fd` takes the descriptor that came with it; null says that
-// none is expected, and then one that is sent never enters this process. INVALID_ARGUMENT: a frame that is
-// too long or garbage, or descriptors that nobody asked for; what came with it is closed, and the connection
-// is not worth keeping.
+// Receives one frame; waits on a blocking socket. `fd` takes the descriptor that came with it. If `fd` is
+// null, none is expected, and one that is sent never enters this process. INVALID_ARGUMENT: the frame is too
+// long or garbage, or has descriptors that nobody asked for; these are closed, and the connection should be.
 absl::StatusOr<ReceiveOutcome> ReceiveFrame(int socket, v1::AttachFrame* frame, UniqueFd* fd);
 
 // A blocking SOCK_SEQPACKET socket connected to `path`. INVALID_ARGUMENT: the path does not fit in an

@@ -1,4 +1,4 @@
-// The names of blocks on both sides of the wire.
+// Block ids and refs, on both sides of the wire.
 #ifndef KVPOOL_PROTO_SUPPORT_BLOCK_REF_H_
 #define KVPOOL_PROTO_SUPPORT_BLOCK_REF_H_
 
@@ -12,8 +12,8 @@ enum class BlockId : uint32_t {};
 inline constexpr BlockId kNullBlock{0};
 constexpr uint32_t Index(BlockId id) { return static_cast<uint32_t>(id); }
 
-// A block at one moment of its life. The generation moves each time the block changes hands, so that a ref kept
-// too long names nothing. On the wire: generation << 32 | id.
+// A block at one moment of its life. The generation moves each time the block changes hands, so that a ref
+// kept too long names nothing. On the wire: generation << 32 | id.
 struct BlockRef {
   BlockId id = kNullBlock;
   uint32_t generation = 0;

@@ -7,7 +7,7 @@
 
 namespace kvpool {
 
-// Size of an element; 0 of a type that is none.
+// The size of an element in bytes; 0: there is no such type.
 inline uint32_t ElementBytes(v1::Dtype dtype) {
   switch (dtype) {
     case v1::DTYPE_F32:

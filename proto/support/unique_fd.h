@@ -1,4 +1,4 @@
-// An owned file descriptor: closed when its owner goes.
+// An owned file descriptor, closed by the destructor.
 #ifndef KVPOOL_PROTO_SUPPORT_UNIQUE_FD_H_
 #define KVPOOL_PROTO_SUPPORT_UNIQUE_FD_H_
 

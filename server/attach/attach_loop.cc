@@ -9,14 +9,15 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
+#include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
@@ -27,18 +28,13 @@ namespace {
 // Frames read from one connection before the others get their turn.
 constexpr int kFramesPerTurn = 16;
 constexpr int kAcceptsPerTurn = 64;
-constexpr size_t kMaxClientNameBytes = 128;
 constexpr size_t kMaxReasonBytes = 1024;
 
-// What epoll says an event is about: a kind in the low bits, an id above it.
+// epoll returns a key with each event: the kind of its source in the low bits, an id above.
 enum class Source : uint64_t { kListener, kMailbox, kStop, kConnection, kProcess };
 constexpr uint64_t Key(Source source, uint64_t id) { return id << 3 | static_cast<uint64_t>(source); }
 
-uint64_t NowMs() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
+uint64_t NowMs() { return MonotonicClock()->NowMs(); }
 
 }  // namespace
 
@@ -94,7 +90,7 @@ void AttachLoop::Run() {
         case Source::kStop:
           return;
         case Source::kConnection:
-          // An earlier event of this round may have ended it.
+          // An earlier event of this round may have ended the connection.
           if (Connection* connection = Find(id)) OnEvents(connection, ready[i].events);
           break;
         case Source::kProcess:
@@ -109,7 +105,7 @@ void AttachLoop::Run() {
 
 int AttachLoop::TimeoutMs() const {
   uint64_t deadline = UINT64_MAX;
-  // Timeouts are the same for all of a state, so the oldest is the first to be late.
+  // All silent connections have the same timeout, so that the oldest one is the first to be late.
   if (!silent_.empty()) deadline = connections_.at(*silent_.begin()).deadline_ms;
   for (const uint64_t id : closing_) deadline = std::min(deadline, connections_.at(id).deadline_ms);
   if (deadline == UINT64_MAX) return -1;
@@ -149,7 +145,7 @@ void AttachLoop::Accept() {
 }
 
 bool AttachLoop::AcceptWithoutFiles() {
-  // Otherwise the listener stays readable and the peer waits for ever.
+  // Without the spare descriptor the listener would stay readable and the peer wait for ever.
   spare_.Reset();
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool waiting = socket.valid();
@@ -162,7 +158,7 @@ void AttachLoop::TurnAway(UniqueFd socket, std::string_view label, const std::st
   Count(label);
   v1::AttachFrame closed;
   closed.mutable_closed()->set_reason(reason);
-  (void)SendFrame(socket.get(), closed);  // The buffer of a new socket is empty.
+  (void)SendFrame(socket.get(), closed);  // It fits: the buffer of a new socket is empty.
 }
 
 void AttachLoop::Admit(UniqueFd socket) {
@@ -227,7 +223,7 @@ bool AttachLoop::MakeRoom(ConnectionState state, uint32_t uid) {
 
 void AttachLoop::OnEvents(Connection* connection, uint32_t events) {
   const uint64_t id = connection->id;
-  // First of all: what is still in the socket says nothing that outweighs that nobody is there.
+  // A hang-up comes first: no frame that is still in the socket matters when nobody is there.
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
     Detach(connection);
     return Forget(connection);
@@ -376,18 +372,18 @@ void AttachLoop::Detach(Connection* connection) {
   const ConnectionState state = connection->state;
   if (state != ConnectionState::kGreeted && state != ConnectionState::kBound) return;
   const auto process = processes_.find(connection->process);
-  // Greeted or bound tells nothing here: the letter that says so may still be in the mailbox.
+  // The daemon decides, not `state`: the letter that makes the connection bound may still be in the mailbox.
   const bool awaited = events_.hangup(connection->attach);
   if (process == processes_.end()) return;  // It has ended, and the daemon was told.
   process->second.connections.erase(connection->id);
   if (awaited) return;
-  // Forget it now, or a process that connects over and over makes us remember it over and over.
+  // Forgotten now, since a process that connects over and over would otherwise add an entry each time.
   std::erase(process->second.attached, connection->attach);
   if (process->second.attached.empty()) Unwatch(&process->second);
 }
 
 void AttachLoop::Forget(Connection* connection) {
-  // What the peer has sent and nobody read would turn its last frame into ECONNRESET.
+  // Unread bytes of the peer would turn the last frame to it into ECONNRESET.
   std::array<char, 1> byte;
   for (int i = 0;
        i < kFramesPerTurn && recv(connection->socket.get(), byte.data(), byte.size(), MSG_DONTWAIT) > 0;
@@ -412,12 +408,12 @@ void AttachLoop::Count(std::string_view label) {
 absl::StatusOr<AttachLoop::Process*> AttachLoop::WatchPeer(const Connection& connection) {
   const int64_t pid = connection.peer.pid;
   ASSIGN_OR_RETURN(UniqueFd pidfd, PidfdOf(connection.socket.get(), connection.peer));
-  // A forked child may hold the socket and say hello: what it would do, no pidfd of ours tells the end of.
+  // A forked child may hold the socket and say hello, but no pidfd of ours would tell when that child ends.
   if (ProcessEnded(pidfd.get())) {
     return absl::FailedPreconditionError(absl::StrCat("pid ", pid, ", which connected, has already ended"));
   }
-  // Two processes of one pid, neither of which has ended, are the same one. The first half has just been seen: a pid that
-  // is watched may be in the second hand.
+  // Two processes of one pid are the same if neither has ended. The peer has not, as was just seen; the
+  // watched one may have, and its pid been given to the peer.
   if (const auto known = process_of_pid_.find(pid); pid > 0 && known != process_of_pid_.end()) {
     Process& process = processes_.at(known->second);
     if (!ProcessEnded(process.pidfd.get())) return &process;
@@ -446,7 +442,7 @@ void AttachLoop::OnProcessEnded(Process* process) {
   const std::string reason = absl::StrCat("pid ", process->pid, " has ended");
   Unwatch(process);
   for (const AttachId id : attached) events_.process_dead(id);
-  // A forked child may hold the socket: it is not the member.
+  // A forked child may still hold the socket, but it is not the member.
   for (const uint64_t id : connections) {
     if (Connection* connection = Find(id)) Close(connection, "", reason);
   }

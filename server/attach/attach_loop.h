@@ -1,4 +1,4 @@
-// The attach server's thread: connections, the processes behind them, and who is let in.
+// The attach server's thread: its connections, the processes behind them, and who is let in.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
 
@@ -23,7 +23,7 @@
 
 namespace kvpool {
 
-// Everything but the counters belongs to the thread.
+// Everything belongs to the thread, except the counters.
 class AttachLoop {
  public:
   AttachLoop(AttachServerOptions options, AttachEvents events, UniqueFd listener,
@@ -49,14 +49,14 @@ class AttachLoop {
   enum class ConnectionState { kSilent, kGreeted, kBound, kClosing };
 
   struct Connection {
-    uint64_t id = 0;  // Grows with age: the oldest has the smallest.
+    uint64_t id = 0;  // Ids grow: the oldest connection has the smallest.
     UniqueFd socket;
     PeerCredentials peer;
     ConnectionState state = ConnectionState::kSilent;
-    uint64_t since_ms = 0;     // Of its state.
-    uint64_t deadline_ms = 0;  // Of silent and closing connections.
-    uint64_t process = 0;      // Once greeted.
-    AttachId attach{0};        // Once greeted.
+    uint64_t since_ms = 0;     // When it came into its state.
+    uint64_t deadline_ms = 0;  // When a silent or closing connection is closed; other states have none.
+    uint64_t process = 0;      // Set once greeted.
+    AttachId attach{0};        // Set once greeted.
     std::deque<Outgoing> out;
   };
 
@@ -64,8 +64,8 @@ class AttachLoop {
     uint64_t id = 0;
     int64_t pid = 0;
     UniqueFd pidfd;
-    std::set<uint64_t> connections;  // Open, and greeted or bound.
-    std::vector<AttachId> attached;  // That the daemon waits for the end of.
+    std::set<uint64_t> connections;  // Its greeted and bound connections.
+    std::vector<AttachId> attached;  // The daemon waits for the end of these.
   };
 
   absl::Status Watch(int fd, uint64_t key, uint32_t events);
@@ -73,7 +73,7 @@ class AttachLoop {
   int TimeoutMs() const;
   void Accept();
   void Admit(UniqueFd socket);
-  // False: nobody was waiting.
+  // Turns one connection away with the spare descriptor. False: nobody was waiting.
   bool AcceptWithoutFiles();
   // Sends `closed` on a socket that never became a connection.
   void TurnAway(UniqueFd socket, std::string_view label, const std::string& reason);
@@ -109,7 +109,7 @@ class AttachLoop {
   const UniqueFd listener_;
   const std::shared_ptr<AttachMailbox> mailbox_;
   UniqueFd epoll_, stop_;
-  UniqueFd spare_;  // Given up to accept, and refuse, a connection when there is no other descriptor left.
+  UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and refuse it.
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, Connection> connections_;
   std::unordered_map<uint64_t, Process> processes_;

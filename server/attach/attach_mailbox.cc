@@ -53,7 +53,7 @@ void AttachMailbox::Post(AttachLetter letter) {
   MutexLock lock(&mu_);
   if (shut_) return;
   letters_.push_back(std::move(letter));
-  if (letters_.size() > 1) return;  // The thread has been woken for the first.
+  if (letters_.size() > 1) return;  // The first letter has woken the thread.
   const uint64_t one = 1;
   const ssize_t wrote = write(wake_.get(), &one, sizeof(one));
   KVPOOL_CHECK(wrote == sizeof(one), "eventfd write: errno %d", errno);

@@ -1,4 +1,4 @@
-// What the daemon says to attach connections, from any thread, until the attach thread takes it.
+// Frames and commands for attach connections, from any thread, wait here until the attach thread takes them.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_MAILBOX_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_MAILBOX_H_
 
@@ -21,12 +21,12 @@ struct AttachLetter {
   Kind kind = Kind::kFrame;
   v1::AttachFrame frame;
   UniqueFd fd;
-  std::string reason;  // Of kClose.
+  std::string reason;  // Set for kClose.
 };
 
-// Thread-safe. Outlives the server for as long as the daemon holds peers; letters to nobody are dropped.
-// Short: the daemon has at most 8 unacknowledged slabs a member in flight, and the attach thread empties it
-// at every turn.
+// Thread-safe. It outlives the server for as long as the daemon holds peers; letters to nobody are dropped.
+// It stays short: the daemon has at most 8 unacknowledged slabs in flight for each member, and the attach
+// thread empties it at every turn.
 class AttachMailbox {
  public:
   static absl::StatusOr<std::shared_ptr<AttachMailbox>> Make();
@@ -48,7 +48,7 @@ class AttachMailbox {
   std::vector<AttachLetter> letters_ ABSL_GUARDED_BY(mu_);
 };
 
-// The peer of one connection, whose words go through `mailbox`.
+// The daemon's face of one connection: what it is told goes through `mailbox`.
 std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection);
 
 }  // namespace kvpool

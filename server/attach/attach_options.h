@@ -1,4 +1,4 @@
-// What the attach server is told, tells and counts.
+// The attach server's options, the events that it reports to the daemon, and its counters.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_OPTIONS_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_OPTIONS_H_
 
@@ -14,7 +14,7 @@
 
 namespace kvpool {
 
-// What the attach server tells the daemon, as daemon.h words it. All on the attach thread.
+// The daemon's methods that the attach server calls, on the attach thread; daemon.h documents them.
 struct AttachEvents {
   std::function<absl::StatusOr<Daemon::Welcome>(std::shared_ptr<AttachPeer>, const PeerCredentials&,
                                                 const std::string& client_name)>
@@ -29,18 +29,19 @@ struct AttachServerOptions {
   std::optional<uint32_t> group;
   uint64_t hello_timeout_ms = 5000;
   uint64_t close_timeout_ms = 5000;
-  uint32_t max_unbound = 256;         // Silent and greeted.
-  uint32_t max_unbound_per_uid = 64;  // Of those, each of silent and greeted.
+  uint32_t max_unbound = 256;         // Silent and greeted connections together.
+  uint32_t max_unbound_per_uid = 64;  // Bounds a uid's silent connections, and its greeted ones, each.
   uint32_t max_connections = 4096;
-  uint32_t max_queued_frames = 1024;  // To one peer: a slab_ready for each slab while it maps the first.
-  // Descriptors are numbered from the lowest free one: a connection that gets this number or a higher one is
-  // refused, which leaves the rest of the open-file limit to slabs and files.
+  // Frames that wait for one peer, which gets a slab_ready for each slab while it maps the first.
+  uint32_t max_queued_frames = 1024;
+  // A connection whose descriptor is this number or a higher one is refused. Since a new descriptor gets the
+  // lowest free number, the rest of the open-file limit is left to slabs and files.
   int fd_ceiling = 0;
 };
 
 struct AttachStats {
   uint64_t connections = 0;                 // Open now.
-  std::map<std::string, uint64_t> refused;  // By reason, a fixed list.
+  std::map<std::string, uint64_t> refused;  // Reason, from a fixed list -> connections.
 };
 
 }  // namespace kvpool

@@ -2,21 +2,21 @@
 //
 // A connection is in one of these states:
 //
-//   silent    connected, no hello yet            -> greeted (hello) | gone (timeout, displaced)
-//   greeted   has a token that nobody has named  -> bound (AttachPeer::Bound) | gone (hang-up, displaced)
-//   bound     a member's                         -> gone (hang-up, death, AttachPeer::Close)
-//   closing   its last frame is on the way       -> gone (sent, or the peer does not read for
-//   close_timeout_ms)
+//   state     meaning                            leaves by
+//   silent    connected, no hello yet            hello -> greeted; timeout, displaced -> gone
+//   greeted   has a token that nobody has named  AttachPeer::Bound -> bound; hang-up, displaced -> gone
+//   bound     belongs to a member                hang-up, death, AttachPeer::Close -> gone
+//   closing   its last frame is on the way       sent, or not read for close_timeout_ms -> gone
 //
-// Silent and greeted connections cost nothing to open, so they are few, in all and of one uid. When a
-// newcomer finds no room, the oldest silent connection goes; a greeted one only once it is older than
-// hello_timeout_ms. Clients say hello at once and open their session right after it, so that a flood of
-// connections drops its own.
+// Silent and greeted connections cost a client nothing to open, so their number is bounded, in all and for
+// each uid. When a newcomer finds no room, the oldest silent connection goes; a greeted one goes only once it
+// is older than hello_timeout_ms. Clients say hello at once and open their session right after it, so that a
+// flood of connections drops its own.
 //
 // A process is watched through one pidfd, however often it connects, from its first greeted connection until
-// it ends: its death ends its connections even if a forked child holds their sockets, and a connection that
-// hangs up ends the watch only if the daemon says that nothing waits for the process. That a process is dead
-// is said when its pidfd fires, and never otherwise.
+// it ends. Its death ends its connections even if a forked child holds their sockets. A connection that hangs
+// up ends the watch only if the daemon says that nothing waits for the process. The daemon is told that a
+// process is dead when its pidfd fires, and never otherwise.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 
@@ -28,7 +28,7 @@
 
 namespace kvpool {
 
-// The daemon as the attach server speaks to it.
+// Connects the attach server to the daemon.
 AttachEvents EventsOf(Daemon* daemon);
 
 class AttachLoop;
@@ -37,7 +37,7 @@ class AttachServer {
  public:
   static absl::StatusOr<std::unique_ptr<AttachServer>> Start(const AttachServerOptions& options,
                                                              AttachEvents events);
-  // Tells every peer that the daemon shuts down, and hangs up. No events come any more.
+  // Tells every peer that the daemon shuts down, and hangs up. No event comes after this.
   ~AttachServer();
 
   AttachStats Stats() const;

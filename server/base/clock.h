@@ -1,4 +1,4 @@
-// Time as the daemon's logic sees it; tests move it by hand.
+// The clock that the daemon's logic reads; tests move theirs by hand.
 #ifndef KVPOOL_SERVER_BASE_CLOCK_H_
 #define KVPOOL_SERVER_BASE_CLOCK_H_
 
@@ -13,7 +13,7 @@ class Clock {
   virtual uint64_t NowMs() const = 0;
 };
 
-// CLOCK_MONOTONIC.
+// The system's CLOCK_MONOTONIC.
 Clock* MonotonicClock();
 
 }  // namespace kvpool

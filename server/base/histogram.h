@@ -1,4 +1,5 @@
-// Observations counted into fixed buckets. Not thread-safe: lives under the mutex of what it observes.
+// Observations counted into fixed buckets. Not thread-safe: the mutex of what is observed
+// protects the histogram too.
 #ifndef KVPOOL_SERVER_BASE_HISTOGRAM_H_
 #define KVPOOL_SERVER_BASE_HISTOGRAM_H_
 
@@ -16,7 +17,7 @@ inline constexpr double kCallBounds[] = {0.00001, 0.000025, 0.00005, 0.0001, 0.0
 inline constexpr double kLifeBounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,  1,
                                          2,     5,     10,    20,   50,   100,  200, 500, 1000, 1800};
 
-// A histogram as Prometheus wants it: counts per bucket (not cumulative) and the sum, in seconds.
+// What was observed until now: counts per bucket (not cumulative), and the sum in seconds.
 struct HistogramSnapshot {
   std::vector<double> bounds;
   std::vector<uint64_t> counts;  // bounds.size() + 1.
@@ -39,16 +40,6 @@ class Histogram {
   std::vector<uint64_t> counts_;
   double sum_ = 0;
 };
-
-// Adds what a space that goes away had counted.
-inline void Accumulate(const HistogramSnapshot& from, HistogramSnapshot* to) {
-  if (to->bounds.empty()) {
-    *to = from;
-    return;
-  }
-  for (size_t i = 0; i < to->counts.size(); ++i) to->counts[i] += from.counts[i];
-  to->sum += from.sum;
-}
 
 }  // namespace kvpool
 

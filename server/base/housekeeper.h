@@ -1,4 +1,4 @@
-// The thread that does what no verb should wait for, every 100 ms and when a verb ran short.
+// A thread that runs a function every 100 ms and whenever it is woken: work that no verb should wait for.
 #ifndef KVPOOL_SERVER_BASE_HOUSEKEEPER_H_
 #define KVPOOL_SERVER_BASE_HOUSEKEEPER_H_
 
@@ -14,7 +14,7 @@ class Housekeeper {
   // Runs `round` until destroyed.
   explicit Housekeeper(std::function<void()> round);
   ~Housekeeper();
-  // A round is due now. Cheap when one is due already.
+  // Starts a round now. Cheap when one is due already.
   void Wake();
 
  private:

@@ -32,7 +32,7 @@ void AppendTime(std::string* line) {
   line->append(text);
 }
 
-// JSON string escaping; bytes that are no UTF-8 come out as they are, which readers replace.
+// Escapes a JSON string. Bytes that are not UTF-8 come out unchanged; readers replace them.
 void AppendQuoted(std::string_view text, std::string* line) {
   line->push_back('"');
   for (const char c : text) {
@@ -77,7 +77,7 @@ void AppendValue(const LogField& field, bool always_quote, std::string* line) {
       line->append(*text);
     }
   } else if (const auto* number = std::get_if<double>(&field.value)) {
-    // JSON has no infinities.
+    // JSON has neither infinities nor NaN.
     absl::StrAppend(line, std::isfinite(*number) ? *number : 0.0);
   } else if (const auto* number = std::get_if<int64_t>(&field.value)) {
     absl::StrAppend(line, *number);

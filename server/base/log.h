@@ -3,8 +3,8 @@
 //   text   2026-11-21T02:59:26.123Z I session opened session=7 client="vllm 0.30 pod-7"
 //   json   {"time":"2026-11-21T02:59:26.123Z","level":"info","event":"session opened","session":7,…}
 //
-// An event is a constant phrase and what varies is in fields: lines can be counted by event. Not for hot
-// paths.
+// The event is a constant phrase and fields carry what varies, so that lines can be counted by
+// event. Not for hot paths.
 #ifndef KVPOOL_SERVER_BASE_LOG_H_
 #define KVPOOL_SERVER_BASE_LOG_H_
 
@@ -47,20 +47,19 @@ struct LogField {
 };
 using LogFields = std::initializer_list<LogField>;
 
-// INVALID_ARGUMENT names what there is.
-absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name);    // debug, info, warning, error
-absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name);  // text, json
+// "debug", "info", "warning" or "error"; "text" or "json". INVALID_ARGUMENT lists the names.
+absl::StatusOr<LogLevel> ParseLogLevel(std::string_view name);
+absl::StatusOr<LogFormat> ParseLogFormat(std::string_view name);
 
-// For the process. Before this: info, text, stderr. Any thread.
 struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   LogFormat format = LogFormat::kText;
   int fd = 2;  // Not owned.
 };
+// Sets the options of the process; until then the defaults hold. Thread-safe.
 void SetLog(const LogOptions& options);
 
 void Log(LogLevel level, std::string_view event, LogFields fields = {});
-inline void LogDebug(std::string_view event, LogFields fields = {}) { Log(LogLevel::kDebug, event, fields); }
 inline void LogInfo(std::string_view event, LogFields fields = {}) { Log(LogLevel::kInfo, event, fields); }
 inline void LogWarning(std::string_view event, LogFields fields = {}) {
   Log(LogLevel::kWarning, event, fields);

@@ -48,8 +48,8 @@ absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials)
     return absl::FailedPreconditionError(
         absl::StrCat("pidfd_open of pid ", credentials.pid, ": ", strerror(errno)));
   }
-  // The pid may have been given to another process before it was opened. The peer's socket is still open only
-  // if the peer was alive until now (or a child of it holds the socket; that child then hangs up for both).
+  // The pid may have been given to another process before it was opened. If the peer's socket is still open,
+  // the peer was alive until now, or a child of it holds the socket, which then hangs up for both.
   pollfd waiting{.fd = socket, .events = POLLRDHUP, .revents = 0};
   if (poll(&waiting, 1, 0) == 1) {
     return absl::FailedPreconditionError("the process that connected has already ended");

@@ -1,4 +1,5 @@
-// Who is at the other end of a Unix socket, and a descriptor that tells when that process is gone.
+// The process at the other end of a Unix socket: its credentials, and a descriptor that
+// tells when it has ended.
 #ifndef KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 #define KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 
@@ -18,11 +19,12 @@ struct PeerCredentials {
 // True once the process behind a pidfd has ended.
 bool ProcessEnded(int pidfd);
 
+// The credentials of the process that connected `socket`.
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
-// A pidfd of the process that connected `socket`: the kernel's own where it has SO_PEERPIDFD (6.5), otherwise
-// opened by pid, which needs that pid to be visible here. FAILED_PRECONDITION: it is not, or the process is
-// gone.
+// A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5),
+// else opened by pid, which must be visible in this pid namespace. FAILED_PRECONDITION: it is not, or
+// the process is gone.
 absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials);
 
 }  // namespace kvpool

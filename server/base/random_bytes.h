@@ -1,4 +1,4 @@
-// Secrets: tokens and hash seeds.
+// Random bytes for secrets: tokens and hash seeds.
 #ifndef KVPOOL_SERVER_BASE_RANDOM_BYTES_H_
 #define KVPOOL_SERVER_BASE_RANDOM_BYTES_H_
 
@@ -11,7 +11,7 @@
 
 namespace kvpool {
 
-// From the kernel's generator; waits only before it is seeded, early in boot.
+// `size` bytes of the kernel's generator. Waits only until that is seeded, early in boot.
 inline std::string RandomBytes(size_t size) {
   std::string bytes(size, '\0');
   size_t done = 0;

@@ -71,7 +71,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
       return absl::AlreadyExistsError(absl::StrCat(path, " is locked by another kvpoold, pid ",
                                                    size > 0 ? std::string(pid.data(), size) : "unknown"));
     }
-    // Its last owner may have removed the file after it was opened here: that lock keeps nobody out.
+    // The last owner may have removed the file after it was opened here; a lock on that one
+    // would keep nobody out.
     struct stat locked, there;
     if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
     if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)
@@ -83,7 +84,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
 }
 
 FileLock::~FileLock() {
-  if (fd_.valid()) unlink(path_.c_str());  // While it is still locked: it may be nobody else's.
+  // The file is removed while it is locked, so that it can't be another owner's.
+  if (fd_.valid()) unlink(path_.c_str());
 }
 
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
@@ -121,7 +123,7 @@ absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
   memcpy(address.sun_path, path.c_str(), path.size());
   if (unlink(path.c_str()) != 0 && errno != ENOENT)
     return SystemError(absl::StrCat("replacing ", path), errno);
-  // Nobody may connect between bind and chmod: connecting needs listen().
+  // Nobody can connect between bind and chmod, since that takes listen().
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return SystemError(absl::StrCat("binding ", path), errno);
   }

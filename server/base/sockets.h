@@ -19,14 +19,14 @@ inline constexpr size_t kMaxSocketPathBytes = 107;
 // Raises the soft limit on open files to the hard one; answers the limit.
 absl::StatusOr<uint64_t> RaiseOpenFileLimit();
 
-// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Never its parent:
-// INVALID_ARGUMENT names `flag`, which said where, and what is missing.
+// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Its
+// parent must exist: INVALID_ARGUMENT names what is missing and `flag`, which named the path.
 absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path);
 
-// A file that one process at a time has locked; there while it is locked, and removed with the lock.
+// A file that one process at a time can lock. It exists while it is locked.
 class FileLock {
  public:
-  // ALREADY_EXISTS: another process has it, with the pid that it wrote there.
+  // ALREADY_EXISTS: another process has it; the error names the pid that is written there.
   static absl::StatusOr<FileLock> Take(const std::string& path);
   FileLock(FileLock&&) = default;
   FileLock& operator=(FileLock&&) = delete;
@@ -34,22 +34,23 @@ class FileLock {
 
  private:
   FileLock(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
-  UniqueFd fd_;  // Invalid: moved away.
+  UniqueFd fd_;  // Invalid once moved from.
   std::string path_;
 };
 
-// A file's new content all at once: written beside it, synced, renamed.
+// Replaces a file's content all at once: the new one is written beside it, synced, and renamed.
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content);
 
-// Numeric id of a group given by name or number. NOT_FOUND names it.
+// The numeric id of a group that is given by name or number. NOT_FOUND names the group.
 absl::StatusOr<uint32_t> GroupId(const std::string& group);
 
 struct ListenOptions {
   std::string path;
   int type = 0;                   // SOCK_STREAM or SOCK_SEQPACKET.
-  std::optional<uint32_t> group;  // Owner group of the socket; otherwise the process's.
+  std::optional<uint32_t> group;  // The socket's group; empty: the process's.
 };
-// A non-blocking listener, mode 0660. Replaces what is at the path: hold the lock that makes it yours.
+// A non-blocking listener, mode 0660. It replaces what is at the path. REQUIRES: the caller holds
+// the lock on the path.
 absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options);
 
 }  // namespace kvpool

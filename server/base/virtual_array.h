@@ -1,7 +1,8 @@
 // An array of fixed address and final size whose memory arrives when it is first touched.
 //
-// One anonymous mapping: zero until written, never moved, never copied, nothing committed before its use. So
-// a pool that may grow to 16 Mi blocks costs what it holds today, and growing it costs nothing at all.
+// One anonymous mapping: zero until written, never moved, never copied, and no memory committed
+// before its first use. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
+// growing it costs nothing.
 #ifndef KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 #define KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 
@@ -45,7 +46,7 @@ class VirtualArray {
   T& operator[](size_t i) { return data_[i]; }
   const T& operator[](size_t i) const { return data_[i]; }
   size_t size() const { return size_; }
-  // Of memory, once every element was touched.
+  // The memory it takes once every element was touched.
   size_t bytes() const { return size_ * sizeof(T); }
   void Prefetch(size_t i) const { __builtin_prefetch(&data_[i], 1); }
 

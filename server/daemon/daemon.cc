@@ -26,10 +26,11 @@
 namespace kvpool {
 namespace {
 
-// Holders in a pool have 16 bits, and one that ended stays taken while blocks are charged to it.
-constexpr uint32_t kMostSessions = 32768;
 // A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
 constexpr uint64_t kDeviceCheckMs = 1000;
+// The event log is written in pieces of this size, and its disk may be as far behind: some thousand matches
+// of long prompts.
+constexpr uint64_t kMostEventBufferBytes = 4 << 20;
 
 absl::Status CheckShare(absl::string_view field, double value) {
   if (value >= 0 && value <= 1) return absl::OkStatus();
@@ -61,16 +62,13 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
         absl::StrCat("tenant_share is ", options.tenant_share, "; must be above 0, up to 1"));
   }
   RETURN_IF_ERROR(CheckRange("max_sessions", options.max_sessions, 1, kMostSessions));
-  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxRanks + 1));
-  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, 1024));
-  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, 65536));
+  RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxMembers));
+  RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
+  RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
 }  // namespace
-
-// What a file is written in at once, and what a disk may be behind: some thousand matches of long prompts.
-constexpr uint64_t kMostEventBufferBytes = 4 << 20;
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<std::unique_ptr<Device>> devices,
@@ -111,35 +109,29 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 
 Daemon::~Daemon() {
   StopDeviceOperations();
-  runners_.clear();  // Operations read slabs, which go below; the end of one may wake the housekeeper.
+  // Operations read slabs, which go below; the end of one may wake the housekeeper.
+  runners_.clear();
   housekeeper_.reset();
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     {
       MutexLock lock(&space->mu);
-      space->state.closed = true;
-      space->state.outbox.clear();
+      space->state.growth.Close();
+      space->state.sessions.outbox().Clear();
     }
     space->DestroySlabs();
   }
 }
 
-void Daemon::Settle(Space* space, Deferred* deferred) {
-  if (deferred->send) space->SendFrames(deferred);
-  for (const auto& listener : deferred->wake) listener->OnPending();
-  for (const auto& listener : deferred->superseded) listener->OnSuperseded();
-  for (const Deferred::Answer& answer : deferred->answers) {
-    for (const Waiter& waiter : answer.waiters) waiter(answer.result);
-  }
-  for (const Deferred::Hangup& hangup : deferred->hangups) hangup.peer->Close(hangup.reason);
-  for (const Deferred::Ended& ended : deferred->ended) {
+void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
+  for (const Deferred::Ended& ended : deferred.ended) {
     registry_->Ended(ended.kind);
     LogInfo("session ended",
             {{"session", ended.session}, {"kind", EndKindName(ended.kind)}, {"reason", ended.reason}});
   }
-  for (const uint64_t session : deferred->gone) registry_->Gone(session);
-  if (deferred->housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
-  if (deferred->reclaim && options_.housekeeping_thread) ReclaimAhead(space);
+  for (const uint64_t session : deferred.gone) registry_->Gone(session);
+  if (deferred.housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
+  if (deferred.reclaim && options_.housekeeping_thread) ReclaimAhead(space);
 }
 
 // --------------------------------------------------------------------------------------- attach connections
@@ -159,15 +151,10 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
   const std::shared_ptr<Member> member = registry_->MemberOf(id);
   if (member == nullptr) return;  // Nothing was sent to it: its acknowledgement means nothing.
   Space& space = *member->session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    space.state.OnSlabAck(member.get(), ack, clock_->NowMs(), &deferred);
-    space.batches.ResumeShort(clock_->NowMs(), &deferred);
-    space.state.AfterVerbs(clock_->NowMs(), &deferred);
-    space.state.CollectWakes(&deferred);
-  }
-  Settle(&space, &deferred);
+  SpaceTurn turn(space);
+  space.state.sessions.OnSlabAck(turn, member.get(), ack);
+  space.batches.RetryLackingBlocks(turn);
+  space.state.pressure.AfterVerbs(turn);
 }
 
 bool Daemon::OnHangup(AttachId id) {
@@ -183,22 +170,10 @@ void Daemon::OnProcessDead(AttachId id) {
 void Daemon::EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead) {
   if (member == nullptr) return;
   Space& space = *member->session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    const uint64_t now = clock_->NowMs();
-    if (dead) space.state.OnProcessDead(member.get(), now, &deferred);
-    if (hung_up) {
-      space.state.EndSession(
-          member->session, EndKind::kHangup,
-          absl::StrCat("session ", member->session->terms.id, " ended: member ", member->index, " (pid ",
-                       member->identity.credentials.pid, ") hung up"),
-          member.get(), now, &deferred);
-    }
-    space.state.AfterVerbs(now, &deferred);
-    space.state.CollectWakes(&deferred);
-  }
-  Settle(&space, &deferred);
+  SpaceTurn turn(space);
+  if (dead) space.state.sessions.OnProcessDead(turn, member.get());
+  if (hung_up) space.state.sessions.OnHangup(turn, member.get());
+  space.state.pressure.AfterVerbs(turn);
 }
 
 // ------------------------------------------------------------------------------------------- engine verbs
@@ -215,22 +190,21 @@ absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view toke
 bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
                    v1::StepResponse* response, std::string* wire) {
   Space& space = *member->session->space;
-  Deferred deferred;
   if (wire != nullptr) wire->clear();
+  bool reclaim = false;
   {
-    MutexLock lock(&space.mu);
-    const std::string_view remembered =
-        space.batches.Apply(member.get(), request, clock_->NowMs(), response, &deferred);
+    SpaceTurn turn(space);
+    const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response);
     if (wire != nullptr) wire->assign(remembered);
-    space.state.CollectWakes(&deferred);
+    reclaim = std::exchange(turn.deferred.reclaim, false);
   }
   if (wire != nullptr && wire->empty()) response->SerializeToString(wire);
-  const bool tidy = std::exchange(deferred.reclaim, false);
-  Settle(&space, &deferred);
-  return tidy;
+  return reclaim;
 }
 
-void Daemon::Tidy(const std::shared_ptr<Member>& member) { ReclaimAhead(member->session->space.get()); }
+void Daemon::ReclaimAhead(const std::shared_ptr<Member>& member) {
+  ReclaimAhead(member->session->space.get());
+}
 
 void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
                         std::function<void(const v1::OperationResult&)> done) {
@@ -243,31 +217,21 @@ void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
     return;
   }
   Space& space = *(*member)->session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    space.batches.ApplyUnary(member->get(), call, std::move(operation), std::move(done), clock_->NowMs(),
-                             &deferred);
-    space.state.CollectWakes(&deferred);
-  }
-  Settle(&space, &deferred);
+  SpaceTurn turn(space);
+  space.batches.ApplyUnary(turn, member->get(), call, std::move(operation), std::move(done));
 }
 
 void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener) {
   Space& space = *member->session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    if (member->listener != nullptr) deferred.superseded.push_back(std::move(member->listener));
-    member->listener = std::move(listener);
-    if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
-    member->notices.PostAgain();
-    for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
-      member->completions.push_front(std::move(member->sent_completions.back().completion));
-    }
-    if (member->pending()) deferred.wake.push_back(member->listener);
+  SpaceTurn turn(space);
+  if (member->listener != nullptr) turn.deferred.superseded.push_back(std::move(member->listener));
+  member->listener = std::move(listener);
+  if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
+  member->notices.PostAgain();
+  for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
+    member->completions.push_front(std::move(member->sent_completions.back().completion));
   }
-  Settle(&space, &deferred);
+  space.state.sessions.Touch(member.get());
 }
 
 void Daemon::UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) {
@@ -298,7 +262,7 @@ void Daemon::StartRunners() {
                                        .workspace_bytes = options_.score_workspace_bytes};
     runners_.back() = std::make_unique<DeviceRunner>(
         runner, *std::move(compute),
-        [this](const DeviceRunner::Operation& operation) { OnOperationOver(operation.get()); });
+        [this](const DeviceRunner::Operation& operation) { OnOperationDone(operation.get()); });
   }
 }
 
@@ -308,15 +272,10 @@ void Daemon::StopDeviceOperations() {
   }
 }
 
-void Daemon::OnOperationOver(DeviceOperation* operation) {
+void Daemon::OnOperationDone(DeviceOperation* operation) {
   Space& space = *operation->session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    space.batches.OnOver(operation, clock_->NowMs(), &deferred);
-    space.state.CollectWakes(&deferred);
-  }
-  Settle(&space, &deferred);
+  SpaceTurn turn(space);
+  space.batches.OnOperationDone(turn, operation);
 }
 
 // ------------------------------------------------------------------------------------------- housekeeping
@@ -325,8 +284,8 @@ void Daemon::CheckDevices(uint64_t now) {
   if (now < device_check_ms_.load(std::memory_order_relaxed)) return;
   device_check_ms_.store(now + kDeviceCheckMs, std::memory_order_relaxed);
   for (const std::unique_ptr<Device>& device : devices_) {
-    // Any call would do: a context that is gone answers all of them with the error that ended it. What other errors there
-    // are is for those to say who need the device.
+    // Any call would do: a context that is gone answers all of them with the error that ended it. Other
+    // errors are reported by those who need the device.
     const absl::Status status = device->free_bytes().status();
     KVPOOL_CHECK(!IsSticky(status), "device %s: %s", device->id().c_str(), status.ToString().c_str());
   }
@@ -342,21 +301,19 @@ void Daemon::HousekeepOnce() {
 }
 
 void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
-  Deferred deferred;
   bool needs_slab = false, needs_room = false;
   const SpaceFacts& facts = space->facts;
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
   {
     MutexLock lock(&space->mu);
-    SpaceState& state = space->state;
-    const uint64_t now = clock_->NowMs();
+    Growth& growth = space->state.growth;
+    const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
-    const bool stuck = !state.may_grow() && !state.slabs.empty() && !state.complete();
-    if (stuck && room && now >= state.retry_growth_ms) state.set_may_grow(true);
-    needs_room = stuck && !room && state.pressure && state.short_of_blocks();
-    needs_slab = state.NeedsSlab() && !state.slabs.empty();
+    if (blocked && room) growth.Unblock(clock_->NowMs());
+    needs_room = blocked && !room && space->state.pressure.on() && growth.short_of_blocks();
+    needs_slab = growth.NeedsSlab() && !growth.slabs().empty();
   }
-  // With nothing left to evict it is dearer than a cache that no session uses.
+  // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
   if (needs_room) {
     if (const auto idle = CloseIdleFor(*space)) {
       Retire(idle);
@@ -364,32 +321,28 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     }
   }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
-      registry_->OutOfTurn(*space)) {
+      registry_->MustYield(*space)) {
     // It makes do with what it has, and asks again at the next round.
     MutexLock lock(&space->mu);
-    space->state.set_may_grow(false);
+    space->state.growth.set_may_grow(false);
     needs_slab = false;
   }
   if (needs_slab) {
+    Settlement settlement(*space);
     MutexLock growth(&space->growth_mu);
-    // What it says is said already, or no news: the pool goes on at its present capacity.
-    space->MakeSlab(&deferred).IgnoreError();
+    // An error has been logged, or is no news: the pool goes on at its present capacity.
+    space->MakeSlab(&settlement).IgnoreError();
   }
   ReclaimAhead(space.get());
-  {
-    MutexLock lock(&space->mu);
-    SpaceState& state = space->state;
-    const uint64_t now = clock_->NowMs();
-    state.Grow(now, &deferred);
-    state.pool.Expire(now);
-    space->batches.ResumeShort(now, &deferred);
-    state.Observe(state.pool.TakeDirectEvictions());
-    state.AfterVerbs(now, &deferred);
-    state.CollectWakes(&deferred);
-    // One slab a round, so that every space has its turn.
-    deferred.housekeep = state.NeedsSlab();
-  }
-  Settle(space.get(), &deferred);
+  SpaceTurn turn(*space);
+  SpaceState& state = space->state;
+  state.sessions.EnterSlabs(turn);
+  state.pool.Expire(turn.now);
+  space->batches.RetryLackingBlocks(turn);
+  state.Observe(state.pool.TakeDirectEvictions());
+  state.pressure.AfterVerbs(turn);
+  // One slab a round, so that every space has its turn.
+  turn.deferred.housekeep = state.growth.NeedsSlab();
 }
 
 void Daemon::Destroy(Space* closing) {
@@ -400,13 +353,11 @@ void Daemon::Destroy(Space* closing) {
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
   Destroy(space.get());
   SpaceSnapshot last;
-  SpaceCounters counters;
   {
     MutexLock lock(&space->mu);
     last = SnapshotOf(space->state, clock_->NowMs());
-    counters = space->state.counters;
   }
-  retired_->Add(last, counters);
+  retired_->Add(last);
   LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
   // Others may grow now, which they should learn before they evict.
   if (housekeeper_ != nullptr) housekeeper_->Wake();

@@ -1,8 +1,21 @@
 // The daemon without its sockets: spaces, sessions, members, and every verb.
 //
-//   attach socket -> OnAttached, OnSlabAck, OnHangup, OnProcessDead      (one thread, the attach server's)
-//   gRPC          -> OpenSession, AddMember, Apply, operator verbs        (any thread)
-//   housekeeping  -> growth, background reclaim, expiry                   (one thread of its own)
+//   called by       what                                                 thread
+//   attach socket   OnAttached, OnSlabAck, OnHangup, OnProcessDead       the attach server's
+//   gRPC            OpenSession, AddMember, Apply, operator verbs        any
+//   housekeeper     growth, background reclaim, expiry                   one of its own
+//   DeviceRunner    OnOperationDone                                      the runner's, one a device
+//
+// The class is implemented in these files:
+//
+//   daemon.cc            start and stop, attach connections, engine verbs, device operations, housekeeping
+//   daemon_open.cc       OpenSession and AddMember, and the memory that they need
+//   daemon_reclaim.cc    ReclaimAhead
+//   daemon_evict.cc      the operator's Evict
+//   daemon_explain.cc    the operator's Explain
+//   daemon_policy.cc     GetPolicies, SetPolicy
+//   daemon_operator.cc   all other operator verbs
+//   daemon_snapshot.cc   Snapshot, for metrics
 //
 // Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
@@ -34,12 +47,13 @@
 #include "server/daemon/options.h"
 #include "server/daemon/snapshot.h"
 #include "server/space/attach_peer.h"
+#include "server/space/space_owner.h"
 #include "server/space/stream_listener.h"
 
 namespace kvpool {
 
-// One process of a session, as callers hold it: stays valid after the session's end, and then answers
-// ABORTED.
+// One process of a session, as callers hold it: it stays valid after the session's end, and
+// then answers ABORTED.
 class Member;
 
 class DeviceBudget;
@@ -50,11 +64,9 @@ class Housekeeper;
 class Registry;
 class RetiredCounters;
 class Session;
-class Space;
-struct Deferred;
 struct SpaceFacts;
 
-class Daemon {
+class Daemon : private SpaceOwner {
  public:
   // Takes the devices. INVALID_ARGUMENT names the option and its limits.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
@@ -72,11 +84,12 @@ class Daemon {
   absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                      const std::string& client_name);
   void OnSlabAck(AttachId id, const v1::SlabAck& ack);
-  // The connection is gone: no verb of the session is obeyed any more. The process may run on. True: something
-  // waits for its end, as the connection is a member's or an opening has taken its token. False: it was
-  // nobody's, and the id is forgotten.
+  // The connection is gone: no verb of the session is obeyed any more. The process may run on. True:
+  // something waits for its end, as the connection is a member's or an opening has taken its token. False: it
+  // was nobody's, and the id is forgotten.
   bool OnHangup(AttachId id);
-  // The process is gone, as its pidfd says. Comes once, before or after OnHangup; the id is forgotten after both.
+  // The process is gone, as its pidfd says. Comes once, before or after OnHangup; the id is
+  // forgotten after both.
   void OnProcessDead(AttachId id);
 
   // ---- Engine verbs
@@ -85,20 +98,21 @@ class Daemon {
   // UNAUTHENTICATED: no member has this token.
   absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
-  // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer serialised.
-  // True: call Tidy once the answer is on its way.
+  // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer
+  // serialised. True: call ReclaimAhead once the answer is on its way.
   bool Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
              v1::StepResponse* response, std::string* wire = nullptr);
-  // Reclaims ahead of the next verbs what the last ones used up.
-  void Tidy(const std::shared_ptr<Member>& member);
-  // One verb outside the stream; `done` is called once, inside the call or, for a verb that was parked, later
-  // on any thread.
+  // Reclaims ahead of the next verbs what the last ones used up, in the member's space.
+  void ReclaimAhead(const std::shared_ptr<Member>& member);
+  // Applies one verb outside the stream. `done` is called once: inside the call or, for a verb that was
+  // parked, later on any thread.
   void ApplyUnary(const v1::Call& call, v1::Operation operation,
                   std::function<void(const v1::OperationResult&)> done);
   // Makes `listener` the member's stream; the one before is superseded.
   void BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener);
   void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
-  // Moves pending completions and notices into the response, or some if they are large; false: there were none.
+  // Moves pending completions and notices into the response, a part of them if they are large; false:
+  // there were none.
   bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response);
 
   // ---- Operator verbs
@@ -116,42 +130,44 @@ class Daemon {
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
 
   DaemonSnapshot Snapshot();
-  // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a GPU is lost.
+  // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
+  // GPU is lost.
   void HousekeepOnce();
-  // From now on only those that run on a device are done: all others are answered UNAVAILABLE, those that come too.
+  // From now on only operations that run on a device at this moment are done. All others are answered
+  // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();
 
  private:
   Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
-  // Carries out what a call left to do when it let go of the space's mutex.
-  void Settle(Space* space, Deferred* deferred);
+  void AfterTurn(Space* space, const Deferred& deferred) override;
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request,
                                                    const PeerCredentials& credentials);
-  // Enters the session, making the slabs that its guarantee needs.
-  absl::Status Promise(Session* session, Deferred* deferred);
+  // Enters the session in its space, making the slabs that its guarantee needs.
+  absl::Status Admit(Session* session);
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
-  // `spaces_closed` spaces were. Each time it says true a space has gone, so asking again comes to an end.
+  // the registry counted `spaces_closed`. Each time it says true a space has gone, so asking again comes
+  // to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
-  // An idle space whose memory helps this one, now closed: its tenant's own, if that has all it may have.
+  // Closes an idle space whose memory helps this one, and answers it; null: there is none. It is one of the
+  // same tenant if that has all it may have.
   std::shared_ptr<Space> CloseIdleFor(const Space& space);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
-  // On the thread that runs operations on a device.
-  void OnOperationOver(DeviceOperation* operation);
+  void OnOperationDone(DeviceOperation* operation);
   absl::Status StartEventLog();
   void StartRunners();
-  // Destroys a closing space's memory, or waits for the thread that is at it: any number may ask.
+  // Destroys a closing space's memory, or waits for the thread that does: any number of threads may call it.
   void Destroy(Space* closing);
-  // The same, and keeps its counters: for who closed it.
+  // The same, and keeps the space's counters. The one thread that closed it calls this.
   void Retire(const std::shared_ptr<Space>& space);
   // Asks each device, once a second, whether it is still there.
   void CheckDevices(uint64_t now);
   void Housekeep(const std::shared_ptr<Space>& space);
-  // Up to the high watermark, if free blocks are below the low one.
+  // Reclaims up to the high watermark, if free blocks are below the low one.
   void ReclaimAhead(Space* space);
-  // Evicts these, or what the policy chooses, at most `count`; answers how many.
+  // Evicts at most `count` of the victims or, if that is null, of what the policy chooses; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
-  // With the weights that the operator gave, if they are that policy's.
+  // The policy has the weights that the operator gave, if they are its own.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
                                                                 const SpaceFacts& facts) const;
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
@@ -161,18 +177,18 @@ class Daemon {
   const Clock* const clock_;
   const uint64_t start_ms_;
   std::unique_ptr<DeviceBudget> budget_;
-  std::unique_ptr<EventLog> event_log_;  // Null: nothing is recorded. Spaces add to it.
+  std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
-  std::atomic<uint64_t> device_check_ms_{0};  // When devices are asked next.
-  // By device; null where it can't score: runner_errors_ says why.
+  std::atomic<uint64_t> device_check_ms_{0};  // Devices are asked next then.
+  // Both are indexed by device. Null: it can't score, and runner_errors_ says why.
   std::vector<std::unique_ptr<DeviceRunner>> runners_;
   std::vector<absl::Status> runner_errors_;
-  Mutex switching_mu_;   // One change of policies at a time. Taken before all others.
-  Mutex new_spaces_mu_;  // Taken under the registry's, holds no other.
+  Mutex switching_mu_;   // It is held by one change of policies at a time, and taken before all others.
+  Mutex new_spaces_mu_;  // It is taken under the registry's; under it no other is.
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
-  std::unique_ptr<Housekeeper> housekeeper_;  // Last: its thread uses all the others.
+  std::unique_ptr<Housekeeper> housekeeper_;  // It is the last member: its thread uses all the others.
 };
 
 }  // namespace kvpool

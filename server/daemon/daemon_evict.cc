@@ -1,7 +1,8 @@
 // The operator's Evict.
 //
-// By count the policy chooses. By key or session the victims are judged on a snapshot, taken in slices so that
-// verbs get in between, and reclaimed by ref: one that moved meanwhile is skipped.
+//   by count            the policy chooses
+//   by key or session   victims are chosen on a snapshot, taken in slices so that verbs get in between, and
+//                       reclaimed by ref: one that changed hands meanwhile is skipped
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -12,7 +13,6 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
 #include "server/space/block_info.h"
-#include "server/space/deferred.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
 #include "server/wire/validate.h"
@@ -29,7 +29,7 @@ struct Judged {
   bool sealed_by_session = false;
 };
 
-// All blocks of a space as they were one after the other; index 0 is the null block.
+// All blocks of a space, each as it was when its slice was taken; index 0 is the null block.
 std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now) {
   std::vector<Judged> blocks(1);
   while (true) {
@@ -44,12 +44,12 @@ std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now)
       judged.ref = view->ref;
       judged.parent = view->parent;
       judged.resident = view->state == BlockState::kSealed || view->state == BlockState::kCached;
-      judged.sealed_by_session = space->state.sealer[Index(id)] == static_cast<uint32_t>(session);
+      judged.sealed_by_session = space->state.sessions.sealer(id) == static_cast<uint32_t>(session);
     }
   }
 }
 
-// The block of the key and what is behind it.
+// The root and all blocks behind it.
 std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
   enum : uint8_t { kUnknown, kBehind, kElsewhere };
   std::vector<uint8_t> place(blocks.size(), kUnknown);
@@ -59,7 +59,8 @@ std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
   std::vector<BlockRef> behind;
   for (uint32_t id = 1; id < blocks.size(); ++id) {
     if (!blocks[id].resident) continue;
-    // Up the chain to a block whose place is known; a snapshot that moved may hold a cycle, so not for ever.
+    // Goes up the chain to a block whose place is known. Slices of different times may make a cycle, so the
+    // path is bounded.
     uint32_t at = id;
     path.clear();
     while (at < blocks.size() && place[at] == kUnknown && path.size() < blocks.size()) {
@@ -135,39 +136,36 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
 }
 
 uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {
-  Deferred deferred;
+  Settlement settlement(*space);
   std::vector<Eviction> evictions;
   uint64_t evicted = 0;
   uint64_t before_pass = 0;
   size_t end = victims == nullptr ? 0 : victims->size();
   while (evicted < count) {
     const uint32_t slice = static_cast<uint32_t>(std::min<uint64_t>(kReclaimSlice, count - evicted));
-    MutexLock lock(&space->mu);
+    SpaceTurn turn(*space, &settlement);
     SpaceState& state = space->state;
-    const uint64_t now = clock_->NowMs();
     evictions.clear();
     if (victims == nullptr) {
-      const uint32_t left = state.pool.Reclaim(now, slice, EvictReason::kOperator, &evictions);
+      const uint32_t left = state.pool.Reclaim(turn.now, slice, EvictReason::kOperator, &evictions);
       if (left == 0) break;
       evicted += left;
     } else {
-      // From the highest id down: blocks of a chain were mostly leased in order, so leaves come first. A parent
-      // that was passed over because of a child leaves in the next pass.
+      // From the highest id down: blocks of a chain were mostly leased in order, so leaves come first. A
+      // parent that was passed over because of a child leaves in the next pass.
       const size_t begin = end - std::min<size_t>(end, slice);
       const auto judged = absl::MakeConstSpan(*victims).subspan(begin, end - begin);
-      evicted += state.pool.Reclaim(now, judged, EvictReason::kOperator, &evictions);
+      evicted += state.pool.Reclaim(turn.now, judged, EvictReason::kOperator, &evictions);
       end = begin;
     }
     state.Observe(evictions);
-    state.AfterVerbs(now, &deferred);
-    state.CollectWakes(&deferred);
+    state.pressure.AfterVerbs(turn);
     if (victims != nullptr && end == 0) {
       if (evicted == before_pass) break;
       before_pass = evicted;
       end = victims->size();
     }
   }
-  Settle(space, &deferred);
   return evicted;
 }
 

@@ -1,4 +1,5 @@
-// Explain: why a block is here, why a key is not. Sentences for people; the facts behind them in `details`.
+// Explain: why a block is here, why a key is not. The summary is a sentence for people; `details` has the
+// facts behind it.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -19,7 +20,7 @@
 namespace kvpool {
 namespace {
 
-// Blocks of a chain that are shown one by one.
+// So many blocks of a chain are shown one by one.
 constexpr size_t kShownChain = 64;
 
 std::string Seconds(uint32_t ms) { return absl::StrCat(ms / 1000, ".", ms % 1000 / 100, " s"); }
@@ -54,7 +55,6 @@ std::vector<std::string> HoldersOf(const SpaceState& state, BlockId block) {
   return holders;
 }
 
-// One sentence.
 std::string Summary(const SpaceState& state, const BlockView& view, const std::vector<std::string>& holders) {
   const std::string block = absl::StrCat("Block ", Index(view.ref.id), " of space ", state.facts.id);
   const Session* owner = SessionOf(state, view.owner);
@@ -93,7 +93,7 @@ void ExplainBlock(const SpaceState& state, const BlockView& view, uint64_t now,
   FillBlock(state, view, response->add_blocks());
   for (const std::string& holder : holders) response->add_details(holder);
   if (view.state != BlockState::kSealed && view.state != BlockState::kCached) return;
-  const uint32_t sealer = state.sealer[Index(view.ref.id)];
+  const uint32_t sealer = state.sessions.sealer(view.ref.id);
   response->add_details(absl::StrCat("sealed by session ", sealer, " ", Seconds(view.age_ms),
                                      " ago under key ", HexKey(view.key), " of group ", view.key.group,
                                      view.key.raw ? "" : " (SHA-256 of a key that has not 32 bytes)"));
@@ -102,17 +102,18 @@ void ExplainBlock(const SpaceState& state, const BlockView& view, uint64_t now,
   const std::vector<BlockRef> chain = ChainOf(state.pool, view.ref, now);
   response->add_details(absl::StrCat("block ", chain.size(), " of its chain; ",
                                      Count(view.children, "resident block"), " right behind it"));
-  // In front of it, the nearest first; the block itself is there already.
+  // The blocks in front of it follow, the nearest first; the block itself is there already.
   for (size_t i = 1; i < std::min(chain.size(), kShownChain); ++i) {
     const absl::StatusOr<BlockView> front = state.pool.View(chain[chain.size() - 1 - i].id, now);
     if (front.ok()) FillBlock(state, *front, response->add_blocks());
   }
 }
 
+// The places where a key is, was, and is under another group.
 struct KeySearch {
-  std::vector<std::string> found;    // Where it is.
-  std::vector<std::string> evicted;  // Where it was.
-  std::vector<std::string> nearly;   // In another group.
+  std::vector<std::string> found;
+  std::vector<std::string> evicted;
+  std::vector<std::string> nearly;
 };
 
 void SearchSpace(const SpaceState& state, const std::string& key, uint32_t group, uint64_t now,

@@ -12,7 +12,6 @@
 #include "server/daemon/space_terms.h"
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
-#include "server/space/deferred.h"
 #include "server/space/device_budget.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -106,12 +105,17 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
     for (const size_t device : facts.rank_devices) {
       runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
     }
-    return std::make_shared<Space>(std::move(facts), pool, std::move(policy), std::move(runners),
-                                   budget_.get(), event_log_.get(), clock_);
+    return std::make_shared<Space>(std::move(facts), pool,
+                                   Space::Parts{.policy = std::move(policy),
+                                                .runners = std::move(runners),
+                                                .budget = budget_.get(),
+                                                .event_log = event_log_.get(),
+                                                .owner = this,
+                                                .clock = clock_});
   });
 }
 
-absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
+absl::Status Daemon::Admit(Session* session) {
   Space& space = *session->space;
   if (session->limits().guaranteed >= space.facts.geometry.max_blocks) {
     return absl::ResourceExhaustedError(
@@ -119,18 +123,19 @@ absl::Status Daemon::Promise(Session* session, Deferred* deferred) {
                      " can have at most ", space.facts.geometry.max_blocks,
                      " blocks, the null block and the session's sink among them"));
   }
+  Settlement settlement(space);
   MutexLock growth(&space.growth_mu);
   while (true) {
     absl::Status short_of;
     bool complete = false;
     {
-      MutexLock lock(&space.mu);
-      short_of = space.state.Enter(session, clock_->NowMs(), deferred);
-      complete = space.state.complete();
+      SpaceTurn turn(space, &settlement);
+      short_of = space.state.sessions.Enter(turn, session);
+      complete = space.state.growth.complete();
     }
     if (!absl::IsResourceExhausted(short_of)) return short_of;
     const uint64_t closed = registry_->spaces_closed();
-    const absl::Status made = space.MakeSlab(deferred);
+    const absl::Status made = space.MakeSlab(&settlement);
     // A space at its largest has no use for the memory of others.
     if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
     if (!absl::IsResourceExhausted(made)) return made;
@@ -177,31 +182,24 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
       .warmup = request.warmup()};
   const auto session = std::make_shared<Session>(space, std::move(terms));
   Member* member = session->AddMember(Identify(*claim, request.role()));
-  Deferred deferred;
-  const absl::Status promised = Promise(session.get(), &deferred);
-  Registry::Fate fate;
-  if (promised.ok()) {
-    fate = claim.Bind(session, member);
-    claim->peer->Bound();
-    {
-      MutexLock lock(&space->mu);
-      space->state.OnJoined(member, clock_->NowMs(), &deferred);
-      space->state.AfterVerbs(clock_->NowMs(), &deferred);
-      space->state.CollectWakes(&deferred);
-      FillMember(*member, space->facts, options_.epoch, result);
-      result->set_session(session->terms.id);
-      result->set_space(space->facts.id);
-      result->set_sink_block(session->sink.Pack());
-    }
-    LogInfo("session opened", {{"session", session->terms.id},
-                               {"space", space->facts.id},
-                               {"tenant", space->facts.tenant},
-                               {"client", session->terms.client_name},
-                               {"pid", claim->credentials.pid}});
+  // Slabs that were made for it stay, and are announced, even if this session does not come about.
+  RETURN_IF_ERROR(Admit(session.get()));
+  const Registry::Fate fate = claim.Bind(session, member);
+  claim->peer->Bound();
+  {
+    SpaceTurn turn(*space);
+    space->state.sessions.OnJoined(turn, member, space->state.pressure.on());
+    space->state.pressure.AfterVerbs(turn);
+    FillMember(*member, space->facts, options_.epoch, result);
+    result->set_session(session->terms.id);
+    result->set_space(space->facts.id);
+    result->set_sink_block(session->sink.Pack());
   }
-  // Slabs that were made stay, and must be announced, even if this session did not come about.
-  Settle(space.get(), &deferred);
-  RETURN_IF_ERROR(promised);
+  LogInfo("session opened", {{"session", session->terms.id},
+                             {"space", space->facts.id},
+                             {"tenant", space->facts.tenant},
+                             {"client", session->terms.client_name},
+                             {"pid", claim->credentials.pid}});
   // What happened to the connection meanwhile found no member to end.
   EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
   return absl::OkStatus();
@@ -228,7 +226,6 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
   RETURN_IF_ERROR(CheckSameModel(space->facts, request.layout(), request.fingerprint()));
 
   Member* member = nullptr;
-  Deferred deferred;
   {
     MutexLock lock(&space->mu);
     if (session->ended) return absl::AbortedError(session->end_reason);
@@ -244,13 +241,11 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
   const Registry::Fate fate = claim.Bind(session, member);
   claim->peer->Bound();
   {
-    MutexLock lock(&space->mu);
-    space->state.OnJoined(member, clock_->NowMs(), &deferred);
-    space->state.CollectWakes(&deferred);
+    SpaceTurn turn(*space);
+    space->state.sessions.OnJoined(turn, member, space->state.pressure.on());
   }
   LogInfo("member joined",
           {{"session", session->terms.id}, {"member", member->index}, {"pid", claim->credentials.pid}});
-  Settle(space.get(), &deferred);
   EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
   return absl::OkStatus();
 }

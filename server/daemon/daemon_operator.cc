@@ -1,6 +1,7 @@
-// What people and controllers ask: lists, statistics, revoke, drain, pins.
+// Operator verbs: lists, statistics, revoke, end of a session, drain, pins.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,6 @@
 #include "server/daemon/registry.h"
 #include "server/replacement/policy.h"
 #include "server/space/block_info.h"
-#include "server/space/deferred.h"
 #include "server/space/device_budget.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -36,10 +36,8 @@ void FillSpace(const SpaceState& state, v1::SpaceInfo* info) {
   for (const Device* device : facts.devices) info->add_devices(device->id());
   info->set_block_stride_bytes(facts.geometry.block_stride_bytes);
   info->set_slab_bytes(facts.geometry.slab_bytes);
-  info->set_slabs(static_cast<uint32_t>(state.slabs.size()));
-  uint64_t bytes = 0;
-  for (const SlabRow& row : state.slabs) bytes += row.bytes * row.by_rank.size();
-  info->set_bytes(bytes);
+  info->set_slabs(static_cast<uint32_t>(state.growth.slabs().size()));
+  info->set_bytes(state.growth.bytes());
   FillCounts(state.pool.counts(), state.pool.capacity(), info->mutable_blocks());
   info->set_sessions(static_cast<uint32_t>(state.sessions.size()));
   info->set_policy(std::string(state.pool.policy().name()));
@@ -118,7 +116,8 @@ absl::Status Daemon::ListBlocks(const v1::ListBlocksRequest& request, v1::ListBl
   if (space == nullptr) return NoSpace(request.space());
   const uint32_t limit = request.limit() == 0 ? kDefaultListedBlocks : request.limit();
   const uint64_t now = clock_->NowMs();
-  // A filter may pass over millions of blocks: a call looks at so many, and answers where to go on.
+  // A filter may pass over millions of blocks: a call looks at kMostViewed at most, and answers where
+  // to go on.
   constexpr uint32_t kMostViewed = 65536;
   MutexLock lock(&space->mu);
   const BlockPool& pool = space->state.pool;
@@ -141,21 +140,20 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   response->set_version(options_.version);
   response->set_daemon_epoch(options_.epoch);
   response->set_uptime_seconds(snapshot.uptime_seconds);
-  for (const SpaceSnapshot& space : snapshot.spaces) {
-    FillCounts(space.blocks, space.capacity, response->mutable_blocks());
-    if (space.space != 0) response->set_spaces(response->spaces() + 1);
-    response->set_leased_total(response->leased_total() + space.pool.leased);
-    response->set_sealed_total(response->sealed_total() + space.pool.sealed);
-    response->set_deduplicated_total(response->deduplicated_total() + space.pool.deduplicated);
-    response->set_lookup_blocks_total(response->lookup_blocks_total() + space.pool.lookup_blocks);
-    response->set_hit_blocks_total(response->hit_blocks_total() + space.pool.hit_blocks);
-    response->set_lookup_tokens_total(response->lookup_tokens_total() + space.pool.lookup_tokens);
-    response->set_hit_tokens_total(response->hit_tokens_total() + space.pool.hit_tokens);
-    response->set_released_total(response->released_total() + space.pool.released);
-    for (const uint64_t evicted : space.pool.evicted)
-      response->set_evicted_total(response->evicted_total() + evicted);
-    response->set_regret_total(response->regret_total() + space.pool.regret);
-  }
+  v1::StateCounts* blocks = response->mutable_blocks();
+  for (const SpaceSnapshot& space : snapshot.spaces) FillCounts(space.blocks, space.capacity, blocks);
+  response->set_spaces(static_cast<uint32_t>(snapshot.spaces.size()));
+  const PoolCounters& total = snapshot.totals.pool;
+  response->set_leased_total(total.leased);
+  response->set_sealed_total(total.sealed);
+  response->set_deduplicated_total(total.deduplicated);
+  response->set_lookup_blocks_total(total.lookup_blocks);
+  response->set_hit_blocks_total(total.hit_blocks);
+  response->set_lookup_tokens_total(total.lookup_tokens);
+  response->set_hit_tokens_total(total.hit_tokens);
+  response->set_released_total(total.released);
+  response->set_evicted_total(std::accumulate(total.evicted.begin(), total.evicted.end(), uint64_t{0}));
+  response->set_regret_total(total.regret);
   response->set_sessions(snapshot.sessions_open);
   for (const v1::DeviceInfo& device : snapshot.devices) *response->add_devices() = device;
   response->set_draining(snapshot.draining);
@@ -169,16 +167,11 @@ absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse
     if (request.session() != 0 && session->terms.id != request.session()) continue;
     found = true;
     Space& space = *session->space;
-    Deferred deferred;
-    {
-      MutexLock lock(&space.mu);
-      Member* lead = session->lead();
-      if (session->ended || lead->listener == nullptr) continue;
-      space.state.Post(lead, v1::NOTICE_KIND_REVOKE,
-                       {.value = request.blocks(), .detail = "an operator asks"});
-      space.state.CollectWakes(&deferred);
-    }
-    Settle(&space, &deferred);
+    SpaceTurn turn(space);
+    Member* lead = session->lead();
+    if (session->ended || lead->listener == nullptr) continue;
+    space.state.sessions.Post(lead, v1::NOTICE_KIND_REVOKE,
+                              {.value = request.blocks(), .detail = "an operator asks"});
     response->set_sessions_asked(response->sessions_asked() + 1);
   }
   if (!found) return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
@@ -192,18 +185,12 @@ absl::Status Daemon::EndSession(const v1::EndSessionRequest& request, v1::EndSes
     return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
   }
   Space& space = *session->space;
-  Deferred deferred;
-  {
-    MutexLock lock(&space.mu);
-    const uint64_t now = clock_->NowMs();
-    space.state.EndSession(session.get(), EndKind::kOperator,
+  SpaceTurn turn(space);
+  space.state.sessions.End(turn, session.get(), EndKind::kOperator,
                            absl::StrCat("session ", session->terms.id, " ended: an operator asked for it"),
-                           nullptr, now, &deferred);
-    space.state.AfterVerbs(now, &deferred);
-    space.state.CollectWakes(&deferred);
-    FillSession(space.state, *session, now, response->mutable_session());
-  }
-  Settle(&space, &deferred);
+                           nullptr);
+  space.state.pressure.AfterVerbs(turn);
+  FillSession(space.state, *session, turn.now, response->mutable_session());
   return absl::OkStatus();
 }
 
@@ -212,18 +199,8 @@ absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* r
   if (registry_->draining() != draining) LogInfo(draining ? "draining" : "draining cancelled");
   registry_->set_draining(draining);
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    Deferred deferred;
-    {
-      MutexLock lock(&space->mu);
-      space->state.draining = draining;
-      for (Session* session : space->state.sessions) {
-        if (session->ended) continue;
-        response->set_sessions_left(response->sessions_left() + 1);
-        space->state.PostAll(session, v1::NOTICE_KIND_DRAIN, {.on = draining});
-      }
-      space->state.CollectWakes(&deferred);
-    }
-    Settle(space.get(), &deferred);
+    SpaceTurn turn(*space);
+    response->set_sessions_left(response->sessions_left() + space->state.sessions.SetDraining(draining));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// Which policy decides what leaves, and another one instead.
+// GetPolicies and SetPolicy: which replacement policy a space has, and the change to another while
+// verbs go on.
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,11 +28,12 @@ void Fill(const SpaceState& state, v1::SpacePolicy* info) {
                    counts[static_cast<size_t>(BlockState::kCached)]);
 }
 
-// Blocks copied in one hold of a space's lock, and events caught up with in its last one: under half a millisecond.
+// So many blocks are copied in one hold of a space's mutex, and so many events caught up with in the last
+// one: each takes under half a millisecond.
 constexpr uint32_t kSwitchSlice = 4096;
 
-// The successor takes over while verbs go on. Null: they did more meanwhile than is kept of it, and the old policy
-// is still there.
+// Lets the successor take over while verbs go on, and answers the old policy. Null: verbs did more meanwhile
+// than is kept of it, and the old policy is still in place.
 std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<ReplacementPolicy> successor,
                                           const Clock& clock) {
   BlockPool::HandOver hand_over({.max_blocks = space->facts.geometry.max_blocks}, std::move(successor));
@@ -84,7 +86,7 @@ absl::Status Daemon::GetPolicies(const v1::GetPoliciesRequest& request, v1::GetP
 absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response) {
   RETURN_IF_ERROR(ValidateSetPolicy(request));
   MutexLock one_at_a_time(&switching_mu_);
-  // First what new spaces get: one that is being made with the old policy is then among those found below.
+  // New spaces come first: one that is being made with the old policy is then among those found below.
   if (request.space() == 0) {
     MutexLock lock(&new_spaces_mu_);
     new_spaces_policy_ = request.policy();
@@ -100,7 +102,7 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
       MutexLock lock(&space->mu);
       info->set_previous(std::string(space->state.pool.policy().name()));
     }
-    // Made and destroyed where nobody waits.
+    // Policies are made and destroyed outside the mutex, where nobody waits.
     std::unique_ptr<ReplacementPolicy> old;
     if (info->previous() != request.policy()) {
       ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(request.policy(), space->facts));

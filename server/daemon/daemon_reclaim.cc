@@ -1,4 +1,4 @@
-// Blocks that the last verbs used up, reclaimed ahead of the next ones: slice by slice, so that verbs get in between.
+// Reclaims blocks ahead of the verbs that will need them: slice by slice, so that verbs get in between.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -7,28 +7,23 @@
 #include "proto/support/mutex.h"
 #include "server/base/clock.h"
 #include "server/daemon/daemon.h"
-#include "server/pool/decision.h"
+#include "server/replacement/policies/async_policy.h"
 #include "server/space/space.h"
 
 namespace kvpool {
 namespace {
 
-class SteadyStopwatch final : public Stopwatch {
- public:
-  uint64_t elapsed_us() const override { return static_cast<uint64_t>(seconds() * 1e6); }
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
- private:
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
-// How many to reclaim now: from below the low watermark up to the high one. None while a slab is to come.
+// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none are
+// reclaimed while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
-  const uint32_t free = state.free_blocks();
-  if (state.WantsSlab() || free >= (reclaiming ? state.high_blocks() : state.low_blocks())) return 0;
-  return std::min(kReclaimSlice, state.high_blocks() - free);
+  const Growth& growth = state.growth;
+  const uint32_t free = growth.free_blocks();
+  if (growth.WantsSlab() || free >= (reclaiming ? growth.high_blocks() : growth.low_blocks())) return 0;
+  return std::min(kReclaimSlice, growth.high_blocks() - free);
 }
 
 }  // namespace
@@ -38,32 +33,33 @@ void Daemon::ReclaimAhead(Space* space) {
   std::vector<Eviction> evictions;
   for (bool reclaiming = false;; reclaiming = true) {
     evictions.clear();
-    bool think;
+    bool asked;
     {
       MutexLock lock(&space->mu);
       SpaceState& state = space->state;
       if (Wanted(state, reclaiming) == 0) return;
-      think = decision.Prepare(&state.pool, &state.decisions, clock_->NowMs());
+      asked = decision.Prepare(state.pool.async_policy(), &state.decisions, clock_->NowMs());
     }
-    const SteadyStopwatch thinking;
-    if (think) decision.Think(thinking, kDecisionBudgetUs);
-    const double thought_seconds = thinking.seconds();
+    const auto decision_began = std::chrono::steady_clock::now();
+    if (asked) decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(decision_began) * 1e6); });
+    const double decision_seconds = SecondsSince(decision_began);
 
     MutexLock lock(&space->mu);
-    const SteadyStopwatch reclaim;
+    const auto reclaim_began = std::chrono::steady_clock::now();
     SpaceState& state = space->state;
+    AsyncPolicy* const policy = state.pool.async_policy();
     const uint64_t now = clock_->NowMs();
     uint32_t count = Wanted(state, /*reclaiming=*/true);
-    if (think) {
-      decision.Apply(&state.pool, &state.decisions, now);
-      state.thinking.Observe(thought_seconds);
+    if (asked) {
+      decision.Apply(policy, &state.decisions, now);
+      state.decision_time.Observe(decision_seconds);
       count = std::min(count, decision.victims());
     }
-    // Beyond what was decided on it is time for the next decision.
-    if (const uint32_t decided = state.pool.decided()) count = std::min(count, decided);
+    // What was decided on leaves first; the rest waits for the next decision.
+    if (policy != nullptr && policy->decided() > 0) count = std::min(count, policy->decided());
     if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
-    state.reclaim.Observe(reclaim.seconds());
+    state.reclaim.Observe(SecondsSince(reclaim_began));
   }
 }
 

@@ -1,4 +1,4 @@
-// The window that metrics look through.
+// Daemon::Snapshot: what metrics and GetStats show.
 #include <string>
 
 #include "server/daemon/daemon.h"
@@ -17,13 +17,12 @@ namespace kvpool {
 DaemonSnapshot Daemon::Snapshot() {
   DaemonSnapshot snapshot;
   const uint64_t now = clock_->NowMs();
-  // A space that retires between the two is counted late rather than twice.
-  SpaceCounters counters = retired_->counters();
-  snapshot.spaces.push_back(retired_->space());
+  // The closed spaces are read first: one that closes in between is missing from this snapshot,
+  // and never in it twice.
+  snapshot.totals = retired_->totals();
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     MutexLock lock(&space->mu);
-    snapshot.spaces.push_back(SnapshotOf(space->state, now));
-    Accumulate(space->state.counters, &counters);
+    snapshot.totals.Add(snapshot.spaces.emplace_back(SnapshotOf(space->state, now)));
     for (const Session* session : space->state.sessions) snapshot.sessions_open += session->ended ? 0 : 1;
   }
   for (size_t i = 0; i < devices_.size(); ++i) {
@@ -40,9 +39,8 @@ DaemonSnapshot Daemon::Snapshot() {
   const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
   for (int i = 0; i < verbs->field_count(); ++i) {
     const google::protobuf::FieldDescriptor* verb = verbs->field(i);
-    snapshot.step_operations[verb->name()] = counters.operations[verb->number()];
+    snapshot.step_operations[verb->name()] = snapshot.totals.space.operations[verb->number()];
   }
-  snapshot.step_batches = counters.batches;
   snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
   if (event_log_ != nullptr) {
     const EventLog::Counters events = event_log_->counters();

@@ -1,4 +1,5 @@
-// What a daemon is told when it starts.
+// The options of a daemon. The defaults here are those of kvpoold's flags, and the limits here are the ones
+// that both its command line and Daemon::Start check.
 #ifndef KVPOOL_SERVER_DAEMON_OPTIONS_H_
 #define KVPOOL_SERVER_DAEMON_OPTIONS_H_
 
@@ -8,36 +9,55 @@
 #include <string>
 #include <vector>
 
+#include "proto/support/limits.h"
+
 namespace kvpool {
 
 class Weights;
 
+// A pool's holders have 16 bits, and one whose session ended stays taken while blocks are charged to it.
+inline constexpr uint32_t kMostSessions = 32768;
+inline constexpr uint32_t kMostScoreThreads = 1024;
+inline constexpr uint32_t kMostScoreQueue = 65536;
+
 struct DaemonOptions {
   std::string version;
-  uint64_t epoch = 1;  // Of this start of the daemon.
-  uint64_t slab_bytes =
-      0;  // 0: 64 MiB on host, 256 MiB on cuda. As many whole blocks and granules as fit, at least one.
+  uint64_t epoch = 1;                           // Grows with each start of the daemon.
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
-  double low_watermark = 0.005;  // Free blocks below this share of the capacity: reclaim in the background …
-  double high_watermark = 0.01;  // … until this share is free.
+
+  // ---- Memory
+  // A slab holds as many whole blocks and granules as fit into this, and at least one block. 0: 64 MiB on
+  // host, 256 MiB on cuda.
+  uint64_t slab_bytes = 0;
+  // Shares of a space: when less than the low one is free, blocks are reclaimed in the background until the
+  // high one is.
+  double low_watermark = 0.005, high_watermark = 0.01;
   std::string policy = "learned";
-  std::shared_ptr<const Weights> policy_weights;  // Of one policy. Null: those built in.
-  double pin_budget = 0.25;
-  double tenant_share = 1;               // Most of each device that the spaces of one tenant may have.
-  std::string event_log;                 // File to record what engines ask for in; empty: none.
-  uint64_t event_log_bytes = 256 << 20;  // Most that it takes, the part before the last among them.
-  uint32_t max_sessions = 1024;          // Open, or ended and not yet gone.
-  uint32_t max_members = 64;             // Of one session.
-  uint64_t idle_space_ms =
-      3600 * 1000;  // A space without sessions is closed after this, or when others need its memory.
+  std::shared_ptr<const Weights> policy_weights;  // Null: the policy's built-in weights.
+  double pin_budget = 0.25;                       // Share of a space that may be pinned or retained.
+  double tenant_share = 1;  // Share of each device that the spaces of one tenant may have.
+
+  // ---- Sessions
+  // Open sessions, and ended ones whose processes still run. 1 to kMostSessions.
+  uint32_t max_sessions = 1024;
+  uint32_t max_members = 64;  // Processes of one session. 1 to kMaxMembers.
+  // A space without sessions is closed after this time, or earlier when others need its memory.
+  uint64_t idle_space_ms = 3600 * 1000;
   // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
   std::map<std::string, std::vector<uint32_t>> tenant_uids;
-  // Device operations: Score, Prune, Compact, PlanBudgets.
-  uint32_t score_threads = 1;                          // Cores that a host device computes with.
-  uint64_t score_features_bytes = 256 << 20;           // Features of full blocks that each device keeps.
-  uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Most that one operation may use of a device besides.
-  uint32_t score_queue = 4096;      // Operations that wait for a device; of one session a quarter.
-  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or Tidy.
+
+  // ---- The event log
+  std::string event_log;                 // File that records what engines ask for; empty: none.
+  uint64_t event_log_bytes = 256 << 20;  // Most that the file and the part before it take together.
+
+  // ---- Device operations: Score, Prune, Compact, PlanBudgets
+  uint32_t score_threads = 1;  // Cores that a host device computes with. 1 to kMostScoreThreads.
+  uint64_t score_features_bytes = 256 << 20;           // Memory of each device for features of full blocks.
+  uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Device memory that one operation may use besides.
+  // Operations that may wait for a device; one session may have a quarter of them. 1 to kMostScoreQueue.
+  uint32_t score_queue = 4096;
+
+  bool housekeeping_thread = true;  // False: tests call HousekeepOnce or ReclaimAhead.
 };
 
 }  // namespace kvpool

@@ -174,7 +174,7 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
     ++next_space_;
     {
       MutexLock space_lock(&(*space)->mu);
-      (*space)->state.draining = draining_;
+      (*space)->state.sessions.SetDraining(draining_);
     }
     it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
   }
@@ -189,8 +189,8 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
   const std::shared_ptr<Space> finished = it->second.space;
   MutexLock space_lock(&finished->mu);
-  if (!finished->state.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
-  finished->state.closed = true;
+  if (!finished->state.sessions.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
+  finished->state.growth.Close();
   closing_.push_back(finished);
   spaces_.erase(it);
   return finished;
@@ -235,16 +235,18 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   std::set<std::string> above;
   if (!devices.empty()) above = TenantsAboveShare(devices);
   auto first = spaces_.end();
-  std::pair<bool, uint64_t> first_rank(true, before_ms);  // Within its tenant's share, and last used.
+  // Its tenant is within its share, and when the space was last used: the least pair goes.
+  std::pair<bool, uint64_t> first_rank(true, before_ms);
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
     Space& space = *it->second.space;
     if (it->second.opening > 0) continue;
     if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
     MutexLock space_lock(&space.mu);
-    if (!space.state.idle() || (!devices.empty() && space.state.slabs.empty())) continue;
-    const std::pair rank(!above.contains(space.facts.tenant), space.state.last_used_ms);
-    if (space.state.last_used_ms < before_ms && rank < first_rank) {
+    const SpaceState& state = space.state;
+    if (!state.sessions.idle() || (!devices.empty() && state.growth.slabs().empty())) continue;
+    const std::pair rank(!above.contains(space.facts.tenant), state.sessions.last_used_ms());
+    if (state.sessions.last_used_ms() < before_ms && rank < first_rank) {
       first = it;
       first_rank = rank;
     }
@@ -254,11 +256,11 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   spaces_.erase(first);
   closing_.push_back(space);
   MutexLock space_lock(&space->mu);
-  space->state.closed = true;
+  space->state.growth.Close();
   return space;
 }
 
-bool Registry::OutOfTurn(const Space& space) {
+bool Registry::MustYield(const Space& space) {
   MutexLock lock(&mu_);
   const std::vector<size_t>& devices = space.facts.rank_devices;
   const std::set<std::string> above = TenantsAboveShare(devices);
@@ -267,7 +269,7 @@ bool Registry::OutOfTurn(const Space& space) {
     Space& other = *entry.space;
     if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
     MutexLock space_lock(&other.mu);
-    if (other.state.NeedsSlab()) return true;
+    if (other.state.growth.NeedsSlab()) return true;
   }
   return false;
 }
@@ -296,7 +298,7 @@ uint32_t Registry::held_idle_spaces() {
   uint32_t held = 0;
   for (const auto& [key, entry] : spaces_) {
     MutexLock space_lock(&entry.space->mu);
-    held += entry.space->state.sessions.empty() && entry.space->state.mapping_processes > 0;
+    held += entry.space->state.sessions.held_idle();
   }
   return held;
 }

@@ -1,11 +1,13 @@
-// Who is connected, which sessions there are, and which spaces: all that is looked up by token, id or key.
+// The attachments, sessions and spaces there are: all that is looked up by token, id or key.
 //
-//   attachment   waiting -> opening (Claim) -> bound (Bind), or back to waiting (the opening failed)
-//                hung up while waiting: forgotten, as nobody can name it any more; bound: forgotten once it is
-//                both hung up and dead. Its tokens with it
-//   session      from Bind to Gone; counted against max_sessions from Claim on
-//   space        open -> closing (CloseIdle, FinishOpening), only while no session is in it or being opened in
-//                it -> gone (Closed), once its slabs are destroyed
+//   attachment   waiting -> opening            Claim
+//                opening -> bound              Bind
+//                opening -> waiting            Unclaim: the opening failed
+//                waiting -> forgotten          it hung up: no opening can name it any more
+//                bound   -> forgotten          it hung up and its process died, in any order. Its tokens go too
+//   session      here from Bind to Gone; counted against max_sessions from Claim on
+//   space        open    -> closing            CloseIdle, FinishOpening: it has no session, and none is being opened
+//                closing -> gone               Closed: its slabs are destroyed
 //
 // Thread-safe. Its mutex is taken before a space's, and held across neither device calls nor sends.
 #ifndef KVPOOL_SERVER_DAEMON_REGISTRY_H_
@@ -50,25 +52,26 @@ class Registry {
     PeerCredentials credentials;
     std::string client_name;
   };
-  // Takes the attachment for one opening. UNAUTHENTICATED: no such token. FAILED_PRECONDITION: it has served.
-  // With `new_session`, also UNAVAILABLE: draining, and RESOURCE_EXHAUSTED: max_sessions.
+  // Takes the attachment for one opening. UNAUTHENTICATED: no connection has this token.
+  // FAILED_PRECONDITION: it was used. With `new_session`, also UNAVAILABLE: the daemon drains, and
+  // RESOURCE_EXHAUSTED: there are max_sessions.
   absl::StatusOr<Claimed> Claim(const std::string& token, bool new_session);
   // The opening failed: the token may be tried again.
   void Unclaim(AttachId id, bool new_session);
   // The opening worked: from now on the member is found by its token, and the session by its id. Answers what
-  // the attachment went through meanwhile.
+  // happened to the attachment meanwhile.
   struct Fate {
     bool hung_up = false, dead = false;
   };
   Fate Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member, bool new_session);
 
-  // The member behind an attachment, or null; the pointer keeps its session.
+  // The member of an attachment, or null. The pointer keeps its session alive.
   std::shared_ptr<Member> MemberOf(AttachId id);
-  // Both answer the member, or null. Between them and an opening the mutex decides: either the opening finds no
-  // token, or the hang-up knows that the end of the process is awaited.
+  // Both answer the member, or null. The mutex orders them and an opening: either the opening finds no token,
+  // or the hang-up knows that the end of the process is awaited.
   struct HungUp {
     std::shared_ptr<Member> member;
-    bool awaited = false;  // The process's end will matter. False: the attachment is forgotten.
+    bool awaited = false;  // The end of the process will matter. False: the attachment is forgotten.
   };
   HungUp HangUp(AttachId id);
   std::shared_ptr<Member> Die(AttachId id);
@@ -78,35 +81,37 @@ class Registry {
   uint64_t NextSessionId();
   std::shared_ptr<Session> FindSession(uint64_t id);
   std::vector<std::shared_ptr<Session>> Sessions();
-  // Counts an end; a session that is gone is found no more.
+  // Ended counts; after Gone the session is found no more.
   void Ended(EndKind kind);
   void Gone(uint64_t session);
-  std::map<std::string, uint64_t> ended_by_reason();  // Every reason there is.
+  std::map<std::string, uint64_t> ended_by_reason();  // It has every reason there is.
 
   // ---- Spaces
   using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
   // The open space of the key, made if there is none; it can't be closed before FinishOpening.
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
-  // Answers the space, now closed, if nothing came of it: no session and nothing sealed. It must not hold its key
-  // and its memory against others. Else null.
+  // Closes the space and answers it if nothing came of it, that is no session and nothing sealed: its key and
+  // its memory are for others then. Else null.
   std::shared_ptr<Space> FinishOpening(const Space& space);
   std::vector<std::shared_ptr<Space>> Spaces();
   std::shared_ptr<Space> FindSpace(uint64_t id);
-  // Closes the longest unused idle space that was last used before `before_ms` and, unless `devices` is empty,
-  // has slabs on one of them. Null: there is none. Where room is made on devices, a tenant that has more there than
-  // an equal share of what all tenants have pays first. With `tenant`, only those of that one.
+  // Closes the idle space that was not used for longest, and answers it; null: there is none. It was last
+  // used before `before_ms` and, unless `devices` is empty, has slabs on one of them. Where room is made on
+  // devices, spaces go first whose tenant has more there than an equal share of what all tenants have. With
+  // `tenant`, only its spaces may go.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
                                    const std::string* tenant = nullptr);
-  // The space's tenant has more than its share of the devices it is on, and a space there of one that has not needs a
-  // slab too: what is left is not for the first.
-  bool OutOfTurn(const Space& space);
-  // Spaces on these devices that are being closed: their memory is on its way back.
+  // Is what memory is left for others? True if the space's tenant has more than its share of the devices that
+  // the space is on, and a space there of a tenant that has not needs a slab too.
+  bool MustYield(const Space& space);
+  // The spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
   // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.
   void Closed(const Space& space);
-  // Counts the spaces that are gone. If nothing is closing and this has not moved, no memory came back meanwhile.
+  // Counts the spaces that are gone. If nothing is closing and this has not moved, no memory
+  // came back meanwhile.
   uint64_t spaces_closed();
-  // Spaces without sessions that can't be closed, as processes that mapped their slabs are alive.
+  // How many spaces without sessions can't be closed, as processes that mapped their slabs are alive.
   uint32_t held_idle_spaces();
 
   bool draining();
@@ -121,14 +126,15 @@ class Registry {
     std::string token;
     Use use = Use::kWaiting;
     Fate fate;
-    std::shared_ptr<Member> member;  // When bound.
+    std::shared_ptr<Member> member;  // Null until it is bound.
   };
   struct Entry {
     std::shared_ptr<Space> space;
     uint32_t opening = 0;
   };
   void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Those whose spaces on these devices have more than an equal share of what the spaces of all have.
+  // The tenants whose spaces on these devices have more than an equal share of what all tenants'
+  // spaces have there.
   std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -146,7 +152,7 @@ class Registry {
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
   uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;
-  std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // By EndKind.
+  std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // Indexed by EndKind.
 };
 
 }  // namespace kvpool

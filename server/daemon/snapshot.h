@@ -1,4 +1,4 @@
-// The daemon as metrics and statistics want it.
+// The daemon's state at one moment, for metrics and statistics.
 #ifndef KVPOOL_SERVER_DAEMON_SNAPSHOT_H_
 #define KVPOOL_SERVER_DAEMON_SNAPSHOT_H_
 
@@ -8,21 +8,33 @@
 #include <vector>
 
 #include "kvpool/v1/operator.pb.h"
+#include "server/base/counters.h"
 #include "server/scoring/operations_snapshot.h"
 #include "server/space/space_snapshot.h"
 
 namespace kvpool {
 
+// Counters added up over spaces.
+struct CounterTotals {
+  PoolCounters pool;
+  SpaceCounters space;
+
+  void Add(const SpaceSnapshot& snapshot) {
+    AddCounters(snapshot.pool, &pool);
+    AddCounters(snapshot.counters, &space);
+  }
+};
+
 struct DaemonSnapshot {
-  // Space 0 is first: what those that are gone have counted, so that sums over spaces never fall.
-  std::vector<SpaceSnapshot> spaces;
+  std::vector<SpaceSnapshot> spaces;  // The open ones.
+  CounterTotals totals;               // Counts of all spaces since the daemon started, closed ones included.
   std::vector<v1::DeviceInfo> devices;
-  std::vector<DeviceOperationsSnapshot> device_operations;  // Of devices that can score.
-  // By reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
+  std::vector<DeviceOperationsSnapshot> device_operations;  // One entry for each device that can score.
+  // Keyed by reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> sessions_ended;
-  std::map<std::string, uint64_t> step_operations;  // By verb.
-  uint64_t step_batches = 0, reconnects = 0;
-  uint64_t events_logged = 0, events_lost = 0;  // Of the event log.
+  std::map<std::string, uint64_t> step_operations;  // Keyed by verb; a sum over all spaces, as `totals`.
+  uint64_t reconnects = 0;
+  uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.
   uint32_t sessions_open = 0;
   bool draining = false;
   double uptime_seconds = 0;

@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_pt
   if (request.device_uuids().empty()) {
     const bool all_host = std::all_of(devices.begin(), devices.end(),
                                       [](const auto& device) { return device->uuid_bytes().empty(); });
-    // Ranks may share host memory; that two ranks should share a GPU is for the engine to say.
+    // Ranks may share host memory. Whether two ranks share a GPU is for the engine to say.
     if (!all_host && ranks > devices.size()) {
       return absl::InvalidArgumentError(absl::StrCat("ranks is ", ranks, "; the daemon has ", devices.size(),
                                                      " devices: name each rank's in device_uuids"));
@@ -109,7 +109,7 @@ absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
                                                       : kCudaSlabBytes;
   ASSIGN_OR_RETURN(facts.geometry, ComputeGeometry(geometry));
   if (facts.kind == v1::SPACE_KIND_IPC) {
-    // One allocation for life.
+    // An IPC space is one allocation for life.
     facts.geometry.slab_bytes = facts.geometry.max_blocks * facts.geometry.block_stride_bytes;
   }
   return facts;
@@ -120,7 +120,7 @@ PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts)
   pool.max_blocks = facts.geometry.max_blocks;
   pool.pin_budget = options.pin_budget;
   for (const v1::LayerGroup& group : facts.layout.groups()) {
-    // 64 bits: a window near 2^32 tokens must not round to none.
+    // It needs 64 bits: a window near 2^32 tokens must not round to none.
     const uint64_t blocks =
         (uint64_t{group.window_tokens()} + group.tokens_per_block() - 1) / group.tokens_per_block();
     pool.windows.push_back(static_cast<uint32_t>(blocks));

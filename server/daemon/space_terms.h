@@ -1,4 +1,5 @@
-// From what an engine asks for to what a space is, and whether a space that exists is what it asks for.
+// From an engine's OpenSession to the facts of a space, and whether a space that exists has the facts
+// it asks for.
 #ifndef KVPOOL_SERVER_DAEMON_SPACE_TERMS_H_
 #define KVPOOL_SERVER_DAEMON_SPACE_TERMS_H_
 
@@ -12,7 +13,7 @@
 #include "cuda/device.h"
 #include "server/daemon/options.h"
 #include "server/pool/block_pool.h"
-#include "server/space/space_state.h"
+#include "server/space/space_facts.h"
 
 namespace kvpool {
 
@@ -20,7 +21,7 @@ struct TenantScope {
   std::string name;   // "default".
   std::string scope;  // "default@1000", or the name where several uids share it.
 };
-// PERMISSION_DENIED: the tenant is for other uids.
+// The tenant that `uid` is served as. PERMISSION_DENIED: the tenant is for other uids.
 absl::StatusOr<TenantScope> ScopeTenant(const DaemonOptions& options, const std::string& tenant,
                                         uint32_t uid);
 
@@ -31,12 +32,12 @@ absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
                                          uint64_t id);
 PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts);
 
-// FAILED_PRECONDITION names both sides.
+// FAILED_PRECONDITION: they differ; it names both sides.
 absl::Status CheckSameModel(const SpaceFacts& facts, const v1::Layout& layout,
                             const v1::Fingerprint& fingerprint);
 absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& request);
 
-// The facts that differ, "weights: \"a\" there, \"b\" here; …"; empty: none.
+// The facts that differ, as in `weights "a" there, "b" here; …`; empty: none does.
 std::string DescribeFactDifferences(const v1::Fingerprint& there, const v1::Fingerprint& here);
 
 }  // namespace kvpool

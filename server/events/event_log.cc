@@ -35,7 +35,7 @@ void Append(const T* values, size_t count, std::vector<char>* out) {
   out->insert(out->end(), bytes, bytes + count * sizeof(T));
 }
 
-// Whole ones, in so many bytes of a buffer. What was lost is said, and no event.
+// How many events are complete within the first `bytes` of a buffer. A record of lost ones is not an event.
 uint64_t EventsIn(const std::vector<char>& buffer, uint64_t bytes) {
   uint64_t events = 0;
   for (uint64_t at = 0; at < bytes;) {
@@ -79,7 +79,7 @@ uint64_t EventLog::Hash(const BlockKey& key) const {
 void EventLog::Add(const EventHeader& header, absl::Span<const uint64_t> words) {
   const size_t bytes = sizeof(header) + words.size() * sizeof(uint64_t);
   MutexLock lock(&mu_);
-  // With room for a record of what was lost.
+  // Room stays for one record of what was lost.
   if (broken_ || filling_.size() + bytes + sizeof(EventHeader) > options_.buffer_bytes) {
     ++counters_.lost;
     ++untold_;

@@ -1,12 +1,13 @@
-// What engines asked for, on file: matches, seals and hints as chains of hashed keys, to be replayed by kvpool-sim.
+// A file of what engines asked for: matches, seals and hints as chains of hashed keys,
+// which kvpool-sim replays.
 //
-// Threads that answer engines append to a buffer in memory and never wait for the file; a thread of its own writes it
-// out. What finds the buffer full is counted as lost, and the file says where. The file is bounded: at half of its
-// bytes it is renamed to FILE.1, in place of the one before, and begun anew.
+// Threads that answer engines append to a buffer in memory and never wait for the file; the log's own thread
+// writes it out. An event that finds the buffer full is counted as lost, and the file says where. The file is
+// bounded: at half of the allowed bytes it is renamed to FILE.1, replacing the one before, and begun anew.
 //
-// A file is an EventFileHeader, then records: an EventHeader and as many 8-byte words as it says, all little-endian. A
-// word is a key hashed with a secret of this log, which is kept nowhere: equal words mean equal keys, and nothing
-// else can be learned of them.
+// A file is an EventFileHeader, then records: an EventHeader followed by as many 8-byte words as it says, all
+// little-endian. A word is a key hashed with a secret of this log, which is stored nowhere: equal words mean
+// equal keys, and nothing else can be learned from them.
 #ifndef KVPOOL_SERVER_EVENTS_EVENT_LOG_H_
 #define KVPOOL_SERVER_EVENTS_EVENT_LOG_H_
 
@@ -28,35 +29,35 @@ namespace kvpool {
 
 struct EventLogOptions {
   std::string path;
-  uint64_t max_bytes = 256 << 20;   // Of FILE and FILE.1 together.
-  uint64_t buffer_bytes = 4 << 20;  // At most half of max_bytes: it is written at once.
+  uint64_t max_bytes = 256 << 20;   // Bounds FILE and FILE.1 together.
+  uint64_t buffer_bytes = 4 << 20;  // Half of max_bytes or less, since the buffer is written at once.
   bool thread = true;               // False: tests call Drain.
 };
 
 class EventLog {
  public:
-  // A file that is there already becomes FILE.1. UNAVAILABLE: it can't be written. INVALID_ARGUMENT: what is there is
-  // no file, but a device, a folder or the like.
+  // A file that exists becomes FILE.1. UNAVAILABLE: the path can't be written. INVALID_ARGUMENT: it names no
+  // regular file, but a device, a folder or the like.
   static absl::StatusOr<std::unique_ptr<EventLog>> Open(const EventLogOptions& options);
   ~EventLog();
 
-  // Never 0.
+  // The word of a key; never 0.
   uint64_t Hash(const BlockKey& key) const;
   // REQUIRES: header.words == words.size().
   void Add(const EventHeader& header, absl::Span<const uint64_t> words) ABSL_LOCKS_EXCLUDED(mu_);
-  // Writes what was added until now. After an error nothing is written any more.
+  // Writes what was added until now. After an error the log stays silent.
   void Drain() ABSL_LOCKS_EXCLUDED(mu_, file_mu_);
 
   struct Counters {
-    uint64_t written = 0;  // Events that are on file.
-    uint64_t lost = 0;     // That there was no room for, or that the file did not take.
+    uint64_t written = 0;  // Events in the file.
+    uint64_t lost = 0;     // Events that found no room in the buffer, or could not be written.
   };
   Counters counters() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   explicit EventLog(const EventLogOptions& options);
   absl::Status BeginFile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(file_mu_);
-  // Counts in file_bytes_ what the file took.
+  // Adds what the file took to file_bytes_.
   absl::Status Write(absl::Span<const char> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file_mu_);
 
   const EventLogOptions options_;
@@ -65,7 +66,7 @@ class EventLog {
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(file_mu_);
   std::vector<char> filling_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
-  uint64_t untold_ ABSL_GUARDED_BY(mu_) = 0;  // Lost, and not yet said in the file.
+  uint64_t untold_ ABSL_GUARDED_BY(mu_) = 0;  // Lost events that the file does not mention yet.
   bool broken_ ABSL_GUARDED_BY(mu_) = false;
 
   Mutex file_mu_;

@@ -1,6 +1,6 @@
 #include "server/metrics/metrics.h"
 
-#include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
@@ -15,7 +15,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// In the order of BlockState, EvictReason and v1::Shortfall.
+// Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
 constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
@@ -23,7 +23,7 @@ constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", 
 // The families of one scrape, in the order they are added.
 class Families {
  public:
-  // A family; samples are added to it until the next one is begun.
+  // Each begins a family, to which samples are added until the next one begins.
   void Gauge(const char* name, const char* help) { Begin(name, help, MetricType::Gauge); }
   void Counter(const char* name, const char* help) { Begin(name, help, MetricType::Counter); }
   void Histogram(const char* name, const char* help) { Begin(name, help, MetricType::Histogram); }
@@ -63,31 +63,97 @@ class Families {
 
 std::string Id(const SpaceSnapshot& space) { return absl::StrCat(space.space); }
 
-// One value of each open space, for gauges. Space 0 stands for those that are gone, and only has counters.
+// One value of each open space; `value` is a function of it, or a member.
 template <typename Value>
-void EachOpenSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
+void EachSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
   for (const SpaceSnapshot& space : daemon.spaces) {
-    if (space.space != 0) out->Add({{"space", Id(space)}}, value(space));
+    out->Add({{"space", Id(space)}}, static_cast<double>(std::invoke(value, space)));
   }
 }
 
-// One value of each space, for counters.
+// One value of each device that can score; `value` as above.
 template <typename Value>
-void EachSpace(const DaemonSnapshot& daemon, Families* out, Value value) {
-  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, value(space));
+void EachScoringDevice(const DaemonSnapshot& daemon, Families* out, Value value) {
+  for (const DeviceOperationsSnapshot& device : daemon.device_operations) {
+    out->Add({{"device", device.device}}, static_cast<double>(std::invoke(value, device)));
+  }
 }
 
+// ---- Counters
+// A new counter is a member of its struct and a line in one of these tables. Sums over spaces need nothing
+// (server/base/counters.h), and a member without a line does not compile.
+
+// A family of its own.
+template <typename Counters>
+struct CounterFamily {
+  uint64_t Counters::*value;
+  const char* name;
+  const char* help;
+};
+// A series of a family of several, told apart by a label.
+template <typename Counters>
+struct CounterSeries {
+  uint64_t Counters::*value;
+  const char* label;
+};
+
+constexpr CounterFamily<PoolCounters> kPoolFamilies[] = {
+    {&PoolCounters::leased, "kvpool_leased_blocks_total", "Blocks leased."},
+    {&PoolCounters::released, "kvpool_released_blocks_total", "Holds on blocks given back."},
+    {&PoolCounters::sealed, "kvpool_sealed_blocks_total", "Blocks sealed under a new key."},
+    {&PoolCounters::deduplicated, "kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already."},
+    {&PoolCounters::lookups, "kvpool_lookups_total", "Matches."},
+    {&PoolCounters::lookup_blocks, "kvpool_lookup_blocks_total", "Keys asked for in matches."},
+    {&PoolCounters::hit_blocks, "kvpool_hit_blocks_total", "Keys found in matches."},
+    {&PoolCounters::lookup_tokens, "kvpool_lookup_tokens_total", "Tokens asked for in matches."},
+    {&PoolCounters::hit_tokens, "kvpool_hit_tokens_total", "Tokens found in matches."},
+    {&PoolCounters::regret, "kvpool_regret_blocks_total", "Keys asked for after they were evicted."},
+    {&PoolCounters::refused_stale, "kvpool_stale_refs_total",
+     "Block refs refused because the block had changed hands."},
+};
+constexpr CounterSeries<PoolCounters> kVictims[] = {{&PoolCounters::decided_victims, "decision"},
+                                                    {&PoolCounters::undecided_victims, "lru"}};
+// PoolCounters::evicted is in kvpool_evicted_blocks_total, split by policy.
+static_assert(sizeof(PoolCounters) ==
+                  (std::size(kPoolFamilies) + std::size(kVictims) + kEvictReasons) * sizeof(uint64_t),
+              "a counter of PoolCounters has no line in kPoolFamilies or kVictims");
+static_assert(sizeof(SpaceCounters) == sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::shortfalls) +
+                                           sizeof(SpaceCounters::batches) +
+                                           sizeof(SpaceCounters::growth_failures),
+              "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
+
+constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
+    {&FeatureStats::hits, "kvpool_feature_cache_hits_total", "Full blocks whose features were kept."},
+    {&FeatureStats::misses, "kvpool_feature_cache_misses_total",
+     "Full blocks whose features had to be read from K and V."},
+    {&FeatureStats::evicted, "kvpool_feature_cache_evicted_total", "Features that left for others."},
+};
+static_assert(sizeof(FeatureStats) ==
+                  std::size(kFeatureFamilies) * sizeof(uint64_t) + sizeof(FeatureStats::bytes),
+              "a counter of FeatureStats has no line in kFeatureFamilies");
+
+constexpr CounterFamily<DeviceCounters> kDeviceFamilies[] = {
+    {&DeviceCounters::pruned_blocks, "kvpool_pruned_blocks_total",
+     "Blocks of live sequences that Prune released."},
+    {&DeviceCounters::compacted_blocks, "kvpool_compacted_blocks_total", "Blocks that Compact filled."},
+};
+constexpr CounterSeries<DeviceCounters> kRefusals[] = {{&DeviceCounters::refused_by_queue, "queue"},
+                                                       {&DeviceCounters::refused_by_session, "session"}};
+static_assert(sizeof(DeviceCounters) ==
+                  (std::size(kDeviceFamilies) + std::size(kRefusals)) * sizeof(uint64_t),
+              "a counter of DeviceCounters has no line in kDeviceFamilies or kRefusals");
+
+// ---- Families by what they are about
 void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   using Space = SpaceSnapshot;
   out->Gauge("kvpool_blocks", "Blocks by state; the states sum to the capacity.");
   for (const Space& space : daemon.spaces) {
-    if (space.space == 0) continue;
     for (int state = 0; state < kBlockStates; ++state) {
       out->Add({{"space", Id(space)}, {"state", kStates[state]}}, space.blocks[state]);
     }
   }
   out->Gauge("kvpool_capacity_blocks", "Blocks of the space without the null block.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.capacity); });
+  EachSpace(daemon, out, &Space::capacity);
   out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
   EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slabs); });
   out->Gauge("kvpool_slab_bytes", "Bytes of the space's slabs, on all ranks together.");
@@ -101,24 +167,20 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
     out->Add({{"device", device.device()}}, static_cast<double>(device.used_bytes()));
   }
   out->Gauge("kvpool_pinned_blocks", "Blocks pinned or retained above the default priority.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pinned); });
+  EachSpace(daemon, out, &Space::pinned);
   out->Gauge("kvpool_pin_budget_blocks", "Most blocks that may be pinned or retained.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.pin_budget); });
+  EachSpace(daemon, out, &Space::pin_budget);
   out->Gauge("kvpool_pressure", "1 while free and reclaimable blocks are below the low watermark.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return space.pressure ? 1.0 : 0.0; });
+  EachSpace(daemon, out, &Space::pressure);
   out->Counter("kvpool_growth_failures_total", "Slabs that a device refused although the budget had room.");
-  EachSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.growth_failures); });
+  EachSpace(daemon, out, [](const Space& space) { return space.counters.growth_failures; });
 }
 
 void AddSessions(const DaemonSnapshot& daemon, Families* out) {
-  using Space = SpaceSnapshot;
-  const auto open = std::count_if(daemon.spaces.begin(), daemon.spaces.end(),
-                                  [](const Space& space) { return space.space != 0; });
   out->Gauge("kvpool_spaces", "Open spaces.");
-  out->Add({}, static_cast<double>(open));
+  out->Add({}, static_cast<double>(daemon.spaces.size()));
   out->Gauge("kvpool_space_info", "1; what the space is.");
-  for (const Space& space : daemon.spaces) {
-    if (space.space == 0) continue;
+  for (const SpaceSnapshot& space : daemon.spaces) {
     out->Add({{"space", Id(space)}, {"tenant", space.tenant}, {"kind", space.kind}, {"policy", space.policy}},
              1);
   }
@@ -139,43 +201,22 @@ void AddSessions(const DaemonSnapshot& daemon, Families* out) {
 }
 
 void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
-  struct PoolCounter {
-    const char* name;
-    const char* help;
-    uint64_t PoolCounters::*value;
-  };
-  static constexpr PoolCounter kCounters[] = {
-      {"kvpool_leased_blocks_total", "Blocks leased.", &PoolCounters::leased},
-      {"kvpool_released_blocks_total", "Holds on blocks given back.", &PoolCounters::released},
-      {"kvpool_sealed_blocks_total", "Blocks sealed under a new key.", &PoolCounters::sealed},
-      {"kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already.",
-       &PoolCounters::deduplicated},
-      {"kvpool_lookups_total", "Matches.", &PoolCounters::lookups},
-      {"kvpool_lookup_blocks_total", "Keys asked for in matches.", &PoolCounters::lookup_blocks},
-      {"kvpool_hit_blocks_total", "Keys found in matches.", &PoolCounters::hit_blocks},
-      {"kvpool_lookup_tokens_total", "Tokens asked for in matches.", &PoolCounters::lookup_tokens},
-      {"kvpool_hit_tokens_total", "Tokens found in matches.", &PoolCounters::hit_tokens},
-      {"kvpool_regret_blocks_total", "Keys asked for after they were evicted.", &PoolCounters::regret},
-      {"kvpool_stale_refs_total", "Block refs refused because the block had changed hands.",
-       &PoolCounters::refused_stale},
-  };
-  for (const PoolCounter& counter : kCounters) {
-    out->Counter(counter.name, counter.help);
-    EachSpace(daemon, out,
-              [&](const SpaceSnapshot& space) { return static_cast<double>(space.pool.*counter.value); });
+  for (const auto& family : kPoolFamilies) {
+    out->Counter(family.name, family.help);
+    EachSpace(daemon, out, [&](const SpaceSnapshot& space) { return space.pool.*family.value; });
   }
   out->Counter("kvpool_lease_shortfalls_total", "Leases of fewer blocks than asked for, by reason.");
   for (const SpaceSnapshot& space : daemon.spaces) {
     for (size_t reason = 1; reason < std::size(kShortfalls); ++reason) {
       out->Add({{"space", Id(space)}, {"reason", kShortfalls[reason]}},
-               static_cast<double>(space.shortfalls[reason]));
+               static_cast<double>(space.counters.shortfalls[reason]));
     }
   }
   out->Gauge("kvpool_parked_verbs",
              "Verbs that wait for a step, run on a device, or wait behind such a verb.");
-  EachOpenSpace(daemon, out, [](const SpaceSnapshot& space) { return static_cast<double>(space.parked); });
+  EachSpace(daemon, out, &SpaceSnapshot::parked);
   out->Counter("kvpool_step_batches_total", "Batches of operations applied.");
-  out->Add({}, static_cast<double>(daemon.step_batches));
+  out->Add({}, static_cast<double>(daemon.totals.space.batches));
   out->Counter("kvpool_events_logged_total", "Matches, seals and hints that are in the event log.");
   out->Add({}, static_cast<double>(daemon.events_logged));
   out->Counter("kvpool_events_lost_total",
@@ -198,16 +239,16 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
     }
   }
   struct SpaceHistogram {
+    HistogramSnapshot SpaceSnapshot::*value;
     const char* name;
     const char* help;
-    HistogramSnapshot SpaceSnapshot::*value;
   };
   static constexpr SpaceHistogram kHistograms[] = {
-      {"kvpool_reclaim_seconds", "Time of one round of background reclaim.", &SpaceSnapshot::reclaim},
-      {"kvpool_block_lifetime_seconds", "From seal to eviction.", &SpaceSnapshot::lifetime},
-      {"kvpool_block_idle_before_evict_seconds", "From last use to eviction.",
-       &SpaceSnapshot::idle_before_evict},
-      {"kvpool_block_reuse_gap_seconds", "From one use of a block to the next.", &SpaceSnapshot::reuse_gap},
+      {&SpaceSnapshot::reclaim, "kvpool_reclaim_seconds", "Time of one round of background reclaim."},
+      {&SpaceSnapshot::lifetime, "kvpool_block_lifetime_seconds", "From seal to eviction."},
+      {&SpaceSnapshot::idle_before_evict, "kvpool_block_idle_before_evict_seconds",
+       "From last use to eviction."},
+      {&SpaceSnapshot::reuse_gap, "kvpool_block_reuse_gap_seconds", "From one use of a block to the next."},
   };
   for (const SpaceHistogram& histogram : kHistograms) {
     out->Histogram(histogram.name, histogram.help);
@@ -218,35 +259,33 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
 }
 
 void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
-  struct Outcome {
-    const char* name;
-    uint64_t SpaceSnapshot::*value;
-  };
-  static constexpr Outcome kOutcomes[] = {{"in_time", &SpaceSnapshot::decided_in_time},
-                                          {"late", &SpaceSnapshot::decided_late},
-                                          {"not_asked", &SpaceSnapshot::decisions_not_asked}};
+  static constexpr CounterSeries<SpaceSnapshot> kOutcomes[] = {
+      {&SpaceSnapshot::decided_in_time, "in_time"},
+      {&SpaceSnapshot::decided_late, "late"},
+      {&SpaceSnapshot::decisions_not_asked, "not_asked"}};
   out->Counter("kvpool_policy_decisions_total",
-               "Decisions of a policy that thinks, by outcome: in_time, late, not_asked.");
+               "Decisions of a policy that decides outside the lock, by outcome: in_time, late, not_asked.");
   for (const SpaceSnapshot& space : daemon.spaces) {
-    for (const Outcome& outcome : kOutcomes) {
-      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.name}},
+    for (const auto& outcome : kOutcomes) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"outcome", outcome.label}},
                static_cast<double>(space.*outcome.value));
     }
   }
   out->Counter("kvpool_policy_victims_total",
-               "Blocks evicted by a policy that thinks: decided on, or LRU's as no decision was there.");
+               "Blocks evicted by a policy that decides outside the lock: by a decision, or by LRU as there "
+               "was none.");
   for (const SpaceSnapshot& space : daemon.spaces) {
-    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "decision"}},
-             static_cast<double>(space.pool.decided_victims));
-    out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", "lru"}},
-             static_cast<double>(space.pool.undecided_victims));
+    for (const auto& victims : kVictims) {
+      out->Add({{"space", Id(space)}, {"policy", space.policy}, {"by", victims.label}},
+               static_cast<double>(space.pool.*victims.value));
+    }
   }
-  out->Histogram("kvpool_policy_decision_seconds", "Time that a policy thinks about one decision.");
-  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.thinking);
+  out->Histogram("kvpool_policy_decision_seconds", "Time that one decision takes outside the lock.");
+  for (const SpaceSnapshot& space : daemon.spaces) out->Add({{"space", Id(space)}}, space.decision_time);
   out->Gauge("kvpool_policy_breaker_state",
-             "Whether a policy that thinks is asked. 0: it is. 1: one decision is tried. 2: it is not.");
-  EachOpenSpace(daemon, out,
-                [](const SpaceSnapshot& space) { return static_cast<double>(space.breaker_state); });
+             "Whether a policy that decides outside the lock is asked. 0: it is. 1: one decision is tried. "
+             "2: it is not.");
+  EachSpace(daemon, out, &SpaceSnapshot::breaker_state);
 }
 
 void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
@@ -269,36 +308,22 @@ void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   out->Counter("kvpool_device_ops_refused_total",
                "Operations refused because too many waited, by the limit: queue (of the device) or session.");
   for (const Operations& device : daemon.device_operations) {
-    for (const auto& [limit, count] : device.refused) {
-      out->Add({{"device", device.device}, {"limit", limit}}, static_cast<double>(count));
+    for (const auto& refusals : kRefusals) {
+      out->Add({{"device", device.device}, {"limit", refusals.label}},
+               static_cast<double>(device.counters.*refusals.value));
     }
   }
   out->Gauge("kvpool_device_ops_queued", "Operations that wait for the device, the running one among them.");
-  for (const Operations& device : daemon.device_operations)
-    out->Add({{"device", device.device}}, device.queued);
+  EachScoringDevice(daemon, out, &Operations::queued);
   out->Gauge("kvpool_feature_cache_bytes", "Memory of the features of full blocks that are kept.");
-  for (const Operations& device : daemon.device_operations) {
-    out->Add({{"device", device.device}}, static_cast<double>(device.feature_bytes));
+  EachScoringDevice(daemon, out, [](const Operations& device) { return device.features.bytes; });
+  for (const auto& family : kFeatureFamilies) {
+    out->Counter(family.name, family.help);
+    EachScoringDevice(daemon, out, [&](const Operations& device) { return device.features.*family.value; });
   }
-  struct DeviceCounter {
-    const char* name;
-    const char* help;
-    uint64_t Operations::*value;
-  };
-  static constexpr DeviceCounter kCounters[] = {
-      {"kvpool_feature_cache_hits_total", "Full blocks whose features were kept.", &Operations::feature_hits},
-      {"kvpool_feature_cache_misses_total", "Full blocks whose features had to be read from K and V.",
-       &Operations::feature_misses},
-      {"kvpool_feature_cache_evicted_total", "Features that left for others.", &Operations::features_evicted},
-      {"kvpool_pruned_blocks_total", "Blocks of live sequences that Prune released.",
-       &Operations::pruned_blocks},
-      {"kvpool_compacted_blocks_total", "Blocks that Compact filled.", &Operations::moved_blocks},
-  };
-  for (const DeviceCounter& counter : kCounters) {
-    out->Counter(counter.name, counter.help);
-    for (const Operations& device : daemon.device_operations) {
-      out->Add({{"device", device.device}}, static_cast<double>(device.*counter.value));
-    }
+  for (const auto& family : kDeviceFamilies) {
+    out->Counter(family.name, family.help);
+    EachScoringDevice(daemon, out, [&](const Operations& device) { return device.counters.*family.value; });
   }
 }
 
@@ -316,17 +341,18 @@ void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const Atta
   out->Add({}, static_cast<double>(attach.connections));
   out->Counter("kvpool_attach_refused_total",
                "Attach connections refused or closed for a fault of theirs, by reason.");
-  for (const auto& [reason, count] : attach.refused)
+  for (const auto& [reason, count] : attach.refused) {
     out->Add({{"reason", reason}}, static_cast<double>(count));
+  }
 }
 
 }  // namespace
 
 std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   Families out;
-  DaemonSnapshot daemon = sources.daemon();
-  // The series of a space end with it. Added up under a label that lives on, they would count twice in a rate().
-  daemon.spaces.erase(daemon.spaces.begin());
+  // The series of a space end with it. A closed space's counts under a label that lives on would be counted
+  // twice by rate().
+  const DaemonSnapshot daemon = sources.daemon();
   AddMemory(daemon, &out);
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);

@@ -1,4 +1,5 @@
-// What Prometheus sees. Everything is computed when it is scraped; nothing in the daemon reads a metric.
+// The metrics of kvpoold. Everything is computed when it is scraped, and nothing in the
+// daemon reads a metric.
 #ifndef KVPOOL_SERVER_METRICS_METRICS_H_
 #define KVPOOL_SERVER_METRICS_METRICS_H_
 
@@ -17,7 +18,7 @@ namespace kvpool {
 
 struct BuildFacts {
   std::string version;
-  std::string cuda;  // "built without", "no driver", "1 GPU".
+  std::string cuda;  // "built without", "no driver", "1 GPU", "2 GPUs", …
 };
 
 struct MetricSources {

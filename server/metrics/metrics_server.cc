@@ -41,14 +41,14 @@ class MetricsServer::Rep {
   }
 
  private:
-  // What the library has to say while it starts, the cause first, is why it can't.
+  // The library's first message while it starts is the cause if it can't.
   static int OnLog(const mg_connection* connection, const char* message) {
     auto* rep = static_cast<Rep*>(mg_get_user_context_data(connection));
     if (rep != nullptr) {
       MutexLock lock(&rep->mu_);
       if (rep->complaint_.empty()) rep->complaint_ = message;
     }
-    return 1;  // It must not log by itself.
+    return 1;  // The library does not log the message itself.
   }
   static int OnRequest(mg_connection* connection, void* rep) {
     if (absl::string_view(mg_get_request_info(connection)->request_method) != "GET") {
@@ -72,7 +72,7 @@ class MetricsServer::Rep {
 
 MetricsServer::Rep::~Rep() {
   if (context_ == nullptr) return;
-  // The library looks whether it is to stop once in two seconds, or when somebody connects.
+  // The library looks once in two seconds whether it is to stop, or when somebody connects.
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port()));

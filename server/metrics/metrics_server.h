@@ -1,4 +1,4 @@
-// GET /metrics over HTTP.
+// Serves GET /metrics over HTTP.
 #ifndef KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
 #define KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
 
@@ -13,11 +13,13 @@
 
 namespace kvpool {
 
-// Not prometheus::Exposer, which adds metrics of its own and has no words for a port that is taken.
+// prometheus::Exposer is not used, since it adds metrics of its own and does not say that a port is taken.
 class MetricsServer {
  public:
-  using Collect = std::function<std::vector<prometheus::MetricFamily>()>;  // Any thread.
-  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and why it cannot be had.
+  // Called for each scrape, on any thread.
+  using Collect = std::function<std::vector<prometheus::MetricFamily>()>;
+  // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and
+  // why it cannot be had.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect);
   ~MetricsServer();
   int port() const;

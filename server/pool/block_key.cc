@@ -4,13 +4,14 @@
 #include <memory>
 
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "server/pool/block_pool.h"
 
 namespace kvpool {
 namespace {
 
-// A context kept per thread: making one and fetching the algorithm costs several times the digest of 64
-// bytes.
+// Each thread keeps a context: making one and fetching the algorithm costs several times the digest
+// of 64 bytes.
 class Sha256 {
  public:
   Sha256() : algorithm_(EVP_MD_fetch(nullptr, "SHA256", nullptr)), context_(EVP_MD_CTX_new()) {}
@@ -36,8 +37,8 @@ class Sha256 {
 }  // namespace
 
 BlockKey BlockKey::From(std::string_view key, uint32_t group) {
-  KVPOOL_CHECK(!key.empty() && key.size() <= 64, "key of %zu bytes", key.size());
-  KVPOOL_CHECK(group < 16, "group %u", group);
+  KVPOOL_CHECK(!key.empty() && key.size() <= kMaxKeyBytes, "key of %zu bytes", key.size());
+  KVPOOL_CHECK(group < kMaxGroups, "group %u", group);
   BlockKey out;
   out.group = static_cast<uint8_t>(group);
   out.raw = key.size() == out.bytes.size();

@@ -1,5 +1,4 @@
-// Sessions, leases, holds and views. Seal and Match, Reclaim, pins and the invariants have files of their
-// own.
+// Sessions, leases, holds and views. Seal, Match, Reclaim, pins and the invariants have files of their own.
 #include "server/pool/block_pool.h"
 
 #include <algorithm>
@@ -13,7 +12,8 @@ namespace kvpool {
 
 namespace {
 
-// How far ahead of its use a record is asked for: about the latency of memory over the time of one block.
+// How many blocks ahead of its use a record is prefetched: about the latency of memory over the time
+// of one block.
 constexpr size_t kPrefetchBlocks = 8;
 constexpr size_t kMaxSessions = 65534;
 
@@ -75,8 +75,8 @@ void BlockPool::EndSession(Holder session) {
     if (r.records[b].state() == BlockState::kLeased) r.SetState(b, BlockState::kQuarantined);
   });
   s->leased = 0;
-  // What stands in for spent blocks is this session's guarantee, which is over.
-  for (const uint32_t b : r.spent_blocks) {
+  // Blocks in their last generation stay charged in place of this session's guarantee, which is over.
+  for (const uint32_t b : r.last_generation_blocks) {
     if (Holder{r.records[b].owner} == session) r.EndCharge(b);
   }
 }
@@ -132,7 +132,7 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
     const uint32_t b = r.PopFree();
     BlockRecord& record = r.records[b];
     record.generation = (record.generation == 0 ? r.options.first_generation : record.generation) + 1;
-    if (record.spent()) r.spent_blocks.push_back(b);
+    if (record.last_generation()) r.last_generation_blocks.push_back(b);
     record.parent = 0;
     record.refs = 1;
     r.SetState(b, BlockState::kLeased);
@@ -200,7 +200,7 @@ void BlockPool::Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Spa
       verdicts[i] = Verdict::kTooManyHolds;
     } else {
       r.AddHold(s, b);
-      ++r.records[b].refs;  // Leased or sealed, as it is held.
+      ++r.records[b].refs;
     }
   }
 }
@@ -238,7 +238,7 @@ uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
 void PoolRep::TouchOne(uint32_t b) {
   const bool offered = records[b].has(BlockRecord::kOffered);
   if (offered) Withdraw(b);
-  records[b].flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
+  records[b].flags &= static_cast<uint8_t>(~BlockRecord::kNeverReused);
   records[b].accessed_ms = static_cast<uint32_t>(now_ms);
   policy->OnHit(BlockId{b}, now_ms);
   if (records[b].state() == BlockState::kCached) policy->OnUsed(BlockId{b}, now_ms);
@@ -313,16 +313,6 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
 BlockRef BlockPool::Find(const BlockKey& key) const {
   const uint32_t b = rep_->Find(key);
   return b == 0 ? kNullRef : rep_->RefOf(b);
-}
-
-std::vector<BlockId> BlockPool::Children(BlockId block) const {
-  std::vector<BlockId> children;
-  if (block == kNullBlock || Index(block) > rep_->capacity) return children;
-  for (uint32_t b = 1; b < rep_->next_new; ++b) {
-    const BlockRecord& record = rep_->records[b];
-    if (record.resident() && record.parent == Index(block)) children.push_back(BlockId{b});
-  }
-  return children;
 }
 
 absl::StatusOr<uint32_t> BlockPool::EvictedAgo(const BlockKey& key, TimeMs now) const {

@@ -10,27 +10,44 @@
 
 namespace kvpool {
 
-// Zero bytes are a free block that was never leased.
+// What a field holds depends on the state:
+//
+//                   leased              resident                                free
+//   key                                 the chain's key
+//   refs            the lessee's holds  holds + sealed children + 1 if pinned   0
+//   next_in_bucket                      the index's link to the next record     block kFreeJump below it
+//   parent                              the block in front of it, or 0          block below it, or 0
+//   children                            resident blocks whose parent it is
+//   owner           the lessee          the session that is charged, or kNobody
+//
+// Free blocks are a stack. A record of zero bytes is a free block that was never leased.
 struct alignas(64) BlockRecord {
-  std::array<uint8_t, 32> key;  // Resident: the chain's key.
+  std::array<uint8_t, 32> key;
   uint32_t generation;
-  uint32_t refs;            // Leased: the lessee's holds. Resident: holds + sealed children + 1 if pinned.
-  uint32_t next_in_bucket;  // Resident: the index's link to the next. Free: the block kFreeJump below.
-  uint32_t parent;          // Resident: block in front of it, or 0. Free: the block below in the stack, or 0.
-  uint32_t children;        // Resident blocks that have it as their parent.
+  uint32_t refs;
+  uint32_t next_in_bucket;
+  uint32_t parent;
+  uint32_t children;
   uint32_t sealed_ms;
   uint32_t accessed_ms;
-  uint16_t owner;  // Holder whose lease it is or that it is charged to.
-  uint8_t meta;    // Group in bits 0-3, state in bits 4-6, BlockKey::raw in bit 7.
+  uint16_t owner;
+  uint8_t meta;  // Bits 0 to 3 are the group, 4 to 6 the state, 7 is BlockKey::raw.
   uint8_t flags;
 
-  static constexpr uint8_t kPinned = 1;     // Its Protection says until when.
-  static constexpr uint8_t kProtected = 2;  // Has a Protection: pinned, or a priority of its own.
-  static constexpr uint8_t kAliased = 4;    // Has keys besides the chain's.
-  static constexpr uint8_t kListed = 8;     // Named in the Reclaim(victims) that is running.
-  static constexpr uint8_t kRetired = 16;   // Generations are used up; quarantined for ever.
-  static constexpr uint8_t kOffered = 32;   // Cached and childless: may leave.
-  static constexpr uint8_t kForsaken = 64;  // Cached, and its last holder said that it is never used again.
+  // Pinned; its Protection says until when.
+  static constexpr uint8_t kPinned = 1;
+  // It has a Protection: it is pinned, or has a priority of its own.
+  static constexpr uint8_t kProtected = 2;
+  // It has keys besides the chain's.
+  static constexpr uint8_t kAliased = 4;
+  // The running Reclaim(victims) names it.
+  static constexpr uint8_t kListed = 8;
+  // Its generations are used up; it is quarantined for ever.
+  static constexpr uint8_t kRetired = 16;
+  // It is cached and childless, so it may leave.
+  static constexpr uint8_t kOffered = 32;
+  // It is cached, and its last holder said that it is never used again.
+  static constexpr uint8_t kNeverReused = 64;
 
   BlockState state() const { return static_cast<BlockState>(meta >> 4 & 7); }
   void set_state(BlockState state) {
@@ -45,7 +62,7 @@ struct alignas(64) BlockRecord {
     meta = static_cast<uint8_t>((meta & 0x70) | k.group | (k.raw ? 0x80 : 0));
   }
   bool has_key(const BlockKey& k) const {
-    // In words: std::array's == calls memcmp, which for 32 bytes is more call than comparison.
+    // Compared word by word: std::array's == calls memcmp, which for 32 bytes is more call than comparison.
     const auto differs = [&](size_t at) {
       uint64_t mine, theirs;
       std::memcpy(&mine, key.data() + at, sizeof(mine));
@@ -57,8 +74,8 @@ struct alignas(64) BlockRecord {
   }
   BlockKey block_key() const { return {.bytes = key, .group = group(), .raw = raw()}; }
   bool has(uint8_t flag) const { return (flags & flag) != 0; }
-  // The block's last life: a lease after this one would need a generation that was already used.
-  bool spent() const { return generation == UINT32_MAX; }
+  // A lease after this one would need a generation that was already used.
+  bool last_generation() const { return generation == UINT32_MAX; }
 };
 static_assert(sizeof(BlockRecord) == 64 && alignof(BlockRecord) == 64);
 

@@ -1,4 +1,4 @@
-// Every sentence of the class comment, verified from scratch.
+// Verifies every sentence of BlockPool's class comment from scratch.
 #include <array>
 #include <vector>
 
@@ -45,7 +45,7 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
 
 namespace {
 
-// Counted anew from the records.
+// What the records say, counted anew.
 struct Recount {
   explicit Recount(uint32_t capacity)
       : holds(capacity + 1),
@@ -60,23 +60,25 @@ struct Recount {
 
 void PoolRep::CheckStates() const {
   std::array<uint32_t, kBlockStates> states{};
-  uint32_t spent = 0;
+  uint32_t last_generation = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
     ++states[static_cast<size_t>(r.state())];
-    if (r.state() == BlockState::kCached && r.spent()) ++spent;
+    if (r.state() == BlockState::kCached && r.last_generation()) ++last_generation;
     KVPOOL_CHECK(b < next_new || r.state() == BlockState::kFree, "block %u is beyond the blocks ever leased",
                  b);
     KVPOOL_CHECK(r.state() != BlockState::kFree || (r.refs == 0 && r.flags == 0), "free block %u has %u refs",
                  b, r.refs);
     KVPOOL_CHECK(!r.has(BlockRecord::kListed), "block %u is listed outside Reclaim", b);
-    KVPOOL_CHECK(!r.has(BlockRecord::kForsaken) || r.state() == BlockState::kCached,
-                 "block %u is forsaken in state %d", b, static_cast<int>(r.state()));
+    KVPOOL_CHECK(!r.has(BlockRecord::kNeverReused) || r.state() == BlockState::kCached,
+                 "block %u is not to be reused in state %d", b, static_cast<int>(r.state()));
   }
   for (size_t s = 0; s < states.size(); ++s) {
     KVPOOL_CHECK(states[s] == counts[s], "%u blocks are in state %zu, %u counted", states[s], s, counts[s]);
   }
-  KVPOOL_CHECK(spent == spent_cached, "%u spent blocks are cached, %u counted", spent, spent_cached);
+  KVPOOL_CHECK(last_generation == last_generation_cached,
+               "%u blocks of a last generation are cached, %u counted", last_generation,
+               last_generation_cached);
   size_t offered = 0;
   for (uint32_t b = 1; b < next_new; ++b) {
     const BlockRecord& r = records[b];
@@ -162,7 +164,8 @@ void PoolRep::CheckCharges() const {
   std::vector<uint32_t> charged(sessions.size());
   for (uint32_t b = 1; b < next_new; ++b) {
     const BlockRecord& r = records[b];
-    const bool available = r.state() == BlockState::kFree || (r.state() == BlockState::kCached && !r.spent());
+    const bool available =
+        r.state() == BlockState::kFree || (r.state() == BlockState::kCached && !r.last_generation());
     if (available) continue;
     if (r.state() == BlockState::kLeased) {
       KVPOOL_CHECK(r.owner < sessions.size() && sessions[r.owner].holds.count(b) == r.refs,

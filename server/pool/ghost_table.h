@@ -1,7 +1,8 @@
-// What left lately: evicted keys and when, in a table of fixed size that forgets the oldest of four.
+// The keys that were evicted lately, and when: a table of fixed size, in sets of four that
+// forget their oldest.
 //
-// It answers "was this here?" for miss reasons, regret and Explain, never whether a block may be used: a
-// 64-bit fingerprint can, once in a very long while, remember a key that never was.
+// It answers "was this here?" for miss reasons, regret and Explain, never whether a block may be used: two
+// keys may, very rarely, share a 64-bit fingerprint.
 #ifndef KVPOOL_SERVER_POOL_GHOST_TABLE_H_
 #define KVPOOL_SERVER_POOL_GHOST_TABLE_H_
 
@@ -21,13 +22,13 @@ class GhostTable {
   struct Ghost {
     uint64_t fingerprint;  // The key's hash; 0: unused.
     uint32_t evicted_ms;
-    bool asked;  // Regretted already: an eviction is regretted once.
+    bool regretted;  // An eviction is regretted once.
   };
   static_assert(sizeof(Ghost) == 16);
 
   void Prefetch(uint64_t hash) const { sets_.Prefetch(hash >> 32 & mask_); }
 
-  // The key left now. Remembers it instead of the one of its set that left first.
+  // Records that the key was evicted, in place of the key of its set that was evicted first.
   void Remember(uint64_t hash, uint32_t now_ms) {
     Set& set = sets_[hash >> 32 & mask_];
     const uint64_t fingerprint = Fingerprint(hash);
@@ -39,10 +40,10 @@ class GhostTable {
       }
       if (now_ms - ghost.evicted_ms > now_ms - place->evicted_ms) place = &ghost;
     }
-    *place = {.fingerprint = fingerprint, .evicted_ms = now_ms, .asked = false};
+    *place = {.fingerprint = fingerprint, .evicted_ms = now_ms, .regretted = false};
   }
 
-  // Null if it is not remembered. A key that came back is remembered still: ask the index first.
+  // Null if the key is not remembered. A key that is resident again is still remembered: ask the index first.
   Ghost* Find(uint64_t hash) { return const_cast<Ghost*>(static_cast<const GhostTable*>(this)->Find(hash)); }
   const Ghost* Find(uint64_t hash) const {
     for (const Ghost& ghost : sets_[hash >> 32 & mask_].ghosts) {

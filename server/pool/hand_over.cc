@@ -10,12 +10,14 @@
 namespace kvpool {
 namespace {
 
-// Verbs that do as much between two holds as one step takes away, for ever, are waited for no longer than this.
+// Verbs may cause events as fast as steps take them away. After so many rounds the last step takes
+// all there are.
 constexpr uint32_t kMostRounds = 64;
 
 }  // namespace
 
-// Stands in front of the old policy. First it notes which of the copied blocks move, then every event.
+// Stands in front of the old policy. First it notes which of the copied blocks move, later it
+// records every event.
 class BlockPool::HandOver::Recorder final : public ReplacementPolicy {
  public:
   Recorder(std::unique_ptr<ReplacementPolicy> old, HandOver* hand_over)
@@ -69,7 +71,7 @@ class BlockPool::HandOver::Recorder final : public ReplacementPolicy {
   void Prefetch(BlockId block, uint64_t hash) const override { old_->Prefetch(block, hash); }
   uint32_t offered() const override { return old_->offered(); }
   double bytes_per_block() const override { return old_->bytes_per_block(); }
-  ThinkingPolicy* thinking() override { return old_->thinking(); }
+  AsyncPolicy* async() override { return old_->async(); }
 
  private:
   void Note(const Event& event) {
@@ -144,9 +146,6 @@ std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, 
   if (taken_.size() > events && ++rounds_ < kMostRounds) return nullptr;
   CatchUp();
   Rep& r = *pool->rep_;
-  // What the old one decided is not the new one's will.
-  r.decided.clear();
-  r.next_decided = 0;
   std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
   recorder_ = nullptr;
   r.policy = std::move(successor_);
@@ -163,7 +162,7 @@ void BlockPool::HandOver::GiveUp(BlockPool* pool) {
 
 // -------------------------------------------------------------------------------------- without the lock
 
-// By the old policy's order, then by last use. The tail of a chain was used before its head.
+// Resident blocks in the old policy's order, then by last use. The tail of a chain was used before its head.
 std::vector<uint32_t> BlockPool::HandOver::ResidentByStanding() const {
   struct Entry {
     Rank standing;
@@ -190,7 +189,7 @@ std::vector<uint32_t> BlockPool::HandOver::ResidentByStanding() const {
   return blocks;
 }
 
-// Each block once, and no block before the one in front of it.
+// Inserts each block once, and no block before the one in front of it.
 void BlockPool::HandOver::Introduce(const std::vector<uint32_t>& in_order, TimeMs at) {
   std::vector<bool> known(copied_);
   known[0] = true;
@@ -209,12 +208,13 @@ void BlockPool::HandOver::Introduce(const std::vector<uint32_t>& in_order, TimeM
 void BlockPool::HandOver::Build() {
   const auto now32 = static_cast<uint32_t>(now_ms_);
   const std::vector<uint32_t> blocks = ResidentByStanding();
-  // Time never falls: all came when the oldest did, and a use is no earlier than the one told before it.
+  // Time never falls: all blocks are inserted when the oldest was, and no use is earlier than the
+  // one before it.
   uint32_t oldest_ms = 0;
   for (const uint32_t b : blocks) oldest_ms = std::max(oldest_ms, now32 - places_[b].sealed_ms);
   TimeMs told = now_ms_ - std::min<TimeMs>(oldest_ms, now_ms_);
   Introduce(blocks, told);
-  // What is held is used until its last holder lets go, and will be heard of then.
+  // The use of a block that is held has not ended; the successor learns of it when it does.
   for (const uint32_t b : blocks) {
     if (!places_[b].cached) continue;
     told = std::max<TimeMs>(told, now_ms_ - std::min<TimeMs>(now32 - places_[b].accessed_ms, now_ms_));

@@ -1,14 +1,14 @@
-// One replacement policy takes over from another, with all that is in the cache, while verbs go on: the pool's lock is
-// held for short steps only, as a machine is moved while it runs.
+// One replacement policy takes over from another, with all that is in the cache, while verbs go on. The
+// pool's lock is held for short steps only, as in the live migration of a virtual machine.
 //
-//   { lock; hand_over.Copy }     until true        what the old policy knows, block by block; what moved since it was
-//                                                  copied is copied again
+//   { lock; hand_over.Copy }     until true        copies what the old policy knows, block by block, and
+//                                                  again what moved since it was copied
 //   hand_over.Build                                shows the copy to the successor
-//   { lock; hand_over.Finish }   until it answers  what verbs did since is shown to the successor, in their order:
-//   hand_over.CatchUp            in between        much of it without the lock, the last of it under it
+//   { lock; hand_over.Finish }   until it answers  shows the successor what verbs did since, in their order:
+//   hand_over.CatchUp            in between        the last of it under the lock, the rest without it
 //
-// The successor ends as if all had been done at once when Copy answered true, and it had then seen every event. Until
-// Finish the old policy chooses.
+// The successor ends as if all had been shown at once when Copy answered true, and every event after that.
+// Until Finish answers, the old policy chooses.
 #ifndef KVPOOL_SERVER_POOL_HAND_OVER_H_
 #define KVPOOL_SERVER_POOL_HAND_OVER_H_
 
@@ -26,8 +26,9 @@ namespace kvpool {
 class BlockPool::HandOver {
  public:
   struct Options {
-    uint32_t max_blocks = 0;  // Of the pool.
-    // What verbs may do meanwhile: 64 MiB of events. Beyond it the copy is given up.
+    // PoolOptions::max_blocks of the pool.
+    uint32_t max_blocks = 0;
+    // Events that verbs may cause meanwhile, in 64 MiB. Beyond it the copy is overrun.
     uint32_t most_events = 1u << 21;
   };
   HandOver(const Options& options, std::unique_ptr<ReplacementPolicy> successor);
@@ -36,31 +37,32 @@ class BlockPool::HandOver {
   HandOver(const HandOver&) = delete;
   HandOver& operator=(const HandOver&) = delete;
 
-  // Under the lock: at most so many blocks more. True: all are copied. What a policy that thinks spares keeps the place
-  // that it had when it was copied. One hand-over of a pool at a time.
+  // Under the lock: copies at most `blocks` more. True: all are copied. A block that a decision of an
+  // AsyncPolicy spares keeps the rank that it was copied with. A pool has one hand-over at a time.
   bool Copy(BlockPool* pool, TimeMs now, uint32_t blocks);
-  // Without it. REQUIRES: Copy answered true.
+  // Without the lock. REQUIRES: Copy answered true.
   void Build();
-  // Under the lock. The old policy, and the successor is in charge; or null: more than so many events have come, and
-  // CatchUp is next. REQUIRES: Build was called, and not overrun.
+  // Under the lock. Answers the old policy, once the successor is in charge; or null if more than `events`
+  // events have come: CatchUp is next. REQUIRES: Build was called, and not overrun().
   std::unique_ptr<ReplacementPolicy> Finish(BlockPool* pool, uint32_t events);
-  // Without it: what Finish took.
+  // Without the lock: shows the successor the events that Finish took.
   void CatchUp();
-  // Under the lock: more events came than can be kept, and the old policy goes on.
+  // Under the lock: whether more events came than are kept. GiveUp is then next.
   bool overrun() const;
+  // Under the lock: the old policy goes on.
   void GiveUp(BlockPool* pool);
 
  private:
-  // What the pool knows of a block, and where the old policy has it.
+  // What the pool knows of a block, and how the old policy ranks it.
   struct Place {
     Rank standing;
     uint64_t hash;
     uint32_t parent;
     uint32_t accessed_ms, sealed_ms;
     bool resident, cached, offered;
-    bool moved;  // Since it was copied.
+    bool moved;  // True if a verb has touched the block since it was copied.
   };
-  // A call of a policy.
+  // One call of a ReplacementPolicy.
   struct Event {
     enum class Kind : uint8_t { kInsert, kHit, kHint, kScore, kUsed, kOffer, kWithdraw, kEvict };
     Kind kind;
@@ -81,11 +83,12 @@ class BlockPool::HandOver {
 
   const Options options_;
   std::unique_ptr<ReplacementPolicy> successor_;
-  Recorder* recorder_ = nullptr;  // The pool's policy meanwhile.
+  // The pool's policy meanwhile.
+  Recorder* recorder_ = nullptr;
 
-  VirtualArray<Place> places_;  // By block.
+  VirtualArray<Place> places_;  // Indexed by block.
   uint32_t copied_ = 1;         // Blocks below this are copied.
-  uint32_t rounds_ = 0;         // Of copying what moved, and of catching up.
+  uint32_t rounds_ = 0;         // Rounds of copying what moved, then rounds of catching up.
   TimeMs now_ms_ = 0;           // When all was copied.
   std::vector<uint32_t> moved_;
   std::deque<Event> taken_;

@@ -1,7 +1,7 @@
-// How often a session holds each block: pages of 1024 counters that exist while one of them is not zero.
+// How often a session holds each block: pages of 1024 counters, each of which exists while a counter
+// is not zero.
 //
-// A session that holds few blocks of a large pool costs few pages; walking what it holds costs the pages in
-// use, not the capacity.
+// So memory, and a walk over what the session holds, cost the pages in use, not the capacity of the pool.
 #ifndef KVPOOL_SERVER_POOL_HOLD_TABLE_H_
 #define KVPOOL_SERVER_POOL_HOLD_TABLE_H_
 
@@ -19,14 +19,13 @@ inline constexpr uint32_t kMaxHolds = UINT16_MAX;
 
 struct HoldPage {
   static constexpr uint32_t kBlocks = 1024;
-  uint32_t live = 0;   // Counters that are not zero.
-  uint32_t place = 0;  // In HoldTable::used_.
+  uint32_t live = 0;   // How many counters are not zero.
+  uint32_t place = 0;  // The page's index in HoldTable::used_.
   uint16_t counts[kBlocks] = {};
 };
 
-// Pages without a live counter, for the next session that needs one: a magazine's worth of leases and
-// releases on scattered blocks would otherwise be as many calls of malloc. A page with nothing live is all
-// zero.
+// Spare pages, all zero, for the next session that needs one: without them a magazine's worth of leases and
+// releases of scattered blocks would make as many calls of malloc.
 class HoldPageStock {
  public:
   std::unique_ptr<HoldPage> Take() {
@@ -40,7 +39,7 @@ class HoldPageStock {
   }
 
  private:
-  static constexpr size_t kMaxPages = 1024;  // 2 MiB.
+  static constexpr size_t kMaxPages = 1024;  // 2 MiB
   std::vector<std::unique_ptr<HoldPage>> pages_;
 };
 
@@ -56,7 +55,7 @@ class HoldTable {
     const HoldPage* const page = FindPage(block);
     if (page != nullptr) __builtin_prefetch(&page->counts[block % HoldPage::kBlocks], 1);
   }
-  // One hold more; answers how many there are now. REQUIRES: count(block) < kMaxHolds.
+  // Adds a hold and answers how many there are. REQUIRES: count(block) < kMaxHolds.
   uint32_t Add(uint32_t block) {
     const uint32_t index = block / HoldPage::kBlocks;
     if (index >= pages_.size()) pages_.resize(index + 1);
@@ -70,7 +69,7 @@ class HoldTable {
     if (count == 0) ++pages_[index]->live;
     return ++count;
   }
-  // `holds` fewer; answers how many are left. REQUIRES: 0 < holds <= count(block).
+  // Takes away `holds` and answers how many are left. REQUIRES: 0 < holds <= count(block).
   uint32_t Subtract(uint32_t block, uint32_t holds) {
     const uint32_t index = block / HoldPage::kBlocks;
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
@@ -80,7 +79,7 @@ class HoldTable {
     if (left == 0 && --pages_[index]->live == 0) DropPage(index);
     return left;
   }
-  // Calls visit(block, holds) by ascending block id. `visit` may subtract from that block.
+  // Calls visit(block, holds) in ascending order of block ids. `visit` may subtract from that block.
   template <typename Visit>
   void ForEach(Visit visit) const {
     std::vector<uint32_t> used = used_;
@@ -109,8 +108,10 @@ class HoldTable {
   }
 
   HoldPageStock* stock_;
-  std::vector<std::unique_ptr<HoldPage>> pages_;  // By block / kBlocks; null where nothing is held.
-  std::vector<uint32_t> used_;                    // Which of them there are.
+  // Indexed by block / kBlocks; null where nothing is held.
+  std::vector<std::unique_ptr<HoldPage>> pages_;
+  // The indexes in pages_ that are not null, in any order.
+  std::vector<uint32_t> used_;
 };
 
 }  // namespace kvpool

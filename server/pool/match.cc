@@ -1,5 +1,5 @@
-// Match in three parts: how long a prefix is resident in every group, how much of it the session's credit and
-// cap cover, and only then the holds.
+// Match finds how long a prefix is resident in every group, then how much of it the session's credit and cap
+// cover, and only then takes holds.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -18,7 +18,8 @@ constexpr size_t kChunk = 32;
 
 }  // namespace
 
-// Lengths are counted in steps: the least number of tokens that is whole blocks in every group.
+// Lengths are counted in steps. A step is the least number of tokens that is a whole number of blocks in
+// every group.
 class PoolRep::Matching {
  public:
   Matching(PoolRep* rep, Holder session, absl::Span<const GroupQuery> queries)
@@ -30,11 +31,14 @@ class PoolRep::Matching {
   void Run(MatchOutcome* out);
 
  private:
-  // What holding a selection of blocks would take.
+  // The cost of holding a selection of blocks.
   struct Cost {
-    uint32_t credit = 0;     // Available blocks.
-    uint32_t distinct = 0;   // Blocks that the session does not hold yet.
-    uint32_t overflows = 0;  // Blocks that it would hold too often.
+    // Available blocks that it takes.
+    uint32_t credit = 0;
+    // Blocks that the session does not hold yet.
+    uint32_t distinct = 0;
+    // Blocks that the session would hold more than kMaxHolds times.
+    uint32_t overflows = 0;
   };
   class Window;
 
@@ -42,16 +46,16 @@ class PoolRep::Matching {
   uint64_t BlocksPerStep(size_t q) const { return r_.scratch_steps[q]; }
   uint32_t window(size_t q) const { return r_.options.windows[queries_[q].group]; }
   std::vector<uint32_t>& found(size_t q) { return r_.scratch_match[q]; }
-  // First block of query q that a prefix of this many steps reads.
+  // The first block of query q that a prefix of this many steps reads.
   uint64_t First(size_t q, uint64_t steps) const;
   void Resolve(size_t q, uint64_t begin, uint64_t end);
   uint64_t LeadingRun(size_t q, uint64_t limit);
   uint64_t LongestWindowed(uint64_t steps);
   MissReason CountMisses(uint64_t run_steps, uint64_t steps);
-  bool Plain(uint64_t steps);
+  bool SurelyCovered(uint64_t steps);
   uint64_t Affordable(uint64_t steps, MissReason* miss);
   std::vector<Cost> FullCosts(uint64_t steps);
-  // Counts it as regretted if it left and is not back; an eviction is regretted once.
+  // Counts the key's eviction as regretted, once, unless the key is resident again.
   void Regret(uint64_t hash, const BlockKey& key);
   void Take(uint64_t steps, MatchOutcome* out);
 
@@ -63,13 +67,14 @@ class PoolRep::Matching {
   uint64_t asked_steps_ = 0;
 };
 
-// False: the queries can't be answered.
+// False: there is no query, or one that can't be answered.
 bool PoolRep::Matching::MeasureSteps() {
   if (queries_.empty()) return false;
   for (const GroupQuery& q : queries_) {
     if (q.group >= r_.options.windows.size() || q.tokens_per_block == 0) return false;
   }
-  if (queries_.size() == 1) {  // Nearly always, and divisions are most of what a short match would cost.
+  // Nearly always there is one query, and divisions are most of what a short match would cost.
+  if (queries_.size() == 1) {
     r_.scratch_steps[0] = 1;
     step_tokens_ = queries_[0].tokens_per_block;
     asked_steps_ = queries_[0].keys.size();
@@ -83,7 +88,8 @@ bool PoolRep::Matching::MeasureSteps() {
     const auto step =
         static_cast<unsigned __int128>(step_tokens_ / std::gcd(step_tokens_, q.tokens_per_block)) *
         q.tokens_per_block;
-    if (step > shortest) {  // Not even one step was asked.
+    // Less than one step was asked for.
+    if (step > shortest) {
       std::fill_n(r_.scratch_steps.begin(), queries_.size(), 1);
       return true;
     }
@@ -101,7 +107,7 @@ uint64_t PoolRep::Matching::First(size_t q, uint64_t steps) const {
   return window(q) == 0 || blocks <= window(q) ? 0 : blocks - window(q);
 }
 
-// Looks up keys begin..end of query q, as far as that was not done yet.
+// Looks up the keys [begin, end) of query q that were not looked up yet.
 void PoolRep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
   std::vector<uint32_t>& ids = found(q);
   const absl::Span<const BlockKey> keys = queries_[q].keys;
@@ -119,7 +125,7 @@ void PoolRep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
   }
 }
 
-// Steps, at most `limit`, whose blocks are all resident.
+// The number of leading steps, at most `limit`, whose blocks are all resident.
 uint64_t PoolRep::Matching::LeadingRun(size_t q, uint64_t limit) {
   const uint64_t blocks = limit * BlocksPerStep(q);
   for (uint64_t at = 0; at < blocks; at += kChunk) {
@@ -145,23 +151,24 @@ uint64_t PoolRep::Matching::LongestWindowed(uint64_t steps) {
         while (end > begin && found(q)[end - 1] != 0) --end;
         if (end > begin) break;
       }
-      // Block end - 1 is missing: whatever is longer than it and not longer than `steps` needs it.
+      // Block end - 1 is missing, and every length that reaches beyond it, up to `steps`, needs it.
       if (end > first) steps = (end - 1) / BlocksPerStep(q);
     }
-    q = steps == before ? q + 1 : 0;  // Shorter: the queries before must agree again.
+    // A shorter length must suit the earlier queries again.
+    q = steps == before ? q + 1 : 0;
   }
   return steps;
 }
 
 void PoolRep::Matching::Regret(uint64_t hash, const BlockKey& key) {
   GhostTable::Ghost* const ghost = r_.ghosts.Find(hash);
-  if (ghost == nullptr || ghost->asked || r_.index.Find(hash, key) != 0) return;
-  ghost->asked = true;
+  if (ghost == nullptr || ghost->regretted || r_.index.Find(hash, key) != 0) return;
+  ghost->regretted = true;
   ++r_.counters.regret;
 }
 
-// Says why no more than `steps` are resident, and counts what the asked prefix would have needed and is gone.
-// Leading runs end at `run_steps`.
+// Answers why no more than `steps` are resident, and counts the evicted keys that the asked prefix would have
+// needed. `run_steps` is where the leading runs end.
 MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
   if (steps == asked_steps_) return MissReason::kNone;
   MissReason reason = MissReason::kWindow;
@@ -174,7 +181,8 @@ MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
       Resolve(q, begin, begin + BlocksPerStep(q));
       for (uint64_t i = begin; i < begin + BlocksPerStep(q); ++i) {
         if (found(q)[i] != 0) continue;
-        // Several groups may end here, for different reasons: an eviction is the one to do something about.
+        // Several groups may end here, for different reasons. An eviction is reported first: one can
+        // act on it.
         if (r_.ghosts.Find(HashKey(keys[i])) != nullptr) reason = MissReason::kEvicted;
         if (reason != MissReason::kEvicted) reason = MissReason::kNeverSeen;
         break;
@@ -192,8 +200,8 @@ MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
   return reason;
 }
 
-// True if it is plain at a glance that credit and cap cover all of it.
-bool PoolRep::Matching::Plain(uint64_t steps) {
+// A quick test that credit and cap cover all of it; false: they may still.
+bool PoolRep::Matching::SurelyCovered(uint64_t steps) {
   uint64_t blocks = 0;
   uint64_t cached = 0;
   for (size_t q = 0; q < queries_.size(); ++q) {
@@ -213,7 +221,7 @@ bool PoolRep::Matching::Plain(uint64_t steps) {
          (blocks + kManyHolds <= kMaxHolds && !session_.many_holds);
 }
 
-// What holding the leading runs takes, by number of steps.
+// The cost of holding the leading runs, indexed by their number of steps.
 std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps) {
   std::vector<Cost> costs(steps + 1);
   absl::flat_hash_set<uint32_t> taken;
@@ -231,7 +239,7 @@ std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps
         for (uint32_t p = b; p != 0 && r_.records[p].state() == BlockState::kCached;
              p = r_.records[p].parent) {
           if (!taken.insert(p).second) break;
-          if (!r_.records[p].spent()) ++cost.credit;
+          if (!r_.records[p].last_generation()) ++cost.credit;
         }
       }
     }
@@ -240,7 +248,7 @@ std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps
   return costs;
 }
 
-// What holding the windows takes, for fewer and fewer steps: each block comes in and goes out once.
+// The cost of holding the windows, for fewer and fewer steps: each block enters and leaves the sum once.
 class PoolRep::Matching::Window {
  public:
   explicit Window(Matching* matching) : m_(*matching), spans_(matching->queries_.size()) {}
@@ -265,7 +273,7 @@ class PoolRep::Matching::Window {
   };
   bool Takes(uint32_t b) const {
     const BlockRecord& record = m_.r_.records[b];
-    return record.state() == BlockState::kCached && !record.spent();
+    return record.state() == BlockState::kCached && !record.last_generation();
   }
   void Name(uint32_t b) {
     const uint32_t times = ++named_[b];
@@ -347,7 +355,7 @@ void PoolRep::Matching::Run(MatchOutcome* out) {
   }
   uint64_t steps = LongestWindowed(run_steps);
   out->miss = CountMisses(run_steps, steps);
-  if (!Plain(steps)) steps = Affordable(steps, &out->miss);
+  if (!SurelyCovered(steps)) steps = Affordable(steps, &out->miss);
   Take(steps, out);
   r_.counters.hit_tokens += out->tokens;
 }

@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
+#include "server/replacement/policies/async_policy.h"
 
 namespace kvpool {
 namespace {
 
 constexpr size_t kMaxDirectEvictions = 4096;
-// Victims whose memory is asked for together.
+// Victims that are prefetched together.
 constexpr size_t kPrefetchVictims = 16;
 constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
 
@@ -24,8 +26,8 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
                                       : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
       policy(std::move(replacement)) {
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
-  KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= 16, "%zu groups, not 1 to 16",
-               options.windows.size());
+  KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",
+               options.windows.size(), kMaxGroups);
   KVPOOL_CHECK(options.pin_budget >= 0 && options.pin_budget <= 1, "pin budget %g, not 0 to 1",
                options.pin_budget);
   KVPOOL_CHECK(options.first_generation < UINT32_MAX, "no generation is left");
@@ -44,7 +46,7 @@ Verdict PoolRep::Resolve(BlockRef ref) {
 uint32_t PoolRep::CreditNeed(uint32_t b) const {
   uint32_t need = 0;
   for (; b != 0 && records[b].state() == BlockState::kCached; b = records[b].parent) {
-    if (!records[b].spent()) ++need;
+    if (!records[b].last_generation()) ++need;
   }
   return need;
 }
@@ -89,10 +91,10 @@ void PoolRep::AddRef(uint32_t b, Holder taker) {
     BlockRecord& r = records[b];
     if (r.refs++ != 0) return;
     if (r.has(BlockRecord::kOffered)) Withdraw(b);
-    r.flags &= static_cast<uint8_t>(~BlockRecord::kForsaken);
+    r.flags &= static_cast<uint8_t>(~BlockRecord::kNeverReused);
     SetState(b, BlockState::kSealed);
-    if (r.spent()) {
-      --spent_cached;
+    if (r.last_generation()) {
+      --last_generation_cached;
     } else {
       Charge(b, taker);
     }
@@ -107,8 +109,8 @@ void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
     r.refs -= refs;
     if (r.refs != 0) return;
     SetState(b, BlockState::kCached);
-    if (r.spent()) {
-      ++spent_cached;
+    if (r.last_generation()) {
+      ++last_generation_cached;
     } else {
       EndCharge(b);
     }
@@ -120,7 +122,7 @@ void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
 void PoolRep::Hint(uint32_t b, const UseHint& hint) {
   BlockRecord& r = records[b];
   policy->OnHint(BlockId{b}, hint);
-  if (hint.reuse == Reuse::kNever && r.refs == 1) r.flags |= BlockRecord::kForsaken;
+  if (hint.reuse == Reuse::kNever && r.refs == 1) r.flags |= BlockRecord::kNeverReused;
 }
 
 void PoolRep::Offer(uint32_t b) {
@@ -145,9 +147,12 @@ void PoolRep::Withdraw(uint32_t b) {
 uint32_t PoolRep::NextVictim() {
   const uint32_t first = retained.empty() ? 0 : std::get<2>(*retained.begin());
   if (first != 0 && std::get<0>(*retained.begin()) < kDefaultPriority) return first;
-  if (const ThinkingPolicy* const thinking = policy->thinking()) {
-    if (const uint32_t b = PopDecided(*thinking)) return ++counters.decided_victims, b;
-    if (thinking->offered() > 0) ++counters.undecided_victims;
+  if (AsyncPolicy* const async = policy->async()) {
+    if (const BlockId decided = async->NextDecided(); decided != kNullBlock) {
+      ++counters.decided_victims;
+      return Index(decided);
+    }
+    if (async->offered() > 0) ++counters.undecided_victims;
   }
   const BlockId chosen = policy->Victim(now_ms);
   return chosen != kNullBlock ? Index(chosen) : first;
@@ -156,7 +161,7 @@ uint32_t PoolRep::NextVictim() {
 void PoolRep::Free(uint32_t b) {
   BlockRecord& r = records[b];
   r.refs = 0;
-  if (r.spent()) {
+  if (r.last_generation()) {
     SetState(b, BlockState::kQuarantined);
     r.flags = BlockRecord::kRetired;
     return;
@@ -215,7 +220,7 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
   policy->OnEvict(BlockId{b});
   if (r.has(BlockRecord::kProtected)) SetPriority(b, {}, 0);
   const uint32_t parent = r.parent;
-  if (r.spent()) --spent_cached;
+  if (r.last_generation()) --last_generation_cached;
   Free(b);
   if (parent != 0 && --records[parent].children == 0 && records[parent].state() == BlockState::kCached) {
     Offer(parent);
@@ -238,11 +243,11 @@ size_t PoolRep::PrefetchVictims(size_t most) const {
 
 uint32_t PoolRep::EvictUntilFree(uint32_t free, EvictReason reason, std::vector<Eviction>* log) {
   const uint32_t before = count(BlockState::kFree);
-  size_t prefetched = 0;  // Ends of chains.
+  size_t prefetched = 0;  // How many ends of chains are prefetched.
   while (count(BlockState::kFree) < free) {
     const uint32_t victim = NextVictim();
     if (victim == 0) break;
-    // The end of another chain is next. Within a chain Evict sees to it.
+    // The next victim is the end of another chain; within a chain Evict prefetches.
     if (records[victim].parent == 0) {
       prefetched = prefetched > 1 ? prefetched - 1 : PrefetchVictims(free - count(BlockState::kFree));
     }

@@ -1,4 +1,5 @@
-// The words of BlockPool: states, keys, verdicts, limits and counters. server/pool/block_pool.h says what they mean together.
+// The types that BlockPool speaks in: states, keys, verdicts, limits and counters. server/pool/block_pool.h
+// says what they mean together.
 #ifndef KVPOOL_SERVER_POOL_POOL_TYPES_H_
 #define KVPOOL_SERVER_POOL_POOL_TYPES_H_
 
@@ -15,17 +16,18 @@ namespace kvpool {
 enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined };
 inline constexpr int kBlockStates = 5;
 
-// Index of a session in the pool; reused once FreeQuarantine was called and no block is charged to it.
+// The index of a session in the pool. It is reused once FreeQuarantine was called and no block is
+// charged to it.
 enum class Holder : uint16_t {};
 inline constexpr Holder kNobody{0xffff};
 
-// Milliseconds on the caller's clock; only differences are used. Ages are kept in 32 bits: beyond 49 days
-// they alias. Verbs without a time happen at the latest that was given.
+// Milliseconds on the caller's clock; only differences are used. Ages are kept in 32 bits, so they wrap after
+// 49 days. Verbs without a time happen at the latest time that a verb was given.
 using TimeMs = uint64_t;
 
-// A key in the form the index holds: 32 bytes as they came, or the SHA-256 of keys of other lengths, which
-// `raw` tells apart. Groups have separate key spaces.
+// A key in the form that the index holds. Each group has its own key space.
 struct BlockKey {
+  // The key itself if it has 32 bytes, which `raw` says; else its SHA-256.
   std::array<uint8_t, 32> bytes;
   uint8_t group = 0;
   bool raw = true;
@@ -45,16 +47,24 @@ using EvictedBlocks = std::array<uint64_t, kEvictReasons>;
 // What a verb answers for one block.
 enum class Verdict : uint8_t {
   kDone,
-  kDuplicate,     // Seal: the key exists; the canonical block is held instead, unless duplicates are left.
-  kUnknownBlock,  // Id outside the capacity, or the null block.
-  kStale,         // The generation moved, or the block is free.
-  kNotHeld,       // The session has no hold on it.
-  kWrongState,  // Seal of a block that is not leased, Pin of one that is not resident. Seal without a key, or
-                // with keys of several groups or of one that the pool lacks.
-  kTooManyHolds,  // 65535 holds by one session.
+  // Seal: the key exists; the canonical block is held instead, unless the entry leaves duplicates.
+  kDuplicate,
+  // The id is the null block's, or outside the capacity.
+  kUnknownBlock,
+  // The generation moved, or the block is free.
+  kStale,
+  // The session has no hold on the block.
+  kNotHeld,
+  // Seal: the block is not leased; there is no key; or the keys are of several groups, or of one that the
+  // pool lacks. Pin and SetRetention: the block is not resident.
+  kWrongState,
+  // The session holds the block 65,535 times.
+  kTooManyHolds,
   kOverPinBudget,
-  kOverCredit,  // Pin of a cached block that is promised to sessions, or Seal of a key whose block is.
-  kOverCap,     // Seal: the key exists, and one block more held is beyond SessionLimits::max_blocks.
+  // Pin of a cached block that is promised to sessions, or Seal of a key whose block is.
+  kOverCredit,
+  // Seal: the key exists, and holding its block would exceed SessionLimits::max_blocks.
+  kOverCap,
 };
 
 struct SessionLimits {
@@ -63,32 +73,40 @@ struct SessionLimits {
 };
 
 struct PoolOptions {
-  uint32_t max_blocks = 0;  // Most the pool can grow to, the null block included. At least 1.
-  // Per layer group: window in blocks, 0 for full attention. Its size is the number of groups, 1 to 16.
+  // The most blocks that the pool can grow to, with the null block. At least 1.
+  uint32_t max_blocks = 0;
+  // One per layer group, 1 to 16 of them: the window in blocks, 0 for full attention.
   std::vector<uint32_t> windows;
-  double pin_budget = 0.25;  // Of the capacity: blocks pinned or retained above the default priority.
-  uint32_t ghosts = 0;       // Evicted keys remembered; 0: a quarter of max_blocks, at most 4 Mi.
-  // The first lease of a block makes the next generation. A pool that takes over memory whose old refs may
+  // The share of the capacity that may be pinned or retained above the default priority.
+  double pin_budget = 0.25;
+  // How many evicted keys are remembered; 0: a quarter of max_blocks, at most 4 Mi.
+  uint32_t ghosts = 0;
+  // A block's first lease has the generation after this one. A pool that takes over memory whose old refs may
   // still be around begins behind theirs.
   uint32_t first_generation = 0;
 };
 
-// How dear blocks are, in place of the default priority.
+// A priority that blocks have in place of the default one, for a time.
 struct Retention {
-  uint8_t priority = 50;    // 0 to 100.
-  TimeMs until = 0;         // Then it is the default again.
-  TimeMs half_life_ms = 0;  // Each time it comes half the way to the default, in whole numbers; 0: it stays.
+  uint8_t priority = 50;  // 0 to 100.
+  // When the priority is the default again.
+  TimeMs until = 0;
+  // After each half-life the priority has come half the way to the default, in whole numbers; 0: it stays.
+  TimeMs half_life_ms = 0;
 };
 
 struct SealEntry {
   BlockRef block;
-  absl::Span<const BlockKey> keys;  // At least one, of one group; the last is the chain's.
-  bool leave_duplicate = false;     // The block that the key names already is touched, and not held.
+  // One or more keys of one group. The last is the chain's, those before it are aliases.
+  absl::Span<const BlockKey> keys;
+  // If the chain's key names a block already, that block is touched instead of held.
+  bool leave_duplicate = false;
 };
 
 struct SealOutcome {
   Verdict verdict = Verdict::kDone;
-  BlockRef canonical;  // kNullRef unless kDone, or kDuplicate and held.
+  // kNullRef unless the verdict is kDone, or kDuplicate with the canonical block held.
+  BlockRef canonical;
 };
 
 struct GroupQuery {
@@ -99,7 +117,7 @@ struct GroupQuery {
 
 struct MatchOutcome {
   uint64_t tokens = 0;
-  // Parallel to the queries: blocks in sequence order; kNullRef before a window.
+  // Parallel to the queries: each one's blocks in sequence order, kNullRef in front of a window.
   std::vector<std::vector<BlockRef>> blocks;
   MissReason miss = MissReason::kNone;
 };
@@ -119,11 +137,12 @@ struct BlockView {
   bool pinned;
   uint8_t priority;
   Holder owner;
-  uint32_t age_ms;   // Since it was sealed.
-  uint32_t idle_ms;  // Since it was last used.
+  // The time since the block was sealed, and since its last use; 0 unless it is resident.
+  uint32_t age_ms;
+  uint32_t idle_ms;
 };
 
-// A reclaimed block, as histograms and logs want it.
+// What histograms and logs need to know of a reclaimed block.
 struct Eviction {
   BlockId block;
   BlockKey key;
@@ -131,13 +150,15 @@ struct Eviction {
   uint32_t idle_ms;
 };
 
-// Counters since the pool was made; only grow.
+// What was counted since the pool was made. Nothing but uint64_t and arrays of it: sums add word by word
+// (server/base/counters.h). The metrics have a line for each (server/metrics/metrics.cc).
 struct PoolCounters {
   uint64_t leased = 0, sealed = 0, deduplicated = 0, released = 0, refused_stale = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0, lookup_tokens = 0, hit_tokens = 0;
-  uint64_t decided_victims = 0;    // Of a policy that thinks: chosen by a decision …
-  uint64_t undecided_victims = 0;  // … and by LRU, as there was none.
-  uint64_t regret = 0;             // Looked up after they were evicted, while remembered.
+  // Victims of an AsyncPolicy: chosen by a decision, and LRU's where there was none.
+  uint64_t decided_victims = 0, undecided_victims = 0;
+  // Keys looked up after they were evicted, while their eviction was remembered; each eviction counts once.
+  uint64_t regret = 0;
   EvictedBlocks evicted{};
 };
 

@@ -1,13 +1,13 @@
-// Key -> resident block.
+// The map from keys to resident blocks.
 //
 // A chained hash table threaded through the block records, with as many buckets as blocks (rounded up to a
 // power of two) from the start: no rehash, no tombstone, no stall at any size. Each resident block is in
-// exactly one chain, under its chain's key; further keys of a block (aliases) are in a side map that is empty
-// as long as nobody uses any. A key names at most one block.
+// exactly one bucket, under its chain's key; further keys of a block (aliases) are in a side map that is
+// empty as long as nobody uses any. A key names at most one block.
 //
-// What leads to a block, a bucket or the record in front of it, is a *link*: the block in the low bits, and in those that no
-// block id needs a filter of the keys from there on, one bit each. A key that is not resident is mostly known not to be
-// by its bucket alone: the records of others, a cache miss each, are left where they are.
+// Buckets and records hold *links*. A link has the id of the next block in its low bits and, in the bits that
+// no block id needs, a filter with one bit for each key from there on. So for most keys that are not resident
+// the bucket alone shows it, without a cache miss for each record of its chain.
 #ifndef KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
 #define KVPOOL_SERVER_POOL_PREFIX_INDEX_H_
 
@@ -34,7 +34,7 @@ inline uint64_t HashKey(const BlockKey& key) {
   static_assert(sizeof(words) == sizeof(key.bytes));
   std::memcpy(words, key.bytes.data(), sizeof(words));
   const uint64_t space = uint64_t{key.group} << 1 | (key.raw ? 1 : 0);
-  // Odd constants of even bit density; any would do that no key is likely to equal.
+  // Any odd constants would do that have as many ones as zeros and that no key is likely to equal.
   const uint64_t left = fold(words[0] ^ 0xa0761d6478bd642fu, words[1] ^ 0xe7037ed1a0b428dbu);
   const uint64_t right = fold(words[2] ^ 0x8ebc6af09c88c6e3u, words[3] ^ 0x589965cc75374cc3u);
   return fold(left ^ 0x1d8e4e27c47d124fu ^ space * 0x9e3779b97f4a7c15u, right ^ 0xeb44accab455d165u);
@@ -53,7 +53,7 @@ class PrefixIndex {
         id_bits_(static_cast<uint32_t>(std::bit_width(max_blocks))) {}
 
   void PrefetchBucket(uint64_t hash) const { buckets_.Prefetch(hash & mask_); }
-  // After PrefetchBucket had time to arrive.
+  // Call it once the bucket had time to arrive.
   void PrefetchRecord(uint64_t hash) const {
     const uint32_t link = buckets_[hash & mask_];
     if (MayLeadTo(link, hash)) records_.Prefetch(BlockOf(link));
@@ -71,7 +71,7 @@ class PrefixIndex {
     return it == aliases_.end() ? 0 : it->second;
   }
 
-  // REQUIRES: the record has its key; nothing has that key yet.
+  // REQUIRES: the record has its key, and no block has that key in the index.
   void Insert(uint64_t hash, uint32_t block) {
     uint32_t& head = buckets_[hash & mask_];
     records_[block].next_in_bucket = head;
@@ -85,7 +85,7 @@ class PrefixIndex {
       KVPOOL_CHECK(*link != 0, "block %u is not in the index under its key", block);
       link = &records_[BlockOf(*link)].next_in_bucket;
     }
-    // The filters in front may keep a bit that nobody behind them needs: a record is then looked at for nothing.
+    // The filters in front may keep a bit that no key behind them needs; it costs a look at a record.
     *link = records_[block].next_in_bucket;
     if (!records_[block].has(BlockRecord::kAliased)) return;
     const auto it = keys_of_.find(block);
@@ -95,7 +95,7 @@ class PrefixIndex {
     records_[block].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
   }
 
-  // REQUIRES: nothing has that key yet.
+  // REQUIRES: no block has that key in the index.
   void AddAlias(const BlockKey& key, uint32_t block) {
     aliases_.emplace(key, block);
     keys_of_[block].push_back(key);
@@ -104,7 +104,7 @@ class PrefixIndex {
 
   size_t bytes() const { return buckets_.bytes(); }
 
-  // Aborts unless exactly the resident blocks of 1..capacity are to be found, each once.
+  // Aborts unless exactly the resident blocks of 1..capacity are found, each once.
   void CheckInvariants(uint32_t capacity) const;
 
  private:
@@ -112,7 +112,7 @@ class PrefixIndex {
     return static_cast<uint32_t>(link & ((uint64_t{1} << id_bits_) - 1));
   }
   uint32_t FilterOf(uint32_t link) const { return link ^ BlockOf(link); }
-  // 0 if ids leave no room. From bits that the bucket is not chosen by.
+  // Chosen by bits that do not choose the bucket. 0 if block ids leave no bits.
   uint32_t FilterBit(uint64_t hash) const {
     const uint32_t width = 32 - id_bits_;
     return static_cast<uint32_t>(uint64_t{1} << id_bits_ << ((hash >> 48) * width >> 16));
@@ -123,7 +123,7 @@ class PrefixIndex {
   }
 
   VirtualArray<BlockRecord>& records_;
-  VirtualArray<uint32_t> buckets_;  // Links.
+  VirtualArray<uint32_t> buckets_;  // links
   const uint64_t mask_;
   const uint32_t id_bits_;
   absl::flat_hash_map<BlockKey, uint32_t, BlockKeyHash> aliases_;

@@ -1,4 +1,4 @@
-// Pins and priorities: what protects blocks from reclaim, for a time and under a budget.
+// Pins and priorities protect blocks from reclaim, for a time and under a budget.
 #include <algorithm>
 
 #include "proto/support/check.h"
@@ -32,7 +32,7 @@ void PoolRep::StartPin(uint32_t b, TimeMs until) {
 }
 
 Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
-  // The pins in front of one that lasts long enough last long enough.
+  // The pins in front of a pin that lasts long enough last long enough too.
   const auto lasts = [&](uint32_t p) {
     return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
   };
@@ -147,7 +147,7 @@ void BlockPool::Expire(TimeMs now) {
                     due);
       continue;
     }
-    // A parent's pin lasts as long as its children's: where both are over, this one ends with the last child.
+    // A parent's pin lasts as long as its children's: if its own time is over, it ends with the last child's.
     r.deadlines.erase(r.deadlines.begin());
     for (uint32_t p = b; p != 0;) {
       const auto it = r.protections.find(p);

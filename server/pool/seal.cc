@@ -7,7 +7,7 @@
 namespace kvpool {
 namespace {
 
-// Entries whose memory is asked for together: enough to hide the latency of one by the work on the others.
+// Entries that are prefetched together: enough to hide the latency of one behind the work on the others.
 constexpr size_t kChunk = 32;
 
 bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
@@ -18,7 +18,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 
 }  // namespace
 
-// Holds the block that the key names already.
+// Holds the block `b` that the entry's key names already.
 SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b) {
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
@@ -33,7 +33,7 @@ SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b) {
   return {.verdict = Verdict::kDuplicate, .canonical = RefOf(b)};
 }
 
-// `parent`: the block that the key in front names, or 0. `hash`: of the chain's key.
+// `parent` is the block that the key in front names, or 0; `hash` is the hash of the chain's key.
 SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent) {
   const Verdict verdict = Resolve(entry.block);
   if (verdict != Verdict::kDone) return {.verdict = verdict};
@@ -60,7 +60,7 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
   SetState(b, BlockState::kSealed);
-  // A parent in front of it in another group says nothing of this one.
+  // A block of another group in front of it is no parent to the policy either.
   const bool same_group = parent != 0 && records[parent].group() == key.group;
   policy->OnInsert(entry.block.id,
                    {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});

@@ -76,7 +76,7 @@ void GrpcAcceptor::Run() {
     }
     const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), timeout_ms);
     KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
-    // What has come counts before what arrives anew: a newcomer displaces the silent.
+    // Newcomers come last: they displace silent connections, of which some may have spoken in this round.
     bool arrivals = false;
     for (int i = 0; i < count; ++i) {
       if (ready[i].data.u64 == kStopKey) return;
@@ -98,7 +98,8 @@ void GrpcAcceptor::Accept() {
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EMFILE && errno != ENFILE) return;
-      // Otherwise the listener stays readable and the peer waits for ever.
+      // The connection has to be accepted to be closed: otherwise the listener stays readable and the peer
+      // waits for ever.
       spare_.Reset();
       socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       const bool waiting = socket.valid();
@@ -128,7 +129,8 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   std::array<char, kPreface.size()> bytes;
   const ssize_t size = recv(fd, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  // A prefix of the preface is no preface: clients send it whole, and waiting for the rest would poll in circles.
+  // A part of the preface does not count: clients send it whole, and waiting for the rest
+  // would poll in circles.
   const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
                       std::string_view(bytes.data(), bytes.size()) == kPreface;
   if (speaks && Admit(fd, found->second.uid)) {
@@ -152,7 +154,7 @@ bool GrpcAcceptor::Admit(int fd, uint32_t uid) {
   }
   struct stat file;
   if (fstat(fd, &file) != 0) return false;
-  // The number may have been another connection's, which is closed then.
+  // If the descriptor is known, it belonged to a connection that is closed by now.
   if (const auto old = handed_over_.find(fd); old != handed_over_.end()) --per_uid_[old->second.uid];
   handed_over_[fd] = {.inode = file.st_ino, .uid = uid};
   ++per_uid_[uid];

@@ -1,13 +1,15 @@
 // Takes gRPC connections from the Unix socket and hands those that speak HTTP/2 to the server.
 //
-// gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps connections that
-// never say a word. Here a connection is:
+// gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps
+// connections that never say a word. Here a connection is:
 //
-//   silent     nothing has come     -> handed over (the HTTP/2 preface) | closed (timeout, other bytes, displaced)
-//   handed over                     -> gRPC's, and counted until its descriptor is closed or another file's
+//   state         meaning                    leaves by
+//   silent        no byte has come           the HTTP/2 preface -> handed over
+//                                            timeout, other bytes, displaced by a newcomer -> closed
+//   handed over   gRPC's, and counted here   its descriptor is closed, or belongs to another file by now
 //
-// Silent ones are few and a newcomer displaces the oldest, since clients speak first and at once. Handed-over ones are
-// bounded in all and for each uid.
+// Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once.
+// Handed-over ones are bounded in all and for each uid.
 #ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 #define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 
@@ -31,10 +33,9 @@ struct GrpcAcceptorOptions {
   uint32_t max_silent = 64;
   uint32_t max_connections = 2048;
   uint32_t max_connections_per_uid = 1024;
-  int fd_ceiling = 0;  // As in AttachServerOptions.
+  int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
 };
 
-// Thread-compatible: its thread is its own.
 class GrpcAcceptor {
  public:
   // `hand_over` takes a connected, non-blocking socket; called on the acceptor's thread.
@@ -62,7 +63,7 @@ class GrpcAcceptor {
   void Run();
   void Accept();
   void OnReadable(uint64_t id);
-  // False: too many already.
+  // Counts a connection that is to be handed over. False: there are too many already.
   bool Admit(int fd, uint32_t uid);
   void ForgetClosed();
   void Refuse(const char* why, uint32_t uid);
@@ -71,11 +72,11 @@ class GrpcAcceptor {
   const std::function<void(UniqueFd)> hand_over_;
   const UniqueFd listener_;
   UniqueFd epoll_, stop_;
-  UniqueFd spare_;  // Given up to accept, and close, a connection when there is no other descriptor left.
+  UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and close it.
   uint64_t next_id_ = 2;
-  std::map<uint64_t, Silent> silent_;  // Oldest first.
-  std::map<int, HandedOver> handed_over_;
-  std::map<uint32_t, uint32_t> per_uid_;  // Of handed_over_.
+  std::map<uint64_t, Silent> silent_;      // Keyed by id, which grows: the oldest is first.
+  std::map<int, HandedOver> handed_over_;  // Keyed by descriptor.
+  std::map<uint32_t, uint32_t> per_uid_;   // uid -> its connections in handed_over_.
   std::thread thread_;
 };
 

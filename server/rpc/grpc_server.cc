@@ -24,9 +24,9 @@
 namespace kvpool {
 namespace {
 
-// A batch may name 65536 keys of 64 bytes, which is 4 MiB, and some framing.
+// A batch may name kMaxNames keys of kMaxKeyBytes, which is 4 MiB, plus framing.
 constexpr int kMaxRequestBytes = 8 << 20;
-// Of one connection: parked unary calls wait as streams.
+// Each unary call that is parked holds a stream.
 constexpr int kMaxStreamsPerConnection = 1024;
 // A connection that no call has used for so long is told to go; clients come back by themselves.
 constexpr int kMaxIdleMs = 5 * 60 * 1000;

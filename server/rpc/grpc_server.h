@@ -16,14 +16,14 @@ namespace kvpool {
 // Paths of PEM files. All are read at the start; restart to change them.
 struct TlsFiles {
   std::string certificate, key;
-  std::string client_ca;  // Clients must show a certificate that this one has signed.
+  std::string client_ca;  // Signs the certificates that clients must show.
 };
 
 struct GrpcServerOptions {
   std::string socket_path;
   std::optional<uint32_t> group;
   int threads = 0;     // Completion queues, with a thread each; 0: a quarter of the cores, 1 to 8.
-  int fd_ceiling = 0;  // As in AttachServerOptions.
+  int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
   uint32_t max_connections = 2048;
   std::string operator_address;  // "host:port"; empty: none.
   TlsFiles operator_tls;
@@ -37,7 +37,7 @@ class GrpcServer {
   // Stops at once.
   ~GrpcServer();
 
-  // What health probes are told.
+  // Sets what health probes are told.
   void SetServing(bool serving);
   // Accepts nothing new, lets calls end for `patience`, cancels the rest, and joins.
   void Stop(std::chrono::milliseconds patience);

@@ -11,8 +11,8 @@ namespace kvpool {
 namespace health = grpc::health::v1;
 using HealthSite = RpcSite<health::Health::AsyncService>;
 
-// One Watch call: writes the status once, then at each change, until the caller goes or the server stops. Belongs to its
-// queue's thread, but for Wake.
+// One Watch call: writes the status once, then at each change, until the caller goes or the server stops. It
+// belongs to its queue's thread; only Wake is called on others.
 class HealthWatch final : public RpcCall {
  public:
   static void Accept(const HealthSite& site, HealthState* state) {
@@ -27,11 +27,11 @@ class HealthWatch final : public RpcCall {
     Pump();
   }
 
-  // The status has changed.
+  // The status has changed: has the queue's thread look at it.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu_) {
-    if (hopping_) return;
-    hopping_ = true;
-    alarm_.Set(site_.queue->cq(), std::chrono::system_clock::time_point(), static_cast<RpcTag*>(&hop_tag_));
+    if (waking_) return;
+    waking_ = true;
+    alarm_.Set(site_.queue->cq(), std::chrono::system_clock::time_point(), static_cast<RpcTag*>(&wake_tag_));
   }
 
  private:
@@ -39,8 +39,8 @@ class HealthWatch final : public RpcCall {
   ~HealthWatch() = default;
 
   void OnAccepted(bool ok) {
-    if (!ok) {  // The server stops; gone_tag_ does not come.
-      delete this;
+    if (!ok) {
+      delete this;  // The server stops. gone_tag_ comes only for calls that have begun.
       return;
     }
     if (!site_.queue->stopping()) Accept(site_, state_);
@@ -56,10 +56,10 @@ class HealthWatch final : public RpcCall {
     if (!ok) stop_ = true;
     Pump();
   }
-  void OnHop(bool ok) {
+  void OnWake(bool ok) {
     {
       MutexLock lock(&state_->mu_);
-      hopping_ = false;
+      waking_ = false;
     }
     Pump();
   }
@@ -92,7 +92,7 @@ class HealthWatch final : public RpcCall {
     {
       MutexLock lock(&state_->mu_);
       state_->watches_.erase(this);
-      if (hopping_) return;  // OnHop comes here again.
+      if (waking_) return;  // OnWake comes here again.
     }
     site_.queue->End(this);
     delete this;
@@ -111,16 +111,16 @@ class HealthWatch final : public RpcCall {
   grpc::ServerAsyncWriter<health::HealthCheckResponse> writer_{&context_};
   MethodTag<HealthWatch> accept_tag_{this, &HealthWatch::OnAccepted};
   MethodTag<HealthWatch> write_tag_{this, &HealthWatch::OnWritten};
-  MethodTag<HealthWatch> hop_tag_{this, &HealthWatch::OnHop};
+  MethodTag<HealthWatch> wake_tag_{this, &HealthWatch::OnWake};
   MethodTag<HealthWatch> gone_tag_{this, &HealthWatch::OnGone};
   MethodTag<HealthWatch> finish_tag_{this, &HealthWatch::OnFinished};
   health::HealthCheckResponse::ServingStatus written_ = health::HealthCheckResponse::UNKNOWN;
   bool writing_ = false, stop_ = false, gone_ = false, finishing_ = false, finished_ = false;
-  bool hopping_ ABSL_GUARDED_BY(state_->mu_) = false;
+  bool waking_ ABSL_GUARDED_BY(state_->mu_) = false;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(state_->mu_);
 };
 
-// Each watch's mutex is this one, which the analysis can't see.
+// The analysis can't see that mu_ is also the mutex of each watch.
 void HealthState::SetServing(bool serving) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   MutexLock lock(&mu_);
   if (serving_ == serving) return;

@@ -1,4 +1,4 @@
-// The standard health service, on the queues of everything else.
+// The standard health service, on the same queues as all other services.
 #ifndef KVPOOL_SERVER_RPC_HEALTH_SERVICE_H_
 #define KVPOOL_SERVER_RPC_HEALTH_SERVICE_H_
 
@@ -15,11 +15,11 @@ namespace kvpool {
 
 class HealthWatch;
 
-// SERVING from the start until NotServing. One status for all services.
+// One status for all services: SERVING at first, then what SetServing says.
 class HealthState {
  public:
   explicit HealthState(std::vector<std::string> services) : services_(std::move(services)) {}
-  // It drains or shuts down; Watch calls are told.
+  // False while the daemon drains or shuts down. Open Watch calls are told of the change.
   void SetServing(bool serving);
   bool serving() const;
   // "" is the whole server.
@@ -33,7 +33,7 @@ class HealthState {
   std::set<HealthWatch*> watches_ ABSL_GUARDED_BY(mu_);
 };
 
-// Waits for calls on the site's queue, for as long as it runs.
+// Serves Check and Watch on the site's queue, for as long as it runs.
 void AcceptHealthCalls(const RpcSite<grpc::health::v1::Health::AsyncService>& site, HealthState* state);
 
 }  // namespace kvpool

@@ -14,7 +14,7 @@ namespace reflection = grpc::reflection::v1alpha;
 namespace pb = google::protobuf;
 using ReflectionSite = RpcSite<reflection::ServerReflection::AsyncService>;
 
-// The file and everything that it imports, once each.
+// Appends the file and everything that it imports, each once.
 void AppendFile(const pb::FileDescriptor* file, std::set<const pb::FileDescriptor*>* seen,
                 reflection::FileDescriptorResponse* response) {
   if (!seen->insert(file).second) return;
@@ -35,7 +35,7 @@ void AnswerFile(const pb::FileDescriptor* file, const std::string& what,
   AppendFile(file, &seen, response->mutable_file_descriptor_response());
 }
 
-// Reads, answers, reads, …; belongs to its queue's thread.
+// One call: reads a request, answers it, reads the next. It belongs to its queue's thread.
 class ReflectionCall final : public RpcCall {
  public:
   static void Accept(const ReflectionSite& site, const std::vector<std::string>* services) {
@@ -44,7 +44,7 @@ class ReflectionCall final : public RpcCall {
                                               site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
   }
 
-  // Its read or write has been cancelled and comes back.
+  // Nothing is to be done: the read or write under way was cancelled, and its return ends the call.
   void Abandon() override {}
 
  private:
@@ -53,8 +53,8 @@ class ReflectionCall final : public RpcCall {
   ~ReflectionCall() = default;
 
   void OnAccepted(bool ok) {
-    if (!ok) {  // The server stops.
-      delete this;
+    if (!ok) {
+      delete this;  // The server stops.
       return;
     }
     if (!site_.queue->stopping()) Accept(site_, services_);

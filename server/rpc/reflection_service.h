@@ -1,4 +1,4 @@
-// The standard reflection service, on the queues of everything else.
+// The standard reflection service, on the same queues as all other services.
 #ifndef KVPOOL_SERVER_RPC_REFLECTION_SERVICE_H_
 #define KVPOOL_SERVER_RPC_REFLECTION_SERVICE_H_
 
@@ -10,12 +10,12 @@
 
 namespace kvpool {
 
-// One answer. Pure: what is linked into the program does not change.
+// One answer. It depends on the arguments alone, since the descriptors linked into the program do not change.
 grpc::reflection::v1alpha::ServerReflectionResponse Reflect(
     const grpc::reflection::v1alpha::ServerReflectionRequest& request,
     const std::vector<std::string>& services);
 
-// Waits for calls on the site's queue, for as long as it runs; `services` likewise.
+// Serves calls on the site's queue, for as long as it runs. `services` outlives the queue.
 void AcceptReflectionCalls(const RpcSite<grpc::reflection::v1alpha::ServerReflection::AsyncService>& site,
                            const std::vector<std::string>* services);
 

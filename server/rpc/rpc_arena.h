@@ -1,4 +1,4 @@
-// One message after the other in the same memory: a small one costs no allocation.
+// One message after another in the same memory, so that a small one costs no allocation.
 #ifndef KVPOOL_SERVER_RPC_RPC_ARENA_H_
 #define KVPOOL_SERVER_RPC_RPC_ARENA_H_
 
@@ -9,7 +9,7 @@
 
 namespace kvpool {
 
-// Holds one message; Renew() makes it empty again and gives back what was too large for the first block.
+// Holds one message. Renew() empties it and gives back the memory beyond the first block.
 template <typename Message>
 class ArenaMessage {
  public:

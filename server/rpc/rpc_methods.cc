@@ -8,11 +8,11 @@ namespace {
 
 using OperatorService = v1::Operator::AsyncService;
 
-// A method that the daemon answers at once.
+// A method that the daemon answers within the call.
 template <typename Service, typename Request, typename Response>
-void AddPlain(const RpcSite<Service>& site, Daemon* daemon, const std::string& name,
-              std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
-              absl::Status (Daemon::*method)(const Request&, Response*)) {
+void AddImmediate(const RpcSite<Service>& site, Daemon* daemon, const std::string& name,
+                  std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
+                  absl::Status (Daemon::*method)(const Request&, Response*)) {
   AddUnary<Request, Response>(site, name, accept,
                               [daemon, method](Request* request, Response* response, const UnaryDone& done) {
                                 done((daemon->*method)(*request, response));
@@ -42,8 +42,8 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
   using E = EngineService;
   using O = v1::Operation;
   using R = v1::OperationResult;
-  AddPlain(site, daemon, "OpenSession", &E::RequestOpenSession, &Daemon::OpenSession);
-  AddPlain(site, daemon, "AddMember", &E::RequestAddMember, &Daemon::AddMember);
+  AddImmediate(site, daemon, "OpenSession", &E::RequestOpenSession, &Daemon::OpenSession);
+  AddImmediate(site, daemon, "AddMember", &E::RequestAddMember, &Daemon::AddMember);
   AddVerb(site, daemon, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease,
           &R::lease);
   AddVerb(site, daemon, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal, &O::mutable_seal, &R::seal);
@@ -82,13 +82,13 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
 
 void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health) {
   using S = OperatorService;
-  AddPlain(site, daemon, "Evict", &S::RequestEvict, &Daemon::Evict);
-  AddPlain(site, daemon, "ListSpaces", &S::RequestListSpaces, &Daemon::ListSpaces);
-  AddPlain(site, daemon, "ListSessions", &S::RequestListSessions, &Daemon::ListSessions);
-  AddPlain(site, daemon, "ListBlocks", &S::RequestListBlocks, &Daemon::ListBlocks);
-  AddPlain(site, daemon, "GetStats", &S::RequestGetStats, &Daemon::GetStats);
-  AddPlain(site, daemon, "Revoke", &S::RequestRevoke, &Daemon::Revoke);
-  AddPlain(site, daemon, "EndSession", &S::RequestEndSession, &Daemon::EndSession);
+  AddImmediate(site, daemon, "Evict", &S::RequestEvict, &Daemon::Evict);
+  AddImmediate(site, daemon, "ListSpaces", &S::RequestListSpaces, &Daemon::ListSpaces);
+  AddImmediate(site, daemon, "ListSessions", &S::RequestListSessions, &Daemon::ListSessions);
+  AddImmediate(site, daemon, "ListBlocks", &S::RequestListBlocks, &Daemon::ListBlocks);
+  AddImmediate(site, daemon, "GetStats", &S::RequestGetStats, &Daemon::GetStats);
+  AddImmediate(site, daemon, "Revoke", &S::RequestRevoke, &Daemon::Revoke);
+  AddImmediate(site, daemon, "EndSession", &S::RequestEndSession, &Daemon::EndSession);
   AddUnary<v1::DrainRequest, v1::DrainResponse>(
       site, "Drain", &S::RequestDrain,
       [daemon, health](v1::DrainRequest* request, v1::DrainResponse* response, const UnaryDone& done) {
@@ -96,10 +96,10 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
         if (drained.ok()) health->SetServing(request->cancel());
         done(drained);
       });
-  AddPlain(site, daemon, "Explain", &S::RequestExplain, &Daemon::Explain);
-  AddPlain(site, daemon, "PinPrefix", &S::RequestPinPrefix, &Daemon::PinPrefix);
-  AddPlain(site, daemon, "GetPolicies", &S::RequestGetPolicies, &Daemon::GetPolicies);
-  AddPlain(site, daemon, "SetPolicy", &S::RequestSetPolicy, &Daemon::SetPolicy);
+  AddImmediate(site, daemon, "Explain", &S::RequestExplain, &Daemon::Explain);
+  AddImmediate(site, daemon, "PinPrefix", &S::RequestPinPrefix, &Daemon::PinPrefix);
+  AddImmediate(site, daemon, "GetPolicies", &S::RequestGetPolicies, &Daemon::GetPolicies);
+  AddImmediate(site, daemon, "SetPolicy", &S::RequestSetPolicy, &Daemon::SetPolicy);
 }
 
 }  // namespace kvpool

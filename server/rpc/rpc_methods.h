@@ -10,9 +10,9 @@
 
 namespace kvpool {
 
-// Wait for calls on the site's queue, for as long as it runs.
+// Both serve calls on the site's queue, for as long as it runs.
 void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon);
-// `health` stops serving while the daemon drains.
+// While the daemon drains, `health` says that it is not serving.
 void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon,
                          HealthState* health);
 

@@ -9,20 +9,20 @@
 namespace kvpool {
 namespace {
 
-// Headers, which carry the message, have a limit of 8 KiB in all.
+// The message travels in a header, and all headers of a call together may have 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
 
 }  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  // Both enumerations are google.rpc.Code.
+  // Both enumerations have the numbers of google.rpc.Code.
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
                       std::string(status.message().substr(0, kMaxMessageBytes)));
 }
 
 bool FromNetwork(const grpc::ServerContextBase& context) {
-  // Connections of the Unix socket are handed to gRPC as descriptors and are called "fd:…".
+  // Connections of the Unix socket are handed to gRPC as descriptors, and their peers are named "fd:…".
   return !absl::StartsWith(context.peer(), "fd:");
 }
 
@@ -56,7 +56,8 @@ void RpcQueue::OnStop(bool ok) {
 
 void RpcQueue::End(RpcCall* call) {
   KVPOOL_CHECK(calls_.erase(call) == 1, "an RPC ended that had not begun");
-  // Only now: a call may start operations until its end, and a queue that is shut takes none.
+  // The queue is shut only now: a call may start operations until its end, which a queue
+  // that is shut refuses.
   if (stopping_ && calls_.empty()) queue_->Shutdown();
 }
 

@@ -1,8 +1,8 @@
-// One completion queue and the thread that serves it: everything about a call happens on that thread, verbs included.
+// One completion queue and the thread that serves it: all of a call happens on that thread, verbs included.
 //
-// One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so a second thread picks
-// up half of the first one's events and has to wake it: on two cores a second queue makes a 64-operation round trip
-// 1.5 times as long and carries fewer of them.
+// One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
+// second thread picks up half of the first one's events and has to wake it: on two cores a second queue makes
+// a round trip of 64 operations 1.5 times as long, and throughput falls.
 #ifndef KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 #define KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 
@@ -23,14 +23,15 @@ namespace kvpool {
 // The one place where our errors become gRPC's.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// The Unix socket or, with mutual TLS, TCP: what the Engine service is not for.
+// Did the call come over TCP, with mutual TLS, instead of the Unix socket? The Engine service
+// refuses such calls.
 bool FromNetwork(const grpc::ServerContextBase& context);
 
 inline uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// What a completion queue hands back.
+// What a completion queue hands back when an operation is over. `ok` is gRPC's: false if it did not succeed.
 class RpcTag {
  public:
   virtual void Run(bool ok) = 0;
@@ -39,7 +40,8 @@ class RpcTag {
   ~RpcTag() = default;
 };
 
-// A tag that calls one method of its owner: an owner has one for each operation that may be under way.
+// A tag that calls one method of its owner. An owner has one for each operation that may be under
+// way at the same time.
 template <typename Owner>
 class MethodTag final : public RpcTag {
  public:
@@ -54,7 +56,7 @@ class MethodTag final : public RpcTag {
 // A call that has begun.
 class RpcCall {
  public:
-  // The server stops: answer soon. Operations under way have been cancelled.
+  // The server stops, and operations under way have been cancelled: the call has to end soon.
   virtual void Abandon() = 0;
 
  protected:
@@ -67,7 +69,7 @@ class RpcQueue {
   // REQUIRES: Stop, if Start was called.
   ~RpcQueue();
   void Start();
-  // REQUIRES: Server::Shutdown was called. Abandons what is left, and joins.
+  // REQUIRES: Server::Shutdown was called. Abandons the calls that are left, and joins the thread.
   void Stop();
 
   grpc::ServerCompletionQueue* cq() { return queue_.get(); }
@@ -86,7 +88,7 @@ class RpcQueue {
   std::thread thread_;
   MethodTag<RpcQueue> stop_tag_{this, &RpcQueue::OnStop};
   grpc::Alarm stop_alarm_;
-  // The thread's.
+  // ---- These belong to the thread.
   bool stopping_ = false;
   std::unordered_set<RpcCall*> calls_;
 };

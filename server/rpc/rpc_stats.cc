@@ -3,14 +3,14 @@
 namespace kvpool {
 namespace {
 
-// Whole numbers are cheaper to compare with what the clock says.
+// Whole nanoseconds, which are cheaper to compare with what the clock says than seconds.
 constexpr auto kBoundsNs = [] {
   std::array<uint64_t, std::size(kCallBounds)> bounds{};
   for (size_t i = 0; i < bounds.size(); ++i) bounds[i] = static_cast<uint64_t>(kCallBounds[i] * 1e9 + 0.5);
   return bounds;
 }();
 
-// Cheaper than fetch_add: there is one writer.
+// There is one writer, so that a load and a store do, which are cheaper than fetch_add.
 void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }

@@ -1,6 +1,5 @@
-// How long RPCs took, and how they failed.
-//
-// Each queue's thread counts in objects of its own, without a lock; a scrape adds them up.
+// How long RPCs took, and how they failed. Each queue's thread counts in objects of its own, without a lock;
+// a scrape adds them up.
 #ifndef KVPOOL_SERVER_RPC_RPC_STATS_H_
 #define KVPOOL_SERVER_RPC_RPC_STATS_H_
 
@@ -33,17 +32,17 @@ class MethodStats {
   friend class RpcStats;
   std::array<std::atomic<uint64_t>, kRpcBuckets> buckets_{};
   std::atomic<uint64_t> sum_ns_{0};
-  std::array<std::atomic<uint64_t>, 17> errors_{};  // By status code.
+  std::array<std::atomic<uint64_t>, 17> errors_{};  // Indexed by status code.
 };
 
 class RpcStats {
  public:
-  // The caller's thread, alone, writes to it; lives as long as this object.
+  // A shard of `method` that only the caller's thread may write to. It lives as long as this object.
   MethodStats* Add(const std::string& method);
 
   struct Method {
     HistogramSnapshot seconds;
-    std::map<std::string, uint64_t> errors;  // By name of the code, non-zero ones.
+    std::map<std::string, uint64_t> errors;  // Name of the status code -> count; codes that occurred.
   };
   std::map<std::string, Method> Snapshot() const;
 

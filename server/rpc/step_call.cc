@@ -12,8 +12,9 @@
 namespace kvpool {
 namespace {
 
-// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take. What does not fit is
-// allocated anew for every batch, in sizes that make malloc tidy up its free lists each time.
+// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take.
+// Messages that do not fit are allocated anew for every batch, in sizes that make malloc consolidate
+// its free lists each time.
 constexpr size_t kRequestBlockBytes = 128 * 1024;
 constexpr size_t kReplyBlockBytes = 64 * 1024;
 
@@ -23,7 +24,7 @@ struct StepMethod {
   Daemon* daemon;
 };
 
-// Belongs to its queue's thread.
+// One stream, in the states of step_call.h. It belongs to its queue's thread.
 class StepCall final : public RpcCall {
  public:
   static void Accept(const StepMethod& method) {
@@ -42,18 +43,18 @@ class StepCall final : public RpcCall {
   void OnRead(bool ok);
   void OnWritten(bool ok);
   void OnFinished(bool ok);
-  void OnHop(bool ok);
+  void OnWake(bool ok);
 
-  // These fill response_ and, if it has a serialised form already, wire_.
+  // Both fill response_, and wire_ as well if the answer is serialised already.
   void Handle();
-  // The first batch: makes this the stream of a member.
+  // Handles the first batch, which makes this the stream of a member.
   void OpenMember();
   absl::Status Bind(const std::string& token);
   // Writes, reads and ends as far as the state allows.
   void Pump();
-  // Appends response_ to replies_.
+  // Appends the answer, wire_ or else response_, to replies_.
   void Reply();
-  // The first end counts.
+  // Only the first end counts.
   void End(const absl::Status& status);
   void MarkEnding(const absl::Status& status);
   void DeleteIfDone();
@@ -65,7 +66,7 @@ class StepCall final : public RpcCall {
   MethodTag<StepCall> read_tag_{this, &StepCall::OnRead};
   MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
   MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
-  MethodTag<StepCall> hop_tag_{this, &StepCall::OnHop};
+  MethodTag<StepCall> wake_tag_{this, &StepCall::OnWake};
 
   std::shared_ptr<Member> member_;
   std::shared_ptr<StepListener> listener_;
@@ -75,16 +76,16 @@ class StepCall final : public RpcCall {
   ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
   ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
   std::string wire_;
-  std::deque<grpc::ByteBuffer> replies_;  // Waiting for the write under way.
-  bool tidy_ = false;                     // The daemon wants Tidy when the answer is on its way.
-  bool reading_ = false, writing_ = false, hopping_ = false;
+  std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
+  bool reclaim_ = false;                  // The daemon wants ReclaimAhead once the answer is on its way.
+  bool reading_ = false, writing_ = false, waking_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   grpc::Status status_;
 };
 
 void StepCall::OnAccepted(bool ok) {
-  if (!ok) {  // The server stops.
-    delete this;
+  if (!ok) {
+    delete this;  // The server stops.
     return;
   }
   if (!method_.site.queue->stopping()) Accept(method_);
@@ -111,8 +112,8 @@ void StepCall::OnRead(bool ok) {
   if (ending_) return;
   Reply();
   Pump();
-  // What the caller need not wait for.
-  if (std::exchange(tidy_, false)) method_.daemon->Tidy(member_);
+  // This comes after the answer, so that the caller does not wait for it.
+  if (std::exchange(reclaim_, false)) method_.daemon->ReclaimAhead(member_);
   request_.Renew();
   response_.Renew();
 }
@@ -123,9 +124,9 @@ void StepCall::OnWritten(bool ok) {
   Pump();
 }
 
-void StepCall::OnHop(bool ok) {
-  hopping_ = false;
-  listener_->Landed();
+void StepCall::OnWake(bool ok) {
+  waking_ = false;
+  listener_->WakeArrived();
   if (ending_) return DeleteIfDone();
   if (listener_->superseded()) return End(absl::AbortedError("a newer stream of this member took over"));
   pending_ = true;
@@ -147,7 +148,7 @@ void StepCall::Handle() {
     return;
   }
   listener_->BeginVerb();
-  tidy_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
+  reclaim_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
@@ -183,11 +184,11 @@ absl::Status StepCall::Bind(const std::string& token) {
   if (!member.ok()) return member.status();
   member_ = std::move(*member);
   token_ = token;
-  listener_ = std::make_shared<StepListener>(method_.site.queue, &hop_tag_);
+  listener_ = std::make_shared<StepListener>(method_.site.queue, &wake_tag_);
   listener_->BeginVerb();
   method_.daemon->BindStream(member_, listener_);
   listener_->EndVerb();
-  pending_ = true;  // What came up while the member had no stream.
+  pending_ = true;  // Notices may have come up while the member had no stream.
   return absl::OkStatus();
 }
 
@@ -203,7 +204,7 @@ void StepCall::Pump() {
   if (finishing_) return;
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
     response_.Renew();
-    // What is too large for one response is asked for again when this one is written.
+    // Notices that do not fit into one response are asked for again when it has been written.
     pending_ = method_.daemon->TakePending(member_, response_.get());
     if (pending_) Reply();
   }
@@ -242,12 +243,12 @@ void StepCall::MarkEnding(const absl::Status& status) {
   }
   if (listener_ != nullptr) {
     method_.daemon->UnbindStream(member_, listener_.get());
-    hopping_ = listener_->Shut();
+    waking_ = listener_->Shut();
   }
 }
 
 void StepCall::DeleteIfDone() {
-  if (!finished_ || reading_ || writing_ || hopping_) return;
+  if (!finished_ || reading_ || writing_ || waking_) return;
   method_.site.queue->End(this);
   delete this;
 }

@@ -1,14 +1,15 @@
 // The Step stream: batches in, answers and notices out.
 //
-//   waiting    for a caller
-//   unbound    for a first batch that opens or names a member
-//   bound      the member's stream
-//   draining   the caller half-closed: what is queued still goes out
-//   ending     Finish is on the way; the call goes when every operation under way is back
+//   waiting    no caller has come
+//   unbound    the first batch, which opens or names a member, has not come
+//   bound      it is the member's stream
+//   draining   the caller half-closed: answers that are queued still go out
+//   ending     Finish is on the way; the call is deleted when every operation under way has returned
 //
-// A batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is read only
-// while fewer than kMaxUnanswered answers wait to be written, so a peer that does not read is not read either. Notices
-// stay with the daemon until an answer takes them along or nothing else waits to be written.
+// A batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is
+// read only while fewer than kMaxUnanswered answers wait to be written, so that a peer which does not read is
+// not read either. Notices stay with the daemon until an answer takes them along, or until nothing else waits
+// to be written.
 #ifndef KVPOOL_SERVER_RPC_STEP_CALL_H_
 #define KVPOOL_SERVER_RPC_STEP_CALL_H_
 
@@ -20,10 +21,10 @@ namespace kvpool {
 
 inline constexpr size_t kMaxUnanswered = 16;
 
-// Step in bytes: an answer is serialised once, for the wire and for repetitions.
+// Step carries bytes here: an answer is serialised once, for the wire and for the repetition of a batch.
 using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
 
-// Waits for Step calls on the site's queue, for as long as the queue runs.
+// Serves Step calls on the site's queue, for as long as it runs.
 void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon);
 
 }  // namespace kvpool

@@ -4,10 +4,11 @@
 
 namespace kvpool {
 
-void StepListener::Hop() {
-  if (shut_ || hopping_) return;
-  hopping_ = true;
-  alarm_.Set(queue_->cq(), std::chrono::system_clock::time_point(), tag_);  // Long past: at once.
+void StepListener::Wake() {
+  if (shut_ || waking_) return;
+  waking_ = true;
+  // A time that is long past: the tag comes back at once.
+  alarm_.Set(queue_->cq(), std::chrono::system_clock::time_point(), tag_);
 }
 
 void StepListener::OnPending() {
@@ -15,14 +16,14 @@ void StepListener::OnPending() {
   if (in_verb_) {
     missed_ = true;
   } else {
-    Hop();
+    Wake();
   }
 }
 
 void StepListener::OnSuperseded() {
   MutexLock lock(&mu_);
   superseded_ = true;
-  Hop();
+  Wake();
 }
 
 void StepListener::BeginVerb() {
@@ -37,9 +38,9 @@ bool StepListener::EndVerb() {
   return missed_;
 }
 
-void StepListener::Landed() {
+void StepListener::WakeArrived() {
   MutexLock lock(&mu_);
-  hopping_ = false;
+  waking_ = false;
 }
 
 bool StepListener::superseded() {
@@ -50,7 +51,7 @@ bool StepListener::superseded() {
 bool StepListener::Shut() {
   MutexLock lock(&mu_);
   shut_ = true;
-  return hopping_;
+  return waking_;
 }
 
 }  // namespace kvpool

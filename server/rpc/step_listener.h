@@ -1,4 +1,5 @@
-// Brings what the daemon says to a member's stream, on any thread, to the thread that serves the stream.
+// Wakes the thread that serves a member's stream when the daemon, on any thread, has
+// something for the member.
 #ifndef KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 #define KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 
@@ -11,28 +12,29 @@
 
 namespace kvpool {
 
-// At most one hop is under way, however much there is to say. Outlives the stream for as long as the daemon holds it.
+// A wake-up is a tag that comes back on the stream's queue. At most one is under way, however much there is
+// to say. The listener outlives the stream for as long as the daemon holds it.
 class StepListener final : public StreamListener {
  public:
-  // `tag` comes back on the queue for each hop.
+  // `tag` comes back on `queue` for each wake-up.
   StepListener(RpcQueue* queue, RpcTag* tag) : queue_(queue), tag_(tag) {}
 
   void OnPending() override ABSL_LOCKS_EXCLUDED(mu_);
   void OnSuperseded() override ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- The stream's thread
-  // Between these the stream is in the daemon, and looks for itself afterwards: no hop is needed. EndVerb answers
-  // whether there was something.
+  // Between these two the stream is inside the daemon and looks for itself afterwards, so that no wake-up is
+  // sent. EndVerb answers whether one would have been.
   void BeginVerb();
   bool EndVerb();
-  // A hop has arrived.
-  void Landed();
+  // The wake-up under way has come back.
+  void WakeArrived();
   bool superseded();
-  // No hops begin any more. True: one is under way.
+  // No wake-up begins any more. True: one is still under way.
   bool Shut();
 
  private:
-  void Hop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   RpcQueue* const queue_;
   RpcTag* const tag_;
@@ -40,7 +42,7 @@ class StepListener final : public StreamListener {
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
   bool in_verb_ ABSL_GUARDED_BY(mu_) = false;
   bool missed_ ABSL_GUARDED_BY(mu_) = false;
-  bool hopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool waking_ ABSL_GUARDED_BY(mu_) = false;
   bool superseded_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

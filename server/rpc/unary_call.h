@@ -4,8 +4,8 @@
 //
 //   AddUnary<v1::EvictRequest, v1::EvictResponse>(site, "Evict", &OperatorService::RequestEvict, handler);
 //
-// where handler(request, response, done) fills the response and calls done(status) once: inside the call, or later on
-// any thread.
+// where handler(request, response, done) fills the response and calls done(status) once: within the call, or
+// later on any thread.
 #ifndef KVPOOL_SERVER_RPC_UNARY_CALL_H_
 #define KVPOOL_SERVER_RPC_UNARY_CALL_H_
 
@@ -27,7 +27,7 @@ namespace kvpool {
 
 using UnaryDone = std::function<void(const absl::Status&)>;
 
-// Where calls of one service come in.
+// One service on one queue.
 template <typename Service>
 struct RpcSite {
   Service* service;
@@ -48,7 +48,8 @@ struct UnaryMethod {
   Handler handler;
 };
 
-// Lives from being ready for a call until its answer is on the way; whoever still has to call `done` keeps it longer.
+// One call. It lives from being ready for a caller until its answer is on the way, and longer
+// while `done` exists.
 template <typename Service, typename Request, typename Response>
 class UnaryCall final : public RpcTag,
                         public RpcCall,
@@ -111,12 +112,12 @@ class UnaryCall final : public RpcTag,
   }
 
   const std::shared_ptr<const Method> method_;
-  std::shared_ptr<UnaryCall> self_;  // As long as the queue may hand it back.
+  std::shared_ptr<UnaryCall> self_;  // Set while the queue may hand it back.
   grpc::ServerContext context_;
   Request request_;
-  Response response_;  // The handler's until it is answered.
+  Response response_;  // Belongs to the handler until the call is answered.
   grpc::ServerAsyncResponseWriter<Response> writer_{&context_};
-  // The queue's thread.
+  // These two belong to the queue's thread.
   bool begun_ = false;
   uint64_t begun_ns_ = 0;
 

@@ -9,16 +9,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 #include "server/wire/field_checks.h"
 
 namespace kvpool {
 namespace {
 
-constexpr uint32_t kMostLayers = 1024;
-constexpr uint64_t kMostTokens = uint64_t{1} << 40;
-
-// The parameters of a method, each with its default. Every one that was given must be asked for.
+// The parameters of a method, each with its default. Known() refuses those that the method does not have.
 class Parameters {
  public:
   explicit Parameters(const v1::PlanBudgets& request) : request_(request) {}
@@ -58,7 +56,7 @@ class Parameters {
   const v1::PlanBudgets& request_;
 };
 
-// Statistics a layer that a method takes; 0: none.
+// How many statistics a method takes for each layer; 0: none.
 uint32_t StatisticsPerLayer(v1::BudgetMethod method) {
   switch (method) {
     case v1::BUDGET_METHOD_CAKE:
@@ -94,7 +92,7 @@ absl::StatusOr<uint32_t> LayersOf(const v1::PlanBudgets& request, const Observed
     return absl::InvalidArgumentError(absl::StrCat("plan_budgets.layers is ", request.layers(),
                                                    "; the sequences have ", layers, " layers"));
   }
-  RETURN_IF_ERROR(CheckRange("plan_budgets.layers", layers, 1, kMostLayers));
+  RETURN_IF_ERROR(CheckRange("plan_budgets.layers", layers, 1, kMaxLayers));
   return static_cast<uint32_t>(layers);
 }
 
@@ -109,9 +107,9 @@ absl::Status PlanPyramid(const v1::PlanBudgets& request, const ObservedAttention
   scorers::PyramidOptions options{.capacity_tokens = request.tokens_per_layer()};
   ASSIGN_OR_RETURN(options.beta, params.Count("beta", 1, 1 << 20, options.beta));
   ASSIGN_OR_RETURN(options.window_tokens,
-                   params.Count("window_tokens", 0, kMostTokens, options.window_tokens));
-  const uint64_t seen = observed.sequence_tokens == 0 ? kMostTokens : observed.sequence_tokens;
-  ASSIGN_OR_RETURN(options.sequence_tokens, params.Count("sequence_tokens", 1, kMostTokens, seen));
+                   params.Count("window_tokens", 0, kMaxLayerTokens, options.window_tokens));
+  const uint64_t seen = observed.sequence_tokens == 0 ? kMaxLayerTokens : observed.sequence_tokens;
+  ASSIGN_OR_RETURN(options.sequence_tokens, params.Count("sequence_tokens", 1, kMaxLayerTokens, seen));
   RETURN_IF_ERROR(scorers::PyramidBudgets(options, absl::MakeSpan(plan->budgets)));
   for (uint64_t& budget : plan->budgets) budget += options.window_tokens;
   return absl::OkStatus();
@@ -123,9 +121,9 @@ absl::Status PlanCake(const v1::PlanBudgets& request, const ObservedAttention& o
   ASSIGN_OR_RETURN(const double tau1, params.Number("tau1", 0.01, 100, 1));
   ASSIGN_OR_RETURN(const double tau2, params.Number("tau2", 0.01, 100, 1));
   ASSIGN_OR_RETURN(const uint64_t window,
-                   params.Count("window_tokens", 0, kMostTokens, observed.window_tokens));
-  const uint64_t seen = observed.sequence_tokens == 0 ? kMostTokens : observed.sequence_tokens;
-  ASSIGN_OR_RETURN(const uint64_t tokens, params.Count("sequence_tokens", 1, kMostTokens, seen));
+                   params.Count("window_tokens", 0, kMaxLayerTokens, observed.window_tokens));
+  const uint64_t seen = observed.sequence_tokens == 0 ? kMaxLayerTokens : observed.sequence_tokens;
+  ASSIGN_OR_RETURN(const uint64_t tokens, params.Count("sequence_tokens", 1, kMaxLayerTokens, seen));
   if (window >= request.tokens_per_layer() || window >= tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan_budgets.params: window_tokens is ", window, "; must be below tokens_per_layer, ",
@@ -150,7 +148,7 @@ absl::Status PlanD2o(const v1::PlanBudgets& request, const ObservedAttention& ob
   const Parameters params(request);
   RETURN_IF_ERROR(params.Known({"sequence_tokens"}));
   ASSIGN_OR_RETURN(const uint64_t tokens,
-                   params.Count("sequence_tokens", 1, kMostTokens, observed.sequence_tokens));
+                   params.Count("sequence_tokens", 1, kMaxLayerTokens, observed.sequence_tokens));
   if (tokens == 0) {
     return absl::InvalidArgumentError("plan_budgets.params: sequence_tokens is missing; d2o needs it");
   }
@@ -163,7 +161,7 @@ absl::Status PlanD2o(const v1::PlanBudgets& request, const ObservedAttention& ob
     RETURN_IF_ERROR(scorers::D2oNormalise(observed.densities, observed.heads, absl::MakeSpan(variances)));
   }
   RETURN_IF_ERROR(scorers::D2oRatios(variances, rho, absl::MakeSpan(plan->weights)));
-  // Clipping leaves the sum off what was asked for: the pool has that and no more.
+  // Clipping changes the sum, and what was asked for is all that the pool has.
   const uint64_t total = std::min(request.tokens_per_layer(), tokens) * plan->budgets.size();
   return scorers::CakeBudgets(plan->weights, total, tokens, absl::MakeSpan(plan->budgets));
 }
@@ -202,7 +200,8 @@ absl::Status PlanBy(const v1::PlanBudgets& request, const ObservedAttention& obs
 
 absl::Status PlanLayerBudgets(const v1::PlanBudgets& request, const ObservedAttention& observed,
                               v1::PlanBudgetsResult* result) {
-  RETURN_IF_ERROR(CheckRange("plan_budgets.tokens_per_layer", request.tokens_per_layer(), 1, kMostTokens));
+  RETURN_IF_ERROR(
+      CheckRange("plan_budgets.tokens_per_layer", request.tokens_per_layer(), 1, kMaxLayerTokens));
   ASSIGN_OR_RETURN(const uint32_t layers, LayersOf(request, observed));
   for (const double statistic : request.statistics()) {
     if (!std::isfinite(statistic)) {

@@ -1,4 +1,5 @@
-// PlanBudgets without the device: from what is known of layers to how many tokens each keeps.
+// The part of PlanBudgets that needs no device: how many tokens each layer keeps, given what is
+// known of the layers.
 #ifndef KVPOOL_SERVER_SCORING_BUDGET_PLAN_H_
 #define KVPOOL_SERVER_SCORING_BUDGET_PLAN_H_
 
@@ -12,14 +13,15 @@
 
 namespace kvpool {
 
-// What the sequences of a request said.
+// What the sequences of a request showed. Layers are those of the first sequence, then those of the next;
+// without a sequence there are none.
 struct ObservedAttention {
-  absl::Span<const scorers::AttentionSpread>
-      spreads;  // By layer, of all sequences in order. Empty: none were given.
-  absl::Span<const double>
-      densities;  // By layer and head: variances over tokens of the attention they receive.
-  absl::Span<const uint32_t> heads;  // Of each layer.
-  uint64_t sequence_tokens = 0;      // Of the longest.
+  absl::Span<const scorers::AttentionSpread> spreads;  // [layers]
+  // The variance, over tokens, of the attention that each receives: one for each head of the first layer,
+  // then of the next.
+  absl::Span<const double> densities;
+  absl::Span<const uint32_t> heads;  // [layers]
+  uint64_t sequence_tokens = 0;      // Tokens of the longest sequence.
   uint64_t window_tokens = 0;
 };
 
@@ -27,7 +29,7 @@ struct ObservedAttention {
 absl::Status PlanLayerBudgets(const v1::PlanBudgets& request, const ObservedAttention& observed,
                               v1::PlanBudgetsResult* result);
 
-// "cake", …: a label of metrics.
+// A label of metrics: "cake", ….
 std::string_view MethodName(v1::BudgetMethod method);
 
 }  // namespace kvpool

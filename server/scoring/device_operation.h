@@ -1,15 +1,15 @@
 // One Score, Prune, Compact or PlanBudgets on its way through the device.
 //
-//   prepared   under the space's mutex: refs checked, policy bound, everything planned, destinations leased
-//   scored     a part for each rank, by the runner of its device, under no lock: scores of the rank's heads
-//   answered   by whichever runner did the last part: ranks brought together, victims chosen, `result` filled, and what
-//              is to be released noted (server/scoring/score_answer.h)
-//   gathered   Compact alone: again a part for each rank
-//   over       under the space's mutex again: holds given back, the verb answered, those behind it let go
+//   state      done                                                   by
+//   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
+//   scored     scores of each rank's heads                            the runner of its device, under no lock
+//   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
+//   gathered   Compact alone: rows that stay copied to their blocks   the runner of each rank's device
+//   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
-// From prepared to over it is counted in Session::device_operations, so that no end of the session frees a block that
-// it reads or writes; its session keeps the space. Between prepared and over it is the runners' alone; of `ranks` each
-// entry is its own runner's while parts are out.
+// From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
+// the session frees a block that it reads or writes, and the session keeps the space. In between it belongs
+// to the runners alone; while parts are out, each entry of `ranks` belongs to its own runner.
 #ifndef KVPOOL_SERVER_SCORING_DEVICE_OPERATION_H_
 #define KVPOOL_SERVER_SCORING_DEVICE_OPERATION_H_
 
@@ -35,35 +35,37 @@ class Session;
 // An array of an engine, copied to the computing side before the scorer reads it.
 struct StagedArray {
   std::vector<std::vector<KvPiece>> by_rank;
-  uint64_t offset = 0;  // From the start of the staging buffer.
+  uint64_t offset = 0;  // Bytes behind the start of the staging buffer.
 };
 
-// Signals whose pointers count from the start of the staging buffer plus kStagingOrigin: so that an array at its
-// start is there too. They are at the same place on every rank.
+// Signals whose pointers are offsets: kStagingOrigin plus the place in the staging buffer, which is the same
+// on every rank. The origin keeps an array at the buffer's start from looking like a null pointer, which
+// means that it was not given.
 struct StagedSignals {
   std::vector<StagedArray> arrays;
   scorers::Signals relative;
   size_t bytes = 0;
 };
 inline constexpr uint64_t kStagingOrigin = 64;
-// The same with the pointers that a buffer at `address` makes of them.
+// The same signals with pointers into a staging buffer at `address`.
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address);
 
 // What one rank's device reads of a sequence: its share of the heads.
 struct SequenceShare {
-  std::vector<uint64_t> addresses;  // Of the sequence's blocks there.
-  scorers::KvView kv;               // kv.blocks are the addresses.
-  scorers::ScorePlan plan;          // Of a sequence that is scored, and not only moved.
+  std::vector<uint64_t> addresses;  // The sequence's blocks on this device.
+  scorers::KvView kv;               // kv.blocks points into `addresses`.
+  scorers::ScorePlan plan;          // plan.rows is 0 where the sequence is only moved.
 };
 
 // One sequence to read.
 struct SequenceWork {
   uint32_t group = 0;
   bool fresh = false;
-  std::vector<uint64_t> refs;  // As given.
+  std::vector<uint64_t> refs;  // The request's, unchanged.
   StagedSignals signals;
-  scorers::ScoreRequest request;  // As asked; a rank's plan may be for finer rows (cuda/scorers/rank_rows.h).
-  std::vector<SequenceShare> shares;  // By rank, of one shape.
+  // The engine's request; a rank's plan may be for finer rows (cuda/scorers/rank_rows.h).
+  scorers::ScoreRequest request;
+  std::vector<SequenceShare> shares;  // One for each rank, all of one shape.
 
   const scorers::KvShape& shape() const { return shares[0].kv.shape; }
   const scorers::ScorePlan& plan() const { return shares[0].plan; }
@@ -71,52 +73,65 @@ struct SequenceWork {
   uint32_t rows() const { return scorers::RowsOfRanks(request, static_cast<uint32_t>(shares.size())); }
 };
 
-// What came of one rank's part.
+// How many items leave each row, and which ones may not. An item is a token or a block.
+struct RowChoice {
+  bool of_tokens = false;
+  uint32_t count = 0;               // How many leave by their scores, the lowest first.
+  std::vector<uint8_t> marks;       // Nonzero: the item may not leave. Empty if `count` is 0.
+  std::vector<uint32_t> discarded;  // Items that leave every row besides, whatever their scores.
+  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
+};
+
+// What came of one rank's part. Rows are those of the rank's plan, planes are (layer, head of the rank).
 struct RankOutcome {
   absl::Status status;
+  RowChoice choice;  // The same on every rank.
   uint32_t blocks_read = 0;
-  std::vector<float> token_scores, block_scores;  // Rows of the rank's plan.
-  std::vector<uint32_t> victims;  // Of each of those rows, where a rank can choose them alone.
-  std::vector<scorers::AttentionSpread> spreads;  // By layer, of all sequences in order.
-  std::vector<double> densities;                  // By plane, likewise.
+  std::vector<float> token_scores, block_scores;  // [rows][tokens], [rows][blocks]
+  std::vector<uint32_t> victims;                  // [rows][count]; empty unless a rank can choose them alone.
+  // PlanBudgets: one for each layer, and one for each plane. The first sequence's come first.
+  std::vector<scorers::AttentionSpread> spreads;
+  std::vector<double> densities;
 };
 
 struct RankWork {
-  DeviceRunner* runner = nullptr;               // Of its device; ranks may share one.
-  std::vector<uint64_t> destination_addresses;  // Of DeviceOperation::destinations.
+  DeviceRunner* runner = nullptr;               // The runner of the rank's device; ranks may share one.
+  std::vector<uint64_t> destination_addresses;  // DeviceOperation::destinations on this device.
   RankOutcome outcome;
 };
 
 struct DeviceOperation {
-  uint64_t id = 0;  // Among those of its session.
+  uint64_t id = 0;  // Unique within its session.
   std::shared_ptr<Session> session;
   v1::Operation request;
-  std::string_view policy;  // Of the metrics: a policy's name, or that of a method.
+  std::string_view policy;  // The metrics' label: the name of a policy, or of a method of PlanBudgets.
   uint64_t space = 0;
-  std::vector<SequenceWork> sequences;  // One, but for PlanBudgets.
+  std::vector<SequenceWork> sequences;  // One; PlanBudgets may have several.
   std::vector<RankWork> ranks;
-  // Of Prune and Compact.
+  // ---- Prune and Compact alone
   scorers::Protection protection;
   std::vector<scorers::IndexRange> protect;
   std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
-  bool lacks_blocks = false;           // They can't be leased yet, and may be later: it is not prepared.
+  bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 
-  std::atomic<bool> abandoned{false};  // Its session has ended: what it would answer nobody hears.
-  std::atomic<uint32_t> parts_out{0};  // Of the present round: scoring, or gathering.
+  // ---- Progress
+  std::atomic<bool> abandoned{false};  // Its session has ended, and nobody waits for the answer.
+  std::atomic<uint32_t> parts_out{0};  // Parts of this round, scoring or gathering, that are not done.
   bool answered = false;
-  double seconds = 0;  // On the device of rank 0.
+  double seconds = 0;  // Time on rank 0's device.
 
   // ---- What came of it
   absl::Status status;
   v1::OperationResult result;
-  std::vector<BlockRef> released;  // Holds of the session to give back: victims, sources.
-  uint32_t destinations_used = 0;  // The first so many; the others go back.
-  // Of Score with block scores: where each block is among those of the sequence, for the replacement policy.
+  std::vector<BlockRef> released;  // Holds that the session gives back: victims, and sources of a compaction.
+  uint32_t destinations_used = 0;  // Destinations from the first on that were filled; the others go back.
+  // Score with block scores: the place of each block among those of the sequence, from 0 for the least
+  // valuable to 1, for the replacement policy.
   std::vector<float> places;
-  // What Compact moves: of each row, behind the `settled` tokens at the start that stay where they are. Empty: nothing.
-  std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]
+  // Compact: the tokens that stay. The first `settled` of each row stay where they are, the others are moved.
+  std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]; empty: nothing is moved.
   uint32_t kept_rows = 0, kept_tokens = 0, settled = 0;
 };
 

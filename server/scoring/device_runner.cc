@@ -10,7 +10,7 @@
 namespace kvpool {
 namespace {
 
-// Longer than the bounds of calls: compacting a long prompt is a matter of seconds on a host.
+// Seconds. They reach further than those of calls: compacting a long prompt takes seconds on a host.
 constexpr double kOperationBounds[] = {0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005,
                                        0.001,   0.0025,   0.005,   0.01,   0.025,   0.05,
                                        0.1,     0.25,     0.5,     1,      2.5,     10};
@@ -56,7 +56,7 @@ absl::Status DeviceRunner::Enter() {
   MutexLock lock(&mu_);
   if (stopping_) return absl::UnavailableError("the daemon shuts down");
   if (places_ >= options_.queue_limit) {
-    ++refused_for_queue_;
+    ++counters_.refused_by_queue;
     return absl::ResourceExhaustedError(absl::StrCat(places_, " operations wait for device ", options_.device,
                                                      "; the limit is ", options_.queue_limit));
   }
@@ -66,13 +66,14 @@ absl::Status DeviceRunner::Enter() {
 
 void DeviceRunner::CountSessionRefusal() {
   MutexLock lock(&mu_);
-  ++refused_for_session_;
+  ++counters_.refused_by_session;
 }
 
 void DeviceRunner::Leave() {
   MutexLock lock(&mu_);
   --places_;
-  changed_.SignalAll();  // Under the lock: the runner may be gone as soon as it is let go.
+  // The signal comes before the mutex is released, after which the runner may be gone.
+  changed_.SignalAll();
 }
 
 void DeviceRunner::Push(Part part, bool in_front) {
@@ -114,13 +115,13 @@ void DeviceRunner::Loop() {
 absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
   DeviceOperation* operation = part.operation.get();
   if (stopping) return absl::UnavailableError("the daemon shuts down");
-  // Where its session has ended, nobody hears the answer.
+  // Its session has ended: nobody waits for the answer.
   if (operation->abandoned.load(std::memory_order_acquire))
     return absl::AbortedError("the session has ended");
   const auto start = std::chrono::steady_clock::now();
   absl::Status status =
       operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
-  // The GPU's context is gone, and with it what blocks hold.
+  // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
   KVPOOL_CHECK(!IsSticky(status), "device %s: %s", options_.device.c_str(), status.ToString().c_str());
   if (part.rank == 0) {
     operation->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -129,7 +130,8 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
 }
 
 void DeviceRunner::Advance(const Operation& operation) {
-  // Of several the first rank's: the same whichever was faster.
+  // If several ranks failed, the first rank's error counts, so that the answer does not depend
+  // on which was faster.
   for (const RankWork& rank : operation->ranks) operation->status.Update(rank.outcome.status);
   if (operation->status.ok() && !operation->answered) {
     operation->status = AnswerOperation(operation.get());
@@ -146,29 +148,23 @@ void DeviceRunner::Advance(const Operation& operation) {
 void DeviceRunner::Count(const DeviceOperation& operation) {
   const std::string verb = VerbName(operation);
   MutexLock lock(&mu_);
-  if (operation.seconds > 0) {  // It came to the device.
+  const bool ran = operation.seconds > 0;
+  if (ran) {
     seconds_.try_emplace({verb, std::string(operation.policy)}, kOperationBounds)
         .first->second.Observe(operation.seconds);
   }
   ++operations_[{verb, absl::StatusCodeToString(operation.status.code())}];
   if (!operation.status.ok()) return;
-  if (operation.request.has_prune()) pruned_blocks_ += operation.released.size();
-  moved_blocks_ += operation.destinations_used;
+  if (operation.request.has_prune()) counters_.pruned_blocks += operation.released.size();
+  counters_.compacted_blocks += operation.destinations_used;
 }
 
 DeviceOperationsSnapshot DeviceRunner::Snapshot() {
-  const FeatureStats features = work_.feature_stats();
-  DeviceOperationsSnapshot snapshot{.device = options_.device,
-                                    .feature_hits = features.hits,
-                                    .feature_misses = features.misses,
-                                    .features_evicted = features.evicted,
-                                    .feature_bytes = features.bytes};
+  DeviceOperationsSnapshot snapshot{.device = options_.device, .features = work_.feature_stats()};
   MutexLock lock(&mu_);
   for (const auto& [labels, histogram] : seconds_) snapshot.seconds[labels] = histogram.Snapshot();
   snapshot.operations = operations_;
-  snapshot.pruned_blocks = pruned_blocks_;
-  snapshot.moved_blocks = moved_blocks_;
-  snapshot.refused = {{"queue", refused_for_queue_}, {"session", refused_for_session_}};
+  snapshot.counters = counters_;
   snapshot.queued = places_;
   return snapshot;
 }

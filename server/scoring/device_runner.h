@@ -1,13 +1,14 @@
-// Runs the parts of operations that are one device's, one after the other, on a thread of its own.
+// Runs one device's parts of operations, one after the other, on a thread of its own.
 //
-// An operation has a part for each rank, on the runner of the rank's device; whichever does the last one answers the
-// operation, or sends Compact's second round of parts. Runners never wait for each other. Until it is over the operation
-// has a place on each: a runner that is asked to stop goes on until nobody has one, so every part that is sent is taken.
-// Places are bounded: an operation that finds none is refused with the numbers.
+// An operation has a part for each rank, on the runner of the rank's device. The runner that finishes the
+// last part answers the operation, or sends Compact's second round of parts; runners never wait for each
+// other. Until it is over, the operation has a place on each of its runners, and a runner that is asked to
+// stop goes on until no place is taken, so that every part that is sent is also run or refused. Places are
+// bounded: an operation that finds none is refused with the numbers.
 //
-// Workspace, staged signals and features kept (server/scoring/feature_cache.h) belong to the thread and are used again, so that
-// in the steady state an operation allocates nothing on the device. An error of the device that is sticky ends the process: a
-// corrupted pool is never served.
+// Workspace, staged signals and the feature cache (server/scoring/feature_cache.h) belong to the thread and
+// are used again, so that in the steady state an operation allocates nothing on the device. A sticky error of
+// the device ends the process: a corrupted pool is never served.
 #ifndef KVPOOL_SERVER_SCORING_DEVICE_RUNNER_H_
 #define KVPOOL_SERVER_SCORING_DEVICE_RUNNER_H_
 
@@ -36,29 +37,30 @@ namespace kvpool {
 class DeviceRunner {
  public:
   struct Options {
-    std::string device;  // For errors.
+    std::string device;  // Its id, for errors.
     uint32_t queue_limit = 256;
     size_t feature_cache_bytes = 0;
-    size_t workspace_bytes = 0;  // Most that one operation may use: workspace, signals, features not kept.
+    size_t workspace_bytes =
+        0;  // Limit of one operation: workspace, signals, and features that are not cached.
   };
   using Operation = std::shared_ptr<DeviceOperation>;
   // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
   DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
                std::function<void(const Operation&)> over);
-  // Stops, and returns when no operation has a place here. Runners that share operations are all stopped first: what
-  // is queued at another is run otherwise.
+  // Stops, and returns when no operation has a place here. REQUIRES: the runners that share operations with
+  // it were all told to Stop; another would run what is queued there, and this one would wait for it.
   ~DeviceRunner();
 
-  // From now on only the parts that run are done; what is queued or comes is over, UNAVAILABLE. Returns at once.
+  // The part that runs is the last: queued and new ones are refused, UNAVAILABLE. Returns at once.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }
   const Options& options() const { return options_; }
-  // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no place.
-  // UNAVAILABLE: one of them stops.
+  // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no
+  // place. UNAVAILABLE: one of them stops.
   static absl::Status Submit(const Operation& operation);
-  // A session had as many as it may have.
+  // Counts an operation that was refused because its session had as many as it may have.
   void CountSessionRefusal() ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceOperationsSnapshot Snapshot() ABSL_LOCKS_EXCLUDED(mu_);
@@ -73,7 +75,7 @@ class DeviceRunner {
   void Push(Part part, bool in_front) ABSL_LOCKS_EXCLUDED(mu_);
   // A part for each rank.
   static void SendParts(const Operation& operation, bool in_front);
-  // All parts that were sent are done.
+  // The operation's next step, once all parts that were sent are done.
   void Advance(const Operation& operation);
 
   void Loop();
@@ -83,19 +85,16 @@ class DeviceRunner {
   const Options options_;
   const std::unique_ptr<KvCompute> compute_;
   const std::function<void(const Operation&)> over_;
-  ScoreWork work_;  // The thread's.
+  ScoreWork work_;  // Belongs to thread_.
 
   Mutex mu_;
   CondVar changed_;
   std::deque<Part> queue_ ABSL_GUARDED_BY(mu_);
-  uint32_t places_ ABSL_GUARDED_BY(mu_) = 0;  // Taken.
+  uint32_t places_ ABSL_GUARDED_BY(mu_) = 0;  // Operations that have a place.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::pair<std::string, std::string>, Histogram> seconds_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, std::string>, uint64_t> operations_ ABSL_GUARDED_BY(mu_);
-  uint64_t refused_for_queue_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t refused_for_session_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t pruned_blocks_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t moved_blocks_ ABSL_GUARDED_BY(mu_) = 0;
+  DeviceCounters counters_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;  // Last: it uses all the others.
 };
 

@@ -88,7 +88,7 @@ uint32_t FeatureCache::CutChunk(size_t slot_bytes) {
   if (had < slot_bytes) {
     if (bytes_.load(std::memory_order_relaxed) - had + wanted > limit_bytes_) DropUncut();
     const uint64_t others = bytes_.load(std::memory_order_relaxed) - had;
-    // The device may have less to give than the limit says: then this is how much there is.
+    // The device may have less memory left than the limit allows: the cache then stays at its present size.
     absl::StatusOr<std::unique_ptr<KvBuffer>> memory = absl::ResourceExhaustedError("");
     const size_t bytes =
         others + wanted <= limit_bytes_ ? wanted : limit_bytes_ - std::min(others, limit_bytes_);

@@ -1,12 +1,14 @@
-// Features of full blocks (cuda/scorers/parts/records.h), kept from one device operation to the next: a prune in decoding
-// reads the one block that has just filled.
+// Features of full blocks (cuda/scorers/parts/records.h), kept from one device operation to the next: a prune
+// in decoding reads only the block that has just filled.
 //
-// A record is that of one rank's part of a block in one life (its generation), in one group and with one set of
-// sections. It is right as long as K and V of a full block don't change within that life, which is the contract of
-// Score. Memory comes in chunks of slots of one size, on the side that computes, up to a limit; beyond it the least
-// recently used records leave. Those that the present call has found or made stay where they are until the next BeginCall.
+// A record describes one rank's part of a block of one generation, in one group and with one set of sections.
+// It stays right as long as K and V of a full block don't change within a generation, which is the contract
+// of Score. Memory on the computing side comes in chunks of slots of one size, up to a limit; beyond it the
+// least recently used records leave. Records that the present call has found or made stay where they are
+// until the next BeginCall.
 //
-// Not thread-safe: the thread that runs the device's operations; stats() from any.
+// Not thread-safe: it belongs to the thread that runs the device's operations. stats() may be
+// called on any thread.
 #ifndef KVPOOL_SERVER_SCORING_FEATURE_CACHE_H_
 #define KVPOOL_SERVER_SCORING_FEATURE_CACHE_H_
 
@@ -18,6 +20,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "cuda/kv_compute.h"
+#include "server/scoring/operations_snapshot.h"
 
 namespace kvpool {
 
@@ -38,23 +41,18 @@ struct FeatureKey {
 // The sections of a record that are there, as bits.
 uint32_t SectionsOf(const scorers::RecordLayout& layout);
 
-struct FeatureStats {
-  uint64_t hits = 0, misses = 0, evicted = 0;
-  uint64_t bytes = 0;  // In chunks.
-};
-
 class FeatureCache {
  public:
   // `compute` outlives the cache.
   FeatureCache(KvCompute* compute, size_t limit_bytes) : compute_(*compute), limit_bytes_(limit_bytes) {}
 
   void BeginCall();
-  // The record, or null. A hit or a miss.
+  // The record, or null; counted as a hit or a miss.
   float* Find(const FeatureKey& key);
-  // Room for a record that is not there, for the caller to fill in this call; null: there is none beside what this
-  // call uses.
+  // Room for a record that is not there, which the caller fills within this call. Null: this call's own
+  // records take up all that there is.
   float* Make(const FeatureKey& key, uint32_t floats);
-  // The call failed: what it made was not filled.
+  // The call failed: forgets the records it made, which were not filled.
   void AbandonCall();
 
   FeatureStats stats() const;
@@ -71,14 +69,14 @@ class FeatureCache {
   struct Entry {
     FeatureKey key;
     uint32_t chunk = 0, slot = 0;
-    uint64_t call = 0;                      // That used it last.
-    uint32_t newer = kNone, older = kNone;  // By last use.
+    uint64_t call = 0;                      // The last call that used it.
+    uint32_t newer = kNone, older = kNone;  // Neighbours in the list ordered by last use.
   };
 
   // A chunk with a free slot of this size; kNone: there is none.
   uint32_t ChunkFor(size_t slot_bytes);
   uint32_t CutChunk(size_t slot_bytes);
-  // Gives up the memory of chunks without slots: too small for what is wanted.
+  // Gives up the memory of chunks without slots, which are too small for what is wanted.
   void DropUncut();
   void Forget(uint32_t entry);
   void Link(uint32_t entry);
@@ -88,14 +86,14 @@ class FeatureCache {
   KvCompute& compute_;
   const size_t limit_bytes_;
   std::vector<Chunk> chunks_;
-  absl::flat_hash_map<size_t, std::vector<uint32_t>> roomy_;  // By slot size: chunks with a free slot.
+  absl::flat_hash_map<size_t, std::vector<uint32_t>> roomy_;  // Slot size -> chunks with a free slot.
   std::vector<uint32_t> uncut_;                               // Chunks without slots.
   std::vector<Entry> entries_;
   std::vector<uint32_t> unused_entries_;
   absl::flat_hash_map<FeatureKey, uint32_t> by_key_;
   uint32_t newest_ = kNone, oldest_ = kNone;
   uint64_t call_ = 0;
-  std::vector<uint32_t> made_;  // In this call.
+  std::vector<uint32_t> made_;  // Entries made in this call.
 
   std::atomic<uint64_t> hits_{0}, misses_{0}, evicted_{0}, bytes_{0};
 };

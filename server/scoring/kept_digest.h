@@ -1,4 +1,4 @@
-// What the keys of a pruned sequence must chain in.
+// The digest that the keys of a pruned sequence must chain in: what was pruned, and how.
 #ifndef KVPOOL_SERVER_SCORING_KEPT_DIGEST_H_
 #define KVPOOL_SERVER_SCORING_KEPT_DIGEST_H_
 
@@ -10,9 +10,9 @@
 
 namespace kvpool {
 
-// SHA256("kvpool.kept.v1" || policy || u32 parameters || for each, by name: name, value || u32 rows || u32 tokens a row
-// || u32 positions...). Strings with their length in front, integers little-endian. `policy` may be empty: tokens that
-// the engine chose.
+// SHA256("kvpool.kept.v1" || policy || u32 parameters || for each, sorted by name: name, value || u32 rows ||
+// u32 tokens a row || u32 positions...). Strings have their length in front, integers are little-endian. An
+// empty `policy` stands for tokens that the engine chose.
 std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
 
 }  // namespace kvpool

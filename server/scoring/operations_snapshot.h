@@ -1,4 +1,4 @@
-// The operations of one device as metrics want them.
+// The operations of one device at one moment, for metrics.
 #ifndef KVPOOL_SERVER_SCORING_OPERATIONS_SNAPSHOT_H_
 #define KVPOOL_SERVER_SCORING_OPERATIONS_SNAPSHOT_H_
 
@@ -11,15 +11,27 @@
 
 namespace kvpool {
 
-// What a device was asked to score, prune and compact, since the daemon started.
+// The cache of features: `bytes` is a gauge, the others only grow.
+struct FeatureStats {
+  uint64_t hits = 0, misses = 0, evicted = 0;
+  uint64_t bytes = 0;  // Memory in chunks, used or not.
+};
+
+struct DeviceCounters {
+  uint64_t pruned_blocks = 0, compacted_blocks = 0;
+  // Operations that never came to the device: its queue was full, or the session had its share of it.
+  uint64_t refused_by_queue = 0, refused_by_session = 0;
+};
+
+// Operations since the daemon started, and those that are queued now.
 struct DeviceOperationsSnapshot {
   std::string device;
   using Labels = std::pair<std::string, std::string>;
-  std::map<Labels, HistogramSnapshot> seconds;  // By verb and policy: time on the device, queueing aside.
-  std::map<Labels, uint64_t> operations;        // By verb and code.
-  std::map<std::string, uint64_t> refused;  // Before they came to the device, by the limit: queue, session.
-  uint64_t feature_hits = 0, feature_misses = 0, features_evicted = 0, feature_bytes = 0;
-  uint64_t pruned_blocks = 0, moved_blocks = 0;
+  std::map<Labels, HistogramSnapshot>
+      seconds;                            // Keyed by verb and policy: time on the device, queueing aside.
+  std::map<Labels, uint64_t> operations;  // Keyed by verb and status code.
+  DeviceCounters counters;
+  FeatureStats features;
   uint32_t queued = 0;
 };
 

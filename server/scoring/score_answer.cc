@@ -16,7 +16,7 @@ namespace {
 
 using scorers::KvShape;
 
-// Do ranks choose victims alone? Rows of heads are each of one rank.
+// Can ranks choose victims alone? Yes where each row belongs to one head, and so to one rank.
 bool ChosenByRanks(const DeviceOperation& operation) {
   return operation.ranks.size() == 1 || operation.sequences[0].request.scope == scorers::Scope::kHead;
 }
@@ -27,7 +27,7 @@ uint32_t BlocksRead(const DeviceOperation& operation) {
   return most;
 }
 
-// The scores of all heads: [rows][tokens] and [rows][blocks], those that are wanted.
+// The scores of all heads, as far as they are wanted: [rows][tokens] and [rows][blocks].
 struct JoinedScores {
   std::vector<float> tokens, blocks;
 };
@@ -67,8 +67,8 @@ JoinedScores Join(DeviceOperation* operation, const WantedScores& wanted) {
   return joined;
 }
 
-// Of each block: 0 the least, 1 the most valuable of all; of equal scores the later block is the more valuable. A
-// score that is no number is the least.
+// The place of each block among all, 0 for the least valuable and 1 for the most. With equal scores the later
+// block is the more valuable; a NaN is the least.
 std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, uint32_t blocks) {
   std::vector<std::pair<double, uint32_t>> order;
   for (uint32_t block = 0; block < blocks; ++block) {
@@ -84,7 +84,8 @@ std::vector<float> PlacesByScore(absl::Span<const float> scores, uint32_t rows, 
   return places;
 }
 
-// [rows][count]; rows of heads in order, those of rank 0 first within a layer.
+// The items with the lowest scores: [rows][count]. Rows of heads are in order: within a layer
+// rank 0's come first.
 absl::StatusOr<std::vector<uint32_t>> LowestOfRows(DeviceOperation* operation, const RowChoice& choice) {
   const SequenceWork& sequence = operation->sequences[0];
   if (operation->ranks.size() == 1) return std::move(operation->ranks[0].outcome.victims);
@@ -109,7 +110,7 @@ absl::StatusOr<std::vector<uint32_t>> LowestOfRows(DeviceOperation* operation, c
   return victims;
 }
 
-// Of each row, ascending: [rows][choice.leaving()].
+// All items that leave, ascending within a row: [rows][choice.leaving()].
 absl::StatusOr<std::vector<uint32_t>> Victims(DeviceOperation* operation, const RowChoice& choice) {
   std::vector<uint32_t> lowest;
   if (choice.count > 0) {
@@ -146,7 +147,8 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
   const v1::Prune& request = operation->request.prune();
   const SequenceWork& sequence = operation->sequences[0];
   const KvShape& shape = sequence.shape();
-  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, ChoiceOf(*operation)));
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> victims,
+                   Victims(operation, operation->ranks[0].outcome.choice));
   v1::PruneResult* result = operation->result.mutable_prune();
   std::vector<uint32_t> kept;
   auto victim = victims.begin();
@@ -171,7 +173,7 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
 
 // ------------------------------------------------------------------------------------------------- compact
 
-// operation->kept and its rows.
+// Fills operation->kept and its dimensions.
 absl::Status ChooseKept(DeviceOperation* operation) {
   const v1::Compact& request = operation->request.compact();
   const SequenceWork& sequence = operation->sequences[0];
@@ -180,7 +182,7 @@ absl::Status ChooseKept(DeviceOperation* operation) {
   operation->kept_rows = 1;
   if (request.has_keep()) {
     kept.assign(request.keep().positions().begin(), request.keep().positions().end());
-  } else if (const RowChoice choice = ChoiceOf(*operation); choice.leaving() == 0) {
+  } else if (const RowChoice& choice = operation->ranks[0].outcome.choice; choice.leaving() == 0) {
     kept.resize(shape.tokens);
     std::iota(kept.begin(), kept.end(), 0);
   } else {
@@ -202,7 +204,7 @@ absl::Status ChooseKept(DeviceOperation* operation) {
   return absl::OkStatus();
 }
 
-// Blocks at the start that keep all their tokens in every row: they stay where they are.
+// Counts the blocks at the start that keep all their tokens in every row, and so stay where they are.
 uint32_t LeadingBlocks(const DeviceOperation& operation) {
   const KvShape& shape = operation.sequences[0].shape();
   uint32_t same = operation.kept_tokens;
@@ -212,7 +214,7 @@ uint32_t LeadingBlocks(const DeviceOperation& operation) {
     while (i < same && positions[i] == i) ++i;
     same = i;
   }
-  // All of it, the last block's rest too.
+  // Everything stays, also the part of the last block that is not filled.
   return same == shape.tokens ? shape.blocks() : same / shape.tokens_per_block;
 }
 
@@ -222,7 +224,7 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   const SequenceWork& sequence = operation->sequences[0];
   const KvShape& shape = sequence.shape();
   const uint32_t kept = operation->kept_tokens, per_block = shape.tokens_per_block;
-  // A table that shared blocks with the sequence that stays would need a second hold on them.
+  // The old sequence stays as well: a new table that shared blocks with it would need second holds on them.
   const uint32_t leading = request.keep_sources() && kept < shape.tokens ? 0 : LeadingBlocks(*operation);
   operation->settled = std::min(kept, leading * per_block);
   const uint32_t table = (kept + per_block - 1) / per_block;
@@ -250,12 +252,12 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
 }
 
 absl::Status AnswerPlanBudgets(DeviceOperation* operation) {
-  // Of all heads: entropies and variances add up over ranks; densities are each of one head.
+  // Entropies and variances add up over ranks; a density belongs to one head.
   std::vector<scorers::AttentionSpread> spreads;
   std::vector<double> densities;
   std::vector<uint32_t> heads;
   ObservedAttention observed;
-  size_t first_plane = 0;  // Of the sequence.
+  size_t first_plane = 0;  // The first plane of this sequence.
   for (const SequenceWork& sequence : operation->sequences) {
     const KvShape& shape = sequence.shape();
     for (uint32_t layer = 0; layer < shape.layers; ++layer) {
@@ -281,7 +283,7 @@ absl::Status AnswerPlanBudgets(DeviceOperation* operation) {
                           operation->result.mutable_plan_budgets());
 }
 
-// What is in `discard`: whole blocks of it, where blocks leave.
+// The items in `discard`; where blocks leave, the blocks that lie in it whole.
 std::vector<uint8_t> MarksOf(const std::vector<scorers::IndexRange>& ranges, const KvShape& shape,
                              bool of_tokens) {
   std::vector<uint8_t> tokens(shape.tokens);
@@ -297,7 +299,8 @@ std::vector<uint8_t> MarksOf(const std::vector<scorers::IndexRange>& ranges, con
   return blocks;
 }
 
-// Lets those that the engine expects never to read again leave first: all of them, or the lowest among them.
+// Items that the engine expects never to read again leave first: all of them, or the
+// lowest-scored among them.
 void DiscardFirst(const DeviceOperation& operation, RowChoice* choice) {
   if (operation.discard.empty()) return;
   const KvShape& shape = operation.sequences[0].shape();
@@ -310,7 +313,7 @@ void DiscardFirst(const DeviceOperation& operation, RowChoice* choice) {
   for (uint32_t i = 0; i < discarded.size() && enough; ++i) {
     if (discarded[i] == 0) choice->marks[i] = 1;
   }
-  if (enough && leaving.size() > choice->count) return;  // By their scores.
+  if (enough && leaving.size() > choice->count) return;  // Scores decide among them.
   for (const uint32_t i : leaving) choice->marks[i] = 1;
   choice->count -= static_cast<uint32_t>(leaving.size());
   choice->discarded = std::move(leaving);
@@ -342,19 +345,18 @@ RowChoice ChoiceOf(const DeviceOperation& operation) {
   return choice;
 }
 
-WantedScores WantedOf(const DeviceOperation& operation) {
+WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice) {
   if (operation.request.has_plan_budgets()) return {.spreads = true};
-  if (operation.sequences[0].shares[0].plan.rows == 0) return {};  // Only moved.
+  if (operation.sequences[0].shares[0].plan.rows == 0) return {};  // It is only moved.
   bool tokens = operation.request.has_score() && operation.request.score().token_scores();
   bool blocks = operation.request.has_score() && operation.request.score().block_scores();
   if (!operation.request.has_score()) {
-    const RowChoice choice = ChoiceOf(operation);
     if (choice.count == 0) return {};
     if (ChosenByRanks(operation)) return {.victims = true};
     tokens = choice.of_tokens;
     blocks = !choice.of_tokens;
   }
-  // Blocks are reduced from tokens once those are joined, unless a policy has its own.
+  // Block scores are reduced from the joined token scores, unless the policy scores blocks itself.
   const bool own_blocks = operation.sequences[0].plan().own_blocks;
   if (operation.ranks.size() == 1) return {.tokens = tokens, .blocks = blocks};
   return {.tokens = tokens || (blocks && !own_blocks), .blocks = blocks && own_blocks};

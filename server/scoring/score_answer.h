@@ -1,8 +1,8 @@
-// What of a device operation needs no device: which scores it wants, and, when all ranks have given theirs, the victims and
-// the answer.
+// The part of a device operation that needs no device: which scores it wants and, once all ranks have given
+// theirs, the victims and the answer. Who chooses the victims:
 //
-//   one rank, or rows of heads   a device chooses the victims where its scores lie
-//   else                         ranks give rows of scores, which are joined (cuda/scorers/rank_rows.h) and chosen from here
+//   one rank, or a row for each head   the device, where its scores are
+//   anything else                      this unit, from the ranks' rows joined (cuda/scorers/rank_rows.h)
 #ifndef KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 #define KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 
@@ -14,28 +14,23 @@
 
 namespace kvpool {
 
-// What each rank computes of one sequence; nothing: it is not scored.
+// What the request leaves to the scores: nothing but for Prune and Compact by policy. Each rank computes it once, before
+// it scores; its outcome keeps it.
+RowChoice ChoiceOf(const DeviceOperation& operation);
+
+// What each rank computes of one sequence. Nothing at all: the sequence is not scored.
 struct WantedScores {
   bool tokens = false;
   bool blocks = false;
   bool spreads = false;
-  bool victims = false;  // As ChoiceOf says.
+  bool victims = false;  // The choice says how many.
   bool any() const { return tokens || blocks || spreads || victims; }
 };
-WantedScores WantedOf(const DeviceOperation& operation);
+// `choice` is ChoiceOf(operation).
+WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice);
 
-// How many leave of each row, and which may not.
-struct RowChoice {
-  bool of_tokens = false;           // Else of blocks.
-  uint32_t count = 0;               // By their scores.
-  std::vector<uint8_t> marks;       // Empty if none leaves.
-  std::vector<uint32_t> discarded;  // Leave besides, of every row, whatever their scores.
-  uint32_t leaving() const { return count + static_cast<uint32_t>(discarded.size()); }
-};
-RowChoice ChoiceOf(const DeviceOperation& operation);
-
-// Fills the result and what is to be released, used and gathered, out of what ranks gave. INVALID_ARGUMENT: the budget is
-// below what is protected. REQUIRES: every rank's outcome is OK.
+// Fills everything below "What came of it" in the operation from the ranks' outcomes. INVALID_ARGUMENT: the
+// budget is below what is protected. REQUIRES: every rank's outcome is OK.
 absl::Status AnswerOperation(DeviceOperation* operation);
 
 }  // namespace kvpool

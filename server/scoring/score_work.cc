@@ -11,7 +11,7 @@ namespace {
 
 using scorers::KvShape;
 
-// Buffers grow in steps: a sequence that grows by a token must not mean a new one.
+// Buffers grow in steps, so that a sequence that grows by a token does not need a new one.
 constexpr size_t kBufferStepBytes = 1 << 20;
 constexpr size_t kAlignment = 64;
 
@@ -29,14 +29,10 @@ T* Moved(T* pointer, uint64_t by) {
 
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address) {
   scorers::Signals staged = relative;
-  for (scorers::TokenSignal* signal :
-       {&staged.mass, &staged.mass_square, &staged.counts, &staged.latest, &staged.peak,
-        &staged.last_attended, &staged.interval, &staged.hits, &staged.importance, &staged.keep,
-        &staged.window_mean, &staged.window_variance, &staged.window_peak, &staged.window_latest}) {
-    signal->values = Moved(signal->values, address);
+  for (const scorers::SignalFacts& facts : scorers::kSignals) {
+    scorers::SignalArray& array = staged.*facts.array;
+    array.values = Moved(array.values, address);
   }
-  staged.hidden = Moved(staged.hidden, address);
-  staged.weights = Moved(staged.weights, address);
   staged.window.data = Moved(static_cast<const char*>(staged.window.data), address);
   return staged;
 }
@@ -115,9 +111,8 @@ absl::Status ScoreWork::FindFeatures(const Part& part, uint32_t* blocks_read) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
-                                      RankOutcome* outcome) {
-  RETURN_IF_ERROR(CheckWorkspace(part, 0));  // Which also bounds the arrays here.
+absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome) {
+  RETURN_IF_ERROR(CheckWorkspace(part, 0));  // It also bounds the arrays below.
   const SequenceShare& share = part.share();
   const KvShape& shape = share.kv.shape;
   const size_t rows = share.plan.rows;
@@ -137,6 +132,7 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
                    .spreads = wanted.spreads ? spreads.data() : nullptr,
                    .densities = wanted.spreads ? densities.data() : nullptr};
     if (wanted.victims) {
+      const RowChoice& choice = outcome->choice;
       outcome->victims.resize(rows * choice.count);
       call.choice = {.of_tokens = choice.of_tokens,
                      .count = choice.count,
@@ -152,12 +148,13 @@ absl::Status ScoreWork::ScoreSequence(const Part& part, const WantedScores& want
 }
 
 absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
-  const WantedScores wanted = WantedOf(*operation);
+  RankOutcome* const outcome = &operation->ranks[rank].outcome;
+  outcome->choice = ChoiceOf(*operation);
+  const WantedScores wanted = WantedOf(*operation, outcome->choice);
   if (!wanted.any()) return absl::OkStatus();
-  const RowChoice choice = wanted.victims ? ChoiceOf(*operation) : RowChoice();
   for (const SequenceWork& sequence : operation->sequences) {
     const Part part{.operation = *operation, .sequence = sequence, .rank = rank};
-    RETURN_IF_ERROR(ScoreSequence(part, wanted, choice, &operation->ranks[rank].outcome));
+    RETURN_IF_ERROR(ScoreSequence(part, wanted, outcome));
   }
   return absl::OkStatus();
 }

@@ -1,10 +1,11 @@
-// What the thread of one device needs to carry out its parts of operations: the arrays that it uses again and again, and the
-// features it keeps.
+// Carries out one device's parts of operations, with buffers and a feature cache that are
+// used again and again.
 //
-//   Score    signals staged -> features found or made -> scores, or victims, of the rank's heads
-//   Gather   rows of K and V of those heads into the blocks of the new table
+//   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
+//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table
 //
-// What both leave is in the operation, as the outcome of the rank. Not thread-safe: the runner's thread.
+// Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
+// the runner's thread.
 #ifndef KVPOOL_SERVER_SCORING_SCORE_WORK_H_
 #define KVPOOL_SERVER_SCORING_SCORE_WORK_H_
 
@@ -22,13 +23,14 @@ namespace kvpool {
 
 class ScoreWork {
  public:
-  // `compute` outlives it.
+  // `compute` outlives this object.
   ScoreWork(KvCompute* compute, size_t feature_cache_bytes, size_t workspace_bytes)
       : compute_(*compute),
         features_(compute, feature_cache_bytes),
         workspace_limit_bytes_(workspace_bytes) {}
 
-  // RESOURCE_EXHAUSTED: it needs more workspace than there may be. INVALID_ARGUMENT: the budget is below what is protected.
+  // RESOURCE_EXHAUSTED: it needs more workspace than the limit. INVALID_ARGUMENT: the budget is
+  // below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
   absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
@@ -40,10 +42,9 @@ class ScoreWork {
     uint32_t rank = 0;
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
-  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, const RowChoice& choice,
-                             RankOutcome* outcome);
+  absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
-  // records_ and runs_ of the sequence; counts the blocks that are to be read.
+  // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
@@ -52,7 +53,8 @@ class ScoreWork {
   FeatureCache features_;
   const size_t workspace_limit_bytes_;
   std::unique_ptr<KvBuffer> staging_;
-  std::unique_ptr<KvBuffer> unkept_;  // Records of blocks that are not full, or beyond what is kept.
+  std::unique_ptr<KvBuffer>
+      unkept_;  // Records of blocks that are not full, or for which the cache has no room.
   std::vector<float*> records_;
   std::vector<BlockRun> runs_;
   std::vector<uint32_t> unkept_blocks_;

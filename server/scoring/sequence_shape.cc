@@ -1,13 +1,12 @@
 #include "server/scoring/sequence_shape.h"
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 #include "server/wire/field_checks.h"
 
 namespace kvpool {
 namespace {
-
-constexpr uint64_t kMostTokens = 1 << 24;
 
 scorers::KvPlane PlaneOf(const v1::Plane& plane, uint32_t head_dim) {
   return {.offset_bytes = plane.offset_bytes(),
@@ -40,7 +39,7 @@ absl::StatusOr<scorers::KvView> ViewOfGroup(const v1::LayerGroup& group, const v
   RETURN_IF_ERROR(CheckRange("sequence.last_block_tokens", sequence.last_block_tokens(), 0, per_block));
   const uint64_t last = sequence.last_block_tokens() == 0 ? per_block : sequence.last_block_tokens();
   const uint64_t tokens = (sequence.blocks_size() - uint64_t{1}) * per_block + last;
-  RETURN_IF_ERROR(CheckRange("tokens of the sequence", tokens, 1, kMostTokens));
+  RETURN_IF_ERROR(CheckRange("tokens of the sequence", tokens, 1, kMaxSequenceTokens));
   scorers::KvView view;
   view.shape = {.layers = static_cast<uint32_t>(group.layers_size()),
                 .kv_heads = group.kv_heads(),

@@ -1,4 +1,4 @@
-// A layer group of a strided layout, and a sequence in it, as the scorers know them.
+// A layer group of a strided layout, and a sequence in it, in the scorers' types.
 #ifndef KVPOOL_SERVER_SCORING_SEQUENCE_SHAPE_H_
 #define KVPOOL_SERVER_SCORING_SEQUENCE_SHAPE_H_
 
@@ -12,7 +12,8 @@ namespace kvpool {
 // REQUIRES: not DTYPE_UNSPECIFIED.
 scorers::KvDtype DtypeOf(v1::Dtype dtype);
 
-// Without the addresses of its blocks. INVALID_ARGUMENT: last_block_tokens, or more than 2^24 tokens.
+// The view of `sequence`, its blocks' addresses left out. INVALID_ARGUMENT: last_block_tokens, or
+// more than kMaxSequenceTokens.
 absl::StatusOr<scorers::KvView> ViewOfGroup(const v1::LayerGroup& group, const v1::Sequence& sequence);
 
 }  // namespace kvpool

@@ -10,7 +10,8 @@ namespace kvpool::sim {
 namespace {
 
 constexpr double kEnough = 0.9;
-// Of the prefill of the whole trace: what shows in the table, and what is worth another policy than LRU.
+// Shares of the prefill of the whole trace: the least that the table shows, and the least gain that is worth
+// another policy than LRU.
 constexpr double kNothing = 0.0005, kLittle = 0.005;
 
 struct Choice {
@@ -19,7 +20,7 @@ struct Choice {
   const Result* lru = nullptr;
 };
 
-// A unit in which a time is a number that says something.
+// A unit of time that makes a number neither tiny nor huge.
 struct Unit {
   const char* name;
   double us;
@@ -44,7 +45,7 @@ std::string Time(double us) {
   return absl::StrFormat("%s %s", Number(us / unit.us), unit.name);
 }
 
-// By capacity, up to the first that saves as much as infinite memory. Of two policies alike, LRU.
+// One choice per capacity, up to the first that saves as much as infinite memory.
 std::vector<Choice> ChoicesOf(const std::vector<Result>& results, const Result& infinite) {
   std::map<uint64_t, Choice> choices;
   for (const Result& r : results) {
@@ -119,7 +120,7 @@ class Advice {
   }
   static double Percent(const Result& r) { return 100 * r.prefill_saved_us / r.prefill_us; }
 
-  // What more memory than advised would bring.
+  // The sentence about what more memory than advised would save.
   std::string Beyond() const {
     const Choice& last = choices_.back();
     const double left_us = infinite_.prefill_saved_us - last.best->prefill_saved_us;

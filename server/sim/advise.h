@@ -1,4 +1,4 @@
-// How much memory, which policy, and what it saves.
+// Advises how much memory and which policy a trace pays for.
 #ifndef KVPOOL_SERVER_SIM_ADVISE_H_
 #define KVPOOL_SERVER_SIM_ADVISE_H_
 
@@ -11,9 +11,10 @@
 
 namespace kvpool::sim {
 
-// One paragraph and a table. `results` are of a sweep that has `infinite`. The size advised is the smallest at
-// which the best policy saves nine tenths of what infinite memory would: beyond it a GiB more buys little. The table
-// ends where more buys nothing. LRU is the best where no other saves half a hundredth of all prefill more.
+// Answers one paragraph and a table. `results` are those of a sweep that has `infinite`. The size advised
+// is the smallest at which the best policy saves nine tenths of what infinite memory would. The table
+// ends where more memory saves nothing more. LRU counts as the best unless another policy saves 0.5 % of
+// all prefill more.
 std::string Advise(const Workload& workload, const std::vector<Result>& results, uint64_t block_bytes);
 
 }  // namespace kvpool::sim

@@ -16,7 +16,7 @@ constexpr double kLeft = 76, kRight = 190, kTop = 86, kBottom = 66;
 constexpr double kLabelHeight = 15;
 constexpr double kNothing = 0.0005;
 
-// Okabe and Ito's colours, which the colour-blind tell apart as well; dashes where they repeat.
+// Okabe and Ito's colours, which the colour-blind can tell apart too; dashes once they repeat.
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                     "#e69f00", "#56b4e9", "#8c6d31"};
 constexpr const char* kDashes[] = {"", "7 3", "2 3"};
@@ -25,7 +25,7 @@ struct Line {
   std::string policy;
   std::string colour, dash;
   double width = 1.8;
-  std::vector<std::pair<double, double>> points;  // Capacity, miss ratio.
+  std::vector<std::pair<double, double>> points;  // capacity, miss ratio
   double label_y = 0;
 };
 
@@ -59,7 +59,7 @@ class Picture {
   std::string Draw() {
     Frame();
     Grid();
-    // The two to compare with on top.
+    // The two lines to compare with are on top.
     for (const bool bold : {false, true}) {
       for (const Line& line : lines_) {
         if ((line.width > 2) == bold) Curve(line);
@@ -75,7 +75,7 @@ class Picture {
   }
   double Y(double miss) const { return kTop + (kHeight - kTop - kBottom) * (top_ - miss) / (top_ - bottom_); }
 
-  // Behind the capacity at which all policies miss no more than infinite memory, nothing is to be seen.
+  // Leaves out the capacities beyond which all policies miss no more than infinite memory.
   void TrimTail() {
     for (const double miss = floor_ + kNothing; floor_ > 0 && most_ > least_;) {
       double before = least_;
@@ -85,7 +85,7 @@ class Picture {
           if (capacity < most_) before = std::max(before, capacity);
         }
       }
-      // The last at which some policy still misses more is followed by one at which none does.
+      // Keeps one capacity at which no policy misses more, behind the last at which some policy does.
       const bool flat_before = std::all_of(lines_.begin(), lines_.end(), [&](const Line& line) {
         return std::all_of(line.points.begin(), line.points.end(),
                            [&](const auto& p) { return p.first != before || p.second <= miss; });
@@ -180,8 +180,8 @@ class Picture {
     absl::StrAppend(&svg_, "\"><title>", line.policy, "</title></polyline>\n");
   }
 
-  // One below the other at the right, in the order of the areas under the curves, the worst on top, each beside a
-  // piece of its line.
+  // Labels the lines at the right, in the order of the areas under the curves, the worst on top, each beside
+  // a piece of its line.
   void Labels() {
     const auto area = [](const Line& line) {
       double sum = 0;

@@ -1,4 +1,4 @@
-// kvpool-sim: which replacement policy and how much memory fit a trace.
+// kvpool-sim says which replacement policy and how much memory fit a trace.
 //
 // Exit status: 0 done; 1 the input is bad; 2 usage.
 #include <unistd.h>
@@ -35,7 +35,7 @@
 namespace kvpool::sim {
 namespace {
 
-constexpr double kLeastSample = 10000;  // One in so many.
+constexpr double kLeastSample = 10000;  // the most that --sample may divide by
 
 struct Arguments {
   std::string trace, policy = "all", capacity, plot, weights, out;
@@ -165,7 +165,7 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
     options.weights = std::make_shared<const Weights>(std::move(weights));
   }
   options.capacities = SpreadCapacities(all, verb == "curve" ? 8 : 4);
-  // Those that are too small for the sample are left out.
+  // Capacities that are too small for the sample are left out.
   std::erase_if(options.capacities, [&](uint32_t blocks) {
     return workload.ScaledCapacity(blocks) < workload.largest_request();
   });

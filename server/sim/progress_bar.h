@@ -1,4 +1,4 @@
-// A bar on stderr for what takes longer than a second.
+// A progress bar on stderr for work that takes longer than a second.
 #ifndef KVPOOL_SERVER_SIM_PROGRESS_BAR_H_
 #define KVPOOL_SERVER_SIM_PROGRESS_BAR_H_
 
@@ -9,10 +9,10 @@
 
 namespace kvpool::sim {
 
-// Drawn by one thread; gone when it ends.
+// Drawn by one thread, and erased when it ends.
 class ProgressBar {
  public:
-  // `steps`: what the total counts, in the plural.
+  // `steps` is the plural noun for what the total counts.
   ProgressBar(bool shown, size_t total, const char* steps)
       : shown_(shown), total_(total), steps_(steps), begin_(Clock::now()) {}
   ~ProgressBar() {

@@ -9,7 +9,7 @@ namespace {
 
 enum : size_t { kW1, kB1, kW2, kB2, kV, kVBias, kA, kABias };
 
-// Uniform in [-1, 1): the same everywhere, as std's distributions are not.
+// Uniform in [-1, 1). Unlike std's distributions it is the same on every platform.
 float Uniform(std::mt19937_64* random) { return static_cast<float>((*random)() >> 11) * 0x1p-52f - 1; }
 
 float Dot(const float* a, const float* b, size_t size) {
@@ -57,7 +57,7 @@ double QTrainer::Add(const QFeatures& x, float keep, float evict) {
   const float a1 = p[kABias].value[1] + Dot(&p[kA].value[kHidden], h2.data(), kHidden);
   const float keep_error = value + (a0 - a1) / 2 - keep;
   const float evict_error = value - (a0 - a1) / 2 - evict;
-  // Huber's: errors beyond 1 pull as if they were 1.
+  // The gradient of the Huber loss: errors beyond 1 pull as if they were 1.
   const float g_keep = std::clamp(keep_error, -1.0f, 1.0f), g_evict = std::clamp(evict_error, -1.0f, 1.0f);
   const float g_value = g_keep + g_evict, g_a0 = (g_keep - g_evict) / 2;
 

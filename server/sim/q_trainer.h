@@ -15,16 +15,16 @@ namespace kvpool::sim {
 
 using QFeatures = std::array<float, QNetwork::kInputs>;
 
-// The parameters of a QNetwork, being learned by Adam (arXiv 1412.6980) from Huber losses.
+// Fits the parameters of a QNetwork by Adam (arXiv 1412.6980) on Huber losses.
 class QTrainer {
  public:
   QTrainer(uint64_t seed, double rate);
 
-  // One candidate and what its Q values should be. Sums the gradient, answers the loss.
+  // Adds the gradient of one candidate, whose Q values should be `keep` and `evict`. Answers its loss.
   double Add(const QFeatures& features, float keep, float evict);
-  // Follows the gradient summed since the last step.
+  // Follows the gradient that was summed since the last step.
   void Step();
-  // What it learned by now.
+  // Copies the parameters learned so far.
   void CopyTo(Weights* weights) const;
 
  private:
@@ -35,7 +35,8 @@ class QTrainer {
     std::vector<float> value, gradient, mean, square;
   };
 
-  std::vector<Parameter> parameters_;  // As QNetwork::Tensors lists them.
+  // In the order of QNetwork::Tensors.
+  std::vector<Parameter> parameters_;
   const double rate_;
   uint64_t steps_ = 0;
   uint32_t batch_ = 0;

@@ -21,7 +21,7 @@ struct Event {
   std::vector<uint64_t> words;
 };
 
-// 0: it is of no event log.
+// 0 if the header is not an event log's.
 int VersionOf(const EventFileHeader& header) {
   return header.magic == kEventMagic ? 2 : header.magic == kEventMagic1 ? 1 : 0;
 }
@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<Event>> ReadParts(const std::string& path) {
   return events;
 }
 
-// The one asked for, or the only one.
+// The space asked for, or the only one.
 absl::StatusOr<uint64_t> ChooseSpace(const std::vector<Event>& events, uint64_t asked,
                                      const std::string& path) {
   std::map<uint64_t, uint64_t> matches;
@@ -90,7 +90,7 @@ absl::StatusOr<uint64_t> ChooseSpace(const std::vector<Event>& events, uint64_t 
       absl::StrCat(path, ": space ", asked, ": there are ", text.empty() ? "none" : text));
 }
 
-// Requests as they come together from the events of one space.
+// Puts requests together from the events of one space.
 class Requests {
  public:
   void Match(const Event& event) {
@@ -99,7 +99,7 @@ class Requests {
     for (const uint64_t word : event.words) Append(r, word);
   }
   void Seal(const Event& event) {
-    // Behind the last block that some request has: of that request, if it ends there, they are the answer.
+    // The blocks behind the last one that some request has are the answer of that request, if it ends there.
     size_t known = 0;
     while (known + 1 < event.words.size() && latest_.contains(event.words[known + 1])) ++known;
     if (known + 1 == event.words.size()) return;
@@ -112,7 +112,8 @@ class Requests {
       ++requests_[r].answer_blocks;
     }
   }
-  // Of the last request that had the blocks, judged by their tail: what is in front of it many may have.
+  // Gives the hint to the last request that had the blocks. The tail decides which one that is, as many may
+  // share the blocks in front of it.
   void Hint(const Event& event) {
     const UseHint hint = {.reuse = static_cast<Reuse>(event.header.reuse), .category = event.header.category};
     Use use;
@@ -167,12 +168,14 @@ class Requests {
     UseHint hint;
   };
   struct Use {
-    size_t request = 0, at = 0;  // In its chain.
+    size_t request = 0;
+    size_t at = 0;  // index in the request's chain
   };
   uint64_t began_ms_ = 0, latest_ms_ = 0;
   std::vector<Request> requests_;
   std::vector<std::vector<Block>> chains_;
-  absl::flat_hash_map<uint64_t, Use> latest_;  // The last chain that had the key.
+  // The latest place of each key.
+  absl::flat_hash_map<uint64_t, Use> latest_;
   bool any_hint_ = false;
 };
 
@@ -189,7 +192,8 @@ absl::StatusOr<Workload> ReadEventLog(const std::string& path, const WorkloadOpt
   ASSIGN_OR_RETURN(const uint64_t space, ChooseSpace(events, options.space, path));
   Requests requests;
   uint64_t lost = 0;
-  const EventHeader* first = nullptr;  // Its group, and its tokens in a block, are the workload's.
+  // The first match; its group and its tokens per block are the workload's.
+  const EventHeader* first = nullptr;
   for (const Event& event : events) {
     if (event.header.kind == EventKind::kLost) {
       lost += event.header.session;

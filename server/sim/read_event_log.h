@@ -9,13 +9,14 @@
 
 namespace kvpool::sim {
 
-// By its first bytes.
+// Judges by the first bytes of the file.
 bool IsEventLog(const std::string& path);
 
-// Each match is a request. What is sealed behind its chain is the request's answer; what is sealed without a match
-// is a request that asks for nothing. FILE.1 is read first if it is the part in front. Of layer groups, only the
-// one that is matched first. Hints are of the last request that had the blocks. A record that was cut off at the end is left out. DATA_LOSS: this is no log.
-// INVALID_ARGUMENT lists the spaces there are, if it is not said which, and how many events were lost.
+// Each match is a request. Blocks sealed behind its chain are the request's answer; a seal without a match is
+// a request that asks for nothing. FILE.1 is read first if it is the part before FILE. Only the layer group
+// that is matched first is read. A hint belongs to the last request that had the blocks. A record that is cut
+// off at the end is left out. DATA_LOSS: this is no event log. INVALID_ARGUMENT: the options name no space
+// and there are several, which it lists. Prints on stderr how many events were lost.
 absl::StatusOr<Workload> ReadEventLog(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim

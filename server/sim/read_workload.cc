@@ -89,7 +89,8 @@ absl::StatusOr<Workload> ReadCsv(const std::string& path, const WorkloadOptions&
     const absl::string_view line = absl::StripAsciiWhitespace(buffer);
     if (line.empty() || line.front() == '#') continue;
     const absl::StatusOr<Object> object = ParseObject(line);
-    if (!object.ok() && number == 1) continue;  // Names of the columns.
+    // The first line may name the columns.
+    if (!object.ok() && number == 1) continue;
     if (!object.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(path, ":", number, ": ", object.status().message()));
     }

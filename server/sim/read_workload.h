@@ -1,4 +1,4 @@
-// Traces from files, and those made at once.
+// Reads traces from files and makes synthetic ones.
 #ifndef KVPOOL_SERVER_SIM_READ_WORKLOAD_H_
 #define KVPOOL_SERVER_SIM_READ_WORKLOAD_H_
 
@@ -9,10 +9,9 @@
 
 namespace kvpool::sim {
 
-// Reads a trace: an event log of kvpoold, which is known by its first bytes; or, plain or gzip, Mooncake's JSONL, or,
-// if the name ends in .csv or .csv.gz, lines of key,time,size (time in ms; size in bytes; a first line of names is
-// skipped). "synthetic:KIND" is not a file but made at once, see synthetic.h. Errors of files start with
-// "FILE:LINE: ".
+// `path` is "synthetic:KIND" (synthetic.h); an event log of kvpoold, known by its first bytes; a file whose
+// name ends in .csv or .csv.gz, of lines key,time,size (time in ms, size in bytes; a first line of names is
+// skipped); or else Mooncake's JSONL, uncompressed or gzip. Errors of files start with "FILE:LINE: ".
 absl::StatusOr<Workload> ReadWorkload(const std::string& path, const WorkloadOptions& options);
 
 }  // namespace kvpool::sim

@@ -13,7 +13,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/pool/block_pool.h"
-#include "server/pool/decision.h"
+#include "server/replacement/policies/async_policy.h"
 #include "server/replacement/policy.h"
 #include "server/sim/timed_policy.h"
 
@@ -32,22 +32,16 @@ BlockKey KeyOf(uint32_t content) {
   return key;
 }
 
-// Virtual time stands still while a policy thinks.
-class NoTime final : public Stopwatch {
- public:
-  uint64_t elapsed_us() const override { return 0; }
-};
-
-// An engine that serves one request at a time. A policy that thinks is asked ahead of the lease, as the daemon does;
-// others as the lease goes.
+// An engine that serves one request at a time. A policy that decides outside the lock is asked ahead of the
+// lease, as the daemon does it; others are asked as the lease goes.
 class Engine {
  public:
-  // The time that thinking takes is added to *thinking_ns.
-  Engine(BlockPool* pool, double* thinking_ns)
-      : pool_(*pool), thinking_ns_(*thinking_ns), session_(*pool->AddSession({})) {}
+  // The time that decisions take is added to *decision_ns.
+  Engine(BlockPool* pool, double* decision_ns)
+      : pool_(*pool), decision_ns_(*decision_ns), session_(*pool->AddSession({})) {}
 
-  // Answers how many leading blocks, of the first so many that are asked for, were resident. `hints` is empty or
-  // parallel to the chain.
+  // Serves a request for the first `asked` blocks of the chain and answers how many leading ones were
+  // resident. `hints` is empty or parallel to the chain.
   uint64_t Serve(uint64_t now_ms, absl::Span<const uint32_t> chain, uint32_t asked,
                  absl::Span<const UseHint> hints) {
     keys_.clear();
@@ -64,7 +58,7 @@ class Engine {
     for (size_t i = hits; i < keys_.size(); ++i) entries_.push_back({held[i], {&keys_[i], 1}});
     outcomes_.resize(entries_.size());
     pool_.Seal(session_, now_ms, hits == 0 ? nullptr : &keys_[hits - 1], entries_, absl::MakeSpan(outcomes_));
-    // An answer that was there already is now held as well.
+    // The blocks of an answer that were resident are now held as well.
     hints_.assign(hints.begin(), hints.end());
     for (size_t i = 0; i < outcomes_.size(); ++i) {
       if (outcomes_[i].verdict != Verdict::kDuplicate) continue;
@@ -76,7 +70,7 @@ class Engine {
   }
 
  private:
-  // The tail first, those of one hint together.
+  // Releases the tail first, and blocks with one hint together.
   void Release(uint64_t now_ms, absl::Span<const BlockRef> held) {
     verdicts_.resize(held.size());
     hints_.resize(held.size());
@@ -89,37 +83,40 @@ class Engine {
     }
   }
   void ReclaimFor(uint32_t blocks, uint64_t now_ms) {
-    if (pool_.judge() == nullptr) return;
+    AsyncPolicy* const policy = pool_.async_policy();
+    if (policy == nullptr) return;
     const Clock::time_point begin = Clock::now();
     while (true) {
       const uint32_t free = pool_.counts()[static_cast<size_t>(BlockState::kFree)];
       if (free >= blocks) break;
-      if (decision_.Prepare(&pool_, &record_, now_ms)) {
-        decision_.Think(NoTime(), kDecisionBudgetUs);
-        decision_.Apply(&pool_, &record_, now_ms);
+      if (decision_.Prepare(policy, &breaker_, now_ms)) {
+        // Virtual time stands still meanwhile.
+        decision_.Rank([] { return uint64_t{0}; });
+        decision_.Apply(policy, &breaker_, now_ms);
       }
-      const uint32_t decided = std::max(pool_.decided(), 1u);
+      const uint32_t decided = std::max(policy->decided(), 1u);
       if (pool_.Reclaim(now_ms, std::min(blocks - free, decided), EvictReason::kDirect, nullptr) == 0) break;
     }
-    thinking_ns_ += SecondsSince(begin) * 1e9;
+    decision_ns_ += SecondsSince(begin) * 1e9;
   }
 
   BlockPool& pool_;
-  double& thinking_ns_;
+  double& decision_ns_;
   const Holder session_;
   Decision decision_;
-  DecisionRecord record_;
+  Breaker breaker_;
   std::vector<BlockKey> keys_;
   MatchOutcome match_;
   std::vector<SealEntry> entries_;
   std::vector<SealOutcome> outcomes_;
-  std::vector<UseHint> hints_;  // Of what is held.
+  // Parallel to the blocks that are held.
+  std::vector<UseHint> hints_;
   std::vector<Verdict> verdicts_;
 };
 
 constexpr uint64_t kNever = UINT64_MAX;
 
-// For each reference in Workload::contents that requests make, the next request that asks for it.
+// For each entry of Workload::contents, the next request that asks for that content.
 std::vector<uint64_t> NextUses(const Workload& w) {
   std::vector<uint64_t> next(w.contents.size(), kNever), last(w.distinct, kNever);
   for (size_t r = w.requests.size(); r-- > 0;) {
@@ -192,7 +189,7 @@ Result ReplayWith(const Workload& workload, const ReplayOptions& options,
   result.bytes_per_block = policy->bytes_per_block();
   double policy_ns = 0;
   const uint32_t room = workload.ScaledCapacity(options.capacity_blocks);
-  // Ghosts for everything: regret is what an eviction cost, however late.
+  // There is a ghost for every content, so regret counts each eviction that cost a miss, however late.
   BlockPool pool({.max_blocks = room + 1, .windows = {0}, .ghosts = std::max(4 * workload.distinct, 64u)},
                  std::make_unique<TimedPolicy>(std::move(policy), &policy_ns));
   KVPOOL_CHECK(pool.Grow(room).ok(), "%u blocks", room);
@@ -217,7 +214,8 @@ Result ReplayOptimal(const Workload& workload, uint32_t capacity_blocks, const P
   const Clock::time_point begin = Clock::now();
   const std::vector<uint64_t> next_uses = NextUses(workload);
   const uint32_t room = workload.ScaledCapacity(capacity_blocks);
-  // Resident contents by (next use, place in the chain): the last goes first, so leaves before their parents.
+  // Resident contents by (next use, place in the chain). The last is evicted first, so leaves go
+  // before their parents.
   using Entry = std::tuple<uint64_t, uint32_t, uint32_t>;
   absl::btree_set<Entry> resident;
   std::vector<Entry> entries(workload.distinct, Entry{0, 0, 0});

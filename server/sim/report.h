@@ -1,4 +1,4 @@
-// What came of the replays, for people and for programs.
+// Results of replays as text for people and as JSON for programs.
 #ifndef KVPOOL_SERVER_SIM_REPORT_H_
 #define KVPOOL_SERVER_SIM_REPORT_H_
 
@@ -11,7 +11,8 @@
 namespace kvpool::sim {
 
 std::string TextTable(const Workload& workload, const std::vector<Result>& results);
-// One table in Markdown: a row per policy, hit ratios by capacity; decision time and bytes are the largest met.
+// A table in Markdown with a row per policy and hit ratios by capacity; time per eviction and bytes are the
+// largest of all capacities.
 std::string MarkdownTable(const Workload& workload, const std::vector<Result>& results);
 std::string Json(const Workload& workload, const std::vector<Result>& results);
 

@@ -6,7 +6,7 @@
 namespace kvpool::sim {
 namespace {
 
-// Contents in more requests than this share of all are not left to chance.
+// Contents that more than this share of the requests ask for are in every sample.
 constexpr double kCommonShare = 0.01;
 
 bool Chosen(uint32_t content, const SampleOptions& options) {

@@ -15,11 +15,11 @@
 
 namespace kvpool::sim {
 
-// "all", or names with commas between them: policies, opt and infinite.
+// Parses "all" or a list, separated by commas, of policies, opt and infinite.
 absl::StatusOr<std::vector<std::string>> ParsePolicies(absl::string_view text);
-// Numbers of blocks with commas between them.
+// Parses numbers of blocks, separated by commas.
 absl::StatusOr<std::vector<uint32_t>> ParseCapacities(absl::string_view text);
-// Round numbers from the largest request to where everything fits, `points` to a factor of ten.
+// Round numbers from the largest request to where everything fits, `points` per factor of ten.
 std::vector<uint32_t> SpreadCapacities(const Workload& workload, int points_per_decade);
 
 struct SweepOptions {
@@ -27,12 +27,13 @@ struct SweepOptions {
   std::vector<uint32_t> capacities;
   uint64_t seed = 1;
   PrefillCost cost;
-  std::shared_ptr<const Weights> weights;  // For the policy that they are of; null: those built in.
+  // Weights for the policy that they name; null: those built in.
+  std::shared_ptr<const Weights> weights;
   uint32_t threads = 1;
-  bool progress = false;  // A bar on stderr, once it takes longer than a second.
+  bool progress = false;  // a bar on stderr, once it takes longer than a second
 };
 
-// Results by policy, then capacity, as the options list them; `infinite` once.
+// Answers results in the order of the options, by policy and then by capacity; `infinite` comes once.
 absl::StatusOr<std::vector<Result>> Sweep(const Workload& workload, const SweepOptions& options);
 
 }  // namespace kvpool::sim

@@ -16,18 +16,18 @@ namespace {
 
 constexpr uint32_t kTokensPerBlock = 512;
 
-// Dice whose throws do not depend on the standard library.
+// Random numbers that do not depend on the standard library.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
   double Share() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
   bool Chance(double p) { return Share() < p; }
-  // From `low` to `high`, both included.
+  // Uniform in [low, high].
   uint32_t Between(uint32_t low, uint32_t high) {
     return low + static_cast<uint32_t>(Share() * (high - low + 1));
   }
   double Exponential(double mean) { return -mean * std::log1p(-Share()); }
-  // exp of a normal variable, by its median.
+  // Log-normal, given by its median.
   double LogNormal(double median, double sigma) {
     const double radius = std::sqrt(-2 * std::log1p(-Share()));
     return median * std::exp(sigma * radius * std::cos(2 * 3.14159265358979 * Share()));
@@ -37,7 +37,7 @@ class Dice {
   std::mt19937_64 random_;
 };
 
-// Ranks 0 to n - 1, rank r in proportion to (r + 1)^-skew.
+// Draws ranks 0 to n - 1, rank r with a probability proportional to (r + 1)^-skew.
 class Zipf {
  public:
   Zipf(uint32_t n, double skew) : sums_(n) {
@@ -56,7 +56,7 @@ class Zipf {
 
 using Chain = std::vector<uint32_t>;
 
-// Requests as they come, their contents numbered.
+// Records requests and numbers their contents.
 class Recorder {
  public:
   explicit Recorder(Workload* w) : w_(*w) {}
@@ -82,16 +82,16 @@ class Recorder {
   Workload& w_;
 };
 
-// Somebody who asks again and again: what is kept of the last prompt, and when and how often it goes on.
+// A user who asks repeatedly: what the next prompt keeps of the last, when it comes, and how many are left.
 struct Dialogue {
   double at_ms = 0;
   Chain chain;
-  uint32_t left = 0;  // Requests to come.
+  uint32_t left = 0;  // requests to come
   uint32_t kind = 0;
-  bool operator<(const Dialogue& other) const { return at_ms > other.at_ms; }  // Soonest on top.
+  bool operator<(const Dialogue& other) const { return at_ms > other.at_ms; }  // soonest on top
 };
 
-// Runs dialogues side by side. Start makes a new one at a time, Step asks and says whether it goes on.
+// Runs dialogues side by side. Start makes a new one, Step asks once and says whether the dialogue goes on.
 template <typename Start, typename Step>
 void RunDialogues(uint32_t requests, double start_every_ms, Dice* dice, Recorder* out, Start start,
                   Step step) {
@@ -111,8 +111,8 @@ void RunDialogues(uint32_t requests, double start_every_ms, Dice* dice, Recorder
   }
 }
 
-// Tool loops: a long prompt of instructions, shared; step after step within seconds, each with its result
-// behind the last; then never again.
+// Tool loops: a long shared prompt of instructions, then step after step within seconds, each appending its
+// result; then never again.
 void Agents(uint32_t requests, Dice* dice, Recorder* out) {
   std::vector<Chain> tools;
   for (int i = 0; i < 60; ++i) tools.push_back(out->NewChain(dice->Between(8, 40)));
@@ -123,13 +123,13 @@ void Agents(uint32_t requests, Dice* dice, Recorder* out) {
       [&](Dialogue* d) {
         out->Extend(&d->chain, dice->Between(1, 6));
         out->Ask(d->at_ms, d->chain);
-        // Now and then a person has to agree first.
+        // Now and then a person has to approve first.
         d->at_ms += dice->LogNormal(dice->Chance(0.05) ? 90e3 : 6e3, 0.6);
         return --d->left > 0;
       });
 }
 
-// Documents found for a question stand in front of it: some often, most hardly ever.
+// Documents found for a question stand in front of it; a few are found often, most hardly ever.
 void Rag(uint32_t requests, Dice* dice, Recorder* out) {
   const Chain instructions = out->NewChain(3);
   std::vector<Chain> documents;
@@ -146,7 +146,7 @@ void Rag(uint32_t requests, Dice* dice, Recorder* out) {
   }
 }
 
-// A job that reads the same long list of documents from end to end, and begins anew; dialogues meanwhile.
+// A job that reads the same long list of documents over and over, while dialogues go on.
 void Batch(uint32_t requests, Dice* dice, Recorder* out) {
   std::vector<Chain> list;
   for (int i = 0; i < 1200; ++i) list.push_back(out->NewChain(dice->Between(5, 25)));
@@ -167,18 +167,18 @@ void Batch(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
-// Single blocks by popularity, which slowly changes.
+// Single blocks, drawn by a popularity that slowly changes.
 void Keys(uint32_t requests, Dice* dice, Recorder* out) {
   constexpr uint32_t kKeys = 100000;
   for (uint32_t i = 0; i < kKeys; ++i) out->New();
   const Zipf popular(kKeys, 0.8);
-  // A request asks for one, so more of them come.
+  // A request asks for one block, so there are more requests.
   for (uint32_t i = 0; i < requests * 20; ++i) {
     out->Ask(i * 10.0, {(popular.Draw(dice) + i / 40) % kKeys});
   }
 }
 
-// Editors: with each pause in typing the file so far, its end changed; then silence.
+// Editors: each pause in typing sends the file so far with its end changed; then silence.
 void Completion(uint32_t requests, Dice* dice, Recorder* out) {
   RunDialogues(
       requests, 9000, dice, out,
@@ -195,7 +195,7 @@ void Completion(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
-// Much is asked about one thing for some minutes, then nothing more; and questions asked once.
+// Bursts of questions about one topic for some minutes, then none; and questions asked once.
 void Bursts(uint32_t requests, Dice* dice, Recorder* out) {
   RunDialogues(
       requests, 500, dice, out,
@@ -214,7 +214,7 @@ void Bursts(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
-// What comes back changes in the middle: first long prompts do and short ones don't, then the reverse.
+// In the first half long prompts come back and short ones don't, in the second half the reverse.
 void Shift(uint32_t requests, Dice* dice, Recorder* out) {
   RunDialogues(
       requests, 700, dice, out,
@@ -231,7 +231,7 @@ void Shift(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
-// Quick dialogues, each turn as likely the last: what was used last is best kept.
+// Quick dialogues whose every turn is as likely the last, so the most recently used is best kept.
 void Chat(uint32_t requests, Dice* dice, Recorder* out) {
   const Chain instructions = out->NewChain(2);
   RunDialogues(
@@ -249,15 +249,15 @@ void Chat(uint32_t requests, Dice* dice, Recorder* out) {
       });
 }
 
-// ---- Objects that are worth keeping, and a flood of others: what LRU does badly on. Each is a chain of its own.
+// ---- Objects worth keeping among a flood of others, on which LRU does badly. Each is a chain of its own.
 
-constexpr double kObjectMs = 10;  // Between two requests.
+constexpr double kObjectMs = 10;  // time from one request to the next
 
 class Objects {
  public:
   Objects(uint32_t requests, Recorder* out) : requests_(requests), out_(*out) {}
   bool full() const { return out_.size() >= requests_; }
-  // The object of that number, `blocks` long when it is first asked for.
+  // The object of that number, which gets `blocks` blocks when it is first asked for.
   void Ask(uint32_t number, uint32_t blocks) {
     if (number >= kept_.size()) kept_.resize(number + 1);
     if (kept_[number].empty()) kept_[number] = out_.NewChain(blocks);

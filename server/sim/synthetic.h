@@ -1,4 +1,5 @@
-// Traces of kinds that no public file at hand shows: what a policy that suits one kind does to the others.
+// Traces of kinds that no public file at hand has, to see what a policy that suits one kind does
+// on the others.
 #ifndef KVPOOL_SERVER_SIM_SYNTHETIC_H_
 #define KVPOOL_SERVER_SIM_SYNTHETIC_H_
 

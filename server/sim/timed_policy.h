@@ -1,4 +1,4 @@
-// A policy with a stopwatch on it.
+// Measures the time that a policy takes.
 #ifndef KVPOOL_SERVER_SIM_TIMED_POLICY_H_
 #define KVPOOL_SERVER_SIM_TIMED_POLICY_H_
 
@@ -13,8 +13,8 @@
 
 namespace kvpool::sim {
 
-// A look at the clock costs as much as most of what is to be measured, so one call in 17 is, and the cost of
-// looking, the least that was met, is taken off.
+// Reading the clock costs as much as most of the calls, so one call in kOneIn is measured, and the least time
+// that a reading took is subtracted.
 class TimedPolicy final : public ReplacementPolicy {
  public:
   TimedPolicy(std::unique_ptr<ReplacementPolicy> policy, double* total_ns)
@@ -55,12 +55,12 @@ class TimedPolicy final : public ReplacementPolicy {
   Rank Standing(BlockId block) const override { return policy_->Standing(block); }
   uint32_t offered() const override { return policy_->offered(); }
   double bytes_per_block() const override { return policy_->bytes_per_block(); }
-  // Its decisions are timed by the engine that asks for them.
-  ThinkingPolicy* thinking() override { return policy_->thinking(); }
+  // The engine that asks for decisions measures them.
+  AsyncPolicy* async() override { return policy_->async(); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr uint32_t kOneIn = 17;  // Odd: calls come in patterns of even lengths.
+  static constexpr uint32_t kOneIn = 17;  // odd, as calls come in patterns of even lengths
 
   static double Nanoseconds(Clock::duration d) { return std::chrono::duration<double, std::nano>(d).count(); }
   template <typename Call>
@@ -69,7 +69,7 @@ class TimedPolicy final : public ReplacementPolicy {
     const Clock::time_point begin = Clock::now();
     call();
     const double ns = Nanoseconds(Clock::now() - begin) - look_ns_;
-    // A call in which the thread was interrupted would count 17 times.
+    // Calls in which the thread was interrupted are left out, as each would count kOneIn times.
     if (ns > 0 && ns < kInterruptedNs) total_ns_ += ns * kOneIn;
   }
   static double LeastLook() {

@@ -1,7 +1,7 @@
-// Weights of policies that are trained, from a trace.
+// Trains the weights of policies from a trace.
 //
-// A trainer is one file and one line in the table of train.cc. It is deterministic given the workload, the capacities
-// and the seed.
+// A trainer is one file and one line in the table of train.cc. It is deterministic given the workload, the
+// capacities and the seed.
 #ifndef KVPOOL_SERVER_SIM_TRAIN_H_
 #define KVPOOL_SERVER_SIM_TRAIN_H_
 

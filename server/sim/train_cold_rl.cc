@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -11,9 +12,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "proto/support/status_macros.h"
+#include "server/replacement/policies/async_policy.h"
 #include "server/replacement/policies/cold_rl.h"
 #include "server/replacement/policy.h"
-#include "server/replacement/thinking_policy.h"
 #include "server/sim/q_trainer.h"
 
 namespace kvpool::sim {
@@ -21,21 +22,23 @@ namespace {
 
 constexpr uint32_t kEpochs = 6;
 constexpr double kRate = 1e-3;
-// A hit in a turnover is worth half of one now: a block holds its room for so long.
+// A hit one turnover from now is worth half of one now, as the block takes its room meanwhile.
 constexpr double kDiscount = 0.5;
 constexpr double kRandomDecisions = 0.1;
-// Of the candidates of a decision, so many are watched: those of one decision are much alike.
+// So many candidates of a decision are watched. More would teach little, as those of one decision
+// are much alike.
 constexpr uint32_t kWatched = 8;
 constexpr size_t kMostExperience = 400'000;
 constexpr uint32_t kBatch = 64, kBatchesToTarget = 500, kLeastBatches = 1500, kMostBatches = 6000;
 
-// A candidate, and what came of it.
+// A candidate, and when it was asked for again.
 struct Experience {
   QFeatures features;
-  float turnovers = 0;  // Until it was asked for again; above 1: it was not within one.
+  // The turnovers until it was asked for again; above 1: it was not, within one.
+  float turnovers = 0;
 };
 
-// The same block, and nothing happened for a turnover.
+// The features of the same block a turnover later, if nothing happens.
 QFeatures Aged(const QFeatures& features) {
   QFeatures aged = features;
   for (const size_t time : {0u, 4u}) {  // age and idle
@@ -44,7 +47,7 @@ QFeatures Aged(const QFeatures& features) {
   return aged;
 }
 
-// Candidates that are watched until their turnover is over.
+// Watches candidates until a turnover after their decision.
 class Watch {
  public:
   Watch(std::vector<Experience>* experience, std::mt19937_64* random)
@@ -61,9 +64,9 @@ class Watch {
     }
     open_.erase(found);
   }
-  // What was not asked for again. What was seen for less than a turnover says nothing.
+  // Keeps the candidates that were not asked for again, unless they were watched for less than a turnover.
   void End(uint64_t now_ms) {
-    // In the order of the hashes: that of the table is not the same in each run.
+    // Sorted by hash: the order of the table differs from run to run.
     std::vector<std::pair<uint64_t, const std::vector<Open>*>> rest;
     for (const auto& [hash, open] : open_) rest.emplace_back(hash, &open);
     std::sort(rest.begin(), rest.end());
@@ -82,7 +85,7 @@ class Watch {
     double turnover_ms;
   };
 
-  // A sample of fixed size of all that was met.
+  // Keeps a sample of fixed size of all candidates (reservoir sampling).
   void Keep(const QFeatures& features, double turnovers) {
     const Experience one{features, static_cast<float>(std::min(turnovers, 2.0))};
     ++met_;
@@ -99,81 +102,61 @@ class Watch {
   uint64_t met_ = 0;
 };
 
-// cold_rl that is watched, and decides at random now and then.
-class WatchedColdRl final : public ThinkingPolicy {
+Ranker SometimesRandom(std::shared_ptr<const Ranker> ranker, std::mt19937_64* random) {
+  return [ranker = std::move(ranker), random](const Candidates& candidates,
+                                              absl::FunctionRef<bool()> late) -> std::optional<Ranking> {
+    if (static_cast<double>((*random)() >> 11) * 0x1p-53 >= kRandomDecisions) {
+      return (*ranker)(candidates, late);
+    }
+    std::vector<uint32_t> order(candidates.blocks.size());
+    std::iota(order.begin(), order.end(), 0u);
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[(*random)() % i]);
+    return Ranking{.order = std::move(order), .spared = 0};
+  };
+}
+
+// cold_rl with its candidates watched and some of its decisions random.
+class WatchedColdRl final : public ColdRlPolicy {
  public:
   WatchedColdRl(const PolicyOptions& options, Watch* watch, std::mt19937_64* random)
-      : policy_(options), watch_(*watch), random_(*random), hashes_(options.max_blocks) {
-    judge_ = std::make_shared<const SometimesRandom>(policy_.judge(), random);
-  }
+      : ColdRlPolicy(options),
+        watch_(*watch),
+        random_(*random),
+        hashes_(options.max_blocks),
+        ranker_(std::make_shared<const Ranker>(SometimesRandom(ColdRlPolicy::ranker(), random))) {}
 
-  std::string_view name() const override { return policy_.name(); }
   void OnInsert(BlockId block, const Content& content) override {
     hashes_[Index(block)] = content.hash;
     watch_.OnAccess(content.hash, content.now_ms);
-    policy_.OnInsert(block, content);
+    ColdRlPolicy::OnInsert(block, content);
   }
   void OnHit(BlockId block, uint64_t now_ms) override {
     watch_.OnAccess(hashes_[Index(block)], now_ms);
-    policy_.OnHit(block, now_ms);
+    ColdRlPolicy::OnHit(block, now_ms);
   }
-  void OnUsed(BlockId block, uint64_t now_ms) override { policy_.OnUsed(block, now_ms); }
-  void OnOffer(BlockId block) override { policy_.OnOffer(block); }
-  void OnWithdraw(BlockId block) override { policy_.OnWithdraw(block); }
-  void OnEvict(BlockId block) override { policy_.OnEvict(block); }
-  BlockId Victim(uint64_t now_ms) override { return policy_.Victim(now_ms); }
-  void Prefetch(BlockId block, uint64_t hash) const override { policy_.Prefetch(block, hash); }
-  uint32_t offered() const override { return policy_.offered(); }
-  double bytes_per_block() const override { return policy_.bytes_per_block(); }
-
-  std::shared_ptr<const Judge> judge() const override { return judge_; }
+  std::shared_ptr<const Ranker> ranker() const override { return ranker_; }
   void Show(uint64_t now_ms, Candidates* out) override {
-    policy_.Show(now_ms, out);
+    ColdRlPolicy::Show(now_ms, out);
     const size_t count = out->blocks.size();
     for (uint32_t n = 0; n < kWatched; ++n) {
       const size_t i = random_() % count;
       QFeatures features;
       std::copy_n(&out->features[i * features.size()], features.size(), features.begin());
-      watch_.Begin(hashes_[Index(out->blocks[i].id)], features, now_ms, policy_.turnover_ms());
+      watch_.Begin(hashes_[Index(out->blocks[i])], features, now_ms, turnover_ms());
     }
   }
-  uint64_t last_use(BlockId block) const override { return policy_.last_use(block); }
-  void OnSpared(BlockId block) override { policy_.OnSpared(block); }
 
  private:
-  class SometimesRandom final : public Judge {
-   public:
-    SometimesRandom(std::shared_ptr<const Judge> judge, std::mt19937_64* random)
-        : judge_(std::move(judge)), random_(*random) {}
-    bool Rank(const Candidates& candidates, const Stopwatch& stopwatch, uint64_t budget_us,
-              Ranking* ranking) const override {
-      if (static_cast<double>(random_() >> 11) * 0x1p-53 >= kRandomDecisions) {
-        return judge_->Rank(candidates, stopwatch, budget_us, ranking);
-      }
-      std::vector<uint32_t>& order = ranking->order;
-      order.resize(candidates.blocks.size());
-      std::iota(order.begin(), order.end(), 0u);
-      for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_() % i]);
-      ranking->spared = 0;
-      return true;
-    }
-
-   private:
-    const std::shared_ptr<const Judge> judge_;
-    std::mt19937_64& random_;
-  };
-
-  ColdRlPolicy policy_;
   Watch& watch_;
   std::mt19937_64& random_;
   std::vector<uint64_t> hashes_;
-  std::shared_ptr<const Judge> judge_;
+  const std::shared_ptr<const Ranker> ranker_;
 };
 
 void Learn(const std::vector<Experience>& experience, QTrainer* trainer, Weights* weights,
            std::mt19937_64* random) {
   QNetwork target(*weights);
-  // Each once on average, of a trace of middling length.
+  // On a trace of middling length each experience is used about once.
   const uint64_t batches = std::clamp<uint64_t>(experience.size() / kBatch, kLeastBatches, kMostBatches);
   for (uint64_t batch = 0; batch < batches; ++batch) {
     if (batch % kBatchesToTarget == 0) {

@@ -13,16 +13,16 @@ namespace kvpool::sim {
 namespace {
 
 constexpr int kSpans = ReuseModel::Prior::kSpans;
-// Passes over all classes, the first step of Adam, and how much large weights cost.
+// Passes over all classes; the first step of Adam; the cost of large weights.
 constexpr uint32_t kEpochs = 2000;
 constexpr double kRate = 0.01, kDecay = 0.3;
 constexpr int kInputs = ReuseNetwork::kInputs, kHidden = ReuseNetwork::kHidden;
 
-// What came of the waits of all classes with the same inputs: all that training needs to know of a trace.
+// The waits of all classes with the same inputs, summed: all that training needs to know of a trace.
 struct Waits {
   ReuseNetwork::Inputs inputs{};
-  std::array<double, kSpans> hits{};     // Found again at such an age.
-  std::array<double, kSpans> seconds{};  // Waited at such an age.
+  std::array<double, kSpans> hits{};     // hits, by age
+  std::array<double, kSpans> seconds{};  // time waited, by age
 };
 
 class Observer {
@@ -33,7 +33,7 @@ class Observer {
         open_(w.distinct),
         by_class_(UseClasses::kClasses) {}
 
-  // As if nothing ever left, so what is seen hangs on the trace alone.
+  // Replays the trace as if nothing ever left, so that the result depends on the trace alone.
   std::vector<Waits> Run() {
     for (const Request& r : workload_.requests) Serve(r);
     const uint64_t end = workload_.requests.back().now_ms;
@@ -74,7 +74,7 @@ class Observer {
                           inserted_++);
       }
     }
-    // The blocks of a prompt come back together or not at all: many are not as many observations.
+    // The blocks of a prompt come back together or not at all, so they are not independent observations.
     const double weight = 1 / std::sqrt(static_cast<double>(chain.size()));
     for (size_t i = chain.size(); i-- > 0;) {
       open_[chain[i]] = {r.now_ms, weight, classes_.OnUsed(chain[i] + 1, inserted_)};
@@ -99,7 +99,7 @@ class Observer {
   const Workload& workload_;
   UseClasses classes_;
   uint64_t inserted_ = 0;
-  std::vector<Open> open_;  // By content.
+  std::vector<Open> open_;  // indexed by content
   std::vector<Waits> by_class_;
 };
 
@@ -122,11 +122,11 @@ class Adam {
   int steps_ = 0;
 };
 
-// Weights in one row: w1, b1, w2, b2.
+// All weights are in one array: w1, b1, w2, b2.
 constexpr size_t kW1 = 0, kB1 = kW1 + kHidden * kInputs, kW2 = kB1 + kHidden, kB2 = kW2 + kSpans * kHidden,
                  kWeights = kB2 + kSpans;
 
-// Of minus the log-likelihood of what was seen, were its rates the network's.
+// Adds the gradient of the negative log-likelihood of the waits under the network's rates.
 void AddGradient(const std::vector<Waits>& all, const std::vector<double>& w, std::vector<double>* gradient) {
   std::array<double, kHidden> hidden, back;
   for (const Waits& waits : all) {
@@ -155,10 +155,10 @@ void AddGradient(const std::vector<Waits>& all, const std::vector<double>& w, st
   }
 }
 
-// No trace is long enough for the longest waits. A little is assumed of each class: that the longer something has
+// No trace is long enough for the longest waits, so a little is assumed of each class: the longer a block has
 // waited, the longer it will.
 void AssumeTail(std::vector<Waits>* all) {
-  constexpr double kHits = 0.02, kChance = 0.3;  // So many, of rate kChance / age.
+  constexpr double kHits = 0.02, kChance = 0.3;  // kHits hits at a rate of kChance / age
   const auto& begins = ReuseModel::Prior::SpanBegins();
   for (Waits& waits : *all) {
     for (int s = 0; s < kSpans; ++s) {

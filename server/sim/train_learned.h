@@ -1,4 +1,4 @@
-// The trainer of learned: which blocks are found again, and how soon.
+// The trainer of learned, which fits how soon blocks of each class are found again.
 #ifndef KVPOOL_SERVER_SIM_TRAIN_LEARNED_H_
 #define KVPOOL_SERVER_SIM_TRAIN_LEARNED_H_
 
@@ -9,8 +9,8 @@
 
 namespace kvpool::sim {
 
-// Fits ReuseNetwork to what an oracle knows of the trace: of each use, when what was used was found again, had
-// nothing ever left. The likelihood of that is made as large as small weights allow. The capacities do not matter.
+// Maximizes the likelihood, penalized for large weights, that ReuseNetwork gives to the waits of the trace:
+// for each use, when the block was asked for again, as if nothing ever left. The capacities do not matter.
 absl::StatusOr<Weights> TrainLearned(const Workload& workload, const TrainOptions& options);
 
 }  // namespace kvpool::sim

@@ -1,4 +1,4 @@
-// What a trainer is told.
+// The options of a trainer.
 #ifndef KVPOOL_SERVER_SIM_TRAIN_OPTIONS_H_
 #define KVPOOL_SERVER_SIM_TRAIN_OPTIONS_H_
 
@@ -13,12 +13,12 @@
 namespace kvpool::sim {
 
 struct TrainOptions {
-  std::vector<uint32_t> capacities;  // Blocks of the pools it learns in. Not empty.
+  std::vector<uint32_t> capacities;  // sizes of the pools it learns in, in blocks; not empty
   uint64_t seed = 1;
-  uint32_t epochs = 0;  // 0: as many as the trainer finds right.
+  uint32_t epochs = 0;  // 0: the trainer's default
   PrefillCost cost;
-  std::string trained;                           // For the metadata.
-  std::function<void(size_t, size_t)> progress;  // Steps done, steps in all. May be null.
+  std::string trained;                           // how they were trained, for the metadata of the weights
+  std::function<void(size_t, size_t)> progress;  // steps done, steps in all; may be null
 };
 
 }  // namespace kvpool::sim

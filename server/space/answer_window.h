@@ -1,12 +1,13 @@
-// What makes a verb apply once: the answers that a member may not have received yet.
+// The answers that a member may not have received yet. They make a verb apply once:
 //
 //   sequence <= floor     forgotten: the call is refused, whether it was applied or not
 //   in the window         remembered: a repetition gets the first answer again
 //   else                  new
 //
-// The floor is what the member acknowledged, or the newest sequence less 64, or what the bound on memory pushed
-// out, whichever is highest. Calls may come out of order inside the window (a unary call overtakes the stream).
-// Not thread-safe: under the space's mutex.
+// The floor is what the member acknowledged, or the newest sequence less 64, or what the bound on memory
+// pushed out, whichever is highest. Calls may come out of order inside the window (a unary call overtakes the
+// stream).
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 #define KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 
@@ -25,20 +26,20 @@ namespace kvpool {
 class AnswerWindow {
  public:
   static constexpr uint64_t kAnswers = 64;
-  // Serialised. The largest answer is half a MiB (65,536 refs); a stream has at most 16 unanswered batches, whose answers
-  // must all be here when it breaks.
+  // Serialised. The largest answer is half a MiB (65,536 refs); a stream has at most 16 unanswered batches,
+  // whose answers must all be here when it breaks.
   static constexpr size_t kMaxBytes = 16 << 20;
 
   enum class Seen { kNew, kRemembered, kForgotten };
   Seen Look(uint64_t sequence) const;
   void Acknowledge(uint64_t through);
-  // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the bound on
-  // memory has pushed it out already. REQUIRES: Look(sequence) == kNew.
+  // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the
+  // bound on memory has pushed it out already. REQUIRES: Look(sequence) == kNew.
   std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer);
   // A parked operation of a remembered answer was applied; ignored if it is forgotten.
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
-  // The results of the first answer, with the completions so far in their places. What else the first answer carried
-  // (notices, completions of other batches, free blocks) was of its time.
+  // The results of the first answer, with the completions so far in their places. What else the first
+  // answer carried (notices, completions of other batches, free blocks) was of its time.
   // REQUIRES: Look(sequence) == kRemembered.
   void Replay(uint64_t sequence, v1::StepResponse* answer) const;
 

@@ -1,4 +1,4 @@
-// Who is at the other end of an attach connection.
+// The process at the other end of an attach connection, as the daemon sees it.
 #ifndef KVPOOL_SERVER_SPACE_ATTACH_PEER_H_
 #define KVPOOL_SERVER_SPACE_ATTACH_PEER_H_
 
@@ -11,8 +11,7 @@
 
 namespace kvpool {
 
-// The process at the other end of an attach connection. Calls queue and return at once; they come from any
-// thread, under no lock of the daemon.
+// Calls queue and return at once; they come from any thread, under no lock of the daemon.
 class AttachPeer {
  public:
   virtual ~AttachPeer() = default;
@@ -20,7 +19,7 @@ class AttachPeer {
   virtual void Send(const v1::AttachFrame& frame, UniqueFd fd) = 0;
   // Sends `closed` and hangs up. OnHangup follows; the pidfd stays watched until OnProcessDead.
   virtual void Close(const std::string& reason) = 0;
-  // OpenSession or AddMember has taken its token: from now on it is a member's, and no longer counts among the
+  // OpenSession or AddMember has taken its token: from now on it is a member's, and no longer one of the
   // connections that may be dropped to make room for others.
   virtual void Bound() = 0;
 };

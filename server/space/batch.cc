@@ -15,14 +15,14 @@
 namespace kvpool {
 namespace {
 
-// Repetitions of one parked unary call that wait for its end together.
+// So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
 
-// Completions of one member that are not known to have arrived, in bytes, beyond which no device operation starts: an
-// answer of theirs can be large.
+// A device operation's answer can be large: none starts while the member's completions that are not known to
+// have arrived have more bytes than this.
 constexpr size_t kMaxCompletionBytes = 16 << 20;
-// Completions of one response; at least one whatever its size. The response stays below gRPC's 4 MiB with the half that
-// answers to a batch may have.
+// The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
+// to a batch may have, the response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
 
 // Budgets planned by statistics need no device.
@@ -37,7 +37,7 @@ void SetStatus(const absl::Status& status, Message* message) {
   message->set_message(status.message().data(), status.message().size());
 }
 
-// What was filled in stays if all went well.
+// Leaves what was filled in if all went well.
 void Answer(const absl::Status& status, v1::OperationResult* result) {
   if (status.ok()) return;
   result->clear_result();
@@ -49,7 +49,7 @@ absl::Status Forgotten(uint64_t sequence, uint64_t floor) {
       absl::StrCat("sequence ", sequence, " is forgotten: answers through ", floor, " are gone"));
 }
 
-// A completion that the repeated answer carries already need not come again.
+// The repeated answer carries these completions already.
 void DropCompletions(uint64_t sequence, Member* member) {
   std::erase_if(member->completions,
                 [sequence](const v1::Completion& completion) { return completion.sequence() == sequence; });
@@ -57,7 +57,7 @@ void DropCompletions(uint64_t sequence, Member* member) {
                 [sequence](const SentCompletion& sent) { return sent.completion.sequence() == sequence; });
 }
 
-// What was sent up to now has arrived when the answer to this batch, which is behind it on the stream, has.
+// The answer to this batch is behind what was sent up to now on the stream: when it has arrived, that has.
 void ConfirmBy(uint64_t sequence, Member* member) {
   for (SentCompletion& sent : member->sent_completions) {
     if (sent.confirmed_by == 0) sent.confirmed_by = sequence;
@@ -66,10 +66,10 @@ void ConfirmBy(uint64_t sequence, Member* member) {
 
 }  // namespace
 
-std::string_view Batches::Apply(Member* member, const v1::StepRequest& request, uint64_t now,
-                                v1::StepResponse* response, Deferred* deferred) {
+std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepRequest& request,
+                                v1::StepResponse* response) {
   response->set_sequence(request.sequence());
-  member->last_call_ms = now;
+  member->last_call_ms = turn.now;
   ++state_.counters.batches;
   Session* session = member->session;
   if (!request.member_token().empty() && request.member_token() != member->identity.token) {
@@ -106,18 +106,18 @@ std::string_view Batches::Apply(Member* member, const v1::StepRequest& request, 
   response->mutable_results()->Reserve(request.operations_size());
   Place place{.sequence = request.sequence()};
   for (const v1::Operation& operation : request.operations()) {
-    ApplyOne(member, operation, place, now, response->add_results(), deferred);
+    ApplyOne(turn, member, operation, place, response->add_results());
     ++place.index;
   }
   if (!member->completions.empty()) {
-    // Parked and applied inside this batch: the answer has the result, for a repetition too.
+    // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
     for (v1::Completion& completion : member->completions) {
       if (completion.sequence() != request.sequence()) continue;
       *response->mutable_results(static_cast<int>(completion.index())) = completion.result();
     }
     DropCompletions(request.sequence(), member);
   }
-  state_.AfterVerbs(now, deferred);
+  state_.pressure.AfterVerbs(turn);
   SetFreeBlocks(*session, response);
   TakePending(member, response);
   ConfirmBy(request.sequence(), member);
@@ -128,12 +128,12 @@ void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) 
   if (session.holder != kNobody) response->set_free_blocks(state_.pool.guaranteed_free(session.holder));
 }
 
-void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation operation, Waiter done,
-                         uint64_t now, Deferred* deferred) {
+void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::Operation operation,
+                         Waiter done) {
   v1::StepResponse response;
   v1::OperationResult* result = response.add_results();
   Session* session = member->session;
-  member->last_call_ms = now;
+  member->last_call_ms = turn.now;
   absl::Status status = ValidateCall(call, operation);
   if (status.ok()) {
     member->answers.Acknowledge(call.acknowledged());
@@ -142,8 +142,7 @@ void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation ope
         status = Forgotten(call.sequence(), member->answers.floor());
         break;
       case AnswerWindow::Seen::kRemembered:
-        RepeatUnary(member, call.sequence(), std::move(done), deferred);
-        return;
+        return RepeatUnary(turn, member, call.sequence(), std::move(done));
       case AnswerWindow::Seen::kNew:
         if (session->ended) status = absl::AbortedError(session->end_reason);
         break;
@@ -151,17 +150,17 @@ void Batches::ApplyUnary(Member* member, const v1::Call& call, v1::Operation ope
   }
   if (!status.ok()) {
     SetStatus(status, result);
-    deferred->answers.push_back({{std::move(done)}, std::move(*result)});
+    turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
     return;
   }
   operation.set_after(call.after());
-  ApplyOne(member, operation, {.sequence = call.sequence(), .waiter = &done}, now, result, deferred);
+  ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
   member->answers.Remember(call.sequence(), response);
-  if (!result->parked()) deferred->answers.push_back({{std::move(done)}, std::move(*result)});
-  state_.AfterVerbs(now, deferred);
+  if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
+  state_.pressure.AfterVerbs(turn);
 }
 
-void Batches::RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferred* deferred) {
+void Batches::RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter done) {
   v1::StepResponse first;
   member->answers.Replay(sequence, &first);
   v1::OperationResult result;
@@ -184,28 +183,23 @@ void Batches::RepeatUnary(Member* member, uint64_t sequence, Waiter done, Deferr
                                                   " calls wait for it already; limit ", kMaxWaiters)),
         &result);
   }
-  deferred->answers.push_back({{std::move(done)}, std::move(result)});
+  turn.deferred.answers.push_back({{std::move(done)}, std::move(result)});
 }
 
-void Batches::ApplyOne(Member* member, const v1::Operation& operation, const Place& place, uint64_t now,
-                       v1::OperationResult* result, Deferred* deferred) {
+void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
+                       v1::OperationResult* result) {
   Session* session = member->session;
   ++state_.counters.operations[operation.verb_case()];
-  if (session->ended) {  // By an operation before this one.
-    SetStatus(absl::AbortedError(session->end_reason), result);
-    return;
-  }
+  // An operation before this one may have ended it.
+  if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
   const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
-  if (!status.ok()) {
-    SetStatus(status, result);
-    return;
-  }
+  if (!status.ok()) return SetStatus(status, result);
   const uint64_t due = session->parked.Due(operation);
   const bool waits = due > session->passed, held_up = session->parked.HeldUp(operation);
   if (!waits && !held_up && !NeedsDevice(operation)) {
-    return ApplyVerb(member, operation, now, result, deferred);
+    return ApplyVerb(turn, member, operation, result);
   }
-  const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, now);
+  const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, turn.now);
   if (!parked.ok()) return SetStatus(parked, result);
   result->set_parked(true);
 }
@@ -233,7 +227,7 @@ absl::Status Batches::ParkOrStart(Member* member, const v1::Operation& operation
 absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const {
   const Session& session = *member.session;
   if (IsDeviceOperation(operation.verb_case())) return CheckDeviceRoom(member, operation);
-  const ParkedVerbs::Tally& parked = session.parked.plain();
+  const ParkedVerbs::Tally& parked = session.parked.on_host();
   const size_t names =
       parked.names() + member.completions.size() + member.sent_completions.size() + WeightOf(operation) + 1;
   if (names <= ParkedVerbs::kMaxNames) return absl::OkStatus();
@@ -284,62 +278,64 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
   return absl::OkStatus();
 }
 
-void Batches::Resume(ParkedVerb verb, uint64_t now, Deferred* deferred) {
+void Batches::Resume(Turn& turn, ParkedVerb verb) {
   v1::OperationResult result;
   if (NeedsDevice(verb.operation)) {
-    const absl::Status started = StartOnDevice(&verb, nullptr, now);
+    const absl::Status started = StartOnDevice(&verb, nullptr, turn.now);
     if (started.ok()) return;
     SetStatus(started, &result);
   } else {
-    ApplyVerb(verb.member, verb.operation, now, &result, deferred);
+    ApplyVerb(turn, verb.member, verb.operation, &result);
   }
-  state_.Complete(std::move(verb), result, deferred);
+  state_.sessions.Complete(turn, std::move(verb), result);
 }
 
-void Batches::OnOver(DeviceOperation* operation, uint64_t now, Deferred* deferred) {
+void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   Session* session = operation->session.get();
-  if (!state_.RemoveOperation(operation)) return;
+  const size_t listed = std::erase_if(session->device_operations,
+                                      [operation](const auto& other) { return other.get() == operation; });
+  if (listed == 0) return;
   if (session->ended) {
-    if (session->device_operations.empty() && session->free_when_over) state_.Free(session, now, deferred);
+    if (session->device_operations.empty() && session->free_when_over) state_.sessions.Free(turn, session);
     return;
   }
-  device_verbs_.Settle(operation, now);
+  device_verbs_.Commit(operation, turn.now);
   if (!operation->status.ok()) {
     operation->result.Clear();
     SetStatus(operation->status, &operation->result);
   }
-  state_.Complete(session->parked.Finish(operation->id), operation->result, deferred);
-  Readmit(session, now, deferred);
-  state_.AfterVerbs(now, deferred);
+  state_.sessions.Complete(turn, session->parked.Finish(operation->id), operation->result);
+  Readmit(turn, session);
+  state_.pressure.AfterVerbs(turn);
 }
 
-void Batches::ResumeShort(uint64_t now, Deferred* deferred) {
+void Batches::RetryLackingBlocks(Turn& turn) {
   // One of them may close its session: the list is not walked meanwhile.
   std::vector<std::shared_ptr<Session>> lacking;
   for (Session* session : state_.sessions) {
     if (session->lacks_blocks && session->ready) lacking.push_back(session->shared_from_this());
   }
-  for (const auto& session : lacking) Readmit(session.get(), now, deferred);
+  for (const auto& session : lacking) Readmit(turn, session.get());
 }
 
-void Batches::Readmit(Session* session, uint64_t now, Deferred* deferred) {
+void Batches::Readmit(Turn& turn, Session* session) {
   session->lacks_blocks = false;
   session->parked.BeginReadmission();
   while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
-    Resume(*std::move(verb), now, deferred);
+    Resume(turn, *std::move(verb));
   }
 }
 
-void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t now,
-                        v1::OperationResult* result, Deferred* deferred) {
+void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation,
+                        v1::OperationResult* result) {
   switch (operation.verb_case()) {
     case v1::Operation::kFence:
-      return Fence(member, operation.fence(), now, result, deferred);
+      return Fence(turn, member, operation.fence(), result);
     case v1::Operation::kWarmupDone:
       member->warmup_done = true;
       return result->mutable_warmup_done()->set_waiting_for(member->session->warming_up());
     case v1::Operation::kCloseSession:
-      return CloseSession(member, now, result->mutable_close_session(), deferred);
+      return CloseSession(turn, member, result->mutable_close_session());
     case v1::Operation::kLease:
     case v1::Operation::kSeal:
     case v1::Operation::kMatch:
@@ -349,15 +345,15 @@ void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t
     case v1::Operation::kPin:
     case v1::Operation::kUnpin:
     case v1::Operation::kSetRetention:
-      return verbs_.Apply(member->session, operation, now, result);
+      return verbs_.Apply(member->session, operation, turn.now, result);
     case v1::Operation::kPlanBudgets:
       return Answer(PlanLayerBudgets(operation.plan_budgets(), {}, result->mutable_plan_budgets()), result);
     case v1::Operation::kPutEpisode:
       return Answer(
-          episodes_.Put(member->session, operation.put_episode(), now, result->mutable_put_episode()),
+          episodes_.Put(member->session, operation.put_episode(), turn.now, result->mutable_put_episode()),
           result);
     case v1::Operation::kChooseEpisode:
-      return Answer(episodes_.Choose(member->session, operation.choose_episode(), now,
+      return Answer(episodes_.Choose(member->session, operation.choose_episode(), turn.now,
                                      result->mutable_choose_episode()),
                     result);
     case v1::Operation::kScore:
@@ -371,8 +367,7 @@ void Batches::ApplyVerb(Member* member, const v1::Operation& operation, uint64_t
   KVPOOL_CHECK(false, "verb %d was not refused", operation.verb_case());
 }
 
-void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::OperationResult* result,
-                    Deferred* deferred) {
+void Batches::Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::OperationResult* result) {
   Session* session = member->session;
   if (member->identity.scheduler) {
     SetStatus(absl::FailedPreconditionError(absl::StrCat("fence from member ", member->index,
@@ -385,19 +380,19 @@ void Batches::Fence(Member* member, const v1::Fence& fence, uint64_t now, v1::Op
     while (!session->ended) {
       std::optional<ParkedVerb> verb = session->parked.Pop(session->passed);
       if (!verb.has_value()) break;
-      Resume(*std::move(verb), now, deferred);
+      Resume(turn, *std::move(verb));
     }
   }
   result->mutable_fence()->set_passed(session->passed);
 }
 
-void Batches::CloseSession(Member* member, uint64_t now, v1::CloseSessionResult* result, Deferred* deferred) {
+void Batches::CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* result) {
   Session* session = member->session;
-  state_.EndSession(session, EndKind::kClosed,
-                    absl::StrCat("session ", session->terms.id, " was closed by member ", member->index),
-                    member, now, deferred);
-  // The engine's word that nothing of it still runs.
-  result->set_released_blocks(state_.Free(session, now, deferred));
+  state_.sessions.End(turn, session, EndKind::kClosed,
+                      absl::StrCat("session ", session->terms.id, " was closed by member ", member->index),
+                      member);
+  // The engine gives its word that nothing of it still runs.
+  result->set_released_blocks(state_.sessions.Free(turn, session));
 }
 
 bool Batches::TakePending(Member* member, v1::StepResponse* response) {
@@ -412,7 +407,7 @@ bool Batches::TakePending(Member* member, v1::StepResponse* response) {
     member->completions.pop_front();
   }
   member->notices.Take(response);
-  if (!member->completions.empty()) state_.Touch(member);
+  if (!member->completions.empty()) state_.sessions.Touch(member);
   return true;
 }
 

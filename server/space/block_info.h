@@ -1,4 +1,4 @@
-// Blocks and keys in the words of the operator's contract.
+// What an operator is told of blocks and keys, in the messages of operator.proto.
 #ifndef KVPOOL_SERVER_SPACE_BLOCK_INFO_H_
 #define KVPOOL_SERVER_SPACE_BLOCK_INFO_H_
 
@@ -18,13 +18,13 @@ const char* StateName(BlockState state);
 void FillCounts(const std::array<uint32_t, kBlockStates>& blocks, uint32_t capacity, v1::StateCounts* counts);
 void FillBlock(const SpaceState& state, const BlockView& view, v1::BlockInfo* info);
 
-// The session that a holder of the pool stands for; null: none that is still there.
+// The session that a holder of the pool stands for; null: it is gone.
 const Session* SessionOf(const SpaceState& state, Holder holder);
 
-// The resident block of a key as a person knows it: as it was sealed, or in the 32 bytes that the index shows
-// for keys of another length.
+// The resident block of a key, given as it was sealed, or as the 32 bytes that listings show for keys of
+// another length. kNullRef: no block has it.
 BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group);
-// The chain in front of a block, itself last.
+// The blocks in front of a block, the first of the chain first, and the block itself last.
 std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now);
 
 }  // namespace kvpool

@@ -1,5 +1,5 @@
-// What a call has to do once the space's mutex is free again: neither sends nor listeners run under it. Filled
-// under the mutex, carried out by Daemon::Settle.
+// What a turn at a space has to do once the space's mutex is free again: neither sends nor listeners run
+// under it. Filled under the mutex, carried out by Space::Settle and SpaceOwner::AfterTurn.
 #ifndef KVPOOL_SERVER_SPACE_DEFERRED_H_
 #define KVPOOL_SERVER_SPACE_DEFERRED_H_
 
@@ -52,15 +52,18 @@ struct Deferred {
     std::string reason;
   };
 
-  std::vector<std::shared_ptr<StreamListener>> wake;        // Something is pending.
-  std::vector<std::shared_ptr<StreamListener>> superseded;  // A newer stream took over.
-  std::vector<Answer> answers;                              // Unary calls to answer.
-  std::vector<Hangup> hangups;                              // Peers to close.
-  std::vector<Ended> ended;                                 // Sessions that ended.
-  std::vector<uint64_t> gone;                               // Sessions whose blocks all came back.
-  bool send = false;                                        // The space's outbox has frames.
-  bool housekeep = false;                                   // There is work for the housekeeper.
-  bool reclaim = false;                                     // Blocks are to be reclaimed: few, here.
+  // ---- Carried out by the space
+  bool send = false;                                        // The outbox has frames.
+  std::vector<std::shared_ptr<StreamListener>> wake;        // Something is pending for these streams.
+  std::vector<std::shared_ptr<StreamListener>> superseded;  // A newer stream took over from these.
+  std::vector<Answer> answers;                              // Unary calls have their results.
+  std::vector<Hangup> hangups;                              // Connections are to be closed.
+
+  // ---- Carried out by the space's owner
+  std::vector<Ended> ended;
+  std::vector<uint64_t> gone;  // These sessions' blocks have all come back.
+  bool housekeep = false;      // The housekeeper has work.
+  bool reclaim = false;        // The thread that used up a few blocks is to reclaim some.
 };
 
 }  // namespace kvpool

@@ -1,9 +1,10 @@
-// Memory given to the daemon, by device. Taken before a slab is made, given back after it is destroyed:
+// How much memory of each device d the daemon may use, and does. A slab's is taken before the slab is made,
+// and given back after it is destroyed, so that always
 //
 //   used(d) <= capacity(d)
 //   used(d) by one tenant's spaces <= tenant_share * capacity(d)
 //
-// always; a take that would break one of them for any device takes nothing.
+// A take that would break one of them for any device takes nothing.
 //
 // Thread-safe; its mutex is a leaf.
 #ifndef KVPOOL_SERVER_SPACE_DEVICE_BUDGET_H_
@@ -32,16 +33,18 @@ class DeviceBudget {
 
   struct Want {
     std::string_view tenant;
-    uint64_t bytes = 0;  // For each rank, if there is room …
-    uint64_t unit = 0;   // … or else a smaller multiple of this.
+    // So much is wanted for each rank; where there is no room for it, the largest multiple of `unit` that
+    // there is room for.
+    uint64_t bytes = 0;
+    uint64_t unit = 0;
   };
   // Takes the same from the device of each rank (one device may serve several) and answers the bytes for
-  // each. RESOURCE_EXHAUSTED, with the numbers: not even a unit.
+  // each. RESOURCE_EXHAUSTED, with the numbers: there is no room for a unit.
   absl::StatusOr<uint64_t> Take(absl::Span<const size_t> rank_devices, const Want& want);
   void Give(absl::Span<const size_t> rank_devices, std::string_view tenant, uint64_t bytes);
-  // Bytes for each rank that Take would answer at most.
+  // The most bytes for each rank that Take could answer.
   uint64_t Room(absl::Span<const size_t> rank_devices, std::string_view tenant) const;
-  // The same if devices had room without end: what is left of the tenant's share.
+  // What is left of the tenant's share, for each rank: Room, if devices had room without end.
   uint64_t RoomOfTenant(absl::Span<const size_t> rank_devices, std::string_view tenant) const;
 
   uint64_t capacity(size_t device) const { return entries_[device].capacity; }
@@ -52,7 +55,8 @@ class DeviceBudget {
     std::string device;
     uint64_t capacity = 0;
     uint64_t tenant_capacity = 0;
-    uint64_t used = 0;  // Guarded by mu_, as is the next.
+    // Guarded by mu_, both.
+    uint64_t used = 0;
     std::map<std::string, uint64_t, std::less<>> used_by_tenant;
 
     uint64_t left() const { return capacity - used; }

@@ -1,5 +1,6 @@
 // What an engine tells of a sequence: checked against its shape, and where it lies.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -14,40 +15,8 @@ namespace {
 
 constexpr uint64_t kStagedAlignment = 64;
 
-scorers::TokenSignal* TokenSignalOf(v1::SignalKind kind, scorers::Signals* signals) {
-  switch (kind) {
-    case v1::SIGNAL_KIND_MASS:
-      return &signals->mass;
-    case v1::SIGNAL_KIND_MASS_SQUARE:
-      return &signals->mass_square;
-    case v1::SIGNAL_KIND_COUNTS:
-      return &signals->counts;
-    case v1::SIGNAL_KIND_LATEST:
-      return &signals->latest;
-    case v1::SIGNAL_KIND_PEAK:
-      return &signals->peak;
-    case v1::SIGNAL_KIND_LAST_ATTENDED:
-      return &signals->last_attended;
-    case v1::SIGNAL_KIND_INTERVAL:
-      return &signals->interval;
-    case v1::SIGNAL_KIND_HITS:
-      return &signals->hits;
-    case v1::SIGNAL_KIND_IMPORTANCE:
-      return &signals->importance;
-    case v1::SIGNAL_KIND_KEEP:
-      return &signals->keep;
-    case v1::SIGNAL_KIND_WINDOW_MEAN:
-      return &signals->window_mean;
-    case v1::SIGNAL_KIND_WINDOW_VARIANCE:
-      return &signals->window_variance;
-    case v1::SIGNAL_KIND_WINDOW_PEAK:
-      return &signals->window_peak;
-    case v1::SIGNAL_KIND_WINDOW_LATEST:
-      return &signals->window_latest;
-    default:
-      return nullptr;
-  }
-}
+// Every value of SignalKind but the one that is refused has a line in KVPOOL_SIGNALS.
+static_assert(std::size(scorers::kSignals) == v1::SignalKind_MAX);
 
 }  // namespace
 
@@ -58,7 +27,9 @@ std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes,
   for (uint64_t left = bytes; left > 0;) {
     const BlockId block = BlockRef::Unpack(data.blocks(static_cast<int>(at / block_bytes))).id;
     const uint64_t part = std::min(left, block_bytes - at % block_bytes);
-    pieces.push_back({.address = AddressOf(block, rank) + at % block_bytes, .bytes = part, .in_block = true});
+    pieces.push_back({.address = state_.growth.AddressOf(block, rank) + at % block_bytes,
+                      .bytes = part,
+                      .in_block = true});
     at += part;
     left -= part;
   }
@@ -86,7 +57,7 @@ absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::str
   } else {
     const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
     const uint64_t block_bytes = state_.facts.layout.block_bytes();
-    const uint64_t there = refs.size() * block_bytes;  // At most 2^16 * 2^30.
+    const uint64_t there = refs.size() * block_bytes;  // It is at most 2^16 * 2^30.
     if (data.offset_bytes() % shape.element_bytes != 0) {
       return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ",
                      shape.element_bytes);
@@ -123,38 +94,27 @@ absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals&
   const scorers::KvShape& shape = work->shape();
   const std::string field = absl::StrCat("signals.", v1::SignalKind_Name(signal.kind()), ".data");
   scorers::Signals& relative = work->signals.relative;
-  const uint64_t layers = signal.per_layer() ? shape.layers : 1;
-  const uint64_t heads = signal.per_head() ? shape.kv_heads : 1;
-  if (signal.kind() == v1::SIGNAL_KIND_WEIGHTS) {
+  const scorers::SignalFacts& facts = *scorers::FindSignal(signal.kind());
+  if (facts.shape == scorers::SignalShape::kWeights) {
     const v1::Data& data = signal.data();
     const uint64_t bytes = data.blocks().empty() ? data.inlined().size() : data.bytes();
     if (bytes == 0 || bytes % sizeof(float) != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat(field, " has ", bytes, " bytes; must be a multiple of 4 above 0"));
     }
-    ASSIGN_OR_RETURN(
-        const uint64_t at,
-        StageData(session, field, data, {.bytes = bytes, .element_bytes = sizeof(float)}, &work->signals));
-    relative.weights = reinterpret_cast<const float*>(at);
     relative.weight_count = bytes / sizeof(float);
-    return absl::OkStatus();
   }
-  const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
-  const uint64_t row = hidden ? uint64_t{shape.tokens} * signals.hidden_dim() : shape.tokens;
+  const uint64_t layers = signal.per_layer() ? shape.layers : 1;
+  const uint64_t heads = signal.per_head() ? shape.kv_heads : 1;
+  const uint64_t row = relative.RowFloats(facts.shape, shape.tokens);
   ASSIGN_OR_RETURN(const uint64_t at, StageData(session, field, signal.data(),
                                                 {.bytes = layers * heads * row * sizeof(float),
                                                  .element_bytes = sizeof(float),
                                                  .of_heads = signal.per_head()},
                                                 &work->signals));
-  const auto* values = reinterpret_cast<const float*>(at);
-  if (hidden) {
-    relative.hidden = values;
-    relative.hidden_layer_stride = signal.per_layer() ? row : 0;
-    return absl::OkStatus();
-  }
-  *TokenSignalOf(signal.kind(), &relative) = {.values = values,
-                                              .layer_stride = signal.per_layer() ? heads * row : 0,
-                                              .head_stride = signal.per_head() ? row : 0};
+  relative.*facts.array = {.values = reinterpret_cast<const float*>(at),
+                           .layer_stride = signal.per_layer() ? heads * row : 0,
+                           .head_stride = signal.per_head() ? row : 0};
   return absl::OkStatus();
 }
 

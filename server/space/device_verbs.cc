@@ -16,9 +16,9 @@ namespace {
 
 using scorers::Scope;
 
-// A session may have this part of a device's queue.
+// A session may have a quarter of a device's queue.
 constexpr size_t kSharesOfQueue = 4;
-// Scores, and positions kept, of one answer: it stays below gRPC's 4 MiB.
+// An answer has at most so many scores or kept positions: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
 
 absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
@@ -156,12 +156,12 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
     session->device_operations.push_back(std::move(operation));
   } else {
     operation->status = status;
-    Settle(operation.get(), now);
+    Commit(operation.get(), now);
   }
   return status;
 }
 
-void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
+void DeviceVerbs::Commit(DeviceOperation* operation, TimeMs now) {
   if (operation->status.ok() && !operation->places.empty()) {
     refs_.clear();
     for (const uint64_t ref : operation->sequences[0].refs) refs_.push_back(BlockRef::Unpack(ref));
@@ -182,16 +182,6 @@ void DeviceVerbs::Settle(DeviceOperation* operation, TimeMs now) {
 }
 
 // ----------------------------------------------------------------------------------------------- sequences
-
-uint64_t DeviceVerbs::AddressOf(BlockId block, size_t rank) const {
-  const auto after =
-      std::upper_bound(state_.slabs.begin(), state_.slabs.end(), Index(block),
-                       [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
-  KVPOOL_CHECK(after != state_.slabs.begin(), "block %u is in no slab", Index(block));
-  const SlabRow& row = *(after - 1);
-  return row.by_rank[rank]->address() +
-         uint64_t{Index(block) - row.first_block} * state_.facts.geometry.block_stride_bytes;
-}
 
 absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view field,
                                     std::optional<uint32_t> group, absl::Span<const uint64_t> refs) {
@@ -225,7 +215,9 @@ absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequ
   for (size_t rank = 0; rank < runners_.size(); ++rank) {
     SequenceShare& share = work->shares[rank];
     share.addresses.reserve(refs.size());
-    for (const uint64_t ref : refs) share.addresses.push_back(AddressOf(BlockRef::Unpack(ref).id, rank));
+    for (const uint64_t ref : refs) {
+      share.addresses.push_back(state_.growth.AddressOf(BlockRef::Unpack(ref).id, rank));
+    }
     share.kv = view;
     share.kv.blocks = share.addresses.data();
   }
@@ -327,21 +319,24 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
 absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
   if (count == 0) return absl::OkStatus();
   Session* session = operation->session.get();
-  // Behind on mapping: it can't be told of blocks that it has not mapped.
+  // A session that is not ready can't be told of blocks that it has not mapped.
   operation->lacks_blocks = !session->ready;
   if (operation->lacks_blocks) return absl::OkStatus();
-  const auto [outcome, growing] = state_.Lease(session->holder, now, count, count, &operation->destinations);
+  const auto [outcome, growing] =
+      state_.growth.Lease(session->holder, now, count, count, &operation->destinations);
   operation->lacks_blocks = growing;
   if (growing) return absl::OkStatus();
   if (outcome.leased < count) {
-    state_.lease_was_short = true;
+    state_.pressure.OnShortLease();
     return absl::ResourceExhaustedError(
-        absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.free_blocks(),
+        absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.growth.free_blocks(),
                      " free, ", state_.pool.available(), " available: ", WhyShort(outcome.shortfall)));
   }
   for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
     std::vector<uint64_t>& addresses = operation->ranks[rank].destination_addresses;
-    for (const BlockRef ref : operation->destinations) addresses.push_back(AddressOf(ref.id, rank));
+    for (const BlockRef ref : operation->destinations) {
+      addresses.push_back(state_.growth.AddressOf(ref.id, rank));
+    }
   }
   return absl::OkStatus();
 }

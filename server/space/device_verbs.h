@@ -1,8 +1,13 @@
-// Score, Prune, Compact and PlanBudgets against one space: what happens to them under its mutex, before and after the
-// device (server/scoring/device_operation.h).
+// Score, Prune, Compact and PlanBudgets against one space: what happens to them under its mutex, before and
+// after the device (server/scoring/device_operation.h).
 //
-// Refs are checked when an operation starts. Until it is over no verb can take a hold from them: later verbs of the
-// session on its blocks wait behind it, and the session's end frees nothing. So what was true of them still is.
+//   Prepare   refs checked, policy bound, signals staged, destinations leased
+//   Submit    on its way to the device
+//   Commit    scores and holds applied
+//
+// Refs are checked once, in Prepare. Until Commit no verb can take a hold from them: later verbs of the
+// session on its blocks wait behind the operation, and the session's end frees nothing. So what was true of
+// them still is.
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_DEVICE_VERBS_H_
 #define KVPOOL_SERVER_SPACE_DEVICE_VERBS_H_
@@ -24,13 +29,13 @@
 
 namespace kvpool {
 
-// What runs operations on a rank's memory. Null, and why, where the device can't.
+// The runner of a rank's device. Null where the device can't run operations; `why` says so.
 struct RunnerOrWhy {
   DeviceRunner* runner = nullptr;
   absl::Status why;
 };
 
-// What requests say of scoring, beside sequence and signals.
+// The part of a request about scoring, beside its sequence and signals.
 struct ScoreTerms {
   const v1::Policy* policy = nullptr;
   const v1::Reductions* reductions = nullptr;
@@ -40,18 +45,19 @@ struct ScoreTerms {
 
 class DeviceVerbs {
  public:
-  // `runners`: by rank.
+  // `runners` are indexed by rank.
   DeviceVerbs(SpaceState* state, BlockVerbs* verbs, std::vector<RunnerOrWhy> runners)
       : state_(*state), verbs_(*verbs), runners_(std::move(runners)) {}
 
-  // Checks and plans the operation and leases what it writes. REQUIRES: ValidateOperation(operation) is OK, and it is a
-  // device operation; the session has not ended.
+  // Checks and plans the operation and leases what it writes. REQUIRES: ValidateOperation(operation) is OK,
+  // and it is a device operation; the session has not ended.
   absl::StatusOr<std::shared_ptr<DeviceOperation>> Prepare(Session* session, const v1::Operation& operation,
                                                            TimeMs now);
   // Hands it to the runner. After an error it is as if it had never been prepared.
   absl::Status Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now);
-  // Gives back what is to be released. REQUIRES: its session has not ended.
-  void Settle(DeviceOperation* operation, TimeMs now);
+  // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are.
+  // REQUIRES: its session has not ended.
+  void Commit(DeviceOperation* operation, TimeMs now);
 
  private:
   absl::Status CheckCanRun() const;
@@ -59,7 +65,8 @@ class DeviceVerbs {
   absl::Status PrepareScore(const v1::Score& score, DeviceOperation* operation);
   absl::Status PreparePrune(const v1::Prune& prune, DeviceOperation* operation);
   absl::Status PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation);
-  // Binds the policy and plans the scoring of work's sequence, with the signals that are staged, on every rank.
+  // Binds the policy and plans the scoring of work's sequence, with the signals that are staged,
+  // on every rank.
   absl::Status PlanWork(const ScoreTerms& terms, SequenceWork* work) const;
   absl::Status PreparePlanBudgets(const v1::PlanBudgets& plan, DeviceOperation* operation);
   absl::Status LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation);
@@ -67,21 +74,22 @@ class DeviceVerbs {
   struct ArrayShape {
     uint64_t bytes = 0;
     uint64_t element_bytes = 0;
-    bool of_heads = false;  // Ranks differ: inlined, there is one array for each behind the other.
+    // Each rank has an array of its own heads. Inlined, they stand one behind the other, in order of ranks.
+    bool of_heads = false;
   };
-  // What of `data` lies where: appended to the signals of the sequence. Answers the pointer, relative.
+  // Checks `data`, appends what is to be copied from where to the signals of the sequence, and answers where
+  // the array will be, as StagedSignals counts.
   absl::StatusOr<uint64_t> StageData(const Session& session, std::string_view field, const v1::Data& data,
                                      const ArrayShape& shape, StagedSignals* signals);
-  // Where an array in blocks lies on a rank.
+  // The parts of an array that lies in blocks, on one rank.
   std::vector<KvPiece> PiecesOf(const v1::Data& data, uint64_t bytes, size_t rank) const;
   absl::Status StageSignals(const Session& session, const v1::Signals& signals, SequenceWork* work);
   absl::Status StageSignal(const Session& session, const v1::Signals& signals, const v1::Signal& signal,
                            SequenceWork* work);
   absl::Status StageWindow(const Session& session, const v1::QueryWindow& window, SequenceWork* work);
-  // Held by the session: in `group`; without one, leased.
+  // With a group, the session must hold the blocks in it; without one, it must have leased them.
   absl::Status CheckRefs(const Session& session, std::string_view field, std::optional<uint32_t> group,
                          absl::Span<const uint64_t> refs);
-  uint64_t AddressOf(BlockId block, size_t rank) const;
 
   SpaceState& state_;
   BlockVerbs& verbs_;

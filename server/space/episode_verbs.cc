@@ -11,7 +11,8 @@
 namespace kvpool {
 namespace {
 
-// Of a session. A question is compared with each under the space's mutex: 64 of 4,096 numbers take some 0.2 ms.
+// A session has at most so many: a question is compared with each under the space's mutex, and 64 of 4,096
+// numbers take some 0.2 ms.
 constexpr uint32_t kMaxEpisodes = 64;
 
 std::vector<BlockRef> RefsOf(const v1::Sequence& sequence) {

@@ -1,4 +1,5 @@
-// PutEpisode and ChooseEpisode against the pool (server/space/episode_sets.h). Not thread-safe: the space's mutex is around it.
+// PutEpisode and ChooseEpisode against the pool (server/space/episode_sets.h).
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_EPISODE_VERBS_H_
 #define KVPOOL_SERVER_SPACE_EPISODE_VERBS_H_
 
@@ -18,7 +19,7 @@ class EpisodeVerbs {
  public:
   EpisodeVerbs(SpaceState* state, BlockVerbs* verbs) : state_(*state), verbs_(*verbs) {}
 
-  // REQUIRES: the requests are valid (server/wire/validate_score.h), the session has not ended.
+  // REQUIRES: the request is valid (server/wire/validate_score.h), and the session has not ended.
   absl::Status Put(Session* session, const v1::PutEpisode& request, uint64_t now,
                    v1::PutEpisodeResult* result);
   absl::Status Choose(Session* session, const v1::ChooseEpisode& request, uint64_t now,
@@ -26,7 +27,7 @@ class EpisodeVerbs {
 
  private:
   absl::Status CheckHeld(const Session& session, const v1::Sequence& sequence) const;
-  // One more hold on all of them, or on none.
+  // Takes one more hold on each of them, or on none.
   absl::Status Hold(const Session& session, absl::Span<const BlockRef> blocks, uint64_t now);
 
   SpaceState& state_;

@@ -1,10 +1,10 @@
-// What a member's stream should be told: at most one notice of each kind, the newest.
+// The notices that a member's stream should get: at most one of each kind, the newest.
 //
 //   off     nothing to say
 //   posted  waits for a stream to take it
 //   told    a stream took it; a new stream is told again what still holds (`on`)
 //
-// Not thread-safe: under the space's mutex.
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_NOTICE_BOARD_H_
 #define KVPOOL_SERVER_SPACE_NOTICE_BOARD_H_
 
@@ -40,7 +40,7 @@ class NoticeBoard {
       notice->set_detail(notices_[kind].detail);
     }
   }
-  // A new stream: the one before may have lost what it took. An asked-for revoke is not asked for twice.
+  // For a new stream: posts again what the one before may have lost. A revoke is not asked for twice.
   void PostAgain() {
     for (int kind = 1; kind < v1::NoticeKind_ARRAYSIZE; ++kind) {
       if (kind != v1::NOTICE_KIND_REVOKE && (known_ & 1u << kind) != 0 && notices_[kind].on)

@@ -9,6 +9,7 @@
 #include "proto/support/check.h"
 
 namespace kvpool {
+
 // ----------------------------------------------------------------------------------------- waiting for a step
 
 uint64_t ParkedVerbs::DueBehindOthers(const v1::Operation& operation) const {
@@ -124,13 +125,13 @@ ParkedVerb ParkedVerbs::Finish(uint64_t id) {
 }
 
 void ParkedVerbs::Add(const v1::Operation& operation) {
-  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : plain_;
+  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : on_host_;
   ++tally.verbs;
   tally.blocks += WeightOf(operation);
 }
 
 void ParkedVerbs::Subtract(const v1::Operation& operation) {
-  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : plain_;
+  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : on_host_;
   --tally.verbs;
   tally.blocks -= WeightOf(operation);
 }

@@ -1,14 +1,15 @@
-// Verbs of one session that wait or run: for a step that every rank member must pass, on the device, or behind such
-// a verb on the same block.
+// Verbs of one session that wait or run: for a step that every rank member must pass, on the device, or
+// behind such a verb on the same block.
 //
-//   waiting  for its step:  due(verb) = max(its own `after`, due of the last waiting verb on each of its blocks)
+//   waiting  for its step: due(verb) = max(its own `after`, due of the last waiting verb on each of its blocks)
 //   running  on the device: a device operation that was started and is not over
-//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself; or it lacks
-//            blocks, which the space is to grow by
+//   behind   its step is passed, and an earlier verb on one of its blocks is running or behind itself; or it
+//            lacks blocks, which the space is to grow by
 //
-// Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one block
-// therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if it never came.
-// Not thread-safe: under the space's mutex.
+// Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one
+// block therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if
+// it never came.
+// Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 #define KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 
@@ -32,7 +33,7 @@ class Member;
 using Waiter = std::function<void(const v1::OperationResult&)>;
 
 struct ParkedVerb {
-  Member* member = nullptr;  // Who asked.
+  Member* member = nullptr;  // The caller.
   uint64_t sequence = 0;
   uint32_t index = 0;
   v1::Operation operation;
@@ -42,9 +43,9 @@ struct ParkedVerb {
 
 class ParkedVerbs {
  public:
-  // Blocks named by parked verbs plus the verbs: bounds memory of a session whose members report no fence. Device
-  // operations have a bound of their own, so that they leave room for what waits behind them: what a few hundred
-  // sequences name that fill a block in the same step. What they carry besides counts by its size.
+  // The most blocks that a session's parked verbs may name, the verbs counted too: its members may report no
+  // fence. Device operations have a bound of their own, so that they leave room for what waits behind them: a
+  // few hundred sequences that fill a block in the same step. What they carry besides counts by its size.
   static constexpr size_t kMaxNames = 65536;
   static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
 
@@ -55,8 +56,8 @@ class ParkedVerbs {
     size_t verbs = 0, blocks = 0;
     size_t names() const { return verbs + blocks; }
   };
-  const Tally& plain() const { return plain_; }
-  const Tally& on_device() const { return on_device_; }  // What is to run there, and does.
+  const Tally& on_host() const { return on_host_; }
+  const Tally& on_device() const { return on_device_; }  // Those that run there, and those that are to.
 
   // The step that `operation` has to wait for; 0: none.
   uint64_t Due(const v1::Operation& operation) const {
@@ -69,19 +70,21 @@ class ParkedVerbs {
   bool AnyOnDevice(absl::Span<const BlockRef> blocks) const;
   void Park(uint64_t due, ParkedVerb verb);
   void ParkBehind(ParkedVerb verb);
-  // The next verb that is due once `passed` is, and not held up; nothing: all wait.
+  // The next verb that is due once step `passed` is passed, and not held up; nullopt: all wait.
   std::optional<ParkedVerb> Pop(uint64_t passed);
-  // Whatever waits or is behind, for a session that ends.
+  // Any verb that waits or is behind, for a session that ends; nullopt: there is none.
   std::optional<ParkedVerb> PopAny();
-  // The verb of this call, to wait for it as well; null: it is not here.
+  // The verb of this call, for a repetition that waits for it too; null: it is not parked.
   ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
 
-  // ---- Device operations. `id` is not that of a running one; `blocks`: what it reads or writes, by id; `named`: as
-  // WeightOf. The verb's operation is not looked at.
+  // ---- Device operations
+  // No running one has this `id`; `blocks` are the ids that it reads or writes, and `named` is its WeightOf.
+  // The verb's operation is not looked at.
   void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named);
-  // It is over, or the session is: nothing is held up by it any more. REQUIRES: it is running.
+  // The operation is over, or its session is: nothing is held up by it any more. REQUIRES: it is running.
   ParkedVerb Finish(uint64_t id);
-  // After one is over: those behind it may go, each once and in order. Begin, then Next until it answers nothing.
+  // After an operation is over, verbs behind it may go, each once and in order: Begin, then Next until
+  // it answers nullopt.
   void BeginReadmission();
   std::optional<ParkedVerb> NextReadmitted();
 
@@ -105,11 +108,13 @@ class ParkedVerbs {
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
   std::deque<ParkedVerb> behind_;
-  std::deque<ParkedVerb> readmitted_;  // Were behind, and are looked at again; their gates are open.
+  std::deque<ParkedVerb> readmitted_;  // These were behind, and are looked at again; their gates are open.
   std::map<uint64_t, Running> running_;
-  absl::flat_hash_map<uint32_t, LastOnBlock> last_;  // By block id, of those that wait for a step.
-  absl::flat_hash_map<uint32_t, uint32_t> gates_;    // By block id: verbs running or behind that name it.
-  Tally plain_, on_device_;
+  // Both are keyed by block id: the last verb on it that waits for a step, and how many that run or are
+  // behind name it.
+  absl::flat_hash_map<uint32_t, LastOnBlock> last_;
+  absl::flat_hash_map<uint32_t, uint32_t> gates_;
+  Tally on_host_, on_device_;
 };
 
 }  // namespace kvpool

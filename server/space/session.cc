@@ -25,7 +25,7 @@ SessionLimits Session::limits() const {
   constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
   SessionLimits limits;
   limits.guaranteed = terms.guaranteed_blocks == kMost ? kMost : terms.guaranteed_blocks + 1;
-  // A cap that can't be raised by one never binds.
+  // A cap that can't be raised by one is never reached: it is no cap.
   limits.max_blocks = terms.max_blocks == 0 || terms.max_blocks == kMost ? 0 : terms.max_blocks + 1;
   return limits;
 }

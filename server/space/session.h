@@ -1,10 +1,10 @@
 // One engine's hold on a space, and the processes that are its members.
 //
 //   session   pending   its guarantee waits for a slab that others have not mapped yet
-//             joining   some rank is missing, or has not mapped all slabs of the pool: leases nothing
-//             ready     may lease and match
-//             ended     verbs answer ABORTED; blocks wait for the death of its members' processes
-//             gone      everything is back
+//             joining   some rank is missing, or has not mapped all slabs of the pool: it leases nothing
+//             ready     it may lease and match
+//             ended     its verbs answer ABORTED; its blocks wait for the death of its members' processes
+//             gone      everything has been given back
 //
 //   member    joined -> hung up or dead, in any order; the first of them ends the session
 //
@@ -35,7 +35,7 @@ class Session;
 class Space;
 struct DeviceOperation;
 
-// Slabs of the space on their way to one rank member.
+// Which of the space's slabs one rank member was sent, and has mapped.
 class SlabAcks {
  public:
   uint32_t sent() const { return static_cast<uint32_t>(mapped_.size()); }
@@ -47,15 +47,16 @@ class SlabAcks {
   absl::Status Acknowledge(uint32_t slab);
 
  private:
-  std::vector<bool> mapped_;  // By slab.
+  std::vector<bool> mapped_;  // Indexed by slab; as long as slabs were sent.
   uint32_t prefix_ = 0;
   uint32_t count_ = 0;
 };
 
-// A completion on its way: it has arrived when the answer to batch `confirmed_by` is acknowledged. 0: none followed it yet.
+// A completion on its way. It has arrived when the answer to batch `confirmed_by`, which is behind it on the
+// stream, is acknowledged.
 struct SentCompletion {
   v1::Completion completion;
-  uint64_t confirmed_by = 0;
+  uint64_t confirmed_by = 0;  // 0: no answer followed it yet.
 };
 
 struct MemberIdentity {
@@ -81,23 +82,24 @@ class Member {
   AnswerWindow answers;
   NoticeBoard notices;
   std::deque<v1::Completion> completions;
-  // Taken by a stream and not known to have arrived: the next stream gets them again.
+  // A stream took these, and they are not known to have arrived: the next stream gets them again.
   std::deque<SentCompletion> sent_completions;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
   SlabAcks slabs;
   uint64_t fence = 0;
   bool warmup_done = false;
-  bool joined = false;  // Bound to its attachment: what it acknowledges is heard. It gets no slab before.
+  // It is bound to its attachment, so that what it acknowledges is heard. It gets no slab before.
+  bool joined = false;
   bool dead = false;
-  bool touched = false;  // Is in SpaceState's list of members to wake.
+  bool touched = false;  // It is in Sessions' list of members to wake.
   uint64_t last_call_ms = 0;
 };
 
 struct SessionTerms {
   uint64_t id = 0;
   std::string client_name;
-  uint32_t uid = 0;  // Of the first member; others must have it too.
+  uint32_t uid = 0;  // All members' processes have it.
   uint32_t ranks = 1;
   uint32_t guaranteed_blocks = 0;
   uint32_t max_blocks = 0;
@@ -109,17 +111,18 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(std::shared_ptr<Space> space, SessionTerms terms)
       : space(std::move(space)), terms(std::move(terms)), by_rank(this->terms.ranks, nullptr) {}
 
-  // What the pool is told: the sink is the daemon's wish, so it comes on top.
+  // The pool's limits: the sink is the daemon's wish, so it comes on top of what the engine asked for.
   SessionLimits limits() const;
-  // Slabs that every rank has mapped; 0 while a rank is missing.
+  // How many slabs every rank has mapped; 0 while a rank is missing.
   uint32_t mapped() const;
   uint32_t slabs_in_flight() const;
-  // Rank members, those that have not come yet among them, whose engine still writes to scratch.
+  // How many ranks have not sent WarmupDone, those without a member among them: their engines still
+  // write to scratch.
   uint32_t warming_up() const;
   bool all_dead() const;
-  // Recomputes `passed`; true: it moved.
+  // Computes `passed` again; true: it moved.
   bool UpdatePassed();
-  // INVALID_ARGUMENT or FAILED_PRECONDITION: the role is taken, or not of this session.
+  // INVALID_ARGUMENT: the session has no such rank. FAILED_PRECONDITION: the role is taken.
   absl::Status CheckRole(bool scheduler, uint32_t rank) const;
   Member* AddMember(MemberIdentity identity);
   // The member that keeps the magazine: the scheduler, or the first one.
@@ -128,19 +131,19 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<Space> space;
   const SessionTerms terms;
 
-  std::vector<std::unique_ptr<Member>> members;  // By index; only grows.
-  std::vector<Member*> by_rank;                  // Null: not here yet.
+  std::vector<std::unique_ptr<Member>> members;  // Indexed by Member::index; it only grows.
+  std::vector<Member*> by_rank;                  // Null: the rank has not joined yet.
   ParkedVerbs parked;
   Holder holder = kNobody;
   BlockRef sink;
-  uint64_t passed = 0;     // Step that every rank has passed.
-  uint32_t announced = 0;  // Slabs that its members were told are ready.
-  // Prepared and not over: they read or write its blocks, whatever became of it.
+  uint64_t passed = 0;     // Every rank has passed this step.
+  uint32_t announced = 0;  // So many slabs its members were told are ready.
+  // These are prepared and not over: they read or write its blocks, even if it has ended.
   std::vector<std::shared_ptr<DeviceOperation>> device_operations;
   uint64_t next_operation = 1;
   EpisodeSets episodes;
-  bool free_when_over = false;  // It has ended, and its blocks come free when the last of them is over.
-  bool lacks_blocks = false;    // Some verb that is parked waits for blocks.
+  bool free_when_over = false;  // It has ended, and its blocks come free when the last of these is over.
+  bool lacks_blocks = false;    // Some parked verb waits for blocks.
   bool ready = false;
   bool ended = false;
   std::string end_reason;

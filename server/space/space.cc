@@ -1,6 +1,7 @@
 #include "server/space/space.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,49 +13,124 @@
 #include "server/replacement/policy.h"
 
 namespace kvpool {
-
 namespace {
+
+// Device memory that ran out for other reasons than the budget is asked for again after this.
+constexpr uint64_t kGrowthRetryMs = 10000;
 
 // A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
 void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
   KVPOOL_CHECK(!IsSticky(status), "space %lu: %s: %s", space, doing.c_str(), status.ToString().c_str());
 }
 
+uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  space.mu.Lock();
+  return space.NowMs();
+}
+
 }  // namespace
 
-Space::Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
-             std::vector<RunnerOrWhy> runners, DeviceBudget* budget, EventLog* event_log, const Clock* clock)
+Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
     : facts(std::move(facts)),
-      state(&this->facts, options, std::move(policy), clock->NowMs()),
-      verbs(&state, event_log),
-      device_verbs(&state, &verbs, std::move(runners)),
+      state(&this->facts, options, std::move(parts.policy), parts.clock->NowMs()),
+      verbs(&state, parts.event_log),
+      device_verbs(&state, &verbs, std::move(parts.runners)),
       batches(&state, &verbs, &device_verbs),
-      budget_(budget),
-      clock_(clock) {}
+      budget_(parts.budget),
+      owner_(parts.owner),
+      clock_(parts.clock) {}
 
-absl::Status Space::MakeSlab(Deferred* deferred) {
+// --------------------------------------------------------------------------------------------------- turns
+
+SpaceTurn::SpaceTurn(Space& space, Settlement* settlement)
+    : Settlement(space), Turn(LockAndReadClock(space), &settlement->pending()) {}
+
+SpaceTurn::~SpaceTurn() {
+  space_.state.EndTurn(*this);
+  space_.mu.Unlock();
+}
+
+void Space::Settle(Settlement* settlement) {
+  const Deferred& deferred = settlement->pending();
+  if (deferred.send) SendFrames(settlement);
+  for (const auto& listener : deferred.wake) listener->OnPending();
+  for (const auto& listener : deferred.superseded) listener->OnSuperseded();
+  for (const Deferred::Answer& answer : deferred.answers) {
+    for (const Waiter& waiter : answer.waiters) waiter(answer.result);
+  }
+  for (const Deferred::Hangup& hangup : deferred.hangups) hangup.peer->Close(hangup.reason);
+  if (!deferred.ended.empty() || !deferred.gone.empty() || deferred.housekeep || deferred.reclaim) {
+    owner_->AfterTurn(this, deferred);
+  }
+}
+
+void Space::SendFrames(Settlement* settlement) {
+  {
+    MutexLock lock(&mu);
+    if (!state.sessions.outbox().BeginSending()) return;
+  }
+  while (true) {
+    std::optional<OutgoingFrame> out;
+    {
+      MutexLock lock(&mu);
+      out = state.sessions.outbox().Next();
+    }
+    if (!out.has_value()) return;
+    const std::shared_ptr<Session> session = out->session;
+    const uint32_t slab = out->frame.slab().slab();
+    if (const absl::Status status = SendFrame(*std::move(out)); !status.ok()) {
+      CheckNotLost(status, facts.id, absl::StrCat("sending slab ", slab));
+      SpaceTurn turn(*this, settlement);
+      state.sessions.End(turn, session.get(), EndKind::kUnsentSlab,
+                         absl::StrCat("session ", session->terms.id, " ended: slab ", slab,
+                                      " could not be sent: ", std::string(status.message())),
+                         nullptr);
+    }
+  }
+}
+
+absl::Status Space::SendFrame(OutgoingFrame out) {
+  UniqueFd fd;
+  if (out.slab != nullptr) {
+    if (facts.kind == v1::SPACE_KIND_IPC) {
+      ASSIGN_OR_RETURN(const IpcHandle handle, out.slab->ipc_handle());
+      out.frame.mutable_slab()->set_ipc_handle(handle.data(), handle.size());
+    } else {
+      ASSIGN_OR_RETURN(fd, out.slab->Export());
+    }
+  }
+  out.peer->Send(out.frame, std::move(fd));
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------- slabs
+
+absl::Status Space::MakeSlab(Settlement* settlement) {
   const SpaceGeometry& geometry = facts.geometry;
+  const auto closed = [this] {
+    return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
+  };
   uint64_t left_bytes = 0;
   {
     MutexLock lock(&mu);
-    if (state.closed) return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
-    if (state.complete()) {
-      state.set_may_grow(false);
+    Growth& growth = state.growth;
+    if (growth.closed()) return closed();
+    if (growth.complete()) {
+      growth.set_may_grow(false);
       return absl::ResourceExhaustedError(
-          absl::StrCat("space ", facts.id, " has all of its ", state.made_blocks(), " blocks"));
+          absl::StrCat("space ", facts.id, " has all of its ", growth.made_blocks(), " blocks"));
     }
-    left_bytes = (geometry.max_blocks - state.made_blocks()) * geometry.block_stride_bytes;
+    left_bytes = (geometry.max_blocks - growth.made_blocks()) * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,
                                 .bytes = std::min(geometry.slab_bytes, left_bytes),
                                 .unit = geometry.unit_bytes};
-  absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
+  const absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
     if (bytes.ok()) budget_->Give(facts.rank_devices, facts.tenant, *bytes);
     MutexLock lock(&mu);
-    state.set_may_grow(false);
-    state.retry_growth_ms = clock_->NowMs() + (bytes.ok() ? kGrowthRetryMs : 0);
+    state.growth.Block(clock_->NowMs() + (bytes.ok() ? kGrowthRetryMs : 0));
     // The budget is for the housekeeper to watch; a device that says no is news, once.
     if (bytes.ok() && state.counters.growth_failures++ == 0) {
       LogWarning("space can't grow", {{"space", facts.id}, {"error", row.status()}});
@@ -63,21 +139,17 @@ absl::Status Space::MakeSlab(Deferred* deferred) {
   }
   LogInfo("slab made", {{"space", facts.id}, {"bytes", *bytes}, {"ranks", facts.devices.size()}});
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= geometry.unit_bytes;
-  bool closed = false;
   {
-    MutexLock lock(&mu);
-    closed = state.closed;
-    if (!closed) {
+    SpaceTurn turn(*this, settlement);
+    if (!state.growth.closed()) {
       slab_bytes_.fetch_add(row->bytes, std::memory_order_relaxed);
-      state.AddSlab(*row, clock_->NowMs(), deferred);
-      state.set_may_grow(room && !state.complete());
+      state.sessions.AddSlab(turn, *std::move(row));
+      state.growth.set_may_grow(room && !state.growth.complete());
+      return absl::OkStatus();
     }
   }
-  if (closed) {
-    DestroyRow(*std::move(row));
-    return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
-  }
-  return absl::OkStatus();
+  DestroyRow(*std::move(row));
+  return closed();
 }
 
 absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
@@ -109,55 +181,10 @@ void Space::DestroySlabs() {
   std::vector<SlabRow> rows;
   {
     MutexLock lock(&mu);
-    rows = state.TakeSlabs();
+    rows = state.growth.TakeSlabs();
     slab_bytes_.store(0, std::memory_order_relaxed);
   }
   for (SlabRow& row : rows) DestroyRow(std::move(row));
-}
-
-void Space::SendFrames(Deferred* deferred) {
-  {
-    MutexLock lock(&mu);
-    if (state.sending) return;
-    state.sending = true;
-  }
-  while (true) {
-    OutgoingFrame out;
-    {
-      MutexLock lock(&mu);
-      if (state.outbox.empty()) {
-        state.sending = false;
-        return;
-      }
-      out = std::move(state.outbox.front());
-      state.outbox.pop_front();
-    }
-    const std::shared_ptr<Session> session = out.session;
-    const uint32_t slab = out.frame.slab().slab();
-    if (const absl::Status status = SendFrame(std::move(out)); !status.ok()) {
-      CheckNotLost(status, facts.id, absl::StrCat("sending slab ", slab));
-      MutexLock lock(&mu);
-      state.EndSession(session.get(), EndKind::kUnsentSlab,
-                       absl::StrCat("session ", session->terms.id, " ended: slab ", slab,
-                                    " could not be sent: ", std::string(status.message())),
-                       nullptr, clock_->NowMs(), deferred);
-      state.CollectWakes(deferred);
-    }
-  }
-}
-
-absl::Status Space::SendFrame(OutgoingFrame out) {
-  UniqueFd fd;
-  if (out.slab != nullptr) {
-    if (facts.kind == v1::SPACE_KIND_IPC) {
-      ASSIGN_OR_RETURN(const IpcHandle handle, out.slab->ipc_handle());
-      out.frame.mutable_slab()->set_ipc_handle(handle.data(), handle.size());
-    } else {
-      ASSIGN_OR_RETURN(fd, out.slab->Export());
-    }
-  }
-  out.peer->Send(out.frame, std::move(fd));
-  return absl::OkStatus();
 }
 
 }  // namespace kvpool

@@ -1,5 +1,12 @@
 // The memory of one (tenant, fingerprint) and the sessions in it, behind one mutex.
 //
+//   {
+//     SpaceTurn turn(space);                     // Locks mu, and reads the clock once.
+//     space.batches.Apply(turn, member, ...);    // Changes the state; defers what must not be done under mu.
+//   }                                            // Unlocks mu, then carries out what was deferred.
+//
+// Code that wakes, sends and ends nothing may take mu itself.
+//
 // Locks, in this order: growth_mu (one thread at a time makes or destroys slabs; held across device calls),
 // the registry's mutex, mu. No device call, send or listener runs under mu.
 #ifndef KVPOOL_SERVER_SPACE_SPACE_H_
@@ -16,26 +23,40 @@
 #include "server/space/batch.h"
 #include "server/space/device_budget.h"
 #include "server/space/device_verbs.h"
+#include "server/space/space_owner.h"
 #include "server/space/space_state.h"
 #include "server/space/verbs.h"
 
 namespace kvpool {
 
+class Settlement;
+
 class Space {
  public:
-  Space(SpaceFacts facts, const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy,
-        std::vector<RunnerOrWhy> runners, DeviceBudget* budget, EventLog* event_log, const Clock* clock);
+  // What a space works with; all but the policy outlive it. `event_log` may be null.
+  struct Parts {
+    std::unique_ptr<ReplacementPolicy> policy;
+    std::vector<RunnerOrWhy> runners;  // Indexed by rank.
+    DeviceBudget* budget = nullptr;
+    EventLog* event_log = nullptr;
+    SpaceOwner* owner = nullptr;
+    const Clock* clock = nullptr;
+  };
+  Space(SpaceFacts facts, const PoolOptions& options, Parts parts);
 
   // Makes one more slab on every rank, or on none. RESOURCE_EXHAUSTED: the space is at its largest, or the
-  // budget or a device is out of memory.
-  absl::Status MakeSlab(Deferred* deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
+  // budget or a device is out of memory. `settlement` is carried out by the caller, once growth_mu is free.
+  absl::Status MakeSlab(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
+      ABSL_LOCKS_EXCLUDED(mu);
   // Destroys the slabs of a closed space. When it returns they are gone, whichever thread destroyed them.
   void DestroySlabs() ABSL_LOCKS_EXCLUDED(growth_mu, mu);
-  // Sends what is in the outbox, in order, unless another thread is at it.
-  void SendFrames(Deferred* deferred) ABSL_LOCKS_EXCLUDED(mu);
 
-  // Of all its slabs, per rank. Needs no lock: who asks about many spaces would wait for the verbs of each.
+  // The bytes of all slabs on one rank. Reading them takes no lock, so a caller that sums over many spaces
+  // does not wait for each one's verbs.
   uint64_t slab_bytes() const { return slab_bytes_.load(std::memory_order_relaxed); }
+  uint64_t NowMs() const { return clock_->NowMs(); }
+  // Carries out what turns have deferred: see Settlement.
+  void Settle(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
 
   const SpaceFacts facts;
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
@@ -46,13 +67,46 @@ class Space {
   Batches batches ABSL_GUARDED_BY(mu);
 
  private:
+  // Sends what is in the outbox, in order, unless another thread is at it.
+  void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   absl::StatusOr<SlabRow> MakeRow(uint64_t bytes);
   void DestroyRow(SlabRow row);
   absl::Status SendFrame(OutgoingFrame out);
 
   DeviceBudget* const budget_;
+  SpaceOwner* const owner_;
   const Clock* const clock_;
   std::atomic<uint64_t> slab_bytes_{0};
+};
+
+// What turns at a space deferred; carried out at the end of its scope, where the caller holds no lock
+// of the daemon.
+class Settlement {
+ public:
+  explicit Settlement(Space& space) : space_(space) {}
+  ~Settlement() { space_.Settle(this); }
+  Settlement(const Settlement&) = delete;
+  Settlement& operator=(const Settlement&) = delete;
+  Deferred& pending() { return pending_; }
+
+ protected:
+  Space& space_;
+
+ private:
+  Deferred pending_;
+};
+
+// A turn at a space, from the lock to the unlock. With a settlement of the caller's, that is where it
+// defers to: for a turn that is one of several, or under growth_mu. Else it settles by itself, right
+// after the unlock.
+class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
+ public:
+  // Their bodies lock and unlock by halves, which the analysis does not follow; it checks their callers.
+  explicit SpaceTurn(Space& space) ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS
+      : SpaceTurn(space, this) {}
+  SpaceTurn(Space& space, Settlement* settlement)
+      ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 };
 
 }  // namespace kvpool

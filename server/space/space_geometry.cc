@@ -12,8 +12,7 @@ namespace {
 
 uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Both factors are below 2^40: the product of what remains after the gcd can't overflow 64 bits by much, so
-// it is taken in 128.
+// Both factors are below 2^40, so their product may need more than 64 bits.
 unsigned __int128 Lcm(uint64_t a, uint64_t b) {
   return static_cast<unsigned __int128>(a / std::gcd(a, b)) * b;
 }

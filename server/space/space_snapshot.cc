@@ -14,29 +14,28 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.policy = std::string(state.pool.policy().name());
   snapshot.blocks = state.pool.counts();
   snapshot.capacity = state.pool.capacity();
-  snapshot.slabs = static_cast<uint32_t>(state.slabs.size());
+  snapshot.slabs = static_cast<uint32_t>(state.growth.slabs().size());
   snapshot.sessions = static_cast<uint32_t>(state.sessions.size());
-  snapshot.members_stale = state.stale_members(now);
+  snapshot.members_stale = state.sessions.stale_members(now);
   snapshot.pinned = state.pool.pinned();
   snapshot.pin_budget = state.pool.pin_budget();
   for (const Session* session : state.sessions) {
     snapshot.parked += static_cast<uint32_t>(session->parked.size());
   }
-  for (const SlabRow& row : state.slabs) snapshot.slab_bytes += row.bytes * row.by_rank.size();
-  snapshot.growth_failures = state.counters.growth_failures;
-  snapshot.pressure = state.pressure;
+  snapshot.slab_bytes = state.growth.bytes();
+  snapshot.pressure = state.pressure.on();
   snapshot.pool = state.pool.counters();
+  snapshot.counters = state.counters;
   snapshot.evicted_by_policy = state.evicted_by_policy();
-  snapshot.shortfalls = state.counters.shortfalls;
   snapshot.reclaim = state.reclaim.Snapshot();
   snapshot.lifetime = state.lifetime.Snapshot();
   snapshot.idle_before_evict = state.idle_before_evict.Snapshot();
   snapshot.reuse_gap = state.reuse_gap.Snapshot();
-  snapshot.decided_in_time = state.decisions.in_time;
-  snapshot.decided_late = state.decisions.late;
-  snapshot.decisions_not_asked = state.decisions.not_asked;
-  snapshot.breaker_state = static_cast<uint32_t>(state.decisions.breaker.state(now));
-  snapshot.thinking = state.thinking.Snapshot();
+  snapshot.decided_in_time = state.decisions.counts().in_time;
+  snapshot.decided_late = state.decisions.counts().late;
+  snapshot.decisions_not_asked = state.decisions.counts().not_asked;
+  snapshot.breaker_state = static_cast<uint32_t>(state.decisions.state(now));
+  snapshot.decision_time = state.decision_time.Snapshot();
   return snapshot;
 }
 

@@ -1,4 +1,4 @@
-// A space as metrics and statistics want it.
+// A space's state at one moment, for metrics and statistics.
 #ifndef KVPOOL_SERVER_SPACE_SPACE_SNAPSHOT_H_
 #define KVPOOL_SERVER_SPACE_SPACE_SNAPSHOT_H_
 
@@ -19,16 +19,15 @@ struct SpaceSnapshot {
   std::array<uint32_t, kBlockStates> blocks{};
   uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
   uint64_t slab_bytes = 0;
-  uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
   bool pressure = false;
   PoolCounters pool;
+  SpaceCounters counters;
   std::map<std::string, EvictedBlocks> evicted_by_policy;
-  std::array<uint64_t, 8> shortfalls{};  // By v1::Shortfall.
   HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
-  // Of a policy that thinks.
+  // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.
   uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
-  uint32_t breaker_state = 0;  // As Breaker::State.
-  HistogramSnapshot thinking;
+  uint32_t breaker_state = 0;  // A Breaker::State.
+  HistogramSnapshot decision_time;
 };
 
 SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now);

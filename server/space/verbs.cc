@@ -12,10 +12,10 @@
 namespace kvpool {
 namespace {
 
-// An answer stays below gRPC's default limit of 4 MiB even if each of 65,536 blocks is refused: those beyond
-// these get a code and no text.
+// Refusals beyond these get a code and no text, so that an answer stays below gRPC's default limit of 4 MiB
+// even if each of 65,536 blocks is refused.
 constexpr int kExplainedRefusals = 64;
-// One match in this many looks up when a block of it was last used. A power of two.
+// One match in this many, a power of two, looks up when a block of it was last used.
 constexpr uint32_t kReuseSample = 8;
 
 int Code(absl::StatusCode code) { return static_cast<int>(code); }
@@ -72,7 +72,7 @@ v1::Shortfall WireShortfall(Shortfall shortfall) {
   return v1::SHORTFALL_NONE;
 }
 
-// REQUIRES: it is one of those there are.
+// REQUIRES: `reuse` is a value of the enum.
 Reuse HintOf(v1::Reuse reuse) {
   static_assert(static_cast<int>(Reuse::kExpected) == v1::REUSE_EXPECTED &&
                 static_cast<int>(Reuse::kUnlikely) == v1::REUSE_UNLIKELY &&
@@ -80,8 +80,8 @@ Reuse HintOf(v1::Reuse reuse) {
   return static_cast<Reuse>(reuse);
 }
 
-// Engines write dummy K and V into scratch that lies where blocks will be: until it is gone, a block that
-// they lease or match is not what they would touch.
+// During warm-up engines write dummy K and V into scratch, which is mapped where blocks will be: a block that
+// they lease or match now is not what they would touch.
 bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResult* result) {
   const uint32_t waiting = session.warming_up();
   if (waiting == 0) return false;
@@ -154,7 +154,7 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   v1::Shortfall shortfall = v1::SHORTFALL_GROWING;
   refs_.clear();
   if (session->ready) {
-    const SpaceLease leased = state_.Lease(session->holder, now, lease.count(), lease.min(), &refs_);
+    const SpaceLease leased = state_.growth.Lease(session->holder, now, lease.count(), lease.min(), &refs_);
     if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
     answer->mutable_blocks()->Reserve(static_cast<int>(refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
@@ -162,7 +162,9 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   }
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
   answer->set_shortfall(shortfall);
-  if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) state_.lease_was_short = true;
+  if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) {
+    state_.pressure.OnShortLease();
+  }
   ++state_.counters.shortfalls[shortfall];
 }
 
@@ -200,7 +202,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
     if (!unmapped_.empty() && unmapped_[i]) {
       RefuseUnmapped(static_cast<uint32_t>(i), entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
-      state_.sealer[Index(outcome.canonical.id)] = static_cast<uint32_t>(session->terms.id);
+      state_.sessions.SetSealer(outcome.canonical.id, *session);
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(i)));
       RefuseOne(*session, static_cast<uint32_t>(i), ref, outcome.verdict, result->mutable_refused());
@@ -209,11 +211,11 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
 }
 
 void BlockVerbs::SealMapped(const Session& session, TimeMs now, const BlockKey* in_front) {
-  const uint32_t end = state_.blocks_mapped_by(session);
+  const uint32_t end = state_.sessions.blocks_mapped_by(session);
   unmapped_.resize(entries_.size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BlockKey& key = entries_[i].keys.back();
-    // What is sealed on the way are blocks that the session was leased, which it has mapped.
+    // Blocks that are sealed meanwhile are the session's own leases, which it has mapped.
     const BlockRef canonical = state_.pool.Find(key);
     unmapped_[i] = !entries_[i].leave_duplicate && canonical != kNullRef && Index(canonical.id) >= end;
     if (!unmapped_[i]) {
@@ -256,7 +258,7 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
   }
   SampleReuse(now);
   state_.pool.Match(session->holder, now, queries_, &match_);
-  if (match_.miss == MissReason::kCredit) state_.CountPromises();
+  if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
   if (event_log_ != nullptr) LogMatch(*session, now);
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));
@@ -307,7 +309,7 @@ void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint
   add();
 }
 
-// As far as the chain was sealed, under this session's block or another's.
+// Records the chain as far as it is sealed now, in this session's blocks or others'.
 void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front) {
   event_words_.assign(1, in_front == nullptr ? 0 : event_log_->Hash(*in_front));
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -328,7 +330,7 @@ void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& sea
 
 void BlockVerbs::SampleReuse(TimeMs now) {
   if (++matches_ % kReuseSample != 0 || keys_.empty()) return;
-  // Any of the keys: taking the first would measure system prompts alone.
+  // Any of the keys may be sampled: taking the first would measure system prompts alone.
   const BlockRef block = state_.pool.Find(keys_[matches_ / kReuseSample % keys_.size()]);
   if (block == kNullRef) return;
   const absl::StatusOr<BlockView> view = state_.pool.View(block.id, now);

@@ -1,12 +1,12 @@
-// The verbs that act on blocks, against the pool of one space.
+// The verbs that act on blocks, applied to the pool of one space.
 //
-//   lease match                        only for a ready session that is past its warm-up
-//   seal release ref touch pin unpin   for any open session; blocks it can't be applied to are refused one by
-//   set_retention                      one, the others are done. A seal answers no canonical block that the
-//                                      session has not mapped
+//   lease match                   only for a ready session that is past its warm-up
+//   seal release ref touch        for any open session. Blocks that the verb can't be applied to are refused one
+//   pin unpin set_retention       by one, the others are done. A seal answers no canonical block that the session
+//                                 has not mapped
 //
 // Refs go from the packed field of the request to the pool and back without allocation per block: the vectors
-// here are reused. Not thread-safe: the space's mutex is around it.
+// here are used again. Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_VERBS_H_
 #define KVPOOL_SERVER_SPACE_VERBS_H_
 
@@ -28,9 +28,10 @@ class BlockVerbs {
   // `event_log` may be null.
   BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
-  // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, the session has not ended.
+  // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, and the session
+  // has not ended.
   void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
-  // A verdict in words. REQUIRES: it is none of kDone and kDuplicate, or the block is the session's sink.
+  // The verdict in words. REQUIRES: it is neither kDone nor kDuplicate, or the block is the session's sink.
   absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
 
  private:
@@ -39,19 +40,19 @@ class BlockVerbs {
 
   void Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
   void Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result);
-  // Seals for a session that is behind on mapping slabs: those blocks whose key is not that of a block in a slab
-  // that it has not mapped. Marks the others in unmapped_.
+  // Seals for a session that has not mapped all slabs of the pool. It leaves out, and marks in unmapped_, the
+  // blocks whose key a block in a slab has that the session has not mapped.
   void SealMapped(const Session& session, TimeMs now, const BlockKey* in_front);
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
   void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
   void SampleReuse(TimeMs now);
-  // Of the first group that was asked for.
+  // Only the first group that was asked for is recorded.
   void LogMatch(const Session& session, TimeMs now);
-  // Of the released blocks that are sealed.
+  // Only released blocks that are sealed are recorded.
   void LogHint(const Session& session, TimeMs now, const UseHint& hint);
   void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);
 
-  // Unpacks into refs_, the sink replaced by no block, and makes verdicts_ as long.
+  // Unpacks into refs_, with kNullRef in place of the sink, and makes verdicts_ as long.
   void Unpack(const Session& session, const Refs& wire);
   void AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group);
   void Refuse(const Session& session, const Refs& wire, Refusals* refusals);
@@ -66,7 +67,7 @@ class BlockVerbs {
   std::vector<BlockKey> keys_;
   std::vector<SealEntry> entries_;
   std::vector<SealOutcome> outcomes_;
-  std::vector<bool> unmapped_;  // By entry, if any is.
+  std::vector<bool> unmapped_;  // Indexed by entry; empty if the session has mapped all slabs.
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
   std::vector<uint64_t> event_words_;

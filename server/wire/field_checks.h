@@ -1,4 +1,4 @@
-// The three shapes of an invalid field, in words that name field, value and limit.
+// Checks of a field's range and size, and of fields that are unknown. Errors name field, value and limit.
 #ifndef KVPOOL_SERVER_WIRE_FIELD_CHECKS_H_
 #define KVPOOL_SERVER_WIRE_FIELD_CHECKS_H_
 
@@ -29,8 +29,8 @@ inline absl::Status CheckSize(absl::string_view field, const std::string& value,
   return absl::InvalidArgumentError(absl::StrCat(field, " has ", value.size(), " bytes; must have ", limit));
 }
 
-// What generated code of proto3 keeps to itself: reflection answers the same at ten times the price, which for the
-// verbs of a batch is a tenth of what they cost.
+// Reads a protected member of generated code. Reflection answers the same at ten times the price, and for the
+// verbs of a batch that is a tenth of what they cost.
 class UnknownFields : private google::protobuf::Message {
  public:
   static bool In(const google::protobuf::Message& message) {
@@ -44,7 +44,7 @@ class UnknownFields : private google::protobuf::Message {
   return absl::InvalidArgumentError(absl::StrCat(what, " has unknown field ", unknown.field(0).number()));
 }
 
-// A field of a newer contract may change what the others mean: it is refused, not skipped.
+// A field of a newer contract may change what the others mean, so it is refused, not skipped.
 inline absl::Status CheckKnown(absl::string_view what, const google::protobuf::Message& message) {
   return UnknownFields::In(message) ? HasUnknown(what, message) : absl::OkStatus();
 }

@@ -3,7 +3,7 @@
 namespace kvpool {
 namespace {
 
-// Arrays that travel inside an operation: a session may have some 64 MiB of them parked.
+// The weight of arrays inside an operation, by which a session may have some 64 MiB of them parked.
 constexpr size_t kBytesOfName = 256;
 
 void AddData(const v1::Data& data, BlockLists* lists) {
@@ -49,9 +49,9 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
     case v1::Operation::kPutEpisode:
     case v1::Operation::kChooseEpisode:
     case v1::Operation::VERB_NOT_SET:
-      return v1::Release::default_instance().blocks();  // None.
+      return v1::Release::default_instance().blocks();
   }
-  return v1::Release::default_instance().blocks();  // None.
+  return v1::Release::default_instance().blocks();
 }
 
 BlockLists BlockListsOf(const v1::Operation& operation) {

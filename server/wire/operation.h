@@ -1,4 +1,4 @@
-// What an operation of the contract names and weighs, whichever verb it is.
+// The blocks that an operation names, and its weight in the limits on parked verbs, whichever verb it is.
 #ifndef KVPOOL_SERVER_WIRE_OPERATION_H_
 #define KVPOOL_SERVER_WIRE_OPERATION_H_
 
@@ -24,17 +24,19 @@ inline bool NamesLists(v1::Operation::VerbCase verb) {
 
 // The lists of blocks that an operation names; none for lease, match, fence and the verbs of the session.
 using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;
-// Of verbs with one list, or none.
+// The list of a verb that has exactly one; empty for all other verbs.
 const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& operation);
-// Of device operations, sequences and what signals are read from; of put_episode, its sequences.
+// The lists of a verb that has several. Device operations: the sequences, and the blocks that signals are
+// read from. put_episode: its sequences.
 BlockLists BlockListsOf(const v1::Operation& operation);
 size_t CountBlocks(const v1::Operation& operation);
-// What it counts in the bounds on what is parked: blocks, and the size of what it carries.
+// The operation's weight in the limits on parked verbs: its blocks, plus the size of the
+// arrays that it carries.
 size_t WeightOf(const v1::Operation& operation);
-// By id, as often as they are named.
+// The ids of the blocks that the operation names; one that is named twice is there twice.
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation);
 
-// Calls visit(block id) for each block that the operation names, as often as it does.
+// Calls visit(block id) for each block that the operation names, as often as it is named.
 template <typename Visit>
 void ForEachBlock(const v1::Operation& operation, Visit visit) {
   const auto visit_list = [&visit](const google::protobuf::RepeatedField<uint64_t>& list) {

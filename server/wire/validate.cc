@@ -43,7 +43,8 @@ absl::Status Check(const v1::Seal& seal, uint32_t groups) {
   RETURN_IF_ERROR(CheckRange("seal.key_bytes", seal.key_bytes(), 1, kMaxKeyBytes));
   RETURN_IF_ERROR(CheckRange("seal.keys_per_block", seal.keys_per_block(), 0, kMaxKeysPerBlock));
   const uint64_t keys_per_block = seal.keys_per_block() == 0 ? 1 : seal.keys_per_block();
-  // At most 65536 * 8 * 64: no overflow after the checks above.
+  // After the checks above this is at most kMaxNames * kMaxKeysPerBlock * kMaxKeyBytes,
+  // which does not overflow.
   const uint64_t expected = seal.blocks_size() * keys_per_block * seal.key_bytes();
   if (seal.keys().size() != expected) {
     return Invalid(absl::StrCat("seal.keys has ", seal.keys().size(), " bytes; ", seal.blocks_size(),
@@ -141,7 +142,8 @@ bool MayWait(v1::Operation::VerbCase verb) {
   return false;
 }
 
-// Blocks and keys named. Nothing here was checked yet: no product can overflow, sizes are of data at hand.
+// How many blocks and keys an operation names. It was not checked yet, but all sizes are those of data at
+// hand, so that nothing overflows.
 uint64_t NamesIn(const v1::Operation& operation) {
   if (operation.has_lease()) return operation.lease().count();
   if (!operation.has_match()) return CountBlocks(operation);

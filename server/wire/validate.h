@@ -2,7 +2,8 @@
 // documents. Errors are INVALID_ARGUMENT and name the field, its value and the limit. Sizes from the wire are
 // added and multiplied in 128 bits or not at all.
 //
-// What needs state (stale refs, caps, credit, mismatch with a space) is checked where the state is.
+// Stale refs, caps, credit and a mismatch with a space take state to check, and are checked
+// where the state is.
 #ifndef KVPOOL_SERVER_WIRE_VALIDATE_H_
 #define KVPOOL_SERVER_WIRE_VALIDATE_H_
 
@@ -21,7 +22,7 @@ absl::Status ValidateClientName(const std::string& name);
 
 // The batch as a whole: sequence, counts. Its operations are checked one by one.
 absl::Status ValidateBatch(const v1::StepRequest& request);
-// The same for a unary call.
+// Likewise for a unary call and its one operation.
 absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation);
 // `groups`: how many layer groups the space has.
 absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups);

@@ -1,12 +1,14 @@
 #include "server/wire/validate_score.h"
 
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "cuda/scorers/parts/signals.h"
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
 #include "proto/support/limits.h"
@@ -18,22 +20,19 @@ namespace {
 
 using google::protobuf::RepeatedField;
 
-constexpr uint32_t kMaxTokens = 1 << 24;
 constexpr size_t kMaxInlinedBytes = 1 << 20;
 constexpr int kMaxSettings = 32;
 constexpr size_t kMaxSettingBytes = 256;
-constexpr int kMaxSignals = 16;
+constexpr int kMaxSignals = std::size(scorers::kSignals);
 constexpr int kMaxRanges = 1024;
 constexpr uint32_t kMaxHiddenDim = 65536;
-constexpr uint32_t kMaxQueries = 1024;
-constexpr uint32_t kMaxQueryHeads = 65536;
-constexpr uint64_t kMaxLayerTokens = uint64_t{1} << 40;
 constexpr size_t kMaxEpisodeNameBytes = 128;
 constexpr int kMaxEmbeddingDim = 4096;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// Blocks of one sequence and of what is read beside it: none twice in a list, none of the sequence in another.
+// The blocks of a sequence and of what is read beside it. No list names a block twice, and no other list
+// names one of the sequence.
 class NamedBlocks {
  public:
   absl::Status Add(const std::string& field, const RepeatedField<uint64_t>& blocks, bool shared) {
@@ -116,23 +115,18 @@ absl::Status Check(const v1::QueryWindow& window, NamedBlocks* named) {
   return Check("window.data", window.data(), /*counted=*/false, named);
 }
 
-bool IsWindowSignal(v1::SignalKind kind) {
-  return kind >= v1::SIGNAL_KIND_WINDOW_MEAN && kind <= v1::SIGNAL_KIND_WINDOW_LATEST;
-}
-
 absl::Status Check(const v1::Signal& signal, const v1::Signals& signals, NamedBlocks* named) {
   RETURN_IF_ERROR(CheckKnown("signals.signals", signal));
-  RETURN_IF_ERROR(CheckEnum(
-      "signals.kind", v1::SignalKind_IsValid(signal.kind()) && signal.kind() != v1::SIGNAL_KIND_UNSPECIFIED,
-      signal.kind()));
+  const scorers::SignalFacts* const facts = scorers::FindSignal(signal.kind());
+  RETURN_IF_ERROR(CheckEnum("signals.kind", facts != nullptr, signal.kind()));
   const std::string& name = v1::SignalKind_Name(signal.kind());
-  const bool weights = signal.kind() == v1::SIGNAL_KIND_WEIGHTS;
-  const bool hidden = signal.kind() == v1::SIGNAL_KIND_HIDDEN;
+  const bool weights = facts->shape == scorers::SignalShape::kWeights;
+  const bool hidden = facts->shape == scorers::SignalShape::kHidden;
   if (signal.per_head() && (weights || hidden))
     return Invalid(absl::StrCat(name, ".per_head must not be set"));
   if (signal.per_layer() && weights) return Invalid(absl::StrCat(name, ".per_layer must not be set"));
   if (hidden) RETURN_IF_ERROR(CheckRange("signals.hidden_dim", signals.hidden_dim(), 1, kMaxHiddenDim));
-  if (IsWindowSignal(signal.kind())) {
+  if (facts->shape == scorers::SignalShape::kWindow) {
     if (signals.has_window())
       return Invalid(absl::StrCat(name, " comes in place of signals.window, not with it"));
     RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 1, kMaxQueries));
@@ -145,10 +139,10 @@ absl::Status Check(const v1::Signals& signals, NamedBlocks* named) {
   RETURN_IF_ERROR(CheckRange("signals.signals", signals.signals_size(), 0, kMaxSignals));
   RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, kMaxQueries));
   if (!std::isfinite(signals.now())) return Invalid(absl::StrCat("signals.now is ", signals.now()));
-  uint32_t seen = 0;
+  uint64_t seen = 0;
   for (const v1::Signal& signal : signals.signals()) {
     RETURN_IF_ERROR(Check(signal, signals, named));
-    const uint32_t bit = 1u << signal.kind();
+    const uint64_t bit = uint64_t{1} << signal.kind();
     if ((seen & bit) != 0)
       return Invalid(absl::StrCat("signals has ", v1::SignalKind_Name(signal.kind()), " twice"));
     seen |= bit;
@@ -166,7 +160,7 @@ absl::Status Check(const v1::Reductions& reductions) {
                    reductions.over_layers());
 }
 
-// What the verbs that score have in common.
+// Checks the fields that the scoring verbs have in common.
 template <typename Request>
 absl::Status CheckScoring(const Request& request, uint32_t groups) {
   NamedBlocks named;
@@ -199,12 +193,12 @@ absl::Status CheckProtected(const std::string& verb, const Request& request) {
                                      std::pair("last_tokens", protection.last_tokens()),
                                      std::pair("first_blocks", protection.first_blocks()),
                                      std::pair("last_blocks", protection.last_blocks())}) {
-    RETURN_IF_ERROR(CheckRange(absl::StrCat("protection.", field), value, 0, kMaxTokens));
+    RETURN_IF_ERROR(CheckRange(absl::StrCat("protection.", field), value, 0, kMaxSequenceTokens));
   }
   return absl::OkStatus();
 }
 
-// Groups behind each other; *before: the last one's, -1 in front of the first.
+// Checks that groups are in order. *before is the group of the last call, or -1 before the first.
 absl::Status CheckAscending(const char* field, uint32_t group, int* before) {
   if (static_cast<int>(group) <= *before) {
     return Invalid(
@@ -245,7 +239,7 @@ absl::Status ValidateScore(const v1::Score& score, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("score", score));
   RETURN_IF_ERROR(CheckScoring(score, groups));
   RETURN_IF_ERROR(CheckEnum("score.scope", v1::Scope_IsValid(score.scope()), score.scope()));
-  RETURN_IF_ERROR(CheckRange("score.budget_tokens", score.budget_tokens(), 0, kMaxTokens));
+  RETURN_IF_ERROR(CheckRange("score.budget_tokens", score.budget_tokens(), 0, kMaxSequenceTokens));
   if (score.token_scores() || score.block_scores()) return absl::OkStatus();
   return Invalid("score: neither token_scores nor block_scores is set; at least one must be");
 }
@@ -256,7 +250,7 @@ absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups) {
   RETURN_IF_ERROR(CheckProtected("prune", prune));
   switch (prune.budget_case()) {
     case v1::Prune::kBudgetTokens:
-      return CheckRange("prune.budget_tokens", prune.budget_tokens(), 1, kMaxTokens);
+      return CheckRange("prune.budget_tokens", prune.budget_tokens(), 1, kMaxSequenceTokens);
     case v1::Prune::kBudgetBlocks:
       return CheckRange("prune.budget_blocks", prune.budget_blocks(), 1, kMaxNames);
     case v1::Prune::BUDGET_NOT_SET:
@@ -271,7 +265,7 @@ absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
   RETURN_IF_ERROR(CheckEnum("compact.scope", v1::Scope_IsValid(compact.scope()), compact.scope()));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:
-      RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxTokens));
+      RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxSequenceTokens));
       return CheckProtected("compact", compact);
     case v1::Compact::kKeep:
       return CheckKeep(compact);

@@ -1,4 +1,4 @@
-// The part of server/wire/validate.h that is about device operations.
+// The part of server/wire/validate.h that checks device operations and episodes.
 #ifndef KVPOOL_SERVER_WIRE_VALIDATE_SCORE_H_
 #define KVPOOL_SERVER_WIRE_VALIDATE_SCORE_H_
 

@@ -14,10 +14,6 @@ namespace {
 
 constexpr uint64_t kMinBlockBytes = 64;
 constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
-constexpr uint32_t kMaxLayers = 1024;
-constexpr uint32_t kMaxTokensPerBlock = 4096;
-constexpr uint32_t kMaxKvHeads = 1024;
-constexpr uint32_t kMaxHeadDim = 4096;
 constexpr size_t kMaxFacts = 64;
 constexpr size_t kMaxFactBytes = 256;
 constexpr size_t kMaxDigestBytes = 64;

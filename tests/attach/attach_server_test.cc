@@ -1,4 +1,4 @@
-// The attach server against raw sockets: clients that keep to the protocol, and all the others.
+// The attach server against raw sockets: clients that keep to the protocol, and clients that don't.
 #include "server/attach/attach_server.h"
 
 #include <fcntl.h>
@@ -30,7 +30,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr auto kPatience = std::chrono::seconds(20);  // Bound on waits that end by themselves much earlier.
+// Bounds waits that end by themselves much earlier.
+constexpr auto kPatience = std::chrono::seconds(20);
 
 // A daemon that remembers what it was told.
 class Recorder {
@@ -89,12 +90,12 @@ class Recorder {
     MutexLock lock(&mu_);
     return credentials_.at(id - 1);
   }
-  // A session is being opened with this one's token, or will be.
+  // From now on a session is being opened with this connection's token.
   void Await(size_t id) {
     MutexLock lock(&mu_);
     awaited_.insert(AttachId{id});
   }
-  // It was opened.
+  // The session was opened.
   void Bind(size_t id) {
     Await(id);
     Peer(id)->Bound();
@@ -332,7 +333,7 @@ class Child {
 int CountPidfds() {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;  // The iterator's own descriptor among them.
+    std::error_code gone;  // One of them is the iterator's own descriptor.
     count += absl::StrContains(std::filesystem::read_symlink(entry, gone).string(), "pidfd");
   }
   return count;
@@ -352,8 +353,8 @@ TEST_F(AttachServerTest, HangupOfAMemberLeavesItsProcessWatched) {
   EXPECT_EQ(recorder_.Count("dead 1") + recorder_.Count("dead 2"), 0);
 }
 
-// An engine that hangs up and lives on may still have work on the device: also if it does so before the letter that it is
-// bound has come, here never.
+// An engine that hangs up and lives on may still have work on the device. That holds before the attach server
+// knows that the connection is bound, too, which here it never learns.
 TEST_F(AttachServerTest, HangupWhileItsSessionIsOpenedIsNotDeath) {
   Start();
   recorder_.Await(1);
@@ -420,7 +421,8 @@ TEST_F(AttachServerTest, AForkedChildDoesNotKeepTheMemberAlive) {
   close(grandchild_pipe[1]);
 }
 
-// Whoever says hello on the socket of a process that has ended is not the one that would be watched.
+// A hello on the socket of a process that has ended comes from another process than the one
+// that would be watched.
 TEST_F(AttachServerTest, AnEndedProcessHasNoMember) {
   Start();
   int ready[2], go[2];
@@ -439,7 +441,7 @@ TEST_F(AttachServerTest, AnEndedProcessHasNoMember) {
     }
     _exit(0);
   }
-  // A zombie has ended, too: it is reaped only when the answer has come.
+  // A zombie counts as ended: it is reaped only after the answer.
   siginfo_t ended;
   ASSERT_EQ(waitid(P_PID, connector, &ended, WEXITED | WNOWAIT), 0);
   close(go[1]);
@@ -485,7 +487,7 @@ TEST_F(AttachServerTest, CloseSaysWhyAndHangsUp) {
   EXPECT_EQ(ClosedReason(socket), "session 7 ended: an operator asked");
   EXPECT_TRUE(HungUp(socket));
   EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
-  recorder_.Peer(1)->Send(Hello(), UniqueFd());  // To nobody: dropped.
+  recorder_.Peer(1)->Send(Hello(), UniqueFd());  // Nobody is there: it is dropped.
 }
 
 TEST_F(AttachServerTest, AClientThatDoesNotReadIsClosed) {
@@ -555,8 +557,8 @@ TEST_F(AttachServerTest, OutOfOpenFilesIsSaidAndSurvived) {
   UniqueFd member = Attach();
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  // Two sockets for two clients that are connected while the limit is in force; the server has none to accept
-  // them.
+  // Two clients connect while the limit is in force, with these sockets; the server has none left
+  // to accept them with.
   UniqueFd clients[2] = {UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
                          UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0))};
   rlimit tight = before;

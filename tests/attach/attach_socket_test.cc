@@ -1,4 +1,4 @@
-// Frames on a socket pair: what arrives is what was sent, and nothing that was not asked for.
+// Frames on a socket pair: what was sent arrives, and no descriptor that was not asked for.
 #include "proto/support/attach_socket.h"
 
 #include <fcntl.h>
@@ -52,7 +52,7 @@ class AttachSocketTest : public ::testing::Test {
     ASSERT_EQ(sendmsg(socket, &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
 
-  // The lowest descriptor that is free: unchanged when nothing was left open.
+  // The lowest free descriptor, which is the same again if nothing was left open.
   static int LowestFree() {
     UniqueFd probe(open("/dev/null", O_RDONLY | O_CLOEXEC));
     return probe.get();

@@ -14,7 +14,7 @@
 namespace kvpool::bench {
 
 int ServeEcho(const std::string& socket, const std::string& answer_file) {
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // As kvpoold does.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // kvpoold does the same.
   std::ifstream file(answer_file, std::ios::binary);
   const std::string answer((std::istreambuf_iterator<char>(file)), {});
   const grpc::Slice slice(answer);

@@ -1,5 +1,5 @@
-// What the sections with a real daemon have in common: the shape of their space, and engines in other processes
-// (bench_engine.cc).
+// What the sections with a real daemon share: the shape of their space, and engines in other
+// processes (bench_engine.cc).
 #ifndef KVPOOL_TESTS_BENCH_ENGINES_H_
 #define KVPOOL_TESTS_BENCH_ENGINES_H_
 
@@ -43,10 +43,10 @@ class EngineProcess {
   ~EngineProcess();
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
-  // The next line that it prints; ends the process if there is none.
   pid_t pid() const { return pid_; }
+  // The next line that it prints; ends the bench if there is none.
   std::string ReadLine();
-  // Lets it go on.
+  // Tells it to go on.
   void WriteLine();
   void Kill();
 

@@ -75,7 +75,7 @@ void BenchKill(Figures* figures) {
   SessionOptions options = EngineOptions(daemon->socket());
   options.magazine_blocks = 0;
   const auto session = OpenSession(options);
-  const uint32_t usable = session->max_blocks() - 2;  // Without the null block and this session's sink.
+  const uint32_t usable = session->max_blocks() - 2;  // The null block and this session's sink are left out.
   const PrefixHasher hasher(session->hash_seed());
   std::vector<double> ms;
   int corrupt = 0, wrong_sums = 0;
@@ -84,7 +84,7 @@ void BenchKill(Figures* figures) {
     const std::vector<PrefixKey> keys = hasher.Chain(tokens, kTokensPerBlock);
     EngineProcess engine({"hold", daemon->socket(), absl::StrCat(usable - kShared - 1), absl::StrCat(round)});
     KVPOOL_CHECK(engine.ReadLine() == "ready", "bench_engine is not ready");
-    // What it shared is held, so that only what died with it has to come back.
+    // This session holds what the engine shared, so that only the engine's own leases have to come back.
     auto hit = session->Match(KeyBytes(keys))->Wait(Patience());
     KVPOOL_CHECK(hit.ok(), "%s", hit.status().ToString().c_str());
     const auto killed = std::chrono::steady_clock::now();

@@ -1,9 +1,10 @@
 // What a victim costs at a million cached blocks, all upkeep of the policy included.
 //
-// Every block is a chain of its own, the worst case for a policy: all of them are on offer. Contents are asked for at
-// random: one in three of half the capacity, the others from four times the capacity, so that most are new and take the
-// place of a victim. The cost is the time of all calls of the policy over the victims; the pool's own work is left out.
-// A decision of a policy that thinks is timed on a whole pool: shown, ranked, applied, and its victims evicted.
+// Every block is a chain of its own, the worst case for a policy: all of them are on offer. Contents are
+// asked for at random: one in three of half the capacity, the others from four times the capacity, so that
+// most are new and take the place of a victim. The cost is the time of all calls of the policy over the
+// victims; the pool's own work is left out. A decision outside the lock is timed on a whole pool: candidates
+// are shown, ranked and applied, and the victims evicted.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -18,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 #include "server/pool/block_pool.h"
-#include "server/pool/decision.h"
 #include "server/pool/hand_over.h"
+#include "server/replacement/policies/async_policy.h"
 #include "server/replacement/policy.h"
 #include "tests/bench/figures.h"
 
@@ -104,14 +105,6 @@ class Cache {
   uint64_t now_ = 0, evictions_ = 0;
 };
 
-class RealTime final : public Stopwatch {
- public:
-  uint64_t elapsed_us() const override { return static_cast<uint64_t>(SecondsSince(begin_) * 1e6); }
-
- private:
-  const Clock::time_point begin_ = Clock::now();
-};
-
 // A pool full of chains of one block.
 class FullPool {
  public:
@@ -144,8 +137,8 @@ class FullPool {
   uint64_t contents_ = 0;
 };
 
-// From one policy to another as the daemon does it, with a lease of 64 blocks and their release between any two holds
-// of the lock; and in one hold.
+// From one policy to another as the daemon does it, with a lease of 64 blocks and their release between any
+// two holds of the lock; and in one hold.
 void BenchSwitch(std::string_view successor, Figures* figures) {
   constexpr uint32_t kSlice = 4096, kVerb = 64;
   FullPool full("lru");
@@ -179,17 +172,17 @@ void BenchDecisions(Figures* figures) {
   FullPool full("cold_rl");
   BlockPool& pool = full.pool;
   const TimeMs& now = full.now;
-  DecisionRecord record;
+  AsyncPolicy* const policy = pool.async_policy();
+  Breaker breaker;
   std::vector<double> locked_us, all_us;
   for (uint32_t i = 0; i < kDecisions; ++i) {
     Decision decision;
-    const RealTime stopwatch;
     const Clock::time_point begin = Clock::now();
-    if (!decision.Prepare(&pool, &record, now)) break;
+    if (!decision.Prepare(policy, &breaker, now)) break;
     const double prepared = SecondsSince(begin);
-    decision.Think(stopwatch, kDecisionBudgetUs);
+    decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(begin) * 1e6); });
     const Clock::time_point apply = Clock::now();
-    decision.Apply(&pool, &record, now);
+    decision.Apply(policy, &breaker, now);
     const uint32_t freed = pool.Reclaim(now, decision.victims(), EvictReason::kBackground, nullptr);
     locked_us.push_back((prepared + SecondsSince(apply)) * 1e6);
     all_us.push_back(SecondsSince(begin) * 1e6);
@@ -201,9 +194,9 @@ void BenchDecisions(Figures* figures) {
     return (*values)[static_cast<size_t>(q * static_cast<double>(values->size() - 1))];
   };
   figures->Add("cold_rl decision p50", quantile(&all_us, 0.5), "us");
-  figures->Add("cold_rl decision p99", quantile(&all_us, 0.99), "us", AtMost(kDecisionBudgetUs));
+  figures->Add("cold_rl decision p99", quantile(&all_us, 0.99), "us", AtMost(Decision::kBudgetUs));
   figures->Add("cold_rl decision under the lock p99", quantile(&locked_us, 0.99), "us");
-  figures->Add("cold_rl decisions too late", static_cast<double>(record.late), "");
+  figures->Add("cold_rl decisions too late", static_cast<double>(breaker.counts().late), "");
 }
 
 }  // namespace

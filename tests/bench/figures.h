@@ -38,7 +38,7 @@ class Figures {
   void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
   // A figure that this machine can't measure.
   void Skip(std::string_view name, std::string_view why);
-  // How a section was run: sizes, counts, mixes.
+  // The configuration of a section: sizes, counts, mixes.
   void Note(std::string_view text);
 
   const std::vector<Figure>& all() const { return figures_; }

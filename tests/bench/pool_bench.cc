@@ -3,7 +3,7 @@
 // The pool is filled, in a random order of block ids, and then serves requests of 64 blocks for documents drawn
 // at random from twice as many as it has room for. A request matches its keys, leases and seals what is
 // missing, which reclaims as much, and releases all: the blocks of a request are strewn over the whole pool,
-// so at 16 Mi blocks nothing but the prefetching hides the memory's latency. One operation is one block in one
+// so at 16 Mi blocks only the prefetching hides the memory's latency. One operation is one block in one
 // of Match, Lease, Seal and Release; what Lease has to reclaim is in its time and not in the count.
 #include <unistd.h>
 
@@ -28,7 +28,8 @@ namespace {
 constexpr uint32_t kRequestBlocks = 64;
 constexpr uint32_t kSmallPool = 16u << 10;
 constexpr uint32_t kLargePool = 16u << 20;
-constexpr int kPreparedRequests = 64;  // Between two looks at the clock: their keys are made outside of it.
+// So many requests run between two looks at the clock; their keys are made before the first look.
+constexpr int kPreparedRequests = 64;
 constexpr double kMeasuredSeconds = 1.5;
 
 using Clock = std::chrono::steady_clock;
@@ -71,7 +72,7 @@ class Load {
     std::vector<Verdict> verdicts(all.size());
     pool_.Release(session_, 0, all, absl::MakeSpan(verdicts));
   }
-  // Until the pool is full and was turned over once.
+  // The pool is filled, and turned over once.
   void WarmUp() {
     while (pool_.counters().leased < 3 * uint64_t{blocks_}) Serve(nullptr);
   }

@@ -33,7 +33,8 @@ constexpr uint64_t kMemoryBytes = 512u << 20;
 constexpr int kRounds = 25;
 constexpr int kWindowRounds = 5;
 constexpr int kEvictionRounds = 11;
-constexpr int kSlowRounds = 2;  // Of the compiler's own code: it takes twenty times as long.
+// The compiler's own code takes twenty times as long as the others, so it runs fewer rounds.
+constexpr int kSlowRounds = 2;
 
 double SecondsOf(auto&& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -41,7 +42,7 @@ double SecondsOf(auto&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Anonymous memory, each page touched.
+// Anonymous memory, of which each page was touched.
 class Memory {
  public:
   Memory() {
@@ -63,7 +64,7 @@ class Memory {
   unsigned char* bytes_;
 };
 
-// Of what was measured in turns: a machine that others use too is now faster, now slower.
+// For ratios of what was measured in turns: a machine that others use too is now faster, now slower.
 double Median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
@@ -132,7 +133,7 @@ uint64_t SumOfBlock(uint64_t address, uint64_t bytes) {
   return sum(address, bytes);
 }
 
-// Everything read once, nothing else done.
+// Reads everything once and does nothing else.
 uint64_t ReadAll(const Cache& cache, HostWorkers* workers) {
   std::vector<uint64_t> sums(workers->count() * 8);  // A cache line each.
   // The items of the pass (ComputeRecords): whole blocks.

@@ -25,7 +25,7 @@
 namespace kvpool::bench {
 namespace {
 
-constexpr int kGroups = 16;  // Of four operations each.
+constexpr int kGroups = 16;  // Each has four operations.
 constexpr int kBlocksPerOperation = 1;
 constexpr int kWarmupRounds = 500, kRounds = 3000;
 
@@ -35,7 +35,7 @@ std::unique_ptr<v1::Engine::Stub> Stub(const std::string& socket) {
   return v1::Engine::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
 }
 
-// A session without the client library: what it sends is what is measured.
+// A session without the client library, so that only what it sends is measured.
 class RawSession {
  public:
   explicit RawSession(const std::string& socket) : stub_(Stub(socket)) {
@@ -56,7 +56,7 @@ class RawSession {
                        &state_, [] {});
     state_.signal.Await(Patience(), [this] { return state_.capacity_blocks.load() > 0; });
     stream_ = stub_->Step(&stream_context_);
-    // Until the session may lease.
+    // The session may lease once its slabs are mapped.
     while (leased_.size() < kGroups * kBlocksPerOperation) {
       v1::StepRequest first = Begin();
       first.add_operations()->mutable_lease()->set_count(kGroups * kBlocksPerOperation);
@@ -153,7 +153,7 @@ std::vector<int> UsableCpus() {
   return cpus;
 }
 
-// All threads of a process, for as long as this lives.
+// Keeps all threads of a process on one CPU, for as long as this object lives.
 class Pinned {
  public:
   Pinned(pid_t pid, int cpu) : pid_(pid) {
@@ -170,7 +170,7 @@ class Pinned {
   void Set(const cpu_set_t& set) const {
     for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid_, "/task"))) {
       const pid_t thread = std::stoi(task.path().filename());
-      // A thread that has ended meanwhile is no matter.
+      // A thread may have ended meanwhile.
       KVPOOL_CHECK(sched_setaffinity(thread, sizeof(set), &set) == 0 || errno == ESRCH,
                    "sched_setaffinity: %s", strerror(errno));
     }

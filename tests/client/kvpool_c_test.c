@@ -1,4 +1,5 @@
 /* The C ABI as a C program uses it: opens a session with a real daemon, leases, writes, seals, and finds it again. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,10 +47,15 @@ static void share(kvpool_session* session, const uint8_t* keys) {
     CHECK(canonical[0] == (arguments.leave_duplicates ? 0 : blocks[0]));
     kvpool_seal_free(seal);
   }
+  /* A caller whose header ended before leave_duplicates, and whose memory goes on with something else. */
+  arguments.struct_size = offsetof(kvpool_seal_arguments, leave_duplicates);
+  CHECK(arguments.leave_duplicates != 0);
+  arguments.after = 1u << 30; /* A step that nobody begins. */
+  CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_OK);
+  CHECK(kvpool_seal_wait(seal, kTimeoutMs, canonical) == KVPOOL_OK);
+  CHECK(canonical[0] == blocks[0]);
+  kvpool_seal_free(seal);
   kvpool_release(session, &own, 1, 0);
-  arguments.struct_size = 1;
-  CHECK(kvpool_seal_start(session, &arguments, &seal) == KVPOOL_INVALID_ARGUMENT);
-  CHECK(strstr(kvpool_last_error(), "sizeof(kvpool_seal_arguments)") != NULL);
   CHECK(kvpool_touch(session, blocks, kBlocks) == KVPOOL_OK);
   CHECK(kvpool_ref(session, blocks, 1) == KVPOOL_OK);
   kvpool_release(session, blocks, 1, 0);
@@ -148,9 +154,6 @@ static void episodes(kvpool_session* session) {
     CHECK(kvpool_operation_wait(operation, kTimeoutMs, NULL, NULL) == KVPOOL_INVALID_ARGUMENT);
     CHECK(strstr(kvpool_last_error(), "put_episode.name") != NULL);
     kvpool_operation_free(operation);
-    arguments.struct_size = 8;
-    CHECK(kvpool_put_episode_start(session, &arguments, &operation) == KVPOOL_INVALID_ARGUMENT);
-    CHECK(strstr(kvpool_last_error(), "kvpool_put_episode_arguments") != NULL);
     kvpool_release(session, &block, 1, 0); /* The set holds it by itself. */
   }
   const float question[] = {0.9f, 0.1f};
@@ -196,6 +199,65 @@ static void episodes(kvpool_session* session) {
     CHECK(i == 0 ? bytes == sizeof(one_left) && memcmp(result, one_left, bytes) == 0
                  : bytes == sizeof(none_left) && memcmp(result, none_left, bytes) == 0);
     kvpool_operation_free(operation);
+  }
+}
+
+static int open_with(kvpool_session* session, void* options) {
+  (void)session;
+  kvpool_session* opened = NULL;
+  return kvpool_open(options, &opened);
+}
+static int count_with(kvpool_session* session, void* counters) { return kvpool_read_counters(session, counters); }
+static int seal_with(kvpool_session* session, void* arguments) { return kvpool_seal_start(session, arguments, NULL); }
+static int prune_with(kvpool_session* session, void* arguments) {
+  kvpool_operation* operation = NULL;
+  const int code = kvpool_prune_start(session, arguments, &operation);
+  kvpool_operation_free(operation);
+  return code;
+}
+static int put_with(kvpool_session* session, void* arguments) {
+  kvpool_operation* operation = NULL;
+  const int code = kvpool_put_episode_start(session, arguments, &operation);
+  kvpool_operation_free(operation);
+  return code;
+}
+
+/* Each structure with a struct_size is taken from callers with older and newer headers; see "Versions" in kvpool.h. */
+static void versions(kvpool_session* session) {
+  static const struct {
+    const char* name;
+    size_t bytes;
+    int (*call)(kvpool_session*, void*);
+  } structures[] = {{"kvpool_options", sizeof(kvpool_options), open_with},
+                    {"kvpool_counters", sizeof(kvpool_counters), count_with},
+                    {"kvpool_seal_arguments", sizeof(kvpool_seal_arguments), seal_with},
+                    {"kvpool_prune_arguments", sizeof(kvpool_prune_arguments), prune_with},
+                    {"kvpool_put_episode_arguments", sizeof(kvpool_put_episode_arguments), put_with}};
+  for (size_t i = 0; i < sizeof(structures) / sizeof(structures[0]); ++i) {
+    char expected[256];
+    size_t memory[4096 / sizeof(size_t)] = {0};
+    const size_t unset[] = {0, sizeof(size_t) - 1, sizeof(memory) + 1};
+    for (size_t j = 0; j < sizeof(unset) / sizeof(unset[0]); ++j) {
+      memory[0] = unset[j];
+      CHECK(structures[i].call(session, memory) == KVPOOL_INVALID_ARGUMENT);
+      snprintf(expected, sizeof(expected), "%s.struct_size is %zu; must be %zu to 4096: set it to sizeof(%s)",
+               structures[i].name, unset[j], sizeof(size_t), structures[i].name);
+      CHECK(strcmp(kvpool_last_error(), expected) == 0);
+    }
+    const size_t known[] = {sizeof(size_t), structures[i].bytes, structures[i].bytes + sizeof(size_t), sizeof(memory)};
+    for (size_t j = 0; j < sizeof(known) / sizeof(known[0]); ++j) {
+      memset(memory, 0, sizeof(memory));
+      memory[0] = known[j];
+      structures[i].call(session, memory); /* Most are refused, for what they ask. */
+      CHECK(strstr(kvpool_last_error(), "struct_size") == NULL);
+    }
+    memset(memory, 0, sizeof(memory));
+    memory[0] = structures[i].bytes + sizeof(size_t);
+    ((char*)memory)[structures[i].bytes + 3] = 1;
+    CHECK(structures[i].call(session, memory) == KVPOOL_INVALID_ARGUMENT);
+    snprintf(expected, sizeof(expected), "%s.struct_size is %zu and byte %zu is set; this library knows %zu bytes",
+             structures[i].name, memory[0], structures[i].bytes + 3, structures[i].bytes);
+    CHECK(strstr(kvpool_last_error(), expected) == kvpool_last_error());
   }
 }
 
@@ -246,9 +308,11 @@ int main(int argc, char** argv) {
   kvpool_release(session, &nobodys, 1, 0);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
   CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK && counters.refused == 1);
-  counters.struct_size = sizeof(counters) + 1;
-  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_INVALID_ARGUMENT);
-  CHECK(strstr(kvpool_last_error(), "sizeof(kvpool_counters)") != NULL);
+  counters.struct_size = offsetof(kvpool_counters, refused);
+  counters.leased = counters.refused = 12345;
+  CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK);
+  CHECK(counters.leased != 12345 && counters.refused == 12345);
+  versions(session);
   const uint64_t step = kvpool_begin_step(session);
   CHECK(kvpool_current_step(session) == step);
   kvpool_complete_step(session, step);
@@ -273,8 +337,6 @@ int main(int argc, char** argv) {
   options.fingerprint = "another";
   CHECK(kvpool_open(&options, &session) != KVPOOL_OK);
   CHECK(strstr(kvpool_last_error(), "IPC slabs exist on cuda devices only") != NULL);
-  options.struct_size = 0;
-  CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
   puts("ok");
   return 0;
 }

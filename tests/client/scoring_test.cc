@@ -1,4 +1,5 @@
-// An engine that prunes: K and V written here, scored by the daemon, and what attention makes of what is left.
+// An engine that prunes: K and V written here, scored by the daemon, and what attention makes
+// of what is left.
 #include <signal.h>
 
 #include <cmath>
@@ -108,7 +109,7 @@ class ScoringTest : public SessionTest {
 
   std::unique_ptr<Session> session_;
   uint32_t next_position_ = 0;
-  std::vector<uint32_t> positions_;  // Of the tokens that are left, in order.
+  std::vector<uint32_t> positions_;  // The tokens that are left, in order.
 };
 
 v1::Prune BudgetOf(uint32_t tokens) {

@@ -257,7 +257,7 @@ TEST_F(SessionFailureTest, AStoppedPeerKeepsWhatItHolds) {
   EXPECT_TRUE(LeaseAllBut(session.get(), 0).ok());
 }
 
-// ---------------------------------------------------------------------------------------------- goodbyes
+// ---------------------------------------------------------------------------------------------- closing
 
 // All of it comes back at once: the only process said that nothing of it runs.
 TEST_F(SessionFailureTest, ASoleMemberThatIsDoneClosesItsSession) {

@@ -22,12 +22,12 @@ inline constexpr uint64_t kBlockBytes = 64 << 10;
 inline constexpr uint32_t kTokensPerBlock = 16;
 inline constexpr uint32_t kSlabBlocks = 64;  // 4 MiB.
 
-Deadline Soon();  // Nothing in these tests takes this long unless it is broken.
+Deadline Soon();  // Nothing in these tests takes so long unless it is broken.
 
 // Tokens of a sequence that no other seed starts with.
 std::vector<uint32_t> TokensOf(uint32_t seed, size_t blocks);
 
-// Fills a block with what depends on its key, and tells whether it is filled so.
+// Fills a block with words that depend on its key, and tells whether a block is filled so.
 void Stamp(std::byte* block, const PrefixKey& key);
 bool HasStamp(const std::byte* block, const PrefixKey& key);
 
@@ -43,7 +43,7 @@ class PeerProcess {
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
-  // Sends a line and answers the one that comes back, "" if the peer is gone.
+  // Sends a line and returns the answer, "" if the peer is gone.
   std::string Ask(const std::string& line);
   void Signal(int signal) const;
   int End(int signal);
@@ -59,9 +59,9 @@ class SessionTest : public ::testing::Test {
   void StartDaemon(const std::string& capacity = "32MiB", std::vector<std::string> flags = {});
   std::unique_ptr<Session> Open() { return Open(OptionsFor(daemon_->socket())); }
   std::unique_ptr<Session> Open(const SessionOptions& options);
-  // Every block that it does not use is there for others.
+  // A session that leaves every block that it does not use to others.
   std::unique_ptr<Session> OpenWithoutMagazine();
-  // Of a session of two ranks, on a daemon with two devices.
+  // Options of a session of two ranks, on a daemon with two devices.
   SessionOptions RankOptions(uint32_t rank) const;
 
   std::unique_ptr<DaemonProcess> daemon_;

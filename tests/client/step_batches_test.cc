@@ -15,8 +15,9 @@ using ::testing::SizeIs;
 
 BlockRef Block(uint32_t id) { return {BlockId{id}, 1}; }
 
-// A batches whose daemon is the test. The magazine keeps nothing, so that batches hold what the test says.
-class ConversationTest : public ::testing::Test {
+// A StepBatches whose daemon is the test. The magazine keeps nothing, so that batches hold only what the test
+// puts in.
+class StepBatchesTest : public ::testing::Test {
  protected:
   void SetUp() override { batches_.StartStream(); }
 
@@ -68,7 +69,7 @@ class ConversationTest : public ::testing::Test {
                         .member_token = "token"}};
 };
 
-TEST_F(ConversationTest, TheFirstBatchNamesTheMember) {
+TEST_F(StepBatchesTest, TheFirstBatchNamesTheMember) {
   const v1::StepRequest first = Next();
   EXPECT_EQ(first.member_token(), "token");
   EXPECT_EQ(first.sequence(), 1u);
@@ -79,7 +80,7 @@ TEST_F(ConversationTest, TheFirstBatchNamesTheMember) {
   EXPECT_EQ(Next().member_token(), "");
 }
 
-TEST_F(ConversationTest, NeighbouringReleasesAreOneOperation) {
+TEST_F(StepBatchesTest, NeighbouringReleasesAreOneOperation) {
   Introduce();
   Say(Command::Verb::kRelease, {Block(1), Block(2)});
   Say(Command::Verb::kRelease, {Block(3)});
@@ -91,7 +92,7 @@ TEST_F(ConversationTest, NeighbouringReleasesAreOneOperation) {
   EXPECT_EQ(request.operations(1).after(), 7u);
 }
 
-TEST_F(ConversationTest, ReleasesWithOtherHintsAreNot) {
+TEST_F(StepBatchesTest, ReleasesWithOtherHintsAreNot) {
   Introduce();
   const ReleaseHint hints[] = {
       {}, {.category = 3}, {.category = 3}, {.reuse = v1::REUSE_NEVER, .category = 3}, {}};
@@ -106,7 +107,7 @@ TEST_F(ConversationTest, ReleasesWithOtherHintsAreNot) {
   EXPECT_EQ(request.operations(3).release().reuse(), v1::REUSE_UNSPECIFIED);
 }
 
-TEST_F(ConversationTest, AFenceGoesFirst) {
+TEST_F(StepBatchesTest, AFenceGoesFirst) {
   Introduce();
   Say(Command::Verb::kRelease, {Block(1)}, /*after=*/3);
   state_.completed_step = 3;
@@ -119,7 +120,7 @@ TEST_F(ConversationTest, AFenceGoesFirst) {
   EXPECT_EQ(state_.passed_step, 2u);
 }
 
-TEST_F(ConversationTest, SixteenBatchesAtMostAreUnanswered) {
+TEST_F(StepBatchesTest, SixteenBatchesAtMostAreUnanswered) {
   for (size_t i = 0; i < StepBatches::kUnansweredBatches; ++i) {
     Say(Command::Verb::kTouch, {Block(1)});
     Next();
@@ -133,7 +134,7 @@ TEST_F(ConversationTest, SixteenBatchesAtMostAreUnanswered) {
   EXPECT_EQ(Next().sequence(), 17u);
 }
 
-TEST_F(ConversationTest, ABrokenStreamIsToldAgainWithTheSameNumbers) {
+TEST_F(StepBatchesTest, ABrokenStreamIsToldAgainWithTheSameNumbers) {
   Introduce();
   const auto lost = Say(Command::Verb::kMatch, {});
   const v1::StepRequest first = Next();
@@ -156,7 +157,7 @@ TEST_F(ConversationTest, ABrokenStreamIsToldAgainWithTheSameNumbers) {
   EXPECT_EQ(lost->result.match().tokens(), 16u);
 }
 
-TEST_F(ConversationTest, HoldsOfAnAbandonedMatchGoBack) {
+TEST_F(StepBatchesTest, HoldsOfAnAbandonedMatchGoBack) {
   Introduce();
   const auto answer = Say(Command::Verb::kMatch, {});
   v1::StepResponse response = Answer(Next());
@@ -168,7 +169,7 @@ TEST_F(ConversationTest, HoldsOfAnAbandonedMatchGoBack) {
   EXPECT_THAT(Next().operations(0).release().blocks(), ElementsAre(Block(9).Pack()));
 }
 
-TEST_F(ConversationTest, AnAbandonedSealReturnsOnlyTheDuplicates) {
+TEST_F(StepBatchesTest, AnAbandonedSealReturnsOnlyTheDuplicates) {
   Introduce();
   const auto answer = Say(Command::Verb::kSeal, {Block(1), Block(2)});
   v1::StepResponse response = Answer(Next());
@@ -179,7 +180,7 @@ TEST_F(ConversationTest, AnAbandonedSealReturnsOnlyTheDuplicates) {
   EXPECT_THAT(Next().operations(0).release().blocks(), ElementsAre(Block(77).Pack()));
 }
 
-TEST_F(ConversationTest, AParkedVerbIsAnsweredByItsCompletion) {
+TEST_F(StepBatchesTest, AParkedVerbIsAnsweredByItsCompletion) {
   Introduce();
   const auto answer = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
   const v1::StepRequest request = Next();
@@ -196,8 +197,8 @@ TEST_F(ConversationTest, AParkedVerbIsAnsweredByItsCompletion) {
   EXPECT_THAT(answer->result.seal().canonical(), SizeIs(1));
 }
 
-// The batch's answer was lost with the stream; by the time it is said again its parked verb has been applied.
-TEST_F(ConversationTest, ACompletionMayComeBeforeTheRepeatedAnswer) {
+// The batch's answer was lost with the stream; by the time it is sent again its parked verb has been applied.
+TEST_F(StepBatchesTest, ACompletionMayComeBeforeTheRepeatedAnswer) {
   Introduce();
   const auto answer = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
   Next();
@@ -213,7 +214,7 @@ TEST_F(ConversationTest, ACompletionMayComeBeforeTheRepeatedAnswer) {
   EXPECT_THAT(answer->result.seal().canonical(), SizeIs(1));
 }
 
-TEST_F(ConversationTest, ARefusedBatchAnswersAllItsOperations) {
+TEST_F(StepBatchesTest, ARefusedBatchAnswersAllItsOperations) {
   Introduce();
   const auto answer = Say(Command::Verb::kMatch, {});
   v1::StepResponse response;
@@ -225,8 +226,8 @@ TEST_F(ConversationTest, ARefusedBatchAnswersAllItsOperations) {
   EXPECT_EQ(answer->status, absl::InvalidArgumentError("no"));
 }
 
-// The daemon may have applied the batch and forgotten: nothing that is known about blocks is sure any more.
-TEST_F(ConversationTest, ABatchWhoseAnswerIsLostDetaches) {
+// The daemon may have applied the batch and forgotten it: what this end knows about blocks may be wrong.
+TEST_F(StepBatchesTest, ABatchWhoseAnswerIsLostDetaches) {
   Introduce();
   const auto lost = Say(Command::Verb::kSeal, {Block(1)});
   Next();
@@ -248,7 +249,7 @@ TEST_F(ConversationTest, ABatchWhoseAnswerIsLostDetaches) {
   EXPECT_EQ(later->status, detached);
 }
 
-TEST_F(ConversationTest, AbortAnswersAllThatWaits) {
+TEST_F(StepBatchesTest, AbortAnswersAllThatWaits) {
   Introduce();
   const auto sent = Say(Command::Verb::kMatch, {});
   const auto parked = Say(Command::Verb::kSeal, {Block(1)}, /*after=*/4);
@@ -267,7 +268,7 @@ TEST_F(ConversationTest, AbortAnswersAllThatWaits) {
   }
 }
 
-TEST_F(ConversationTest, NoticesMoveTheState) {
+TEST_F(StepBatchesTest, NoticesMoveTheState) {
   v1::StepResponse response;
   v1::Notice& pressure = *response.add_notices();
   pressure.set_kind(v1::NOTICE_KIND_PRESSURE);
@@ -282,7 +283,7 @@ TEST_F(ConversationTest, NoticesMoveTheState) {
 }
 
 // Large commands split over batches, each within what the daemon takes.
-TEST_F(ConversationTest, BatchesStayWithinTheDaemonsLimits) {
+TEST_F(StepBatchesTest, BatchesStayWithinTheDaemonsLimits) {
   Introduce();
   const std::vector<BlockRef> many(StepBatches::kBatchNames / 2, Block(1));
   Say(Command::Verb::kTouch, many);

@@ -1,5 +1,5 @@
-// Stands between engines and the daemon's gRPC socket and cuts connections when told: a stream that breaks while the
-// attach socket, which goes straight to the daemon, lives.
+// Stands between engines and the daemon's gRPC socket and cuts connections when told: a stream that breaks
+// while the attach socket, which goes straight to the daemon, lives.
 #ifndef KVPOOL_TESTS_CLIENT_STREAM_PROXY_H_
 #define KVPOOL_TESTS_CLIENT_STREAM_PROXY_H_
 
@@ -23,9 +23,10 @@ class StreamProxy {
   StreamProxy& operator=(const StreamProxy&) = delete;
 
   const std::string& socket() const { return socket_; }
-  // Closes every connection, and with it whatever was under way; answers how many there were. New ones are taken.
+  // Closes every connection, which loses what was under way, and returns how many there were.
+  // New ones are accepted.
   int Cut() ABSL_LOCKS_EXCLUDED(mu_);
-  // From its return on, what the daemon says is held back, then lost with the next Cut.
+  // From its return on, the daemon's answers are held back, and lost with the next Cut.
   void HoldAnswers(bool hold) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -41,7 +42,8 @@ class StreamProxy {
   std::atomic<bool> stop_{false};
   Mutex mu_;
   bool hold_answers_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<std::pair<UniqueFd, UniqueFd>> connections_ ABSL_GUARDED_BY(mu_);  // Engine's, daemon's.
+  // The engine's end and the daemon's end of each connection.
+  std::vector<std::pair<UniqueFd, UniqueFd>> connections_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };
 

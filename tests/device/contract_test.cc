@@ -1,5 +1,5 @@
-// What every device promises (cuda/device.h), asked of the one that KVPOOL_TEST_DEVICE names. Memory crosses
-// to other processes over a real socket, and they die for real.
+// The contract of every device (cuda/device.h), tested on the one that KVPOOL_TEST_DEVICE names. Memory is
+// passed to other processes over a real socket, and these are killed.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -111,7 +111,7 @@ TEST_F(DeviceContract, OutOfMemorySaysHowMuchWasAskedAndHowMuchIsFree) {
   const absl::Status status = device().MakeSlab(bytes).status();
   ExpectStatus(status, absl::StatusCode::kResourceExhausted, std::to_string(bytes) + " bytes asked");
   EXPECT_THAT(std::string(status.message()), HasSubstr("free"));
-  // Nothing was lost by asking.
+  // The refusals cost no memory.
   EXPECT_NE(MakeSlab(granule_), nullptr);
 }
 
@@ -122,7 +122,7 @@ TEST_F(DeviceContract, MemberInAnotherProcessSeesTheSameBytesAtTheSameOffset) {
   ASSERT_TRUE(peer->Reserve({.reserve_bytes = 8 * granule_}).ok());
   ASSERT_TRUE(peer->Map(Export(*first), 0, 2 * granule_).ok());
   ASSERT_TRUE(peer->Map(Export(*second), 2 * granule_, granule_).ok());
-  // Both directions, at both ends of both slabs.
+  // In both directions, at both ends of both slabs.
   Write(first->address() + 2 * granule_ - 8, 1);
   Write(second->address(), 2);
   EXPECT_EQ(peer->Read(2 * granule_ - 8).value(), 1u);
@@ -193,7 +193,8 @@ TEST_F(DeviceContract, FdsOfTheWrongKindAreRefusedAndClosed) {
   int pipe_ends[2];
   ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
   UniqueFd pipe_out(pipe_ends[1]);
-  const size_t fds_before = CountOpenFds() - 1;  // Less the end of the pipe that is handed over.
+  // The end of the pipe that is handed over does not count.
+  const size_t fds_before = CountOpenFds() - 1;
   const std::vector<int> wrong = {
       pipe_ends[0],
       ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0),
@@ -207,7 +208,7 @@ TEST_F(DeviceContract, FdsOfTheWrongKindAreRefusedAndClosed) {
   }
   ExpectStatus(member->MapSlab(UniqueFd(), 0, granule_), absl::StatusCode::kInvalidArgument, "slab fd");
   EXPECT_EQ(CountOpenFds(), fds_before);
-  // The refusals cost the range nothing.
+  // After the refusals the range can still be mapped.
   const std::unique_ptr<Slab> slab = MakeSlab(granule_);
   EXPECT_TRUE(member->MapSlab(Export(*slab), 0, granule_).ok());
 }
@@ -218,7 +219,7 @@ TEST_F(DeviceContract, FdsOfTheWrongSizeAreRefused) {
   ExpectStatus(member->MapSlab(Export(*slab), 0, 3 * granule_), absl::StatusCode::kInvalidArgument,
                std::to_string(3 * granule_));
   if (device().id() == "host") {
-    // A GPU's driver does not tell how large the memory behind an fd is: there, only too much is refused.
+    // A GPU's driver does not tell the size of an fd's memory: only a size above it is refused.
     ExpectStatus(member->MapSlab(Export(*slab), 0, granule_), absl::StatusCode::kInvalidArgument,
                  std::to_string(granule_));
   }
@@ -247,7 +248,7 @@ TEST_F(DeviceContract, ReservationsMustBeWhole) {
     ExpectStatus(test_device_->Reserve({.reserve_bytes = bytes}).status(), absl::StatusCode::kInvalidArgument,
                  "reserve_bytes");
   }
-  // More addresses than there are.
+  // More addresses than a process has.
   EXPECT_FALSE(test_device_->Reserve({.reserve_bytes = ~size_t{0} / granule_ * granule_}).ok());
 }
 
@@ -255,7 +256,7 @@ TEST_F(DeviceContract, WarmupWritesNeverReachTheSlabs) {
   const std::unique_ptr<Slab> before = MakeSlab(granule_);
   const std::unique_ptr<Slab> after = MakeSlab(granule_);
   Write(before->address(), kWord);
-  // Scratch of 2 granules under 5: it is mapped over and over, and the last time not whole.
+  // Scratch of 2 granules for 5: it is mapped three times, the last time in part.
   const std::unique_ptr<MemberMemory> member =
       Reserve({.reserve_bytes = 5 * granule_, .warmup_scratch = true, .scratch_bytes = 2 * granule_});
   ASSERT_TRUE(member->MapSlab(Export(*before), 0, granule_).ok());
@@ -287,8 +288,8 @@ TEST_F(DeviceContract, SlabsHeldBackDuringWarmupOutliveTheirOwner) {
   EXPECT_EQ(Read(member->base() + granule_ + 8), kWord);
 }
 
-// Whether kWord stands at an address that may not be mapped: write() answers EFAULT instead of a signal. What matters is
-// the content: a child's runtime may have mapped something of its own there.
+// Whether an address holds kWord. It may not be mapped, so write() reads it, which fails with EFAULT instead
+// of a signal. A mapped address proves nothing: a child's runtime may have mapped memory of its own there.
 bool HoldsWord(uint64_t address, const int* pipe_ends) {
   uint64_t word = 0;
   return ::write(pipe_ends[1], reinterpret_cast<void*>(address), sizeof word) == sizeof word &&
@@ -391,14 +392,14 @@ TEST_F(DeviceContract, ManySlabsLeaveNothingBehind) {
         }
       }
     }
-    // A device may keep some of what its first use opened.
+    // A device may keep some fds that its first use opened.
     if (round == 0) {
       fds_after_first_round = CountOpenFds();
       mappings_after_first_round = CountMappings();
     }
   }
   EXPECT_EQ(CountOpenFds(), fds_after_first_round);
-  // A driver maps this and that for itself: a leak of ours would be of every slab.
+  // A driver has mappings of its own; a leak of ours would grow with every slab.
   EXPECT_LT(CountMappings(), mappings_after_first_round + kSlabs);
 }
 

@@ -1,5 +1,5 @@
-// What the CUDA device makes of drivers that are absent, old, short of memory or broken; over the fake driver, which is
-// told by environment how to fail. Each case runs in a process of its own, since a process has one driver for life.
+// The CUDA device on drivers that are absent, old, short of memory or broken: the fake driver, which fails as
+// its environment says. Each case runs in a process of its own, since a process has one driver for life.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -111,7 +111,8 @@ TEST(CudaDevices, OutOfMemoryHasNumbers) {
           HasSubstr("4194304 bytes asked, 2097152 of 8388608 free: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY")));
 }
 
-// Reservations, and mappings of device memory, in this process. Threads that start meanwhile map small things of their own.
+// This process's reservations and mappings of device memory. Threads that start meanwhile have small mappings
+// of their own.
 size_t CountDeviceRanges() {
   std::ifstream maps("/proc/self/maps");
   size_t count = 0;
@@ -125,7 +126,7 @@ size_t CountDeviceRanges() {
   return count;
 }
 
-// One driver call fails once. The operation reports it, loses nothing, and works when asked again.
+// One driver call fails once. The operation reports it, leaks nothing, and succeeds when it is repeated.
 absl::Status FailsOnceThenWorks(const std::string& call,
                                 const std::function<absl::Status(Device&)>& operation) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
@@ -170,7 +171,8 @@ TEST(CudaDevices, EveryStepOfMakingASlabMayFail) {
 }
 
 TEST(CudaDevices, EveryStepOfMappingASlabMayFail) {
-  // The slab's own reservation and mapping are the first of their kind in the process, the member's come after.
+  // The slab's own reservation and mapping are the first of their kind in the process, the member's
+  // come after.
   for (const auto& [call, nth] :
        std::vector<std::pair<std::string, std::string>>{{"cuMemImportFromShareableHandle", "1"},
                                                         {"cuMemMap", "2"},

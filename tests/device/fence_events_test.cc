@@ -1,4 +1,5 @@
-// Fences on an engine's stream: not passed while the work before them runs, passed after, and nobody waits who did not ask to.
+// Fences on an engine's stream: a fence has not passed while the work before it runs, has passed after, and
+// only Wait waits.
 #include "cuda/fence_events.h"
 
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "cuda/driver/cuda_context.h"
 #include "gtest/gtest.h"
+#include "tests/device/driver_function.h"
 #include "tests/device/gate.h"
 
 namespace kvpool {

@@ -6,7 +6,7 @@
 
 namespace kvpool {
 
-// Holds a stream up until it is opened: the step that an engine has queued.
+// Holds a stream up until it is opened, like an engine's step that takes long.
 class Gate {
  public:
   void Open() {
@@ -14,7 +14,7 @@ class Gate {
     open_ = true;
     opened_.notify_all();
   }
-  // For cuLaunchHostFunc.
+  // The function to give to cuLaunchHostFunc.
   static void Wait(void* gate) {
     auto* self = static_cast<Gate*>(gate);
     std::unique_lock lock(self->mu_);

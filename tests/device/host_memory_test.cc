@@ -45,7 +45,7 @@ TEST_F(HostMemoryTest, TheTightestGroupOnTheWayUpCounts) {
   const absl::StatusOr<HostMemory> memory = ReadHostMemory(root_);
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_EQ(memory->total_bytes, 500000u);
-  EXPECT_EQ(memory->available_bytes, 300000u);  // The cache of 100000 bytes can go.
+  EXPECT_EQ(memory->available_bytes, 300000u);  // 100000 bytes of cache can be dropped
 }
 
 TEST_F(HostMemoryTest, AGroupOverItsLimitHasNothingLeft) {
@@ -67,7 +67,7 @@ TEST_F(HostMemoryTest, HugePagesAreCountedApart) {
   Put("/proc/meminfo", pages + "2048 kB\n");
   EXPECT_EQ(ReadHostMemory(root_)->huge_free_bytes, size_t{6} << 20);
   EXPECT_EQ(ReadHostMemory(root_)->available_bytes, 800u << 10);
-  // Pages of another size are not what slabs are made of.
+  // Slabs don't use huge pages of another size.
   Put("/proc/meminfo", pages + "1048576 kB\n");
   EXPECT_EQ(ReadHostMemory(root_)->huge_free_bytes, 0u);
 }

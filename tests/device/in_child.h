@@ -13,7 +13,8 @@ namespace kvpool {
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// What `body` answers in a fresh child process with these variables set, as text; "sticky " before errors that are.
+// Runs `body` in a fresh child process with these variables set, and returns its status as text, with "sticky
+// " before a sticky error.
 std::string InChild(const Environment& environment, const std::function<absl::Status()>& body);
 
 }  // namespace kvpool

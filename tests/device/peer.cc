@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Start() {
   const pid_t pid = ::fork();
   if (pid < 0) return absl::ErrnoToStatus(errno, "fork");
   if (pid == 0) {
-    // Only what is safe between fork and exec.
+    // Only async-signal-safe calls between fork and exec.
     if (theirs.get() == 3) {
       ::fcntl(3, F_SETFD, 0);
     } else {

@@ -1,8 +1,8 @@
-// Another process with a device of its own, told what to do over a socket: the far end of the contract tests.
+// Another process with a device of its own, which serves requests over a socket: the peer of the
+// contract tests.
 //
-// It is started by fork and exec, so that it never shares a driver's state with the test. What it is asked to
-// do it does through the public interface of cuda/device.h, as an owner (it makes slabs) or as a member (it
-// maps them).
+// It is started by fork and exec, so that it never shares a driver's state with the test. It uses the public
+// interface of cuda/device.h, as an owner (it makes slabs) or as a member (it maps them).
 #ifndef KVPOOL_TESTS_DEVICE_PEER_H_
 #define KVPOOL_TESTS_DEVICE_PEER_H_
 
@@ -34,15 +34,15 @@ struct PeerRequest {
   };
   Op op;
   bool warmup_scratch;
-  uint64_t offset_bytes;  // From the member's base, or from the owner's slab.
+  uint64_t offset_bytes;  // relative to the member's base, or to the owner's slab
   uint64_t bytes;
   IpcHandle handle;
-  uint64_t word;  // What kWrite writes.
+  uint64_t word;  // the word that kWrite writes
 };
 struct PeerAnswer {
   int code;  // absl::StatusCode
   char message[480];
-  uint64_t word;  // What kRead read; fds open after kOpenFds.
+  uint64_t word;  // kRead: the word; kOpenFds: the number of open fds
   IpcHandle handle;
 };
 
@@ -56,14 +56,14 @@ class Peer {
   absl::Status Map(UniqueFd fd, size_t offset_bytes, size_t bytes);
   absl::Status MapIpc(const IpcHandle& handle, size_t bytes);
   absl::Status FinishWarmup();
-  // The 8 bytes at an offset from base() (or from the start of the slab it owns).
+  // The 8 bytes at an offset from base(), or from the start of the slab that it owns.
   absl::StatusOr<uint64_t> Read(size_t offset_bytes);
   absl::Status Write(size_t offset_bytes, uint64_t word);
-  // It makes a slab and keeps it, and sends what a member needs.
+  // Makes a slab and keeps it; returns the fd or the handle that a member needs.
   absl::StatusOr<UniqueFd> MakeSlab(size_t bytes);
   absl::StatusOr<IpcHandle> MakeIpcSlab(size_t bytes);
   absl::StatusOr<uint64_t> OpenFds();
-  // SIGKILL, and its end awaited.
+  // Sends SIGKILL and waits for the end.
   void Kill();
 
  private:
@@ -74,7 +74,7 @@ class Peer {
   UniqueFd socket_;
 };
 
-// One packet with at most one fd. An end of file is UNAVAILABLE.
+// Sends or receives one packet with at most one fd. UNAVAILABLE: end of file.
 absl::Status SendPacket(int socket, const void* data, size_t bytes, int fd);
 absl::Status ReceivePacket(int socket, void* data, size_t bytes, UniqueFd* fd);
 

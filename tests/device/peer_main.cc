@@ -1,4 +1,4 @@
-// The process behind tests/device/peer.h: answers requests on fd 3 until the test hangs up.
+// The process of tests/device/peer.h: serves requests on fd 3 until the test closes it.
 #include <cstdio>
 #include <cstring>
 #include <memory>

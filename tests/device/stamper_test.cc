@@ -1,4 +1,4 @@
-// Stamps on every device: what one process writes another may verify, and anything else in a block shows.
+// Stamps on every device: another process can verify what one wrote, and anything else in a block is found.
 #include <memory>
 #include <vector>
 
@@ -36,7 +36,7 @@ class StamperTest : public TestDeviceTest {
     slab_ = std::move(*slab);
   }
 
-  // Block i of the slab, as its owner would stamp it.
+  // Block i of the slab with its owner's stamp.
   StampedBlock Block(uint32_t i, uint64_t key_digest = 7, uint32_t generation = 1) const {
     return {.address = slab_->address() + i * kBlockBytes,
             .key_digest = key_digest,
@@ -56,7 +56,7 @@ TEST_F(StamperTest, WhatWasWrittenVerifies) {
   const std::vector<StampedBlock> blocks = {Block(0), Block(3), Block(100)};
   ASSERT_TRUE(stamper_->Write(blocks, kBlockBytes).ok());
   EXPECT_THAT(Verify(blocks), ElementsAre(0, 0, 0));
-  // Word for word what the reference says, and nothing beyond the block.
+  // Every word is that of the reference, and nothing beyond the block is written.
   for (const uint64_t word : {uint64_t{0}, uint64_t{1}, kBlockBytes / 8 - 1}) {
     EXPECT_EQ(test_device_->Read(blocks[1].address + 8 * word).value(),
               StampWord(StampSeed(blocks[1]), word));
@@ -80,7 +80,7 @@ TEST_F(StamperTest, AnotherOwnersStampIsAllWrong) {
 }
 
 TEST_F(StamperTest, ManyBlocksAndShortOnes) {
-  // More than one batch; each block is three words and a tail that does not count.
+  // More than one batch; each block is three words and a tail that is not stamped.
   std::vector<StampedBlock> blocks;
   for (uint32_t i = 0; i < 10'000; ++i) {
     blocks.push_back({.address = slab_->address() + i * 32, .key_digest = i, .block_ref = i});

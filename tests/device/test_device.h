@@ -1,5 +1,5 @@
-// Which device a run of the contract is about, chosen by KVPOOL_TEST_DEVICE ("host" or "cuda"), and how a
-// test reads and writes its memory.
+// The device that a run of the tests is about, which KVPOOL_TEST_DEVICE chooses ("host" or "cuda"), and
+// access to its memory.
 #ifndef KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
 #define KVPOOL_TESTS_DEVICE_TEST_DEVICE_H_
 
@@ -19,17 +19,19 @@ class TestDevice {
   virtual Device& device() = 0;
   virtual bool makes_ipc_slabs() const = 0;
   virtual absl::StatusOr<std::unique_ptr<MemberMemory>> Reserve(const MemberMemoryOptions& options) = 0;
-  // 8 bytes at an address of the device, written and read in order.
+  // Write and read 8 bytes at an address of the device, in order.
   virtual absl::StatusOr<uint64_t> Read(uint64_t address) = 0;
   virtual absl::Status Write(uint64_t address, uint64_t word) = 0;
 };
 
-// UNAVAILABLE: no such device on this machine, with the reason. `capacity_bytes` bounds the host device only.
+// UNAVAILABLE: this machine has no such device, with the reason. `capacity_bytes` limits the host
+// device only.
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenTestDevice(size_t capacity_bytes);
-// GPU 0 of the driver that KVPOOL_LIBCUDA names, or of the machine. UNAVAILABLE or UNIMPLEMENTED: there is none.
+// GPU 0 of the driver that KVPOOL_LIBCUDA names, or of the machine. UNAVAILABLE or UNIMPLEMENTED: there
+// is none.
 absl::StatusOr<std::unique_ptr<TestDevice>> OpenCudaTestDevice();
 
-// How many fds this process has open, and how many ranges it has mapped.
+// The numbers of fds that this process has open, and of ranges that it has mapped.
 size_t CountOpenFds();
 size_t CountMappings();
 

@@ -10,11 +10,11 @@
 
 namespace kvpool {
 
-// A test of the device that this run is about: skipped where the machine has none.
+// A test on the device that this run is about; skipped where the machine has none.
 class TestDeviceTest : public ::testing::Test {
  protected:
   explicit TestDeviceTest(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
-  // What a test makes on the device is made after this, unless IsSkipped() or HasFatalFailure().
+  // A derived SetUp calls this first, and goes on unless IsSkipped() or HasFatalFailure().
   void SetUp() override {
     absl::StatusOr<std::unique_ptr<TestDevice>> opened = OpenTestDevice(capacity_bytes_);
     if (absl::IsUnavailable(opened.status()) || absl::IsUnimplemented(opened.status())) {

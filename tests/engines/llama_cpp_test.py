@@ -51,7 +51,7 @@ def prompts_of(engine):
     """Fifty: five beginnings, each with ten endings. Text, where the model knows any."""
     if GEMMA is None or engine.library.vocab_n_tokens(engine._vocabulary) == ggufs.VOCABULARY:
         return [prompt(150 + 60 * i, seed=i) + prompt(5 + 7 * j, seed=100 + j) for i in range(5) for j in range(10)]
-    text = (HERE.parents[1] / "README.md").read_text()
+    text = (HERE.parents[1] / "server/README.md").read_text()
     parts = [engine.tokenize(text[i:i + 900 + 200 * (i % 3)]) for i in range(0, 7500, 1500)]
     return [part + engine.tokenize(f"\nQuestion {j}: what is said here of the word '{word}'?\nAnswer:", special=False)
             for part in parts for j, word in enumerate("daemon engine block budget session memory policy trace GPU key".split())]

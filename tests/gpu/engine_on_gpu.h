@@ -1,4 +1,4 @@
-// A daemon on the GPU of this run, and engines that talk to it.
+// A daemon on the GPU of this run, and engines as its clients.
 #ifndef KVPOOL_TESTS_GPU_ENGINE_ON_GPU_H_
 #define KVPOOL_TESTS_GPU_ENGINE_ON_GPU_H_
 
@@ -32,7 +32,7 @@ class EngineOnGpu : public ::testing::Test {
   }
 
   void StartDaemon(std::vector<std::string> environment = {}) {
-    // The binary beside this one: in the folder that tests/gpu/build.sh makes there is no build to know of.
+    // The binary beside this one, since the folder that tests/gpu/build.sh makes has no build tree.
     const std::filesystem::path beside =
         std::filesystem::read_symlink("/proc/self/exe").replace_filename("kvpoold");
     absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon =

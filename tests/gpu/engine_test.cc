@@ -1,5 +1,5 @@
-// Engines on a GPU, against a real kvpoold that owns its memory: every block is written and read by kernels, through
-// mappings of the engine's own.
+// Engines on a GPU, against a real kvpoold that owns its memory: kernels write and read every block through
+// the engine's own mappings.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -13,6 +13,7 @@
 #include "cuda/driver/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/device/driver_function.h"
 #include "tests/device/gate.h"
 #include "tests/gpu/engine_on_gpu.h"
 
@@ -64,7 +65,7 @@ class StampsOnGpu : public EngineOnGpu {
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     EXPECT_TRUE(outcome->refused.empty());
   }
-  // Matches all of `keys` and verifies what the blocks hold.
+  // Matches all of `keys` and verifies the blocks' stamps.
   void ExpectShared(Session* session, absl::Span<const PrefixKey> keys) {
     absl::StatusOr<PendingMatch> match = session->Match({{GroupKeys{.keys = KeyBytes(keys)}}});
     ASSERT_TRUE(match.ok()) << match.status();
@@ -83,7 +84,7 @@ TEST_F(StampsOnGpu, WhatOneWritesAnotherReads) {
   ASSERT_NE(writer, nullptr);
   const std::unique_ptr<Session> reader = Open(Options());
   ASSERT_NE(reader, nullptr);
-  // More than a slab of 4 MiB holds.
+  // More blocks than a slab of 4 MiB has.
   const std::vector<PrefixKey> keys = Keys(*writer, 150);
   Share(writer.get(), keys);
   EXPECT_NE(writer->base(), reader->base());
@@ -112,7 +113,7 @@ TEST_F(StampsOnGpu, WarmupLeavesOthersBlocksAlone) {
   options.warmup = true;
   const std::unique_ptr<Session> late = Open(options);
   ASSERT_NE(late, nullptr);
-  // What engines do before they start: dummy K and V into low block ids.
+  // Engines do so before they start: they write dummy K and V into low block ids.
   std::vector<StampedBlock> dummies;
   for (uint32_t id = 0; id < 64; ++id)
     dummies.push_back({.address = late->address(BlockId{id}), .key_digest = 1});
@@ -143,7 +144,7 @@ TEST_F(StampsOnGpu, ASealWaitsForTheStreamThatWrites) {
   ASSERT_TRUE(session->CompleteStepOnStream(step, stream->get()).ok());
   absl::StatusOr<PendingSeal> seal = session->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
   ASSERT_TRUE(seal.ok()) << seal.status();
-  // A match that the daemon answers after the seal has reached it: the blocks are not to be found yet.
+  // The daemon answers this match after the seal has reached it, and does not find the blocks yet.
   ASSERT_TRUE(session->Flush(Soon()).ok());
   EXPECT_LT(session->passed_step(), step);
   EXPECT_FALSE(seal->Ready());

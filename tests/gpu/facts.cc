@@ -1,5 +1,5 @@
-// Answers, on a machine with a GPU, what the design takes for granted and no document promises. Prints a table; the exit status
-// is 0 if and only if nothing that the design rests on turned out false.
+// Checks, on a machine with a GPU, the behaviour that the design relies on and no document promises. Prints a
+// table; the exit status is 0 if and only if nothing that the design relies on turned out false.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -21,17 +21,17 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr uint64_t kKey = 7;
 
-// How much is asked of the GPU.
+// How much the check does on the GPU.
 struct Effort {
   size_t slab_bytes = 64 * kMiB;
   size_t stamp_bytes = 512 * kMiB;
-  int kills = 20;           // Of processes whose kernel runs.
-  uint64_t watch_ms = 500;  // After each.
+  int kills = 20;           // processes that are killed while their kernel runs
+  uint64_t watch_ms = 500;  // how long each one's memory is watched afterwards
 };
-// Of the fake driver nothing can be learnt: it only shows that the questions are put right.
+// The fake driver's answers mean nothing; a run over it only shows that the questions work.
 constexpr Effort kQuick = {.slab_bytes = 4 * kMiB, .stamp_bytes = 16 * kMiB, .kills = 2, .watch_ms = 20};
 
-// What was found. An error is: could not be found out, or not as the design needs it.
+// A finding. An error says that it could not be found out, or is not as the design needs it.
 using Answer = absl::StatusOr<std::string>;
 
 absl::Status ExpectStamp(GpuProcess& process, uint64_t key, const std::string& when) {
@@ -45,7 +45,7 @@ struct Shared {
   std::unique_ptr<GpuProcess> importer;
 };
 
-// One process exports memory with a stamp in it, another maps it.
+// One process exports memory with a stamp in it, and another maps it.
 absl::StatusOr<Shared> Share(const Effort& effort, bool by_ipc) {
   Shared shared;
   ASSIGN_OR_RETURN(shared.exporter, GpuProcess::Start());
@@ -105,7 +105,7 @@ Answer OnlyAnFdHolds(const Effort& effort) {
   RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &fd).status());
   RETURN_IF_ERROR(exporter->Do({.op = GpuOp::kWriteStamp, .key = kKey}).status());
   RETURN_IF_ERROR(exporter->Kill().status());
-  // This process holds the fd and has no CUDA context. Somebody else's allocations must not land there.
+  // This process holds the fd and has no CUDA context. Other processes' allocations must not get this memory.
   UniqueFd other;
   RETURN_IF_ERROR(witness->Do({.op = GpuOp::kMakeSlab, .bytes = effort.slab_bytes}, -1, &other).status());
   RETURN_IF_ERROR(witness->Do({.op = GpuOp::kWriteStamp, .key = kKey + 1}).status());
@@ -133,7 +133,7 @@ Answer FreedWithTheLastFd(const Effort& effort) {
                       " MiB; after closing it: ", mib(after.values[0]), " MiB");
 }
 
-// The one that decides when a dead engine's blocks may be given to others.
+// This question decides when a dead engine's blocks may be given to others.
 Answer WritesAfterDeath(const Effort& effort) {
   constexpr uint64_t kForever = uint64_t{1} << 36;
   uint64_t latest_us = 0;
@@ -145,7 +145,7 @@ Answer WritesAfterDeath(const Effort& effort) {
     GpuProcess& witness = *shared.importer;
     ASSIGN_OR_RETURN(const GpuAnswer before, witness.Do({.op = GpuOp::kSampleCounter}));
     RETURN_IF_ERROR(victim.Do({.op = GpuOp::kStartCounting, .key = kForever}).status());
-    // The kernel runs once the counter moves.
+    // Once the counter moves, the kernel runs.
     uint64_t running = before.values[0];
     while (running == before.values[0]) {
       ASSIGN_OR_RETURN(const GpuAnswer now, witness.Do({.op = GpuOp::kSampleCounter}));
@@ -223,7 +223,7 @@ Answer SignalCost(const Effort& effort, bool by_event) {
     RETURN_IF_ERROR(event.status());
     RETURN_IF_ERROR(shared.importer->Do({.op = GpuOp::kOpenEvent, .handle = event->handle}).status());
   } else {
-    // Numbers start above what the stamp left in the semaphore's word.
+    // Numbers start above the value that the stamp left in the semaphore's word.
     RETURN_IF_ERROR(shared.exporter->Do({.op = GpuOp::kStartCounting, .key = 1}).status());
     for (uint64_t word = 0; word != 1;) {
       ASSIGN_OR_RETURN(const GpuAnswer now, shared.exporter->Do({.op = GpuOp::kSampleCounter}));

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<GpuProcess>> GpuProcess::Start() {
   const pid_t pid = ::fork();
   if (pid < 0) return absl::ErrnoToStatus(errno, "fork");
   if (pid == 0) {
-    // Only what is safe between fork and exec.
+    // Only async-signal-safe calls between fork and exec.
     if (sockets.second.get() == 3) {
       ::fcntl(3, F_SETFD, 0);
     } else {
@@ -54,7 +54,7 @@ GpuProcess::~GpuProcess() {
 
 absl::StatusOr<GpuAnswer> GpuProcess::Do(const GpuCommand& command, int fd, UniqueFd* answer_fd) {
   RETURN_IF_ERROR(Send(command, fd));
-  // A role that waits for ever for its GPU must not take the whole check along.
+  // A role that waits for its GPU for ever must not hang the whole check.
   constexpr int kPatienceMs = 60'000;
   pollfd answered = {.fd = socket_.get(), .events = POLLIN};
   if (::poll(&answered, 1, kPatienceMs) == 0) {

@@ -1,5 +1,6 @@
-// A process with a GPU, told what to do over a socket: the roles of the GPU check (exporter, importer, victim, witness).
-// The process that tells them never touches CUDA itself; while it holds an fd it is the keeper without a context.
+// A process with a GPU that serves commands over a socket: the roles of the GPU check (exporter, importer,
+// victim, witness). The process that commands them never calls CUDA itself; while it holds an fd, it is the
+// holder without a context.
 #ifndef KVPOOL_TESTS_GPU_GPU_PROCESS_H_
 #define KVPOOL_TESTS_GPU_GPU_PROCESS_H_
 
@@ -19,27 +20,28 @@
 namespace kvpool {
 
 enum class GpuOp : uint8_t {
-  kDescribe,       // text: what GPU and driver this is.
+  kDescribe,       // -> text: the GPU and its driver
   kMakeSlab,       // bytes -> fd
   kMakeIpcSlab,    // bytes -> handle
   kMapSlab,        // fd, bytes
   kMapReadOnly,    // fd, bytes
   kOpenIpc,        // handle, bytes
-  kWriteStamp,     // key: over all of the memory at hand.
+  kWriteStamp,     // key; stamps all of the role's memory
   kVerifyStamp,    // key -> values[0]: wrong words
   kFreeBytes,      // -> values[0]
-  kReexport,       // fd, bytes: imports, exports again and imports that; text: how it went.
-  kStartCounting,  // rounds: starts the counting kernel over word 0 and does not wait.
+  kReexport,       // fd, bytes -> text: imports, exports again and imports that
+  kStartCounting,  // rounds; starts the counting kernel on word 0 and does not wait
   kSampleCounter,  // -> values[0]
-  kWatchCounter,  // milliseconds -> values: at the start, at the end, last move after the start in microseconds
-  kMeasureCalls,  // bytes -> values: median microseconds of each of kCallNames
-  kMeasureStall,  // bytes -> values: microseconds of making and dropping a slab, idle and beside a running kernel, and of that
-  // kernel, alone and beside them
+  kWatchCounter,   // milliseconds -> values: at the start, at the end, microseconds to the last change
+  kMeasureCalls,   // bytes -> values: median microseconds of each of kCallNames
+  // bytes -> values: microseconds of making and dropping a slab, idle and beside a running kernel, and of
+  // that kernel, alone and beside them
+  kMeasureStall,
   kMeasureStamps,   // bytes -> values: megabytes a second written, verified
   kMeasureFence,    // -> values: nanoseconds to record, to query; microseconds to be woken
   kMakeEvent,       // -> handle
   kOpenEvent,       // handle
-  kServeSignals,    // fd: answers each number on that socket by signalling; ends when it closes. No answer.
+  kServeSignals,    // fd; signals for each number on that socket until it closes; has no answer
   kMeasureSignals,  // fd, key 0: semaphore, 1: event -> values: p50 and p99 in tenths of microseconds
 };
 
@@ -66,12 +68,12 @@ class GpuProcess {
   static absl::StatusOr<std::unique_ptr<GpuProcess>> Start();
   ~GpuProcess();
 
-  // Errors are the role's own; IsSticky survives the way.
+  // Errors are the role's, and sticky if they were there.
   absl::StatusOr<GpuAnswer> Do(const GpuCommand& command, int fd = -1, UniqueFd* answer_fd = nullptr);
   // Sends a command that has no answer.
   absl::Status Send(const GpuCommand& command, int fd);
-  // SIGKILL. Returns when the pidfd has fired, which is what the daemon takes for death: the microseconds it took. On a kernel
-  // without pidfds, when the process can be waited for.
+  // Sends SIGKILL, and returns the microseconds until the pidfd fired, which the daemon takes for the death;
+  // on a kernel without pidfds, until the process could be waited for.
   absl::StatusOr<uint64_t> Kill();
 
  private:

@@ -1,4 +1,4 @@
-// What a role of the GPU check does when told.
+// The commands of a role of the GPU check.
 #include <unistd.h>
 
 #include <algorithm>
@@ -303,7 +303,8 @@ class GpuRole {
     return absl::OkStatus();
   }
 
-  // A kernel of a known length, alone and with slabs made beside it: does making memory wait for kernels, or hold them up?
+  // A kernel of a known length, alone and with slabs made beside it: does making memory wait for kernels, or
+  // delay them?
   absl::Status MeasureStall(size_t bytes, GpuAnswer* answer) {
     constexpr uint64_t kRounds = uint64_t{1} << 24;
     ASSIGN_OR_RETURN(const std::unique_ptr<Slab> counters, device_->MakeSlab(device_->granularity_bytes()));
@@ -329,7 +330,7 @@ class GpuRole {
     ASSIGN_OR_RETURN(slab_, device_->MakeSlab(bytes));
     Use(slab_->address(), bytes);
     const std::vector<StampedBlock> blocks = Blocks(1);
-    RETURN_IF_ERROR(stamper_->Write(blocks, kBlockBytes));  // The first launch loads the code.
+    RETURN_IF_ERROR(stamper_->Write(blocks, kBlockBytes));  // the first launch loads the code
     Clock::time_point start = Clock::now();
     RETURN_IF_ERROR(stamper_->Write(blocks, kBlockBytes));
     answer->values[0] = bytes / std::max<uint64_t>(MicrosSince(start), 1);
@@ -427,7 +428,7 @@ class GpuRole {
   CudaAddresses addresses_;
   CudaMapping mapping_;
   CudaEvent event_;
-  CUdeviceptr address_ = 0;  // The memory at hand, however it came.
+  CUdeviceptr address_ = 0;  // the role's memory, made or mapped
   size_t bytes_ = 0;
 };
 

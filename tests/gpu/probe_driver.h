@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cuda/driver/driver.h"
+#include "tests/device/driver_function.h"
 
 // clang-format off
 #define KVPOOL_PROBE_FUNCTIONS(X)                                                \

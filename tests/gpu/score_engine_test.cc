@@ -1,5 +1,5 @@
-// Engines whose live sequences are scored, pruned and compacted where they lie on a GPU: K and V written through the engine's
-// own mappings, judged and moved by the daemon's kernels.
+// Engines whose live sequences are scored, pruned and compacted in place on a GPU: they write K and V through
+// their own mappings, and the daemon's kernels score and move them.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -24,8 +24,8 @@ using ::testing::SizeIs;
 constexpr uint32_t kLayers = 3, kHeads = 2, kDim = 16, kTokens = 4;
 constexpr size_t kPlaneFloats = size_t{kLayers} * kTokens * kHeads * kDim;
 
-// A block is K, then V, in f32, [layer][token][head][dim]. K is 1 everywhere, so that the PagedEviction score of a token
-// whose V is v in each dim is v.
+// A block is K, then V, in f32, [layer][token][head][dim]. K is 1 everywhere, so that the PagedEviction score
+// of a token whose V is v in each dim is v.
 class ScoreOnGpu : public EngineOnGpu {
  protected:
   SessionOptions Scored() const {
@@ -100,7 +100,7 @@ TEST_F(ScoreOnGpu, TokensThatStayAreMovedTogether) {
   Grow(session.get(), {9, 1, 9, 1, 8, 2, 7, 7, 1, 1, 1, 6}, &sequence);
   v1::Compact compact;
   compact.set_budget_tokens(6);
-  compact.mutable_protection();  // None of the policy's own.
+  compact.mutable_protection();  // nothing, in place of the policy's own
   const auto compacted = sequence.Compact(compact, Soon());
   ASSERT_TRUE(compacted.ok()) << compacted.status();
   EXPECT_THAT(compacted->kept_positions(), ElementsAre(0, 2, 4, 6, 7, 11));

@@ -1,11 +1,11 @@
-// What scoring costs on a GPU, on the GPU's own clock, against what it is held to:
+// The cost of scoring on a GPU, by the GPU's own clock, and its targets:
 //
 //   feature pass        85 % of the bandwidth at which the device copies its own memory, measured just before
 //   prune, cold         200 us: 4,096 tokens of a Llama-3.1-8B layout in bf16, 512 MiB to read
 //   prune, kept         50 us: the same with the features of all blocks but the newest kept
-//   selection           300 us: half of a million candidates leave, from scores on the device to victims on the host
+//   selection           300 us: half of a million candidates leave, from scores there to victims on the host
 //
-// A line each: ok or MISSED, the figure, and what it is held to. The median of several rounds counts. Exit status: 0
+// Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0
 // measured, 1 something failed, 2 there is no GPU.
 #include <algorithm>
 #include <cstdio>
@@ -33,7 +33,7 @@ using namespace scorers;
 struct Effort {
   uint32_t layers = 32;
   uint32_t tokens = 4096;
-  uint32_t pass_tokens = 32768;  // 4 GiB, so that the launch does not count.
+  uint32_t pass_tokens = 32768;  // 4 GiB, so that the launch's cost does not matter
   uint32_t candidates = 1 << 20;
   size_t copy_bytes = size_t{4} << 30;
   int rounds = 21;
@@ -42,7 +42,7 @@ constexpr Effort kQuick = {
     .layers = 2, .tokens = 64, .pass_tokens = 128, .candidates = 20000, .copy_bytes = 1 << 20, .rounds = 3};
 constexpr uint32_t kKvHeads = 8, kHeadDim = 128, kTokensPerBlock = 16;
 
-// Llama-3.1-8B in bf16: K and V of a layer side by side, as engines have them.
+// Llama-3.1-8B in bf16: K and V of a layer side by side, as in engines.
 KvView LlamaView(uint32_t layers, uint32_t tokens) {
   const uint64_t row = kHeadDim * BytesOf(KvDtype::kBf16), token = kKvHeads * row,
                  plane = kTokensPerBlock * token;
@@ -134,7 +134,7 @@ class Timings {
     return all[all.size() / 2];
   }
 
-  // Bytes read and written a second.
+  // Bytes read and written per second.
   absl::StatusOr<double> CopyRate() {
     ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> from, compute_->Allocate(effort_.copy_bytes));
     ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute_->Allocate(effort_.copy_bytes));
@@ -197,7 +197,7 @@ class Timings {
     return compute_->last_times().call_us;
   }
 
-  // As the daemon does it when the newest block has just filled: one block leaves.
+  // One block leaves, as the daemon prunes when the newest block has just filled.
   absl::StatusOr<double> Prune(const Cache& cache, BlockRun to_record) {
     const KvShape& shape = cache.view.shape;
     std::vector<uint8_t> marks(shape.blocks());

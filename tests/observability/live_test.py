@@ -19,7 +19,7 @@ import urllib.parse
 
 from programs import DEADLINE_S, Daemon, Programs, get, until
 
-# Queries about what did not happen here, by a word in them.
+# Words that mark queries about things that did not happen here.
 MAY_BE_EMPTY = {
     "kvpool_rpc_errors_total": "no call failed",
     "kvpool_rpc_faults": "no call failed",

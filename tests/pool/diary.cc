@@ -174,7 +174,7 @@ Release Generator::NextRelease(const Model& model, int session) {
   UseHint hint;
   if (OneIn(3)) hint = {.reuse = static_cast<Reuse>(Below(4)), .category = static_cast<uint8_t>(Below(3))};
   if (!OneIn(4)) return {.session = session, .blocks = Refs(model, session), .hint = hint};
-  // All it has, or the pool would fill up with blocks that somebody forgot.
+  // Releases all it has, or the pool would fill up with forgotten blocks.
   Release release = {.session = session, .blocks = {}, .hint = hint};
   for (uint32_t b = 1; b <= model.capacity(); ++b) {
     for (uint32_t holds = model.holds(session, b); holds > 0; --holds) {
@@ -222,7 +222,7 @@ Entry Generator::Next(const Model& model) {
   if (dice < 93) return ReclaimVictims{.victims = Refs(model, -1)};
   if (dice < 94 && OneIn(3)) return End{.session = session};
   if (dice < 96) {
-    // Of a session that ended, if there is one.
+    // Takes a session that ended, if there is one.
     for (size_t s = 0; s < model.sessions.size(); ++s) {
       if (model.sessions[s].phase == Model::Phase::kEnded)
         return FreeQuarantine{.session = static_cast<int>(s)};

@@ -1,5 +1,5 @@
-// A diary: what was asked of a pool, as data. It is written by a generator that looks at the model alone, and
-// can be applied whole or in part, since a pool must take any order of anything.
+// A diary is a list of calls of a pool, as data. A generator writes it looking at the model alone. It can be
+// applied whole or in part, since a pool must take any call in any order.
 #ifndef KVPOOL_TESTS_POOL_DIARY_H_
 #define KVPOOL_TESTS_POOL_DIARY_H_
 
@@ -18,7 +18,7 @@
 
 namespace kvpool::diary {
 
-inline constexpr uint32_t kFirstAlias = 1000;  // Keys that are in no chain.
+inline constexpr uint32_t kFirstAlias = 1000;  // keys from here on are in no chain
 inline constexpr uint32_t kAliases = 6;
 
 struct Open {
@@ -36,7 +36,7 @@ struct Seal {
     bool leave_duplicate = false;
   };
   int session;
-  ModelKey parent;  // Number 0: none.
+  ModelKey parent;  // number 0: none
   std::vector<Entry> entries;
 };
 struct Match {
@@ -98,23 +98,27 @@ using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, U
                            Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
-// As they would be written in C++.
+// The entries as they would be written in C++.
 std::string Print(const Entry& entry);
 std::string Text(BlockRef ref);
 std::string Text(const std::vector<BlockRef>& refs);
 std::string Text(const std::vector<uint32_t>& numbers);
 
-// What a pool is, and how wild its days are.
+// The options of a pool, and of the diaries written for it.
 struct Setting {
   std::string name;
   PoolOptions options;
-  uint32_t blocks = 8;                 // At the start.
-  std::vector<uint32_t> tokens = {1};  // Per block, by group.
-  uint32_t key_depth = 5;              // Keys are the nodes of a binary tree of this depth.
+  // Blocks that the pool begins with.
+  uint32_t blocks = 8;
+  // Tokens per block, indexed by group.
+  std::vector<uint32_t> tokens = {1};
+  // Keys are the nodes of a binary tree of this depth.
+  uint32_t key_depth = 5;
   uint32_t sessions = 4;
   std::string policy = "lru";
-  bool switches = false;  // Between all policies; else now and then to a new one of the same name.
-  uint32_t diaries = 0;   // 0: as many as there are for LRU.
+  // Switches go between all policies; else to a new policy of the same name.
+  bool switches = false;
+  uint32_t diaries = 0;  // 0: as many as for LRU
 
   friend void PrintTo(const Setting& setting, std::ostream* os) { *os << setting.name; }
 };
@@ -122,7 +126,7 @@ struct Setting {
 class Generator {
  public:
   Generator(const Setting& setting, uint64_t seed) : setting_(setting), random_(seed) {}
-  // Something that the pool may be asked in the model's state.
+  // A call that the pool may get in the model's state.
   Entry Next(const Model& model);
 
  private:
@@ -147,9 +151,9 @@ class Pair {
   ~Pair();
   // Applies the entry to both; answers how they differ, or nothing.
   std::string Apply(const Entry& entry);
-  // Of all that can be looked at.
+  // Compares all views; answers how they differ, or nothing.
   std::string Difference() const;
-  // Of what each key names: slower.
+  // Compares what each key names, which is slower.
   std::string DifferenceOfKeys() const;
   const BlockPool& pool() const { return pool_; }
   const Model& model() const { return model_; }
@@ -182,12 +186,12 @@ class Pair {
   const Setting setting_;
   BlockPool pool_;
   Model model_;
-  std::vector<ModelKey> keys_;  // All there are.
+  std::vector<ModelKey> keys_;  // all keys there are
 
   enum class Stage { kCopy, kBuild, kFinish, kCatchUp };
-  std::unique_ptr<BlockPool::HandOver> hand_over_;  // Null: none.
+  std::unique_ptr<BlockPool::HandOver> hand_over_;  // null: none is under way
   Stage stage_ = Stage::kCopy;
-  std::string before_, after_;  // Policies.
+  std::string before_, after_;  // names of policies
 };
 
 }  // namespace kvpool::diary

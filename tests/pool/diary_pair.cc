@@ -1,4 +1,4 @@
-// What an entry does to the pool and to its model, and how they differ then.
+// Applies an entry to the pool and to its model, and compares them.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -24,7 +24,7 @@ std::string Differ(std::string_view what, uint64_t pool, uint64_t model) {
   return absl::StrCat(absl::string_view(what.data(), what.size()), ": ", pool, ", the model has ", model);
 }
 
-// With its naive twin, where it has one.
+// The policy, with its naive twin where it has one.
 std::unique_ptr<ReplacementPolicy> PolicyOf(const Setting& setting, std::string_view name) {
   const PolicyOptions options = {.max_blocks = setting.options.max_blocks};
   std::unique_ptr<ReplacementPolicy> policy = *MakeReplacementPolicy(name, options);
@@ -250,8 +250,8 @@ std::string Pair::Do(const Grow& e) {
   return Differ("grown", pool_.Grow(e.blocks).ok(), model_.Grow(e.blocks));
 }
 
-// An LRU that takes over from an LRU leaves the order as it is, so of this the model need not know. Every other time
-// the change takes some of the diary's next entries.
+// An LRU that takes over from an LRU keeps the order, so the model need not know of it. Every other time the
+// hand-over goes on during the diary's next entries.
 std::string Pair::Do(const SetPolicy& e) {
   if (hand_over_ != nullptr) return "";
   before_ = std::string(pool_.policy().name());
@@ -373,7 +373,7 @@ std::string Pair::Difference() const {
   return d;
 }
 
-// Every key, the ones that name nothing too.
+// Compares every key, also those that name nothing.
 std::string Pair::DifferenceOfKeys() const {
   for (const ModelKey& key : keys_) {
     const BlockKey block_key = ToBlockKey(key);

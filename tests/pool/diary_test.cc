@@ -1,7 +1,8 @@
 // The pool against its model, over a million random steps. A failure prints the seed and the shortest diary
 // that still fails.
 //
-// Each diary is played in a child process: a broken invariant aborts, and that is a finding to shrink as well.
+// Each diary is played in a child process: a broken invariant aborts, and that is a finding to
+// shrink as well.
 #include "tests/pool/diary.h"
 
 #include <sys/mman.h>
@@ -22,12 +23,14 @@ namespace kvpool::diary {
 namespace {
 
 constexpr uint32_t kStepsPerDiary = 8000;
-constexpr uint32_t kDiaries = KVPOOL_DIARIES;  // Of each setting: fewer where a sanitizer slows each step.
-constexpr uint32_t kStepsPerCheck = 64;        // Between two of the walks through everything.
+// Diaries of each setting; fewer where a sanitizer slows each step.
+constexpr uint32_t kDiaries = KVPOOL_DIARIES;
+// Steps between two walks through everything.
+constexpr uint32_t kStepsPerCheck = 64;
 
-// What the child tells through shared memory, since it may abort.
+// The child reports through shared memory, since it may abort.
 struct Report {
-  uint32_t steps;       // Finished.
+  uint32_t steps;       // steps finished
   uint64_t liveliness;  // The least of the blocks sealed, found sealed, matched and evicted.
 };
 class SharedReport {
@@ -93,7 +96,7 @@ bool Replay(const Setting& setting, const Diary& diary) {
   return true;
 }
 
-// The entries up to the one that failed; those before it did no harm, and are applied again to learn it.
+// Answers the entries up to the one that failed, which it finds by applying them again.
 Diary Remember(const Setting& setting, uint64_t seed, uint32_t failed_step) {
   Pair pair(setting);
   Generator generator(setting, seed);
@@ -147,9 +150,9 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
   }
 }
 
-// Pools so small that everything collides, and larger ones with room for long chains.
+// Some pools are so small that everything collides, others have room for long chains.
 std::vector<Setting> Settings() {
-  const uint32_t nearly_spent = UINT32_MAX - 60;
+  const uint32_t nearly_last = UINT32_MAX - 60;
   std::vector<Setting> settings = {
       {.name = "Four",
        .options = {.max_blocks = 5, .windows = {0}, .pin_budget = 0.5},
@@ -173,8 +176,8 @@ std::vector<Setting> Settings() {
        .tokens = {1, 1, 2, 3},
        .key_depth = 7},
       {.name = "Growing", .options = {.max_blocks = 65, .windows = {0, 0}}, .blocks = 0, .tokens = {2, 1}},
-      {.name = "Spent",
-       .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 0.5, .first_generation = nearly_spent},
+      {.name = "LastGeneration",
+       .options = {.max_blocks = 65, .windows = {0}, .pin_budget = 0.5, .first_generation = nearly_last},
        .blocks = 32,
        .key_depth = 4},
   };
@@ -188,7 +191,8 @@ std::vector<Setting> Settings() {
                       .blocks = 24,
                       .tokens = {1, 1},
                       .switches = true});
-  // Every other policy: held to the guards by the model, and to its naive twin where it has one.
+  // Every other policy is checked against the guards by the model, and against its naive twin where
+  // it has one.
   for (const PolicyEntry& policy : ReplacementPolicies()) {
     if (policy.name == "lru") continue;
     const std::string name(policy.name);

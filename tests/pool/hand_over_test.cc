@@ -15,12 +15,12 @@ namespace {
 
 constexpr uint32_t kBlocks = 64;
 
-// A pool, and the next of a list of things that engines do.
+// A pool, and a script of what engines do with it.
 class Busy {
  public:
   explicit Busy(std::string_view policy) : t_(kBlocks, {.pin_budget = 0.5}, policy), session_(t_.Session()) {}
 
-  // What is found of a chain is matched, the rest leased and sealed, and all of it released.
+  // Matches what is resident of a chain, leases and seals the rest, and releases all of it.
   void Act() {
     ++t_.now;
     std::vector<std::string> names;
@@ -43,7 +43,7 @@ class Busy {
     if (Below(4) == 0) t_.Retain({held[0]}, {.priority = static_cast<uint8_t>(20 * Below(5)), .until = ~0u});
     if (Below(3) == 0) t_.pool.Touch(t_.now, held);
   }
-  // Room for one more, so that whose choice a victim would be does not matter.
+  // Leaves room for one more, so that no victim is needed.
   void MakeRoom() {
     for (uint32_t b = 1; b <= kBlocks && t_.count(BlockState::kFree) < 8; ++b) {
       const BlockRef ref = t_.pool.View(BlockId{b}, t_.now)->ref;
@@ -91,7 +91,7 @@ TEST_P(HandOverTest, StepByStepIsAsAllAtOnce) {
       }
       if (i == kWhileBuilt / 2) hand_over.Build();
       if (i > kWhileBuilt / 2) {
-        // Each does more than one event.
+        // Each call causes more than one event.
         EXPECT_EQ(hand_over.Finish(&steps.pool(), 1), nullptr);
         hand_over.CatchUp();
       }
@@ -132,7 +132,7 @@ TEST(HandOver, WhatVerbsDoMeanwhileIsBounded) {
   EXPECT_TRUE(hand_over.overrun());
   hand_over.Build();
   hand_over.GiveUp(&busy.pool());
-  // As if nothing had been.
+  // The old policy goes on as if nothing had happened.
   EXPECT_EQ(busy.pool().policy().name(), "lru");
   for (int i = 0; i < 101; ++i) other.Act();
   EXPECT_EQ(busy.Drain(), other.Drain());

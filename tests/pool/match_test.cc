@@ -1,4 +1,4 @@
-// Match: how long, which blocks, at what cost, and why not longer.
+// Match: how long the prefix is, which blocks it has, what they cost, and why it is not longer.
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -198,11 +198,11 @@ TEST(Match, QueriesThatCanNotBeAnswered) {
   }
   t.pool.Match(a, t.now, {}, &m);
   EXPECT_EQ(m.tokens, 0u);
-  // Block sizes without a common length in reach.
+  // The block sizes have no common length within the request.
   const GroupQuery apart[] = {{0, keys, 4294967291u}, {0, keys, 4294967279u}};
   t.pool.Match(a, t.now, apart, &m);
   EXPECT_EQ(m.tokens, 0u);
-  // A group asked twice is held twice.
+  // A group that is asked for twice is held twice.
   const GroupQuery twice[] = {{0, keys, 1}, {0, keys, 1}};
   t.pool.Match(a, t.now, twice, &m);
   EXPECT_EQ(m.tokens, 1u);
@@ -210,7 +210,7 @@ TEST(Match, QueriesThatCanNotBeAnswered) {
 }
 
 TEST(Match, KeysOfAllShapesSpread) {
-  // Counters in any one byte pair, the rest constant: the worst an engine could bring.
+  // A counter in any one pair of bytes, the rest constant: the worst keys an engine could bring.
   TestPool t(60000);
   const Holder a = t.Session();
   for (int at = 0; at < 31; at += 6) {

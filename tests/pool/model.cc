@@ -31,7 +31,7 @@ uint32_t Model::count(BlockState state) const {
 
 uint32_t Model::available() const {
   return static_cast<uint32_t>(std::count_if(blocks.begin() + 1, blocks.end(), [](const Block& b) {
-    return b.state == BlockState::kFree || (b.state == BlockState::kCached && !b.spent());
+    return b.state == BlockState::kFree || (b.state == BlockState::kCached && !b.last_generation());
   }));
 }
 
@@ -99,7 +99,7 @@ uint32_t Model::CreditNeed(const std::set<uint32_t>& taken) const {
     for (; b != 0; b = blocks[b].parent) all.insert(b);
   }
   return static_cast<uint32_t>(std::count_if(all.begin(), all.end(), [&](uint32_t b) {
-    return blocks[b].state == BlockState::kCached && !blocks[b].spent();
+    return blocks[b].state == BlockState::kCached && !blocks[b].last_generation();
   }));
 }
 
@@ -125,7 +125,7 @@ void Model::SetOwner(uint32_t b, int owner) {
 
 void Model::Cache(uint32_t b) {
   blocks[b].state = BlockState::kCached;
-  if (!blocks[b].spent()) SetOwner(b, -1);
+  if (!blocks[b].last_generation()) SetOwner(b, -1);
   order_.push_back(b);
 }
 
@@ -145,21 +145,21 @@ void Model::Settle(int taker) {
       if (referred == (block.state == BlockState::kSealed)) continue;
       if (referred) {
         Uncache(b);
-        block.forsaken = false;
+        block.never_reused = false;
         block.state = BlockState::kSealed;
-        if (!block.spent()) SetOwner(b, taker);
+        if (!block.last_generation()) SetOwner(b, taker);
       } else {
         Cache(b);
       }
       changed = true;
-      break;  // What is sealed has changed.
+      break;  // the set of sealed blocks has changed
     }
   }
 }
 
 void Model::Free(uint32_t b) {
   Block& block = blocks[b];
-  if (block.spent()) {
+  if (block.last_generation()) {
     const int owner = block.owner;
     block = {
         .generation = block.generation, .state = BlockState::kQuarantined, .retired = true, .owner = owner};
@@ -173,7 +173,7 @@ void Model::Free(uint32_t b) {
 uint32_t Model::Victim() {
   std::vector<uint32_t> leaves = order_;
   std::erase_if(leaves, [&](uint32_t b) { return children(b) != 0; });
-  // Those of the default priority in the order of their use; of others, uses of one moment by block id.
+  // Blocks of the default priority are in the order of their use; others with one time of use by block id.
   std::stable_sort(leaves.begin(), leaves.end(), [&](uint32_t a, uint32_t b) {
     if (blocks[a].standing() != blocks[b].standing()) return blocks[a].standing() < blocks[b].standing();
     if (blocks[a].standing() == 50) return false;
@@ -183,8 +183,8 @@ uint32_t Model::Victim() {
   if (!has_choices || choices.empty()) return leaves[0];
   const uint32_t choice = choices.front();
   choices.erase(choices.begin());
-  const bool plain = blocks[leaves[0]].standing() == 50 && blocks[choice].standing() == 50;
-  return plain && std::count(leaves.begin(), leaves.end(), choice) != 0 ? choice : leaves[0];
+  const bool default_priority = blocks[leaves[0]].standing() == 50 && blocks[choice].standing() == 50;
+  return default_priority && std::count(leaves.begin(), leaves.end(), choice) != 0 ? choice : leaves[0];
 }
 
 void Model::Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log) {
@@ -225,7 +225,7 @@ void Model::EndSession(int session) {
     if (blocks[b].state == BlockState::kLeased && blocks[b].owner == session) {
       blocks[b].state = BlockState::kQuarantined;
     }
-    if (blocks[b].spent() && blocks[b].owner == session) blocks[b].owner = -1;
+    if (blocks[b].last_generation() && blocks[b].owner == session) blocks[b].owner = -1;
   }
 }
 
@@ -366,7 +366,8 @@ MatchOutcome Model::Match(int session, const std::vector<Query>& queries) {
   }
   const uint64_t asked = shortest / step;
   counters.lookup_tokens += asked * step;
-  // Which blocks a length reads, and whether all are there: all groups, or those with full attention alone.
+  // Which blocks a length reads, and whether all are resident, in all groups or only in those
+  // with full attention.
   const auto read = [&](const Query& q, uint64_t steps) {
     const uint64_t end = steps * (step / q.tokens_per_block);
     const uint64_t window = options.windows[q.group];
@@ -431,7 +432,7 @@ Verdict Model::Release(int session, BlockRef ref, bool never) {
   ++counters.released;
   if (blocks[b].resident()) {
     blocks[b].accessed = now;
-    if (never && refs(b) == 0) blocks[b].forsaken = true;
+    if (never && refs(b) == 0) blocks[b].never_reused = true;
     Settle(-1);
   } else if (blocks[b].holds.empty()) {
     Free(b);
@@ -452,7 +453,7 @@ bool Model::Touch(BlockRef ref) {
   const uint32_t b = Index(ref.id);
   if (!blocks[b].resident()) return false;
   blocks[b].accessed = now;
-  blocks[b].forsaken = false;
+  blocks[b].never_reused = false;
   if (blocks[b].state == BlockState::kCached) {
     Uncache(b);
     order_.push_back(b);
@@ -514,8 +515,8 @@ Verdict Model::SetRetention(BlockRef ref, const Retention& retention) {
   return Verdict::kDone;
 }
 
-// In the order of their times, then block ids, pins before priorities; a pin that a child keeps ends right
-// behind the child's.
+// Ends them in the order of their times, then block ids, pins before priorities. A pin that a child keeps
+// ends right after the child's.
 void Model::Expire() {
   struct Due {
     TimeMs until;

@@ -1,5 +1,6 @@
-// The block pool once more, written to be obviously right: states are derived from who holds what, sums are
-// counted when asked for, orders are lists that are searched. Quadratic; for pools of a few dozen blocks.
+// A second block pool, written to be obviously right: it derives states from who holds what, counts
+// sums when asked for them and keeps orders as lists that it searches. It is quadratic, for pools of a
+// few dozen blocks.
 #ifndef KVPOOL_TESTS_POOL_MODEL_H_
 #define KVPOOL_TESTS_POOL_MODEL_H_
 
@@ -34,21 +35,21 @@ class Model {
     uint32_t generation = 0;
     BlockState state = BlockState::kFree;
     bool retired = false;
-    std::map<int, uint32_t> holds;  // By session.
+    std::map<int, uint32_t> holds;  // session -> holds
     int owner = -1;
-    std::vector<ModelKey> keys;  // The chain's first.
+    std::vector<ModelKey> keys;  // the chain's key is the first
     uint32_t parent = 0;
     TimeMs sealed = 0, accessed = 0;
     TimeMs pin_until = 0, retain_until = 0;
     bool pinned = false;
     uint8_t priority = 50;
     TimeMs retention_due = 0, half_life = 0;
-    bool forsaken = false;
+    bool never_reused = false;
 
-    // What decides when it leaves.
-    uint8_t standing() const { return priority == 50 && forsaken ? 0 : priority; }
+    // The priority by which it leaves.
+    uint8_t standing() const { return priority == 50 && never_reused ? 0 : priority; }
     bool resident() const { return state == BlockState::kSealed || state == BlockState::kCached; }
-    bool spent() const { return generation == UINT32_MAX; }
+    bool last_generation() const { return generation == UINT32_MAX; }
   };
   struct Query {
     uint32_t group;
@@ -56,9 +57,9 @@ class Model {
     std::vector<uint32_t> numbers;
   };
 
-  // ---- The verbs, as BlockPool has them.
+  // ---- The verbs of BlockPool
   bool Grow(uint32_t count);
-  int AddSession(const SessionLimits& limits);  // -1: refused.
+  int AddSession(const SessionLimits& limits);  // -1: refused
   void EndSession(int session);
   uint64_t FreeQuarantine(int session);
   LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
@@ -98,13 +99,16 @@ class Model {
   const PoolOptions options;
   std::vector<Block> blocks;  // [0] is the null block.
   std::vector<Session> sessions;
-  std::vector<uint32_t> direct_evictions;  // Since the caller cleared it.
-  // What another policy than LRU chose, in order: taken if it may leave where the choice is the policy's.
+  // The caller clears it.
+  std::vector<uint32_t> direct_evictions;
+  // The choices of another policy than LRU, in order. One is taken if the choice is the policy's and the
+  // block may leave.
   bool has_choices = false;
   std::vector<uint32_t> choices;
   PoolCounters counters;
   TimeMs now = 0;
-  std::map<ModelKey, std::pair<TimeMs, bool>> evicted;  // When, and whether it was asked for since.
+  // When a key was evicted, and whether it was asked for since.
+  std::map<ModelKey, std::pair<TimeMs, bool>> evicted;
 
  private:
   Verdict Resolve(BlockRef ref);
@@ -112,10 +116,11 @@ class Model {
   bool HasPinnedChild(uint32_t b) const;
   uint32_t CapRoom(int session) const;
   uint32_t Headroom(int session) const { return available() - promised() + unused(session); }
-  // Available blocks among these and what is in front of them.
+  // How many available blocks are among these and those in front of them.
   uint32_t CreditNeed(const std::set<uint32_t>& taken) const;
   void SetOwner(uint32_t b, int owner);
-  // Brings sealed and cached in line with who holds what; what this takes is charged to `taker`.
+  // Derives sealed and cached from who holds what. The blocks that this takes out of the cache are
+  // charged to `taker`.
   void Settle(int taker);
   void Cache(uint32_t b);
   void Uncache(uint32_t b);
@@ -128,7 +133,7 @@ class Model {
   MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,
                          uint64_t steps);
 
-  std::vector<uint32_t> order_;  // Cached blocks by last use, the oldest first.
+  std::vector<uint32_t> order_;  // cached blocks by last use, the oldest first
   std::vector<uint32_t> free_stack_;
   uint32_t next_new_ = 1;
   std::vector<int> unused_slots_;

@@ -1,4 +1,4 @@
-// A small pool and short words for its verbs.
+// A small pool and short names for its verbs.
 #ifndef KVPOOL_TESTS_POOL_POOL_FIXTURE_H_
 #define KVPOOL_TESTS_POOL_POOL_FIXTURE_H_
 
@@ -25,21 +25,21 @@ class TestPool {
   ~TestPool() { pool.CheckInvariants(); }
 
   Holder Session(SessionLimits limits = {});
-  // REQUIRES: all of them are to be had.
+  // REQUIRES: the pool can lease all of them.
   std::vector<BlockRef> Lease(Holder session, uint32_t count);
   BlockRef LeaseOne(Holder session) { return Lease(session, 1)[0]; }
   std::vector<SealOutcome> Seal(Holder session, const std::vector<BlockRef>& blocks,
                                 const std::vector<BlockKey>& keys, const BlockKey* parent = nullptr);
   // Leases and seals a chain of these keys; answers its blocks, held once each.
   std::vector<BlockRef> Chain(Holder session, const std::vector<std::string>& names, uint32_t group = 0);
-  // The same, released: cached, if nobody else holds it.
+  // Makes a chain and releases it, so that it is cached unless another session holds it.
   std::vector<BlockRef> Cache(Holder session, const std::vector<std::string>& names, uint32_t group = 0);
   MatchOutcome Match(Holder session, const std::vector<std::string>& names, uint32_t group = 0);
   std::vector<Verdict> Release(Holder session, const std::vector<BlockRef>& blocks, const UseHint& hint = {});
   std::vector<Verdict> Ref(Holder session, const std::vector<BlockRef>& blocks);
   std::vector<Verdict> Pin(const std::vector<BlockRef>& blocks, TimeMs until);
   std::vector<Verdict> Retain(const std::vector<BlockRef>& blocks, const Retention& retention);
-  // Keys of what leaves, in order.
+  // Answers the keys of the victims, in order.
   std::vector<BlockKey> Reclaim(uint32_t count);
 
   BlockState state(BlockRef ref) { return pool.View(ref.id, now)->state; }

@@ -121,12 +121,12 @@ TEST(Retention, DearLeafKeepsItsChain) {
 TEST(Retention, ComesHalfTheWayToTheDefaultEachHalfLife) {
   TestPool t(20);
   const Holder a = t.Session();
-  const BlockRef dear = t.Cache(a, {"dear"})[0], cheap = t.Cache(a, {"cheap"})[0];
-  t.Retain({dear}, {.priority = 100, .until = 9000, .half_life_ms = 100});
-  t.Retain({cheap}, {.priority = 0, .until = 1250, .half_life_ms = 100});
+  const BlockRef high = t.Cache(a, {"high"})[0], low = t.Cache(a, {"low"})[0];
+  t.Retain({high}, {.priority = 100, .until = 9000, .half_life_ms = 100});
+  t.Retain({low}, {.priority = 0, .until = 1250, .half_life_ms = 100});
   const auto priorities = [&](TimeMs now) {
     t.pool.Expire(now);
-    return std::pair(t.pool.View(dear.id, now)->priority, t.pool.View(cheap.id, now)->priority);
+    return std::pair(t.pool.View(high.id, now)->priority, t.pool.View(low.id, now)->priority);
   };
   EXPECT_EQ(priorities(1099), std::pair(uint8_t{100}, uint8_t{0}));
   EXPECT_EQ(priorities(1100), std::pair(uint8_t{75}, uint8_t{25}));
@@ -136,10 +136,11 @@ TEST(Retention, ComesHalfTheWayToTheDefaultEachHalfLife) {
   EXPECT_EQ(priorities(1500).first, 51) << "56 and 53 on the way";
   EXPECT_EQ(priorities(1600).first, 50);
   EXPECT_EQ(t.pool.pinned(), 0u) << "the default needs no budget";
-  EXPECT_EQ(t.Reclaim(2), Keys({"dear", "cheap"})) << "by their use again";
+  EXPECT_EQ(t.Reclaim(2), Keys({"high", "low"})) << "by their use again";
 }
 
-// A request in four beams that share a prompt; each has a tail of its own, and each pair of beams a stretch.
+// A request has four beams that share a prompt; each beam has a tail of its own, and each pair of beams
+// shares a stretch.
 class Beams : public ::testing::Test {
  protected:
   Beams() {
@@ -194,7 +195,7 @@ TEST_F(Beams, APriorityThatWasSetGoesBefore) {
   EXPECT_EQ(t.pool.View(beams[0][2].id, t.now)->priority, 0) << "it is pruned still";
 }
 
-TEST(Forsaken, ATouchSparesIt) {
+TEST(NeverReused, ATouchSparesIt) {
   TestPool t(8);
   const Holder a = t.Session();
   const std::vector<BlockRef> x = t.Chain(a, {"x"});

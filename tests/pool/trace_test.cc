@@ -14,7 +14,7 @@
 namespace kvpool {
 namespace {
 
-// Each request matches its ids, leases and seals what is missing, and gives all of it back before the next.
+// Each request matches its ids, leases and seals what is missing, and releases all of it before the next.
 double BlockHitRatio(const std::vector<replay::Request>& requests, uint32_t blocks) {
   BlockPool pool({.max_blocks = blocks + 1, .windows = {0}}, *MakeReplacementPolicy("lru", blocks + 1));
   EXPECT_TRUE(pool.Grow(blocks).ok());

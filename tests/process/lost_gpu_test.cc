@@ -1,4 +1,4 @@
-// A GPU that is lost ends the daemon, whichever call meets it first. Over the fake driver.
+// A GPU that is lost ends the daemon, whichever call meets it first. These tests run on the fake driver.
 #include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -25,14 +25,14 @@ std::unique_ptr<DaemonProcess> StartOnFakeGpu(const std::string& faults) {
   return daemon.ok() ? *std::move(daemon) : nullptr;
 }
 
-constexpr int kPatienceMs = 60000;  // Bound on a wait that ends by itself much earlier.
+constexpr int kPatienceMs = 60000;  // Bounds a wait that ends by itself much earlier.
 
-// Waits until it has ended by itself.
+// Waits until the daemon has ended by itself.
 void ExpectEndsFor(DaemonProcess* daemon, const std::string& reason) {
   const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon->pid(), 0)));
   pollfd death{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&death, 1, kPatienceMs), 1) << "it goes on";
-  const int status = daemon->End(SIGKILL);  // Of one that has ended: no more than its wait status.
+  const int status = daemon->End(SIGKILL);  // It has ended, so that this only reads its wait status.
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT) << "wait status " << status;
   EXPECT_TRUE(absl::StrContains(daemon->Log(), reason)) << daemon->Log();
   EXPECT_TRUE(absl::StrContains(daemon->Log(), "CUDA_ERROR_ECC_UNCORRECTABLE")) << daemon->Log();
@@ -52,7 +52,7 @@ TEST(LostGpuTest, WhileASlabIsSent) {
   ExpectEndsFor(daemon.get(), "space 1: sending slab 0: ");
 }
 
-// A destructor can't say so, and nothing else needs the GPU then.
+// A destructor that meets the loss can't report it, and at that time nothing else needs the GPU.
 TEST(LostGpuTest, WhileASlabIsDestroyed) {
   const auto daemon =
       StartOnFakeGpu("cuMemCreate#2=CUDA_ERROR_OUT_OF_MEMORY,cuMemUnmap#1=CUDA_ERROR_ECC_UNCORRECTABLE");
@@ -60,7 +60,8 @@ TEST(LostGpuTest, WhileASlabIsDestroyed) {
   auto engine = RawEngine::Attach(daemon->socket());
   ASSERT_TRUE(engine.ok()) << engine.status();
   v1::OpenSession request = SmallSession((*engine)->attach_token());
-  request.set_guaranteed_blocks(1500);  // Two slabs, of which the second can't be had: the first goes again.
+  request.set_guaranteed_blocks(
+      1500);  // Two slabs. The second can't be made, so that the first is destroyed again.
   grpc::ClientContext context;
   v1::OpenSessionResult result;
   EXPECT_FALSE((*engine)->stub().OpenSession(&context, request, &result).ok());

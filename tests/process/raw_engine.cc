@@ -17,7 +17,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // Windows stay as small as they begin: 64 KiB.
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // Windows keep their initial size, 64 KiB.
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -1,4 +1,5 @@
-// An engine without the client library: raw attach frames and generated stubs, so that what is tested is the protocol.
+// An engine without the client library: raw attach frames and generated stubs, so that the
+// protocol is what is tested.
 #ifndef KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
 #define KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
 
@@ -16,18 +17,18 @@
 
 namespace kvpool {
 
-// A channel of its own: gRPC otherwise shares connections within a process.
+// A channel with a connection of its own; by default gRPC shares connections within a process.
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
-// 32-byte keys "PREFIX/0", "PREFIX/1", …, one string.
+// 32-byte keys "PREFIX/0", "PREFIX/1", …, in one string.
 std::string KeysOf(const std::string& prefix, int count);
-// Opaque blocks of 4 KiB and 16 tokens, one full-attention group.
+// Asks for opaque blocks of 4 KiB and 16 tokens, in one full-attention group.
 v1::OpenSession SmallSession(const std::string& attach_token);
 
 class RawEngine {
  public:
   // Connects the attach socket and says hello.
   static absl::StatusOr<std::unique_ptr<RawEngine>> Attach(const std::string& socket);
-  // Attach, OpenSession, and mapping of what there is: ready to lease.
+  // Attach, OpenSession, TakeSlabs: the engine can lease.
   static absl::StatusOr<std::unique_ptr<RawEngine>> Open(const std::string& socket);
 
   const std::string& attach_token() const { return attach_token_; }
@@ -39,7 +40,7 @@ class RawEngine {
   // Acknowledges slabs until one is ready.
   absl::Status TakeSlabs();
 
-  // The head of the next unary call, and the next batch.
+  // Both take the next sequence number.
   v1::Call NextCall(uint64_t after = 0);
   v1::StepRequest NextBatch();
 
@@ -59,7 +60,7 @@ class RawEngine {
   uint64_t sequence_ = 0;
 };
 
-// The error of a call, gRPC's codes being Abseil's.
+// A call's status; gRPC and Abseil have the same codes.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace kvpool

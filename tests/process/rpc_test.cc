@@ -1,5 +1,6 @@
-// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET LEASE SEAL" this
-// program is an engine that leases, seals under the keys of "shared", says so, and waits to be killed.
+// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET
+// LEASE SEAL", this program is an engine that leases, seals under the keys of "shared", says so, and
+// waits to be killed.
 #include <fcntl.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -102,7 +103,7 @@ class RpcTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     return response;
   }
-  // Asks until it is so; each question is a round trip.
+  // Asks until the condition holds; each question is a round trip.
   template <typename Question>
   static bool Eventually(Question question) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -174,7 +175,7 @@ TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
   EXPECT_EQ(answer.results(1).release().SerializeAsString(), released->SerializeAsString());
   EXPECT_EQ(answer.results(2).fence().SerializeAsString(), fenced->SerializeAsString());
 
-  // The same batch again: the first answer again.
+  // The same batch again gets the first answer again.
   ASSERT_TRUE(stream->Write(batch));
   v1::StepResponse again;
   ASSERT_TRUE(stream->Read(&again));
@@ -185,7 +186,7 @@ TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-// A session whose blocks can be scored: one layer, one head of 4 in f32.
+// A session whose blocks can be scored: one layer, one head of 4 floats.
 absl::StatusOr<std::unique_ptr<RawEngine>> OpenScored(const std::string& socket) {
   ASSIGN_OR_RETURN(std::unique_ptr<RawEngine> engine, RawEngine::Attach(socket));
   v1::OpenSession request = SmallSession(engine->attach_token());
@@ -208,7 +209,7 @@ absl::StatusOr<std::unique_ptr<RawEngine>> OpenScored(const std::string& socket)
   return engine;
 }
 
-// Results of four operations, those that came late among them.
+// The results of four operations, including those that came late.
 std::vector<v1::OperationResult> AllResults(StepStream* stream, uint64_t sequence, int count) {
   std::vector<v1::OperationResult> results(count);
   for (int missing = count; missing > 0;) {
@@ -281,7 +282,7 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   *batch.add_operations()->mutable_release()->mutable_blocks() = sequence.blocks();
   ASSERT_TRUE(stream->Write(batch));
   const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 4);
-  scored.set_blocks_read(0);  // Features are kept since.
+  scored.set_blocks_read(0);  // The features are in the cache now.
   pruned.set_blocks_read(0);
   EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
   EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
@@ -352,7 +353,7 @@ TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
   v1::LeaseResult result;
   EXPECT_EQ(engine->stub().Lease(&lease_context, lease, &result).error_code(),
             grpc::StatusCode::UNAUTHENTICATED);
-  // Counted once the answer is on its way.
+  // An answer is counted once it is on its way.
   EXPECT_TRUE(
       Eventually([&] { return daemon_->Metric("kvpool_rpc_errors_total", "method=\"Lease\"") == 1; }));
 }
@@ -380,20 +381,6 @@ TEST_F(RpcTest, BytesThatAreNoBatchEndTheStream) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(), "the message is not a StepRequest");
   EXPECT_NE(OpenEngine(), nullptr) << "others do not notice";
-}
-
-TEST_F(RpcTest, AnAttachTokenServesOnce) {
-  Start();
-  auto engine = OpenEngine();
-  ASSERT_NE(engine, nullptr);
-  grpc::ClientContext context;
-  v1::OpenSessionResult second;
-  const grpc::Status status =
-      engine->stub().OpenSession(&context, SmallSession(engine->attach_token()), &second);
-  EXPECT_FALSE(status.ok());
-  EXPECT_FALSE(status.error_message().empty());
-  EXPECT_EQ(Sessions().sessions_size(), 1);
-  EXPECT_TRUE(engine->Lease(1).ok());  // The first goes on.
 }
 
 TEST_F(RpcTest, AParkedUnaryCallAnswersWhenItsStepHasPassed) {
@@ -468,7 +455,7 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
   auto greedy = OpenEngine();
   auto other = OpenEngine();
   ASSERT_TRUE(greedy != nullptr && other != nullptr);
-  // Each answer refuses 16384 blocks: far more than the stream's window holds.
+  // Each answer refuses 16384 blocks, which is far more than the stream's window holds.
   grpc::ClientContext context;
   const std::unique_ptr<StepStream> stream = greedy->stub().Step(&context);
   constexpr int kBatches = 40;
@@ -482,7 +469,8 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
     stream->WritesDone();
   });
   EXPECT_TRUE(Eventually([&] { return daemon_->Metric("kvpool_step_batches_total") >= 16; }));
-  // The others go on meanwhile; their calls are what time there is for more of its batches.
+  // Meanwhile others are served. Their calls give the daemon time to read more of its
+  // batches, which it must not.
   for (int i = 0; i < 500; ++i) ASSERT_TRUE(other->Fence(i + 1).ok());
   EXPECT_LE(daemon_->Metric("kvpool_step_operations_total", "verb=\"release\""), 24);
   v1::StepResponse answer;

@@ -1,4 +1,4 @@
-// What tools that know nothing of kvpool rely on: health, reflection, TLS.
+// The standard services, health and reflection, and TLS: tools that know nothing of kvpool rely on them.
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -65,7 +65,7 @@ TEST(HealthTest, ChecksAndWatches) {
   ASSERT_TRUE(watch->Read(&response));
   EXPECT_EQ(response.status(), health::HealthCheckResponse::SERVING);
 
-  // A watch that is cancelled, and one that is open, at the end of the daemon.
+  // When the daemon ends, one watch is cancelled and one is open.
   unknown_context.TryCancel();
   EXPECT_EQ(daemon->Stop(), 0);
 }

@@ -204,12 +204,12 @@ def test_hints_that_are_none(session):
 
 
 def test_of_lower_priority_leaves_first(session):
-    with five(session, "dear") as dear, five(session, "cheap") as cheap:
-        session.set_retention(dear, priority=90, ttl=3600)
-        session.set_retention(cheap, priority=10, ttl=3600)
-        dear.release()
-    reclaim(session)  # The cheap ones were used last.
-    assert cached(session, "dear") == 5 > cached(session, "cheap")
+    with five(session, "high") as high, five(session, "low") as low:
+        session.set_retention(high, priority=90, ttl=3600)
+        session.set_retention(low, priority=10, ttl=3600)
+        high.release()
+    reclaim(session)  # The low ones were used last.
+    assert cached(session, "high") == 5 > cached(session, "low")
     assert session.counters["refused"] == 0
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_read_again_leaves_first(session):
         grow(session, sequence, range(96))
         keep = dict(budget_tokens=64, scorer="streaming_llm", dry_run=True)
         assert sequence.prune(**keep).victims == [1, 2]
-        # A block of which one token is read stays as dear as it was.
+        # A block of which one token is read keeps its place.
         assert sequence.prune(discard=[(48, 64), (64, 79)], **keep).victims == [1, 3]
         assert sequence.prune(discard=[(0, 96)], protection=kvpool.Protection(first_blocks=2), **keep).victims == [2, 3]
         for ranges, words in (([(5, 5)], "discard.* 5"), ([(0, 97)], "discard.*97")):

@@ -1,4 +1,4 @@
-// cold_rl: its network against numpy's, and what it learns.
+// cold_rl: its network computes what numpy's does, and it learns.
 #include "server/replacement/policies/cold_rl.h"
 
 #include <cstring>
@@ -24,7 +24,7 @@ std::vector<float> FloatsOf(const safetensors::Tensor& tensor) {
   return values;
 }
 
-// Made by make_q_vectors.py.
+// make_q_vectors.py makes the vectors.
 TEST(QNetworkTest, IsNumpys) {
   std::ifstream file(KVPOOL_SOURCE_DIR "/tests/replacement/q_vectors.safetensors", std::ios::binary);
   const std::string bytes(std::istreambuf_iterator<char>(file), {});
@@ -61,7 +61,7 @@ double Hits(const sim::Workload& workload, const std::string& policy, uint32_t c
       ->block_ratio();
 }
 
-// Half of the requests are for what never comes back, and a feature tells: its size.
+// Half of the requests are for contents that never come back, and a feature tells which: their size.
 TEST(ColdRlTest, LearnsWhatIsFlagged) {
   constexpr uint32_t kCapacity = 1000;
   const auto weights =
@@ -96,7 +96,7 @@ TEST(ColdRlTest, NothingToLearnFromIsAnError) {
             "the largest request has 4 blocks, the pool 1");
 }
 
-// The built-in weights, trained on something else altogether.
+// The built-in weights were trained on something else altogether.
 TEST(ColdRlTest, IsAboveLruOnWhatLruDoesBadlyOn) {
   for (const char* name : {"size_inversion", "short_bursts", "scans"}) {
     sim::Workload workload = Synthetic(name, 20000, 2);
@@ -105,7 +105,7 @@ TEST(ColdRlTest, IsAboveLruOnWhatLruDoesBadlyOn) {
   }
 }
 
-// Times are in turnovers, so one that passes adds one to what went by.
+// Times are in turnovers, so a turnover adds one to each.
 TEST(ColdRlTest, FeaturesGrowWithWhatTheyMean) {
   const auto a = ColdRlView{.age = 1, .size = 2, .hits = 3, .inter_arrival = 0.5, .idle = 0.25, .cost = 1.5};
   const auto b = ColdRlView{.age = 2, .size = 3, .hits = 4, .inter_arrival = 1.5, .idle = 1.25, .cost = 2.5};

@@ -1,4 +1,4 @@
-// What policies are made of: the heap of offers, the ghosts, the sketch.
+// The parts of policies: the heap of offers, ghosts, the sketch, statistics of reuse, the shadow of LRU.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -32,7 +32,7 @@ TEST(OfferHeap, IsASortedSet) {
       sorted.erase({it->second, b});
       ranks.erase(it);
     } else {
-      const Rank rank = {.major = random() % 8, .minor = random() % 4};  // Many ties.
+      const Rank rank = {.major = random() % 8, .minor = random() % 4};  // many ties
       heap.Insert(b, rank);
       sorted.emplace(rank, b);
       ranks[b] = rank;
@@ -48,11 +48,12 @@ TEST(OfferHeap, RanksOfNumbersSortAsTheNumbers) {
                              [](double a, double b) { return RankOf(a) < RankOf(b); }));
 }
 
-// Against a map: what is remembered is right, what is forgotten was the one of its set used longest ago, and is told.
+// Compared with a map: what is remembered is right; what is forgotten is answered, and was the one of its set
+// used longest ago.
 TEST(PastContents, ForgetsTheOldestOfASetAndKeepsTheRestWhileItGrows) {
   constexpr uint32_t kMost = 1003;
   PastContents past(kMost);
-  std::map<uint64_t, uint64_t> last_use;  // Of what is remembered.
+  std::map<uint64_t, uint64_t> last_use;  // content -> last use, of those remembered
   std::mt19937_64 random(5);
   uint64_t forgotten = 0, ages = 0;
   for (uint64_t now = 1; now <= 20000; ++now) {
@@ -88,7 +89,7 @@ TEST(PastContents, ForgetsTheOldestOfASetAndKeepsTheRestWhileItGrows) {
 TEST(GhostList, ForgetsTheOldest) {
   GhostList ghosts;
   for (uint64_t hash = 1; hash <= 5; ++hash) ghosts.Add(hash, hash * 10);
-  ghosts.Add(2, 21);  // The newest again.
+  ghosts.Add(2, 21);  // the newest again
   EXPECT_TRUE(ghosts.Remove(4));
   EXPECT_FALSE(ghosts.Remove(4));
   ghosts.Trim(2);
@@ -131,7 +132,7 @@ TEST(FrequencySketch, NeverCountsLessUntilItIsHalved) {
 
 TEST(ReuseStatistics, CountsWhatCameBackOfEachClass) {
   ReuseStatistics reuse(2, 1000);
-  // Of class 0 three of four return after 100, of class 1 one of four after 300. The others never do.
+  // In class 0 three of four return after 100, in class 1 one of four after 300. The others never do.
   uint64_t now = 0;
   for (uint64_t hash = 1; hash <= 8000; ++hash) {
     const int cls = hash % 2 == 0 ? 0 : 1;
@@ -209,7 +210,7 @@ TEST(LruShadow, KnowsWhatLruWouldHold) {
   LruShadow shadow(10);
   EXPECT_FALSE(shadow.PolicyMayChoose()) << "of nothing";
   for (uint64_t hash = 1; hash <= 3; ++hash) shadow.OnMiss(hash);
-  // The policy drops the newest of three again and again, which LRU would have.
+  // The policy evicts the newest of three again and again, which LRU would keep.
   int wrong = 0;
   while (shadow.PolicyMayChoose()) {
     shadow.OnEvict(3);

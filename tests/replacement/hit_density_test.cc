@@ -13,7 +13,7 @@
 namespace kvpool {
 namespace {
 
-// Waits by class and beginning, and what shows them to a model.
+// Keeps waits by class and beginning, and shows them to a model.
 class Waits {
  public:
   explicit Waits(ReuseModel* model) : model_(*model) {}
@@ -26,7 +26,7 @@ class Waits {
     model_.Hit(open_[i].cls, now - open_[i].since);
     open_[i].open = false;
   }
-  // Two rounds: what a group shows takes effect in the one after.
+  // Two rounds, as what a group shows takes effect in the next one.
   void Learn(uint64_t now) {
     for (int round = 0; round < 2; ++round) {
       model_.BeginRound(now, now);
@@ -48,7 +48,7 @@ class Waits {
   std::vector<Wait> open_;
 };
 
-// Contents of class 0 come back after 1,000 blocks, of class 1 one in ten does, of class 2 none.
+// Contents of class 0 come back after 1,000 blocks; of class 1 one in ten does; of class 2 none.
 TEST(ReuseModel, LearnsWhatComesBackAndWhen) {
   ReuseModel model({0, 1, 2});
   Waits waits(&model);
@@ -69,7 +69,7 @@ TEST(ReuseModel, LearnsWhatComesBackAndWhen) {
   EXPECT_LT(model.Index(0, 4000), model.Index(0, 0) / 5);
 }
 
-// Half of the contents come back after a while; in a large cache ages are counted in more blocks at a time.
+// Half of the contents come back after a while. In a large cache ages are counted in units of several blocks.
 TEST(ReuseModel, AgesGrowWithTheCache) {
   ReuseModel model({0});
   Waits waits(&model);

@@ -1,4 +1,4 @@
-// What learned is begun with, that it makes a difference, and what it reaches.
+// learned: what it begins with, what difference that makes, and what hit ratios it reaches.
 
 #include "server/replacement/policies/learned.h"
 
@@ -105,11 +105,11 @@ TEST(UseClasses, TellsTurnsLengthsAndHits) {
   EXPECT_EQ(last.total, 3) << "four blocks";
   EXPECT_EQ(found.hits, 1);
   use(1);
-  // What many go on from is shared, and what follows it a first turn.
+  // A block that many continue is shared, and what follows it is a first turn.
   for (int i = 0; i < 8; ++i) classes.OnHit(1, now);
   insert(6, 1);
   EXPECT_EQ(use(6).turn, 0);
-  // What left waits on, and is found again when it comes back.
+  // The wait of a content that left goes on, and it is found again when it comes back.
   const auto waits = [&] {
     int n = 0;
     for (uint32_t slot = 0; slot < classes.slots(); ++slot) n += classes.InSlot(slot, now).has_value();
@@ -129,7 +129,7 @@ TEST(UseClasses, TellsTurnsLengthsAndHits) {
   EXPECT_EQ(use(5).gap, 3) << "4,096 blocks and more";
 }
 
-// Of what left so many are remembered, and each that is forgotten is told, once.
+// So many contents that left are remembered, and each that is forgotten is reported once.
 TEST(UseClasses, TellsWhatItForgets) {
   UseClasses classes({.max_blocks = 4, .tokens_per_block = 512});
   constexpr uint64_t kContents = 70000, kMost = 16384;
@@ -177,7 +177,7 @@ TEST(Learned, TrainingFindsWhatComesBack) {
   for (int c = 0; c < UseClasses::kClasses; ++c) {
     const UseClasses::Use use = UseClasses::UseOf(c);
     if (use.hits != 0 || use.turn != 0 || use.last != 0) continue;
-    constexpr int kMinute = 6;  // The span from 60 s to 80 s.
+    constexpr int kMinute = 6;  // the span from 60 s to 80 s
     if (use.total == 5 && use.fresh == 2) short_rate = prior.classes[c][kMinute];
     if (use.total == 9 && use.fresh == 3) long_rate = prior.classes[c][kMinute];
   }
@@ -198,7 +198,7 @@ double Ratio(const sim::Workload& w, const char* policy, uint32_t blocks) {
   return result.ok() ? result->block_ratio() : -1;
 }
 
-// What it is there for. The numbers are what it reaches, less a little; its weights are of the first half.
+// The bounds are a little below what it reaches. Its weights were trained on the first half of the trace.
 TEST(Learned, ClosesTheGapToTheOracleOnTheTrace) {
   if (KVPOOL_TWIN_REQUESTS > 0) GTEST_SKIP() << "figures of the whole trace: minutes under a sanitizer";
   const absl::StatusOr<std::string> path =
@@ -217,7 +217,7 @@ TEST(Learned, ClosesTheGapToTheOracleOnTheTrace) {
   }
 }
 
-// Where its weights say nothing.
+// Its weights know nothing of these.
 class OtherKinds : public testing::TestWithParam<sim::SyntheticKind> {};
 
 TEST_P(OtherKinds, AreNotMuchWorseThanWithLru) {

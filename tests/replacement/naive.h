@@ -1,4 +1,4 @@
-// Each policy once more, written to be obviously right: lists that are walked, tuples that are compared.
+// A naive twin of each policy, written to be obviously right: it walks lists and compares tuples.
 #ifndef KVPOOL_TESTS_REPLACEMENT_NAIVE_H_
 #define KVPOOL_TESTS_REPLACEMENT_NAIVE_H_
 
@@ -23,10 +23,10 @@ class NaivePolicy {
   virtual uint32_t Victim() = 0;
 
   std::set<uint32_t> offered;
-  uint64_t now_ms = 0;  // Of what is called.
+  uint64_t now_ms = 0;  // the time of the call
 };
 
-// Null: there is none of that name.
+// Null if there is none of that name.
 std::unique_ptr<NaivePolicy> MakeNaive(std::string_view name, const PolicyOptions& options);
 
 // Plays the policy and its naive twin and aborts on the first victim on which they differ.

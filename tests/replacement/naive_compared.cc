@@ -1,4 +1,4 @@
-// Policies that compare blocks by numbers.
+// Naive twins of policies that compare blocks by numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -48,7 +48,8 @@ class Compared : public NaivePolicy {
   }
 
  protected:
-  virtual double Number(const Facts& facts) const = 0;  // The least leaves; of two alike, the one used first.
+  // The least leaves; among equals, the one used first.
+  virtual double Number(const Facts& facts) const = 0;
   virtual void Accessed(Facts* facts) {}
   virtual void Left(const Facts& facts) {}
   size_t resident() const { return facts_.size(); }

@@ -1,4 +1,4 @@
-// What MakeNaive is put together from. Each answers null for a name that is not of its family.
+// The parts of MakeNaive. Each answers null for a name that is not of its family.
 #ifndef KVPOOL_TESTS_REPLACEMENT_NAIVE_FAMILIES_H_
 #define KVPOOL_TESTS_REPLACEMENT_NAIVE_FAMILIES_H_
 

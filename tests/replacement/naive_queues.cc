@@ -1,4 +1,4 @@
-// Policies that are queues.
+// Naive twins of policies that are queues.
 #include <algorithm>
 #include <cstdint>
 #include <list>

@@ -1,4 +1,4 @@
-// Policies that know what became of others, by the turn of the conversation that they were of.
+// Naive twins of policies that learn what becomes of blocks by the turn of their conversation.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace kvpool {
 namespace {
 
-// A block whose parent is not the block that was inserted last is of the next turn.
+// A block whose parent is not the block inserted last belongs to the next turn.
 class Turned : public NaivePolicy {
  protected:
   struct Facts {
@@ -71,7 +71,7 @@ class WorkloadAware : public Turned {
     Turned::Evict(block);
   }
   uint32_t Victim() override {
-    // Of each class the one used longest ago, then the deepest; of those the least likely.
+    // Takes from each class the one used longest ago, then the deepest; and of those the least likely.
     std::map<int, std::tuple<uint64_t, int, uint32_t>> first;
     for (const uint32_t b : offered) {
       const Facts& f = facts_.at(b);
@@ -163,7 +163,8 @@ class Succinct : public Turned {
 
   const bool phases_;
   ReuseStatistics reuse_;
-  std::map<uint64_t, uint64_t> shadow_;  // What an LRU would hold, and when it was asked for or used last.
+  // What an LRU would hold, and when each was asked for or used last.
+  std::map<uint64_t, uint64_t> shadow_;
   uint64_t asked_ = 0;
   double debt_ = 0;
   uint64_t inserted_ = 0, uses_ = 0;

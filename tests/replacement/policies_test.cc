@@ -1,5 +1,5 @@
-// Each policy on a few accesses that can be followed by hand, and against its naive twin on recorded and random
-// requests.
+// Each policy on a few accesses that can be followed by hand, and against its naive twin on recorded and
+// random requests.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -76,7 +76,8 @@ TEST(ByHand, Lru) { EXPECT_EQ(Letters("lru", 3).Access("abcadbe"), "bca"); }
 TEST(ByHand, Fifo) { EXPECT_EQ(Letters("fifo", 3).Access("abcadae"), "abc"); }
 // d: b and c were asked for once, b longest ago. b comes back with a past: c is the last of one access.
 TEST(ByHand, LruK) { EXPECT_EQ(Letters("lru_k", 3).Access("abcadbe"), "bcd"); }
-// a is worth 3, then b leaves at 1; d and c compete at 2 and 1: c; then e comes at 2: d of the same worth leaves.
+// a is worth 3, then b leaves at 1; d and c compete at 2 and 1: c; then e comes at 2: d of the
+// same worth leaves.
 TEST(ByHand, Lfu) { EXPECT_EQ(Letters("lfu", 3).Access("abcaadefg"), "bcde"); }
 TEST(ByHand, LfuAges) {
   // a was popular: five accesses. Each victim adds one to what newcomers are worth, and in the end a leaves.
@@ -95,10 +96,12 @@ TEST(ByHand, Sieve) { EXPECT_EQ(Letters("sieve", 3).Access("abcacdefg"), "bdac")
 // a and b are in main; the window's newcomers, once each, displace neither.
 TEST(ByHand, WTinyLfu) { EXPECT_EQ(Letters("w_tinylfu", 3).Access("aaabcdefa"), "cde"); }
 
-// a has 100 after its second access. Four insertions later half is left, as much as e has, which was used later.
+// a has 100 after its second access. Four insertions later half is left, as much as e has, which
+// was used later.
 TEST(ByHand, Retention) { EXPECT_EQ(Letters("retention", 3).Access("aabcdefghi"), "bcdaef"); }
 
-// Whatever was found once never was again, and the newcomers may yet be: with nothing known of how long blocks stay.
+// Contents that were found once never were again, and newcomers may yet be found; nothing is known of how
+// long blocks stay.
 TEST(ByHand, WorkloadAwaresFirst) { EXPECT_EQ(Letters("workload_aware", 5).Access("aabbccdef"), "a"); }
 
 TEST(Random, IsFairAndOfItsSeed) {
@@ -120,7 +123,8 @@ TEST(Random, IsFairAndOfItsSeed) {
   for (const auto& [block, times] : chosen) EXPECT_NEAR(times, 1000, 240) << "block " << block;
 }
 
-// Requests that share prefixes: paths down a tree of 2^14 leaves, some twigs asked for more than others.
+// Requests that share prefixes: paths down a tree of 2^14 leaves, some of which are asked for
+// more than others.
 sim::Workload RandomWorkload(uint64_t seed, uint32_t requests) {
   std::mt19937_64 random(seed);
   sim::Workload w{.name = "random", .tokens_per_block = 16};
@@ -137,7 +141,7 @@ sim::Workload RandomWorkload(uint64_t seed, uint32_t requests) {
   return w;
 }
 
-// Says something of each use before it ends, and of some blocks where a scorer put them.
+// Gives a hint about each use before it ends, and a score of some blocks.
 class Advised final : public ReplacementPolicy {
  public:
   Advised(std::unique_ptr<ReplacementPolicy> policy, uint64_t seed)

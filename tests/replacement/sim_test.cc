@@ -1,4 +1,4 @@
-// kvpool-sim: what it reads, what it counts, what it says.
+// kvpool-sim: what it reads, counts and reports.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -84,7 +84,7 @@ TEST(Replay, HintsReachThePolicy) {
   EXPECT_EQ(Replay(w, lru)->hit_blocks, 0u);
   w.hints = {{}, {.reuse = Reuse::kNever}, {}, {}};
   EXPECT_EQ(Replay(w, lru)->hit_blocks, 1u);
-  // Of a sample, those of the blocks that were drawn.
+  // In a sample these are the hints of the blocks that were drawn.
   const Workload sample = Sample(w, {.one_in = 2, .seed = 3});
   ASSERT_EQ(sample.hints.size(), sample.contents.size());
   for (size_t i = 0; i < sample.contents.size(); ++i) {
@@ -171,7 +171,7 @@ Workload Dialogues() {
   uint32_t next = 2;
   for (int i = 0; i < 6000; ++i) {
     std::vector<uint32_t> chain = {0, 1};
-    // Lately begun ones are carried on.
+    // Dialogues that began lately are continued.
     if (i > 0 && random() % 3 != 0) chain = chains[chains.size() - 1 - random() % std::min<size_t>(i, 400)];
     for (uint32_t blocks = 1 + random() % 4; blocks > 0 && chain.size() < 60; --blocks)
       chain.push_back(next++);
@@ -199,7 +199,7 @@ TEST(Sample, HitsAsTheWholeDoes) {
   }
 }
 
-// Of an hour, at 1 GiB a block.
+// A trace of an hour, at 1 GiB a block.
 std::string AdviceOn(const std::vector<std::tuple<std::string, uint64_t, double>>& saved_s) {
   Workload w = Chains({{0}, {0}});
   w.requests.back().now_ms = 3'600'000;

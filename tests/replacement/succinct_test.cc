@@ -1,4 +1,5 @@
-// Policies with a bit of prediction: the reference vectors, perfect bits against Belady, wrong bits against LRU.
+// Policies with a bit of prediction: the reference vectors, perfect bits against Belady, wrong
+// bits against LRU.
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -72,7 +73,7 @@ uint64_t LruFaults(const Pages& pages, uint32_t k) {
   return Faults(&lru, pages, k, Bits(pages.size()));
 }
 
-// Belady's faults, and for each request whether he has the page still when it is asked for again.
+// Belady's faults, and for each request whether his cache still has the page when it is asked for again.
 struct Optimum {
   uint64_t faults = 0;
   Bits returns;
@@ -85,7 +86,8 @@ Optimum Belady(const Pages& pages, uint32_t k) {
     seen[pages[i]] = i;
   }
   Optimum optimum{.returns = Bits(pages.size())};
-  std::set<std::pair<uint64_t, uint32_t>> resident;  // By next request.
+  // Ordered by next request.
+  std::set<std::pair<uint64_t, uint32_t>> resident;
   std::map<uint32_t, uint64_t> last;
   for (size_t i = 0; i < pages.size(); ++i) {
     if (resident.erase({i, pages[i]}) == 1) {
@@ -179,8 +181,8 @@ TEST_F(Vectors, PerfectAndFlippedBits) {
   EXPECT_EQ(FaultsOf<SuccinctDiscardPolicy>(pages, k, Flipped(returns), Guard::kNone), faults["1.0"]);
 }
 
-// Which bits the reference flipped is not recorded: this seed flips as many faults into both its figures, and they
-// are what a draw gives.
+// Which bits the reference flipped is not recorded: this seed flips as many faults into both its figures, and
+// they are what a draw gives.
 TEST_F(Vectors, SomeFlippedBits) {
   const nlohmann::json& faults = golden["faults_vs_bit_flip_rate"];
   Seed(13);
@@ -251,7 +253,7 @@ TEST(Succinct, WrongBitsAreHarmless) {
   }
 }
 
-// All that LRU has is found again and again; the bits say that it goes, and that the pages of a scan stay.
+// All that LRU has is found again and again; the bits say to discard it, and to keep the pages of a scan.
 TEST(Succinct, WrongBitsAreHarmlessWhereTheyHurtMost) {
   constexpr uint32_t kPages = 64;
   Pages pages;

@@ -1,4 +1,4 @@
-// Weights of trained policies: what is wrong with a file is said when it is read.
+// Weights of trained policies: reading a file says what is wrong with it.
 #include "server/replacement/parts/weights.h"
 
 #include <cstdio>
@@ -27,7 +27,7 @@ Weights Good() {
   return weights;
 }
 
-// What asking for the policy with those weights says.
+// The error of asking for the policy with those weights.
 std::string ErrorOf(const std::string& bytes, std::string_view policy = "cold_rl") {
   absl::StatusOr<Weights> weights = Weights::Parse(bytes, "w.safetensors");
   if (!weights.ok()) return std::string(weights.status().message());

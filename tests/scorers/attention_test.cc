@@ -1,5 +1,5 @@
-// What pruning costs: attention over what is left after a choice and its compaction equals reference attention with
-// the same tokens left out, and the error that CAOTE foretells is the error that is made.
+// The error of pruning: attention over the tokens left after a choice and its compaction equals reference
+// attention without the others, and the error that CAOTE predicts is the error that is made.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ SequenceOptions Options(uint64_t seed) {
           .seed = seed};
 }
 
-// Random; or in clusters, with sinks at the start.
+// Random keys, or keys in clusters with sinks at the start.
 Sequence::Maker Structured(uint64_t seed) {
   return [seed](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
     Random cluster(seed + t / 5 * 7919 + d * 104729 + h * 31 + l),

@@ -1,5 +1,5 @@
-// What a GPU's KvCompute makes of a driver that runs out of memory, refuses a launch or is lost half way; over the fake
-// driver, which is told by environment how to fail. Each case runs in a process of its own.
+// A GPU's KvCompute on a driver that runs out of memory, refuses a launch or is lost half way: the fake
+// driver, which fails as its environment says. Each case runs in a process of its own.
 #include <memory>
 #include <string>
 #include <utility>
@@ -82,7 +82,7 @@ absl::Status OpenAndScore() {
   return ScoreOnce(compute.get(), Sequence(19));
 }
 
-// The first answer, and what a second call says after it.
+// The answers of a first and of a second call.
 absl::Status ScoreTwice() {
   ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
   const absl::Status first = ScoreOnce(compute.get(), Sequence(19));
@@ -94,7 +94,8 @@ absl::Status ScoreTwice() {
 TEST(ComputeFaults, WithoutAnyItScores) { EXPECT_EQ(InChild({}, OpenAndScore), "OK"); }
 
 TEST(ComputeFaults, OutOfMemoryHasNumbersAndPasses) {
-  // The first allocation is the sequence's, the second the staging's, the third the records', the fourth the workspace.
+  // The first allocation is the sequence's, the second the staging's, the third the records', the fourth
+  // the workspace.
   for (const int allocation : {1, 2, 3, 4}) {
     const std::string fault = absl::StrCat("cuMemAlloc#", allocation, "=CUDA_ERROR_OUT_OF_MEMORY");
     EXPECT_THAT(
@@ -116,7 +117,8 @@ TEST(ComputeFaults, ALaunchThatFailsNamesItsKernelAndPasses) {
 }
 
 TEST(ComputeFaults, AStickyErrorInTheMiddleIsSticky) {
-  // Kernels 1 to 5 stage the blocks; the errors are met by a launch, by a copy back and by the wait at the end.
+  // Kernels 1 to 5 stage the blocks; the errors are met by a launch, by a copy back and by the wait at
+  // the end.
   for (const char* fault :
        {"cuLaunchKernel#7=CUDA_ERROR_ECC_UNCORRECTABLE", "cuMemcpyDtoHAsync#1=CUDA_ERROR_LAUNCH_FAILED",
         "cuStreamSynchronize#6=CUDA_ERROR_ILLEGAL_ADDRESS"}) {
@@ -181,7 +183,8 @@ TEST(ComputeFaults, InTheSteadyStateNothingIsAllocated) {
     }
     return absl::OkStatus();
   };
-  // Device memory: sequence, staging, records, workspace, (no selection on the device for so few); pinned: in and out.
+  // Device memory: sequence, staging, records, workspace, (no selection on the device for so few); pinned: in
+  // and out.
   EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL",
                       "cuMemAlloc#5+=CUDA_ERROR_OUT_OF_MEMORY,cuMemHostAlloc#3+=CUDA_ERROR_OUT_OF_MEMORY"}},
                     score),

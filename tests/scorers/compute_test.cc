@@ -1,4 +1,5 @@
-// What every KvCompute must do (cuda/kv_compute.h), on the device that this run is about; the host says what is right.
+// The contract of every KvCompute (cuda/kv_compute.h), tested on the device that this run is about against
+// the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,7 +44,7 @@ class ComputeTest : public testing::Test {
     return lab::ScoreStaged(compute, staged, request);
   }
 
-  // Both sides say the same up to the rounding of sums of floats.
+  // Both sides agree up to the rounding of sums of floats.
   void ExpectSame(const KvView& kv, const Signals& signals, const std::string& policy,
                   const TestSettings& settings = {}, const ScoreRequest& request = {}) {
     const auto expected = ScoreOn(&host(), kv, signals, policy, settings, request);
@@ -123,7 +124,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
        {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvDtype::kFp8E4m3, KvDtype::kFp8E5m2}) {
     for (const Arrangement arrangement : {Arrangement::kTokenHeadDim, Arrangement::kHeadTokenDim,
                                           Arrangement::kColumnMajorKeys, Arrangement::kScattered}) {
-      // Rows of whole sixteen bytes, odd ones, and some longer than a warp takes at once.
+      // Rows of whole sixteen bytes, odd ones, and rows that a warp does not take at once.
       for (const uint32_t dim : {32u, 33u, 144u}) {
         const Sequence sequence(
             {.tokens = 29, .k_dim = dim, .v_dim = dim, .dtype = dtype, .arrangement = arrangement});
@@ -201,12 +202,12 @@ TEST_F(ComputeTest, RecordsThatAreKeptAreNotMadeAgain) {
   const std::vector<float> all = score({{0, shape.blocks()}});
   EXPECT_EQ(score({}), all);
   EXPECT_EQ(score({{0, 1}, {3, 2}}), all);
-  // A record that is there is what counts, not the block: that of block 1 stands for block 2.
+  // A given record counts and not the block: that of block 1 is given for block 2.
   records[2] = records[1];
   EXPECT_NE(score({}), all);
 }
 
-// Scores are the engine's importance: victims of any numbers.
+// Scores are the engine's importance, so that they can be any numbers.
 class ChoiceTest : public ComputeTest {
  protected:
   absl::StatusOr<std::vector<uint32_t>> Choose(KvCompute* compute, const std::vector<float>& scores,
@@ -249,7 +250,7 @@ TEST_F(ChoiceTest, SameAsSelectVictims) {
       for (const int kind : {0, 1, 2}) {
         std::vector<float> scores(size_t{tokens} * rows);
         for (float& x : scores) {
-          // Many alike; all different; all alike but for what is no number, or no finite one.
+          // Many equal ones; all different; all equal but for NaN, or for infinities.
           x = kind == 0 ? static_cast<float>(random.Below(9)) - 4
               : kind == 1
                   ? static_cast<float>(random.Normal())

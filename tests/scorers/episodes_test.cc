@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 constexpr uint64_t kDim = 8;
 
-// Segments about one of `topics` things each, in turn: near that topic's axis.
+// Segments that are about the topics in turn: each lies near its topic's axis.
 std::vector<double> Conversation(uint32_t segments, uint32_t topics, uint64_t seed) {
   Random random(seed);
   std::vector<double> values;
@@ -84,9 +84,9 @@ TEST(EpisodesTest, WhatIsWrongIsRefused) {
 
 // Layers whose tokens are attended alike have the least variance, and get the most.
 TEST(D2oDensityTest, EvenAttentionGetsTheLargerShare) {
-  const std::vector<double> sums = {1, 1, 1, 1, 1, 1, 1, 1,   // Layer 0, two heads: even.
-                                    4, 0, 0, 0, 1, 1, 1, 1,   // Layer 1: one head on one token.
-                                    4, 0, 0, 0, 0, 0, 0, 4};  // Layer 2: both.
+  const std::vector<double> sums = {1, 1, 1, 1, 1, 1, 1, 1,   // layer 0: both heads even
+                                    4, 0, 0, 0, 1, 1, 1, 1,   // layer 1: one head on one token
+                                    4, 0, 0, 0, 0, 0, 0, 4};  // layer 2: both heads on one token
   std::vector<double> density(3), ratios(3);
   ASSERT_TRUE(D2oDensity(sums, 3, 2, absl::MakeSpan(density)).ok());
   EXPECT_THAT(density, ElementsAre(0, 0.5, 1));

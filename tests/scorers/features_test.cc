@@ -18,7 +18,7 @@ constexpr KvDtype kDtypes[] = {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvD
 constexpr Arrangement kArrangements[] = {Arrangement::kTokenHeadDim, Arrangement::kHeadTokenDim,
                                          Arrangement::kColumnMajorKeys, Arrangement::kScattered};
 
-// By the definition of the formats: sign, exponent, fraction.
+// The value by the definition of the formats: sign, exponent, fraction.
 double Decode(uint32_t code, int exponent_bits, int fraction_bits, int bias, bool ieee) {
   const uint32_t fraction = code & ((1u << fraction_bits) - 1);
   const uint32_t exponent = code >> fraction_bits & ((1u << exponent_bits) - 1);
@@ -56,7 +56,7 @@ void CheckRecord(const Sequence& sequence, const HostRows& rows) {
   const KvView& kv = sequence.kv();
   const KvShape& shape = kv.shape;
   const RecordLayout at =
-      LayOutRecord(shape, kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds);
+      LayOutRecord(shape, kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds);
   for (uint32_t block = 0; block < shape.blocks(); ++block) {
     std::vector<float> record(at.floats, -77);
     for (uint32_t layer = 0; layer < shape.layers; ++layer)
@@ -107,7 +107,7 @@ TEST(FeaturesTest, EveryTypeLayoutAndInstructionSet) {
   }
 }
 
-// Norms of rows with one element that is not 0, at every place where vectors and what is left of them meet.
+// Norms of rows with one element that is not 0, at every place around the ends of whole vectors.
 template <KvDtype dtype, typename Storage>
 void CheckNormOfEveryCode(uint32_t step) {
   constexpr uint32_t kDim = 71, kRows = 5;

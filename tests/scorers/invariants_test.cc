@@ -1,4 +1,4 @@
-// What must hold of every policy over random cases.
+// Properties that hold for every policy, over random cases.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
   return order;
 }
 
-// Every signal there is, from a seed.
+// Every signal that a policy can need, from a seed.
 struct AllSignals {
   AllSignals(uint32_t tokens, uint64_t seed) {
     Random random(seed);
@@ -35,20 +35,19 @@ struct AllSignals {
     };
     const uint64_t size = uint64_t{kLayers} * kHeads * tokens;
     const auto signal = [&](auto make) {
-      return TokenSignal{fill(size, make), uint64_t{kHeads} * tokens, tokens};
+      return SignalArray{fill(size, make), uint64_t{kHeads} * tokens, tokens};
     };
     const auto positive = [&] { return random.Uniform() + 0.01; };
     const auto step = [&] { return random.Below(50); };
-    buffers.reserve(16);
-    s.mass = signal(positive);
+    buffers.reserve(2 * std::size(kSignals));
+    for (const SignalFacts& facts : kSignals) {
+      if (facts.shape == SignalShape::kToken && facts.need() != kNeedCounts)
+        s.*facts.array = signal(positive);
+    }
     s.mass_square = signal([&] { return 1 + random.Uniform(); });
-    s.latest = signal(positive);
-    s.peak = signal(positive);
     s.last_attended = signal(step);
     s.interval = signal(step);
     s.hits = signal(step);
-    s.importance = signal(positive);
-    s.keep = signal(positive);
     s.now = 60;
     s.window = {
         .data = fill(size_t{kLayers} * kQueries * kHeads * kGroup * kDim, [&] { return random.Normal(); }),
@@ -57,11 +56,11 @@ struct AllSignals {
         .layer_stride_bytes = kQueries * kHeads * kGroup * kDim * 4,
         .query_stride_bytes = kHeads * kGroup * kDim * 4,
         .head_stride_bytes = kDim * 4};
-    s.hidden = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); });
+    s.hidden = {.values = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); }),
+                .layer_stride = uint64_t{tokens} * kHidden};
     s.hidden_dim = kHidden;
-    s.hidden_layer_stride = uint64_t{tokens} * kHidden;
     s.weight_count = 4 * (kHidden + 2) + 1;
-    s.weights = fill(s.weight_count, [&] { return random.Normal(); });
+    s.weights = {.values = fill(s.weight_count, [&] { return random.Normal(); })};
   }
   Signals s;
   std::vector<std::vector<float>> buffers;
@@ -244,8 +243,8 @@ TEST(InvariantsTest, RandomIsItsSeed) {
   EXPECT_NE(TokensOf(sequence, {}, "random"), TokensOf(sequence, {}, "random", {{"seed", "1"}}));
 }
 
-// Whatever a policy: a token whose K or V is no number goes before all others where K or V is read, no other token's
-// score is spoilt, and infinities break nothing.
+// For every policy that reads K or V: a token whose K or V is NaN leaves before all others, the other tokens'
+// scores are numbers, and infinities do no harm.
 TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);
@@ -260,7 +259,7 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
       const auto scores = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
       ASSERT_TRUE(scores.ok()) << name << scores.status();
       for (uint32_t t = 0; t < 18; ++t) {
-        // Pooling and block bounds spread what a token has to its neighbours: those of its block or kernel.
+        // Pooling and block bounds spread a token's NaN to its neighbours in the kernel or block.
         const bool near = t / 4 == 1 || (t >= 5 && t <= 9);
         EXPECT_TRUE(near || !std::isnan(scores->tokens[t])) << name << " token " << t << " with " << bad;
       }
@@ -304,7 +303,7 @@ TEST(InvariantsTest, WhatIsMissingIsNamed) {
     const std::string name(facts->name);
     const auto bound = BindPolicy(name, {});
     ASSERT_TRUE(bound.ok()) << name;
-    constexpr Needs kComputed = kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds | kNeedKeys |
+    constexpr Needs kComputed = kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds | kNeedKeys |
                                 kNeedValues | kNeedValueNorms | kNeedHost;
     const auto scores = ScoreSequence(sequence.kv(), none, name);
     if ((bound->needs() & ~kComputed) == 0) {

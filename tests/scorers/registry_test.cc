@@ -62,7 +62,7 @@ TEST(RegistryTest, ParametersReachThePolicyAndItsHost) {
   EXPECT_EQ(bound->params[1], 3);
   EXPECT_EQ(FactsOf(bound->host).name, "snapkv");
   EXPECT_EQ(bound->host_params[0], 1);
-  EXPECT_TRUE(bound->needs() & kNeedWindow);
+  EXPECT_TRUE(bound->needs() & kNeedWindowMean);
 }
 
 TEST(RegistryTest, TheTableInTheReadmeIsTheRegistrys) {

@@ -16,7 +16,8 @@
 namespace kvpool::scorers {
 namespace {
 
-// The nearest representable number, by trying: slow, and independent of the conversions under test but for one.
+// The nearest representable number, found by trial: slow, but it depends on only one of the conversions
+// under test.
 template <KvDtype dtype, typename Storage>
 Storage Nearest(double x) {
   static const std::vector<std::pair<float, Storage>> sorted = [] {
@@ -36,7 +37,7 @@ Storage Nearest(double x) {
 }
 
 struct Strides {
-  uint64_t layer, token, head, dim;  // In elements.
+  uint64_t layer, token, head, dim;  // strides in elements
 };
 
 Strides StridesOf(const SequenceOptions& o, uint32_t dim, bool keys) {
@@ -89,7 +90,7 @@ Sequence::Sequence(const SequenceOptions& o, const Maker& maker) {
     bytes = (bytes + 3) / 4 * 4;
   }
   for (uint32_t block = 0; block < kv_.shape.blocks(); ++block) {
-    // What nobody wrote is not a number, or a large one.
+    // Memory that is not written holds NaN or large numbers.
     memory_.emplace_back(bytes, 0x7f);
     addresses_.push_back(reinterpret_cast<uint64_t>(memory_.back().data()));
   }

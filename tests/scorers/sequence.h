@@ -1,4 +1,4 @@
-// A sequence of blocks in any layout and type, and its numbers as doubles.
+// A sequence of blocks in any layout and type, with its values as doubles.
 #ifndef KVPOOL_TESTS_SCORERS_SEQUENCE_H_
 #define KVPOOL_TESTS_SCORERS_SEQUENCE_H_
 
@@ -27,7 +27,7 @@ class Sequence {
  public:
   using Maker =
       std::function<double(bool value, uint32_t layer, uint32_t token, uint32_t head, uint32_t dim)>;
-  // Normal numbers from the seed, or those of `maker`; rounded to the type.
+  // Normally distributed values from the seed, or those of `maker`, rounded to the type.
   explicit Sequence(const SequenceOptions& options, const Maker& maker = nullptr);
   Sequence(const Sequence&) = delete;
 
@@ -49,7 +49,7 @@ class Sequence {
   KvView kv_;
 };
 
-// Deterministic everywhere: standard distributions are not.
+// Gives the same numbers on every platform, which the standard library's distributions do not.
 class Random {
  public:
   explicit Random(uint64_t seed) : x_(seed * 2 + 1) {}
@@ -66,7 +66,7 @@ struct TestScores {
   std::vector<float> tokens, blocks;
   std::vector<AttentionSpread> spreads;
 };
-// On the device that this run is about (test_compute.h); `threads` are the host's.
+// Scores on the device that this run is about (test_compute.h); `threads` are the host's.
 using TestSettings = std::vector<std::pair<std::string, std::string>>;
 absl::StatusOr<TestScores> ScoreSequence(const KvView& kv, const Signals& signals, const std::string& policy,
                                          const TestSettings& settings = {}, ScoreRequest request = {},

@@ -1,4 +1,5 @@
-// Which device the scorers' tests are about in this run: that of KVPOOL_TEST_DEVICE (tests/device/test_device.h).
+// The device that a run of the scorers' tests is about: that of KVPOOL_TEST_DEVICE
+// (tests/device/test_device.h).
 #ifndef KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
 #define KVPOOL_TESTS_SCORERS_TEST_COMPUTE_H_
 
@@ -8,8 +9,8 @@
 
 namespace kvpool {
 
-// nullptr: the host, with as many threads as a test asks for. REQUIRES: run by test_compute_main.cc, which ends where
-// there is no such device.
+// nullptr for the host, with as many threads as a test asks for. REQUIRES: the main function is that of
+// test_compute_main.cc, which ends where there is no such device.
 KvCompute* TestCompute();
 
 // 8 bytes at an address of the device.

@@ -16,7 +16,7 @@ constexpr size_t kCapacityBytes = size_t{64} << 20;
 
 struct TheDevice {
   std::unique_ptr<TestDevice> device;
-  std::unique_ptr<KvCompute> compute;  // None on the host.
+  std::unique_ptr<KvCompute> compute;  // null on the host
 };
 TheDevice& Opened() {
   static TheDevice opened;
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int status = RUN_ALL_TESTS();
-  // While the driver is there: a static object may outlive what it uses.
+  // Destroyed here, since a static object may outlive the driver.
   kvpool::Opened() = {};
   return status;
 }

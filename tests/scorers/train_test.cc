@@ -1,4 +1,5 @@
-// Learned policies from training to scores: labels that a network can tell apart are told apart.
+// Learned policies from training to scores: a network learns to tell tokens apart whose labels it can
+// tell apart.
 #include "cuda/lab/train.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +46,7 @@ TEST(TrainTest, SeparableLabelsAreSeparated) {
   std::vector<double>& x = input.by_name["hidden"].values;
   Tensor target{.shape = {kTokens}};
   for (uint64_t t = 0; t < kTokens; ++t) {
-    // Both ends are wanted: no single direction tells them from the middle.
+    // Tokens at both ends are to stay, which no single direction separates from those in the middle.
     const bool wanted = t % 3 == 0;
     x[t * kDim] = wanted ? (t % 2 == 0 ? 2.0 : -2.0) : x[t * kDim] / 4;
     target.values.push_back(wanted ? 1 : 0);

@@ -1,5 +1,5 @@
-// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the reference
-// vectors where KVPOOL_GOLDEN names them.
+// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the
+// reference vectors where KVPOOL_GOLDEN names them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ using Json = nlohmann::json;
 
 constexpr double kTolerance = 1e-5;
 
-// Relative; near 0, where scores are differences of numbers of size `scale`, relative to a hundredth of that.
+// A relative error; near 0, where scores are differences of numbers of size `scale`, it is relative to scale
+// / 100.
 void ExpectNear(const std::vector<float>& actual, const std::vector<double>& expected,
                 const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -39,7 +40,7 @@ void ExpectNear(const std::vector<float>& actual, const std::vector<double>& exp
   }
 }
 
-// On the device that this run is about.
+// Scores on the device that this run is about.
 Options Here(Options options) {
   options.compute = TestCompute();
   return options;
@@ -85,10 +86,10 @@ Options WithParams(const std::string& policy, const std::vector<std::string>& pa
 }
 
 TEST(VectorsTest, EveryPolicyMatchesTheIndependentImplementation) {
-  // Beside the binary where the tree is not: on a machine that has only a GPU.
+  // On a machine that has a GPU but not the source tree the variable names a copy.
   const char* const place = std::getenv("KVPOOL_SCORER_VECTORS");
   const Json vectors = ReadJson(place != nullptr ? place : KVPOOL_SCORER_VECTORS);
-  std::set<std::string> covered = {"random"};  // Has no formula but its own.
+  std::set<std::string> covered = {"random"};  // it has no formula to compare with
   for (const Json& one : vectors["cases"]) {
     const std::string policy = one["policy"];
     covered.insert(policy);
@@ -152,7 +153,7 @@ TEST_F(GoldenTest, PagedEviction) {
 }
 
 TEST_F(GoldenTest, PagedEvictionDropsPagesAsItDecodes) {
-  // Scores of pages are given: the choice is what is tested, one token a block.
+  // The scores of pages are given, so this tests the choice; a block is one token.
   const Json& paged = golden_["paged_eviction"];
   for (const Json& step : paged["decode"]) {
     const size_t pages = step["page_scores"].size();

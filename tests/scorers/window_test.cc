@@ -1,4 +1,5 @@
-// The host's blocked attention of a query window against the definition that GPUs run (window.h), on one lane.
+// The host's blocked attention of a query window against the definition that GPUs run (window.h), on
+// one lane.
 #include "cuda/scorers/parts/window.h"
 
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@ namespace {
 
 class GrowFirstTest : public ServiceTest {
  protected:
-  SpaceSnapshot Space() { return daemon_->Snapshot().spaces.at(1); }
+  SpaceSnapshot Space() { return daemon_->Snapshot().spaces.at(0); }
   uint64_t Evicted() {
     const EvictedBlocks evicted = Space().pool.evicted;
     return std::accumulate(evicted.begin(), evicted.end(), uint64_t{0});
@@ -262,7 +262,7 @@ TEST_F(GrowFirstTest, RoomThatOthersGaveBackComesBeforeEviction) {
   Cache(engine.get(), 8);
   daemon_->HousekeepOnce();
   EXPECT_EQ(engine->LeaseAsked(7, 7).blocks_size(), 7);
-  EXPECT_EQ(daemon_->Snapshot().spaces.at(2).pool.evicted[static_cast<int>(EvictReason::kDirect)], 1);
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(1).pool.evicted[static_cast<int>(EvictReason::kDirect)], 1);
   engine->Release(engine->Lease(1));
   other->Die();
   clock_.Advance(1000);

@@ -11,7 +11,7 @@ namespace kvpool {
 
 class GrowthTest : public ServiceTest {
  protected:
-  SpaceSnapshot Space(size_t index = 1) { return daemon_->Snapshot().spaces.at(index); }
+  SpaceSnapshot Space(size_t index = 0) { return daemon_->Snapshot().spaces.at(index); }
   uint64_t Used(int device = 0) { return daemon_->Snapshot().devices.at(device).used_bytes(); }
   void Ack(Engine* engine, uint32_t slab) {
     v1::SlabAck ack;

@@ -114,7 +114,7 @@ TEST_F(GrowthTest, AllRanksOrNone) {
   EXPECT_EQ(Space().slabs, 1) << "rank 1 has no second slab";
   EXPECT_EQ(scripts_[0]->alive, 1);
   EXPECT_EQ(Used(0), Used(1));
-  EXPECT_EQ(Space().growth_failures, 1);
+  EXPECT_EQ(Space().counters.growth_failures, 1);
   EXPECT_EQ(rank0->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_PRESSURE)
       << "it goes on at its present capacity";
   scripts_[1]->fail_after = -1;
@@ -352,7 +352,7 @@ TEST_F(GrowthTest, ABatchTidiesUpAfterItself) {
   *request.add_operations() = LeaseOp(1);
   EXPECT_TRUE(daemon_->Apply(engine->member, request, &response));
   EXPECT_EQ(Blocks().free(), 2) << "not before the answer is on its way";
-  daemon_->Tidy(engine->member);
+  daemon_->ReclaimAhead(engine->member);
   EXPECT_EQ(Blocks().free(), 6);
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 4);
 }

@@ -218,7 +218,7 @@ TEST_F(OperatorTest, SetPolicyKeepsWhatIsCached) {
   Cache(engine.get(), "b", 3);
   v1::EvictRequest one;
   one.set_count(1);
-  Evict(one);  // Under LRU.
+  Evict(one);  // LRU is still the policy.
   v1::SetPolicyRequest request;
   request.set_policy("s3_fifo");
   request.set_space(engine->opened.space());
@@ -238,7 +238,7 @@ TEST_F(OperatorTest, SetPolicyKeepsWhatIsCached) {
   Evict(one);
   EXPECT_EQ(engine->Match(Keys("b", 3)).tokens(), 48) << "the older chain went on leaving";
   // What left is counted under the policy of the time: counters never fall.
-  const SpaceSnapshot counted = daemon_->Snapshot().spaces[1];
+  const SpaceSnapshot counted = daemon_->Snapshot().spaces.at(0);
   const auto by_operator = static_cast<size_t>(EvictReason::kOperator);
   EXPECT_EQ(counted.evicted_by_policy.at("lru")[by_operator], 1);
   EXPECT_EQ(counted.evicted_by_policy.at("s3_fifo")[by_operator], 2);
@@ -313,7 +313,7 @@ TEST_F(OperatorTest, EndSessionQuarantinesUntilItsProcessesAreGone) {
   EXPECT_EQ(static_cast<absl::StatusCode>(hung->Do(LeaseOp(1)).code()), absl::StatusCode::kAborted);
   // It still runs, and may write: nobody gets its blocks.
   const auto count = [this](BlockState state) {
-    return daemon_->Snapshot().spaces.at(1).blocks[static_cast<int>(state)];
+    return daemon_->Snapshot().spaces.at(0).blocks[static_cast<int>(state)];
   };
   EXPECT_EQ(count(BlockState::kQuarantined), 3) << "two blocks and the sink";
   EXPECT_EQ(count(BlockState::kSealed), 1);

@@ -10,7 +10,7 @@ constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPr
 
 class ParkedTest : public ServiceTest {
  protected:
-  uint32_t Parked() { return daemon_->Snapshot().spaces.at(1).parked; }
+  uint32_t Parked() { return daemon_->Snapshot().spaces.at(0).parked; }
 };
 
 // Free while a step is in flight: the block is nobody else's before the step is done.

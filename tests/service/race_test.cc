@@ -325,7 +325,7 @@ TEST_F(RaceTest, AnOpeningWaitsForTheMemoryOfAClosingSpace) {
         over = true;
       });
       // Beside what became of the older spaces. It asks for memory next, which is not back yet.
-      while (daemon_->Snapshot().spaces.size() == 1 && !over) std::this_thread::yield();
+      while (daemon_->Snapshot().spaces.empty() && !over) std::this_thread::yield();
       for (int i = 0; i < 1000; ++i) std::this_thread::yield();
     };
     daemon_->HousekeepOnce();
@@ -369,11 +369,11 @@ TEST_P(HousekeeperTest, TheThreadGrowsAndReclaims) {
   EXPECT_EQ(Blocks().capacity(), 63);
   uint64_t background = 0;
   while (background == 0) {
-    background = daemon_->Snapshot().spaces.at(1).pool.evicted[static_cast<int>(EvictReason::kBackground)];
+    background = daemon_->Snapshot().spaces.at(0).pool.evicted[static_cast<int>(EvictReason::kBackground)];
     std::this_thread::yield();
   }
-  // A policy that thinks has decided on what left, or has been too late on a busy machine.
-  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(1);
+  // A policy that decides outside the lock has decided on what left, or has been too late on a busy machine.
+  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(0);
   EXPECT_EQ(space.decided_in_time + space.decided_late > 0, options_.policy == "cold_rl");
 }
 INSTANTIATE_TEST_SUITE_P(Policies, HousekeeperTest, ::testing::Values("lru", "cold_rl"),

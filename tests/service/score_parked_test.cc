@@ -30,10 +30,8 @@ class RunningTest : public ScoreTest {
     return compact;
   }
   uint32_t Parked() {
-    for (const SpaceSnapshot& space : daemon_->Snapshot().spaces) {
-      if (space.space != 0) return space.parked;
-    }
-    return 0;
+    const DaemonSnapshot snapshot = daemon_->Snapshot();
+    return snapshot.spaces.empty() ? 0 : snapshot.spaces[0].parked;
   }
   // Until the runner has nothing left: another operation, of another space, is over.
   void AwaitIdle() {
@@ -420,9 +418,9 @@ TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
   EXPECT_EQ(refused->Await().code(), kResourceExhausted);
   EXPECT_NE(refused->Await().message().find("2 operations of session"), std::string::npos)
       << refused->Await().message();
-  const DaemonSnapshot snapshot = daemon_->Snapshot();
-  EXPECT_EQ(snapshot.device_operations.at(0).refused.at("session"), 1);
-  EXPECT_EQ(snapshot.device_operations.at(0).refused.at("queue"), 0);
+  const DeviceCounters counters = daemon_->Snapshot().device_operations.at(0).counters;
+  EXPECT_EQ(counters.refused_by_session, 1);
+  EXPECT_EQ(counters.refused_by_queue, 0);
   hold_.Release();
   EXPECT_EQ(queued->Await().code(), 0);
 }

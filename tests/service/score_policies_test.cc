@@ -2,6 +2,8 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "cuda/scorers/policies/registry.h"
 #include "tests/service/score_fixture.h"
 
@@ -29,11 +31,13 @@ class ScorePoliciesTest : public ScoreTest {
   // All that a policy could ask for, for so many tokens.
   v1::Signals Everything(uint32_t tokens) {
     v1::Signals signals;
-    for (int kind = v1::SIGNAL_KIND_MASS; kind <= v1::SIGNAL_KIND_KEEP; ++kind) {
+    for (const scorers::SignalFacts& facts : scorers::kSignals) {
+      if (facts.shape != scorers::SignalShape::kToken) continue;
       const bool per_layer = random_() % 2 == 0, per_head = random_() % 2 == 0;
       std::vector<float> values(size_t{tokens} * (per_layer ? kLayers : 1) * (per_head ? kHeads : 1));
       for (float& value : values) value = Uniform();
-      v1::Signal& signal = *signals.add_signals() = InlinedSignal(static_cast<v1::SignalKind>(kind), values);
+      v1::Signal& signal = *signals.add_signals() =
+          InlinedSignal(static_cast<v1::SignalKind>(facts.kind), values);
       signal.set_per_layer(per_layer);
       signal.set_per_head(per_head);
     }
@@ -57,9 +61,16 @@ bool IsLearned(const scorers::PolicyFacts& facts) {
   return (scorers::BindPolicy(Name(facts), {})->needs() & scorers::kNeedWeights) != 0;
 }
 
+TEST(SignalsTest, TheTableHasEveryKindByItsName) {
+  for (const scorers::SignalFacts& facts : scorers::kSignals) {
+    EXPECT_EQ(v1::SignalKind_Name(static_cast<v1::SignalKind>(facts.kind)),
+              absl::StrCat("SIGNAL_KIND_", absl::AsciiStrToUpper(facts.name)));
+  }
+}
+
 TEST_F(ScorePoliciesTest, EachScoresPrunesAndCompacts) {
   for (const scorers::PolicyFacts* facts : scorers::Policies()) {
-    if (IsLearned(*facts)) continue;  // Below.
+    if (IsLearned(*facts)) continue;  // They have a test of their own.
     SCOPED_TRACE(Name(*facts));
     for (uint32_t last = 1; last <= kTokens; ++last) {
       const uint32_t tokens = 5 * kTokens + last;

@@ -119,8 +119,9 @@ class ScoreRanksTest : public ScoreTest {
   }
   Both Everything() {
     Both both;
-    for (int kind = v1::SIGNAL_KIND_MASS; kind <= v1::SIGNAL_KIND_KEEP; ++kind) {
-      AddSignal(static_cast<v1::SignalKind>(kind), &both);
+    for (const scorers::SignalFacts& facts : scorers::kSignals) {
+      if (facts.shape == scorers::SignalShape::kToken)
+        AddSignal(static_cast<v1::SignalKind>(facts.kind), &both);
     }
     constexpr uint32_t kQueries = 5, kGroup = 2;
     std::vector<float> whole, ranked;
@@ -362,7 +363,7 @@ TEST_F(ScoreRanksTest, NoBlockComesFreeWhileAnyRankReadsIt) {
   EXPECT_EQ(Blocks().free(), before.free()) << "rank 1 still reads";
   holds_[1].Release();
   v1::Operation score = ScoreOp(whole_blocks_, kTokens - 1);
-  RunOk(whole_.get(), score);  // On device 0: that of rank 1 may still be at it.
+  RunOk(whole_.get(), score);  // Device 0 is done with it; the device of rank 1 may still run.
   daemon_.reset();
 }
 

@@ -31,10 +31,10 @@ class FakePeer final : public AttachPeer {
   void Close(const std::string& reason) override;
   void Bound() override { bound = true; }
 
-  std::vector<v1::Slab> slabs();         // Sent so far.
-  std::vector<v1::SlabReady> ready();    // Announced so far.
+  std::vector<v1::Slab> slabs();         // Those sent so far.
+  std::vector<v1::SlabReady> ready();    // Those announced so far.
   std::optional<std::string> closed();   // Why the daemon hung up.
-  uint32_t fds() const { return fds_; }  // That came with slab frames.
+  uint32_t fds() const { return fds_; }  // How many came with slab frames.
   std::atomic<bool> bound{false};
 
  private:

@@ -414,9 +414,9 @@ TEST_F(SessionTest, PressureHasHysteresisAndAsksForLeasesBack) {
   engine->Pending();
   const std::vector<uint64_t> blocks = engine->Lease(11);
   EXPECT_EQ(engine->Pending().notices_size(), 0);
-  EXPECT_FALSE(daemon_->Snapshot().spaces.at(1).pressure);
+  EXPECT_FALSE(daemon_->Snapshot().spaces.at(0).pressure);
   const std::vector<uint64_t> more = engine->Lease(1);
-  EXPECT_TRUE(daemon_->Snapshot().spaces.at(1).pressure);
+  EXPECT_TRUE(daemon_->Snapshot().spaces.at(0).pressure);
   v1::StepResponse told = engine->Pending();
   ASSERT_EQ(told.notices_size(), 2);
   EXPECT_EQ(told.notices(0).kind(), v1::NOTICE_KIND_PRESSURE);
@@ -456,12 +456,12 @@ TEST_F(SessionTest, AHungMemberIsStaleNotDead) {
   const std::vector<uint64_t> blocks = engine->Lease(1);
   std::optional<v1::OperationResult> answer;
   engine->Send(ReleaseOp(blocks, 1), &answer);
-  EXPECT_EQ(daemon_->Snapshot().spaces.at(1).members_stale, 0);
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).members_stale, 0);
   clock_.Advance(5000);
-  EXPECT_EQ(daemon_->Snapshot().spaces.at(1).members_stale, 1);
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).members_stale, 1);
   EXPECT_EQ(Info(1).members(0).idle_seconds(), 5.0);
   engine->Fence(1);
-  EXPECT_EQ(daemon_->Snapshot().spaces.at(1).members_stale, 0);
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).members_stale, 0);
 }
 
 }  // namespace

@@ -235,7 +235,7 @@ TEST_F(VerbsTest, RetentionDecays) {
   const auto pinned = [&] {
     clock_.Advance(1000);
     daemon_->HousekeepOnce();
-    return daemon_->Snapshot().spaces.at(1).pinned;
+    return daemon_->Snapshot().spaces.at(0).pinned;
   };
   for (int i = 0; i < 5; ++i) EXPECT_EQ(pinned(), 1) << i;  // 75, 62, 56, 53, 51.
   EXPECT_EQ(pinned(), 0);
@@ -286,10 +286,10 @@ TEST_F(VerbsTest, LeaseSaysWhyItIsShort) {
   lease = keeper->LeaseAsked(4, 0);
   EXPECT_EQ(lease.blocks_size(), 3) << "what was guaranteed was there";
   EXPECT_EQ(lease.shortfall(), v1::SHORTFALL_PRESSURE);
-  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(1);
-  EXPECT_EQ(space.shortfalls[v1::SHORTFALL_CAP], 2);
-  EXPECT_EQ(space.shortfalls[v1::SHORTFALL_CREDIT], 1);
-  EXPECT_EQ(space.shortfalls[v1::SHORTFALL_PRESSURE], 1);
+  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(0);
+  EXPECT_EQ(space.counters.shortfalls[v1::SHORTFALL_CAP], 2);
+  EXPECT_EQ(space.counters.shortfalls[v1::SHORTFALL_CREDIT], 1);
+  EXPECT_EQ(space.counters.shortfalls[v1::SHORTFALL_PRESSURE], 1);
 }
 
 TEST_F(VerbsTest, MinIsAllOrNothing) {
@@ -338,7 +338,7 @@ TEST_F(VerbsTest, ABatchIsAppliedInOrderAndCounted) {
   EXPECT_EQ(response.results(3).match().tokens(), 32) << "one bad operation does not stop the others";
   EXPECT_EQ(response.results(4).fence().passed(), 3);
   const DaemonSnapshot snapshot = daemon_->Snapshot();
-  EXPECT_EQ(snapshot.step_batches, 1);
+  EXPECT_EQ(snapshot.totals.space.batches, 1);
   EXPECT_EQ(snapshot.step_operations.at("lease"), 2);
   EXPECT_EQ(snapshot.step_operations.at("close_session"), 0);
 }
@@ -353,7 +353,7 @@ TEST_F(VerbsTest, HistogramsFillFromWhatHappens) {
   for (int i = 0; i < 16; ++i) engine->Match({Key("h3")});
   engine->Lease(10);
   daemon_->HousekeepOnce();
-  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(1);
+  const SpaceSnapshot space = daemon_->Snapshot().spaces.at(0);
   const auto total = [](const HistogramSnapshot& histogram) {
     uint64_t total = 0;
     for (const uint64_t count : histogram.counts) total += count;

@@ -34,7 +34,7 @@ extern char** environ;
 namespace kvpool {
 namespace {
 
-constexpr int kPatienceMs = 60'000;  // A bound for machines under a sanitizer and other builds.
+constexpr int kPatienceMs = 60'000;  // Enough under a sanitizer, on a machine that builds beside it.
 
 std::string ReadAll(const std::string& path) {
   std::ifstream file(path);
@@ -50,7 +50,7 @@ std::vector<char*> Pointers(std::vector<std::string>* strings) {
   return pointers;
 }
 
-// Starts a program with both outputs in `log` and SIGTERM as it is by default.
+// Starts a program with stdout and stderr in `log` and the default action for SIGTERM.
 pid_t Spawn(std::vector<std::string> command, std::vector<std::string> environment, const std::string& log) {
   for (char** variable = environ; *variable != nullptr; ++variable) environment.push_back(*variable);
   posix_spawn_file_actions_t files;
@@ -72,7 +72,7 @@ int NumberIn(const std::string& json, const std::string& name) {
   return at == std::string::npos ? 0 : atoi(json.c_str() + at + name.size() + 3);
 }
 
-// -1: nobody listens.
+// A connected socket, or -1 if nobody listens.
 int ConnectToPort(int port) {
   UniqueFd connection(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -164,7 +164,7 @@ DaemonProcess::~DaemonProcess() {
   int status = 0;
   if (pid_ > 0 && waitpid(pid_, &status, WNOHANG) == pid_) {
     pid_ = 0;
-    // A sanitizer's report or a failed check, which would go with the directory.
+    // It may hold a sanitizer's report or a failed check, and would be removed with the directory.
     const bool was_told = WIFSIGNALED(status) && (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
     if (status != 0 && !was_told) {
       std::fprintf(stderr, "kvpoold ended under the test, wait status %d:\n%s\n", status, Log().c_str());

@@ -1,4 +1,4 @@
-// A real kvpoold for tests: its own process, directory and ports, gone with its object.
+// A real kvpoold for tests, with its own process, directory and ports, which end with the object.
 #ifndef KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
 #define KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
 
@@ -12,7 +12,7 @@
 
 namespace kvpool {
 
-// A fresh directory under $TMPDIR or /tmp, gone with this object.
+// A fresh directory under $TMPDIR or /tmp, removed with this object.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();
@@ -31,23 +31,24 @@ struct DaemonProcessOptions {
   std::string capacity = "64MiB";
   std::string slab_bytes = "4MiB";
   std::string device = "host";
-  std::vector<std::string> flags;        // More of them; a later one wins.
+  std::vector<std::string> flags;        // More flags; a later one wins.
   std::vector<std::string> environment;  // "NAME=value", added to the test's own.
 };
 
-// How a program ended that was run to its end.
+// How a program ended.
 struct ProgramEnd {
-  int exit_code = -1;  // -1: by a signal.
-  std::string output;  // stdout and stderr.
+  int exit_code = -1;  // -1: a signal ended it.
+  std::string output;  // stdout and stderr together.
 };
 // Runs a program until it ends.
 ProgramEnd RunProgram(const std::vector<std::string>& command);
 
 class DaemonProcess {
  public:
-  // Returns once the daemon serves. UNAVAILABLE: it ended before, with its log.
+  // Returns once the daemon serves. UNAVAILABLE: it ended before; the error has its log.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonProcessOptions& options = {});
-  // kill -9 if it still runs. A daemon that ended by itself has its log printed: the test fails without saying why.
+  // Sends SIGKILL if it still runs. The log of a daemon that ended by itself is printed, since the failing
+  // test would not say why.
   ~DaemonProcess();
 
   const std::string& directory() const { return directory_; }
@@ -59,15 +60,15 @@ class DaemonProcess {
   int operator_port() const { return operator_port_; }
 
   void Signal(int signal) const;
-  // Sends a signal and waits for the end; answers the wait status.
+  // Sends a signal, waits for the end, and answers the wait status.
   int End(int signal);
-  // SIGTERM, and the exit code; -1: it ended by a signal.
+  // Sends SIGTERM and answers the exit code; -1: a signal ended it.
   int Stop();
-  // kill -9.
+  // Sends SIGKILL and waits for the end.
   void Kill();
   // The exposition text of /metrics.
   absl::StatusOr<std::string> Metrics() const;
-  // Sum over all samples of `name` whose line contains `label`; 0 if there are none.
+  // The sum of all samples of `name` whose line contains `label`; 0 if there are none.
   double Metric(const std::string& name, const std::string& label = "") const;
   std::string Log() const;
   // The binary under test.

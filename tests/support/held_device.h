@@ -1,4 +1,5 @@
-// A device whose scorer a test can hold up, as a GPU busy with an engine's kernels would be, and see into.
+// A device whose scorer a test can hold up, like a GPU that is busy with an engine's kernels, and whose calls
+// it can count.
 #ifndef KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_HELD_DEVICE_H_
 
@@ -14,18 +15,18 @@
 
 namespace kvpool {
 
-// What test and device share; outlives the device.
+// Shared by test and device. It outlives the device.
 class DeviceHold {
  public:
-  // From here on what reaches the scorer waits there.
+  // From now on calls that reach the scorer wait there, until Release.
   void Hold();
   void Release();
-  // Until `count` calls have come to the scorer since the start.
+  // Waits until `count` calls have reached the scorer since the start.
   void AwaitCalls(int count);
   int calls();
-  // The next calls fail with this; OK: they don't.
+  // The next calls fail with this status; OK: they succeed.
   void FailWith(const absl::Status& status);
-  // Of the slabs that were made, in order.
+  // The addresses of the slabs, in the order they were made.
   std::vector<uint64_t> slab_addresses();
   // The device is gone, and another begins.
   void Forget();

@@ -15,7 +15,7 @@ absl::Status Lost() {
   return lost;
 }
 
-// Bytes that nobody reads: the daemon itself never looks into a block.
+// Memory that nobody reads, since the daemon itself never looks into a block.
 class MemorySlab final : public Slab {
  public:
   MemorySlab(size_t bytes, bool ipc, MemoryDevice::Script* script)

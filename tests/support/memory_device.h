@@ -1,4 +1,4 @@
-// A device of plain memory with small granules, whose failures are at command. For tests of the daemon's logic,
+// A device of plain memory with small granules, which fails on command. For tests of the daemon's logic,
 // where no process maps anything.
 #ifndef KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
 #define KVPOOL_TESTS_SUPPORT_MEMORY_DEVICE_H_
@@ -16,13 +16,13 @@ namespace kvpool {
 class MemoryDevice final : public Device {
  public:
   struct Script {
-    std::atomic<int> fail_after{
-        -1};  // Slabs made before MakeSlab fails like a device out of memory; -1: never.
-    std::atomic<bool> lost{false};         // Everything fails as on a GPU whose context is gone.
-    std::atomic<bool> fail_export{false};  // As at the limit of open files.
-    std::atomic<int> alive{0};             // Slabs there are.
-    std::function<void()> on_make;         // Runs inside MakeSlab, as a slow device would …
-    std::function<void()> on_destroy;      // … and before a slab is gone.
+    // How many slabs are made before MakeSlab fails like a device out of memory; -1: it never does.
+    std::atomic<int> fail_after{-1};
+    std::atomic<bool> lost{false};         // Everything fails, like on a GPU whose context is gone.
+    std::atomic<bool> fail_export{false};  // Exports fail, like at the limit of open files.
+    std::atomic<int> alive{0};             // Slabs that exist.
+    std::function<void()> on_make;         // Runs inside MakeSlab, which it can slow down.
+    std::function<void()> on_destroy;      // Runs before a slab is destroyed.
   };
   // `script` outlives the device.
   MemoryDevice(std::string id, size_t granularity_bytes, Script* script)

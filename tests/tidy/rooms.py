@@ -68,10 +68,10 @@ def cycles(tree):
         unit = posixpath.splitext(name)[0]
         to = {posixpath.splitext(target)[0] for _, target in includes(tree, name)}
         arrows.setdefault(unit, set()).update(to - {unit})
-    return ["a circle of units: " + ", ".join(circle) for circle in _circles(arrows)]
+    return ["a circle of units: " + ", ".join(circle) for circle in circles(arrows)]
 
 
-def _circles(arrows):
+def circles(arrows):
     """Strongly connected components with more than one member (Tarjan's algorithm, without recursion)."""
     order, low, stack, circles = {}, {}, [], []
     for start in sorted(arrows):

@@ -7,6 +7,9 @@ import tempfile
 import unittest
 
 import code_checks
+import english
+import readmes
+import python_cycles
 import rooms
 import text_checks
 import tree
@@ -60,6 +63,14 @@ class TidyTest(unittest.TestCase):
             "server/b.h": '#include "server/c.h"\n', "server/c.cc": '#include "server/a.h"\n', "server/c.h": "",
             "server/d.h": '#include "server/a.h"\n', "server/e.cc": '#include "server/d.h"\n#include "server/c.h"\n'})
         self.expect(messages, "a circle of units: server/a, server/b, server/c")
+
+    def test_python_cycles(self):
+        messages = self.check(python_cycles.python_cycles, {
+            "client/p/__init__.py": "from p.a import A\n", "client/p/a.py": "import os\nfrom p import b\nfrom q import p\n",
+            "client/p/b.py": "def f():\n    import p.c\n", "client/p/c.py": "from p.a import A\n",
+            "client/p/d.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.e import E\n",
+            "client/p/e.py": "from p.d import D\nfrom p.a import A\n"})
+        self.expect(messages, "client/p: a circle of modules: a, b, c")
 
     def test_includes_exist_and_start_at_the_root(self):
         messages = self.check(code_checks.include_graph, {
@@ -167,17 +178,51 @@ enum Late { LATE_A = 1; }
                                             "      summary: s\n      runbook_url: https://x/deploy/runbooks/a.md\n",
             "deploy/runbooks/b.md": ""}), "A has no description", "a.md does not exist", "b.md: no alert points to it")
 
-    def test_readme(self):
-        self.expect(self.check(text_checks.readme, {
-            "README.md": "[gone](docs/gone.md)\n```sh\nbuild/release/bin/kvpoold --listen=x --nope   # words --here\n"
-                         "build/release/bin/ghost\ndeploy/demo.sh --quick\ngit status --short\nfrobnicate\n```\n"
-                         "```text\nnot a command\n```\n```cpp\nint main() {}\n```\n```cpp\nint mian() {}\n```\n",
-            "client/examples/engine.cc": "int main() {}\n",
+    def test_trailing_comments(self):
+        self.expect(self.check(english.trailing_comments, {
+            "server/a.h": "#ifndef A_H_\nint bytes = 0;  // Of the space.\nint ms = 0;  // ms\nint n = 0;  // The space's blocks.\n"
+                          "// Of all of them.\nconst char* s = \"x  // of y\";\n}  // namespace kvpool\n#endif  // In a.h\n",
+            "proto/kvpool/v1/a.proto": "uint64 left = 1;  // By block.\nuint64 right = 2;  // Offset, in bytes.\n"}),
+            "a.proto:1: '// By block.'", "server/a.h:2: '// Of the space.'")
+
+    def page(self, **pages):
+        """Messages about README.md and other pages in a small tree."""
+        return self.check(readmes.readme, {
+            "README.md": "# Top\n", "client/examples/engine.cc": "int main() {}\n",
             "CMakePresets.json": '{"configurePresets": [{"name": "release"}]}',
             "server/CMakeLists.txt": "add_executable(kvpoold main.cc)\n",
-            "server/main.cc": 'flags.Add("listen", &listen);', "deploy/demo.sh": "#!/bin/bash\n"}),
+            "server/main.cc": 'flags.Add("listen", &listen);', "deploy/demo.sh": "#!/bin/bash\n", **pages})
+
+    def test_readme_commands(self):
+        self.expect(self.page(**{"README.md": (
+            "```sh\nbuild/release/bin/kvpoold --listen=x --nope   # words --here\n"
+            "sudo build/release/bin/ghost\ndeploy/demo.sh --quick\ngit status --short\nuntil frobnicate; do sleep 1; done\n"
+            "pip install ./client/gone ./client/examples\n```\n```text\nnot a command\n```\n")}),
             "kvpoold has no flag --nope", "ghost is not built", "demo.sh has no flag --quick", "frobnicate does not exist",
-            "the cpp block 'int mian", "link to docs/gone.md")
+            "client/gone does not exist")
+
+    def test_readme_shell(self):
+        self.expect(self.page(**{"README.md": (
+            "```sh\nserve() {  # PORT\n  X=1 kvpoold --listen=$1 \\\n    --listen=2\n}\nserve 8001 >/tmp/8001.log 2>&1 &\n"
+            "python - <<END\nfrom kvpool import Session\nEND\ncurl -s \"http://x/a|b\" |\n  grep -o 'a; b'\n```\n")}))
+
+    def test_readme_programs_links_and_files(self):
+        self.expect(self.page(**{
+            "README.md": "# Top\n[gone](docs/gone.md) [here](server/README.md#rooms-and-floors) [there](server/README.md#attic) [up](#top)\n"
+                         "```cpp\nint main() {}\n```\n```cpp\nint mian() {}\n```\n",
+            "server/README.md": "## Rooms, and floors\n`main.cc`, `server/main.{cc,h}`, `examples/*.cc`\n1. Add `server/new.h`, `pool/NAME.h`: `space/verbs.cc`\n"}),
+            "the cpp block 'int mian", "link to docs/gone.md", "link to server/README.md#attic",
+            "server/README.md: names server/main.h", "server/README.md: names space/verbs.cc")
+
+    def test_readme_length(self):
+        self.expect(self.page(**{"README.md": "word | " * 901 + "\n```text\nno word\n```\n"}), "README.md: 901 words")
+
+    def test_server_map(self):
+        self.expect(self.check(readmes.server_map, {
+            "server/README.md": "`batch` and `deferred`; `Batches`, `Daemon::Tidy`, `NAME`", "server/space/batch.cc": "class Batches {};", "server/space/deferred.h": "",
+            "server/space/batch_size.h": "", "server/sim/README.md": "`replay.cc`", "server/sim/replay.h": "", "server/sim/sweep.cc": "",
+            "server/replacement/lru.h": ""}),
+            "nothing in the sources is called Tidy", "server/sim/sweep.cc: server/sim/README.md does not say", "server/space/batch_size.h: server/README.md does not say")
 
 
 class SummaryTest(unittest.TestCase):

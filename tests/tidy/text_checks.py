@@ -1,4 +1,4 @@
-"""Checks of what people read: words, the contract's comments, metric names, the README. Each returns a list of messages."""
+"""Checks of what people read: words, the contract's comments, metric names. Each returns a list of messages."""
 
 import json
 import re
@@ -12,11 +12,6 @@ BANNED = [
      "a registry's host: package tools know where to look"),
     (r"\bsession's (brief|issue)\b|\b(as|which) an AI\b|\blanguage model wrote\b", "the tree speaks of itself alone"),
 ]
-# Programs of the system that the README may show; everything else in a `sh` block must be ours.
-SYSTEM_PROGRAMS = {
-    "cat", "cd", "cmake", "cp", "ctest", "curl", "docker", "export", "git", "grep", "grpcurl", "gzip", "head", "kill", "kubectl",
-    "ls", "mkdir", "ninja", "podman", "promtool", "python3", "rm", "sudo", "g++", "pip", "until",
-}
 
 
 def banned_words(tree):
@@ -177,62 +172,4 @@ def runbooks(tree):
                     errors.append(f"{name}: {alert}: {path} does not exist")
     errors += [f"{name}: no alert points to it" for name in tree.files(".md", under="deploy/runbooks/")
                if name not in seen and not name.endswith("README.md")]
-    return errors
-
-
-def _programs(tree):
-    names = set()
-    for name in tree.files("CMakeLists.txt"):
-        names |= set(re.findall(r"add_executable\(\s*([\w-]+)", tree.text(name)))
-    return names
-
-
-def _flag_exists(flag, sources):
-    """`--lease_blocks` is written "lease_blocks", "--lease_blocks", or lease_blocks as an identifier."""
-    word = flag.lstrip("-")
-    return re.search(rf'"(--)?{re.escape(word)}["=]|(?<![\w-])--{re.escape(word)}\b|\b{re.escape(word.replace("-", "_"))}\b',
-                     sources) is not None
-
-
-def readme(tree):
-    """Commands in the README's `sh` blocks start a script or program that exists, with flags that it knows; `cpp` blocks are
-    files; links lead somewhere."""
-    errors = []
-    if not tree.exists("README.md"):
-        return ["README.md: missing"]
-    programs = _programs(tree)
-    presets = set(re.findall(r'"name":\s*"(\w+)"', tree.text("CMakePresets.json"))) if tree.exists("CMakePresets.json") else set()
-    code = "\n".join(tree.text(name) for name in tree.sources() if not name.startswith("tests/"))
-    text = tree.text("README.md")
-    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = re.sub(r"(^|\s)#.*", "", line).split()
-            while words and (re.fullmatch(r"[A-Z_]+=\S*", words[0]) or words[0] in ("sudo", "$")):
-                words.pop(0)
-            if not words:
-                continue
-            command = words[0].removeprefix("./")
-            binary = re.fullmatch(r"build/(\w+)/bin/([\w-]+)", command)
-            if binary:
-                if binary.group(1) not in presets or binary.group(2) not in programs:
-                    errors.append(f"README.md: {command} is not built by any preset and target")
-                help_text = code
-            elif tree.exists(command):
-                help_text = tree.text(command)
-            elif command in SYSTEM_PROGRAMS:
-                continue
-            else:
-                errors.append(f"README.md: '{line.strip()}': {command} does not exist")
-                continue
-            for flag in (word.split("=")[0] for word in words[1:] if word.startswith("--") and len(word) > 2):
-                if not _flag_exists(flag, help_text):
-                    errors.append(f"README.md: '{line.strip()}': {command} has no flag {flag}")
-    # A `cpp` block is a program of the tree, word for word: those are built and run.
-    examples = {tree.text(name) for name in tree.sources() if "/examples/" in name}
-    for block in re.findall(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if block not in examples:
-            errors.append(f"README.md: the cpp block '{block.splitlines()[0]} …' is no file in an examples folder")
-    for target in re.findall(r"\]\(([^)#\s]+)", text):
-        if "://" not in target and not (tree.root / target).exists():
-            errors.append(f"README.md: link to {target}, which does not exist")
     return errors

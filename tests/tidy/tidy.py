@@ -10,6 +10,9 @@ import pathlib
 import sys
 
 import code_checks
+import english
+import readmes
+import python_cycles
 import rooms
 import text_checks
 import tree
@@ -18,6 +21,7 @@ CHECKS = {
     "include_graph": code_checks.include_graph,
     "rooms": rooms.rooms,
     "cycles": rooms.cycles,
+    "python_cycles": python_cycles.python_cycles,
     "sources_are_built": code_checks.sources_are_built,
     "test_programs_are_run": code_checks.test_programs_are_run,
     "conditionals": code_checks.conditionals,
@@ -31,7 +35,9 @@ CHECKS = {
     "metric_names": text_checks.metric_names,
     "dashboards": text_checks.dashboards,
     "runbooks": text_checks.runbooks,
-    "readme": text_checks.readme,
+    "trailing_comments": english.trailing_comments,
+    "readme": readmes.readme,
+    "server_map": readmes.server_map,
 }
 NOTES_ONLY = {"lengths"}
 

@@ -56,7 +56,7 @@ TEST(Board, HandsOutInOrderAndReopens) {
   EXPECT_TRUE(board->stopped());
 }
 
-// Each request is served once by somebody who lived to say so, whenever the others are killed.
+// Each request is served to its end once, whenever other engines are killed.
 TEST(Board, KillsLoseNothing) {
   constexpr uint32_t kRequests = 20000;
   constexpr uint32_t kEngines = 3;

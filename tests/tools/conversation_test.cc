@@ -1,4 +1,4 @@
-// The generator against the public conversation trace, and the exact simulation.
+// The generator compared with the public conversation trace, and the exact simulation.
 #include "client/replay/conversation.h"
 
 #include <gmock/gmock.h>
@@ -28,14 +28,14 @@ struct Point {
 constexpr Point kTraceRatios[] = {{1000, 0.0445},  {5000, 0.1118},  {10000, 0.2116},
                                   {30000, 0.3257}, {50000, 0.3546}, {kUnbounded, 0.3664}};
 
-// What a workload looks like, in the numbers the generator was fitted to.
+// The numbers of a workload that the generator was fitted to.
 struct Shape {
   std::vector<double> input_tokens, output_tokens, blocks, growth_blocks, gap_seconds;  // Sorted.
-  double continued =
-      0;  // Share of requests that find more than the system prompt, given room for everything.
+  // The share of requests that find more than the system prompt in a cache with room for everything.
+  double continued = 0;
   double requests_per_second = 0;
-  size_t first_blocks = 0;   // Distinct.
-  size_t second_blocks = 0;  // Distinct: conversations, nearly.
+  size_t first_blocks = 0;   // Distinct first blocks.
+  size_t second_blocks = 0;  // Distinct second blocks: nearly the number of conversations.
 };
 
 double Quantile(const std::vector<double>& sorted, double q) {
@@ -99,8 +99,8 @@ TEST(ExactLru, CountsLeadingRunsOnly) {
   EXPECT_EQ(cache.Serve(Make({1, 2, 3})), 0u);
   EXPECT_EQ(cache.Serve(Make({1, 2, 4})), 2u);  // 1 2 4 3
   EXPECT_EQ(cache.Serve(Make({5})), 0u);        // 5 1 2 4: block 3 left
-  EXPECT_EQ(cache.Serve(Make({1, 3, 4})),
-            1u);  // 4 is there, behind a miss; 2 is a leaf, and the oldest but 5
+  // 4 is resident but behind a miss; 2 is a leaf, and the oldest but 5.
+  EXPECT_EQ(cache.Serve(Make({1, 3, 4})), 1u);
   EXPECT_EQ(cache.Serve(Make({5})), 1u);
   EXPECT_EQ(cache.counts().evictions, 2u);
   EXPECT_EQ(cache.counts().hit_blocks, 4u);

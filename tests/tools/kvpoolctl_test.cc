@@ -325,7 +325,7 @@ TEST(KvpoolctlUnreachable, ExitStatus3SaysWhatToTry) {
   EXPECT_EQ(result.exit_status, kUnreachable);
   EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": there is no such socket"));
   EXPECT_THAT(result.err, HasSubstr("KVPOOL_SOCKET"));
-  // Somebody who takes connections and never answers.
+  // A server that accepts connections and never answers.
   const UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{.sun_family = AF_UNIX};
   std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);

@@ -78,7 +78,7 @@ TEST(Replay, ThePublicTraceWithTwoAndEightEngines) {
   }
 }
 
-// The same over a GPU as the fake driver imitates it: stamps are written and read by the kernels' host bodies.
+// The same on a GPU that the fake driver imitates: the kernels' host bodies write and read the stamps.
 TEST(Replay, OnAGpuOfTheFakeDriver) {
   if (std::string(KVPOOL_FAKE_CUDA).empty()) GTEST_SKIP() << "built without CUDA, so there is no fake driver";
   setenv("KVPOOL_LIBCUDA", KVPOOL_FAKE_CUDA, 1);
@@ -87,11 +87,12 @@ TEST(Replay, OnAGpuOfTheFakeDriver) {
   unsetenv("KVPOOL_LIBCUDA");
   EXPECT_GE(Number(result, "kills"), 4);
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
-  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0,
-              0.02);  // Kills cost a few of the few requests.
+  // Kills cost a few of the few requests.
+  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.02);
 }
 
-// What the daemon records of a replay is the trace again, keys aside: the simulator finds the same hits in both.
+// The daemon's record of a replay equals the trace but for the keys: the simulator finds the
+// same hits in both.
 TEST(Replay, TheDaemonsEventLogReplaysAsTheTrace) {
   std::string folder = (std::filesystem::temp_directory_path() / "kvpool-replay-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -153,7 +154,8 @@ TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
   const auto& states = result.fields().at("states").struct_value();
   EXPECT_EQ(Number(states, "free") + Number(states, "cached"), Number(states, "capacity"));
-  // Every block can be had: all but the null block, which is no part of the capacity, and this session's sink.
+  // Every block can be had: all but the null block, which is no part of the capacity,
+  // and this session's sink.
   auto session = JoinRun((*daemon)->socket());
   ASSERT_TRUE(session.ok()) << session.status();
   auto all = (*session)->LeaseWithin(static_cast<uint32_t>(Number(states, "capacity")) - 1, Soon());

@@ -16,7 +16,7 @@ struct ToolResult {
 
 ToolResult RunTool(const std::string& program, const std::vector<std::string>& arguments);
 
-// The numbers and objects of a JSON text; fails the test if it is none.
+// The numbers and objects of a JSON text; fails the test if the text is no JSON.
 google::protobuf::Struct ParseJson(const std::string& json);
 double Number(const google::protobuf::Struct& json, const std::string& field);
 

@@ -50,7 +50,7 @@ def correctness(store):
 Greedy answers of {alike.ANSWER} tokens on the pool, against those of the engine's own cache, token by token: {alike.BEGINNINGS * alike.ENDINGS} prompts,
 {alike.BEGINNINGS} beginnings of {alike.BEGINNING} tokens with {alike.ENDINGS} endings each. Beginnings come from this process, from another one, or from another that was
 killed with `kill -9` before the first of them was asked for. The own cache has as many tokens of a beginning as were found, computed as there: how a
-prompt is cut changes the last bits of logits. `distinct` is how many tokens of an answer do not repeat one of it, summed. Logits are those of
+prompt is cut changes the last bits of logits. `distinct` is how many tokens of an answer do not repeat an earlier token of it, summed. Logits are those of
 all steps; of llama.cpp, those of each answer's last. Gemma 3 270M is Q4_K_M with llama.cpp, bfloat16 with Transformers, where prefixes of a
 hybrid model are not shared: so there is also a model of its shape with random weights whose layers are all global, bfloat16.
 
@@ -75,14 +75,14 @@ def kvpress(store):
                            "at the end.\n\n")
     return f"""## Scores: kvpress
 
-The daemon's scores of tokens against those of NVIDIA's kvpress (0.5, with the Transformers that it wants) where it has the same method, of the same K and
-V in float32: two attention layers with random weights, four KV heads and eight query heads. Of each head, the greatest difference over the
-greatest score, and the rank correlation (Spearman): the worst of all heads. `stay elsewhere` is how many tokens kvpool would keep and kvpress not, at
-half of the tokens. What kvpress computes of hidden states (queries, their attention) the daemon computes of a window of queries, or is told.
+The daemon's scores of tokens compared with those of NVIDIA's kvpress (0.5, with the Transformers that it needs), where both have a method, on the same K and
+V in float32: two attention layers with random weights, four KV heads and eight query heads. The table has, for the worst of all heads, the greatest difference divided by the
+greatest score, and the rank correlation (Spearman). `stay elsewhere` is how many tokens kvpool would keep and kvpress not, at
+half of the tokens. Where kvpress computes something from hidden states (queries, their attention), the daemon computes it from a window of queries, or is told it.
 
 {_table(["kvpress", "kvpool", "heads x tokens", "difference", "rank correlation", "stay elsewhere", "definitions"], rows)}
 
-{budgets}kvpress has no PagedEviction, and its RandomPress draws other numbers; its other methods kvpool does not have.
+{budgets}kvpress has no PagedEviction, and its RandomPress draws other numbers. kvpool has none of its other methods.
 """
 
 
@@ -107,10 +107,10 @@ perplexity), mean and standard error over n = {len(full)} texts. Perplexity with
 def retrieval(store):
     parts = [f"""## Retrieval
 
-{ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends in asking for
-it, in words that were chosen so that the full cache finds most passkeys. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. How many of n prompts were answered right by greedy decoding,
-and the mean log likelihood of the answer. What stays of a prompt goes by tokens, so block sizes matter only to policies that
-protect blocks: PagedEviction is also measured at 8 and 32. What lies in the last 512 tokens (depth above 67 %) the windows have, too.
+{ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends by asking for
+it, in words chosen so that the full cache finds most passkeys. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. The tables have how many of n prompts greedy decoding answered right,
+and the mean log likelihood of the answer. A prompt is compacted token by token, so block sizes matter only to policies that
+protect blocks: PagedEviction is also measured at 8 and 32. The last 512 tokens (depth above 67 %) are in the windows, too.
 """]
     for kind in ("passkey", "keys"):
         rows = []
@@ -154,11 +154,11 @@ texts, by one to two standard errors, and in the likelihood of keys; of passkeys
 likelihood of passkeys at every budget; for keys the difference is clear at 256 tokens only. In perplexity it is below streaming_llm on four of five
 texts, by about one standard error.
 
-What may explain the latter: text goes on from what is near, which is all that streaming_llm keeps, and of this model only three layers see
+What may explain the latter: text continues from what is near, which is all that streaming_llm keeps, and of this model only three layers see
 further than 512 tokens at all. The paper measures answers and summaries of long documents with Llama models, whose layers are all global. Gemma 3
 norms keys before they are cached: in its global layers ‖K‖ varies by 5 to 8 % (standard deviation over mean, 1,024 tokens of Emma), ‖V‖ by 14 to
-29 %. So ‖K‖, which both inverse_key_l2 and PagedEviction go by, can tell little of attention here. None of this was tested with a model of another kind.
-KeyDiff, which goes by direction, finds most.
+29 %. So ‖K‖, which both inverse_key_l2 and PagedEviction use, can tell little about attention here. None of this was tested with a model of another kind.
+KeyDiff, which uses direction, finds most.
 """
 
 
@@ -191,7 +191,7 @@ sealed, the sinks of the sessions among them. Without a pool each would have a c
 
 {_table(["prompt", "sharing", "tokens found", "blocks held", "held", "two own caches"], rows)}
 
-llama.cpp copies what it loads: each engine has its own cells beside the pool, so that sharing saves computing, not memory.
+llama.cpp copies what it loads into its own cells beside the pool, so sharing saves computing, not memory.
 """
 
 
@@ -299,7 +299,7 @@ def vllm_memory(store):
     return f"""## vLLM: memory of two engines
 
 MiB of the blocks that two engines' requests have, each with the same prompt in use; Gemma 3 270M, bfloat16. With sharing both have the same blocks;
-without, the second has a salt. The last column is the daemon's count of sealed and leased blocks: with what both keep leased in advance. vLLM
+without, the second has a salt. The last column is the daemon's count of sealed and leased blocks: it includes what both keep leased in advance. vLLM
 with its own cache takes `kv_cache_memory_bytes` at its start, whatever is in use; the pool's memory comes in slabs as it is needed.
 
 {_table(["prompt", "sharing", "two own caches", "pool", "with leased in advance"], rows)}

@@ -1,4 +1,4 @@
-// The classes of the module, one function each file.
+// The classes of the module; each file binds some of them in one function.
 #ifndef KVPOOL_CLIENT_PYTHON_SRC_BIND_H_
 #define KVPOOL_CLIENT_PYTHON_SRC_BIND_H_
 
@@ -17,7 +17,7 @@ struct PyLayout {
   v1::Layout proto;
 };
 
-// Holds on blocks, as client/blocks.h: released once, by whoever comes first.
+// Holds on blocks, like client/blocks.h: released once, by whoever comes first.
 class PyBlocks {
  public:
   PyBlocks(std::shared_ptr<SharedSession> session, std::vector<BlockRef> refs, bool writable)
@@ -32,15 +32,15 @@ class PyBlocks {
   PyBlocks& operator=(const PyBlocks&) = delete;
 
   const std::shared_ptr<SharedSession>& session() const { return session_; }
-  // ReleasedError from here on, once it is released.
+  // This and the members below raise ReleasedError once the holds are released.
   const std::vector<BlockRef>& refs() const;
   bool released() const { return released_; }
   BlockRef at(int64_t index) const { return refs()[Offset(index)]; }
   bool writable(int64_t index) const { return writable_[Offset(index)]; }
-  // From now on views are read-only.
+  // Makes later views read-only.
   void MarkSealed() { writable_.assign(writable_.size(), false); }
   void Release(std::optional<uint64_t> after, const ReleaseHint& hint = {});
-  // The holds go elsewhere.
+  // Moves the holds to the caller.
   std::vector<BlockRef> Take();
   PyBlocks Split(size_t count);
   void Extend(PyBlocks* more);
@@ -54,7 +54,7 @@ class PyBlocks {
   bool released_ = false;
 };
 
-// An answer on its way. Abandoned in a turn of its session.
+// An answer that is on its way. It is abandoned under its session's lock.
 template <typename Answer>
 class PyPending {
  public:
@@ -67,10 +67,10 @@ class PyPending {
 
   const std::shared_ptr<SharedSession>& session() const { return session_; }
   bool ready() const { return state_->pending.Ready(); }
-  // With the GIL, which it lets go.
+  // REQUIRES: the GIL, which is released while it waits.
   Answer Wait(Timeout timeout) {
     return ValueOf(Await(timeout, [this](Deadline deadline) {
-      MutexLock lock(&state_->mu);  // Of threads that wait for the same answer, one gets it.
+      MutexLock lock(&state_->mu);  // If several threads wait for the same answer, one gets it.
       return state_->pending.Wait(deadline);
     }));
   }
@@ -87,11 +87,11 @@ class PyPending {
 
 // A Blocks, or a list of refs.
 std::vector<BlockRef> RefsOf(nb::handle blocks);
-// A Blocks of references, which takes the holds over.
+// A Blocks of references that takes the holds over.
 nb::object BlocksObject(const std::shared_ptr<SharedSession>& session, Blocks holds);
 std::vector<uint64_t> Packed(absl::Span<const BlockRef> refs);
 
-// Blocks of one sequence in one layer group, in order: what a session keeps of it, where there is no LiveSequence.
+// Blocks of one sequence in one layer group, in order, for callers without a LiveSequence.
 struct PyBlockTable {
   nb::object blocks;  // A Blocks.
   uint32_t group = 0;
@@ -100,7 +100,7 @@ struct PyBlockTable {
   PyBlocks& held() const { return nb::cast<PyBlocks&>(blocks); }
 };
 
-// Strings, numbers and booleans under their names, as the proto has them: "true", "7".
+// Copies strings, numbers and booleans under their names, written as the proto wants them: "true", "7".
 void SetParams(const nb::dict& params, google::protobuf::Map<std::string, std::string>* to);
 
 void BindLayout(nb::module_& module);
@@ -108,7 +108,7 @@ void BindBlocks(nb::module_& module);
 void BindSession(nb::module_& module);
 void BindScoring(nb::module_& module);
 void BindSequence(nb::module_& module);
-// From here on methods are added to its session.
+// These add methods to the class Session.
 void BindSharing(nb::module_& module);
 void BindDevice(nb::module_& module);
 void BindEpisodes(nb::module_& module);

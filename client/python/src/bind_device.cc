@@ -26,10 +26,10 @@ void BindPending(nb::module_& module, const char* name, const char* doc) {
       .def(
           "wait", [](PyPending<Answer>& pending, Timeout timeout) { return PyAnswer{pending.Wait(timeout)}; },
           nb::arg("timeout") = 30.0,
-          "Takes the answer, once. DeadlineExceededError: it may be asked for again.");
+          "Takes the answer, once. DeadlineExceededError: it may be waited for again.");
 }
 
-// [rows][columns], or none if it was not asked for.
+// Scores as [rows][columns], or none if they were not asked for.
 nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t rows, uint32_t columns) {
   if (scores.empty()) return nb::none();
   auto* copy = new std::vector<float>(scores.begin(), scores.end());
@@ -38,9 +38,10 @@ nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t
 }
 
 void BindScores(nb::module_& module) {
-  nb::class_<PyScoreResult>(module, "ScoreResult", "Higher stays.")
+  nb::class_<PyScoreResult>(module, "ScoreResult", "Scores of a sequence; higher ones stay.")
       .def_prop_ro(
-          "rows", [](const PyScoreResult& result) { return result.proto.rows(); }, "As the scope says.")
+          "rows", [](const PyScoreResult& result) { return result.proto.rows(); },
+          "How many; the scope decides.")
       .def_prop_ro("tokens", [](const PyScoreResult& result) { return result.proto.tokens(); })
       .def_prop_ro("blocks", [](const PyScoreResult& result) { return result.proto.blocks(); })
       .def_prop_ro(
@@ -62,7 +63,7 @@ void BindScores(nb::module_& module) {
   BindPending<v1::ScoreResult, PyScoreResult>(module, "PendingScore", "Scores on their way. May be dropped.");
 
   nb::class_<PyBudgetPlan>(module, "BudgetPlan", "How budgets are spread over layers.")
-      .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "By layer.")
+      .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "One for each layer.")
       .def_ro("weights", &PyBudgetPlan::weights, "What they were planned by.");
 }
 
@@ -72,13 +73,13 @@ std::vector<uint64_t> ListOf(const Numbers& numbers) {
 }
 
 void BindPruneResults(nb::module_& module) {
-  nb::class_<PyPruneResult>(module, "PruneResult", "The table is now what stays.")
+  nb::class_<PyPruneResult>(module, "PruneResult", "What a prune dropped, and the table of what stays.")
       .def_prop_ro(
           "victims", [](const PyPruneResult& r) { return ListOf(r.proto.victims()); },
           "Indices into the blocks as they were, ascending.")
       .def_prop_ro(
           "victim_blocks", [](const PyPruneResult& r) { return ListOf(r.proto.victim_blocks()); },
-          "Their refs.")
+          "Refs of the victims.")
       .def_prop_ro(
           "table", [](const PyPruneResult& r) { return ListOf(r.proto.table()); }, "Refs of what stays.")
       .def_prop_ro("kept_tokens", [](const PyPruneResult& r) { return r.proto.kept_tokens(); })
@@ -88,7 +89,7 @@ void BindPruneResults(nb::module_& module) {
       .def_prop_ro("kept_digest", [](const PyPruneResult& r) { return BytesOf(r.proto.kept_digest()); })
       .def_prop_ro("blocks_read", [](const PyPruneResult& r) { return r.proto.blocks_read(); });
 
-  nb::class_<PyCompactResult>(module, "CompactResult", "The table is now what stays, in fewer blocks.")
+  nb::class_<PyCompactResult>(module, "CompactResult", "The table of what stays, in fewer blocks.")
       .def_prop_ro("table", [](const PyCompactResult& r) { return ListOf(r.proto.table()); })
       .def_prop_ro(
           "last_block_tokens", [](const PyCompactResult& r) { return r.proto.last_block_tokens(); },
@@ -97,7 +98,7 @@ void BindPruneResults(nb::module_& module) {
           "moved_from_block", [](const PyCompactResult& r) { return r.proto.moved_from_block(); },
           "Index of the first new block in the table.")
       .def_prop_ro(
-          "rows", [](const PyCompactResult& r) { return r.proto.rows(); }, "Of kept_positions.")
+          "rows", [](const PyCompactResult& r) { return r.proto.rows(); }, "Rows of kept_positions.")
       .def_prop_ro(
           "kept_positions",
           [](const PyCompactResult& r) {
@@ -109,7 +110,7 @@ void BindPruneResults(nb::module_& module) {
               positions[static_cast<size_t>(i / std::max(1, each))].push_back(all[i]);
             return positions;
           },
-          "Of each row: positions in the sequence as it was, ascending.")
+          "One list for each row: positions in the sequence as it was, ascending.")
       .def_prop_ro(
           "released", [](const PyCompactResult& r) { return r.proto.released(); },
           "Holds given back on blocks of the sequence as it was.")
@@ -124,7 +125,7 @@ void BindPruneResults(nb::module_& module) {
       "A compact on its way. To be waited for, as a prune; its new blocks are given back if it is dropped.");
 }
 
-// How the verbs name a sequence that is no LiveSequence.
+// The arguments by which a verb describes a sequence that is no LiveSequence.
 struct SequenceArguments {
   uint32_t group = 0;
   uint32_t last_block_tokens = 0;
@@ -136,7 +137,7 @@ void Fill(absl::Span<const BlockRef> blocks, const SequenceArguments& arguments,
   for (const BlockRef ref : blocks) sequence->add_blocks(ref.Pack());
 }
 
-// What a verb gives back by itself has no handle, which would give it back once more.
+// Blocks that the verb itself releases can't be a Blocks, which would release them once more.
 std::vector<BlockRef> BareRefsOf(nb::handle blocks) {
   if (nb::isinstance<PyBlocks>(blocks)) {
     throw StatusError(absl::InvalidArgumentError(
@@ -239,9 +240,9 @@ void BindPruning(SessionClass& session) {
               "0, protect: collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = "
               "None, discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, "
               "dry_run: bool = False, after: int | None = None) -> PendingPrune"),
-      "LiveSequence.prune for an engine that keeps its own tables, of bare refs (Blocks.detach): the\n"
-      "victims' holds are gone when the answer is there, and those of its `table` are left. Blocks are\n"
-      "taken for a dry run alone. What is sealed later needs keys behind PrefixHasher.behind_pruning.");
+      "LiveSequence.prune for an engine that keeps its own tables of bare refs (Blocks.detach). When the\n"
+      "answer is there, the victims' holds are gone and those of its `table` are left. A Blocks is\n"
+      "accepted only for a dry run. Later seals need keys that follow PrefixHasher.behind_pruning.");
   session.def(
       "compact", Compact, nb::arg("blocks"), nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
       nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
@@ -254,7 +255,7 @@ void BindPruning(SessionClass& session) {
               "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
               "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
               "bool = False, after: int | None = None) -> PendingCompact"),
-      "LiveSequence.compact of bare refs, as prune: the holds of the answer's `table` are left, new\n"
+      "LiveSequence.compact for bare refs, like prune: the holds of the answer's `table` are left, new\n"
       "blocks among them; with `keep_sources` also those of the blocks that were moved.");
 }
 
@@ -284,10 +285,10 @@ void BindDevice(nb::module_& module) {
               "dict[str, str | float | bool] = {}, statistics: collections.abc.Sequence[float] = (), "
               "timeout: float | None = 30.0, *, sequences: collections.abc.Sequence[tuple[LiveSequence | "
               "BlockTable, QueryWindow]] = (), after: int | None = None) -> BudgetPlan"),
-      "Spreads a budget of `tokens_per_layer` tokens each over layers: \"uniform\", \"pyramid\",\n"
-      "\"cake\", \"d2o\", \"epicache\"; see PlanBudgets in score.proto for what each goes by.\n"
-      "`statistics` has it where the engine knows it; cake and d2o compute it from `sequences`: in each\n"
-      "layer group, ascending, K of one and a window of its queries.");
+      "Spreads a budget of `tokens_per_layer` tokens, on average, over layers. Methods: \"uniform\",\n"
+      "\"pyramid\", \"cake\", \"d2o\", \"epicache\"; see PlanBudgets in score.proto. `statistics` are\n"
+      "what the method goes by, if the engine knows them; cake and d2o can compute them from `sequences`:\n"
+      "one for each layer group, ascending, with a window of its queries.");
 }
 
 }  // namespace kvpool::python

@@ -1,4 +1,4 @@
-// Episodes: block sets under names, found again by what they are about.
+// Episodes: named block sets, found again by their topic.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -77,9 +77,9 @@ PyPending<EpisodeHit> ChooseEpisode(const SessionPtr& session, nb::handle embedd
 
 void BindAnswers(nb::module_& module) {
   nb::class_<PyPutEpisodeResult>(module, "PutEpisodeResult", "What became of a session's episodes.")
-      .def_ro("episodes", &PyPutEpisodeResult::episodes, "The session has now.")
+      .def_ro("episodes", &PyPutEpisodeResult::episodes, "How many the session has now.")
       .def_ro("released", &PyPutEpisodeResult::released,
-              "Holds given back: those of the set that was there.");
+              "Holds given back: those of the episode that was replaced or removed.");
 
   nb::class_<PyPending<v1::PutEpisodeResult>>(module, "PendingPutEpisode",
                                               "A set on its way under its name. May be dropped.")
@@ -96,12 +96,13 @@ void BindAnswers(nb::module_& module) {
           "65536 blocks of a session, with the numbers.");
 
   nb::class_<PyEpisodeHit>(module, "EpisodeHit",
-                           "The set that a question is answered from, held once more. `with` releases it.")
+                           "The episode that was chosen, with holds of its own. `with` releases it.")
       .def_ro("name", &PyEpisodeHit::name)
       .def_ro("similarity", &PyEpisodeHit::similarity, "The cosine, -1 to 1; 0 if it was asked for by name.")
       .def_prop_ro(
           "tables", [](const PyEpisodeHit& hit) { return hit.tables; },
-          nb::sig("def tables(self) -> list[BlockTable]"), "As put: one in each layer group.")
+          nb::sig("def tables(self) -> list[BlockTable]"),
+          "The tables that were put, one for each layer group.")
       .def("release", &PyEpisodeHit::Release, "Gives back what was found and not moved elsewhere.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> EpisodeHit"))
@@ -127,21 +128,21 @@ void BindEpisodes(nb::module_& module) {
       nb::sig("def put_episode(self, name: str, centroid: Floats, tables: "
               "collections.abc.Sequence[LiveSequence | BlockTable], *, after: int | None = None) -> "
               "PendingPutEpisode"),
-      "Keeps the blocks of a sequence, one table in each layer group, groups ascending, under a name of 1\n"
-      "to 128 bytes with an embedding of what it is about: 1 to 4096 finite numbers, as many as the\n"
-      "session's others have. The set holds its blocks by itself, until it is replaced by one of its\n"
-      "name, removed, or the session ends. See PutEpisode in score.proto.");
+      "Keeps the blocks of a sequence, one table for each layer group, groups ascending, under a name of 1\n"
+      "to 128 bytes with an embedding of its topic: 1 to 4096 finite numbers, as many as the session's\n"
+      "other episodes have. The episode has holds of its own on its blocks, until it is replaced by one of\n"
+      "the same name, removed, or the session ends. See PutEpisode in score.proto.");
   session.def(
       "remove_episode", RemoveEpisode, nb::arg("name"), nb::kw_only(), nb::arg("after") = nb::none(),
       nb::sig("def remove_episode(self, name: str, *, after: int | None = None) -> PendingPutEpisode"),
-      "Gives the set of this name back; if there is none, nothing.");
+      "Removes the episode of this name, if there is one, and gives its holds back.");
   session.def(
       "choose_episode", ChooseEpisode, nb::arg("embedding").none() = nb::none(), nb::kw_only(),
       nb::arg("name") = nb::none(),
       nb::sig("def choose_episode(self, embedding: Floats | None = None, *, name: str | None = None) -> "
               "PendingEpisode"),
-      "The set whose centroid has the largest cosine with a question's embedding, of equal ones the first\n"
-      "by name; or that of the name. Its blocks are held once more, whatever becomes of the set.");
+      "Finds the episode whose centroid has the largest cosine with a question's embedding, and among\n"
+      "equals the first by name; or the one called `name`. Takes holds of its own on the blocks.");
 }
 
 }  // namespace kvpool::python

@@ -19,7 +19,7 @@ struct PyLayerGroup {
   v1::LayerGroup proto;
 };
 
-// As PyTorch and NumPy say it, and as the proto does.
+// Dtypes by their names in PyTorch and NumPy, and by those of the proto.
 v1::Dtype DtypeOf(std::string name) {
   if (name.rfind("torch.", 0) == 0) name = name.substr(6);
   if (name == "float32" || name == "f32") return v1::DTYPE_F32;
@@ -135,7 +135,7 @@ void BindAsking(LayoutClass& layout) {
   layout
       .def_prop_ro(
           "block_bytes", [](const PyLayout& layout) { return layout.proto.block_bytes(); },
-          "Of a block on one rank.")
+          "Bytes of a block on one rank.")
       .def_prop_ro(
           "groups", [](const PyLayout& layout) { return layout.proto.groups_size(); },
           "How many layer groups there are.")
@@ -172,7 +172,7 @@ void BindHasher(nb::module_& module) {
           nb::arg("seed"), nb::arg("salt") = nb::bytes(""))
       .def_prop_ro(
           "root", [](const PrefixHasher& hasher) { return KeyBytesOf(hasher.root()); },
-          "What the first block has for a parent.")
+          "The parent key of the first block.")
       .def(
           "next",
           [](const PrefixHasher& hasher, const nb::bytes& parent, nb::handle tokens,
@@ -194,7 +194,7 @@ void BindHasher(nb::module_& module) {
           },
           nb::arg("parent"), nb::arg("tokens"), nb::arg("digest"),
           nb::sig("def behind_pruning(self, parent: bytes, tokens: Tokens, digest: bytes) -> bytes"),
-          "What the first key behind a pruning has for a parent.")
+          "The parent of the first key behind a pruning.")
       .def(
           "chain",
           [](const PrefixHasher& hasher, nb::handle tokens, uint32_t tokens_per_block,

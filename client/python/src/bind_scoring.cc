@@ -1,4 +1,4 @@
-// What policies are told.
+// Policies, and the signals that they get.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -46,7 +46,7 @@ void Add(const TokenRanges& ranges, google::protobuf::RepeatedPtrField<v1::Token
   }
 }
 
-// As Prune and Compact say it alike.
+// The fields that Prune and Compact share.
 template <typename Request>
 void Fill(const WhateverScore& ranges, Request* request) {
   Add(ranges.protect, request->mutable_protect());
@@ -107,7 +107,7 @@ namespace {
 using AnyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using FloatArray = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 
-// An array in blocks leased for it; see client/signals.h. On host memory it is written here, elsewhere by kernels.
+// An array in blocks leased for it; see client/signals.h. Python writes it in host memory, kernels elsewhere.
 class PyBlockArray {
  public:
   PyBlockArray(const nb::object& blocks, uint64_t block_bytes) : blocks_(blocks), block_bytes_(block_bytes) {}

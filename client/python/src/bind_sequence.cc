@@ -14,7 +14,7 @@
 namespace kvpool::python {
 namespace {
 
-// Blocks that are looked at stay held for their views, whatever becomes of the sequence.
+// Blocks with views stay held for them, whatever becomes of the sequence.
 class PySequence {
  public:
   PySequence(std::shared_ptr<SharedSession> session, uint32_t group, const std::string& salt,
@@ -36,7 +36,7 @@ class PySequence {
   PySequence(const PySequence&) = delete;
   PySequence& operator=(const PySequence&) = delete;
 
-  // What may be asked: its own thread changes it, and nobody else.
+  // For reading outside a turn: only the sequence's own thread changes it.
   LiveSequence& get() const {
     if (sequence_ == nullptr) throw ReleasedError("this sequence was released");
     session_->CheckUsable();
@@ -46,7 +46,7 @@ class PySequence {
   const std::shared_ptr<SharedSession>& session() const { return session_; }
   uint32_t group() const { return group_; }
 
-  // With a hint, of a sequence whose pruning is finished.
+  // Releases with a hint. The sequence's pruning must be finished.
   void Release(const ReleaseHint& hint) {
     if (sequence_ == nullptr) return;
     if (session_->closed()) {
@@ -56,7 +56,7 @@ class PySequence {
     Check(session_->Use([&](Session&) -> absl::Status {
       if (!(hint == ReleaseHint())) {
         LiveSequence& live = sequence_->sequence;
-        // Before its views are told: they would keep the hint of a sequence that is not released.
+        // This check comes first: otherwise views would keep the hint of a sequence that is not released.
         RETURN_IF_ERROR(live.CheckSettled());
         session_->Shield(live.blocks(), hint);
         RETURN_IF_ERROR(live.Release(hint));
@@ -66,14 +66,14 @@ class PySequence {
     }));
   }
 
-  // In a turn.
+  // REQUIRES: a turn.
   template <typename F>
   auto Use(F f) {
     LiveSequence& sequence = get();
     return session_->Use([&](Session&) { return f(sequence); });
   }
 
-  // Sends with `start`, and waits with `finish` in turns so short that others get theirs.
+  // Sends with `start`, and waits with `finish` in short turns, so that other threads get theirs.
   template <typename Start, typename Finish>
   auto Ask(Timeout timeout, Start start, Finish finish) {
     LiveSequence& sequence = get();
@@ -236,7 +236,7 @@ void BindTable(SequenceClass& sequence) {
           },
           "Block numbers: indices into the pool's arrays.")
       .def_prop_ro(
-          "tokens", [](const PySequence& sequence) { return sequence.get().tokens(); }, "Resident.")
+          "tokens", [](const PySequence& sequence) { return sequence.get().tokens(); }, "Resident tokens.")
       .def_prop_ro(
           "room", [](const PySequence& sequence) { return sequence.get().room(); },
           "Tokens that the blocks still take.")
@@ -245,7 +245,7 @@ void BindTable(SequenceClass& sequence) {
           [](const PySequence& sequence) {
             return BytesOf(KeyBytes({&sequence.get().last_key(), 1}));
           },
-          "Of the last full block, for a match ahead of the tokens.")
+          "Key of the last full block, from which a match ahead of the tokens goes on.")
       .def_prop_ro("released", &PySequence::released)
       .def(
           "k",
@@ -314,7 +314,7 @@ void BindBudget(SequenceClass& sequence) {
                    "token_scores: bool = False, block_scores: bool = True, fresh: bool = False, "
                    "budget_tokens: int = 0, timeout: float | None = 30.0, after: int | None = None) -> "
                    "ScoreResult"),
-           "Changes nothing.");
+           "Scores the sequence, and changes nothing.");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Sessions: opening, what they are, steps, leases, notices.
+// Sessions: opening, properties, steps, leases, notices.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -30,8 +30,8 @@ void BindNotice(nb::module_& module) {
       .def_ro("kind", &PyNotice::kind, "\"pressure\", \"revoke\", \"capacity\", \"drain\" or \"ended\".")
       .def_ro("on", &PyNotice::on, "The condition holds.")
       .def_ro("value", &PyNotice::value,
-              "Of pressure: blocks available; of revoke: blocks asked for; of capacity: blocks.")
-      .def_ro("detail", &PyNotice::detail, "For people.")
+              "pressure: blocks available; revoke: blocks asked for; capacity: blocks.")
+      .def_ro("detail", &PyNotice::detail, "An explanation for people.")
       .def("__repr__", [](const PyNotice& notice) {
         return absl::StrCat("<kvpool.Notice ", notice.kind, notice.on ? "" : " off", " ", notice.value, " ",
                             notice.detail, ">");
@@ -85,7 +85,7 @@ PyBlocks Lease(const SessionPtr& session, uint32_t count, Timeout timeout) {
       const absl::Status leased =
           session->UseWithoutGil([&](Session& open) { return open.LeaseRefs(absl::MakeSpan(refs)); });
       if (!absl::IsResourceExhausted(leased)) return leased;
-      // Not in a turn: others may be about to give back what this waits for.
+      // Outside a turn: other threads may be about to give back what this one waits for.
       if (session->shared().AwaitRefill(refills, deadline)) continue;
       return timeout.has_value() && *timeout <= 0 ? leased : absl::DeadlineExceededError(leased.message());
     }
@@ -116,8 +116,8 @@ uint64_t CurrentStep(const SessionPtr& session) {
   return session->Use([](Session& open) { return open.current_step(); });
 }
 
-// Kernels of an unfinished step may still run, in an engine that left by an exception: then the session hangs up, and its
-// blocks come free with its processes.
+// Kernels of an unfinished step may still run, in an engine that left by an exception: then the session hangs
+// up, and its blocks come free with its processes.
 void LeaveSession(const SessionPtr& session) {
   if (session->closed()) return;
   if (CurrentStep(session) > session->shared().passed_step()) {
@@ -132,10 +132,11 @@ using SessionClass = nb::class_<SharedSession>;
 void BindFacts(SessionClass& session) {
   session
       .def_prop_ro(
-          "id", [](const SharedSession& s) { return s.shared().id(); }, "As the daemon's tools show it.")
+          "id", [](const SharedSession& s) { return s.shared().id(); },
+          "The session's number, which the daemon's tools show.")
       .def(
           "invitation", [](const SharedSession& s) { return BytesOf(s.shared().Invitation()); },
-          "Lets another process join; secret.")
+          "Bytes that let another process join; secret.")
       .def_prop_ro("hash_seed", [](const SharedSession& s) { return BytesOf(s.shared().hash_seed()); })
       .def(
           "hasher",
@@ -149,13 +150,13 @@ void BindFacts(SessionClass& session) {
                    [](const SharedSession& s) { return s.shared().block_stride_bytes(); })
       .def_prop_ro(
           "max_blocks", [](const SharedSession& s) { return s.shared().max_blocks(); },
-          "Most the space can have, the null block included.")
+          "The most blocks that the space can ever have, the null block included.")
       .def_prop_ro(
           "capacity_blocks", [](const SharedSession& s) { return s.shared().capacity_blocks(); },
-          "Usable now, the null block included.")
+          "Blocks usable now, the null block included.")
       .def_prop_ro(
           "mapped_blocks", [](const SharedSession& s) { return s.shared().mapped_blocks(); },
-          "Mapped in this process, the null block included.")
+          "Blocks mapped in this process, the null block included.")
       .def_prop_ro(
           "sink_block", [](const SharedSession& s) { return s.shared().sink_block().Pack(); },
           "Ref of the block for padding writes.")
@@ -170,7 +171,7 @@ void BindFacts(SessionClass& session) {
           "16 bytes of the GPU that the memory is on; none: host memory.")
       .def_prop_ro("draining", [](const SharedSession& s) { return s.shared().draining(); })
       .def_prop_ro("views", &SharedSession::views,
-                   "Views of blocks that are there, arrays made from them included.")
+                   "How many views of blocks there are, arrays made from them included.")
       .def_prop_ro("closed", &SharedSession::closed)
       .def(
           "check",
@@ -208,9 +209,9 @@ void BindMemory(SessionClass& session) {
           nb::arg("layer") = nb::none(), nb::arg("group") = 0, nb::arg("blocks") = nb::none(),
           "K of the whole pool: [blocks, layers, tokens, heads, dim], without the second axis if `layer`\n"
           "is given.\n\n"
-          "By default of the blocks mapped now; max_blocks takes the whole range, of which what is not\n"
-          "mapped yet must not be touched. Such an array keeps memory mapped and holds no block: read and\n"
-          "write blocks that you hold.")
+          "`blocks` is how many to show, by default those mapped now. max_blocks shows the whole range, of\n"
+          "which unmapped parts must not be touched. The array keeps memory mapped and holds no block: read\n"
+          "and write blocks that you hold.")
       .def(
           "v",
           [](const SessionPtr& s, std::optional<uint32_t> layer, uint32_t group,
@@ -219,7 +220,7 @@ void BindMemory(SessionClass& session) {
             return PlaneOfPool(s, group, true, layer, blocks);
           },
           nb::arg("layer") = nb::none(), nb::arg("group") = 0, nb::arg("blocks") = nb::none(),
-          "V of the pool, as k().")
+          "V of the whole pool, like k().")
       .def(
           "data",
           [](const SessionPtr& s, std::optional<uint32_t> blocks) {
@@ -249,7 +250,7 @@ void BindVerbs(SessionClass& session) {
       .def_prop_ro("current_step", [](const SessionPtr& s) { return CurrentStep(s); })
       .def_prop_ro(
           "passed_step", [](const SharedSession& s) { return s.shared().passed_step(); },
-          "All members are done with it, as far as is known here.")
+          "The step that all members are done with, as far as is known here.")
       .def(
           "complete_step",
           [](const SessionPtr& s, std::optional<uint64_t> step) {

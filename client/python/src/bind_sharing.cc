@@ -1,4 +1,4 @@
-// Sharing blocks: matches, seals, and how long what is shared stays.
+// Sharing blocks: matches, seals, and how long shared blocks stay.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -40,7 +40,7 @@ void BindMatchHit(nb::module_& module) {
           "Parallel to the groups asked for.")
       .def_prop_ro(
           "blocks", [](const PyHit& hit) { return hit.groups.at(0); }, nb::sig("def blocks(self) -> Blocks"),
-          "Of the first group.")
+          "Blocks of the first group.")
       .def("release", &PyHit::Release, "Gives back what was found and not moved elsewhere.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> MatchHit"))
@@ -63,8 +63,8 @@ void BindMatchHit(nb::module_& module) {
             return hit;
           },
           nb::arg("timeout") = 30.0,
-          "Takes the answer, once. DeadlineExceededError: it may be asked for again. Without a timeout: "
-          "for ever.");
+          "Takes the answer, once. DeadlineExceededError: it may be waited for again. With timeout=None it\n"
+          "waits without limit.");
 }
 
 void BindSealOutcome(nb::module_& module) {
@@ -148,23 +148,26 @@ void BindVerbs(SessionClass& session) {
       .def("match", Match, nb::arg("keys"), nb::arg("group") = 0,
            nb::sig("def match(self, keys: bytes | collections.abc.Sequence[bytes], group: int = 0) -> "
                    "PendingMatch"),
-           "Finds the longest prefix that is there, and holds it.")
-      .def("match_groups", MatchGroups, nb::arg("groups"),
-           nb::sig("def match_groups(self, groups: collections.abc.Sequence[tuple[int, bytes | "
-                   "collections.abc.Sequence[bytes]]]) -> PendingMatch"),
-           "The longest that is there in every group: [(group, keys)].")
-      .def("seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(),
-           nb::arg("parent_key") = nb::none(), nb::arg("group") = 0, nb::arg("keys_per_block") = 1,
-           nb::arg("after") = nb::none(), nb::arg("leave_duplicates") = false,
-           nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
-                   "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
-                   "None = None, leave_duplicates: bool = False) -> PendingSeal"),
-           "Makes full blocks immutable and findable, once step `after` is done. `parent_key`: of the\n"
-           "block before the first. Views of these Blocks are read-only from then on; arrays taken before\n"
-           "stay writable, and must not be written. Where a key exists already the block that has it is\n"
-           "held, which takes credit; with `leave_duplicates` it is not. The own one is kept either way.")
+           "Finds the longest resident prefix, and takes holds on it.")
+      .def(
+          "match_groups", MatchGroups, nb::arg("groups"),
+          nb::sig("def match_groups(self, groups: collections.abc.Sequence[tuple[int, bytes | "
+                  "collections.abc.Sequence[bytes]]]) -> PendingMatch"),
+          "The same for several groups at once, [(group, keys)]: the longest prefix resident in every group.")
+      .def(
+          "seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(), nb::arg("parent_key") = nb::none(),
+          nb::arg("group") = 0, nb::arg("keys_per_block") = 1, nb::arg("after") = nb::none(),
+          nb::arg("leave_duplicates") = false,
+          nb::sig("def seal(self, blocks: Refs, keys: bytes | collections.abc.Sequence[bytes], *, "
+                  "parent_key: bytes | None = None, group: int = 0, keys_per_block: int = 1, after: int | "
+                  "None = None, leave_duplicates: bool = False) -> PendingSeal"),
+          "Makes full blocks immutable and findable, once step `after` is done. `parent_key` is that of the\n"
+          "block before the first. Views of these Blocks are read-only from then on; arrays taken before\n"
+          "stay writable, and must not be written. Where a key exists already the block that has it is\n"
+          "held, which takes credit; with `leave_duplicates` it is not. The caller's own block is kept\n"
+          "either way.")
       .def("ref", Ref, nb::arg("blocks"), nb::sig("def ref(self, blocks: Refs) -> Blocks"),
-           "One more hold on blocks that this session holds.")
+           "Takes one more hold on blocks that this session holds.")
       .def(
           "touch",
           [](const SessionPtr& s, nb::handle blocks) {
@@ -172,7 +175,7 @@ void BindVerbs(SessionClass& session) {
             Check(s->Use([&](Session& open) { return open.Touch(refs); }));
           },
           nb::arg("blocks"), nb::sig("def touch(self, blocks: Refs) -> None"),
-          "They were used now, for the replacement policy.");
+          "Tells the replacement policy that the blocks were used now.");
 }
 
 // How long blocks stay.
@@ -186,7 +189,7 @@ void BindRetention(SessionClass& session) {
             Check(s->Use([&](Session& open) { return open.Pin(refs, time); }));
           },
           nb::arg("blocks"), nb::arg("ttl"), nb::sig("def pin(self, blocks: Refs, ttl: float) -> None"),
-          "Sealed blocks stay for `ttl` seconds, more than 0 and up to 86400, or InvalidArgumentError.\n"
+          "Protects sealed blocks for `ttl` seconds, more than 0 and up to 86400 (InvalidArgumentError).\n"
           "Blocks beyond the tenant's budget are counted in counters[\"refused\"].")
       .def(
           "unpin",
@@ -194,7 +197,7 @@ void BindRetention(SessionClass& session) {
             const std::vector<BlockRef> refs = RefsOf(blocks);
             Check(s->Use([&](Session& open) { return open.Unpin(refs); }));
           },
-          nb::arg("blocks"), nb::sig("def unpin(self, blocks: Refs) -> None"), "Ends their pins early.")
+          nb::arg("blocks"), nb::sig("def unpin(self, blocks: Refs) -> None"), "Ends pins early.")
       .def(
           "set_retention",
           [](const SessionPtr& s, nb::handle blocks, uint32_t priority, double ttl, double half_life) {
@@ -207,11 +210,11 @@ void BindRetention(SessionClass& session) {
           nb::sig(
               "def set_retention(self, blocks: Refs, priority: int, ttl: float, *, half_life: float = 0.0) "
               "-> None"),
-          "How dear sealed blocks are: of the cached ones those of lower priority leave first. 0 to 100;\n"
-          "50 is what a block has by itself, and has again after `ttl` seconds (more than 0 and up to\n"
-          "86400). In each `half_life` seconds it comes half the way back to 50; 0: it stays. Both are\n"
-          "taken to the millisecond. InvalidArgumentError: beyond a limit. Above 50 it counts against the\n"
-          "tenant's budget, as pins do: what is beyond that is counted in counters[\"refused\"].");
+          "Sets the priority of sealed blocks, 0 to 100: cached blocks of lower priority leave first. The\n"
+          "default is 50, to which the blocks return after `ttl` seconds (more than 0 and up to 86400). In\n"
+          "each `half_life` seconds the priority moves half the way to 50; 0: it stays. Both times count in\n"
+          "milliseconds. InvalidArgumentError: beyond a limit. Above 50 a block counts against the tenant's\n"
+          "budget, like a pin: blocks beyond that are counted in counters[\"refused\"].");
 }
 
 }  // namespace

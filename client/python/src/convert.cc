@@ -74,7 +74,7 @@ StatusError BufferError(const std::string& why) {
 void RegisterErrors() { nb::register_exception_translator(Translate); }
 
 nb::builtin_exception TypeErrorOf(const std::string& field, nb::handle value, const char* must) {
-  constexpr Py_ssize_t kShown = 100;  // Of what may be an array.
+  constexpr Py_ssize_t kShown = 100;  // Characters; the value may be a large array.
   const auto shown = nb::steal<nb::str>(PyUnicode_Substring(nb::repr(value).ptr(), 0, kShown));
   if (!shown.is_valid()) throw nb::python_error();
   return nb::type_error(absl::StrCat(field, " is ", shown.c_str(), "; must be ", must).c_str());
@@ -90,7 +90,7 @@ Deadline DeadlineOf(Timeout timeout) {
 std::vector<uint32_t> TokensOf(nb::handle tokens) {
   std::vector<uint32_t> ids;
   nb::ndarray<int64_t, nb::ro, nb::ndim<1>, nb::device::cpu> array;
-  // Of int64 alone: what tokenizers and PyTorch make. A list of others is converted one by one.
+  // Only int64, which tokenizers and PyTorch make. Other element types are converted one by one.
   if (nb::try_cast(tokens, array, false)) {
     ids.reserve(array.shape(0));
     const auto view = array.view();
@@ -174,7 +174,7 @@ std::chrono::milliseconds TimeOf(double seconds, const char* field) {
         absl::StrCat(field, " is ", seconds, "; must be 0 to ", most, " seconds")));
   }
   const int64_t ms = std::llround(seconds * 1000);
-  // 0 means another thing than a short time does.
+  // A short time must not become 0, which means something else.
   if (ms == 0 && seconds != 0) return std::chrono::milliseconds(seconds > 0 ? 1 : -1);
   return std::chrono::milliseconds(ms);
 }

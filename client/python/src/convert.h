@@ -25,7 +25,8 @@ namespace kvpool::python {
 
 namespace nb = nanobind;
 
-// A status on its way to Python, where it is an exception of kvpool/errors.py. Thrown with or without the GIL.
+// A status on its way to Python, where it is an exception of kvpool/errors.py. Thrown with
+// or without the GIL.
 class StatusError : public std::exception {
  public:
   // `type`: name of the exception; empty: by the code.
@@ -39,9 +40,9 @@ class StatusError : public std::exception {
   absl::Status status_;
   std::string message_, type_;
 };
-// What a use after release raises.
+// The error of a use after release.
 StatusError ReleasedError(const std::string& what);
-// A view that a buffer can't describe, or of memory that it can't reach.
+// The error of a view that a buffer can't describe, or whose memory it can't reach.
 StatusError BufferError(const std::string& why);
 void RegisterErrors();
 
@@ -54,12 +55,12 @@ Value ValueOf(absl::StatusOr<Value> value) {
   return *std::move(value);
 }
 
-// Seconds; none: for ever.
+// Seconds; none: no limit.
 using Timeout = std::optional<double>;
 Deadline DeadlineOf(Timeout timeout);
 
-// Waits without the GIL, and with an eye on Ctrl-C: `attempt(deadline)` answers a Status or StatusOr, DEADLINE_EXCEEDED as long
-// as it may be asked again.
+// Waits without the GIL, and checks for Ctrl-C meanwhile. `attempt(deadline)` answers a Status or StatusOr,
+// and DEADLINE_EXCEEDED as long as it may be called again.
 template <typename Attempt>
 auto Await(Timeout timeout, Attempt attempt) {
   const Deadline end = DeadlineOf(timeout);
@@ -81,13 +82,13 @@ auto Await(Timeout timeout, Attempt attempt) {
   }
 }
 
-// "signals[2] is 'mass'; must be a Signal", to be thrown.
+// "signals[2] is 'mass'; must be a Signal"; the caller throws it.
 nb::builtin_exception TypeErrorOf(const std::string& field, nb::handle value, const char* must);
 inline std::string EntryOf(const char* field, size_t index) { return absl::StrCat(field, "[", index, "]"); }
 
 // A list of integers, or an array of them.
 std::vector<uint32_t> TokensOf(nb::handle tokens);
-// The same of floats.
+// The same for floats.
 std::vector<float> FloatsOf(nb::handle values, const char* field);
 // bytes, or a list of bytes of one length; the length is `key_bytes`, 32 if there are none.
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes);
@@ -108,12 +109,13 @@ Enum EnumOf(const std::string& name, const char* prefix, const char* field,
   }
   return value;
 }
-// The other way round.
+// The inverse: SIGNAL_KIND_MASS gives "mass".
 std::string NameOf(std::string_view full_name, std::string_view prefix);
 
-// "never" for REUSE_NEVER. INVALID_ARGUMENT: a hint that is none.
+// `reuse` is a word: "never" for REUSE_NEVER. INVALID_ARGUMENT: the hint breaks a limit.
 ReleaseHint HintOf(const std::string& reuse, uint32_t category);
-// Of `seconds`, at least one where they are not 0; INVALID_ARGUMENT: no number, or beyond what a clock can say.
+// `seconds` in ms, rounded up to 1 unless they are 0. INVALID_ARGUMENT: not a number, or
+// beyond a clock's range.
 std::chrono::milliseconds TimeOf(double seconds, const char* field);
 
 }  // namespace kvpool::python

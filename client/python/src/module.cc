@@ -1,4 +1,4 @@
-// kvpool._core: the C++ client as Python has it. What people import is kvpool/__init__.py.
+// kvpool._core: the C++ client in Python. People import kvpool/__init__.py.
 #include <nanobind/nanobind.h>
 
 #include "client/python/src/bind.h"

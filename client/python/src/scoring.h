@@ -1,4 +1,4 @@
-// Requests of the verbs that run on the device, as Python says them, and their answers.
+// Requests and answers of device operations, in Python's terms.
 #ifndef KVPOOL_CLIENT_PYTHON_SRC_SCORING_H_
 #define KVPOOL_CLIENT_PYTHON_SRC_SCORING_H_
 
@@ -13,12 +13,13 @@
 
 namespace kvpool::python {
 
-// A policy, its parameters and signals, and how scores are reduced: the part that Score, Prune and Compact share.
+// A policy, its parameters and signals, and how scores are reduced: the part that Score,
+// Prune and Compact share.
 struct PyScorer {
   v1::Policy policy;
   v1::Signals signals;
   v1::Reductions reductions;
-  std::vector<nb::object> keeps;  // Block arrays that signals name.
+  std::vector<nb::object> keeps;  // Block arrays that signals name, kept alive.
 
   template <typename Request>
   void Fill(Request* request) const {
@@ -41,10 +42,10 @@ struct PyProtection {
   v1::Protection proto;
 };
 
-// What stays, or leaves, whatever its score.
+// Tokens that stay, or leave, whatever their scores.
 struct WhateverScore {
   TokenRanges protect;
-  const PyProtection* protection = nullptr;  // The policy's own.
+  const PyProtection* protection = nullptr;  // Null: the policy's own.
   TokenRanges discard;
 };
 
@@ -56,13 +57,13 @@ struct ScoreArguments {
 v1::Score ScoreRequestOf(nb::handle scorer, const ScoreArguments& arguments);
 
 struct PruneArguments {
-  std::optional<uint32_t> budget_tokens, budget_blocks;  // One of them.
+  std::optional<uint32_t> budget_tokens, budget_blocks;  // Exactly one is set.
   bool fresh = false, dry_run = false;
 };
 v1::Prune PruneRequestOf(nb::handle scorer, const PruneArguments& arguments, const WhateverScore& ranges);
 
 struct CompactArguments {
-  std::optional<uint32_t> budget_tokens;  // One of the two.
+  std::optional<uint32_t> budget_tokens;  // This or `keep` is set.
   std::optional<std::vector<uint32_t>> keep;
   std::string scope;
   bool fresh = false, keep_sources = false;
@@ -74,7 +75,7 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
 v1::Sequence SequenceOf(const std::string& field, nb::handle table,
                         const std::shared_ptr<SharedSession>& session);
 
-// Answers. Of scores as NumPy arrays.
+// Answers. Python sees scores as NumPy arrays.
 struct PyScoreResult {
   v1::ScoreResult proto;
 };

@@ -6,7 +6,7 @@
 namespace kvpool::python {
 namespace {
 
-constexpr std::chrono::seconds kCloseTimeout{5};  // Where nobody said how long.
+constexpr std::chrono::seconds kCloseTimeout{5};  // The default.
 
 struct Registry {
   Mutex mu;
@@ -161,7 +161,7 @@ void SharedSession::ReleaseDropped(absl::Span<const Dropped> dropped) {
       if (!(one.hint == hint)) break;
       alike.push_back(one.block);
     }
-    // Only hints that were looked at are kept.
+    // Only hints of blocks with views are kept.
     session_->ReleaseWithHint(alike, hint).IgnoreError();
     dropped.remove_prefix(alike.size());
   }
@@ -180,7 +180,7 @@ void SharedSession::ClearDropped() {
   }
   ReleaseDropped(dropped);
   objects.clear();
-  // The last view of a session that was closed is gone. A failure has one consequence: it ends with the process.
+  // The last view of a closed session is gone. If this fails, the session ends with the process.
   if (end) {
     session_->Close(std::chrono::steady_clock::now() + kCloseTimeout).IgnoreError();
     MutexLock lock(&views_mu_);
@@ -203,7 +203,7 @@ void SharedSession::EndTurn() {
   while (again) {
     ClearDropped();
     mu_.Unlock();
-    // Whoever dropped something while the lock was held could not take it, and relies on this look.
+    // A thread that dropped something while the lock was held could not take it, and relies on this check.
     again = HasDropped() && mu_.TryLock();
   }
 }
@@ -253,12 +253,12 @@ void SharedSession::CloseAll() {
     const std::shared_ptr<SharedSession> session = weak.lock();
     if (session == nullptr || session->closed()) continue;
     const Session& open = session->shared();
-    // Unfinished steps: the process' end says it better.
+    // Steps are unfinished: only the end of the process tells when they are done.
     if (open.status().ok() && open.current_step() <= open.passed_step()) {
       try {
         session->Close(std::chrono::steady_clock::now() + kCloseTimeout);
       } catch (const StatusError&) {
-        // It ends with the process.
+        // The session ends with the process.
       }
     }
   }

@@ -1,12 +1,12 @@
-// A session as Python's objects share it: one lock around it, and who looks at its blocks.
+// A session shared by Python's objects: one lock around it, and a count of views of its blocks.
 //
-// A block that a view shows stays held until the view is gone, whoever releases it: what has been released meanwhile is
-// `owed`, and given back with the last view. So no view ever shows what another owner writes. The same with the session:
-// closed while there are views of blocks, it ends with the last of them. Once it is closed and there is no view of any kind
-// its memory is unmapped and its threads end, however long Python keeps its object.
+// A block with a view stays held until the view is gone, whoever releases it: releases meanwhile are `owed`,
+// and done with the last view. So no view ever shows what another owner writes. The same holds for the
+// session: closed while there are views of blocks, it ends with the last of them. Once it is closed and there
+// is no view of any kind, its memory is unmapped and its threads end, however long Python keeps its object.
 //
-// Destructors of Python objects run on any thread and must not wait: what they give back is left in `dropped_`, and goes
-// with whoever holds the lock next.
+// To use the session is to have its turn, which is to hold mu_. Destructors of Python objects run on any
+// thread and must not wait: what they give back is left in `dropped_`, and released by the next turn.
 //
 // Order of locks: the GIL is never taken under a lock of this class; mu_ before views_mu_.
 #ifndef KVPOOL_CLIENT_PYTHON_SRC_SHARED_SESSION_H_
@@ -29,11 +29,11 @@ namespace kvpool::python {
 
 class SharedSession {
  public:
-  // Without the GIL. `invitation` empty: opens a session; otherwise joins one.
+  // Opens a session, or joins one if `invitation` is not empty. REQUIRES: not the GIL.
   static std::shared_ptr<SharedSession> Open(SessionOptions options, const std::string& invitation);
   ~SharedSession();
 
-  // Calls use(session) under the lock, without the GIL. With the GIL; ReleasedError: the session was closed.
+  // Calls use(session) in a turn, without the GIL. ReleasedError: the session was closed. REQUIRES: the GIL.
   template <typename F>
   auto Use(F use) {
     nb::gil_scoped_release released;
@@ -46,31 +46,31 @@ class SharedSession {
     CheckUsable();
     return use(*session_);
   }
-  // What any thread may ask without a turn; see client/session.h.
+  // Only for calls that client/session.h marks "Any thread".
   Session& shared() { return *session_; }
   const Session& shared() const { return *session_; }
   void CheckUsable() const;
 
-  // ---- Views. Of the null block: of the whole pool.
+  // ---- Views. The null block stands for the whole pool.
   // ReleasedError: the memory is not mapped any more.
   void AddView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   void DropView(BlockRef block) ABSL_LOCKS_EXCLUDED(views_mu_);
   uint64_t views() const ABSL_LOCKS_EXCLUDED(views_mu_);
-  // Gives back a hold on each, those that are looked at later, and says what is expected of them. In a turn.
+  // Gives back a hold on each block, with the hint; of a block with a view, later. REQUIRES: a turn.
   void GiveBack(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint)
       ABSL_LOCKS_EXCLUDED(views_mu_);
-  // Blocks that the daemon is about to take, or a sequence to give back: those that are looked at are held once more, for
-  // their views, unless they are already, and given back with the hint. In a turn.
+  // The daemon is about to take these blocks, or a sequence to give them back: takes one more hold on each
+  // that has a view and no such hold yet, to be given back with the hint. REQUIRES: a turn.
   void Shield(absl::Span<const BlockRef> blocks, const ReleaseHint& hint = {}) ABSL_LOCKS_EXCLUDED(views_mu_);
 
-  // ---- From destructors: later, after the current step.
+  // ---- For destructors: done in a later turn, after the current step.
   void DropBlocks(absl::Span<const BlockRef> blocks) ABSL_LOCKS_EXCLUDED(views_mu_);
-  // Something that has to be destroyed in a turn.
+  // Destroys `what` in a turn.
   void DropLater(std::shared_ptr<void> what) ABSL_LOCKS_EXCLUDED(views_mu_);
 
-  // False: views keep it open; it ends with the last of them. Without the GIL.
+  // False: views keep it open, and it ends with the last of them. REQUIRES: not the GIL.
   bool Close(Deadline deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  // Ends for this process' verbs, and hangs up when the last object of it is gone, saying nothing of what still runs.
+  // Ends the session for this process' verbs; it hangs up, without closing, when its last object is gone.
   void Abandon() ABSL_LOCKS_EXCLUDED(views_mu_);
   bool closed() const { return closing_.load(std::memory_order_acquire); }
   // Closes all sessions of the process, for its end.
@@ -91,7 +91,7 @@ class SharedSession {
   struct Viewed {
     uint32_t views = 0;
     uint32_t owed = 0;  // Holds to give back with the last view.
-    ReleaseHint hint;   // Of the one given back last.
+    ReleaseHint hint;   // The hint of the last release.
   };
   struct Dropped {
     BlockRef block;
@@ -107,33 +107,33 @@ class SharedSession {
   bool ToDismantle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(views_mu_) {
     return over_ && !dismantled_ && viewed_.empty() && pool_views_ == 0;
   }
-  // If it is over and nobody looks at its memory. In a turn.
+  // Dismantles the session if ToDismantle(). REQUIRES: a turn.
   void Dismantle() ABSL_LOCKS_EXCLUDED(views_mu_);
   bool HasDropped() const ABSL_LOCKS_EXCLUDED(views_mu_);
-  // Does what was dropped now, unless another thread has its turn and will.
+  // Releases what was dropped, unless another thread has its turn and will do it.
   void Settle() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
-  Mutex mu_;  // Who has it uses session_, where that is of one thread at a time.
+  Mutex mu_;  // Held by the thread that uses session_.
   std::atomic<bool> closing_{false};
 
   mutable Mutex views_mu_;
-  std::unordered_map<uint64_t, Viewed> viewed_ ABSL_GUARDED_BY(views_mu_);  // By packed ref.
+  std::unordered_map<uint64_t, Viewed> viewed_ ABSL_GUARDED_BY(views_mu_);  // Keyed by packed ref.
   std::vector<Dropped> dropped_ ABSL_GUARDED_BY(views_mu_);
   std::vector<std::shared_ptr<void>> dropped_objects_ ABSL_GUARDED_BY(views_mu_);
   bool ended_ ABSL_GUARDED_BY(views_mu_) = false;  // Closed, and no view of a block was left.
   uint64_t pool_views_ ABSL_GUARDED_BY(views_mu_) = 0;
-  bool over_ ABSL_GUARDED_BY(views_mu_) = false;  // Ended by Close: nothing of it runs any more.
+  bool over_ ABSL_GUARDED_BY(views_mu_) = false;  // Close has ended it: nothing runs on its blocks any more.
   bool dismantled_ ABSL_GUARDED_BY(views_mu_) = false;
 
   Mutex notices_mu_;
   CondVar notices_wake_;
   uint64_t notices_seen_ ABSL_GUARDED_BY(notices_mu_) = 0;
-  std::map<int, std::pair<uint64_t, v1::Notice>> notices_ ABSL_GUARDED_BY(notices_mu_);  // By kind.
+  std::map<int, std::pair<uint64_t, v1::Notice>> notices_ ABSL_GUARDED_BY(notices_mu_);  // Keyed by kind.
 
   std::unique_ptr<Session> session_;  // Last, so that its threads end first.
 };
 
-// Its memory stays mapped. ReleasedError: it is not any more.
+// Keeps the session's memory mapped. ReleasedError: it is unmapped already.
 class Mapped {
  public:
   explicit Mapped(SharedSession* session) : session_(session) { session_->AddView(kNullRef); }

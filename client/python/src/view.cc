@@ -50,7 +50,7 @@ std::pair<std::vector<View::Axis>, uint64_t> PlaneAxes(const Session& session, u
 void CheckMapped(const SharedSession& shared) {
   const Session& session = shared.shared();
   const absl::Status status = session.status();
-  // A fork has no memory; a session that ended has.
+  // A fork has no memory mapped, but a session that ended has.
   if (absl::IsFailedPrecondition(status)) throw StatusError(status);
   if (session.base() != 0) return;
   shared.CheckUsable();
@@ -66,7 +66,7 @@ uint32_t CountOf(const Session& session, std::optional<uint32_t> count) {
   return count.value_or(session.mapped_blocks());
 }
 
-// A block that may be looked at: not the null block, and mapped.
+// Checks that a block may be viewed: it is mapped, and not the null block.
 void CheckBlock(const SharedSession& shared, BlockRef block) {
   CheckMapped(shared);
   if (block == kNullRef || Index(block.id) >= shared.shared().mapped_blocks()) {
@@ -188,7 +188,7 @@ std::unique_ptr<View> BytesOfPool(const std::shared_ptr<SharedSession>& session,
 
 namespace {
 
-// What a Py_buffer points to besides the memory.
+// The arrays that a Py_buffer points to besides the memory.
 struct BufferArrays {
   std::vector<Py_ssize_t> shape, strides;
 };
@@ -281,7 +281,8 @@ nb::tuple Strides(const View& view) {
   return nb::tuple(strides);
 }
 
-// Version 3; the attribute is missing where it would say something wrong, as consumers expect.
+// Version 3. The attribute is missing for host memory and for dtypes that it has no name
+// for, as consumers expect.
 nb::dict CudaArrayInterface(const View& view) {
   if (!view.on_gpu()) throw nb::attribute_error("__cuda_array_interface__: the memory is on the host");
   if (view.format() == nullptr) {
@@ -310,13 +311,13 @@ void BindView(nb::module_& module) {
       "meanwhile goes back with the last view.")
       .def_prop_ro("shape", Shape, nb::sig("def shape(self) -> tuple[int, ...]"), "Sizes of the axes.")
       .def_prop_ro("strides", Strides, nb::sig("def strides(self) -> tuple[int, ...]"),
-                   "Of the axes, in bytes.")
+                   "Distances along the axes, in bytes.")
       .def_prop_ro("dtype", &View::dtype_name,
                    "\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", ...")
       .def_prop_ro(
           "readonly", [](const View& view) { return !view.writable(); },
           "Blocks that are sealed, or held by reference, are not to be written.")
-      .def_prop_ro("address", &View::address, "Of the first element, on host or device.")
+      .def_prop_ro("address", &View::address, "Address of the first element, on host or device.")
       .def_prop_ro(
           "device",
           [](const View& view) {
@@ -327,15 +328,15 @@ void BindView(nb::module_& module) {
            "The same memory as unsigned integers: for NumPy, which has no bfloat16 or float8.")
       .def_prop_ro("__cuda_array_interface__", CudaArrayInterface,
                    nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"),
-                   "On a GPU; elsewhere there is no such attribute.")
+                   "Only on a GPU; elsewhere there is no such attribute.")
       .def(
           "__buffer__",
           [](nb::handle self, int flags) { return nb::steal(PyMemoryView_FromObject(self.ptr())); },
-          nb::arg("flags"), nb::sig("def __buffer__(self, flags: int, /) -> memoryview"), "On the host.")
+          nb::arg("flags"), nb::sig("def __buffer__(self, flags: int, /) -> memoryview"), "Only on the host.")
       .def("__dlpack__", DlPack, nb::sig("def __dlpack__(self, **kwargs: typing.Any) -> typing.Any"),
-           "As DLPack has it.")
+           "The DLPack protocol's.")
       .def("__dlpack_device__", DlPackDevice, nb::sig("def __dlpack_device__(self) -> tuple[int, int]"),
-           "As DLPack has it: (1, 0) on the host, (2, ordinal) on a GPU.");
+           "The DLPack protocol's: (1, 0) on the host, (2, ordinal) on a GPU.");
 }
 
 }  // namespace kvpool::python

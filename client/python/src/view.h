@@ -12,8 +12,8 @@
 
 namespace kvpool::python {
 
-// A strided array in the pool. Keeps the memory mapped; of one block, also keeps that block held (see SharedSession). Arrays
-// made from it keep it.
+// A strided array in the pool. Keeps the memory mapped; a view of one block also keeps that block held (see
+// SharedSession). Arrays made from a view keep the view.
 class View {
  public:
   struct Axis {
@@ -27,7 +27,7 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // With bits of the elements in place of elements NumPy has no type for.
+  // The same array with elements that NumPy has no type for shown as their bits.
   std::unique_ptr<View> Bits() const;
 
   const std::vector<Axis>& axes() const { return axes_; }
@@ -37,7 +37,7 @@ class View {
   bool on_gpu() const { return cuda_ordinal_ >= 0; }
   int cuda_ordinal() const { return cuda_ordinal_; }
   std::string dtype_name() const;
-  // struct module's letter; null: there is none.
+  // The struct module's letter; null: there is none.
   const char* format() const;
   bool c_contiguous() const;
   nb::dlpack::dtype dlpack_dtype() const;
@@ -58,7 +58,7 @@ std::unique_ptr<View> PlaneOfBlock(const std::shared_ptr<SharedSession>& session
                                    uint32_t group, bool is_v, std::optional<uint32_t> layer, bool writable);
 std::unique_ptr<View> BytesOfBlock(const std::shared_ptr<SharedSession>& session, BlockRef block,
                                    bool writable);
-// The same of blocks 0 to count - 1, whoever has them.
+// The same for blocks 0 to count - 1, whoever holds them.
 std::unique_ptr<View> PlaneOfPool(const std::shared_ptr<SharedSession>& session, uint32_t group, bool is_v,
                                   std::optional<uint32_t> layer, std::optional<uint32_t> count);
 std::unique_ptr<View> BytesOfPool(const std::shared_ptr<SharedSession>& session,

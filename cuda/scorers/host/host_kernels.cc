@@ -33,7 +33,7 @@ struct Record {
            .dim = dim,
            .norms = section(at.k_norms, kv.shape.tokens_per_block),
            .unit = section(at.unit_key_sums, dim),
-           .plain = section(at.key_sums, dim),
+           .raw = section(at.key_sums, dim),
            .least = section(at.key_min, dim),
            .greatest = section(at.key_max, dim)});
     }

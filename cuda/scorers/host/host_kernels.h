@@ -1,4 +1,4 @@
-// The bodies that read K and V, on the host.
+// The kernels that read K and V, on the host.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_KERNELS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_KERNELS_H_
 
@@ -10,11 +10,12 @@
 
 namespace kvpool::scorers {
 
-// One layer's part of a block's record.
+// Computes one layer's part of a block's record.
 void RecordLayer(const HostTeam& team, const KvView& kv, const RecordLayout& at, uint32_t block,
                  uint32_t layer, float* record);
 void DotPlaneWithAnchor(const HostTeam& team, const ScoreContext& context, uint32_t plane);
-// What the query window says of each of the plane's tokens. `scratch` has WindowScratchFloats.
+// The statistics of the query window's attention for each of the plane's tokens. `scratch`
+// has WindowScratchFloats.
 void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane, float* scratch);
 
 }  // namespace kvpool::scorers

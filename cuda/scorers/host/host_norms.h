@@ -1,6 +1,6 @@
-// Norms of rows of K and V, four rows at a time: the sums of four rows are brought together and rooted as one vector.
-// Elements are squared in whatever order their bytes unpack to, so nothing is spent on putting them in order.
-// Included by host_rows.cc alone.
+// Norms of rows of K and V, four rows at a time: the square roots of four sums are taken as one vector.
+// Elements are squared in the order in which their bytes unpack, so no instruction is spent on reordering
+// them. Only host_rows.cc includes this.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_NORMS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_NORMS_H_
 
@@ -15,13 +15,14 @@
 
 namespace kvpool::scorers {
 
-// The processor's own prefetching stops at each row's sum; what is asked for ahead of it does not. Harmless past the
-// end: a prefetch of an unmapped address does nothing. Shorter and longer reach less of the memory's speed.
+// How far ahead rows are prefetched: the processor's own prefetching stops at each row's sum. A prefetch
+// past the end, of an unmapped address, does nothing. Shorter and longer distances reach less of the
+// memory's bandwidth.
 inline constexpr uint32_t kPrefetchBytes = 8192;
 inline constexpr uint32_t kNormRows = 4;
 
-// Magnitudes of all codes of an fp8 type as bf16, which holds them exactly: the two bytes in a table each, for a
-// permutation of bytes, which looks at the lower seven bits of a code.
+// The magnitudes of all codes of an fp8 type as bf16, which holds them exactly. Low and high bytes have a
+// table each, for a permutation of bytes, which reads the lower seven bits of a code.
 struct MagnitudeTables {
   alignas(64) std::array<uint8_t, 128> low{};
   alignas(64) std::array<uint8_t, 128> high{};
@@ -46,7 +47,7 @@ constexpr MagnitudeTables MagnitudesOf(KvDtype dtype) {
 template <KvDtype dtype>
 inline constexpr MagnitudeTables kMagnitudes = MagnitudesOf(dtype);
 
-// Of the elements in 64 bytes.
+// Adds the squares of the elements in 64 bytes.
 template <KvDtype dtype>
 KVPOOL_AVX512 inline __m512 AddSquares(__m512 sum, __m512i bytes) {
   if constexpr (dtype == KvDtype::kF32) {
@@ -57,7 +58,7 @@ KVPOOL_AVX512 inline __m512 AddSquares(__m512 sum, __m512i bytes) {
     const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bytes, 1));
     return _mm512_fmadd_ps(high, high, _mm512_fmadd_ps(low, low, sum));
   } else if constexpr (dtype == KvDtype::kBf16) {
-    // The upper half of a float.
+    // A bf16 is the upper half of a float.
     const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(~0xffff)));
     const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(bytes, 16));
     return _mm512_fmadd_ps(odd, odd, _mm512_fmadd_ps(even, even, sum));
@@ -69,7 +70,7 @@ KVPOOL_AVX512 inline __m512 AddSquares(__m512 sum, __m512i bytes) {
                                                   _mm512_load_si512(tables.high.data() + 64));
     const __m512bh first = (__m512bh)_mm512_unpacklo_epi8(low, high);
     const __m512bh second = (__m512bh)_mm512_unpackhi_epi8(low, high);
-    // Takes denormals for 0: neither these elements as bf16 nor their squares are.
+    // The instruction takes denormals for 0; neither these elements as bf16 nor their squares are denormals.
     return _mm512_dpbf16_ps(_mm512_dpbf16_ps(sum, first, first), second, second);
   }
 }
@@ -80,7 +81,7 @@ KVPOOL_AVX2 inline __m256 AddSquaresOfF16(__m256 sum, __m256i halves) {
   return _mm256_fmadd_ps(high, high, _mm256_fmadd_ps(low, low, sum));
 }
 
-// Of the elements in 32 bytes; e4m3's are 2^-16 of what they should be (kSquareScale).
+// Adds the squares of the elements in 32 bytes; those of e4m3 times 2^-16 (see kSquareScale).
 template <KvDtype dtype>
 KVPOOL_AVX2 inline __m256 AddSquares(__m256 sum, __m256i bytes) {
   if constexpr (dtype == KvDtype::kF32) {
@@ -93,11 +94,11 @@ KVPOOL_AVX2 inline __m256 AddSquares(__m256 sum, __m256i bytes) {
     const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(bytes, 16));
     return _mm256_fmadd_ps(odd, odd, _mm256_fmadd_ps(even, even, sum));
   } else if constexpr (dtype == KvDtype::kFp8E5m2) {
-    // The upper byte of an f16.
+    // An e5m2 is the upper byte of an f16.
     sum = AddSquaresOfF16(sum, _mm256_slli_epi16(bytes, 8));
     return AddSquaresOfF16(sum, _mm256_and_si256(bytes, _mm256_set1_epi16(~0xff)));
   } else {
-    // One bit down from there: an f16 with the exponent 8 too low. All ones is not a number.
+    // An e4m3 is one bit lower than that: an f16 whose exponent is 8 too low. All ones is NaN.
     const __m256i magnitudes = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f));
     const __m256i none = _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(0x7f));
     const __m256i even =
@@ -109,7 +110,7 @@ KVPOOL_AVX2 inline __m256 AddSquares(__m256 sum, __m256i bytes) {
   }
 }
 
-// Roots of four sums, of the first `count` of them, to their rows.
+// Stores the square roots of the first `count` of four sums.
 KVPOOL_AVX2 inline void StoreRoots(const __m256 (&sums)[kNormRows], float scale, uint32_t count, float* to,
                                    uint32_t step) {
   const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(sums[0], sums[1]), _mm256_hadd_ps(sums[2], sums[3]));
@@ -119,8 +120,9 @@ KVPOOL_AVX2 inline void StoreRoots(const __m256 (&sums)[kNormRows], float scale,
   for (uint32_t i = 0; i < count; ++i) to[i * step] = roots[i];
 }
 
-// Rows first, first + 1, … of `rows`, past the end the last one again; and what to ask for ahead of them. Rows without
-// gaps are asked for line by line as they lie, which the memory answers faster than lines of four rows in turn.
+// Rows first, first + 1, … of `rows` (past the end the last one again), and the addresses to prefetch ahead
+// of them. Rows without gaps are prefetched line by line in memory order, which is faster than lines of four
+// rows in turn.
 struct FourRows {
   FourRows(const RowsOfType& rows, uint32_t first, uint32_t row_bytes) {
     const bool packed = rows.stride_bytes == row_bytes;

@@ -69,7 +69,7 @@ KVPOOL_AVX512 inline __m512 Add16(__m512 sum, __m512 element, const float* x) {
   }
 }
 
-// Two sums at a time: one alone would wait for each addition.
+// Two sums at a time, since one alone would wait for each addition.
 template <KvDtype dtype, RowOp op>
 KVPOOL_AVX2 void Avx2Rows(const RowsOfType& rows) {
   constexpr uint32_t kBytes = BytesOf(dtype);
@@ -115,17 +115,17 @@ void CompilerNorms(const RowsOfType& rows) {
 template <KvDtype dtype>
 KVPOOL_INLINE void SumColumnsFrom(const ColumnSums& sums, uint32_t first) {
   for (uint32_t d = first; d < sums.dim; ++d) {
-    float unit = 0, plain = 0, least = INFINITY, greatest = -INFINITY;
+    float unit = 0, raw = 0, least = INFINITY, greatest = -INFINITY;
     for (uint32_t i = 0; i < sums.rows; ++i) {
       const float x = ElementAt<dtype>(sums.first + i * sums.stride_bytes, d);
       least = LesserOf(least, x);
       greatest = GreaterOf(greatest, x);
       if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
       unit += x * (1 / sums.norms[i]);
-      plain += x;
+      raw += x;
     }
     if (sums.unit != nullptr) sums.unit[d] = unit;
-    if (sums.plain != nullptr) sums.plain[d] = plain;
+    if (sums.raw != nullptr) sums.raw[d] = raw;
     if (sums.least != nullptr) sums.least[d] = least;
     if (sums.greatest != nullptr) sums.greatest[d] = greatest;
   }
@@ -139,7 +139,7 @@ template <KvDtype dtype>
 KVPOOL_AVX2 void Avx2SumColumns(const ColumnSums& sums) {
   uint32_t d = 0;
   for (; d + 8 <= sums.dim; d += 8) {
-    __m256 unit = _mm256_setzero_ps(), plain = _mm256_setzero_ps(), none = _mm256_setzero_ps();
+    __m256 unit = _mm256_setzero_ps(), raw = _mm256_setzero_ps(), none = _mm256_setzero_ps();
     __m256 least = _mm256_set1_ps(INFINITY), greatest = _mm256_set1_ps(-INFINITY);
     for (uint32_t i = 0; i < sums.rows; ++i) {
       const __m256 x = Load8<dtype>(sums.first + i * sums.stride_bytes + d * BytesOf(dtype));
@@ -148,11 +148,11 @@ KVPOOL_AVX2 void Avx2SumColumns(const ColumnSums& sums) {
       greatest = _mm256_max_ps(greatest, x);
       if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
       unit = _mm256_fmadd_ps(x, _mm256_set1_ps(1 / sums.norms[i]), unit);
-      plain = _mm256_add_ps(plain, x);
+      raw = _mm256_add_ps(raw, x);
     }
-    // All ones: not a number.
+    // All bits set is a NaN.
     if (sums.unit != nullptr) _mm256_storeu_ps(sums.unit + d, unit);
-    if (sums.plain != nullptr) _mm256_storeu_ps(sums.plain + d, plain);
+    if (sums.raw != nullptr) _mm256_storeu_ps(sums.raw + d, raw);
     if (sums.least != nullptr) _mm256_storeu_ps(sums.least + d, _mm256_or_ps(least, none));
     if (sums.greatest != nullptr) _mm256_storeu_ps(sums.greatest + d, _mm256_or_ps(greatest, none));
   }
@@ -163,7 +163,7 @@ template <KvDtype dtype>
 KVPOOL_AVX512 void Avx512SumColumns(const ColumnSums& sums) {
   uint32_t d = 0;
   for (; d + 16 <= sums.dim; d += 16) {
-    __m512 unit = _mm512_setzero_ps(), plain = _mm512_setzero_ps();
+    __m512 unit = _mm512_setzero_ps(), raw = _mm512_setzero_ps();
     __m512 least = _mm512_set1_ps(INFINITY), greatest = _mm512_set1_ps(-INFINITY);
     __mmask16 none = 0;
     for (uint32_t i = 0; i < sums.rows; ++i) {
@@ -173,11 +173,11 @@ KVPOOL_AVX512 void Avx512SumColumns(const ColumnSums& sums) {
       greatest = _mm512_max_ps(greatest, x);
       if (sums.norms == nullptr || !HasDirection(sums.norms[i])) continue;
       unit = _mm512_fmadd_ps(x, _mm512_set1_ps(1 / sums.norms[i]), unit);
-      plain = _mm512_add_ps(plain, x);
+      raw = _mm512_add_ps(raw, x);
     }
     const __m512 nan = _mm512_set1_ps(NAN);
     if (sums.unit != nullptr) _mm512_storeu_ps(sums.unit + d, unit);
-    if (sums.plain != nullptr) _mm512_storeu_ps(sums.plain + d, plain);
+    if (sums.raw != nullptr) _mm512_storeu_ps(sums.raw + d, raw);
     if (sums.least != nullptr) _mm512_storeu_ps(sums.least + d, _mm512_mask_mov_ps(least, none, nan));
     if (sums.greatest != nullptr) {
       _mm512_storeu_ps(sums.greatest + d, _mm512_mask_mov_ps(greatest, none, nan));

@@ -1,4 +1,4 @@
-// The host's team: one lane, and vectors for rows whose elements lie side by side.
+// The host's team: one lane, which handles rows whose elements lie side by side with vector instructions.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_TEAM_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_TEAM_H_
 
@@ -11,7 +11,7 @@ namespace kvpool::scorers {
 
 class HostTeam : public OneLane {
  public:
-  // Columns (elements of a head) that a lane takes at once where it walks over rows.
+  // Elements of a row that a lane takes at once where it walks over rows.
   static constexpr uint32_t kColumns = 16;
 
   explicit HostTeam(const HostRows& rows = BestHostRows()) : rows_(&rows) {}

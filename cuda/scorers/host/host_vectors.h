@@ -1,4 +1,5 @@
-// K and V as vectors of floats, by instruction set. Included where HostRows' code is made, nowhere else.
+// Loads K and V as vectors of floats, for each instruction set. Only the sources of HostRows' functions
+// include it.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_VECTORS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_VECTORS_H_
 
@@ -10,13 +11,13 @@
 #include "cuda/scorers/parts/element.h"
 
 #define KVPOOL_AVX2 __attribute__((target("avx2,fma,f16c")))
-// Processors since Zen 4 and Sapphire Rapids; older ones run the code for AVX2.
+// Processors since Zen 4 and Sapphire Rapids have these; older ones run the code for AVX2.
 #define KVPOOL_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16,avx2,fma,f16c")))
 
 namespace kvpool::scorers {
 
-inline constexpr uint32_t kLineBytes = 64;  // Of a cache.
+inline constexpr uint32_t kLineBytes = 64;  // a cache line
 
 template <KvDtype dtype>
 KVPOOL_AVX2 inline __m256 Load8(const unsigned char* from) {
@@ -57,7 +58,8 @@ KVPOOL_AVX512 inline __m512 Load16(const unsigned char* from) {
     if constexpr (dtype == KvDtype::kFp8E5m2) {
       return _mm512_cvtph_ps(halves);
     } else {
-      // Sign, then the rest one down: f16 with the exponent 8 too low. All ones of it is not a number.
+      // The sign stays and the other bits move down by one: an f16 whose exponent is 8 too low. All ones
+      // is NaN.
       const __m256i moved =
           _mm256_or_si256(_mm256_and_si256(halves, _mm256_set1_epi16(static_cast<int16_t>(0x8000))),
                           _mm256_srli_epi16(_mm256_and_si256(halves, _mm256_set1_epi16(0x7f00)), 1));

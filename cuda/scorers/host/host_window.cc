@@ -12,11 +12,12 @@
 namespace kvpool::scorers {
 namespace {
 
-// Keys that are floats at one time: a multiple of every kernel's kTokens, and at home in the first cache.
+// Keys that are converted to floats at one time: a multiple of every kernel's kTokens, few enough for the
+// first cache.
 constexpr uint32_t kTile = 24;
-constexpr uint32_t kMostChunkRows = 32;
-// Tokens whose terms are added up in f32 before they go into a double.
-constexpr uint32_t kTokensASum = 256;
+constexpr uint32_t kMaxChunkRows = 32;
+// The tokens whose terms are summed in f32 before they are added to a double.
+constexpr uint32_t kTokensPerSum = 256;
 constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
 
 constexpr uint64_t Aligned(uint64_t floats) { return (floats + 15) / 16 * 16; }
@@ -72,7 +73,8 @@ KVPOOL_INLINE float MostOfLanes(const Floats<kLanes>& x) {
   }
 }
 
-// e^x for x <= 0 to 2 units in the last place, by 2^n times a polynomial on ±ln(2)/2 (Cephes' expf); NaN stays NaN.
+// e^x for x <= 0 to 2 units in the last place, by 2^n times a polynomial on ±ln(2)/2 (Cephes' expf); NaN
+// stays NaN.
 template <int kLanes>
 KVPOOL_INLINE Floats<kLanes> Exp(const Floats<kLanes>& x) {
   constexpr float kLeast = -87.3f,
@@ -89,7 +91,7 @@ KVPOOL_INLINE Floats<kLanes> Exp(const Floats<kLanes>& x) {
   y = y * r * r + r + 1.0f;
   const Ints<kLanes> power = (Ints<kLanes>)shifted << 23;
   y = (Floats<kLanes>)((Ints<kLanes>)y + power);
-  // NaN: its bits have been added to.
+  // x is NaN: y is not, since bits were added to it.
   return x < kLeast ? All<kLanes>(0) : x == x ? y : x;
 }
 
@@ -114,12 +116,12 @@ KVPOOL_INLINE Floats<kLanes> Log(const Floats<kLanes>& x) {
   return f + y + e * 0.693359375f;
 }
 
-// Where a thread's scratch holds what, in floats.
+// The layout of a thread's scratch, as offsets in floats.
 struct ScratchLayout {
   explicit ScratchLayout(const KvShape& shape)
-      : keys(Aligned(uint64_t{kMostChunkRows} * shape.k_head_dim)),
+      : keys(Aligned(uint64_t{kMaxChunkRows} * shape.k_head_dim)),
         weights(keys + Aligned(uint64_t{kTile} * shape.k_head_dim)),
-        mean(weights + (uint64_t{shape.tokens} + kTile) * kMostChunkRows),
+        mean(weights + (uint64_t{shape.tokens} + kTile) * kMaxChunkRows),
         squares(mean + Aligned(shape.tokens)),
         peak(squares + Aligned(shape.tokens)),
         end(peak + Aligned(shape.tokens)) {}
@@ -136,14 +138,15 @@ struct Scratch {
         peak(start + at.peak) {}
   float* queries;  // [k_head_dim][chunk rows]
   float* keys;     // [kTile][k_head_dim]
-  float* weights;  // [tokens, and what fills the last tile][chunk rows]: logits, then their exponentials
-  // [tokens] each, of the query head whose queries are under way: mean, squares of differences from it, maximum.
+  float* weights;  // [tokens, rounded up to kTile][chunk rows]: logits, then their exponentials
+  // [tokens] each, for the query head that is being computed: mean, sum of squared differences from
+  // it, maximum.
   float* mean;
   float* squares;
   float* peak;
 };
 
-// Keys [first, first + kTile) of the plane as floats; 0 past the end.
+// Loads keys [first, first + kTile) of the plane as floats; 0 past the end.
 void LoadKeys(const WindowPass& pass, uint32_t first, float* keys) {
   const ScoreContext& c = *pass.context;
   const KvShape& shape = c.shape();
@@ -158,7 +161,7 @@ void LoadKeys(const WindowPass& pass, uint32_t first, float* keys) {
     }
     const unsigned char* const row = c.kv.KeyRow(layer, head, first + i);
     if (contiguous) {
-      // Rows of one head lie apart: the processor doesn't guess the next tile's.
+      // Rows of one head lie apart, so the processor does not prefetch the next tile's by itself.
       if (first + i + kTile < shape.tokens) {
         const unsigned char* const ahead = c.kv.KeyRow(layer, head, first + i + kTile);
         for (uint32_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(ahead + at);
@@ -188,17 +191,17 @@ class Chunk {
     Exponentials();
   }
 
-  // Of row `i` of the plane: its attention to a token.
+  // The attention of row `i` of the plane to a token.
   KVPOOL_INLINE float Weight(uint32_t i, uint32_t token) const {
     return scratch_.weights[uint64_t{token} * kRows + (i - first_)] * inverse_[i - first_];
   }
 
-  // -sum p ln(p + 1e-10) over all rows and the tokens before `end`, without those that are not numbers.
+  // -sum p ln(p + 1e-10) over all rows and the tokens before `end`, without NaN.
   KVPOOL_INLINE double Entropy(uint32_t end) const {
     double entropy = 0;
-    for (uint32_t first = 0; first < end; first += kTokensASum) {
+    for (uint32_t first = 0; first < end; first += kTokensPerSum) {
       V sum = {};
-      for (uint32_t t = first; t < end && t < first + kTokensASum; ++t) {
+      for (uint32_t t = first; t < end && t < first + kTokensPerSum; ++t) {
         for (int v = 0; v < kVectors; ++v) {
           const V p = Weights(t, v);
           const V term = p * Log<kLanes>(p + 1e-10f);
@@ -210,8 +213,8 @@ class Chunk {
     return entropy;
   }
 
-  // Rows [from, from + count) of the plane belong to one query head, of whose queries `before` have been seen: adds
-  // these to its statistics.
+  // Adds rows [from, from + count) of the plane to the statistics of their query head, which have `before` of
+  // its queries already.
   KVPOOL_INLINE void AddToHead(uint32_t from, uint32_t count, uint32_t before) {
     V mine[kVectors];
     for (uint32_t i = 0; i < kRows; ++i) {
@@ -237,7 +240,8 @@ class Chunk {
   }
 
  private:
-  // Mean of the weights of the `n` lanes that are `mine`, squares of their differences from it, and the greatest.
+  // Mean of the weights of the `n` lanes that are `mine`, squares of their differences from it, and
+  // the greatest.
   KVPOOL_INLINE void Summarise(uint32_t token, const V (&mine)[kVectors], float n, float* mean,
                                float* squares, float* peak) const {
     V p[kVectors], sum = {}, most = {}, apart = {};
@@ -272,7 +276,7 @@ class Chunk {
     }
   }
 
-  // kTokens keys against all rows: the sums stay in registers.
+  // The products of kTokens keys with all rows, whose sums stay in registers.
   KVPOOL_INLINE void Product(const float* keys, uint64_t dim, float* to) {
     V sums[kTokens][kVectors] = {};
     for (uint64_t d = 0; d < dim; ++d) {
@@ -287,7 +291,8 @@ class Chunk {
     }
   }
 
-  // Logits of all keys, -Inf where a query does not see the key, NaN where they are not finite; and the greatest.
+  // Computes the logits of all keys, -Inf where a query does not see the key and NaN where they are not
+  // finite, and each row's greatest.
   KVPOOL_INLINE void Logits() {
     const KvShape& shape = c_.shape();
     V most[kVectors];
@@ -309,19 +314,19 @@ class Chunk {
         }
       }
     }
-    // A row that sees no key: its exponentials are 0.
+    // 0 for a row that sees no key, so that its exponentials are 0.
     for (int v = 0; v < kVectors; ++v) {
       At<kLanes>(most_ + v * kLanes) = most[v] == -INFINITY ? V{} : most[v];
     }
   }
 
-  // In place of the logits, relative to the greatest; and their sums.
+  // Replaces the logits by their exponentials relative to the greatest, and sums these.
   KVPOOL_INLINE void Exponentials() {
     const uint32_t tokens = c_.shape().tokens;
     double totals[kRows] = {};
-    for (uint32_t first = 0; first < tokens; first += kTokensASum) {
+    for (uint32_t first = 0; first < tokens; first += kTokensPerSum) {
       V sums[kVectors] = {};
-      for (uint32_t t = first; t < tokens && t < first + kTokensASum; ++t) {
+      for (uint32_t t = first; t < tokens && t < first + kTokensPerSum; ++t) {
         for (int v = 0; v < kVectors; ++v) {
           V& weight = At<kLanes>(scratch_.weights + uint64_t{t} * kRows + v * kLanes);
           weight = Exp<kLanes>(weight - At<kLanes>(most_ + v * kLanes));
@@ -341,12 +346,12 @@ class Chunk {
   const ScoreContext& c_;
   const Scratch& scratch_;
   const uint32_t first_, rows_;
-  alignas(64) int32_t seen_[kRows];   // Keys that each row sees.
-  alignas(64) float most_[kRows];     // Greatest logit of each row.
-  alignas(64) float inverse_[kRows];  // Of each row's sum of exponentials.
+  alignas(64) int32_t seen_[kRows];   // the number of keys that each row sees
+  alignas(64) float most_[kRows];     // each row's greatest logit
+  alignas(64) float inverse_[kRows];  // 1 / each row's sum of exponentials
 };
 
-// Statistics of a query head, all of whose queries have been seen, into the means over heads.
+// Adds the statistics of a query head, which have all of its queries, to the means over heads.
 template <typename OneChunk>
 KVPOOL_INLINE void FinishHead(const ScoreContext& c, uint32_t plane, const Scratch& scratch,
                               const OneChunk& chunk, uint32_t last_row) {
@@ -399,7 +404,7 @@ KVPOOL_INLINE void Attend(const WindowPass& pass) {
   }
   const Scratch scratch(pass.scratch, ScratchLayout(c.shape()));
   PlaneSpread spread;
-  // Half the vectors where half would stay empty.
+  // One vector of rows where the second would stay empty.
   if (c.group() * queries <= kLanes) {
     AttendRows<kLanes, 1, 12>(pass, scratch, &spread.entropy);
   } else {

@@ -1,8 +1,9 @@
-// Attention of a query window on the host: window.h's definition, blocked for a processor's caches and registers.
+// The attention of a query window on the host: computes what window.h defines, blocked for caches
+// and registers.
 //
-// Rows are the queries of all query heads that read one kv head. A chunk of them, as many as fill the vectors, goes over
-// all keys at once: logits (a small matrix product), their exponentials, then what they say of each token. A logit is
-// computed once and an exponential is taken once; only a chunk's are kept.
+// Rows are the queries of all query heads that read one kv head. A chunk of them, as many as fill the
+// vectors, goes over all keys: logits (a small matrix product), then their exponentials, then each token's
+// statistics. Each logit and each exponential is computed once, and only a chunk's are kept.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_WINDOW_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_WINDOW_H_
 
@@ -14,14 +15,14 @@
 
 namespace kvpool::scorers {
 
-// Floats of scratch that one thread needs; aligned to 64 bytes.
+// The floats of scratch that one thread needs; their address is a multiple of 64.
 uint64_t WindowScratchFloats(const KvShape& shape);
 
 struct WindowPass {
   const ScoreContext* context = nullptr;
   uint32_t plane = 0;
   float* scratch = nullptr;
-  // Of the row's elements, side by side, as floats; per dtype of HostRows.
+  // HostRows::widen of the type of K: converts a row whose elements lie side by side to floats.
   void (*widen)(const unsigned char* row, uint32_t dim, float* to) = nullptr;
 };
 

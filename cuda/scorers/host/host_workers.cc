@@ -35,7 +35,7 @@ void HostWorkers::Run(uint32_t items, Work work) {
   changed_.SignalAll();
   Take(work, items, 0);
   MutexLock lock(&mu_);
-  // A thread that has not woken yet finds no work; one that has is among the busy.
+  // A thread that has not woken yet finds no work; one that has is counted in busy_.
   work_ = nullptr;
   while (busy_ > 0) changed_.Wait(&mu_);
 }

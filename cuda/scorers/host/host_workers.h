@@ -1,4 +1,4 @@
-// The threads that host kernels run on: all the cores a device is given.
+// The threads that run a host device's kernels.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_HOST_WORKERS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_HOST_WORKERS_H_
 
@@ -13,8 +13,8 @@
 
 namespace kvpool {
 
-// A fixed set of threads, the caller's own among them: HostWorkers(1) starts none. Thread-safe: one Run at a
-// time, others wait.
+// A fixed set of threads. The caller's own is one of them: HostWorkers(1) starts none. Thread-safe: one Run
+// is under way at a time, others wait.
 class HostWorkers {
  public:
   // REQUIRES: threads is 1 to 1024.
@@ -24,8 +24,9 @@ class HostWorkers {
   HostWorkers& operator=(const HostWorkers&) = delete;
 
   uint32_t count() const { return static_cast<uint32_t>(threads_.size()) + 1; }
-  // Calls work(item, worker) for every item in [0, items), on any thread, in any order; worker is below count()
-  // and no two calls with the same one overlap. Returns when all are done. `work` must not call Run.
+  // Calls work(item, worker) for every item in [0, items), on any thread and in any order, and returns when
+  // all are done. `worker` is below count(), and calls with the same worker don't overlap. REQUIRES: `work`
+  // does not call Run.
   using Work = absl::FunctionRef<void(uint32_t item, uint32_t worker)>;
   void Run(uint32_t items, Work work);
 
@@ -34,15 +35,17 @@ class HostWorkers {
   // Takes items until none are left.
   void Take(const Work& work, uint32_t items, uint32_t worker);
 
-  Mutex run_mu_;  // Held by the caller of Run.
+  Mutex run_mu_;  // the caller of Run holds it
   Mutex mu_ ABSL_ACQUIRED_AFTER(run_mu_);
   CondVar changed_;
   const Work* work_ ABSL_GUARDED_BY(mu_) = nullptr;
   uint32_t items_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;  // Calls of Run so far: a thread takes part in each once.
-  uint32_t busy_ ABSL_GUARDED_BY(mu_) = 0;   // Threads taking items, the caller of Run aside.
+  // The number of calls of Run so far; a thread takes part in each once.
+  uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;
+  // Threads that are taking items, without the caller of Run.
+  uint32_t busy_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::atomic<uint32_t> next_ = 0;  // Item of this round.
+  std::atomic<uint32_t> next_ = 0;  // the next item of this round
   std::vector<std::thread> threads_;
 };
 

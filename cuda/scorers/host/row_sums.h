@@ -1,4 +1,4 @@
-// What sums over rows of K and V are told.
+// The arguments of sums over rows of K and V.
 #ifndef KVPOOL_CUDA_SCORERS_HOST_ROW_SUMS_H_
 #define KVPOOL_CUDA_SCORERS_HOST_ROW_SUMS_H_
 
@@ -6,7 +6,8 @@
 
 namespace kvpool::scorers {
 
-// results[i * result_step] of row i; square roots of them for kSquare. x has `dim` floats, unread by kSquare.
+// The result of row i, a RowOp, goes to results[i * result_step]. x has `dim` floats; kSquare does not
+// read it.
 struct RowsOfType {
   const unsigned char* first = nullptr;
   uint64_t stride_bytes = 0;
@@ -17,18 +18,18 @@ struct RowsOfType {
   uint32_t result_step = 1;
 };
 
-// Sums over rows, a float for each of `dim` columns; any of the four may be null. Rows whose norm has no direction
-// (HasDirection) are left out of the first two; without norms all are.
+// Sums over rows, one float for each of `dim` columns; any of the four arrays may be null. A row is part of
+// `unit` and `raw` only if its norm is given and HasDirection.
 struct ColumnSums {
   const unsigned char* first = nullptr;
   uint64_t stride_bytes = 0;
   uint32_t rows = 0;
   uint32_t dim = 0;
-  const float* norms = nullptr;  // Of the rows.
-  float* unit = nullptr;         // Of elements over their row's norm.
-  float* plain = nullptr;
-  float* least = nullptr;  // NaN where a row has it.
-  float* greatest = nullptr;
+  const float* norms = nullptr;  // [rows], or null
+  float* unit = nullptr;         // sum of element / norm of its row
+  float* raw = nullptr;          // sum of elements
+  float* least = nullptr;        // NaN if any element of the column is
+  float* greatest = nullptr;     // likewise
 };
 
 }  // namespace kvpool::scorers

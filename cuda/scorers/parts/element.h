@@ -1,5 +1,5 @@
-// Elements of K and V as floats. The conversions have no branches, so that a compiler turns a loop over them
-// into vector code.
+// Elements of K and V as floats. The conversions have no branches, so that a compiler can vectorise a loop
+// over them.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_ELEMENT_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_ELEMENT_H_
 
@@ -8,7 +8,8 @@
 #include "cuda/base/lane.h"
 #include "cuda/scorers/parts/kv_view.h"
 
-// Kernel bodies become part of the function that names the instruction set (host_kernels.cc), and of the GPU's kernel.
+// Kernel bodies are inlined into the function that names the instruction set (host_kernels.cc), and into the
+// GPU's kernel.
 #define KVPOOL_INLINE inline __attribute__((always_inline))
 
 namespace kvpool::scorers {
@@ -28,11 +29,11 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE bool IsFinite(float value) {
   return (BitsOf(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-// A norm that a direction can be made with.
+// Whether a vector of this norm can be divided by it.
 KVPOOL_HOST_DEVICE inline bool HasDirection(float norm) { return IsFinite(norm) && norm > 0; }
 
-// A smaller float's exponent and fraction, moved to where a float has them, times 2^(127 - its bias): also right
-// for its denormals, which are then a float's denormals before the product.
+// Load shifts a smaller float's exponent and fraction to a float's places and multiplies by 2^(127 - its
+// bias). This is right for its denormals too: before the product they are denormals of a float.
 template <KvDtype dtype>
 struct Element;
 
@@ -59,7 +60,7 @@ struct Element<KvDtype::kF16> {
   }
 };
 
-// No infinities; all ones but the sign is not a number.
+// The format has no infinities; NaN is all ones below the sign.
 template <>
 struct Element<KvDtype::kFp8E4m3> {
   using Storage = uint8_t;
@@ -96,7 +97,7 @@ KVPOOL_HOST_DEVICE inline void WithDtype(KvDtype dtype, const Body& body) {
   }
 }
 
-// One element, of a type known only now.
+// One element, of a type known at run time.
 KVPOOL_HOST_DEVICE inline float LoadElement(const unsigned char* at, KvDtype dtype) {
   switch (dtype) {
     case KvDtype::kF32:

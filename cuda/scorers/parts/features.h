@@ -1,4 +1,4 @@
-// The pass over K and V: what a block's record holds (records.h), and what is made of all records of a sequence.
+// The pass over K and V: it computes blocks' records (records.h), and a sequence's features from its records.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_FEATURES_H_
 
@@ -11,8 +11,8 @@
 
 namespace kvpool::scorers {
 
-// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in the
-// order in which they lie.
+// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in
+// the order of their addresses.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& plane,
                                                const unsigned char* layer, uint32_t tokens, uint32_t heads,
@@ -43,7 +43,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
   }
 }
 
-// The same where tokens lie side by side (column-major K): lanes take packs of tokens.
+// RowNorms where tokens lie side by side (column-major K): lanes take packs of tokens.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void ColumnNorms(const Team& team, const KvPlane& plane,
                                                   const unsigned char* layer, uint32_t tokens, uint32_t heads,
@@ -84,8 +84,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
   }
 }
 
-// Sums of k/‖k‖ and of k, least and greatest, of one layer's planes in one block: lanes take packs of columns, of all
-// heads. REQUIRES: the norms of the block's layer stand in `record`, visible to all lanes.
+// The key sums and key bounds of one layer's planes in one block: lanes take packs of columns, of all heads.
+// REQUIRES: the norms of the block's layer are in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
                                               uint32_t block, uint32_t layer, float* record) {
@@ -101,7 +101,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
     const float* const norms =
         at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
     const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
-    float unit[kColumns] = {}, plain[kColumns] = {}, least[kColumns], greatest[kColumns];
+    float unit[kColumns] = {}, raw[kColumns] = {}, least[kColumns], greatest[kColumns];
     for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
     for (uint32_t t = 0; t < tokens; ++t) {
       const unsigned char* const row = kv.Row(kv.k, block, layer, t, head) +
@@ -114,7 +114,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
             kContiguous ? reinterpret_cast<const Storage*>(row)[j]
                         : *reinterpret_cast<const Storage*>(row + j * kv.k.dim_stride_bytes));
         unit[j] += counts ? x * weight : 0;
-        plain[j] += counts ? x : 0;
+        raw[j] += counts ? x : 0;
         least[j] = LesserOf(least[j], x);
         greatest[j] = GreaterOf(greatest[j], x);
       }
@@ -122,7 +122,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
     for (uint32_t j = 0; j < kColumns; ++j) {
       if (j >= count) break;
       if (at.unit_key_sums != RecordLayout::kNone) record[at.unit_key_sums + own + first + j] = unit[j];
-      if (at.key_sums != RecordLayout::kNone) record[at.key_sums + own + first + j] = plain[j];
+      if (at.key_sums != RecordLayout::kNone) record[at.key_sums + own + first + j] = raw[j];
       if (at.key_min != RecordLayout::kNone) record[at.key_min + own + first + j] = least[j];
       if (at.key_max != RecordLayout::kNone) record[at.key_max + own + first + j] = greatest[j];
     }
@@ -164,7 +164,7 @@ struct BlockRange {
   uint32_t end = 0;
 };
 
-// Norms and bounds of one plane out of the records, in token and block order: row teams take blocks.
+// Unpacks norms and bounds of one plane from the records, in token and block order: row teams take blocks.
 template <typename Team>
 KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, uint32_t plane,
                                       BlockRange blocks) {
@@ -190,8 +190,8 @@ KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, u
   team.Sync();
 }
 
-// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row teams blocks.
-// REQUIRES: the plane's norms are unpacked.
+// The anchor of one plane: the mean over its tokens of k/‖k‖, or of k. Lanes of a row take elements, row
+// teams blocks. REQUIRES: the plane's norms are unpacked.
 template <typename Team>
 KVPOOL_HOST_DEVICE void MakeAnchor(const Team& team, const ScoreContext& c, uint32_t plane) {
   const KvShape& shape = c.shape();

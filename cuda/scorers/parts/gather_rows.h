@@ -10,19 +10,19 @@
 
 namespace kvpool::scorers {
 
-// What both sides of a compaction are told.
+// The arguments of a compaction.
 struct GatherRequest {
   KvView from;
-  const uint64_t* to_blocks = nullptr;  // Addresses of ceil(kept_tokens / tokens_per_block) blocks.
-  // Ascending indices of the tokens that stay; kept[layer * layer_stride + head * head_stride + i]. Strides of 0:
-  // all layers or heads keep the same.
+  const uint64_t* to_blocks = nullptr;  // addresses of ceil(kept_tokens / tokens_per_block) blocks
+  // Ascending indices of the tokens that stay: kept[layer * layer_stride + head * head_stride + i]. A stride
+  // of 0 says that all layers or heads keep the same tokens.
   const uint32_t* kept = nullptr;
   uint64_t kept_layer_stride = 0;
   uint64_t kept_head_stride = 0;
   uint32_t kept_tokens = 0;
 };
 
-// Row teams take rows; a row whose elements lie side by side is copied in words where its place allows.
+// Copies one row by a row team, in words if its elements lie side by side and all is aligned.
 template <typename Team>
 KVPOOL_HOST_DEVICE void CopyRow(const Team& team, const KvPlane& plane, KvDtype dtype,
                                 const unsigned char* from, unsigned char* to) {

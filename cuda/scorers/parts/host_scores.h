@@ -1,4 +1,4 @@
-// What policies over another policy's scores share.
+// The part that policies over another policy's scores share.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_HOST_SCORES_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_HOST_SCORES_H_
 
@@ -11,8 +11,8 @@
 
 namespace kvpool::scorers {
 
-// Copies a host's scores, raised by the least if that is negative: weights and products need 0 or more. Returns
-// the sum of the finite ones; others stay what they are.
+// Copies a host's scores minus their least if that is negative, so that they can be weights and factors.
+// Returns the sum of the finite ones; the others are copied as they are.
 template <typename Team>
 KVPOOL_HOST_DEVICE double CopyNonNegative(const Team& team, const float* host, uint32_t n, float* copy) {
   float least = 0;

@@ -1,11 +1,11 @@
-// K and V of one sequence where they lie: blocks in sequence order, strided as the layout says.
+// A view of one sequence's K and V in place: blocks in sequence order, with the layout's strides.
 //
 //   element (block, layer, token, head, dim) of K is at
 //     blocks[block] + k.offset_bytes + layer * k.layer_stride_bytes + token * k.token_stride_bytes
 //                   + head * k.head_stride_bytes + dim * k.dim_stride_bytes
 //
-// `layer` counts within the layer group. All blocks but the last are full. V may be absent (MLA keeps one
-// latent in K): v.head_dim is 0 then. Included by kernels: plain types only.
+// `layer` counts within the layer group. All blocks but the last are full. With MLA, which keeps one latent
+// in K, V is absent: v.head_dim is 0. Included by kernels: plain types only.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_KV_VIEW_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_KV_VIEW_H_
 
@@ -15,36 +15,36 @@
 
 namespace kvpool::scorers {
 
-// As kvpool.v1.Dtype, without its zero.
+// The values of kvpool.v1.Dtype but its zero.
 enum class KvDtype : uint8_t { kF32, kF16, kBf16, kFp8E4m3, kFp8E5m2 };
 
 KVPOOL_HOST_DEVICE constexpr uint32_t BytesOf(KvDtype dtype) {
   return dtype == KvDtype::kF32 ? 4 : dtype == KvDtype::kF16 || dtype == KvDtype::kBf16 ? 2 : 1;
 }
 
-// As kvpool.v1.Plane.
+// The numbers of a kvpool.v1.Plane.
 struct KvPlane {
   uint64_t offset_bytes = 0;
   uint64_t layer_stride_bytes = 0;
   uint64_t token_stride_bytes = 0;
   uint64_t head_stride_bytes = 0;
   uint64_t dim_stride_bytes = 0;
-  uint32_t head_dim = 0;  // Elements; 0: there is no such plane.
+  uint32_t head_dim = 0;  // elements; 0: there is no such plane
 };
 
-// What the policies of one layer group are asked about, without the memory itself.
+// The extents of one sequence in one layer group.
 struct KvShape {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
   uint32_t tokens_per_block = 0;
-  uint32_t tokens = 0;  // Valid ones, in all blocks.
+  uint32_t tokens = 0;  // valid tokens, in all blocks together
   uint32_t k_head_dim = 0;
   uint32_t v_head_dim = 0;
 
   KVPOOL_HOST_DEVICE constexpr uint32_t blocks() const {
     return tokens / tokens_per_block + (tokens % tokens_per_block != 0);
   }
-  // A plane is one (layer, kv head): layer * kv_heads + head.
+  // A plane is one (layer, kv head); its index is layer * kv_heads + head.
   KVPOOL_HOST_DEVICE constexpr uint32_t planes() const { return layers * kv_heads; }
   KVPOOL_HOST_DEVICE constexpr uint32_t TokensOf(uint32_t block) const {
     const uint32_t before = block * tokens_per_block;
@@ -53,7 +53,7 @@ struct KvShape {
 };
 
 struct KvView {
-  const uint64_t* blocks = nullptr;  // Addresses, one a block, on the side that reads.
+  const uint64_t* blocks = nullptr;  // the address of each block, on the side that reads
   KvShape shape;
   KvDtype dtype = KvDtype::kF32;
   KvPlane k;

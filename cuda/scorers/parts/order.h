@@ -1,4 +1,4 @@
-// The order of scores, and the k-th of them, without memory of its own.
+// The order of scores, and a search for the k-th of them that needs no memory.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_ORDER_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_ORDER_H_
 
@@ -9,7 +9,7 @@
 
 namespace kvpool::scorers {
 
-// Ascends with the score: NaN is 0, then -Inf … +Inf; -0 is 0.
+// A number that ascends with the score: NaN gives 0, then come -Inf … +Inf; -0 and 0 are equal.
 KVPOOL_HOST_DEVICE inline uint32_t OrderOf(float score) {
   if (score != score) return 0;
   const uint32_t bits = BitsOf(score == 0 ? 0.0f : score);
@@ -20,8 +20,8 @@ KVPOOL_HOST_DEVICE inline uint64_t OrderOf(float score, uint32_t index) {
   return uint64_t{OrderOf(score)} << 32 | index;
 }
 
-// The k-th lowest of key(0) … key(n - 1), counted from 0, which must all differ; found bit by bit, 64 counts over
-// the team.
+// The k-th lowest, counted from 0, of key(0) … key(n - 1), which must all differ. It is found bit by bit,
+// with 64 counts over the team.
 template <typename Team, typename Key>
 KVPOOL_HOST_DEVICE uint64_t KthLowest(const Team& team, uint32_t n, uint32_t k, const Key& key) {
   uint64_t found = 0;

@@ -1,7 +1,7 @@
-// One-dimensional pooling of token scores before the window, and what the policies with a window share.
+// One-dimensional pooling of the scores of tokens before the query window.
 //
-// Stride 1, zero padding of half the kernel counted in averages (as torch's avg_pool1d by default); a maximum sees no
-// padding. Tokens of the window itself are above all others: 1 + the greatest, or their index order among themselves.
+// The stride is 1. Half a kernel of zeros is padded at both ends and counted in averages, as torch's
+// avg_pool1d does by default; a maximum sees no padding.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 
@@ -14,7 +14,7 @@ namespace kvpool::scorers {
 
 enum class Pooling : uint8_t { kAverage, kMax, kNone };
 
-// pooled[i] over values[i - kernel / 2 … i + kernel / 2], i < n. REQUIRES: kernel is odd.
+// pooled[i] is over values[i - kernel / 2 … i + kernel / 2], i < n. REQUIRES: kernel is odd.
 template <typename Team>
 KVPOOL_HOST_DEVICE void Pool(const Team& team, Pooling pooling, uint32_t kernel, const float* values,
                              uint32_t n, float* pooled) {

@@ -1,4 +1,5 @@
-// From scores of planes to scores of rows (a sequence, its layers, or its planes), and from tokens to blocks.
+// Reductions of scores: from planes to rows (a sequence, its layers, or its planes), and from tokens
+// to blocks.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_REDUCE_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_REDUCE_H_
 
@@ -12,11 +13,13 @@
 
 namespace kvpool::scorers {
 
-enum class TokenReduction : uint8_t { kMean, kSum, kMax, kP90 };  // Tokens of a block to its score.
-enum class PlaneReduction : uint8_t { kMean, kMax };              // Heads of a layer; layers of a group.
+// Reduces the tokens of a block.
+enum class TokenReduction : uint8_t { kMean, kSum, kMax, kP90 };
+// Reduces the heads of a layer, and the layers of a group.
+enum class PlaneReduction : uint8_t { kMean, kMax };
 
-// values[(layer * heads + head) * items + i] to row[i], over the heads of layers [first_layer, end_layer), then over
-// those layers.
+// Reduces values[(layer * heads + head) * items + i] to row[i]: over the heads of each of the layers
+// [first_layer, end_layer), then over these layers.
 struct PlaneReductions {
   const float* values = nullptr;
   uint64_t items = 0;
@@ -72,7 +75,7 @@ KVPOOL_HOST_DEVICE void ReducePlanes(const Team& team, const PlaneReductions& r,
   }
 }
 
-// Linear between the ranks next to 0.9 (n - 1), as numpy's default. NaN if any is.
+// Linear between the ranks next to 0.9 (n - 1), numpy's default; NaN if any score is.
 KVPOOL_HOST_DEVICE inline float Percentile90(const float* scores, uint32_t n) {
   const double at = 0.9 * (n - 1);
   const uint32_t rank = static_cast<uint32_t>(at);
@@ -88,8 +91,8 @@ KVPOOL_HOST_DEVICE inline float Percentile90(const float* scores, uint32_t n) {
   return low + static_cast<float>(at - rank) * (ranked(rank + 1) - low);
 }
 
-// Blocks of one row: over the tokens that are there, all of them but in a last block partly filled. `share` of
-// `shares`: every shares-th team's worth of blocks.
+// Block scores of one row, over the valid tokens of each block. The team takes share `share` of `shares` of
+// the blocks.
 template <typename Team>
 KVPOOL_HOST_DEVICE void ReduceTokens(const Team& team, const KvShape& shape, TokenReduction over_tokens,
                                      const float* token_scores, float* block_scores, uint32_t share = 0,

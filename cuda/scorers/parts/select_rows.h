@@ -1,13 +1,13 @@
-// Selection among many candidates where the scores lie: the same victims as SelectVictims (select.h).
+// Selection among many candidates on the side that has their scores: the same victims as
+// SelectVictims (select.h).
 //
-// A radix search: each of four passes counts one byte of the candidates' order (OrderOf), highest first, among those that
-// agree with the bytes found so far; after the last the count-th lowest order is known, and how many of those that have
-// it still leave: the oldest. Two more passes count per tile of candidates and write, so that victims come out ascending.
+// A radix search finds the count-th lowest order (OrderOf) byte by byte, highest first:
+//
+//   CountDigits    pass 0 … 3: counts the next byte of the candidates that agree with the bytes found so far
+//   CountTile      counts each tile's candidates below the order found, and equal to it
+//   WriteVictims   writes those below it, and of the equal ones the oldest, in ascending order
+//
 // Nothing is sorted, and each pass reads scores and marks once.
-//
-//   CountDigits   pass 0 … 3   -> bins
-//   CountTile                  -> tile_counts
-//   WriteVictims               -> victims
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_SELECT_ROWS_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_SELECT_ROWS_H_
 
@@ -20,37 +20,38 @@ namespace kvpool::scorers {
 
 inline constexpr uint32_t kDigitPasses = 4;
 inline constexpr uint32_t kDigits = 256;
-// Candidates a team takes: a million make 245 tiles, more than an H200 has SMs.
+// The candidates of one team: a million make 245 tiles, more than an H200 has SMs.
 inline constexpr uint32_t kTileItems = 4096;
 
-// Of one row: what has been found before pass p.
+// The state of one row's search before pass p.
 struct DigitSearch {
-  uint32_t prefix = 0;   // The highest p bytes of the order searched for.
-  uint32_t leaving = 0;  // How many leave of those that have these bytes.
+  uint32_t prefix = 0;   // the highest p bytes of the order searched for
+  uint32_t leaving = 0;  // the number of candidates with these bytes that leave
 };
 
-// Candidates that leave before the tile's, by what they are.
+// A tile's candidates whose order is below the one found, and equal to it; not all of the equal ones
+// need leave.
 struct TileCount {
-  uint32_t below = 0;  // Of a lower order than the one found.
-  uint32_t equal = 0;  // Of that order; not all of them need leave.
+  uint32_t below = 0;
+  uint32_t equal = 0;
 };
 
 struct SelectRequest {
   const float* scores = nullptr;   // [rows][items]
-  const uint8_t* marks = nullptr;  // [items]; 1: never leaves.
+  const uint8_t* marks = nullptr;  // [items]; 1: never leaves
   uint32_t items = 0;
   uint32_t rows = 0;
-  uint32_t count = 0;                // Of each row; at least 1, and as many without a mark.
+  uint32_t count = 0;                // victims of each row; 1 to the number of items without a mark
   uint32_t* victims = nullptr;       // [rows][count]
-  uint32_t* bins = nullptr;          // [rows][kDigitPasses][kDigits], 0 at the start.
+  uint32_t* bins = nullptr;          // [rows][kDigitPasses][kDigits], 0 before the first pass
   DigitSearch* searches = nullptr;   // [rows][kDigitPasses + 1]
   TileCount* tile_counts = nullptr;  // [rows][tiles()]
 
   KVPOOL_HOST_DEVICE uint32_t tiles() const { return items / kTileItems + (items % kTileItems != 0); }
 };
 
-// The search before pass `pass` out of the one before and its bins; the team of tile 0 keeps it for the next pass.
-// `bins` is memory of the team for kDigits counts.
+// The search before pass `pass`, from the search before the last pass and the bins of that pass. The team of
+// tile 0 stores it for the next pass. `bins` is the team's own memory for kDigits counts.
 template <typename Team>
 KVPOOL_HOST_DEVICE DigitSearch SearchBefore(const Team& team, const SelectRequest& r, uint32_t pass,
                                             uint32_t row, uint32_t tile, uint32_t* bins) {
@@ -124,7 +125,7 @@ KVPOOL_HOST_DEVICE void WriteVictims(const Team& team, const SelectRequest& r, u
   before.below = team.Count(before.below);
   before.equal = team.Count(before.equal);
   const uint32_t begin = tile * kTileItems, end = EndOfTile(r, tile);
-  // Lanes stay together: ranks are made by all of them.
+  // All lanes go around equally often, since all of them must call RankOf.
   for (uint32_t base = begin; base < end; base += team.count()) {
     const uint32_t i = base + team.id();
     const bool candidate = i < end && r.marks[i] == 0;

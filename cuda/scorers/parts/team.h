@@ -1,13 +1,21 @@
-// A team of lanes that shares one plane (one layer's kv head) or one block.
+// A team of lanes that shares one plane (a kv head of a layer) or one block. Its lanes form row teams.
 //
-//   for (uint32_t i = team.id(); i < n; i += team.count()) …      items spread over all lanes
-//   for (uint32_t r = team.row(); r < n; r += team.rows())         rows (tokens), each by one row team, whose lanes
-//     for (uint32_t d = team.in_row(); …; d += team.row_width()) … share the row's elements: team.RowSum(x)
+//   for (uint32_t i = team.id(); i < n; i += team.count()) …          spreads items over all lanes
+//   for (uint32_t r = team.row(); r < n; r += team.rows())            gives each row (token) to one row team,
+//     for (uint32_t d = team.in_row(); …; d += team.row_width()) …    whose lanes share its elements
 //
-// Sum, Max and Min give their result to every lane, and all lanes must call them; SumOfRows and GreatestOfRows bring
-// together the lanes that stand at the same place of all row teams; Sync makes what lanes wrote visible to all. A team also says how it sums over a row whose elements lie side by side (SumOfRow, NormsOfRows) and how
-// many columns a lane takes at once where it walks over rows (kColumns). HostTeam (host_team.h) has one lane and vectors; the GPU's is a
-// thread block.
+//   call                         combines                                          result goes to
+//   Sum, Max, Min, Count         x of all lanes                                    all lanes
+//   RankOf                       flags of all lanes                                all lanes
+//   RowSum                       x of the lanes of a row team                      these lanes
+//   SumOfRows, GreatestOfRows    x of the lanes at the same place of all teams     these lanes
+//   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
+//   NormsOfRows                  the same for many rows                            memory
+//
+// All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of
+// them. kColumns is how many columns a lane takes at once where it walks over rows. The host's team
+// (host_team.h) is one lane with vectors; the GPU's (cuda/kernels/cuda_team.h) is a thread block, whose
+// row teams are its warps.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_TEAM_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_TEAM_H_
 
@@ -39,26 +47,26 @@ class OneLane {
     return x;
   }
   KVPOOL_HOST_DEVICE float GreatestOfRows(float x) const { return x; }
-  // Which of the lanes with a flag this one is, counted from 0; *all: how many there are.
+  // The number of lanes with a flag before this one; *all: the number of all of them.
   KVPOOL_HOST_DEVICE uint32_t RankOf(bool flag, uint32_t* all) const {
     *all = flag;
     return 0;
   }
-  // For counters that the team or the whole launch shares.
+  // Adds to a counter that the team or the whole launch shares.
   KVPOOL_HOST_DEVICE void AddTo(uint32_t* counter, uint32_t x) const { *counter += x; }
 };
 
-// Elements that a lane takes at once: one vector register on the host, one 16- or 32-byte load on a GPU.
+// The elements that a lane takes at once: one vector register on the host, one 16- or 32-byte load on a GPU.
 inline constexpr uint32_t kPack = 16;
 
-// The greater of two, and not a number if either is none (fmax would drop it).
+// The greater of two, or NaN if either is NaN, which fmax would drop.
 KVPOOL_HOST_DEVICE inline float GreaterOf(float a, float b) {
   return a != a ? a : b != b ? b : a < b ? b : a;
 }
 KVPOOL_HOST_DEVICE inline float LesserOf(float a, float b) { return a != a ? a : b != b ? b : b < a ? b : a; }
 
-// Rows of elements that lie side by side, in two dimensions; the norm of row (o, i) goes to
-// norms[o * outer_step + i * inner_step].
+// A grid of rows whose elements lie side by side; the norm of row (o, i) is norms[o * outer_step + i
+// * inner_step].
 struct RowGrid {
   const unsigned char* first = nullptr;
   uint32_t outer_count = 0;
@@ -72,13 +80,13 @@ struct RowGrid {
 };
 
 enum class RowOp : uint8_t {
-  kSquare,    // Of the row's elements: the root of their sum, its norm.
-  kProduct,   // Of each with that of x.
-  kDistance,  // Square of its difference from that of x.
+  kSquare,    // sqrt(sum row_d^2)
+  kProduct,   // sum row_d * x_d
+  kDistance,  // sum (row_d - x_d)^2
 };
 
-// Summed over the row's elements by the row team: every lane of it gets the sum. kContiguous: elements lie side by
-// side.
+// Computes `op` by the row team, each lane of which gets the result. kContiguous: the row's elements lie side
+// by side.
 template <KvDtype dtype, bool kContiguous, RowOp op, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE float SumOverRow(const Team& team, const unsigned char* row,
                                                   uint64_t stride_bytes, uint32_t dim, const float* x) {
@@ -96,7 +104,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE float SumOverRow(const Team& team, const unsign
   return op == RowOp::kSquare ? sqrtf(sum) : sum;
 }
 
-// For a type known only now. REQUIRES: all lanes of a row team call it alike.
+// SumOverRow for a type known at run time. REQUIRES: all lanes of a row team pass the same arguments.
 template <RowOp op, typename Team>
 struct RowSumOfType {
   const Team& team;

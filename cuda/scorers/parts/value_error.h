@@ -1,6 +1,10 @@
-// The error that leaving a token out makes in a head's output (CAOTE), exact under renormalisation:
-// with weights a, sum 1, and X = sum a_i v_i, dropping j moves the output by a_j / (1 - a_j) * ‖X - v_j‖; dropping
-// a block of weight m and weighted mean u moves it by m / (1 - m) * ‖X - u‖.
+// The error that leaving a token out makes in a head's output (CAOTE), exact under renormalisation. With
+// weights a, sum a = 1, and the output X = sum a_i v_i:
+//
+//   without token j                             X moves by a_j / (1 - a_j) * ‖X - v_j‖
+//   without a block of weight m and mean u      X moves by m / (1 - m) * ‖X - u‖
+//
+// The weights are a host policy's scores, brought to sum 1.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_VALUE_ERROR_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_VALUE_ERROR_H_
 
@@ -20,11 +24,18 @@ KVPOOL_HOST_DEVICE inline float ValueAt(const KvView& kv, const unsigned char* r
   return LoadElement(row + column * kv.v.dim_stride_bytes, kv.dtype);
 }
 
-// weights[i] to the plane's scratch (host scores brought to sum 1) and the output X, or the mean of V, behind them.
-// A token whose weight is not finite has no part in either.
-template <typename Team>
-KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, bool mean_of_values,
-                                         float* weights, float* output) {
+// The vector that is taken for X.
+enum class HeadOutput : uint8_t {
+  kWeighted,  // sum a_i v_i
+  kMean,      // the mean of v_i: it needs no weights
+};
+
+// Fills weights[plane.tokens] and output[v_head_dim]. A token whose weight is not finite has no part
+// in either.
+template <HeadOutput kind, typename Team>
+KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, float* weights,
+                                         float* output) {
+  constexpr bool mean_of_values = kind == HeadOutput::kMean;
   const KvView& kv = *plane.kv;
   const double sum = CopyNonNegative(team, plane.host, plane.tokens, weights);
   for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) {
@@ -57,13 +68,12 @@ KVPOOL_HOST_DEVICE inline float ErrorOf(double weight, double distance) {
   return weight < 1 ? static_cast<float>(weight / (1 - weight) * distance) : INFINITY;
 }
 
-template <typename Team>
-KVPOOL_HOST_DEVICE void ScoreValueErrors(const Team& team, const Plane& plane, bool mean_of_values,
-                                         float* scores) {
+template <HeadOutput kind, typename Team>
+KVPOOL_HOST_DEVICE void ScoreValueErrors(const Team& team, const Plane& plane, float* scores) {
   const KvView& kv = *plane.kv;
   float* const weights = plane.scratch;
   float* const output = plane.scratch + uint64_t{kScratchRows} * plane.tokens;
-  WeightsAndOutput(team, plane, mean_of_values, weights, output);
+  WeightsAndOutput<kind>(team, plane, weights, output);
   for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
     const float square =
         SumOverRow<RowOp::kDistance>(team, kv.ValueRow(plane.layer, plane.head, t), kv.v, kv.dtype, output);
@@ -72,10 +82,10 @@ KVPOOL_HOST_DEVICE void ScoreValueErrors(const Team& team, const Plane& plane, b
   }
 }
 
-// Mean over the planes of the block form.
-template <typename Team>
+// The block form, its mean over the planes.
+template <HeadOutput kind, typename Team>
 KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& context, PlaneRange planes,
-                                         uint32_t scratch_index, bool mean_of_values, float* block_scores) {
+                                         uint32_t scratch_index, float* block_scores) {
   const KvShape& shape = context.shape();
   for (uint32_t block = team.id(); block < shape.blocks(); block += team.count()) block_scores[block] = 0;
   for (uint32_t p = planes.first; p < planes.first + planes.count; ++p) {
@@ -83,7 +93,7 @@ KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& c
     float* const weights = plane.scratch;
     float* const output = plane.scratch + uint64_t{kScratchRows} * plane.tokens;
     team.Sync();
-    WeightsAndOutput(team, plane, mean_of_values, weights, output);
+    WeightsAndOutput<kind>(team, plane, weights, output);
     for (uint32_t block = 0; block < shape.blocks(); ++block) {
       const uint32_t first = block * shape.tokens_per_block;
       double weight = 0, square = 0;
@@ -104,6 +114,30 @@ KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& c
     }
   }
 }
+
+// The part that policies with this score share.
+template <HeadOutput kind>
+struct ValueErrorPolicy {
+  static constexpr ParamFacts kParams[] = {
+      {"host", ParamType::kChoice, 0, 0, 0, "",
+       "the policy whose scores are the attention; its parameters as host.NAME"},
+  };
+  static constexpr Needs kNeeds = kNeedHost | kNeedValues | kNeedValueNorms;
+  static constexpr bool HasOwnBlocks(const Params&) { return true; }
+
+  template <typename Team>
+  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
+                                       float* scores) {
+    ScoreValueErrors<kind>(team, plane, scores);
+  }
+
+  template <typename Team>
+  KVPOOL_HOST_DEVICE static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
+                                             uint32_t scratch_index, const Params& params,
+                                             float* block_scores) {
+    ScoreBlockErrors<kind>(team, context, planes, scratch_index, block_scores);
+  }
+};
 
 }  // namespace kvpool::scorers
 

@@ -1,6 +1,6 @@
-// Attention of a window of queries over a sequence's own keys: softmax with the log-sum-exp kept.
+// The attention of a window of queries over the sequence's keys: a softmax that keeps its log-sum-exp.
 //
-// A key that is not finite takes no part in the softmax, and what is said of its token is NaN.
+// A key that is not finite takes no part in the softmax, and its token's statistics are NaN.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_WINDOW_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_WINDOW_H_
 
@@ -13,7 +13,7 @@
 
 namespace kvpool::scorers {
 
-// The plane's queries as floats, times the scale: [query head of the group][query][k_head_dim].
+// Loads the plane's queries as floats, times the scale: [query head of the group][query][k_head_dim].
 template <typename Team>
 KVPOOL_HOST_DEVICE void LoadQueries(const Team& team, const ScoreContext& c, uint32_t plane) {
   const QueryWindow& window = c.signals.window;
@@ -32,7 +32,7 @@ KVPOOL_HOST_DEVICE void LoadQueries(const Team& team, const ScoreContext& c, uin
   team.Sync();
 }
 
-// Query w of the window stands at tokens - queries + w, or behind the sequence: the keys it sees.
+// The number of keys that query w sees: it is at token tokens - queries + w, or behind the sequence.
 KVPOOL_HOST_DEVICE inline uint32_t KeysSeen(const ScoreContext& c, uint32_t query) {
   if (c.signals.window.behind) return c.shape().tokens;
   const uint32_t after = c.signals.window.queries - 1 - query;
@@ -75,15 +75,15 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreCon
   team.Sync();
 }
 
-// Unbiased, of `count` numbers of which the sum is `sum` and that of their squares `squares`.
+// The unbiased variance of `count` numbers, from their sum and the sum of their squares.
 KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t count) {
   if (count < 2) return 0;
   const double apart = squares - sum * sum / count;
   return apart > 0 ? apart / (count - 1) : 0;
 }
 
-// Mean, unbiased variance (Welford's), maximum and the newest query's attention of each token, each the mean over
-// the group; and the plane's spread over the keys before the window.
+// Fills window_mean, window_variance (by Welford's method), window_peak and window_latest, each the mean over
+// the group, and the plane's spread.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const ScoreContext& c,
                                                        uint32_t plane) {

@@ -1,4 +1,5 @@
-// Least frequently attended: the entry with the fewest hits among chunks' top attention, or the least attention in all.
+// Least frequently attended: the entry leaves that had the fewest hits among chunks' top attention, or the
+// least attention in all.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENDRE_LFA_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ATTENDRE_LFA_H_
 

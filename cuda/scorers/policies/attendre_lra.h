@@ -1,14 +1,13 @@
-// Least recently attended: the entry whose last hit among a chunk's top attention is oldest.
+// Least recently attended: the entry leaves whose last hit among a chunk's top attention is oldest.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENDRE_LRA_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ATTENDRE_LRA_H_
 
-#include <cstdint>
-
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct AttendreLra {
+struct AttendreLra : SignalPolicy<&Plane::last_attended> {
   static constexpr PolicyFacts kFacts = {
       .name = "attendre_lra",
       .title = "Attendre LRA",
@@ -18,12 +17,6 @@ struct AttendreLra {
           "last_attended is the chunk's number.",
       .needs = kNeedLastAttended,
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.last_attended[i];
-  }
 };
 
 }  // namespace kvpool::scorers

@@ -1,7 +1,9 @@
 // Attention-Gate: a learned gate decides per head and token, from hidden states, whether to cache it at all.
 //
-// flags: the engine ran its gate; keep is 0 or 1 (or a probability). gate: sigmoid(w.x + u.mean(x) + b) over the layer's
-// hidden states x, the mean over the sequence being the global context; weights [layer][kv head][2 * hidden_dim + 1].
+//   source=flags   the engine's gate: `keep` is 0, 1 or a probability
+//   source=gate    sigmoid(w.x + u.mean(x) + b) over the layer's hidden states x, whose mean over the
+//                  sequence is the global context; weights [layer][kv head][w, u, b], 2 * hidden_dim + 1 each
+//
 // With output=flag the score is 1 above tau and else 0.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_GATE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_GATE_H_
@@ -27,8 +29,7 @@ struct AttentionGate {
       .source = "arXiv 2410.12876",
       .description =
           "A learned gate per head: the engine's keep flags, or a small gate over hidden states with weights "
-          "from a "
-          "file.",
+          "from a file.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kSource, 0) ? kNeedKeep : kNeedHidden | kNeedWeights;
@@ -58,10 +59,9 @@ struct AttentionGate {
   template <typename Team>
   KVPOOL_HOST_DEVICE static void ScoreGate(const Team& team, const Plane& plane, float* scores) {
     const uint32_t dim = plane.signals->hidden_dim;
-    const float* const hidden = plane.signals->hidden + plane.layer * plane.signals->hidden_layer_stride;
-    const float* const own =
-        plane.signals->weights +
-        (uint64_t{plane.layer} * plane.model_heads + plane.model_head) * (2 * uint64_t{dim} + 1);
+    const float* const hidden = plane.hidden;
+    const float* const own = plane.weights + (uint64_t{plane.layer} * plane.model_heads + plane.model_head) *
+                                                 (2 * uint64_t{dim} + 1);
     double context = 0;
     for (uint64_t i = team.id(); i < uint64_t{plane.tokens} * dim; i += team.count()) {
       context += double{hidden[i]} * double{own[dim + i % dim]};

@@ -1,6 +1,7 @@
-// Mean attention received: column sums of attention over the queries so far.
+// The mean attention that a token received: column sums of attention over the queries so far.
 //
-// Early tokens are seen by more queries; visible_queries divides by the number that could see the token.
+// More queries see an early token than a late one; norm=visible_queries divides by the number of queries that
+// could see the token.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_MEAN_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_MEAN_H_
 

@@ -1,6 +1,7 @@
 // CAKE: mean attention of a query window plus gamma times its variance over the queries, pooled.
 //
-// A token whose attention changes may matter later. Budgets per layer by entropy and variance: budgets.h.
+// A token whose attention changes may matter later. budgets.h has the layers' budgets, which follow from the
+// attention's entropy and variance.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_CAKE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_CAKE_H_
 
@@ -25,7 +26,7 @@ struct Cake {
       .description =
           "Keeps tokens by mean + gamma * variance of a query window's attention, pooled; layers get budgets "
           "by how spread and how changing their attention is.",
-      .needs = kNeedWindow | kNeedWindowVariance,
+      .needs = kNeedWindowMean | kNeedWindowVariance,
       .params = kParams,
       .protect_window = true,
   };

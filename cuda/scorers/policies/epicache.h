@@ -1,17 +1,17 @@
 // EpiCache: a token's largest attention from an episode's patched prompt, over its queries and the GQA group.
 //
-// The engine runs the patched prompt (instruction and episode text) without caching it and writes each token's peak,
-// or hands its queries as a window behind the sequence. Which episode answers a question: episodes.h.
+// The engine runs the patched prompt (instruction and episode text) without caching it. It gives each
+// token's peak, or the prompt's queries as a window behind the sequence. episodes.h finds the episode that
+// answers a question.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_EPICACHE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_EPICACHE_H_
 
-#include <cstdint>
-
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct Epicache {
+struct Epicache : SignalPolicy<&Plane::peak> {
   static constexpr PolicyFacts kFacts = {
       .name = "epicache",
       .title = "EpiCache",
@@ -21,12 +21,6 @@ struct Epicache {
           "episode.",
       .needs = kNeedPeak,
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.peak[i];
-  }
 };
 
 }  // namespace kvpool::scorers

@@ -1,8 +1,8 @@
-// GraphKV: a token that says what an important one already says matters less.
+// GraphKV: a token whose key resembles an important token's key matters less.
 //
-// The most important tokens are sources, one after the other: a source's own score is fixed, and every token that is no
-// source is multiplied by 1 - relu(cos(k, source)). Taking all sources at once lets two duplicates wipe each other out;
-// mode=all does so, for comparison. Negative host scores are raised to 0 or more first.
+// Host scores are raised to 0 or more. Then the most important token is taken as a source, again and again:
+// its own score is fixed, and every other token's, sources aside, is multiplied by 1 - relu(cos(k, source)).
+// mode=all takes all sources at once, for comparison: two duplicates then wipe each other out.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_GRAPHKV_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_GRAPHKV_H_
 
@@ -31,8 +31,7 @@ struct Graphkv {
       .source = "arXiv 2509.00388, EMNLP 2025",
       .description =
           "Another policy's scores, decayed near the most important tokens by the cosine of keys, so that "
-          "what stays "
-          "is important and diverse.",
+          "what stays is important and diverse.",
       .needs = kNeedHost | kNeedKeys | kNeedNorms,
       .params = kParams,
       .default_host = "snapkv",
@@ -66,7 +65,8 @@ struct Graphkv {
   }
 
  private:
-  // The best that is no source yet, lowest index first; plane.tokens if there is none.
+  // The token of the highest score that is no source yet, the oldest of several; plane.tokens if there
+  // is none.
   template <typename Team>
   KVPOOL_HOST_DEVICE static uint32_t Best(const Team& team, uint32_t tokens, const float* is_source,
                                           const float* scores) {

@@ -1,16 +1,18 @@
 // H2O: heavy hitters by cumulative attention, and the most recent tokens.
 //
-// What stays is the budget's worth of top cumulative attention outside the recent window, and that window.
+// The recent window stays, and of the tokens before it those of the highest cumulative attention that the
+// budget has room for.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_H2O_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_H2O_H_
 
 #include <cstdint>
 
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct H2o {
+struct H2o : SignalPolicy<&Plane::mass> {
   enum : uint32_t { kRecent, kSinks };
   static constexpr ParamFacts kParams[] = {
       {"recent", ParamType::kInt, -1, -1, 1 << 30, "", "most recent tokens that stay; -1: half the budget"},
@@ -29,12 +31,6 @@ struct H2o {
         return {.first_tokens = params.Int(kSinks), .last_tokens = recent};
       },
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.mass[i];
-  }
 };
 
 }  // namespace kvpool::scorers

@@ -1,7 +1,7 @@
-// Weighted sum of attention, recency and a score from K and V, each brought to one scale.
+// The weighted sum of attention, recency and a score of K and V, each brought to one scale.
 //
-// Weights 0.4, 0.3, 0.3. A term of weight 0 is neither needed nor computed; with one weight alone the order is that of
-// the policy it stands for.
+// A term of weight 0 is neither needed nor computed. With a single weight above 0 tokens are in the order of
+// that term's policy.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_HYBRID_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_HYBRID_H_
 
@@ -69,7 +69,7 @@ struct Hybrid {
     return params;
   }
 
-  // Terms all alike add nothing under minmax; not a number stays that.
+  // A term that is the same for all tokens adds nothing under minmax. NaN stays NaN.
   template <typename Team>
   KVPOOL_HOST_DEVICE static void AddNormalised(const Team& team, uint32_t tokens, bool l2, float weight,
                                                const float* term, float* scores) {

@@ -1,14 +1,13 @@
-// The engine's own score of each token: logits, a model of its own, anything where higher stays.
+// The engine's own score of each token: logits, the output of a model, anything whose highest values stay.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_IMPORTANCE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_IMPORTANCE_H_
 
-#include <cstdint>
-
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct Importance {
+struct Importance : SignalPolicy<&Plane::importance> {
   static constexpr PolicyFacts kFacts = {
       .name = "importance",
       .title = "Engine's importance",
@@ -17,12 +16,6 @@ struct Importance {
           "Scores that the engine gives (token logits, a model of its own); also the host of others.",
       .needs = kNeedImportance,
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.importance[i];
-  }
 };
 
 }  // namespace kvpool::scorers

@@ -1,7 +1,7 @@
-// Keep the tokens with the shortest keys: they go with high attention over time.
+// Keeps the tokens with the shortest keys, which correlate with high attention over time.
 //
-// The score is -‖K‖ and not 1/‖K‖, which orders tokens alike but not block means. The first two layers, where the
-// correlation fails, are left whole.
+// The score is -‖K‖. 1/‖K‖ would order tokens alike but not the means of blocks. The first two layers, where
+// the correlation fails, are left whole.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
 

@@ -1,7 +1,7 @@
-// KeyDiff: keep the keys that differ most from the mean key.
+// KeyDiff: keeps the keys that differ most from the mean key.
 //
-// Score -cos(k, anchor), the anchor the mean over resident tokens of k/‖k‖ (the authors') or of k. A key of length 0
-// has no direction: its score is 0.
+// The score is -cos(k, anchor). The anchor is the mean over resident tokens of k/‖k‖, as the authors have it,
+// or of k. A key of length 0 has no direction; its score is 0.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_KEYDIFF_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_KEYDIFF_H_
 
@@ -25,7 +25,7 @@ struct Keydiff {
           "stay. Reads K alone.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
-        return params.Is(kAnchor, 0) ? kNeedUnitAnchor : kNeedPlainAnchor;
+        return params.Is(kAnchor, 0) ? kNeedUnitAnchor : kNeedMeanAnchor;
       },
   };
 

@@ -1,9 +1,9 @@
-// LazyEviction: tokens come back. A token is kept while its silence is short against the longest gap it has come back
-// from, more so if it comes back often.
+// LazyEviction: attention recurs. A token is kept while it has been silent for less than the longest gap that
+// it has come back from, and rather if it comes back often.
 //
-// H1 = 2 sigmoid(-(now - last) / MRI), MRI the longest interval between two activations; where there was none (MRI 0)
-// H1 is 1 for a token active now and else 0. H2 falls with MRI and is 0 at MRI 0; the paper's form is transcribed in
-// several ways, all falling.
+//   score = H1 + H2; MRI is the longest interval between two activations
+//   H1    2 sigmoid(-(now - last) / MRI); if MRI is 0, 1 for a token that is active now and else 0
+//   H2    falls with MRI, and is 0 if MRI is 0; h2 picks one of several transcriptions of the paper's formula
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_LAZY_EVICTION_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_LAZY_EVICTION_H_
 

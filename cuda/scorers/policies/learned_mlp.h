@@ -1,8 +1,11 @@
 // A learned importance: sigmoid(w2 . relu(W1 x + b1) + b2) of each token.
 //
-// hidden: x is the token's hidden state. pool: eight features that the pool has itself, where there are no hidden states:
-// ‖K‖, ‖V‖, ‖V‖/‖K‖, cosine to the mean key, age, steps since last attended, mean attention, depth (age and steps over the
-// sequence's length, depth over the layers). Weights: W1 [m][d], b1 [m], w2 [m], b2, in one row.
+//   features=hidden   x is the token's hidden state
+//   features=pool     x is eight features that need no hidden states: ‖K‖, ‖V‖, ‖V‖/‖K‖, cosine to the mean
+//                     key, age and steps since last attended (both over the sequence's length), mean
+//                     attention, and the layer over the number of layers
+//
+// The weights are W1 [m][d], b1 [m], w2 [m], b2, one behind the other.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_LEARNED_MLP_H_
 
@@ -26,8 +29,7 @@ struct LearnedMlp {
       .source = "after arXiv 2602.10238 and 2602.03203",
       .description =
           "A small network, trained offline to foresee attention, over hidden states or over eight features "
-          "of the "
-          "pool; weights from a safetensors file.",
+          "of the pool; weights from a safetensors file.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         const Needs pool = kNeedUnitAnchor | kNeedNorms | kNeedValueNorms | kNeedLastAttended | kNeedMass;
@@ -35,7 +37,7 @@ struct LearnedMlp {
       },
       .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
                          uint64_t given) -> uint64_t {
-        // m (d + 2) + 1, for the m that comes next.
+        // m (d + 2) + 1 for the least m that makes it `given` or more.
         const uint64_t unit = (params.Is(kFeatures, 0) ? hidden_dim : kPoolFeatures) + 2;
         const uint64_t units = given > 1 ? (given - 1 + unit - 1) / unit : 1;
         return units * unit + 1;
@@ -48,14 +50,11 @@ struct LearnedMlp {
     const bool from_pool = params.Is(kFeatures, 1);
     const uint32_t dim = from_pool ? kPoolFeatures : plane.signals->hidden_dim;
     const uint64_t units = (plane.signals->weight_count - 1) / (dim + 2);
-    const float* const w1 = plane.signals->weights;
+    const float* const w1 = plane.weights;
     const float* const b1 = w1 + units * dim;
     const float* const w2 = b1 + units;
     for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
-      const float* const x =
-          from_pool
-              ? nullptr
-              : plane.signals->hidden + plane.layer * plane.signals->hidden_layer_stride + uint64_t{t} * dim;
+      const float* const x = from_pool ? nullptr : plane.hidden + uint64_t{t} * dim;
       double logit = double{w2[units]};
       for (uint64_t u = 0; u < units; ++u) {
         float sum = 0;

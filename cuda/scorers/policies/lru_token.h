@@ -1,15 +1,15 @@
-// Least recently attended: the step at which the engine last saw attention above its threshold. A token that never
-// was holds the step at which it was appended, or a negative one; equal steps leave in position order.
+// Least recently attended, by the step at which the engine last saw attention above its threshold. A token
+// that was never attended has the step at which it was appended, or a negative one. Tokens of equal steps
+// leave in the order of their positions.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_LRU_TOKEN_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_LRU_TOKEN_H_
 
-#include <cstdint>
-
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct LruToken {
+struct LruToken : SignalPolicy<&Plane::last_attended> {
   static constexpr PolicyFacts kFacts = {
       .name = "lru_token",
       .title = "Token LRU",
@@ -19,12 +19,6 @@ struct LruToken {
           "leave oldest first.",
       .needs = kNeedLastAttended,
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.last_attended[i];
-  }
 };
 
 }  // namespace kvpool::scorers

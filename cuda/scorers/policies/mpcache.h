@@ -1,9 +1,15 @@
-// MPCache: static classes from the prompt's last queries, and a bound per block for the newest one.
+// MPCache: static classes from the prompt's last queries, and a bound per block for the newest query.
 //
-// static: mean attention of the window gives three classes. The lowest `discard` share is UIA (score below 1: leaves at
-// once), the highest `keep` share IA (2 and more: always stays), the rest IC (1 and more: candidates).
-// dynamic: a block's keys lie between its least and its greatest element by element, so that q.k of any of them is at most
-// sum max(q min, q max); `linear` replaces the maximum by a mix that needs no comparison. Every token has its block's.
+// stage=static: three classes by the mean attention of the window.
+//
+//   class   tokens                   score          meaning
+//   UIA     lowest `discard` share   below 1        leaves at once
+//   IC      the others               1 to below 2   candidate
+//   IA      highest `keep` share     2 and more     always stays
+//
+// stage=dynamic: every token has its block's bound. A block's keys lie element by element between its key_min
+// and its key_max, so that q.k of any of them is at most sum max(q key_min, q key_max). bound=linear takes a
+// mix of the two in place of the maximum, which needs no comparison.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_MPCACHE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_MPCACHE_H_
 
@@ -35,11 +41,10 @@ struct Mpcache {
       .description =
           "Static: three classes by the attention of the prompt's last queries (UIA leaves, IA stays, IC are "
           "candidates). Dynamic: an upper bound of the newest query's logits per block, from each block's "
-          "least and "
-          "greatest key elements.",
+          "least and greatest key elements.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
-        return params.Is(kStage, 0) ? kNeedWindow : kNeedWindow | kNeedQueries | kNeedKeyBounds;
+        return params.Is(kStage, 0) ? kNeedWindowMean : kNeedWindowMean | kNeedQueries | kNeedKeyBounds;
       },
   };
 
@@ -69,7 +74,7 @@ struct Mpcache {
     }
   }
 
-  // Bound of the keys between `least` and `greatest`, mean over the group's newest queries.
+  // The bound over blocks [first_block, end_block), the mean over the group's newest queries.
   KVPOOL_HOST_DEVICE static float Bound(const Plane& plane, const Params& params, uint32_t first_block,
                                         uint32_t end_block) {
     const uint32_t dim = plane.kv->k.head_dim;

@@ -1,9 +1,10 @@
-// PagedEviction: keep tokens whose value is long and whose key is short.
+// PagedEviction: keeps tokens whose value is long and whose key is short.
 //
-// Low key norms go with high attention over time (Devoto et al.), long values change the output more when they are
-// attended. Token score ‖V‖ / ‖K‖ of each kv head; its mean over heads, tokens and layers is the block's. One block
-// goes when the newest has just filled. The first block holds the attention sinks, and the newest often scores
-// lowest though it is what the model has just read: both stay unless paper_literal.
+// Short keys correlate with high attention over time (Devoto et al.), and a long value changes the output
+// more when it is attended. A token's score is ‖V‖ / ‖K‖ of each kv head; a block's is the mean of that
+// over heads, tokens and layers. One block leaves each time the newest has just filled. The first block
+// holds the attention sinks, and the newest often scores lowest though the model has just read it: both
+// stay unless paper_literal.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_PAGED_EVICTION_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_PAGED_EVICTION_H_
 
@@ -32,17 +33,15 @@ struct PagedEviction {
       .source = "arXiv 2509.04377, Findings of EACL 2026",
       .description =
           "Keeps tokens with a high ‖V‖/‖K‖: long values matter to the output, short keys draw attention. "
-          "Reads K "
-          "and V alone. Prompts are compacted token by token, decoding drops a whole block each time one "
-          "fills; the "
-          "first and the newest block stay unless paper_literal.",
+          "Reads K and V alone. Prompts are compacted token by token, decoding drops a whole block each time "
+          "one fills; the first and the newest block stay unless paper_literal.",
       .needs = kNeedNorms | kNeedValueNorms,
       .params = kParams,
       .protect = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> Protection {
         if (params.Is(kPaperLiteral, 1)) return {};
         return {.first_blocks = params.Int(kFirstBlocks), .last_blocks = params.Int(kLastBlocks)};
       },
-      // Whole blocks are pruned, so what is behind the last full one comes on top, as in the authors' code.
+      // Whole blocks are pruned, so the tokens behind the last full one come on top, as in the authors' code.
       .compact_to = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> uint32_t {
         return params.Is(kPaperLiteral, 1) ? budget_tokens
                                            : budget_tokens + shape.tokens % shape.tokens_per_block;
@@ -58,7 +57,7 @@ struct PagedEviction {
     }
   }
 
-  // The ratio of sums: heads cancel, so that the mean over heads is a sum.
+  // The ratio of sums. The number of heads cancels, so sums over heads stand for means.
   template <typename Team>
   KVPOOL_HOST_DEVICE static void ScoreBlocks(const Team& team, const ScoreContext& context, PlaneRange planes,
                                              uint32_t scratch_index, const Params& params,

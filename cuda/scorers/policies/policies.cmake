@@ -1,5 +1,5 @@
-# kvpool_policies(<output folder> <registry.list>): kvpool_policies/all.h, which includes the header of every policy on the list
-# and names them to a macro: KVPOOL_POLICIES(X) is X(PagedEviction) X(StreamingLlm) ….
+# kvpool_policies(<output folder> <registry.list>): makes kvpool_policies/all.h, which includes the header of every policy
+# on the list and passes their types to a macro: KVPOOL_POLICIES(X) is X(PagedEviction) X(StreamingLlm) ….
 function(kvpool_policies folder list)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
   file(STRINGS ${list} names REGEX "^[a-z]")

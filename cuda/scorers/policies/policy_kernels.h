@@ -1,4 +1,4 @@
-// The formulas of all policies, on the host.
+// Runs the formula of any policy on the host.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_POLICY_KERNELS_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_POLICY_KERNELS_H_
 
@@ -10,10 +10,10 @@
 
 namespace kvpool::scorers {
 
-// scores[0, tokens) of one plane.
+// Fills scores[0, tokens) of one plane.
 void ScorePlane(PolicyId policy, const ScoreContext& context, uint32_t plane, uint32_t scratch_index,
                 const Params& params, float* scores);
-// The policy's own block scores. REQUIRES: FactsOf(policy).own_blocks(params).
+// Fills the policy's own block scores. REQUIRES: FactsOf(policy).own_blocks(params).
 void ScoreBlocks(PolicyId policy, const ScoreContext& context, PlaneRange planes, uint32_t scratch_index,
                  const Params& params, float* block_scores);
 

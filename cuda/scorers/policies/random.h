@@ -1,4 +1,5 @@
-// A baseline: every token its own number, from the seed and its index alone, the same in all heads and layers.
+// A baseline: a token's score depends on the seed and its index alone, and is the same in all heads
+// and layers.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_RANDOM_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_RANDOM_H_
 

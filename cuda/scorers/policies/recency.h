@@ -1,4 +1,4 @@
-// Keep the last tokens.
+// Keeps the last tokens.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_RECENCY_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_RECENCY_H_
 

@@ -25,25 +25,15 @@ constexpr const PolicyFacts* kPolicies[] = {KVPOOL_POLICIES(KVPOOL_FACTS)};
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 struct NeedName {
-  Needs need;
+  Needs needs;
   const char* name;
 };
+// Signals have their words in kSignals; all those of a query window share one text here.
 constexpr NeedName kNeedNames[] = {
-    {kNeedNorms | kNeedUnitAnchor | kNeedPlainAnchor | kNeedKeyBounds | kNeedKeys, "K"},
+    {kNeedNorms | kNeedUnitAnchor | kNeedMeanAnchor | kNeedKeyBounds | kNeedKeys, "K"},
     {kNeedValues | kNeedValueNorms, "V"},
-    {kNeedWindow | kNeedWindowVariance | kNeedQueries, "a query window"},
+    {kNeedQueries | NeedsOf(SignalShape::kWindow), "a query window"},
     {kNeedHost, "a host policy"},
-    {kNeedMass, "attention mass"},
-    {kNeedMassSquare, "attention mass squared"},
-    {kNeedLatest, "the newest query's attention"},
-    {kNeedPeak, "peak attention"},
-    {kNeedLastAttended, "last-attended steps"},
-    {kNeedInterval, "recurrence intervals"},
-    {kNeedHits, "attention hits"},
-    {kNeedImportance, "importance"},
-    {kNeedKeep, "keep flags"},
-    {kNeedHidden, "hidden states"},
-    {kNeedWeights, "weights"},
 };
 
 std::string Wanted(const ParamFacts& param) {
@@ -77,7 +67,7 @@ bool ParseValue(const ParamFacts& param, const std::string& text, float* value) 
       return true;
     }
     case ParamType::kInt: {
-      // Floats hold integers of up to 24 bits; larger limits are met by round numbers alone.
+      // A float holds integers of up to 24 bits exactly; all limits above that are round numbers.
       int64_t parsed;
       if (!absl::SimpleAtoi(text, &parsed)) return false;
       *value = static_cast<float>(parsed);
@@ -187,7 +177,10 @@ absl::StatusOr<BoundPolicy> BindPolicy(absl::string_view name,
 std::string DescribeNeeds(Needs needs) {
   std::vector<absl::string_view> names;
   for (const NeedName& entry : kNeedNames) {
-    if ((needs & entry.need) != 0) names.push_back(entry.name);
+    if ((needs & entry.needs) != 0) names.push_back(entry.name);
+  }
+  for (const SignalFacts& facts : kSignals) {
+    if (facts.shape != SignalShape::kWindow && (needs & facts.need()) != 0) names.push_back(facts.words);
   }
   if (names.empty()) return "nothing";
   const std::string last(names.back());

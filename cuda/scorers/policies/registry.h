@@ -1,5 +1,5 @@
-// Every pruning policy by name: what --help, `kvpoolctl policies`, the table in README.md, the verbs and
-// kvpool-lab go by. The order is that of registry.list.
+// The pruning policies by name, in the order of registry.list: for the verbs, kvpool-lab, --help,
+// `kvpoolctl policies` and the table in cuda/scorers/README.md.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_REGISTRY_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_REGISTRY_H_
 
@@ -20,32 +20,32 @@ inline constexpr char kDefaultPolicy[] = "paged_eviction";
 
 absl::Span<const PolicyFacts* const> Policies();
 const PolicyFacts& FactsOf(PolicyId id);
-// INVALID_ARGUMENT names the policies there are.
+// INVALID_ARGUMENT lists the policies.
 absl::StatusOr<PolicyId> FindPolicy(absl::string_view name);
 
-// A policy with its parameters, and the policy it builds on where it has one.
+// A policy with its parameters, and for a policy with kNeedHost the policy that it builds on.
 struct BoundPolicy {
   PolicyId id{};
   Params params;
-  PolicyId host{};  // Of a policy with kNeedHost.
+  PolicyId host{};
   Params host_params;
 
   const PolicyFacts& facts() const { return FactsOf(id); }
   bool has_host() const { return (facts().NeedsOf(params) & kNeedHost) != 0; }
-  // With those of the host.
+  // The needs of the policy and of its host.
   Needs needs() const;
 };
 
-// `settings` are (name, value): "pool" = "7"; "host" = "h2o" and "host.pool" = "7" for policies over a host.
-// INVALID_ARGUMENT names the parameter, the value and what it may be.
+// `settings` are (name, value): ("pool", "max"); for a policy over a host also ("host", "snapkv") and
+// ("host.pool", "max"). INVALID_ARGUMENT names the parameter, the value and the values that it may have.
 absl::StatusOr<BoundPolicy> BindPolicy(absl::string_view name,
                                        absl::Span<const std::pair<std::string, std::string>> settings);
 
-// "K and V", "attention mass", "a query window", … for people.
+// A text for people: "K and V", "attention mass", "a query window", …
 std::string DescribeNeeds(Needs needs);
-// One line a policy with its parameters, for --help.
+// A text for --help: a line for each policy and each of its parameters.
 std::string PoliciesHelp();
-// The table of README.md.
+// The table in cuda/scorers/README.md.
 std::string PoliciesTable();
 
 }  // namespace kvpool::scorers

@@ -1,8 +1,10 @@
 // RoCo: mean attention, within the scope of tokens whose attention varies least.
 //
-// m = mass / count, sd = sqrt(mass_square / count - m^2). The last tokens count as varying most. Candidates are the
-// (budget - recent) tokens of the lowest sd; of those the lowest m leaves. Others score 2 higher, so that a mean over
-// heads or tokens stays a number.
+//   m = mass / count, sd = sqrt(mass_square / count - m^2)
+//
+// Candidates are the (budget - recent) tokens of the lowest sd, where the last tokens count as varying most.
+// The lowest m among the candidates leaves. The other tokens' scores are raised by 2, which keeps means over
+// heads or tokens finite.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ROCO_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ROCO_H_
 

@@ -1,14 +1,16 @@
-// SAGE-KV: sink, top of the middle by the attention of the prompt's last token, recent.
+// SAGE-KV: keeps sinks, recent tokens, and of the tokens between those that the prompt's last token
+// attends most.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_SAGE_KV_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_SAGE_KV_H_
 
 #include <cstdint>
 
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct SageKv {
+struct SageKv : SignalPolicy<&Plane::latest> {
   enum : uint32_t { kSinks, kRecent };
   static constexpr ParamFacts kParams[] = {
       {"sinks", ParamType::kInt, 4, 0, 1 << 20, "", "tokens at the start that stay"},
@@ -30,12 +32,6 @@ struct SageKv {
                 .last_tokens = params.Int(kRecent) < half ? params.Int(kRecent) : half};
       },
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.latest[i];
-  }
 };
 
 }  // namespace kvpool::scorers

@@ -1,7 +1,7 @@
-// SnapKV: what the last prompt queries attend, pooled with its neighbours, and the window itself.
+// SnapKV: keeps the tokens that the last prompt queries attend, with their neighbours, and the window itself.
 //
-// Mean over the window's queries of softmax(Q K / sqrt d), causal inside the window, mean over the GQA group, then
-// pooled over tokens.
+// The score is softmax(Q K / sqrt d), causal inside the window: its mean over the window's queries and over
+// the GQA group, pooled over tokens.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_SNAPKV_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_SNAPKV_H_
 
@@ -25,7 +25,7 @@ struct Snapkv {
       .description =
           "Once after prefill: keeps what a window of the last prompt queries attends, pooled over "
           "neighbouring tokens so that spans stay whole, and the window itself.",
-      .needs = kNeedWindow,
+      .needs = kNeedWindowMean,
       .params = kParams,
       .protect_window = true,
   };

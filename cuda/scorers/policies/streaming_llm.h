@@ -1,7 +1,7 @@
-// StreamingLLM: the first tokens, which draw attention whatever they say, and the most recent ones.
+// StreamingLLM: keeps the first tokens, which draw attention whatever they contain, and the most recent ones.
 //
-// Positions are absolute: keys keep their rotation. An engine that wants positions inside the cache stores keys
-// without rotation.
+// Keys keep their rotation, so positions are those in the text. An engine that wants positions inside the
+// cache stores its keys unrotated.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_STREAMING_LLM_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_STREAMING_LLM_H_
 

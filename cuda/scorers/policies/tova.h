@@ -1,14 +1,13 @@
-// TOVA: the token that the newest query attends least goes. Nothing is protected, not the newest token either.
+// TOVA: the token that the newest query attends least leaves. No token is protected, not even the newest.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_TOVA_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_TOVA_H_
 
-#include <cstdint>
-
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/signal_policy.h"
 
 namespace kvpool::scorers {
 
-struct Tova {
+struct Tova : SignalPolicy<&Plane::latest> {
   static constexpr PolicyFacts kFacts = {
       .name = "tova",
       .title = "TOVA",
@@ -18,12 +17,6 @@ struct Tova {
           "age.",
       .needs = kNeedLatest,
   };
-
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Score(const Team& team, const Plane& plane, const Params& params,
-                                       float* scores) {
-    for (uint32_t i = team.id(); i < plane.tokens; i += team.count()) scores[i] = plane.latest[i];
-  }
 };
 
 }  // namespace kvpool::scorers

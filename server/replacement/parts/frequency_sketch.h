@@ -1,4 +1,5 @@
-// How often hashes were seen lately, roughly: a count-min sketch of 4-bit counters that are halved now and then.
+// A rough count of how often each hash was seen lately: a count-min sketch of 4-bit counters that are halved
+// now and then.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_FREQUENCY_SKETCH_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_FREQUENCY_SKETCH_H_
 
@@ -9,13 +10,13 @@
 
 namespace kvpool {
 
-// Four rows of a counter per block each: two bytes per block, up to twice that by rounding to a power of two.
+// Four rows with a counter per block take two bytes per block, and up to four when rounded to a power of two.
 class FrequencySketch {
  public:
   static constexpr uint32_t kMost = 15;
   static constexpr uint32_t kRows = 4;
 
-  // Halved each time ten times as many were added: the sample size of Caffeine's TinyLFU.
+  // Counters are halved after ten additions per counter of a row, as in Caffeine's TinyLFU.
   explicit FrequencySketch(uint32_t blocks)
       : mask_(std::bit_ceil(std::max<uint64_t>(blocks, 16)) - 1),
         sample_(10 * (mask_ + 1)),
@@ -47,7 +48,7 @@ class FrequencySketch {
   static constexpr uint64_t kPerWord = 16;
 
   uint64_t Place(uint64_t hash, uint32_t row) const {
-    // Odd multipliers, one a row; the high bits of a product depend on all of the hash.
+    // Each row has an odd multiplier. The high bits of a product depend on all of the hash.
     constexpr uint64_t kOdd[kRows] = {0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u,
                                       0xd6e8feb86659fd93u};
     return (hash * kOdd[row]) >> 32 & mask_;

@@ -1,4 +1,4 @@
-// Hashes of contents that left, each with a number, oldest first; at most as many as the owner allows.
+// Hashes of contents that left, each with a number, oldest first. The owner bounds how many there are.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_GHOST_LIST_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_GHOST_LIST_H_
 
@@ -13,7 +13,7 @@ namespace kvpool {
 
 class GhostList {
  public:
-  // A slot, and its number in a hash table at its worst load of 7/16.
+  // A slot of 24 bytes, and its number in a hash table at its worst load of 7/16.
   static constexpr double kBytesPerGhost = 24 + 5 * 16.0 / 7;
 
   GhostList() = default;
@@ -22,7 +22,7 @@ class GhostList {
 
   uint32_t size() const { return static_cast<uint32_t>(slots_of_.size()); }
 
-  // As the newest, whether or not it was there.
+  // Adds the hash, or moves it, as the newest.
   void Add(uint64_t hash, uint64_t value) {
     const auto it = slots_of_.find(hash);
     uint32_t s;
@@ -45,14 +45,14 @@ class GhostList {
     (newest_ == kNone ? oldest_ : slots_[newest_].newer) = s;
     newest_ = s;
   }
-  // Null: it is not there.
+  // Null if the hash is not there.
   const uint64_t* Find(uint64_t hash) const {
     const auto it = slots_of_.find(hash);
     return it == slots_of_.end() ? nullptr : &slots_[*it].value;
   }
-  // In its place. REQUIRES: it is there.
+  // Changes the number and leaves the order. REQUIRES: the hash is there.
   void Set(uint64_t hash, uint64_t value) { slots_[*slots_of_.find(hash)].value = value; }
-  // False: it was not there.
+  // False if the hash was not there.
   bool Remove(uint64_t hash) {
     const auto it = slots_of_.find(hash);
     if (it == slots_of_.end()) return false;
@@ -64,7 +64,7 @@ class GhostList {
     unused_ = s;
     return true;
   }
-  // Value of the oldest. REQUIRES: there is one.
+  // The number of the oldest. REQUIRES: the list is not empty.
   uint64_t oldest() const { return slots_[oldest_].value; }
   // All there are, in no order that means anything: for a walk in steps. Null: a slot without one.
   uint32_t slots() const { return static_cast<uint32_t>(slots_.size()); }
@@ -74,17 +74,17 @@ class GhostList {
     while (size() > most) Remove(slots_[oldest_].hash);
     if (oldest_ != kNone) Prefetch(slots_[oldest_].hash);
   }
-  // It will be asked for soon.
+  // The hash will be looked up soon.
   void Prefetch(uint64_t hash) const { slots_of_.prefetch(hash); }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX, kUnused = UINT32_MAX - 1;
   struct Slot {
     uint64_t hash, value;
-    uint32_t older, newer;  // Unused slots are chained by `newer`.
+    uint32_t older, newer;  // Unused slots are linked by `newer`.
   };
 
-  // A slot is found by the hash that it holds.
+  // The table holds slot numbers and finds a slot by its hash.
   struct SlotHash {
     using is_transparent = void;
     const std::vector<Slot>* slots;

@@ -42,7 +42,7 @@ void LruShadow::OnUsed(uint64_t hash) {
 void LruShadow::OnEvict(uint64_t hash) {
   if (!Watched(hash)) return;
   --resident_;
-  // Not trimmed: what is evicted makes room for what comes next, and that LRU may hold already.
+  // Not trimmed: the eviction makes room for the next content, which LRU may hold already.
   if (contents_.Find(hash) == nullptr) return;
   contents_.Set(hash, kAbsent);
   ++absent_;

@@ -13,10 +13,11 @@
 
 namespace kvpool {
 
-// REQUIRES: value >= 0. Grows with the value.
+// REQUIRES: value >= 0. Ranks of greater values are greater.
 inline uint64_t RankOf(double value) { return std::bit_cast<uint64_t>(value + 0.0); }
 
-// Where each block is in its heap, from 1; 0: in none. Heaps that share blocks out among them share this too.
+// The place of each block in its heap, from 1; 0: it is in none. Heaps that divide the blocks among them
+// share this.
 using HeapPlaces = VirtualArray<uint32_t>;
 
 class OfferHeap {
@@ -25,7 +26,7 @@ class OfferHeap {
 
   uint32_t size() const { return static_cast<uint32_t>(entries_.size()); }
   bool empty() const { return entries_.empty(); }
-  // Block of the least rank, ties by block id; 0 of an empty heap.
+  // The block of the least rank, ties broken by block id; 0 if the heap is empty.
   uint32_t first() const { return empty() ? 0 : entries_[0].block; }
   // REQUIRES: not empty.
   const Rank& first_rank() const { return entries_[0].rank; }

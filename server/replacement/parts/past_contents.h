@@ -1,4 +1,4 @@
-// What is remembered of contents that left, in sets of four: one cache line is all that a look at one touches.
+// What is remembered of contents that left, in sets of four: a lookup touches one cache line.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_PAST_CONTENTS_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_PAST_CONTENTS_H_
 
@@ -10,9 +10,9 @@
 
 namespace kvpool {
 
-// Beside its owner's number a content has the time of its last use. Where all four of a set are taken the one used
-// longest ago is forgotten. Sets are added one at a time, each by splitting another (linear hashing, Litwin 1980), so
-// that growing never holds anybody up.
+// A content has a number of its owner's and the time of its last use. Where all four places of a set are
+// taken the one used longest ago is forgotten. Sets are added one at a time, each by splitting another
+// (linear hashing, Litwin 1980), so that growing takes no long pause.
 class PastContents {
  public:
   static constexpr int kNumberBits = 20;
@@ -23,27 +23,27 @@ class PastContents {
     // Modulo 2^44.
     uint64_t since() const { return since_and_number >> kNumberBits; }
     uint64_t number() const { return since_and_number & ((1u << kNumberBits) - 1); }
-    // Of a time not before since().
+    // REQUIRES: now >= since().
     uint64_t AgeAt(uint64_t now) const { return (now - since()) << kNumberBits >> kNumberBits; }
   };
   static constexpr double kBytesPerContent = sizeof(Past);
 
-  // It never remembers more than `most`, up to three more for whole sets.
+  // It remembers at most `most` contents, rounded up to whole sets.
   explicit PastContents(uint32_t most) : sets_((uint64_t{most} + kWays - 1) / kWays) {}
 
-  // Places: of `slots` contents at least from now on, as far as `most` allows.
+  // Makes places for at least `slots` contents, as far as `most` allows.
   void Reserve(uint32_t slots) {
     while (used_ * kWays < slots && used_ < sets_.size()) Split();
   }
   uint32_t slots() const { return used_ * kWays; }
-  // Null: nothing is there.
+  // Null if the slot is empty.
   const Past* InSlot(uint32_t slot) const {
     const Past& past = sets_[slot / kWays].ways[slot % kWays];
     return past.hash == 0 ? nullptr : &past;
   }
 
   void Prefetch(uint64_t hash) const { sets_.Prefetch(SetOf(NameOf(hash))); }
-  // Null: it is not remembered.
+  // Null if the content is not remembered.
   Past* Find(uint64_t hash) {
     for (Past& past : sets_[SetOf(NameOf(hash))].ways) {
       if (past.hash == NameOf(hash)) return &past;
@@ -52,7 +52,8 @@ class PastContents {
   }
   // REQUIRES: Find answered it.
   void Forget(Past* past) { past->hash = 0; }
-  // Answers what is forgotten for it; hash 0: nothing. REQUIRES: number < 2^kNumberBits.
+  // Answers the content that is forgotten for it, or hash 0 if there is none. REQUIRES:
+  // number < 2^kNumberBits.
   Past Remember(uint64_t hash, uint64_t since, uint64_t number, uint64_t now) {
     const uint64_t name = NameOf(hash);
     Set& set = sets_[SetOf(name)];

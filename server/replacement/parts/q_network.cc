@@ -19,7 +19,8 @@ void Layer(const float* in, const std::array<std::array<float, kOut>, kIn>& weig
   *out = bias;
   for (size_t i = 0; i < kIn; ++i) {
     const float x = in[i];
-    if (x == 0) continue;  // Half of what follows a relu.
+    // Half of the outputs of a relu are zero.
+    if (x == 0) continue;
     for (size_t o = 0; o < kOut; ++o) (*out)[o] += x * weight[i][o];
   }
   for (float& y : *out) y = std::max(y, 0.0f);

@@ -1,4 +1,4 @@
-// The network of cold_rl: a dueling Q-network (Wang et al. 2016) over one candidate, the same for each.
+// The network of cold_rl: a dueling Q-network (Wang et al. 2016) that judges one candidate at a time.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_Q_NETWORK_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_Q_NETWORK_H_
 
@@ -12,8 +12,9 @@
 
 namespace kvpool {
 
-// h1 = relu(W1 x + b1), h2 = relu(W2 h1 + b2), V = v h2 + bv, A = Wa h2 + ba: of keeping it, and of its leaving.
-// Q(a) = V + A(a) - mean A. Candidates do not see each other, so their order changes nothing.
+// h1 = relu(W1 x + b1), h2 = relu(W2 h1 + b2), V = v h2 + bv, A = Wa h2 + ba, Q(a) = V + A(a) - mean A,
+// where an action a is to keep the candidate or to evict it. Candidates are judged apart, so their
+// order changes nothing.
 class QNetwork {
  public:
   static constexpr size_t kInputs = 6, kHidden = 64, kActions = 2;
@@ -21,7 +22,7 @@ class QNetwork {
     float keep, evict;
   };
 
-  // The tensors, as a linear layer has them: [outputs, inputs], and [outputs] of biases.
+  // The tensors in the layout of linear layers: weights are [outputs, inputs], biases [outputs].
   static std::vector<WeightsShape::Tensor> Tensors() {
     return {{"hidden1.weight", {kHidden, kInputs}},
             {"hidden1.bias", {kHidden}},
@@ -33,13 +34,13 @@ class QNetwork {
             {"advantage.bias", {kActions}}};
   }
 
-  // REQUIRES: they have those tensors.
+  // REQUIRES: the weights have those tensors.
   explicit QNetwork(const Weights& weights);
   Q Evaluate(const float* features) const;
 
  private:
   using Row = std::array<float, kHidden>;
-  // By input, so that a loop over the outputs is one over neighbours.
+  // Stored by input, so that a loop over the outputs walks neighbours.
   std::array<Row, kInputs> hidden1_;
   std::array<Row, kHidden> hidden2_;
   Row hidden1_bias_, hidden2_bias_;

@@ -1,4 +1,5 @@
-// A policy of queues: each resident block has a place in one of a few, and the oldest on offer in one leaves.
+// The base of policies of queues: each resident block has a place in one of a few, and the oldest on offer of
+// one leaves.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_QUEUE_POLICY_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_QUEUE_POLICY_H_
 
@@ -12,8 +13,8 @@
 
 namespace kvpool {
 
-// Blocks that may not leave keep their places: OldestOffered finds the first that may as if by a walk from the
-// oldest on, but by a heap of those on offer, sorted by place.
+// Blocks that may not leave keep their places. OldestOffered finds the first that may leave by a heap of
+// those on offer, ordered by place, instead of a walk from the oldest on.
 template <int kQueues>
 class QueuePolicy : public ReplacementPolicy {
  public:
@@ -41,7 +42,7 @@ class QueuePolicy : public ReplacementPolicy {
   explicit QueuePolicy(uint32_t max_blocks)
       : nodes_(max_blocks), heap_places_(max_blocks), heaps_(kQueues, OfferHeap(&heap_places_)) {}
 
-  // A new content, as the newest of that queue.
+  // Enters a new content as the newest of that queue.
   void Insert(uint32_t b, uint64_t hash, int queue) {
     nodes_[b].hash = hash;
     nodes_[b].mark = 0;
@@ -54,7 +55,7 @@ class QueuePolicy : public ReplacementPolicy {
     (node.newer == 0 ? q.newest : nodes_[node.newer].older) = node.older;
     --q.size;
   }
-  // To the newest end of that queue, or of its own; on offer or not.
+  // Moves the block to the newest end of that queue, which may be its own, whether it is on offer or not.
   void Move(uint32_t b, int queue) {
     const bool offered = heap_places_[b] != 0;
     if (offered) heaps_[nodes_[b].queue].Remove(b);
@@ -62,7 +63,7 @@ class QueuePolicy : public ReplacementPolicy {
     Append(b, queue);
     if (offered) heaps_[queue].Insert(b, {.major = nodes_[b].place});
   }
-  // 0: there is none.
+  // 0 if there is none.
   uint32_t Oldest(int queue) const { return queues_[queue].oldest; }
   uint32_t OldestOffered(int queue) const { return heaps_[queue].first(); }
   int queue(uint32_t b) const { return nodes_[b].queue; }
@@ -72,7 +73,7 @@ class QueuePolicy : public ReplacementPolicy {
     for (const Queue& q : queues_) sum += q.size;
     return sum;
   }
-  // What a policy keeps of a block besides: a small number, 0 to begin with.
+  // A small number that the policy keeps with a block; at first 0.
   uint8_t mark(uint32_t b) const { return nodes_[b].mark; }
   void set_mark(uint32_t b, uint8_t mark) { nodes_[b].mark = mark; }
   uint64_t hash(uint32_t b) const { return nodes_[b].hash; }

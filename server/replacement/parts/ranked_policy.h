@@ -1,4 +1,4 @@
-// A policy that gives each block a rank, which changes only with what happens to that block: the least leaves.
+// The base of policies that give each block a rank, which only events of that block change: the least leaves.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_RANKED_POLICY_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_RANKED_POLICY_H_
 
@@ -10,7 +10,7 @@
 
 namespace kvpool {
 
-// Node: what the policy keeps of a block; all zero bytes before its first use.
+// Node is what the policy keeps of a block; before a block's first use all its bytes are zero.
 template <typename Node>
 class RankedPolicy : public ReplacementPolicy {
  public:
@@ -26,7 +26,7 @@ class RankedPolicy : public ReplacementPolicy {
   double bytes_per_block() const override { return sizeof(Node) + kHeapBytes; }
 
  protected:
-  // A place and an entry; only leaves have the latter.
+  // A place, and an entry in the heap, which only blocks on offer have.
   static constexpr double kHeapBytes = sizeof(uint32_t) + 24;
 
   explicit RankedPolicy(uint32_t max_blocks) : nodes_(max_blocks), places_(max_blocks), heap_(&places_) {}

@@ -10,19 +10,20 @@
 namespace kvpool {
 namespace {
 
-// Waits that what is expected of a class counts for, whether from before or from the mean of all classes.
+// The weight, in waits, of what is expected of a class by its prior or by the mean of all classes.
 constexpr double kExpectedWaits = 20;
-// Expected hits of a group, at an age, that stand against what was seen of it.
+// The weight, in hits at an age, of what is expected of a group.
 constexpr double kGroupHits = 5;
-// Of what was learned, half is forgotten in so many inserted blocks, or when the cache was filled anew so many times.
+// Half of what was learned is forgotten after so many inserted blocks, or so many turnovers of the cache if
+// those take longer.
 constexpr double kHalfLife = 400e3, kHalfLifeTurnovers = 24;
-// Ages double in three steps.
+// The beginnings of ages double in three steps.
 constexpr int kAgesPerOctave = 3;
 constexpr double kFirstAge = 64;
-// Blocks from which on ages are counted in more than one.
+// From so many blocks on ages are counted in units of more than one block.
 constexpr uint32_t kUnitBlocks = 1u << 15;
 
-// Where each age begins, in units; one more than there are ages.
+// Where each age begins, in units, and where the last ends.
 const std::array<double, ReuseModel::kAges + 1>& AgeBegins() {
   static const auto begins = [] {
     std::array<double, ReuseModel::kAges + 1> b{};
@@ -58,7 +59,7 @@ ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
     hits_[c].fill(0);
     gone_[c].fill(0);
     open_[c].fill(0);
-    // Before anything is known the oldest leaves.
+    // Before anything is learned the oldest leaves.
     for (int a = 0; a < kAges; ++a) index_[c][a] = 1.0 / (1 + a);
   }
 }
@@ -68,11 +69,11 @@ double ReuseModel::AgeBegin(int age) const {
 }
 
 int ReuseModel::AgeOf(uint64_t age) const {
-  // 2^(1/3) and 2^(2/3), of units that begin at the top bit.
+  // 2^(1/3) and 2^(2/3), scaled to numbers whose top bit is set.
   constexpr uint64_t kThird = 0xa14517cc6b945712, kTwoThirds = 0xcb2ff529eb71e416;
   const uint64_t units = age >> unit_bits_;
   if (units < static_cast<uint64_t>(kFirstAge)) return 0;
-  // The first age of its octave, or one of the two behind it.
+  // It is the first age of its octave or one of the two after it.
   const int octave = std::bit_width(units / static_cast<uint64_t>(kFirstAge)) - 1;
   const int first = 1 + octave * kAgesPerOctave;
   if (first + kAgesPerOctave > kAges) return kAges - 1;
@@ -81,8 +82,9 @@ int ReuseModel::AgeOf(uint64_t age) const {
 }
 
 ReuseModel::Table ReuseModel::IndexOf(const Table& chances, const Table& widths) {
-  // Of a stretch of ages: hits and time held per wait that comes to it, and how many wait on at its end. From the
-  // last age to the first each takes in the stretches behind it as long as they give more per time than it.
+  // A stretch of ages has, per wait that reaches it, hits, time held and how many waits go on at its end.
+  // From the last age to the first, each stretch takes in those after it as long as they give more hits per
+  // time than it does.
   struct Stretch {
     double hits, held, waiting;
     int end;
@@ -106,7 +108,7 @@ void ReuseModel::SetBlocks(uint32_t blocks) {
   blocks_ = blocks;
   while (blocks / kUnitBlocks >> unit_bits_ > 1) {
     ++unit_bits_;
-    // What was at an age is three ages nearer now.
+    // In doubled units every wait is three ages lower.
     for (std::vector<Table>* tables : {&hits_, &gone_, &open_}) {
       for (Table& t : *tables) {
         for (int i = 1; i <= kAgesPerOctave; ++i) t[0] += t[i];
@@ -170,7 +172,8 @@ void ReuseModel::LearnClass(int cls) {
   Table& hits = hits_[cls];
   Table& gone = gone_[cls];
   Table& open = open_[cls];
-  Table at_risk, chances;  // Waits that came to an age; chance that one ends there.
+  // How many waits reached each age, and the chance that one of them ends there.
+  Table at_risk, chances;
   double later = 0;
   for (int a = kAges - 1; a >= 0; --a) at_risk[a] = later += hits[a] + gone[a] + open[a];
   Expect(cls, &chances);

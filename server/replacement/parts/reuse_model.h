@@ -1,4 +1,4 @@
-// What a cached block is worth per unit of room and time, by its class and its age: learned from what comes back.
+// Learns what a cached block is worth per unit of room and time, by its class and its age.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_REUSE_MODEL_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_REUSE_MODEL_H_
 
@@ -9,55 +9,58 @@
 
 namespace kvpool {
 
-// Time is counted in blocks inserted: what a block in the cache keeps out.
+// Time is counted in inserted blocks: those are what a cached block keeps out.
 //
-// A use that ends begins a *wait*, of the block's class then. It ends by a hit, or is unended as yet. Waits are
-// watched whether or not the block stays in the cache, so what is learned does not hang on what was evicted. Each
-// class has a table over ages: how many waits came to that age, how many of them ended there. From it follows the
-// *index* of a class at an age: the most hits per time that holding the block up to any later age would give,
+// A use that ends begins a *wait*, which has the class that the block has then and ends by a hit. Waits are
+// watched whether or not the block stays in the cache, so what is learned does not depend on what was
+// evicted. Each class has a table over ages: how many waits reached the age, and how many of them ended
+// there. The *index* of a class at an age is the most hits per time that holding the block until some later
+// age T gives,
 //
 //   index(c, a) = max over T of P(hit before T | waits at a) / E(time held until hit or T | waits at a)
 //
-// which is Gittins' index: with all blocks of one size, to drop the least is the best that can be done on
-// this knowledge. A class of which little is known leans on what is expected of it: what was known before it was
-// seen, or else the mean of all classes; more or less by as much as the classes of its group, which are alike, came
-// back more or less than was expected of them.
+// which is Gittins' index: as all blocks have one size, evicting the least index is the best choice that
+// this knowledge allows. A class of which little is known is estimated by what was expected of it, from
+// its prior or else from the mean of all classes, times the ratio of seen to expected hits in its group
+// of similar classes.
 //
-// Learning goes in rounds: the owner shows all that wait now, and one class after the other is learned, at a microsecond
-// each.
+// Learning goes in rounds. In each the owner shows all open waits, then the classes are learned one by one,
+// at a microsecond each.
 class ReuseModel {
  public:
   static constexpr int kAges = 40;
 
-  // What is known of a class before it was seen: how many of those that wait at an age in ms are found again
-  // per ms. Of no class: nothing is.
+  // What is known of each class before it is seen: the rate, in hits per ms, at which blocks of an age in ms
+  // are found again. Nothing is known if `classes` is empty.
   struct Prior {
     static constexpr int kSpans = 16;
-    static const std::array<double, kSpans + 1>& SpanBegins();  // In ms; the last is the end.
+    // Where each span begins, in ms; the last number is the end of the last span.
+    static const std::array<double, kSpans + 1>& SpanBegins();
     using Rates = std::array<double, kSpans>;
     std::vector<Rates> classes;
   };
 
   using Table = std::array<double, kAges>;
 
-  // The index at each age, of the chance that a wait which comes to an age ends there by a hit, and how long ages are.
+  // The index at each age, from the chance that a wait which reaches an age ends there by a hit, and the
+  // lengths of the ages.
   static Table IndexOf(const Table& chances, const Table& widths);
 
-  // group_of: of each class, from 0.
+  // group_of[cls] is the group of a class; groups count from 0.
   explicit ReuseModel(std::vector<int> group_of, Prior prior = {});
 
-  // How many contents there are now; adapts the ages.
+  // Adapts the ages to how many blocks are resident.
   void SetBlocks(uint32_t blocks);
-  // A wait began: from now on its class is learned.
+  // A wait began. From now on its class is learned.
   void Begin(int cls);
-  // It ended by a hit, at this age.
+  // A wait ended by a hit, at this age.
   void Hit(int cls, uint64_t age) { hits_[cls][AgeOf(age)] += 1; }
-  // It is no longer watched, at this age.
+  // A wait is no longer watched, from this age on.
   void Forget(int cls, uint64_t age) { gone_[cls][AgeOf(age)] += 1; }
 
-  // All that wait are shown, each once a round, or some that stand for so many each.
+  // An open wait, shown once a round; it stands for `times` waits.
   void Show(int cls, uint64_t age, double times = 1) { open_[cls][AgeOf(age)] += times; }
-  // Learns the next class. False: in this round all were.
+  // Learns the next class. False if all were learned in this round.
   bool LearnNext();
   void BeginRound(uint64_t now, uint64_t now_ms);
 
@@ -67,29 +70,33 @@ class ReuseModel {
   int AgeOf(uint64_t age) const;
   double AgeBegin(int age) const;
   void LearnClass(int cls);
-  // Chances to end within each age, on what was known before.
+  // The chance to end within each age, by what was known before.
   void Expect(int cls, Table* chances) const;
 
   const std::vector<int> group_of_;
   const Prior prior_;
   uint32_t blocks_ = 0;
-  int unit_bits_ = 0;        // Ages are counted in 2^unit_bits_ blocks.
-  std::vector<Table> hits_;  // Waits ended by a hit, by age.
-  std::vector<Table> gone_;  // Waits no longer watched, by the age they had then.
-  std::vector<Table> open_;  // Waits of today, as far as they were shown.
+  int unit_bits_ = 0;  // Ages are counted in units of 2^unit_bits_ blocks.
+  // Indexed by class and age: waits that ended by a hit, those no longer watched, and the open ones shown in
+  // this round.
+  std::vector<Table> hits_;
+  std::vector<Table> gone_;
+  std::vector<Table> open_;
   std::vector<Table> index_;
 
-  std::vector<bool> seen_;     // Of each class: a wait of it began.
-  std::vector<int> to_learn_;  // Those, in the order in which they were seen.
-  size_t learned_ = 0;         // Of them, in this round.
+  // Which classes had a wait, the same classes in the order in which they were seen, and how many of them
+  // were learned in this round.
+  std::vector<bool> seen_;
+  std::vector<int> to_learn_;
+  size_t learned_ = 0;
   uint64_t round_began_ = 0, round_began_ms_ = 0;
-  double memory_ = 1;         // What is kept of the past in this round.
-  double blocks_per_ms_ = 0;  // 0: not known.
-  // Hits, those expected, and waits that came to an age.
+  double memory_ = 1;         // The share of past counts that this round keeps.
+  double blocks_per_ms_ = 0;  // 0: unknown.
+  // By age: hits, expected hits, and waits that reached it.
   struct Sums {
     Table hits{}, expected{}, at_risk{};
   };
-  // Of each group and, the last, of all classes; in this round and the one before.
+  // One for each group, then one for all classes: in this round, and in the one before.
   std::vector<Sums> sums_, last_;
 };
 

@@ -8,7 +8,7 @@ namespace kvpool {
 namespace {
 
 constexpr uint64_t kClassBits = 8;
-// Waits of all classes that a class begins with.
+// The weight, in waits, of the mean of all classes.
 constexpr double kPrior = 20;
 // Waits after which what was known counts half: some hundreds for each class.
 constexpr uint32_t kHalfLife = 50'000;

@@ -1,4 +1,4 @@
-// How often, and after how long, contents of a class are asked for again: learned from what comes back.
+// Learns how often, and after how long, contents of a class are asked for again.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_REUSE_STATISTICS_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_REUSE_STATISTICS_H_
 
@@ -10,30 +10,32 @@
 
 namespace kvpool {
 
-// A use that ends begins a wait of the content's class then. The wait ends when the content is asked for again,
-// resident or not, or is given up when it has lasted too long, or so many have begun since that it is forgotten.
-// Time is the caller's: anything that doesn't run backwards. Old knowledge fades by halves.
+// A use that ends begins a wait, which has the class that the content has then. The wait ends when the
+// content is asked for again, resident or not. It is given up when it has lasted too long, or when so many
+// have begun since that it is forgotten. Time is any number of the caller's that never falls. Old counts are
+// halved now and then.
 //
-// Beyond kWatched a sample of the contents is watched, chosen by hash.
+// Beyond kWatched blocks a sample of the contents is watched, chosen by hash. So it takes at most kWatched *
+// GhostList::kBytesPerGhost, 2.2 MiB.
 class ReuseStatistics {
  public:
   static constexpr uint32_t kWatched = 1u << 16;
-  // Of memory in all.
-  static constexpr double kBytes = kWatched * GhostList::kBytesPerGhost;
   static constexpr int kMaxClasses = 256;
 
   ReuseStatistics(int classes, uint32_t max_blocks);
 
-  // Takes the place of a wait that the content has not ended.
+  // Begins a wait, in place of one of the same content that has not ended.
   void Begin(uint64_t hash, int cls, uint64_t now);
-  // The class of the wait that this ends, if one is watched.
+  // Answers the class of the wait that this ends, if one is watched.
   std::optional<int> End(uint64_t hash, uint64_t now);
-  // Waits that began before are given up.
+  // Gives up the waits that began before that time.
   void GiveUp(uint64_t before);
 
-  // Of the class's waits that ended or were given up, the share that ended; of those that began, the share that ended
-  // so far, which says something also where waits are never given up; the mean time of those that ended. Classes of
-  // which little is known lean on all.
+  // Estimates for a class, which lean on the mean of all classes where little is known of it:
+  //
+  //   ChanceOfEnded   waits that ended / (waits that ended + waits given up)
+  //   ShareOfBegun    waits that ended / waits that began, which also serves where none is ever given up
+  //   MeanWait        the mean time of the waits that ended
   double ChanceOfEnded(int cls) const;
   double ShareOfBegun(int cls) const;
   double MeanWait(int cls) const;
@@ -48,11 +50,13 @@ class ReuseStatistics {
   void GiveUpOldest();
   void Ended();
 
-  const uint64_t sample_;  // One content in so many.
-  GhostList waits_;        // Class and beginning; the first to begin first.
+  const uint64_t sample_;  // One content in so many is watched.
+  // The first to begin first; the number has class and beginning.
+  GhostList waits_;
   std::vector<Counts> classes_;
   Counts all_;
-  uint32_t ended_ = 0;  // Since knowledge last faded.
+  // Waits that ended since the counts were last halved.
+  uint32_t ended_ = 0;
 };
 
 }  // namespace kvpool

@@ -1,4 +1,4 @@
-// Which turn of its conversation a block was computed in, as far as the order of insertion tells.
+// Tells in which turn of its conversation a block was computed, as far as the order of insertion shows it.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_TURNS_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_TURNS_H_
 
@@ -10,13 +10,13 @@
 
 namespace kvpool {
 
-// The blocks of one prompt are inserted one behind the other. A block whose parent was not the one inserted last
-// carries on what was there before: a turn more.
+// The blocks of one prompt are inserted one after another. A block whose parent is not the block inserted
+// last continues an earlier prompt, one turn later.
 class Turns {
  public:
   static constexpr uint8_t kMost = 255;
 
-  // `front`: turn of the parent, if there is one.
+  // `front` is the turn of the parent, if there is one.
   uint8_t OnInsert(BlockId block, const Content& content, uint8_t front) {
     const bool follows = content.parent == last_ && last_ != kNullBlock;
     last_ = block;

@@ -6,12 +6,12 @@
 namespace kvpool {
 namespace {
 
-// Contents that left and are remembered: as many as there are blocks, and at least so many: 256 KiB, which stay in a core's
-// cache. Four times as many taught nothing more.
+// As many contents that left are remembered as there are blocks, and at least so many: 256 KiB, which fit a
+// core's cache. Four times as many taught nothing more.
 constexpr uint32_t kLeastPast = 1u << 14;
 constexpr uint32_t kUnitTokens = 512;
 
-// How many of the (growing) limits a number reaches, by looking it up.
+// A table of how many of the growing limits a number reaches.
 template <uint32_t last>
 class Limits {
  public:
@@ -33,8 +33,8 @@ constexpr Limits<14> kFreshLimits({2, 5, 14});
 constexpr Limits<10> kHitLimits({2, 3, 4, 6, 10});
 constexpr Limits<8> kHitFreshLimits({3, 8});
 constexpr Limits<24> kHitTotalLimits({4, 10, 24});
-// The number of a content that left, from the lowest bits: hits and turn, as far as four bits go, and the class of its
-// wait or kNoWait.
+// The number of a content that left has, from the lowest bits, its hits and turn, in four bits each, and the
+// class of its wait or kNoWait.
 constexpr int kCountBits = 4, kClassBits = 12;
 static_assert(2 * kCountBits + kClassBits == PastContents::kNumberBits);
 constexpr uint64_t kCountMask = (1 << kCountBits) - 1, kNoWait = (1 << kClassBits) - 1;
@@ -42,7 +42,7 @@ static_assert(UseClasses::kClasses <= kNoWait);
 
 int GapOf(uint64_t blocks) { return std::min<int>(std::bit_width(blocks / 1024), UseClasses::kGaps - 1); }
 
-// A block that was found so often when others went on from it is not theirs, but shared.
+// A block that was found so often before others continued it is shared by many conversations.
 constexpr uint8_t kSharedHits = 5;
 
 }  // namespace
@@ -82,7 +82,7 @@ int UseClasses::GroupOf(int cls) {
 }
 
 int UseClasses::ClassOf(const Node& node) const {
-  // A run that is forgotten: much came since.
+  // A run that is forgotten counts as a long one.
   const Run run = run_ - node.latest < kRuns ? runs_[node.latest % kRuns] : Run{.length = 1u << 12};
   const auto units = [&](uint32_t blocks) { return (blocks + blocks_per_unit_ - 1) / blocks_per_unit_; };
   const uint32_t fresh = units(run.length), total = units(run.front + run.length);
@@ -117,12 +117,12 @@ std::optional<UseClasses::Wait> UseClasses::OnInsert(uint32_t block, const Conte
   node = {.hash = content.hash, .used = now, .parent = parent};
   node.depth = parent == 0 ? 0 : front.depth + 1;
   Run& run = runs_[front.run % kRuns];
-  // Behind the last block of a run that is still being computed.
+  // True behind the last block of a run that is still being computed.
   const bool follows =
       parent != 0 && run_ - front.run < kRuns && run.open && front.depth + 1 == run.front + run.length;
   PastContents::Past* const past = past_.Find(node.hash);
   if (past != nullptr) {
-    // It is found again, only not here.
+    // The content is found again, only not in the cache.
     node.hits = static_cast<uint8_t>((past->number() & kCountMask) + 1);
     node.turn = static_cast<uint8_t>(past->number() >> kCountBits & kCountMask);
     ended = WaitOf(*past, now);
@@ -164,7 +164,7 @@ int UseClasses::OnUsed(uint32_t block, uint64_t now) {
   node.used = now;
   node.waits = true;
   if (run_ - node.run < kRuns) runs_[node.run % kRuns].open = false;
-  // The tail of a chain comes first.
+  // The tail of a chain is used first.
   Node& parent = nodes_[node.parent];
   if (static_cast<int32_t>(node.latest - parent.latest) > 0) parent.latest = node.latest;
   node.cls = static_cast<uint16_t>(ClassOf(node));
@@ -177,8 +177,8 @@ void UseClasses::OnEvict(uint32_t block, uint64_t now, absl::FunctionRef<void(co
                           std::min<uint64_t>(node.turn, kCountMask) << kCountBits |
                           std::min<uint64_t>(node.hits, kCountMask);
   node.waits = false;
-  // Sets half full at most until there are as many as there may be: all that is remembered is walked over, and a walk over
-  // empty places teaches nothing.
+  // Until there are as many sets as may be they are half full at most. All of them are walked over, and a
+  // walk over empty places teaches nothing.
   past_.Reserve(static_cast<uint32_t>(std::min<uint64_t>(2 * ++evicted_, std::max(kLeastPast, resident_))));
   if (const PastContents::Past lost = past_.Remember(node.hash, node.used, number, now); lost.hash != 0) {
     if (const auto wait = WaitOf(lost, now); wait.has_value()) forgotten(*wait);

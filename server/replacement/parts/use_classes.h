@@ -1,4 +1,4 @@
-// What can be known of a block when a use of it ends, as one of some thousand classes.
+// Sorts uses of blocks into some thousand classes, by all that can be known of a block when a use of it ends.
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_USE_CLASSES_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_USE_CLASSES_H_
 
@@ -14,30 +14,33 @@
 
 namespace kvpool {
 
-// Time is counted in blocks inserted. Blocks that are computed one behind the other are a *run*: what a prompt
-// had that none before it had. Lengths count units of about 512 tokens.
+// Time is counted in inserted blocks. Blocks that are computed one after another are a *run*: the part of a
+// prompt that no earlier prompt had. Lengths count units of about 512 tokens. What makes a class:
 //
-//   never found again   the turn of its run, which is how often the prompt in front had been carried on, not
-//                       counting what many share; how long the prompt is, and the run; whether it is the run's
-//                       last block, which the next prompt seldom repeats
-//   found again         how often; how long it had waited the last time; how long the latest run behind it is,
-//                       and how long the prompt up to there
+//   never found again   the turn of its run: how often the prompt in front of it had been continued, not
+//                       counting blocks that many share
+//                       the lengths of its prompt and of its run
+//                       whether it is its run's last block, which the next prompt seldom repeats
+//   found again         how often
+//                       how long it had waited the last time
+//                       the lengths of the latest run behind it, and of the prompt up to there
 //
-// A use that ends begins a *wait*, of the block's class then. It ends when the content is asked for again; one that
-// left is remembered for a while, so its wait goes on, and coming back counts as being found again.
+// A use that ends begins a *wait*, which has the class that the block has then and ends when the content is
+// asked for again. A content that left is remembered for a while: its wait goes on, and if it comes back it
+// counts as found again.
 class UseClasses {
  public:
   static constexpr int kTurns = 6, kTotals = 12, kFresh = 4;
   static constexpr int kHits = 6, kGaps = 6, kHitFresh = 3, kHitTotals = 4;
   static constexpr int kUnhit = kTurns * kTotals * kFresh * 2;
   static constexpr int kClasses = kUnhit + kHits * kGaps * kHitFresh * kHitTotals;
-  // Classes that are alike: by turn, a coarser length and whether it is the last; by hits and wait.
-  static constexpr int kGroups = kTurns * 3 * 2 + kHits * kGaps;
+  // Groups of similar classes: by turn, a coarser length and whether it is the last block; or by
+  // hits and wait.
 
-  // What a class says.
+  // What a class says of a use.
   struct Use {
-    int turn = 0, total = 0, fresh = 0, last = 0;  // Of what was never found again: hits is 0.
-    int hits = 0, gap = 0, hit_fresh = 0, hit_total = 0;
+    int turn = 0, total = 0, fresh = 0, last = 0;         // set where hits == 0
+    int hits = 0, gap = 0, hit_fresh = 0, hit_total = 0;  // set where hits > 0
   };
   static Use UseOf(int cls);
   static int GroupOf(int cls);
@@ -49,15 +52,16 @@ class UseClasses {
     uint64_t since;
   };
 
-  // As ReplacementPolicy's, at a time that does not fall. Of OnInsert and OnHit: the wait that this ends.
+  // The events of a ReplacementPolicy, at times that never fall. OnInsert and OnHit answer the wait
+  // that they end.
   std::optional<Wait> OnInsert(uint32_t block, const Content& content, uint64_t now);
   std::optional<Wait> OnHit(uint32_t block, uint64_t now);
-  // Answers its class.
+  // Answers the class of the use.
   int OnUsed(uint32_t block, uint64_t now);
   // `forgotten` is told of each wait that is no longer watched.
   void OnEvict(uint32_t block, uint64_t now, absl::FunctionRef<void(const Wait&)> forgotten);
 
-  // All that wait, for a walk in steps: those there are in slots [0, slots()), in no order that means anything.
+  // All open waits, for a walk in steps: they are in slots [0, slots()), in no meaningful order.
   uint32_t slots() const { return highest_ + 1 + past_.slots(); }
   std::optional<Wait> InSlot(uint32_t slot, uint64_t now) const;
 
@@ -68,7 +72,7 @@ class UseClasses {
     nodes_.Prefetch(block);
     past_.Prefetch(hash);
   }
-  // Of small pools more, as 16,384 contents that left are remembered.
+  // Small pools take more, as at least 16,384 contents that left are remembered.
   static constexpr size_t kNodeBytes = 40;
   static constexpr double kBytesPerBlock = kNodeBytes + PastContents::kBytesPerContent;
 
@@ -79,18 +83,21 @@ class UseClasses {
     uint64_t hash;
     uint64_t used;  // When its last use ended.
     uint32_t parent;
-    uint32_t run;     // The run it was computed in,
-    uint32_t latest;  // and the latest one behind it.
-    uint32_t depth;   // Blocks in front of it.
-    uint16_t cls;     // Of its last use.
+    // The run that it was computed in, and the latest one behind it.
+    uint32_t run;
+    uint32_t latest;
+    uint32_t depth;  // How many blocks are in front of it.
+    uint16_t cls;    // The class of its last use.
     uint8_t hits, turn;
-    uint8_t gap;  // Between its last use but one and its last hit, as a class says it.
-    bool waits;   // A use ended and it was not found again since.
+    // The wait that its last hit ended, in the steps of a class.
+    uint8_t gap;
+    // True if a use has ended and the block was not found again since.
+    bool waits;
   };
   static_assert(sizeof(Node) == kNodeBytes);
   struct Run {
     uint32_t front = 0, length = 0;
-    bool open = false;  // No use of a block of it ended yet.
+    bool open = false;  // True until a use of one of its blocks ends.
   };
 
   void BeginRun(uint32_t front, uint32_t length) { runs_[++run_ % kRuns] = {front, length, true}; }
@@ -100,8 +107,10 @@ class UseClasses {
 
   const uint32_t blocks_per_unit_;
   VirtualArray<Node> nodes_;
-  PastContents past_;              // Class, hits and turn of what left.
-  std::array<Run, kRuns> runs_{};  // The latest ones.
+  // Contents that left, with class, hits and turn as their number.
+  PastContents past_;
+  // The latest runs.
+  std::array<Run, kRuns> runs_{};
   uint32_t run_ = 0;
   uint32_t resident_ = 0, highest_ = 0;
   uint64_t evicted_ = 0;

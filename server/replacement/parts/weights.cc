@@ -24,7 +24,7 @@ std::string ShapeText(absl::Span<const uint64_t> shape) {
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// The numbers of an F32 tensor, all finite.
+// The values of an F32 tensor. INVALID_ARGUMENT: another type, or a value is not finite.
 absl::StatusOr<std::vector<float>> ValuesOf(const safetensors::Tensor& tensor, const std::string& source) {
   const auto wrong = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat(source, ": tensor \"", tensor.name, "\": ", what));

@@ -23,7 +23,7 @@ void ArcPolicy::OnEvict(BlockId block) {
   const uint32_t blocks = resident();
   (queue(b) == kT1 ? b1_ : b2_).Add(hash(b), 0);
   Remove(b);
-  // T1 and B1 name as many contents as there are blocks at most, all four twice as many.
+  // T1 and B1 name at most as many contents as there are blocks, all four at most twice as many.
   b1_.Trim(blocks - std::min(blocks, size(kT1)));
   b2_.Trim(2 * blocks - std::min(2 * blocks, resident() + b1_.size()));
 }

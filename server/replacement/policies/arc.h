@@ -10,10 +10,10 @@
 
 namespace kvpool {
 
-// T1 has what was asked for once, T2 what was asked for again, both by last use; B1 and B2 remember what left
-// them. A content that comes back from B1 says that T1 was too small, one from B2 that T2 was: `target_` is
-// what T1 shall have. As in the paper but for one thing: which content is to come is not known when room is
-// made for it, so that a T1 of exactly the target stays as it is.
+// T1 holds contents that were asked for once, T2 those asked for again, both in order of last use; B1 and B2
+// remember what left them. A content that comes back from B1 shows that T1 was too small, one from B2 that T2
+// was: `target_` is the size that T1 should have. One thing differs from the paper: the next content is not
+// known when room is made for it, so a T1 of exactly the target keeps its size.
 class ArcPolicy final : public QueuePolicy<2> {
  public:
   explicit ArcPolicy(const PolicyOptions& options) : QueuePolicy(options.max_blocks) {}

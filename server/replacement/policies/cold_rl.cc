@@ -3,50 +3,46 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 namespace kvpool {
 namespace {
 
-// Between two looks at the stopwatch: some 5 us.
+// Candidates ranked between two looks at the clock: some 5 us of work.
 constexpr uint32_t kSlice = 8;
-// Inserts that the time between two is averaged over.
+// The means are over about so many inserts.
 constexpr double kInsertWindow = 4096;
-// Of the mean hits of a block, which a few that are asked for all the time drive up: what a spared one must promise.
+// A spared block must promise this share of the mean hits of a block, which a few popular blocks drive up.
 constexpr float kSpareFrom = 0.4f;
 
-class ColdRlJudge final : public Judge {
- public:
-  explicit ColdRlJudge(const Weights& weights) : network_(weights) {}
-
-  bool Rank(const Candidates& candidates, const Stopwatch& stopwatch, uint64_t budget_us,
-            Ranking* ranking) const override {
+Ranker RankerOf(const QNetwork& network) {
+  return [network](const Candidates& candidates, absl::FunctionRef<bool()> late) -> std::optional<Ranking> {
     const size_t count = candidates.blocks.size();
     std::vector<float> merit(count);
     for (size_t i = 0; i < count; ++i) {
-      const QNetwork::Q q = network_.Evaluate(&candidates.features[i * QNetwork::kInputs]);
+      const QNetwork::Q q = network.Evaluate(&candidates.features[i * QNetwork::kInputs]);
       merit[i] = q.keep - q.evict;
-      if (i % kSlice == kSlice - 1 && stopwatch.elapsed_us() > budget_us) return false;
+      if (i % kSlice == kSlice - 1 && late()) return std::nullopt;
     }
-    ranking->order.resize(count);
-    std::iota(ranking->order.begin(), ranking->order.end(), 0u);
-    std::stable_sort(ranking->order.begin(), ranking->order.end(),
+    Ranking ranking;
+    ranking.order.resize(count);
+    std::iota(ranking.order.begin(), ranking.order.end(), 0u);
+    std::stable_sort(ranking.order.begin(), ranking.order.end(),
                      [&](uint32_t a, uint32_t b) { return merit[a] < merit[b]; });
     const auto worth = std::count_if(merit.begin(), merit.end(),
                                      [&](float m) { return m > kSpareFrom * candidates.hits_per_insert; });
-    ranking->spared = std::min(static_cast<uint32_t>(worth), candidates.may_leave);
-    return stopwatch.elapsed_us() <= budget_us;
-  }
-
- private:
-  const QNetwork network_;
-};
+    ranking.spared = std::min(static_cast<uint32_t>(worth), candidates.may_leave);
+    if (late()) return std::nullopt;
+    return ranking;
+  };
+}
 
 }  // namespace
 
 std::array<float, QNetwork::kInputs> ColdRlView::Features() const {
-  // In powers of two, from a 256th of a turnover on, and about -1 to 1.
+  // The binary logarithm of the turnovers, from a 256th of one on, scaled to about -1 to 1.
   const auto time = [](double turnovers) {
     return static_cast<float>(std::log2(std::min(turnovers, 1e6) + 1.0 / 256) / 8);
   };
@@ -64,7 +60,7 @@ WeightsShape ColdRlPolicy::Shape() {
 }
 
 ColdRlPolicy::ColdRlPolicy(const PolicyOptions& options)
-    : judge_(std::make_shared<const ColdRlJudge>(*options.weights)),
+    : ranker_(std::make_shared<const Ranker>(RankerOf(QNetwork(*options.weights)))),
       cost_per_depth_(options.cost_per_depth),
       lru_(options),
       nodes_(options.max_blocks) {}
@@ -81,6 +77,7 @@ void ColdRlPolicy::OnInsert(BlockId block, const Content& content) {
   Node& node = nodes_[Index(block)];
   node = {.hash = content.hash,
           .inserted_ms = content.now_ms,
+          .offered = 0,
           .accessed_ms = content.now_ms,
           .gap_ms = kNoGap,
           .hits = 0,
@@ -129,10 +126,10 @@ void ColdRlPolicy::Show(uint64_t now_ms, Candidates* out) {
   lru_.Oldest(kCandidates, &out->blocks);
   out->hits_per_insert = static_cast<float>(hits_per_insert_);
   out->may_leave = std::max(static_cast<uint32_t>(out->blocks.size()) / kLeaveOneIn, 1u);
-  for (const BlockRef& ref : out->blocks) nodes_.Prefetch(Index(ref.id));
-  for (const BlockRef& ref : out->blocks) {
-    out->last_uses.push_back(lru_.last_use(ref.id));
-    const auto features = ViewOf(nodes_[Index(ref.id)], now_ms).Features();
+  for (const BlockId block : out->blocks) nodes_.Prefetch(Index(block));
+  for (const BlockId block : out->blocks) {
+    out->last_uses.push_back(lru_.last_use(block));
+    const auto features = ViewOf(nodes_[Index(block)], now_ms).Features();
     out->features.insert(out->features.end(), features.begin(), features.end());
   }
 }

@@ -9,7 +9,7 @@
 
 namespace kvpool {
 
-// The node is the number of its insertion.
+// The node is the number of the block's insertion.
 class FifoPolicy final : public RankedPolicy<uint64_t> {
  public:
   explicit FifoPolicy(const PolicyOptions& options) : RankedPolicy(options.max_blocks) {}

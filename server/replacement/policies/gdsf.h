@@ -1,4 +1,5 @@
-// Greedy-Dual-Size-Frequency (Cherkasova 1998) with the cost of prefill: what is cheap to compute anew leaves.
+// Greedy-Dual-Size-Frequency (Cherkasova 1998) with the cost of prefill: what is cheap to
+// compute anew leaves.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_GDSF_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_GDSF_H_
 
@@ -16,9 +17,9 @@ struct GdsfNode {
   uint32_t depth;
 };
 
-// All blocks are of one size. A block is worth its accesses times its cost, plus what the last victim was
-// worth when it was last accessed. The cost of a block grows with the tokens in front of it, which its
-// attention reads: 1 + cost_per_depth * blocks in front.
+// worth = accesses * (1 + cost_per_depth * blocks in front) + the worth of the last victim at the block's
+// last access. All blocks have one size; the cost of a block grows with the tokens in front of it, which its
+// attention reads.
 class GdsfPolicy final : public RankedPolicy<GdsfNode> {
  public:
   explicit GdsfPolicy(const PolicyOptions& options)

@@ -7,14 +7,14 @@
 namespace kvpool {
 namespace {
 
-// Steps of learning: one with each block inserted, and after so many rounds half as many, down to one with eight. The
-// first rounds teach the most, and the cost of those behind is shared among more blocks.
+// The pace of learning begins with one step per inserted block and halves after so many rounds, down to one
+// step per eight blocks. The first rounds teach the most; later ones spread their cost over more blocks.
 constexpr uint32_t kRoundsOfAPace = 16;
 constexpr uint32_t kSlowestPace = 3;
-// Slots swept over per block inserted, and how many of them are looked at together: at half the pace it is every other
-// group, others in each round, which stands for the rest too.
+// Slots swept per inserted block, in groups of so many. At half the pace every other group is looked at,
+// others in each round, and counts twice.
 constexpr uint32_t kSweptSlots = 16, kGroupSlots = 4;
-// Blocks inserted between two looks at cells, and cells looked at, at most.
+// Inserts between two refreshes of cells, and the most cells of one refresh.
 constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
 
 std::vector<int> Groups() {
@@ -54,7 +54,7 @@ void HitDensityPolicy::OnEvict(BlockId block) {
                    [this](const UseClasses::Wait& wait) { model_.Forget(wait.cls, inserted_ - wait.since); });
 }
 
-// A sweep over those that wait, then a class a step.
+// One step: of the sweep over open waits, then a class at a time.
 void HitDensityPolicy::Learn(uint64_t now_ms) {
   model_.SetBlocks(classes_.resident());
   if (swept_ < classes_.slots()) {
@@ -62,7 +62,7 @@ void HitDensityPolicy::Learn(uint64_t now_ms) {
     for (; swept_ < end; swept_ += kGroupSlots << pace()) {
       for (uint32_t slot = swept_; slot < std::min(swept_ + kGroupSlots, end); ++slot) {
         const auto wait = classes_.InSlot(slot, inserted_);
-        // Younger than the sweep: it counts in the next.
+        // A wait younger than the sweep counts in the next one.
         if (wait.has_value() && wait->since <= sweep_began_) {
           model_.Show(wait->cls, inserted_ - wait->since, 1 << pace());
         }
@@ -143,7 +143,7 @@ void HitDensityPolicy::Prefetch(BlockId block, uint64_t hash) const {
   places_.Prefetch(kvpool::Index(block));
 }
 
-// All cells in four epochs, if they are not too many: ages are told apart by a quarter.
+// Refreshes every cell once in four epochs, unless there are too many; ages are a quarter apart.
 void HitDensityPolicy::RefreshCells() {
   const uint64_t cells = std::min(kMostRefreshed, kRefreshBlocks * cells_.size() / (4 * epoch_blocks_) + 1);
   for (uint64_t i = 0; i < cells; ++i) {

@@ -15,12 +15,12 @@
 
 namespace kvpool {
 
-// After LHD (Beckmann, Chen and Cidon, NSDI 2018): what a block promises is learned by class (use_classes.h) and
-// age (reuse_model.h), from what comes back while it runs.
+// After LHD (Beckmann, Chen and Cidon, NSDI 2018): the policy learns while it runs what blocks promise, by
+// class (use_classes.h) and age (reuse_model.h).
 //
-// Blocks on offer are sorted into cells by class and by the epoch of their last use, an epoch being a 64th of the
-// blocks that the pool may have; all of a cell have one index. With some blocks inserted a step is learned and some
-// cells' indices are computed anew: nothing is ever done to all of them at once.
+// Blocks on offer are sorted into cells by class and by the epoch of their last use; an epoch is a 64th of
+// the blocks that the pool may have. All blocks of a cell have one index. Every few inserts one step of
+// learning is done and the indices of some cells are computed anew, so no call ever visits all of them.
 class HitDensityPolicy : public ReplacementPolicy {
  public:
   explicit HitDensityPolicy(const PolicyOptions& options) : HitDensityPolicy(options, {}) {}
@@ -33,7 +33,7 @@ class HitDensityPolicy : public ReplacementPolicy {
   void OnWithdraw(BlockId block) final;
   void OnEvict(BlockId block) final;
   BlockId Victim(uint64_t now_ms) final;
-  // Of one cell.
+  // Those of one cell.
   size_t Upcoming(absl::Span<BlockId> blocks) const final;
   Rank Standing(BlockId block) const final;
   void Prefetch(BlockId block, uint64_t hash) const final;
@@ -45,10 +45,10 @@ class HitDensityPolicy : public ReplacementPolicy {
 
  private:
   struct Place {
-    uint32_t older, newer;  // In its cell.
+    uint32_t older, newer;  // neighbours in its cell
     uint32_t cell;
   };
-  using CellKey = uint64_t;  // Epoch << 16 | class.
+  using CellKey = uint64_t;  // epoch << 16 | class
   struct Cell {
     CellKey key = 0;
     double index = 0;
@@ -67,19 +67,19 @@ class HitDensityPolicy : public ReplacementPolicy {
   UseClasses classes_;
   ReuseModel model_;
   VirtualArray<Place> places_;
-  // Cells, from 1; by key; those unused; and the others, least index first.
+  // The cells, numbered from 1; their numbers by key; the unused ones; and the used ones, least index first.
   std::vector<Cell> cells_{1};
   absl::flat_hash_map<CellKey, uint32_t> cell_of_;
   std::vector<uint32_t> unused_cells_;
   HeapPlaces cell_places_;
   OfferHeap order_{&cell_places_};
   const uint64_t epoch_blocks_;
-  uint32_t latest_cell_ = 0;  // Most often the next block is of the same.
-  uint32_t refreshed_ = 0;    // Cell looked at last.
+  uint32_t latest_cell_ = 0;  // The next block is most often of the same cell.
+  uint32_t refreshed_ = 0;    // The cell that was refreshed last.
 
-  uint32_t rounds_ = 0;       // Of learning.
-  uint32_t swept_ = 0;        // Slots of classes_, in this round,
-  uint64_t sweep_began_ = 0;  // which began then.
+  uint32_t rounds_ = 0;       // Rounds of learning.
+  uint32_t swept_ = 0;        // Slots of classes_ swept in this round.
+  uint64_t sweep_began_ = 0;  // inserted_ when this sweep began
   uint64_t inserted_ = 0;
   uint32_t offered_ = 0;
 };

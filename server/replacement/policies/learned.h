@@ -1,4 +1,4 @@
-// Least hit density that begins with what a trained network knows of conversations.
+// hit_density with a prior: what a trained network knows of conversations.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_LEARNED_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_LEARNED_H_
 
@@ -11,11 +11,13 @@
 
 namespace kvpool {
 
-// From a class to the rate at which its blocks are found again, by the time they have waited: one hidden layer,
+// Maps a class to the rate at which its blocks are found again, by the time they have waited, with
+// one hidden layer:
 //
 //   rate(class, span) = exp(out(span) + bias(span)),  out = W2 tanh(W1 inputs(class) + b1)
 //
-// in 1 per second. Trained by kvpool-sim train on what came back in a trace. The spans are ReuseModel::Prior's.
+// in hits per second. kvpool-sim train fits it to what came back in a trace. The
+// spans are ReuseModel::Prior's.
 struct ReuseNetwork {
   static constexpr int kInputs = UseClasses::kTurns + UseClasses::kTotals + UseClasses::kFresh + 2 +
                                  UseClasses::kHits + UseClasses::kHitFresh + UseClasses::kHitTotals;
@@ -26,17 +28,17 @@ struct ReuseNetwork {
   static WeightsShape Shape();
   static Inputs InputsOf(int cls);
 
-  // REQUIRES: Check(Shape()) of the weights is OK.
+  // REQUIRES: weights.Check(Shape()) is OK.
   static ReuseModel::Prior PriorOf(const Weights& weights);
 };
 
-// hit_density, but until a class was seen often enough the network speaks for it: by how much more or less it
-// comes back than others do. How much comes back in all is learned from the first, so weights that don't fit
-// what runs cost little.
+// hit_density, but until a class was seen often enough the network says how much more or less it comes back
+// than others do. How much comes back in all is learned from the start, so weights that don't fit what runs
+// cost little.
 class LearnedPolicy final : public HitDensityPolicy {
  public:
   static WeightsShape Shape() { return ReuseNetwork::Shape(); }
-  // REQUIRES: options.weights is not null and of Shape().
+  // REQUIRES: options.weights is not null and has Shape().
   explicit LearnedPolicy(const PolicyOptions& options)
       : HitDensityPolicy(options, ReuseNetwork::PriorOf(*options.weights)) {}
   std::string_view name() const override { return "learned"; }

@@ -1,4 +1,5 @@
-// Least frequently used, the deeper in its chain first: Mooncake's LengthAwareCache, as its paper words it.
+// Least frequently used, ties leaving by depth in the chain, deepest first: Mooncake's LengthAwareCache as
+// its paper describes it.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_LENGTH_AWARE_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_LENGTH_AWARE_H_
 
@@ -11,7 +12,7 @@ namespace kvpool {
 
 struct LengthAwareNode {
   uint32_t accesses;
-  uint32_t depth;  // Blocks in front of it.
+  uint32_t depth;  // blocks in front of it
   uint64_t last_use;
 };
 

@@ -15,8 +15,8 @@ struct LfuNode {
   uint64_t last_use;
 };
 
-// A block is worth its accesses plus what the last victim was worth when it was last accessed: what was
-// popular once is overtaken by what is used now. Ties leave by last use.
+// worth = accesses + the worth of the last victim at the block's last access, so what is used now overtakes
+// what was popular once. Ties leave by last use.
 class LfuPolicy final : public RankedPolicy<LfuNode> {
  public:
   explicit LfuPolicy(const PolicyOptions& options) : RankedPolicy(options.max_blocks) {}

@@ -52,15 +52,15 @@ size_t LruPolicy::Upcoming(absl::Span<BlockId> blocks) const {
   return found;
 }
 
-void LruPolicy::Oldest(uint32_t count, std::vector<BlockRef>* out) const {
+void LruPolicy::Oldest(uint32_t count, std::vector<BlockId>* out) const {
   uint32_t listed = oldest_;
   auto between = between_.begin();
   for (; count > 0 && (listed != 0 || between != between_.end()); --count) {
     if (between != between_.end() && (listed == 0 || between->first < nodes_[listed].last_use)) {
-      out->push_back({BlockId{between->second}, 0});
+      out->push_back(BlockId{between->second});
       ++between;
     } else {
-      out->push_back({BlockId{listed}, 0});
+      out->push_back(BlockId{listed});
       listed = nodes_[listed].newer;
     }
   }

@@ -13,9 +13,9 @@
 
 namespace kvpool {
 
-// A list in the order of last use, which is exact. Nearly every offer belongs at one of its ends: a leaf that was
-// just used at the newest, the parent of a victim at the oldest. What belongs in between is kept beside the list,
-// sorted, and the next victim is the lesser of the first of both.
+// Exact LRU: a list in the order of last use. Nearly every offer belongs at one of its ends: a leaf that was
+// just used at the newest, the parent of a victim at the oldest. Offers that belong in between are kept
+// beside the list in a sorted set, and the next victim is the older of the two fronts.
 class LruPolicy final : public ReplacementPolicy {
  public:
   explicit LruPolicy(const PolicyOptions& options) : nodes_(options.max_blocks) {}
@@ -31,17 +31,18 @@ class LruPolicy final : public ReplacementPolicy {
   size_t Upcoming(absl::Span<BlockId> blocks) const override;
   Rank Standing(BlockId block) const override { return {.major = nodes_[Index(block)].last_use}; }
   void Prefetch(BlockId block, uint64_t) const override { nodes_.Prefetch(Index(block)); }
-  // Adds up to `count` of those on offer, the next to leave first; their generations are not this policy's to know.
-  void Oldest(uint32_t count, std::vector<BlockRef>* out) const;
-  // Number of its last use, of all blocks' uses.
+  // Appends up to `count` of those on offer, the next to leave first.
+  void Oldest(uint32_t count, std::vector<BlockId>* out) const;
+  // The number of the block's last use among those of all blocks, from 1.
   uint64_t last_use(BlockId block) const { return nodes_[Index(block)].last_use; }
   uint32_t offered() const override { return listed_ + static_cast<uint32_t>(between_.size()); }
-  // Next to none are between.
+  // There are hardly ever blocks between.
   double bytes_per_block() const override { return sizeof(Node); }
 
  private:
   struct Node {
-    uint32_t older;  // Towards the next victim; 0 at the end, as block 0 is never offered.
+    uint32_t
+        older;  // the neighbour nearer to being the next victim; 0 at the end, as block 0 is never offered
     uint32_t newer;
     uint64_t last_use : 63;
     uint64_t between : 1;

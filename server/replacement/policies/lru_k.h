@@ -1,4 +1,5 @@
-// LRU-K with K = 2 (O'Neil et al., SIGMOD 1993): the block whose last access but one is longest ago leaves.
+// LRU-K with K = 2 (O'Neil et al., SIGMOD 1993): the block whose access before the last is
+// longest ago leaves.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_LRU_K_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_LRU_K_H_
 
@@ -12,12 +13,15 @@ namespace kvpool {
 
 struct LruKNode {
   uint64_t hash;
-  uint64_t last;      // Number of the last access.
-  uint64_t previous;  // Of the one before, 0: there was none. Such blocks leave first, by last use.
+  // The numbers of its last access and of the one before; 0 if there was none. Blocks without one leave
+  // first, by last use.
+  uint64_t last;
+  uint64_t previous;
   uint64_t last_use;
 };
 
-// What left is remembered for as many evictions as there are blocks: the Retained Information Period.
+// Contents that left are remembered for as many evictions as there are blocks: the paper's Retained
+// Information Period.
 class LruKPolicy final : public RankedPolicy<LruKNode> {
  public:
   explicit LruKPolicy(const PolicyOptions& options) : RankedPolicy(options.max_blocks) {}
@@ -40,7 +44,7 @@ class LruKPolicy final : public RankedPolicy<LruKNode> {
     return {.major = node.previous, .minor = node.last_use};
   }
 
-  GhostList history_;  // Last accesses of what left.
+  GhostList history_;  // Contents that left, with their last access.
   uint32_t resident_ = 0;
   uint64_t accesses_ = 0;
   uint64_t uses_ = 0;

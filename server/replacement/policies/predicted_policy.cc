@@ -24,7 +24,7 @@ void PredictedPolicy::OnInsert(BlockId block, const Content& content) {
   const uint8_t front = static_cast<uint8_t>(nodes_[Index(content.parent)].turn);
   Node& node = nodes_[Index(block)];
   node = {.hash = content.hash, .turn = turns_.OnInsert(block, content, front)};
-  // A content that comes back was found again, only not here.
+  // A content that comes back counts as found again, though not in the cache.
   if (const std::optional<int> cls = reuse_.End(content.hash, inserted_)) {
     node.hits = static_cast<uint64_t>(*cls / (kTurnClasses * 2) + 1);
   }

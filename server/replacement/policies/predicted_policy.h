@@ -1,5 +1,5 @@
-// What the policies with a bit of prediction for each use share: where the bits come from, and what keeps a wrong
-// predictor harmless.
+// The base of policies that predict one bit for each use. It makes the bits and keeps a
+// wrong predictor harmless.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_PREDICTED_POLICY_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_PREDICTED_POLICY_H_
 
@@ -15,12 +15,13 @@
 
 namespace kvpool {
 
-// A use that ends has a bit: will the content be asked for again soon? An engine's hint says so; without one, what
-// became of others of its class does: how often it was found, which turn it belongs to, whether it is the last block
-// of its turn, which the next one seldom repeats. Soon is within the time in which as many blocks are inserted as are
-// resident, kHorizon times over.
+// A use that ends has a bit: will the content be asked for again soon? An engine's hint decides; without one,
+// what became of others of its class. A class is how often the block was found, which turn it belongs to, and
+// whether it is the last block of its turn, which the next one seldom repeats. Soon means within kHorizon
+// turnovers, the time in which as many blocks are inserted as are resident.
 //
-// The deriving class ranks blocks by the bit. LruShadow decides whether its least or the least recently used leaves.
+// The deriving class ranks blocks by the bit. LruShadow decides whether the least of them leaves or the least
+// recently used block.
 class PredictedPolicy : public ReplacementPolicy {
  public:
   void OnInsert(BlockId block, const Content& content) final;
@@ -33,7 +34,8 @@ class PredictedPolicy : public ReplacementPolicy {
   BlockId Victim(uint64_t now_ms) final;
   void Prefetch(BlockId block, uint64_t hash) const final;
   uint32_t offered() const final { return heap_.size(); }
-  // And LruShadow::kBytes + ReuseStatistics::kBytes in all. The LRU's own, and its set if all offers were between.
+  // In the worst case, where all of the LRU's offers are in its set. LruShadow and ReuseStatistics add 2.2
+  // MiB each.
   double bytes_per_block() const final { return sizeof(Node) + 4 + 24 + lru_.bytes_per_block() + 20; }
 
   enum class Guard { kNone, kLru };
@@ -44,18 +46,18 @@ class PredictedPolicy : public ReplacementPolicy {
     uint64_t last_use : 40;
     uint64_t hits : 8;
     uint64_t turn : 8;
-    uint64_t said : 2;     // Reuse, of the latest use.
-    uint64_t returns : 1;  // The bit.
-    uint64_t tail : 1;     // Last of its turn.
-    uint32_t phase;        // For the deriving class.
+    uint64_t said : 2;     // Reuse as the latest use hinted
+    uint64_t returns : 1;  // the bit
+    uint64_t tail : 1;     // last block of its turn
+    uint32_t phase;        // owned by the deriving class
   };
 
   PredictedPolicy(const PolicyOptions& options, Guard guard);
 
   virtual Rank RankOfNode(const Node& node) const = 0;
-  // A use ends: the bit is known.
+  // A use ends, and the bit is known.
   virtual void Use(Node* node) {}
-  // `least`: what would leave.
+  // `least` would leave next.
   virtual void BeforeVictim(const Node& least) {}
 
  private:

@@ -16,7 +16,7 @@ void RandomPolicy::OnWithdraw(BlockId block) {
 
 BlockId RandomPolicy::Victim(uint64_t) {
   if (blocks_.empty()) return kNullBlock;
-  // splitmix64; the high half of a product is as good as uniform for counts far below 2^64.
+  // splitmix64. The high half of the product is nearly uniform, as the count is far below 2^64.
   uint64_t z = state_ += 0x9e3779b97f4a7c15u;
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
   z = (z ^ z >> 27) * 0x94d049bb133111ebu;

@@ -28,8 +28,8 @@ class RandomPolicy final : public ReplacementPolicy {
   double bytes_per_block() const override { return 2 * sizeof(uint32_t); }
 
  private:
-  std::vector<uint32_t> blocks_;   // On offer, in any order.
-  VirtualArray<uint32_t> places_;  // Of each in blocks_.
+  std::vector<uint32_t> blocks_;   // the blocks on offer, in any order
+  VirtualArray<uint32_t> places_;  // each block's index in blocks_
   uint64_t state_;
 };
 

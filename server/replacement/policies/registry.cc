@@ -5,7 +5,6 @@
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
 #include "server/replacement/parts/weights.h"
-#include "server/replacement/policies/adaptive.h"
 #include "server/replacement/policies/arc.h"
 #include "server/replacement/policies/cold_rl.h"
 #include "server/replacement/policies/fifo.h"
@@ -41,7 +40,7 @@ absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Make(const PolicyOptions& opt
   return std::make_unique<Policy>(options);
 }
 
-// Of a policy with weights.
+// For policies with weights.
 template <typename Policy>
 absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakeTrained(const PolicyOptions& options) {
   PolicyOptions trained = options;
@@ -76,7 +75,6 @@ constexpr PolicyEntry kPolicies[] = {
      Make<SuccinctPhasePolicy>},
     {"hit_density", "fewest hits to come for the room and time, learned by class and age",
      Make<HitDensityPolicy>},
-    {"adaptive", "follows the best of learned, lru and lru_k, by shadow caches", Make<AdaptivePolicy>},
     {"learned", "hit_density with a trained network to begin with", MakeTrained<LearnedPolicy>},
     {"cold_rl", "of the coldest, those that a trained Q-network would not keep (Cold-RL)",
      MakeTrained<ColdRlPolicy>},

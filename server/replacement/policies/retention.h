@@ -1,4 +1,4 @@
-// Priorities that contents earn, and lose with time: what engines do by hand with SetRetention, done by use.
+// Priorities that contents earn by use and lose with time, as engines set them by hand with SetRetention.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_RETENTION_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_RETENTION_H_
 
@@ -13,19 +13,19 @@ namespace kvpool {
 
 struct RetentionNode {
   uint64_t last_use;
-  float priority;   // When it was set; 0 to kMaxPriority.
-  Reuse said;       // Of the latest use.
-  uint64_t set_at;  // In blocks inserted until then.
+  float priority;   // 0 to kMaxPriority, when it was set
+  Reuse said;       // the hint about the latest use
+  uint64_t set_at;  // inserted blocks
 };
 
-// TensorRT-LLM retains blocks by a priority of 0 to 100 that lasts for a duration, and among equals evicts the least
-// recently used. Here a content begins with the default priority, each time it is found again adds as much to what is
-// left of it, up to the most there is, and it halves with each turnover of the cache, the time in which as many blocks
-// are inserted as there are. What an engine says of a use sets it: to the most for what is expected, to next to
-// nothing for what is not. Priorities that engines set themselves are the pool's guard and rule over all policies.
+// TensorRT-LLM retains blocks by a priority of 0 to 100 that lasts for a duration, and among equals evicts
+// the least recently used. Here a content begins with the default priority p. Each time it is found again its
+// priority rises by p, up to kMaxPriority, and each turnover of the cache, in which as many blocks are
+// inserted as there are, halves it. A hint sets it: to kMaxPriority if a reuse is expected, else to 1.
+// Priorities that engines set themselves are the pool's and come before those of any policy.
 //
-// As all halve alike, the order of two blocks changes only when one is used: the rank is the time at which the
-// priority falls to 1.
+// As all priorities halve at one rate, the order of two blocks changes only when one is used. The rank is the
+// time at which the priority falls to 1.
 class RetentionPolicy final : public RankedPolicy<RetentionNode> {
  public:
   explicit RetentionPolicy(const PolicyOptions& options)
@@ -58,7 +58,7 @@ class RetentionPolicy final : public RankedPolicy<RetentionNode> {
     n->set_at = inserted_;
   }
   Rank RankOfNode(const RetentionNode& n) const override {
-    // In whole blocks: of those alike the least recently used leaves.
+    // Counted in whole blocks: among equals the least recently used leaves.
     const double falls = static_cast<double>(n.set_at) + half_life_ * std::log2(std::max(1.0f, n.priority));
     return {.major = static_cast<uint64_t>(falls), .minor = n.last_use};
   }

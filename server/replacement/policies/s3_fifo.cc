@@ -21,7 +21,7 @@ void S3FifoPolicy::OnEvict(BlockId block) {
   Remove(b);
 }
 
-// Each turn moves a block out of small, or takes a hit off one of main: both end.
+// The loop ends: each turn moves a block out of small or takes a hit off one of main.
 BlockId S3FifoPolicy::Victim(uint64_t) {
   for (;;) {
     const uint32_t small = OldestOffered(kSmall);

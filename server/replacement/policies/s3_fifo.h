@@ -1,4 +1,5 @@
-// S3-FIFO (Yang et al., SOSP 2023): most of what is new is never asked for again, so it passes a small queue first.
+// S3-FIFO (Yang et al., SOSP 2023): most new contents are never asked for again, so they pass a
+// small queue first.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_S3_FIFO_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_S3_FIFO_H_
 
@@ -10,10 +11,10 @@
 
 namespace kvpool {
 
-// Three FIFO queues: small, of a tenth of the blocks, where new contents begin; main; and a ghost as long as
-// main may be. A content counts its hits, up to 3. What leaves small goes to main if it had more than one, else to
-// the ghost; what comes back while the ghost knows it begins in main. What leaves main with hits begins there
-// anew with one fewer.
+// Three FIFO queues: small, a tenth of the blocks, where new contents begin; main; and a ghost, as long as
+// main may be. A content counts its hits, up to 3. A content that leaves small goes to main if it has more
+// than one hit, else to the ghost; one that comes back while the ghost has it begins in main. A content with
+// hits that leaves main is put at its end with one hit fewer.
 class S3FifoPolicy final : public QueuePolicy<2> {
  public:
   explicit S3FifoPolicy(const PolicyOptions& options) : QueuePolicy(options.max_blocks) {}

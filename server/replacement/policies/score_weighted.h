@@ -1,4 +1,4 @@
-// Recency, and what a scorer said of the block.
+// Recency, shifted by the score of the block.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SCORE_WEIGHTED_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_SCORE_WEIGHTED_H_
 
@@ -12,13 +12,13 @@ namespace kvpool {
 
 struct ScoreWeightedNode {
   uint64_t last_use;
-  float score;  // Less a half; 0 of a block that was never scored.
+  float score;  // the score - 0.5; 0 of a block that was never scored
 };
 
-// Scores come from device operations that read the block, as its place among the blocks of the sequence that was
-// scored: whatever the scorer's scale, the middle is worth nothing. The most valuable of a sequence is as good as
-// used kWeight / 2 turnovers of the cache later than it was, the least valuable as much earlier. A turnover is as many
-// uses as there are blocks, of which being computed is one. Without scores this is LRU.
+// rank = last use + kWeight * (score - 0.5) * turnover, where a turnover is as many uses as there are blocks,
+// and being computed counts as a use. A score is the block's place among the blocks of its sequence, from 0,
+// the least valuable, to 1, as device operations found it, so the scorer's own scale does not matter. Without
+// scores this is LRU.
 class ScoreWeightedPolicy final : public RankedPolicy<ScoreWeightedNode> {
  public:
   explicit ScoreWeightedPolicy(const PolicyOptions& options)
@@ -36,7 +36,7 @@ class ScoreWeightedPolicy final : public RankedPolicy<ScoreWeightedNode> {
  private:
   static constexpr double kWeight = 0.5;
 
-  // Uses are counted from span_ / 2 on, so that none is moved below 0.
+  // Uses are counted from span_ / 2 on, so that no rank is below 0.
   Rank RankOfNode(const ScoreWeightedNode& node) const override {
     return {.major = RankOf(static_cast<double>(node.last_use) + span_ / 2 + node.score * span_),
             .minor = node.last_use};

@@ -1,4 +1,5 @@
-// SIEVE (Zhang et al., NSDI 2024): a hand sweeps a FIFO queue and takes what was not asked for since its last visit.
+// SIEVE (Zhang et al., NSDI 2024): a hand sweeps a FIFO queue and evicts what was not asked for since its
+// last visit.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SIEVE_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_SIEVE_H_
 
@@ -12,12 +13,12 @@
 namespace kvpool {
 
 struct SieveNode {
-  uint64_t place : 63;  // Number of its insertion.
+  uint64_t place : 63;  // the number of its insertion
   uint64_t visited : 1;
 };
 
-// The hand moves from old to new over the blocks on offer and clears their marks; what it finds without one
-// leaves. When nothing newer is left it begins anew with the oldest. Blocks that may not leave are passed with their marks.
+// The hand moves from old to new over the blocks on offer and clears their marks; a block without a mark
+// leaves. At the newest block it begins anew with the oldest. Blocks that may not leave keep their marks.
 class SievePolicy final : public ReplacementPolicy {
  public:
   explicit SievePolicy(const PolicyOptions& options);
@@ -48,14 +49,16 @@ class SievePolicy final : public ReplacementPolicy {
   const OfferHeap& behind() const { return heaps_[1 - ahead_]; }
   OfferHeap& HeapOf(const SieveNode& node) { return heaps_[node.place >= hand_ ? ahead_ : 1 - ahead_]; }
 
-  // The next sweep. REQUIRES: nothing is ahead.
+  // Begins the next sweep. REQUIRES: nothing is ahead.
   void BeginAnew();
 
   VirtualArray<SieveNode> nodes_;
   HeapPlaces heap_places_;
-  OfferHeap heaps_[2];  // Blocks that the hand has yet to come to in this sweep, and the others.
+  // heaps_[ahead_] has the blocks that the hand has yet to visit in this sweep, the other one the rest.
+  OfferHeap heaps_[2];
   int ahead_ = 0;
-  uint64_t hand_ = 0;  // The least place that it has yet to come to.
+  // The least place that the hand has yet to visit.
+  uint64_t hand_ = 0;
   uint64_t insertions_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Segmented LRU: a block that was found again is protected, for as long as there is room.
+// Segmented LRU: a block that was found again is protected as long as there is room.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SLRU_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_SLRU_H_
 
@@ -9,9 +9,9 @@
 
 namespace kvpool {
 
-// Two queues by last use. New blocks are on probation; a hit makes one protected. When more than four fifths
-// are protected, the one of them used longest ago is on probation again, as the newest there. Probation leaves
-// first.
+// Two queues in order of last use. New blocks are on probation; a hit protects one. When more than four
+// fifths are protected, the one of them used longest ago returns to probation, as the newest there. Blocks on
+// probation leave first.
 class SlruPolicy final : public QueuePolicy<2> {
  public:
   explicit SlruPolicy(const PolicyOptions& options) : QueuePolicy(options.max_blocks) {}

@@ -1,4 +1,4 @@
-// Paging with discard bits (arXiv 2210.02775): what is predicted not to return leaves first.
+// Paging with discard bits (arXiv 2210.02775): blocks that are predicted not to return leave first.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_DISCARD_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_DISCARD_H_
 
@@ -8,9 +8,9 @@
 
 namespace kvpool {
 
-// Mark0 evicts any page whose bit says discard, and if there is none, one that a marking algorithm would. LRU is one
-// such algorithm, so the least recently used leaves, in both cases: deterministic, and with perfect bits as good as
-// Belady's.
+// Mark0 evicts any page whose bit says discard and, if there is none, a page that a marking algorithm would
+// evict. LRU is such an algorithm, so in both cases the least recently used of them leaves: that is
+// deterministic and, with perfect bits, as good as Belady's.
 class SuccinctDiscardPolicy final : public PredictedPolicy {
  public:
   explicit SuccinctDiscardPolicy(const PolicyOptions& options, Guard guard = Guard::kLru)

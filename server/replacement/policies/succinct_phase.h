@@ -1,4 +1,4 @@
-// Paging with phase bits (arXiv 2210.02775, Mark&Predict): marking, with a word about the next phase.
+// Paging with phase bits (arXiv 2210.02775, Mark&Predict): marking with a prediction of the next phase.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_PHASE_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_SUCCINCT_PHASE_H_
 
@@ -9,10 +9,11 @@
 
 namespace kvpool {
 
-// A block is marked when it is used. Unmarked ones leave, first those whose last bit says that the next phase does
-// not ask for them; of alike ones the least recently used, where the paper draws one. When all on offer are marked a
-// new phase begins and none is. Each block knows the phase in which it was marked last, so that a phase begins at no
-// cost; one that was not on offer for a whole phase goes before those of the phase that has ended.
+// A block is marked when it is used. Unmarked blocks leave, first those whose last bit says that the next
+// phase does not ask for them; among equals the least recently used leaves, where the paper draws one. When
+// all on offer are marked a new phase begins, in which none is. Each block has the phase in which it was
+// marked last, so a new phase costs nothing; a block that was not on offer for a whole phase leaves before
+// those marked in the phase that ended.
 class SuccinctPhasePolicy final : public PredictedPolicy {
  public:
   explicit SuccinctPhasePolicy(const PolicyOptions& options, Guard guard = Guard::kLru)

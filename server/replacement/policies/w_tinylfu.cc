@@ -7,7 +7,7 @@ namespace kvpool {
 void WTinyLfuPolicy::OnInsert(BlockId block, const Content& content) {
   sketch_.Add(content.hash);
   Insert(Index(block), content.hash, kWindow);
-  // While the pool fills, what leaves the window displaces nothing.
+  // While the pool fills, a block that leaves the window displaces none.
   if (resident() <= most_resident_) return;
   most_resident_ = resident();
   if (size(kWindow) > WindowSize()) Move(Oldest(kWindow), kProbation);
@@ -18,7 +18,8 @@ uint32_t WTinyLfuPolicy::WindowSize() const { return std::max<uint32_t>(1, resid
 void WTinyLfuPolicy::OnHit(BlockId block, uint64_t) {
   const uint32_t b = Index(block);
   sketch_.Add(hash(b));
-  if (queue(b) == kWindow) return;  // Where it is, OnUsed says.
+  // In the window OnUsed moves it.
+  if (queue(b) == kWindow) return;
   Move(b, kProtected);
   const auto over = [&] {
     return uint64_t{size(kProtected)} * 5 > (uint64_t{size(kProtected)} + size(kProbation)) * 4;
@@ -31,7 +32,7 @@ uint32_t WTinyLfuPolicy::OldestOfMain() const {
   return b != 0 ? b : OldestOffered(kProtected);
 }
 
-// Room is made for a newcomer to come: a full window is about to overflow.
+// Room is made for a new content, so a full window is about to overflow.
 BlockId WTinyLfuPolicy::Victim(uint64_t) {
   const uint32_t newcomer = OldestOffered(kWindow);
   const uint32_t old = OldestOfMain();

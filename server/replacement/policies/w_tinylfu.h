@@ -1,4 +1,5 @@
-// W-TinyLFU (Einziger, Friedman and Manes, 2017): a newcomer stays only if it is asked for more than what it displaces.
+// W-TinyLFU (Einziger, Friedman and Manes, 2017): a newcomer stays only if it is asked for more than
+// what it displaces.
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_W_TINYLFU_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_W_TINYLFU_H_
 
@@ -10,9 +11,9 @@
 
 namespace kvpool {
 
-// A window of a hundredth of the blocks takes what is new; the rest is a segmented LRU, four fifths of it
-// protected. When the window overflows, the one of it used longest ago and the one of the probation are
-// compared by a sketch of past accesses: the less frequent leaves, the newcomer of two alike.
+// A window of a hundredth of the blocks takes new contents; the rest is a segmented LRU, four fifths of it
+// protected. When the window overflows, its least recently used block and that of the probation are compared
+// by a sketch of past accesses: the less frequent leaves, or the newcomer if they are equal.
 class WTinyLfuPolicy final : public QueuePolicy<3> {
  public:
   explicit WTinyLfuPolicy(const PolicyOptions& options)

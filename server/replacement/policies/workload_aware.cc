@@ -6,7 +6,7 @@
 namespace kvpool {
 namespace {
 
-// Blocks over which the time that they stay is averaged.
+// The time that blocks stay is averaged over about so many.
 constexpr double kStayBlocks = 256;
 
 }  // namespace

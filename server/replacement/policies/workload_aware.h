@@ -1,5 +1,5 @@
-// By how likely the next use is, from the reuse times of each category of requests (Wang et al., USENIX ATC 2025,
-// arXiv 2506.02634).
+// Least likely to be used again, by the reuse times of each category of requests (Wang et al., USENIX ATC
+// 2025, arXiv 2506.02634).
 #ifndef KVPOOL_SERVER_REPLACEMENT_POLICIES_WORKLOAD_AWARE_H_
 #define KVPOOL_SERVER_REPLACEMENT_POLICIES_WORKLOAD_AWARE_H_
 
@@ -16,15 +16,15 @@
 
 namespace kvpool {
 
-// Of the uses of a category a share p is followed by another, after a time that is fitted by an exponential
-// distribution of rate r. The block leaves for which a use in the time that blocks stay in the cache, L, is least
-// likely, given that it has waited for t already:
+// In a category a share p of the uses is followed by another, after a time that an exponential distribution
+// of rate r fits. Given that a block has waited for a time t, the chance of a use within L, the time that
+// blocks stay in the cache, is
 //
 //   p e^-rt (1 - e^-rL) / (1 - p + p e^-rt)
 //
-// In a category that is the one used longest ago; of those used together, as the blocks of a prompt are, the later
-// offset. The category is the engine's, or else follows from the turn of the conversation that computed the block and
-// how often it was found since.
+// and the block with the least chance leaves. Within a category that is the one used longest ago; among those
+// used together, as the blocks of a prompt are, the deepest. The category is the engine's, or else follows
+// from the turn of the conversation that computed the block and how often it was found since.
 class WorkloadAwarePolicy final : public ReplacementPolicy {
  public:
   explicit WorkloadAwarePolicy(const PolicyOptions& options);
@@ -40,7 +40,7 @@ class WorkloadAwarePolicy final : public ReplacementPolicy {
   BlockId Victim(uint64_t now_ms) override;
   void Prefetch(BlockId block, uint64_t) const override;
   uint32_t offered() const override { return offered_; }
-  // And ReuseStatistics::kBytes in all.
+  // ReuseStatistics adds 2.2 MiB.
   double bytes_per_block() const override { return sizeof(Node) + sizeof(uint32_t) + 24; }
 
  private:
@@ -52,9 +52,9 @@ class WorkloadAwarePolicy final : public ReplacementPolicy {
     uint64_t used_ms : 48;
     uint64_t cls : 8;
     uint64_t turn : 8;
-    uint32_t depth;  // Blocks in front of it.
+    uint32_t depth;  // blocks in front of it
     uint16_t hits;
-    uint8_t category;  // Of the latest use that had one; 0: none did since it was found again.
+    uint8_t category;  // the category of the latest use that had one; 0: none since it was found again
   };
   static_assert(sizeof(Node) == 24);
 
@@ -63,11 +63,13 @@ class WorkloadAwarePolicy final : public ReplacementPolicy {
 
   VirtualArray<Node> nodes_;
   HeapPlaces places_;
-  std::vector<OfferHeap> heaps_;  // By class; of each, what was used longest ago first.
+  // One heap per class, least recently used first.
+  std::vector<OfferHeap> heaps_;
   ReuseStatistics reuse_;
   Turns turns_;
   uint64_t now_ms_ = 0;
-  // From its last use to its leaving, of the blocks that left lately. Until one has, a block is thought to stay.
+  // The mean time from last use to eviction of the blocks that left lately. Until one has left, blocks are
+  // taken to stay for ever.
   double stay_ms_ = std::numeric_limits<double>::infinity();
   uint32_t offered_ = 0;
 };

@@ -110,7 +110,7 @@ CUresult CUDAAPI cuDeviceTotalMem(size_t* bytes, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   return Call("cuDeviceGetAttribute", Needs::kInit, [&](State& state) {
     if (!IsDevice(state, device)) return CUDA_ERROR_INVALID_DEVICE;
-    // What it does not imitate, it says it does not support.
+    // An attribute that it does not imitate is not supported.
     *value = 0;
     if (attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
       *value = !state.settings.without.contains("vmm");

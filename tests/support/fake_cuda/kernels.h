@@ -1,4 +1,4 @@
-// Kernels of the fake driver: their host bodies, by name.
+// The kernels of the fake driver: their host bodies by name.
 #ifndef KVPOOL_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 #define KVPOOL_TESTS_SUPPORT_FAKE_CUDA_KERNELS_H_
 
@@ -10,8 +10,8 @@
 
 namespace kvpool::fake {
 
-// A launch's work, its arguments copied. It answers CUDA_ERROR_ILLEGAL_ADDRESS where the kernel would have
-// touched memory that is not mapped so.
+// A launch's work, with its arguments copied. It returns CUDA_ERROR_ILLEGAL_ADDRESS where the kernel would
+// have read memory that is not mapped, or written memory that is not mapped writable.
 using Work = std::function<CUresult()>;
 
 struct Grid {
@@ -22,12 +22,12 @@ struct HostKernel {
   const char* name;
   Work (*bind)(const Grid& grid, void** arguments);
 };
-// Those of the scorers.
+// The kernels of the scorers.
 const HostKernel* FindScoreKernel(const char* name);
-// nullptr: no kernel of this name.
+// nullptr: there is no kernel of this name.
 const HostKernel* FindHostKernel(const char* name);
 
-// Whether a kernel may touch it so (PROT_READ, PROT_WRITE).
+// Whether a kernel may access the range (PROT_READ, PROT_WRITE).
 bool IsMapped(uint64_t address, size_t bytes, int protection);
 
 }  // namespace kvpool::fake

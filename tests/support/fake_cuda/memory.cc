@@ -1,4 +1,4 @@
-// Memory of the fake driver: an allocation is a memfd, an address is an address.
+// Memory of the fake driver: an allocation is a memfd, and a device address is an address of the process.
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ constexpr size_t kDirtEveryBytes = size_t{512} << 10;
 
 bool IsWhole(size_t bytes) { return bytes != 0 && bytes % kGranularityBytes == 0; }
 
-// A GPU's memory holds what its last owner left there: some words of each half megabyte do.
+// A GPU's new allocation holds old data: some words of each half megabyte are set.
 void Soil(int fd, size_t bytes) {
   for (size_t offset = 0; offset < bytes; offset += kDirtEveryBytes) {
     (void)!::pwrite(fd, &kDirt, sizeof kDirt, static_cast<off_t>(offset));
@@ -50,8 +50,8 @@ bool IsDeviceMemory(int fd) {
          std::strstr(target, kMemoryName) != nullptr;
 }
 
-// A reservation (or the end of a mapping): nothing may touch it. GPU addresses mean nothing in a forked
-// child.
+// Makes a range inaccessible: a reservation, or the end of a mapping. GPU addresses mean nothing in a
+// forked child.
 bool Protect(void* address, size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   return ::mmap(address, bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED &&
@@ -63,7 +63,7 @@ bool MapAt(void* address, const Memory& memory, size_t bytes, int protection) {
          ::madvise(address, bytes, MADV_DONTFORK) == 0;
 }
 
-// Addresses aligned as a GPU's are; 0 where there are not that many.
+// Reserves addresses aligned like a GPU's; 0 where there are not that many.
 CUdeviceptr ReserveAligned(size_t bytes) {
   const size_t padded_bytes = bytes + kGranularityBytes;
   if (padded_bytes < bytes) return 0;
@@ -90,8 +90,8 @@ CUdeviceptr MapAnywhere(const Memory& memory) {
   return address;
 }
 
-// What an IPC handle says. The exporter's fd is opened through /proc: that works while the exporter lives,
-// like the driver's, and what is opened stays after its death, like the driver's.
+// The content of an IPC handle. The exporter's fd is opened through /proc. As with the driver, that works
+// while the exporter lives, and the memory stays after its death.
 struct IpcContent {
   char magic[8];
   pid_t pid;
@@ -242,7 +242,7 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAc
                                 size_t count) {
   return Call("cuMemSetAccess", Needs::kInit, [&](State& state) {
     const std::lock_guard lock(state.mu);
-    // We give access to one mapping at a time; the driver takes ranges of several.
+    // kvpool gives access to one mapping at a time; the driver takes ranges of several.
     const auto found = state.mappings.find(address);
     if (found == state.mappings.end() || found->second.bytes != bytes || count != 1)
       return CUDA_ERROR_INVALID_VALUE;
@@ -321,7 +321,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) 
   return Call("cuIpcGetMemHandle", Needs::kContext, [&](State& state) {
     const std::lock_guard lock(state.mu);
     const auto found = state.mappings.find(address);
-    // Only memory of cuMemAlloc has a handle: VMM memory lies in a reservation.
+    // Only memory of cuMemAlloc has a handle; VMM memory lies in a reservation.
     const auto reservation = state.reservations.upper_bound(address);
     const bool reserved = reservation != state.reservations.begin() &&
                           address < std::prev(reservation)->first + std::prev(reservation)->second;

@@ -1,5 +1,5 @@
-// The kernels of the scorers, as the fake driver runs them: each thread block is one lane, the host's team, and they
-// come one after the other.
+// The kernels of the scorers, as the fake driver runs them: each thread block is one lane, the host's team,
+// and they come one after the other.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct ThreadBlock {
   Grid grid;
 };
 
-// A kernel: what it touches must be mapped (kReaches), then kBody runs for each thread block.
+// A kernel: its memory must be mapped (kReaches), then kBody runs for each thread block.
 template <auto kReaches, auto kBody, typename... Args>
 Work Bind(const Grid& grid, void** arguments) {
   const auto copied = [&]<size_t... i>(std::index_sequence<i...>) {
@@ -147,7 +147,7 @@ constexpr auto kQueries =
     Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); },
          ScoreContext>;
 
-// The grid is that of GPU teams, whose packs are smaller: shares of as many.
+// The grid is that of GPU teams, whose packs are smaller, so each takes a share of the host's packs.
 constexpr auto kReducePlanes =
     Bind<[](const Grid& grid, const PlaneReductions& r) { return Writes(r.row, grid.y * r.items); },
          [](const ThreadBlock& b, const PlaneReductions& of_first_row) {

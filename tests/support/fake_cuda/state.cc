@@ -121,7 +121,7 @@ State& TheState() {
 bool IsAccessible(const State& state, CUdeviceptr address, size_t bytes, int protection) {
   const CUdeviceptr end = address + bytes;
   if (end < address) return false;
-  // An import is one mapping; VMM mappings may follow on one another.
+  // An import is one mapping; VMM mappings may be adjacent.
   const auto import = state.imports.upper_bound(address);
   if (import != state.imports.begin()) {
     const auto& [start, found] = *std::prev(import);

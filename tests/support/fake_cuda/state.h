@@ -1,10 +1,9 @@
-// A libcuda.so.1 without a GPU, for tests: the driver entry points that kvpool uses, over memfds, threads and
-// the kernels' host bodies. It behaves: what the driver documents, it does, in one process and across
-// several. The memory of a new allocation is dirty, calls without a current context fail, a child forked
-// after cuInit is refused, streams run behind their callers' backs, a kernel that reaches outside its
-// mappings loses the context.
+// A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and
+// the kernels' host bodies. It does what the driver documents, in one process and across several: the memory
+// of a new allocation is dirty, calls without a current context fail, a child forked after cuInit is refused,
+// streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
 //
-// Point KVPOOL_LIBCUDA at it. What it imitates is set by the environment, read at cuInit:
+// KVPOOL_LIBCUDA names it. The environment, read at cuInit, sets what it imitates:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
 //   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 4 GiB.
 //   KVPOOL_FAKE_CUDA_WITHOUT=vmm,fd     Attributes denied: an old GPU (vmm), a driver that can't pass fds
@@ -35,8 +34,8 @@ inline constexpr size_t kGranularityBytes = size_t{2} << 20;
 
 struct Fault {
   std::string call;
-  int from = 1;          // The first call to fail, counted from 1.
-  bool onwards = false;  // And all later ones.
+  int from = 1;          // the first call that fails, counted from 1
+  bool onwards = false;  // all later calls fail too
   CUresult result = CUDA_ERROR_UNKNOWN;
 };
 
@@ -48,17 +47,17 @@ struct Settings {
   std::map<std::string, int> latency_us;
 };
 
-// Aborts with the variable's name where one can't be read: a test that sets it wrong must not pass.
+// Aborts with the variable's name where one can't be parsed: a test that sets it wrong must not pass.
 Settings ReadSettings();
 
 // One physical allocation.
 class Memory {
  public:
-  // Adopts `fd`. `used_bytes`, where given, is the account that its bytes leave when it goes.
+  // Adopts `fd`. `used_bytes`, if given, is the account that its destructor takes the bytes off.
   Memory(int fd, size_t bytes, int device, size_t* used_bytes)
       : fd(fd), bytes(bytes), device(device), used_bytes_(used_bytes) {}
   ~Memory();
-  // Drops the fd: mappings hold the memory without it, so a member's fds are not used up by what it has mapped.
+  // Closes the fd: mappings hold the memory without it, so that mapped memory does not use up a member's fds.
   void CloseFd();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -74,11 +73,11 @@ class Memory {
 struct Mapping {
   size_t bytes = 0;
   std::shared_ptr<Memory> memory;
-  int protection = 0;  // As of mmap.
+  int protection = 0;  // PROT_* of mmap
 };
 struct Import {
   Mapping mapping;
-  std::string handle;  // The bytes of the IPC handle.
+  std::string handle;  // the bytes of the IPC handle
   int opened = 0;
 };
 
@@ -87,19 +86,19 @@ struct DeviceState {
   int context_holders = 0;
 };
 
-// All that a process knows. Memory goes and comes under `mu`. Never destroyed: streams may run until the very
-// end.
+// The driver's state in one process. Memory is made and freed under `mu`. It is never destroyed, since
+// streams may run until the process ends.
 struct State {
   Settings settings;
-  pid_t pid = 0;  // Of the process that called cuInit; 0 before.
+  pid_t pid = 0;  // the process that called cuInit; 0 before
   std::mutex mu;
   std::map<std::string, int> calls;
-  CUresult lost = CUDA_SUCCESS;  // The sticky error that took the context.
+  CUresult lost = CUDA_SUCCESS;  // the sticky error that made the context unusable
   std::vector<DeviceState> devices;
   uint64_t next_handle = 1;
   std::map<CUmemGenericAllocationHandle, std::shared_ptr<Memory>> handles;
   std::map<CUdeviceptr, size_t> reservations;
-  std::map<CUdeviceptr, Mapping> mappings;  // VMM mappings and cuMemAlloc's.
+  std::map<CUdeviceptr, Mapping> mappings;  // VMM mappings and those of cuMemAlloc
   std::map<CUdeviceptr, Import> imports;
   std::map<void*, size_t> pinned;
 };
@@ -109,16 +108,17 @@ State& TheState();
 bool IsAccessible(const State& state, CUdeviceptr address, size_t bytes, int protection);
 
 bool IsSticky(CUresult result);
-const char* NameOf(CUresult result);  // nullptr for numbers it does not know.
+const char* NameOf(CUresult result);  // nullptr for an unknown number
 
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();
 
-// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES: state.mu is not held.
+// Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES:
+// state.mu is not held.
 void DrainStreams();
 
 enum class Needs { kNothing, kInit, kContext };
-// What every call starts with: the delay asked for, then the reasons to fail.
+// The start of every call: the delay that is set, then the reasons to fail.
 CUresult Begin(const char* call, Needs needs);
 
 // Wraps the body of an entry point.

@@ -1,5 +1,5 @@
-// Streams, events, copies and launches of the fake driver. A stream is a thread with a queue: what is queued
-// runs behind its caller's back, in order, so that a missing fence or synchronisation shows.
+// Streams, events, copies and launches of the fake driver. A stream is a thread that runs a queue in order,
+// while its caller goes on, so that a missing fence or synchronisation shows.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@
 namespace kvpool::fake {
 namespace {
 
-// A point in a stream: passed once all before it is done.
+// A point in a stream, which has passed once all work before it is done.
 class Marker {
  public:
   void Pass() {
@@ -94,7 +94,7 @@ class Queue {
 
 struct Event {
   std::mutex mu;
-  std::shared_ptr<Marker> marker;  // None before the first record: such an event counts as done.
+  std::shared_ptr<Marker> marker;  // null before the first record: such an event counts as done
 };
 
 // The handles that are valid. Their objects are shared with the threads that use them.
@@ -132,8 +132,8 @@ class Handles {
   std::map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-// The default stream is not among them: using it waits for, and holds up, everybody else's work, and nothing
-// of ours may.
+// The default stream is not among them: kvpool must not use it, since it waits for all other streams' work
+// and delays that.
 Handles<Queue, CUstream>& Streams() {
   static auto& streams = *new Handles<Queue, CUstream>();
   return streams;
@@ -179,7 +179,7 @@ void DrainStreams() {
 
 using namespace kvpool::fake;  // NOLINT: entry points must be in the global namespace
 
-// 0 is the lowest priority, and what a stream has that asks for none.
+// 0 is the lowest priority, and the default.
 constexpr int kGreatestPriority = -5;
 
 CUresult CUDAAPI cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -249,7 +249,8 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
       return CUDA_ERROR_INVALID_VALUE;
     }
     return Enqueue(stream, [address, value] {
-      // The writer may be another process: there is nobody to be woken by. Cyclic, as documented.
+      // The writer may be another process, which can't wake this one, so it polls. The comparison is cyclic,
+      // as documented.
       const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
       while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
       return CUDA_SUCCESS;
@@ -344,7 +345,7 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_
     if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
     return Enqueue(stream, [=] {
       void* const start = reinterpret_cast<void*>(address);
-      // Whole pages become holes, which read as zero and take no memory: large pools stay cheap to imitate.
+      // Whole pages become holes, which read as zero and take no memory, so that large pools are cheap.
       if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
       return CUDA_SUCCESS;
     });
@@ -385,7 +386,7 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   return Call("cuModuleLoadData", Needs::kContext, [&](State&) {
-    // A fat binary, by its first word; its code is for GPUs, so what is loaded is the host bodies.
+    // The first word is that of a fat binary. Its code is for GPUs, so the host bodies stand for it.
     constexpr uint32_t kFatBinary = 0xba55ed50;
     uint32_t word;
     std::memcpy(&word, image, sizeof word);
@@ -414,7 +415,7 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
                                 void**) {
   return Call("cuLaunchKernel", Needs::kContext, [&](State&) {
     constexpr unsigned int kMaxThreads = 1024;
-    constexpr unsigned int kMaxGridSide = 65535;  // Of y and z.
+    constexpr unsigned int kMaxGridSide = 65535;  // the limit of y and z
     const uint64_t threads = uint64_t{block_x} * block_y * block_z;
     if (threads == 0 || threads > kMaxThreads || grid_x == 0 || grid_y == 0 || grid_y > kMaxGridSide ||
         grid_z == 0 || grid_z > kMaxGridSide) {

@@ -1,7 +1,11 @@
 """A small engine on llama.cpp: one live sequence, greedy. What it has of a prompt it does not compute again."""
 
+from __future__ import annotations
+
 import ctypes
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from kvpool_llama_cpp.library import Library, fingerprint_of
 from kvpool_llama_cpp.prefix_cache import PrefixCache
@@ -17,9 +21,12 @@ class Engine:
     library   a Library, or the path of one
     """
 
-    def __init__(self, model, *, pool=None, n_ctx=4096, n_batch=512, threads=None, n_gpu_layers=None, library=None, context=None):
+    def __init__(self, model: str | os.PathLike[str], *, pool: Mapping[str, Any] | None = None, n_ctx: int = 4096, n_batch: int = 512,
+                 threads: int | None = None, n_gpu_layers: int | None = None, library: Library | str | None = None,
+                 context: Mapping[str, Any] | None = None) -> None:
         self.library = library if isinstance(library, Library) else Library(library)
-        self._model = self._context = self._greedy = self.cache = None
+        self._model = self._context = self._greedy = None
+        self.cache: PrefixCache | None = None
         params = self.library.model_default_params()
         if n_gpu_layers is not None:
             params.n_gpu_layers = n_gpu_layers
@@ -28,7 +35,7 @@ class Engine:
             raise self.library.error(f"loading {model}")
         wanted = self.library.context_default_params()
         # Sharing takes a scratch sequence, cells that sequences share, and windows that keep what they have slid over.
-        more = {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_batch, "n_seq_max": 2, "kv_unified": True, "swa_full": True}
+        more: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_batch, "n_seq_max": 2, "kv_unified": True, "swa_full": True}
         if threads is not None:
             more.update(n_threads=threads, n_threads_batch=threads)
         for name, value in {**more, **(context or {})}.items():
@@ -41,8 +48,9 @@ class Engine:
         self._memory = self.library.get_memory(self._context)
         self._greedy = self.library.sampler_init_greedy()
         self._batch = wanted.n_batch
-        self._has = []  # Tokens of sequence 0.
-        self.reused = self.found = 0  # Of the last prompt: tokens the sequence had, and those that the pool had beyond.
+        self._has: list[int] = []  # Tokens of sequence 0.
+        # Tokens of the last prompt that the sequence had, and that the pool had beyond.
+        self.reused = self.found = 0
         if pool is not None:
             try:
                 self.cache = PrefixCache(self.library, self._context, fingerprint_of(self.library, model, wanted.of_state()),
@@ -53,7 +61,7 @@ class Engine:
 
     # ---- Tokens
 
-    def tokenize(self, text, special=True):
+    def tokenize(self, text: str, special: bool = True) -> list[int]:
         """Token ids; with those that begin a text, if `special`."""
         data = text.encode()
         room = len(data) + 8
@@ -63,7 +71,7 @@ class Engine:
             raise self.library.error(f"tokenizing {len(data)} bytes")
         return tokens[:count]
 
-    def text_of(self, tokens):
+    def text_of(self, tokens: Iterable[int]) -> str:
         pieces = []
         for token in tokens:
             piece = ctypes.create_string_buffer(256)
@@ -72,12 +80,12 @@ class Engine:
 
     # ---- Computing
 
-    def reset(self):
+    def reset(self) -> None:
         """Forgets its own sequence."""
         self.library.memory_seq_rm(self._memory, 0, -1, -1)
         self._has = []
 
-    def prefill(self, tokens):
+    def prefill(self, tokens: Iterable[int]) -> None:
         """The sequence has `tokens`: what it or the pool has of them is not computed."""
         tokens = list(tokens)
         common = 0
@@ -95,10 +103,10 @@ class Engine:
         if self.cache is not None:
             self.cache.save(tokens)
 
-    def generate(self, tokens, count, stop=True):
+    def generate(self, tokens: Iterable[int], count: int, stop: bool = True) -> list[int]:
         """Up to `count` tokens, the likeliest each time; `stop`: until one ends the text."""
         self.prefill(tokens)
-        said = []
+        said: list[int] = []
         while len(said) < count:
             said.append(self.library.sampler_sample(self._greedy, self._context, -1))
             if len(said) == count or (stop and self.library.vocab_is_eog(self._vocabulary, said[-1])):
@@ -106,7 +114,7 @@ class Engine:
             self._decode(said[-1:])
         return said
 
-    def logits(self):
+    def logits(self) -> ctypes.Array[ctypes.c_float]:
         """Of the token decoded last, a copy: a buffer of float32."""
         address = self.library.get_logits_ith(self._context, -1)
         if not address:
@@ -114,7 +122,7 @@ class Engine:
         count = self.library.vocab_n_tokens(self._vocabulary)
         return (ctypes.c_float * count).from_buffer_copy((ctypes.c_float * count).from_address(address))
 
-    def _decode(self, tokens):
+    def _decode(self, tokens: Sequence[int]) -> None:
         for first in range(0, len(tokens), self._batch):
             part = tokens[first:first + self._batch]
             ids = (ctypes.c_int32 * len(part))(*part)
@@ -123,7 +131,7 @@ class Engine:
                 raise self.library.error(f"decoding {len(part)} tokens")
             self._has += part
 
-    def close(self):
+    def close(self) -> None:
         if self.cache is not None:
             self.cache.close()
         if self._greedy:
@@ -134,8 +142,8 @@ class Engine:
             self.library.model_free(self._model)
         self.cache = self._greedy = self._context = self._model = None
 
-    def __enter__(self):
+    def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *args):
+    def __exit__(self, *args: object) -> None:
         self.close()

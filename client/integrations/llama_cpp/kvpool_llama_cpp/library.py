@@ -5,6 +5,8 @@ a wheel. Structures that llama.h passes by value differ between versions: Librar
 fills in against those that it is known by, and refuses a library whose fields lie elsewhere.
 """
 
+from __future__ import annotations
+
 import collections
 import ctypes
 import glob
@@ -12,6 +14,8 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 _POINTER, _I32, _U32, _SIZE, _BOOL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_bool
 _SPARE = 64  # Words behind the fields that are known: what later versions add lies there, and is passed on.
@@ -51,7 +55,7 @@ class ContextParams(ctypes.Structure):
                 "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
                 "yarn_orig_ctx", "type_k", "type_v", "offload_kqv", "op_offload", "swa_full", "kv_unified")
 
-    def of_state(self):
+    def of_state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.OF_STATE}
 
 
@@ -102,7 +106,7 @@ _FUNCTIONS = {  # name: (result, arguments)
 }
 
 
-def _find():
+def _find() -> str:
     spec = importlib.util.find_spec("xllamacpp")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         for path in sorted(glob.glob(os.path.join(folder, "xllamacpp*.so"))):
@@ -110,7 +114,7 @@ def _find():
     raise LlamaError("no llama.cpp: pip install xllamacpp, or name a library that exports llama.h")
 
 
-def sha256_of(path):
+def sha256_of(path: str | os.PathLike[str]) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -121,9 +125,14 @@ def sha256_of(path):
 class Library:
     """llama.h's functions by their names, with `llama_` left out: library.decode(context, batch)."""
 
-    _open = {}  # Path -> Library: llama.cpp has its log and its backends once a process.
+    # Keyed by path: llama.cpp has its log and its backends once in a process.
+    _open: dict[str, Library] = {}
 
-    def __new__(cls, path=None):
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:
+            """Functions of _FUNCTIONS, set by _load."""
+
+    def __new__(cls, path: str | None = None) -> Library:
         path = os.path.realpath(path or _find())
         if path not in cls._open:
             self = super().__new__(cls)
@@ -131,7 +140,7 @@ class Library:
             cls._open[path] = self
         return cls._open[path]
 
-    def _load(self, path):
+    def _load(self, path: str) -> None:
         self.path = path
         loaded = ctypes.CDLL(path)
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -141,7 +150,7 @@ class Library:
                 raise LlamaError(f"{path} has no {name}: another version of llama.cpp") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name.removeprefix("llama_"), function)
-        self._words = collections.deque(maxlen=5)
+        self._words: collections.deque[str] = collections.deque(maxlen=5)
         self._hear = _LOG(self._heard)  # Kept: llama.cpp has only its address.
         self.log_set(self._hear, None)
         self.backend_init()
@@ -151,16 +160,16 @@ class Library:
                 raise LlamaError(f"{path}: {name} is {getattr(defaults, name)} by default, where {known} was to be expected: "
                                  "another version of llama.cpp, whose parameters lie elsewhere")
 
-    def _heard(self, level, text, _):
+    def _heard(self, level: int, text: bytes | None, _: Any) -> None:
         if level == _ERROR and text:
             self._words.append(text.decode(errors="replace").strip())
 
-    def error(self, what):
+    def error(self, what: str) -> LlamaError:
         words = " ".join(self._words)
         self._words.clear()
         return LlamaError(f"{what}: {words}" if words else what)
 
-    def digest(self):
+    def digest(self) -> str:
         """Of this build: the library, those of ggml that it has loaded, and what it has found this CPU to have."""
         files = {self.path}
         with open("/proc/self/maps") as maps:
@@ -172,7 +181,8 @@ class Library:
         return hashlib.sha256(json.dumps([parts, self.print_system_info().decode()]).encode()).hexdigest()
 
 
-def fingerprint_of(library, models, parameters, **more):
+def fingerprint_of(library: Library, models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], parameters: Mapping[str, Any],
+                   **more: Any) -> bytes:
     """SHA-256 of all that a state's bytes depend on: contexts of equal fingerprints may load each other's.
 
     library     a Library

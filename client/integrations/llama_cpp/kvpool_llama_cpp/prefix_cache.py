@@ -6,15 +6,19 @@ sequences have one stream), and its state is that block. On the way back the sta
 live one takes its cells.
 """
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import logging
 import struct
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import kvpool
 
-from kvpool_llama_cpp.library import LlamaError
+from kvpool_llama_cpp.library import Library, LlamaError
 
 _log = logging.getLogger("kvpool_llama_cpp")
 
@@ -42,8 +46,9 @@ class PrefixCache:
     One thread at a time, that of the context.
     """
 
-    def __init__(self, library, context, fingerprint, *, tokens_per_block=32, scratch=None, fallback=None, retry=10.0,
-                 timeout=2.0, open_timeout=5.0, facts=None, **options):
+    def __init__(self, library: Library, context: Any, fingerprint: bytes, *, tokens_per_block: int = 32, scratch: int | None = None,
+                 fallback: str | None = None, retry: float = 10.0, timeout: float = 2.0, open_timeout: float = 5.0,
+                 facts: Mapping[str, str] | None = None, **options: Any) -> None:
         if fallback not in (None, "own"):
             raise ValueError(f"fallback: {fallback!r}, where only 'own' is known")
         self._library, self._context = library, context
@@ -63,7 +68,8 @@ class PrefixCache:
         library.model_desc(library.get_model(context), description, len(description))
         facts = {"engine": "llama.cpp", "model": description.value.decode(errors="replace"), **(facts or {})}
         self._open = lambda: kvpool.Session(layout, fingerprint, facts=facts, open_timeout=open_timeout, **options)
-        self._session, self._next_try, self._next_save = None, 0.0, 0.0
+        self._session: kvpool.Session | None = None
+        self._next_try, self._next_save = 0.0, 0.0
         self.counters = {"loaded_blocks": 0, "saved_blocks": 0, "refused_blocks": 0, "unsaved_blocks": 0, "lost_daemons": 0}
         try:
             self._session = self._open()
@@ -72,7 +78,7 @@ class PrefixCache:
                 raise
             self._lost(error)
 
-    def _check_context(self):
+    def _check_context(self) -> None:
         library, context = self._library, self._context
         model = library.get_model(context)
         if library.model_is_recurrent(model) or library.model_is_hybrid(model):
@@ -89,7 +95,7 @@ class PrefixCache:
             if library.memory_seq_pos_max(self._memory, sequence) >= 0:
                 raise ValueError(f"context: sequence {sequence} is not empty")
 
-    def _probe(self):
+    def _probe(self) -> int:
         """Bytes of a block's state; LlamaError where it doesn't come back as it went."""
         library, count = self._library, self.tokens_per_block
         tokens = (ctypes.c_int32 * count)(*range(count))
@@ -114,10 +120,10 @@ class PrefixCache:
 
     # ---- Between sequences
 
-    def _share(self, source, target, first, end):
+    def _share(self, source: int, target: int, first: int, end: int) -> None:
         self._library.memory_seq_cp(self._memory, source, target, first, end)
 
-    def _set(self, sequence, address, size, first):
+    def _set(self, sequence: int, address: int, size: int, first: int) -> bool:
         """The state at `address` becomes positions `first`... of `sequence`, behind what it has. False: nothing has changed."""
         library, last = self._library, first + self.tokens_per_block - 1
         took = library.state_seq_set_data(self._context, address, size, self._scratch)
@@ -131,15 +137,15 @@ class PrefixCache:
     # ---- The daemon
 
     @property
-    def attached(self):
+    def attached(self) -> bool:
         return self._session is not None
 
     @property
-    def session(self):
+    def session(self) -> kvpool.Session | None:
         """The kvpool.Session, or None while no daemon is there."""
         return self._session
 
-    def _there(self):
+    def _there(self) -> kvpool.Session | None:
         """The session, opened again if one was lost a while ago."""
         if self._session is None and time.monotonic() >= self._next_try:
             try:
@@ -148,7 +154,7 @@ class PrefixCache:
                 self._lost(error)
         return self._session
 
-    def _lost(self, error):
+    def _lost(self, error: Exception) -> None:
         """Whatever is wrong with it, the engine can do without."""
         _log.warning("going on without kvpoold, trying again in %g s: %s", self._retry, error)
         self.counters["lost_daemons"] += 1
@@ -160,7 +166,7 @@ class PrefixCache:
             except kvpool.KvpoolError:
                 pass  # It is gone, that was the point.
 
-    def close(self):
+    def close(self) -> None:
         """Ends the session; what was saved stays findable."""
         session, self._session = self._session, None
         self._next_try = float("inf")
@@ -169,17 +175,17 @@ class PrefixCache:
 
     # ---- Blocks
 
-    def _keys(self, session, tokens, salt, extra_keys, blocks):
+    def _keys(self, session: kvpool.Session, tokens: Sequence[int], salt: bytes, extra_keys: Sequence[bytes], blocks: int) -> list[bytes]:
         return session.hasher(salt).chain(tokens[:blocks * self.tokens_per_block], self.tokens_per_block, list(extra_keys))
 
-    def _header(self, key, tokens, first, state):
+    def _header(self, key: bytes, tokens: Sequence[int], first: int, state: Any) -> bytes:
         """What stands before a state. Its digest is over all that makes the block what it is asked for as."""
         packed = struct.pack(f"<{len(tokens)}I", *tokens)
         digest = hashlib.blake2b(state, digest_size=16, key=key[:64])
         digest.update(struct.pack("<IQ", first, len(state)) + packed)
         return _HEADER.pack(_MAGIC, first, len(tokens), len(state), digest.digest()) + packed
 
-    def load(self, tokens, *, sequence=0, have=0, salt=b"", extra_keys=()):
+    def load(self, tokens: Sequence[int], *, sequence: int = 0, have: int = 0, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> int:
         """Gives `sequence` the longest prefix of `tokens` that the pool has. Returns how many of them it has then.
 
         have  tokens of that prefix that the sequence has already. If the pool has no more, they stay; if it has, what
@@ -203,7 +209,7 @@ class PrefixCache:
             self._lost(error)
             return max(self._library.memory_seq_pos_max(self._memory, sequence) + 1, 0)
 
-    def _load(self, blocks, keys, tokens, sequence, index):
+    def _load(self, blocks: kvpool.Blocks, keys: Sequence[bytes], tokens: Sequence[int], sequence: int, index: int) -> int:
         """Returns blocks that the sequence has then."""
         size = self.tokens_per_block
         for i in range(index, len(blocks)):
@@ -221,10 +227,10 @@ class PrefixCache:
             self.counters["loaded_blocks"] += 1
         return len(blocks)
 
-    def _address(self, block):
+    def _address(self, block: int) -> int:
         return self._session.base + block * self._session.block_stride_bytes
 
-    def save(self, tokens, *, sequence=0, salt=b"", extra_keys=()):
+    def save(self, tokens: Sequence[int], *, sequence: int = 0, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> int:
         """Shares the full blocks of `sequence`, which holds `tokens` and maybe more. Returns how many the pool has then.
 
         Without room in the pool, or without a daemon, it shares fewer; a pool that had no room is left alone for a while.
@@ -258,7 +264,7 @@ class PrefixCache:
             self._lost(error)
             return 0
 
-    def _save(self, session, leased, keys, tokens, sequence, first):
+    def _save(self, session: kvpool.Session, leased: kvpool.Blocks, keys: Sequence[bytes], tokens: Sequence[int], sequence: int, first: int) -> int:
         """Fills and seals `leased`. Returns how many of them, from the first one, are found from now on."""
         size, count = self.tokens_per_block, len(leased)
         with leased:

@@ -4,66 +4,76 @@ Token ids come by a hook on the model. Queries come through an attention functio
 what the model's own would have computed, and tells the cache that was updated just before in the same thread.
 """
 
+from __future__ import annotations
+
 import contextvars
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_updated = contextvars.ContextVar("kvpool_updated", default=None)  # (cache, layer) of the update before.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# (cache, layer) that was updated last.
+_updated: contextvars.ContextVar[tuple[Any, int] | None] = contextvars.ContextVar("kvpool_updated", default=None)
 _PREFIX = "kvpool_"
 
 
-def updated(cache, layer):
+def updated(cache: Any, layer: int) -> None:
     _updated.set((cache, layer))
 
 
-def take_updated():
+def take_updated() -> tuple[Any, int] | None:
     """(cache, layer) that was updated just before and not taken yet, or None."""
     told = _updated.get()
     _updated.set(None)
     return told
 
 
-def observe(model):
+def observe(model: PreTrainedModel) -> None:
     """Has the model's attention tell caches of its queries."""
-    plain = model.config._attn_implementation or "sdpa"
-    if plain.startswith(_PREFIX):
+    name = model.config._attn_implementation or "sdpa"
+    if name.startswith(_PREFIX):
         return
-    if plain not in ("sdpa", "eager"):
-        raise ValueError(f"signals are had of sdpa and eager attention, not of {plain}")
+    if name not in ("sdpa", "eager"):
+        raise ValueError(f"signals are had of sdpa and eager attention, not of {name}")
 
-    def attend(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    def attend(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+               scaling: float | None = None, **kwargs: Any) -> Any:
         told = take_updated()
         if told is not None:
             cache, layer = told
             cache.observed(layer, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
-        return _plain(plain, module)(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return _model_own(name, module)(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 
-    ALL_ATTENTION_FUNCTIONS.register(_PREFIX + plain, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + plain, ALL_MASK_ATTENTION_FUNCTIONS[plain])
-    model.set_attn_implementation(_PREFIX + plain)
+    ALL_ATTENTION_FUNCTIONS.register(_PREFIX + name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    model.set_attn_implementation(_PREFIX + name)
 
 
-def _plain(name, module):
+def _model_own(name: str, module: Any) -> Callable[..., Any]:
+    """The attention function that the model would have used."""
     if name == "eager":  # Each model has its own.
         import sys
         return sys.modules[type(module).__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
-def tell_tokens(model):
+def tell_tokens(model: PreTrainedModel) -> None:
     """Has the model tell caches which tokens it is given, and when it is done with them."""
     if getattr(model, "_kvpool_hooks", None):
         return
 
-    def before(module, args, kwargs):
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache = kwargs.get("past_key_values")
         if hasattr(cache, "tokens_come"):
             ids = kwargs.get("input_ids")
             cache.tokens_come(args[0] if ids is None and args else ids)
 
-    def after(module, args, kwargs, output):
+    def after(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache = kwargs.get("past_key_values")
         if hasattr(cache, "settle"):
             cache.settle()
@@ -72,7 +82,7 @@ def tell_tokens(model):
                            model.register_forward_hook(after, with_kwargs=True))
 
 
-def attention_of(query, key, scaling, chunk=256):
+def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, chunk: int = 256) -> Iterator[torch.Tensor]:
     """Yields softmax attention [kv_heads, chunk of queries, tokens], averaged over the query heads of each kv head.
 
     query: [q_heads, queries, dim] of the last tokens; key: [kv_heads, tokens, dim].

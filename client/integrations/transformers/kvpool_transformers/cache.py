@@ -1,5 +1,10 @@
 """The cache itself. One sequence: batch 1."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import kvpool
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
@@ -19,7 +24,7 @@ class PoolLayer(CacheLayerMixin):
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self, cache, index):
+    def __init__(self, cache: KvPoolCache, index: int) -> None:
         super().__init__()
         self.cache, self.index = cache, index
         self.is_initialized = True
@@ -27,38 +32,38 @@ class PoolLayer(CacheLayerMixin):
         self.k = torch.from_dlpack(cache.session.k(layer=index, blocks=every))  # [blocks, tokens, heads, dim], in place
         self.v = torch.from_dlpack(cache.session.v(layer=index, blocks=every))
 
-    def lazy_initialization(self, key_states, value_states):
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 
-    def update(self, key_states, value_states, *args, **kwargs):
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return self.cache.write(self, key_states, value_states)
 
-    def get_mask_sizes(self, query_length):
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """What comes back has the tokens that are left; the newest of them is the newest there was."""
         self.cache.settle()
         return self.cache.resident + query_length, self.cache.logical - self.cache.resident
 
-    def get_seq_length(self):
+    def get_seq_length(self) -> int:
         """Logical: positions go on where they were, whatever was dropped."""
         self.cache.settle()
         return self.cache.logical
 
-    def get_max_length(self):
+    def get_max_length(self) -> int:
         return -1
 
-    def offload(self):
+    def offload(self) -> None:
         raise NotImplementedError("blocks of a pool are not offloaded")
 
-    def prefetch(self):
+    def prefetch(self) -> None:
         raise NotImplementedError("blocks of a pool are not offloaded")
 
-    def reset(self):
+    def reset(self) -> None:
         raise NotImplementedError("a KvPoolCache serves one sequence: make another")
 
-    def reorder_cache(self, beam_idx):
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         raise NotImplementedError("a KvPoolCache serves one sequence: no beams")
 
-    def crop(self, tokens_to_remove):
+    def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
             raise NotImplementedError("blocks may be shared, and are not cropped")
 
@@ -75,8 +80,9 @@ class KvPoolCache(Cache):
     window    queries kept for policies that go by the last ones
     """
 
-    def __init__(self, session, *, prompt=None, policy=None, params=None, budget=None, protection=None, seal=True, salt=b"",
-                 extra_keys=(), window=32, timeout=30.0):
+    def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
+                 budget: int | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
+                 extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
@@ -92,16 +98,20 @@ class KvPoolCache(Cache):
         if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:
             raise ValueError(f"policy {policy} goes by attention: open_session(model, signals=True)")
         self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
-        self.shared = 0  # Of those, found and not computed.
+        self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
-        self._coming = None  # Token ids of this forward.
+        self._coming: list[int] | None = None  # Token ids of this forward.
         self._pending, self._written = 0, 0  # Tokens, and layers that have them.
-        self._mass = self._mass_square = self._latest = None  # [layers, kv_heads, tokens] f32
-        self._queries = [None] * len(self.facts.pooled)
+        # [layers, kv_heads, tokens] f32.
+        self._mass: torch.Tensor | None = None
+        self._mass_square: torch.Tensor | None = None
+        self._latest: torch.Tensor | None = None
+        self._queries: list[torch.Tensor | None] = [None] * len(self.facts.pooled)  # Each [queries, q_heads, dim].
         self._sequence = kvpool.LiveSequence(session, salt=salt, extra_keys=list(extra_keys))
         if prompt is not None:
             self._match(prompt, salt, list(extra_keys))
-        layers, pooled = [], 0
+        layers: list[Any] = []
+        pooled = 0
         for i in range(self.facts.layers):
             if i in self.facts.pooled:
                 layers.append(PoolLayer(self, pooled))
@@ -113,7 +123,7 @@ class KvPoolCache(Cache):
 
     # ---- Sharing
 
-    def _match(self, prompt, salt, extra_keys):
+    def _match(self, prompt: Any, salt: bytes, extra_keys: list[bytes]) -> None:
         ids = torch.as_tensor(prompt).flatten().tolist()
         size = self.facts.tokens_per_block
         keys = self.session.hasher(salt).chain(ids, size, extra_keys)[:(len(ids) - 1) // size]
@@ -125,13 +135,13 @@ class KvPoolCache(Cache):
                 self._sequence.adopt(hit.blocks, ids[:found * size])
         self.resident = self.logical = self.shared = found * size
 
-    def tokens_come(self, ids):
+    def tokens_come(self, ids: torch.Tensor | None) -> None:
         self.settle()
         self._coming = None if ids is None or ids.shape[0] != 1 else ids.flatten().tolist()
 
     # ---- K and V
 
-    def write(self, layer, key_states, value_states):
+    def write(self, layer: PoolLayer, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the layer's tokens so far, those that come with this call included."""
         if key_states.shape[0] != 1:
             raise ValueError(f"a batch of {key_states.shape[0]}: a KvPoolCache serves one sequence")
@@ -150,7 +160,7 @@ class KvPoolCache(Cache):
         attention.updated(self, layer.index)
         return self._gather(layer.k), self._gather(layer.v)
 
-    def _begin(self, tokens):
+    def _begin(self, tokens: int) -> None:
         lacking = tokens - self._sequence.room
         if lacking > 0:
             size = self.facts.tokens_per_block
@@ -158,12 +168,12 @@ class KvPoolCache(Cache):
         self._table = torch.tensor(self._sequence.ids, device=self._device)
         self._pending, self._written = tokens, 0
 
-    def _gather(self, pool):
+    def _gather(self, pool: torch.Tensor) -> torch.Tensor:
         tokens = self.resident + self._pending
         blocks = self._table[:(tokens + self.facts.tokens_per_block - 1) // self.facts.tokens_per_block]
         return pool[blocks].flatten(0, 1)[:tokens].transpose(0, 1).unsqueeze(0).contiguous()
 
-    def settle(self):
+    def settle(self) -> None:
         """The forward is over: counts, shares, and holds the budget."""
         if self._pending == 0 or self._written < len(self.facts.pooled):
             return
@@ -180,7 +190,7 @@ class KvPoolCache(Cache):
         if self._budget is not None and self.resident > self._budget:
             self._hold_budget(tokens)
 
-    def _fence(self):
+    def _fence(self) -> None:
         """A GPU's kernels are launched, and may not have run: what is sealed, pruned or given back from here on waits for them."""
         if self._device.type == "cuda":
             step = self.session.begin_step()
@@ -188,7 +198,7 @@ class KvPoolCache(Cache):
 
     # ---- Budget
 
-    def observed(self, layer, query, key, scaling):
+    def observed(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called by attention, with rotated queries and the keys that `write` returned."""
         if self._wants_window:
             before = self._queries[layer]
@@ -205,7 +215,7 @@ class KvPoolCache(Cache):
                 self._mass_square[layer] += part.square().sum(1)
             self._latest[layer] = part[:, -1]
 
-    def _grow(self, tokens):
+    def _grow(self, tokens: int) -> None:
         for name in ("_mass", "_mass_square", "_latest"):
             grown = torch.zeros(len(self.facts.pooled), self.facts.kv_heads, tokens, device=self._device)
             before = getattr(self, name)
@@ -213,21 +223,20 @@ class KvPoolCache(Cache):
                 grown[..., :before.shape[2]] = before
             setattr(self, name, grown)
 
-    def _scorer(self):
+    def _scorer(self) -> kvpool.Scorer:
         signals, window = [], None
-        told = {"per_layer": True, "per_head": True}
         if self._wants_mass:
-            signals += [kvpool.Signal("mass", self._mass.cpu().contiguous(), **told),
-                        kvpool.Signal("mass_square", self._mass_square.cpu().contiguous(), **told)]
+            signals += [kvpool.Signal("mass", self._mass.cpu().contiguous(), per_layer=True, per_head=True),
+                        kvpool.Signal("mass_square", self._mass_square.cpu().contiguous(), per_layer=True, per_head=True)]
         if self._wants_latest:
-            signals.append(kvpool.Signal("latest", self._latest.cpu().contiguous(), **told))
+            signals.append(kvpool.Signal("latest", self._latest.cpu().contiguous(), per_layer=True, per_head=True))
         if self._wants_window:
             window = kvpool.QueryWindow(torch.stack(self._queries).cpu().contiguous())
         return kvpool.Scorer(self._policy, self._params, signals=signals, window=window)
 
-    def _hold_budget(self, tokens):
+    def _hold_budget(self, tokens: int) -> None:
         size = self.facts.tokens_per_block
-        asked = {"budget_tokens": self._budget, "scorer": self._scorer(), "protection": self._protection,
+        asked: dict[str, Any] = {"budget_tokens": self._budget, "scorer": self._scorer(), "protection": self._protection,
                  "timeout": self._timeout}
         if tokens > 1:
             (kept,) = self._sequence.compact(**asked).kept_positions
@@ -242,16 +251,16 @@ class KvPoolCache(Cache):
             if getattr(self, name) is not None:
                 setattr(self, name, getattr(self, name)[..., kept])
 
-    # ---- Its end
+    # ---- Release
 
-    def release(self):
+    def release(self) -> None:
         """Gives its blocks back; what was sealed stays findable. Also when nobody has it any more."""
         if self._pending:  # A forward that broke off.
             self._fence()
         self._sequence.release()
 
-    def __enter__(self):
+    def __enter__(self) -> KvPoolCache:
         return self
 
-    def __exit__(self, *args):
+    def __exit__(self, *args: object) -> None:
         self.release()

@@ -1,10 +1,14 @@
 """What a pool must know of a model: the layout of its blocks, and a fingerprint of all that K and V depend on."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
 import platform
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 import kvpool
 import torch
@@ -12,14 +16,14 @@ import transformers
 
 from kvpool_transformers import attention
 
-_FACTS = weakref.WeakKeyDictionary()  # kvpool.Session -> ModelFacts
+_FACTS: weakref.WeakKeyDictionary[kvpool.Session, ModelFacts] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    layers: int  # Of the model.
-    pooled: tuple  # Those whose K and V are in the pool: full attention.
-    sliding_window: int  # Of the others, which stay the engine's own; 0: there are none.
+    layers: int  # All layers of the model.
+    pooled: tuple[int, ...]  # Layers whose K and V are in the pool: those with full attention.
+    sliding_window: int  # The other layers' window; they stay the engine's own. 0: there are none.
     kv_heads: int
     head_dim: int
     tokens_per_block: int
@@ -27,19 +31,19 @@ class ModelFacts:
     signals: bool  # Attention tells the cache of queries and of attention.
 
     @property
-    def shareable(self):
+    def shareable(self) -> bool:
         """A prefix is found whole or not at all: layers that are not in the pool would have to be computed again."""
         return len(self.pooled) == self.layers
 
 
-def facts_of(session):
+def facts_of(session: kvpool.Session) -> ModelFacts:
     try:
         return _FACTS[session]
     except KeyError:
         raise ValueError("this session knows no model: open it with kvpool_transformers.open_session") from None
 
 
-def fingerprint_of(model, **more):
+def fingerprint_of(model: transformers.PreTrainedModel, **more: Any) -> bytes:
     """SHA-256 of config, weights, attention and versions: K and V of equal fingerprints may be shared."""
     digest = hashlib.sha256()
     config = model.config.to_dict()
@@ -53,7 +57,7 @@ def fingerprint_of(model, **more):
     return digest.digest()
 
 
-def _layer_facts(config):
+def _layer_facts(config: Any) -> tuple[tuple[int, ...], int]:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
@@ -65,7 +69,8 @@ def _layer_facts(config):
     return pooled, sliding
 
 
-def open_session(model, *, tokens_per_block=16, signals=False, facts=None, **options):
+def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int = 16, signals: bool = False,
+                 facts: Mapping[str, str] | None = None, **options: Any) -> kvpool.Session:
     """A kvpool.Session for this model. `options` are those of kvpool.Session.
 
     Full-attention layers are in the pool; sliding ones keep what they keep. Engines that open the same model with the same

@@ -23,8 +23,12 @@ Once kvpoold is gone, blocks are leased and released no more: private ones go ro
 and are never written again, for others may read them.
 """
 
+from __future__ import annotations
+
 import itertools
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import kvpool
 from vllm.logger import init_logger
@@ -33,54 +37,68 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, resolve_b
 
 from kvpool_vllm import keys
 
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+    from vllm.v1.request import Request
+
+    from kvpool_vllm.space import Space
+
 logger = init_logger("vllm.kvpool")
 
+_Filled = tuple[int, "KVCacheBlock", bytes, int, "bytes | None"]
 _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
-_STUCK_S = 1.0  # Of shortage, in which steps of running requests would have let go of blocks.
+_STUCK_S = 1.0  # A shortage this long is a deadlock: steps of running requests would have released blocks by then.
 
 
 class KvPoolBlockPool(BlockPool):
-    def __init__(self, space, *arguments, **more):
+    cached_block_hash_to_block: Any  # BlockPool's.
+
+    def __init__(self, space: Space, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.space, self.session = space, space.session
         self._groups = space.terms.groups
         self._spare, self._surplus = _SPARE * len(self._groups), _SURPLUS * len(self._groups)
         self.detached = False  # kvpoold is gone.
         self.wanted = 0  # Blocks that the allocation under way needs.
-        self.headroom = 0  # That it may have to leave; what it can do without is not waited for.
+        self.headroom = 0  # Blocks that it may have to leave free; nobody waits for these.
         self.starved = False  # Nobody can give what was wanted last.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
-        self._refs = [0] * self.num_gpu_blocks  # By block id: what is held of it.
+        # Indexed by block id.
+        self._refs = [0] * self.num_gpu_blocks  # The ref that is held; 0: none.
         self._shared = bytearray(self.num_gpu_blocks)
         self._stays = [0] * self.num_gpu_blocks  # Counts how often a private block has left the index.
-        self._stock = []
-        self._new_seals = []  # Of the step that is being scheduled: (group, block, key, its stays, parent key).
-        self._seals = []  # (step, those), oldest first.
-        self._asked = {}  # Request id: (pending match, keys).
-        self._waiting = {}  # Request id: blocks of its prefix, one reference each, until it is scheduled.
-        self._junctions = {}  # Request id: as in _junction, until it is scheduled.
-        self._trying = None  # The request that is being allocated for.
+        self._stock: list[KVCacheBlock] = []
+        # Blocks that the step which is being scheduled fills: (group, block, key, its stays, parent key).
+        self._new_seals: list[_Filled] = []
+        self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
+        # Keyed by request id.
+        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash]]] = {}  # The question, and its keys.
+        # Until the request is scheduled: blocks of its prefix with one reference each, and what _junction says.
+        self._waiting: dict[str, list[KVCacheBlock]] = {}
+        self._junctions: dict[str, int] = {}
+        self._trying: str | None = None  # The request that is being allocated for.
         self._retry_at = 0.0
-        self._short_since = None
+        self._short_since: float | None = None
         self._in_use = 0  # Blocks with requests.
         self._left = 0  # Counts how often shared blocks have left the index.
-        self.release_waits = False  # For all ranks to be done with the last step; no worker has been told to say so.
+        # What was released waits for all ranks to be done with the last step, and no worker has been told to say so.
+        self.release_waits = False
 
     # ---- Leases
 
-    def want(self, count, headroom=0):
+    def want(self, count: int, headroom: int = 0) -> None:
         self.wanted, self.headroom = count, headroom
 
-    def get_num_free_blocks(self):
+    def get_num_free_blocks(self) -> int:
         if len(self._stock) < self.wanted + self.headroom:
             self._top_up(self.wanted, self.headroom)
         self.starved = self.detached and len(self._stock) < self.wanted
         return len(self._stock)
 
-    def get_new_blocks(self, num_blocks):
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         stock = self._stock
         if num_blocks > len(stock):
             self._top_up(num_blocks)
@@ -97,7 +115,7 @@ class KvPoolBlockPool(BlockPool):
         self._in_use += num_blocks
         return taken
 
-    def _top_up(self, count, headroom=0):
+    def _top_up(self, count: int, headroom: int = 0) -> None:
         missing = count - len(self._stock)
         if self.detached or time.monotonic() < self._retry_at:
             return
@@ -117,7 +135,7 @@ class KvPoolBlockPool(BlockPool):
             return
         self._retry_at = time.monotonic() + _RETRY_S
 
-    def _lease(self, count, timeout):
+    def _lease(self, count: int, timeout: float) -> bool:
         if self.detached:
             return False
         self.counters["lease_calls"] += 1
@@ -136,13 +154,13 @@ class KvPoolBlockPool(BlockPool):
         self._short_since = None
         return True
 
-    def _detach(self, error):
+    def _detach(self, error: object) -> None:
         if not self.detached:
             self.detached = True
             logger.error("kvpoold is gone: this engine goes on with the %d blocks it holds, and shares nothing: %s",
                          self._in_use + len(self._stock), error)
 
-    def touch(self, blocks):
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
                 self._in_use += 1
@@ -150,8 +168,8 @@ class KvPoolBlockPool(BlockPool):
             if self.metrics_collector:
                 self.metrics_collector.on_block_accessed(block)
 
-    def free_blocks(self, ordered_blocks):
-        released = []
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        released: list[int] = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if block.ref_cnt > 0 or block.is_null:
@@ -172,13 +190,13 @@ class KvPoolBlockPool(BlockPool):
             released.reverse()  # vLLM frees from the tail.
             self._release(released)
 
-    def _forget(self, block):
+    def _forget(self, block: KVCacheBlock) -> None:
         if block.block_hash is not None:
             self._remove_cached_block_hashes(block)
             if self.metrics_collector:
                 self.metrics_collector.on_block_evicted(block)
 
-    def _release(self, refs):
+    def _release(self, refs: list[int]) -> None:
         self._retry_at = 0.0
         self.release_waits = self.space.terms.ranks > 1
         try:
@@ -186,7 +204,7 @@ class KvPoolBlockPool(BlockPool):
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def trim(self):
+    def trim(self) -> None:
         """Gives back what is stocked beyond the likely need."""
         if len(self._stock) > self._surplus and not self.detached:
             surplus = self._stock[:-self._spare]
@@ -198,7 +216,7 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- Prefixes
 
-    def ask(self, request, block_size):
+    def ask(self, request: Request, block_size: int) -> None:
         """Sends the question for the request's prefix."""
         request.kvpool_asked = self._left
         wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
@@ -214,12 +232,12 @@ class KvPoolBlockPool(BlockPool):
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def _is_here(self, wanted):
+    def _is_here(self, wanted: list[BlockHash]) -> bool:
         """Where attention is full, the last block is not here without those before."""
         return all(self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, number)) is not None
                    for number, group in enumerate(self._groups) for key in wanted[-max(1, group.window_blocks):])
 
-    def settle(self, request, block_size):
+    def settle(self, request: Request, block_size: int) -> None:
         """What the pool has of the request's prefix is put into the index, with a reference for the waiting request."""
         self._trying = request.request_id
         self._take_answer(request, block_size)
@@ -228,7 +246,7 @@ class KvPoolBlockPool(BlockPool):
             self.ask(request, block_size)
             self._take_answer(request, block_size)
 
-    def _take_answer(self, request, block_size):
+    def _take_answer(self, request: Request, block_size: int) -> None:
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
@@ -242,7 +260,8 @@ class KvPoolBlockPool(BlockPool):
         except kvpool.KvpoolError as error:
             self._detach(error)
             return
-        held, surplus = [], []
+        held: list[KVCacheBlock] = []
+        surplus: list[int] = []
         for number, i, ref in found:
             block = self.blocks[ref & _BLOCK]
             mine = self._refs[block.block_id]
@@ -263,7 +282,7 @@ class KvPoolBlockPool(BlockPool):
         if hit.miss == "window" and (junction := self._junction(wanted)) > hit.tokens:
             self._junctions[request.request_id] = junction
 
-    def _junction(self, wanted):
+    def _junction(self, wanted: list[BlockHash]) -> int:
         """Where a prefix ends that is there for full attention, while its last window is not. By default vLLM keeps windows at the end of
         prompts only, and, once it is told, where they part from others (Request.shared_prefix_boundary): for the next that comes."""
         full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
@@ -279,30 +298,30 @@ class KvPoolBlockPool(BlockPool):
             self._detach(error)
         return 0
 
-    def junction(self, request):
+    def junction(self, request: Request) -> int:
         return self._junctions.get(request.request_id, 0)
 
-    def hold(self, request, blocks):
+    def hold(self, request: Request, blocks: list[KVCacheBlock]) -> None:
         """The request's prefix is these blocks, whoever lets go of them before its turn."""
         self.touch(blocks)
         self._hold(request.request_id, blocks)
         request.kvpool_asked = self._left  # What it has let go of itself is no news to it.
 
-    def _hold(self, request_id, blocks):
+    def _hold(self, request_id: str, blocks: list[KVCacheBlock] | None) -> None:
         before = self._waiting.pop(request_id, None)
         if blocks:
             self._waiting[request_id] = blocks
         if before:
             self.free_blocks(reversed(before))
 
-    def let_go(self, request_id):
+    def let_go(self, request_id: str) -> None:
         """The request has its blocks, or wants none any more."""
         self._asked.pop(request_id, None)
         self._junctions.pop(request_id, None)
         if request_id in self._waiting:
             self._hold(request_id, None)
 
-    def _give_up(self, prefixes):
+    def _give_up(self, prefixes: dict[str, Any]) -> bool:
         """Those of `prefixes` that are not of the request that is being allocated for."""
         others = prefixes.keys() - {self._trying}
         for request_id in others:
@@ -311,7 +330,8 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- Sharing
 
-    def cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask=None):
+    def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int, num_full_blocks: int, block_size: int,
+                          kv_cache_group_id: int, block_mask: Sequence[bool] | None = None) -> None:
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask)
         if num_cached_blocks >= num_full_blocks or self.detached or request.mm_features:
             return
@@ -322,7 +342,7 @@ class KvPoolBlockPool(BlockPool):
                 continue
             self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None))
 
-    def scheduled(self, request_ids):
+    def scheduled(self, request_ids: Iterable[str]) -> int:
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
 
         They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
@@ -345,7 +365,7 @@ class KvPoolBlockPool(BlockPool):
             self._new_seals = []
         return step if said else 0
 
-    def computed(self, step):
+    def computed(self, step: int) -> None:
         """The step is done: what it has filled is everybody's."""
         if self.detached:
             self._seals.clear()
@@ -359,9 +379,10 @@ class KvPoolBlockPool(BlockPool):
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def _still_there(self, entries):
+    def _still_there(self, entries: list[_Filled]) -> Iterator[tuple[int, int, KVCacheBlock, bytes, bytes | None]]:
         """(number of its run, group, block, key, parent key) of blocks that were not freed meanwhile."""
-        run, last = 0, (None, None)
+        run = 0
+        last: tuple[int | None, bytes | None] = (None, None)
         for group, block, key, stays, parent in entries:
             if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
                 continue
@@ -370,7 +391,7 @@ class KvPoolBlockPool(BlockPool):
             last = group, key
             yield run, group, block, key, parent
 
-    def _seal(self, run):
+    def _seal(self, run: list[tuple[int, KVCacheBlock, bytes, bytes | None]]) -> None:
         group, _, _, parent = run[0]
         self.session.seal([self._refs[block.block_id] for _, block, _, _ in run], [key for _, _, key, _ in run], parent_key=parent,
                           group=group, leave_duplicates=True)  # Tables only grow: this block stays in its request's.
@@ -380,16 +401,16 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- The rest of what vLLM asks of a pool
 
-    def evict_blocks(self, block_ids):
+    def evict_blocks(self, block_ids: set[int]) -> None:
         """Found no more by requests to come. (vLLM: blocks that a connector could not load.)"""
         for block_id in block_ids:
             self._forget(self.blocks[block_id])
             self._stays[block_id] += 1
 
-    def unpin_blocks(self, blocks, on_reuse):
+    def unpin_blocks(self, blocks: Any, on_reuse: Any) -> Any:
         raise NotImplementedError("blocks that stay readable until they are reused: not in a shared pool")
 
-    def reset_prefix_cache(self):
+    def reset_prefix_cache(self) -> bool:
         """From now on keys have another root: what this engine sealed so far is found by its neighbours alone."""
         for request_id in list(self._asked) + list(self._waiting):
             self.let_go(request_id)
@@ -409,6 +430,6 @@ class KvPoolBlockPool(BlockPool):
         logger.info("Successfully reset prefix cache")
         return True
 
-    def get_usage(self):
+    def get_usage(self) -> float:
         total = max(1, self.session.capacity_blocks - 1)
         return min(1.0, self._in_use / total)

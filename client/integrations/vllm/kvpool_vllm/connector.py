@@ -12,95 +12,55 @@ the scheduler anew. vLLM's chain of hashes starts from the fingerprint; a key is
 can be told to any daemon.
 """
 
-import dataclasses
+from __future__ import annotations
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorMetadata,
-                                                                KVConnectorRole, KVConnectorWorkerMetadata, SupportsHMA)
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvpool_vllm import plugin
+from kvpool_vllm.lookup import Lookup
 from kvpool_vllm.space import Options, refuse_what_is_not_shared
+from kvpool_vllm.transfer import Transfer
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from kvpool_vllm.messages import Invitation, Report
 
 logger = init_logger("vllm.kvpool")
-
-
-@dataclasses.dataclass
-class Invitation(KVConnectorHandshakeMetadata):
-    """From the worker, at start and when it has opened another session: how the scheduler joins it."""
-
-    session: int  # Which of the worker's it is, from 1; 0: none so far, for there was no kvpoold.
-    secret: bytes
-    digest: bytes
-    facts: dict
-    planes: tuple | None
-
-
-@dataclasses.dataclass
-class Load:
-    """Blocks of a request's prefix to copy in; lists are parallel."""
-
-    blocks: list  # vLLM's.
-    refs: list  # kvpoold's, held by the session.
-    keys: list
-
-
-@dataclasses.dataclass
-class Save:
-    """Consecutive blocks of a sequence that are full after the step."""
-
-    blocks: list
-    keys: list
-    parent_key: bytes | None
-
-
-@dataclasses.dataclass
-class Plan(KVConnectorMetadata):
-    """For one step."""
-
-    step: int
-    session: int  # Invitation.session; 0: the scheduler is in none.
-    failures: int  # Report.failures as the scheduler knows it: what was planned without knowing of a failure is not saved.
-    loads: list = dataclasses.field(default_factory=list)
-    saves: list = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class Report(KVConnectorWorkerMetadata):
-    """What became of plans."""
-
-    step: int  # All through this one are done.
-    failures: int  # Steps so far in which a block could not be loaded.
-    damaged: set  # Refs of blocks that are not what their key says.
-    invitation: Invitation | None  # As long as the scheduler is in another session.
-
-    def aggregate(self, other):
-        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged,
-                      self.invitation or other.invitation)
 
 
 class Counts(KVConnectorStats):
     """Blocks loaded, failed, saved, and so on, as vLLM logs them."""
 
-    def reset(self):
-        self.data = {}
+    def reset(self) -> None:
+        self.data: dict[str, Any] = {}
 
-    def aggregate(self, other):
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, count in other.data.items():
             self.data[name] = self.data.get(name, 0) + count
         return self
 
-    def reduce(self):
+    def reduce(self) -> dict[str, int | float]:
         return dict(self.data)
 
-    def is_empty(self):
+    def is_empty(self) -> bool:
         return not any(self.data.values())
 
 
 class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
-    def __init__(self, vllm_config, role, kv_cache_config):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         import vllm
         super().__init__(vllm_config, role, kv_cache_config)
         plugin.check_version(vllm.__version__)
@@ -114,99 +74,99 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
         if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
             raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
-        self.lookup = self.transfer = None
-        self._told = {}  # Counts that vLLM knows.
+        # One of the two, by the role.
+        self.lookup: Lookup | None = None
+        self.transfer: Transfer | None = None
+        self._told: dict[str, int] = {}  # Counts that vLLM knows.
         if role == KVConnectorRole.SCHEDULER:
-            from kvpool_vllm.lookup import Lookup
             plugin.take_keys()
             self.lookup = Lookup(vllm_config, kv_cache_config, options)
             if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
                 logger.warning("kv_load_failure_policy is %r: a block that can't be loaded ends its request with an error; with "
                                "\"recompute\" it is computed", transfer.kv_load_failure_policy)
         else:
-            from kvpool_vllm.transfer import Transfer
             self.transfer = Transfer(vllm_config, kv_cache_config, options)
 
-    # ---- Of both
+    # ---- Both roles
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         (self.lookup or self.transfer).close()
 
     @classmethod
-    def build_kv_connector_stats(cls, data=None):
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
         return Counts(data=data or {})
 
-    def get_kv_connector_stats(self):
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
         counts = dict((self.lookup or self.transfer).counts)
         counted = Counts(data={name: count - self._told.get(name, 0) for name, count in counts.items()})
         self._told = counts
         return None if counted.is_empty() else counted
 
-    # ---- The worker's
+    # ---- The worker
 
-    def get_handshake_metadata(self):
+    def get_handshake_metadata(self) -> Invitation:
         return self.transfer.invitation()
 
-    def register_kv_caches(self, kv_caches):
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.transfer.take_tensors(kv_caches)
 
-    def handle_preemptions(self, kv_connector_metadata):
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         self.transfer.prepare(kv_connector_metadata)
 
-    def start_load_kv(self, forward_context, **kwargs):
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.transfer.load(self._get_connector_metadata())
 
-    def wait_for_layer_load(self, layer_name):
+    def wait_for_layer_load(self, layer_name: str) -> None:
         pass  # start_load_kv has loaded all of them.
 
-    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         pass  # A block is saved with all its layers, by wait_for_save.
 
-    def wait_for_save(self):
+    def wait_for_save(self) -> None:
         self.transfer.save(self._get_connector_metadata())
 
-    def get_block_ids_with_load_errors(self):
+    def get_block_ids_with_load_errors(self) -> set[int]:
         return self.transfer.take_failed()
 
-    def build_connector_worker_meta(self):
+    def build_connector_worker_meta(self) -> Report:
         return self.transfer.report()
 
-    # ---- The scheduler's
+    # ---- The scheduler
 
     @property
-    def requires_kv_delivery(self):
+    def requires_kv_delivery(self) -> bool:
         return False  # What is not saved is computed again.
 
-    def set_xfer_handshake_metadata(self, metadata):
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         (invitation,) = metadata.values()
         self.lookup.invited(invitation)
 
-    def bind_kv_cache_manager(self, kv_cache_manager):
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         self.lookup.manager = kv_cache_manager
 
-    def on_new_request(self, request):
+    def on_new_request(self, request: Request) -> None:
         self.lookup.came(request)
 
-    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self.lookup.found(request, num_computed_tokens), False
 
-    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self.lookup.admitted(request, blocks, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         return self.lookup.plan(scheduler_output)
 
-    def update_connector_output(self, connector_output):
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if connector_output.kv_connector_worker_meta is not None:
             self.lookup.done(connector_output.kv_connector_worker_meta, connector_output.invalid_block_ids)
 
-    def request_finished(self, request, block_ids):
+    def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         self.lookup.left(request.request_id)
         return False, None  # Its blocks were saved, or are not going to be.
 
-    def request_finished_all_groups(self, request, block_ids):
+    def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids)
 
-    def reset_cache(self):
+    def reset_cache(self) -> bool:
         return self.lookup.reset()

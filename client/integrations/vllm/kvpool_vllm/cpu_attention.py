@@ -5,25 +5,29 @@ larger than a page. Before a Space is opened, the kernels write and read a cache
 they compute in their own layout, and no byte outside the pages may change.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 
 _BLOCKS = 4
 
 
-def _cache(spec, stride):
+def _cache(spec: Any, stride: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A cache of _BLOCKS blocks, `stride` elements apart, and its memory."""
     heads, tokens, dim = spec.num_kv_heads, spec.block_size, spec.head_size
     raw = torch.zeros(_BLOCKS * stride, dtype=spec.dtype)
     return raw, raw.as_strided((_BLOCKS, heads, 2 * tokens, dim), (stride, 2 * tokens * dim, dim, 1))
 
 
-def _write(cache, k, v, slots, isa):
+def _write(cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, isa: str) -> None:
     from vllm import _custom_ops as ops
     keys, values = cache.chunk(2, dim=2)
     ops.cpu_attn_reshape_and_cache(k, v, keys, values, slots, isa)
 
 
-def _attend(cache, query, table, isa, spec, window):
+def _attend(cache: torch.Tensor, query: torch.Tensor, table: torch.Tensor, isa: str, spec: Any, window: int) -> torch.Tensor:
     from vllm import _custom_ops as ops
     keys, values = cache.chunk(2, dim=2)
     tokens = query.shape[0]
@@ -40,12 +44,12 @@ def _attend(cache, query, table, isa, spec, window):
     return output
 
 
-def isa_of(spec, kv_cache_dtype):
+def isa_of(spec: Any, kv_cache_dtype: str) -> str:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     return _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, kv_cache_dtype)
 
 
-def check_strides(spec, isa):
+def check_strides(spec: Any, isa: str) -> None:
     """RuntimeError: these kernels do not work in a pool's blocks."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
     generator = torch.Generator().manual_seed(1)
@@ -79,18 +83,18 @@ def check_strides(spec, isa):
         raise RuntimeError(f"vLLM's CPU attention ({isa}) does not attend to what it wrote: it can't have its K and V in a pool")
 
 
-def planes(spec, isa):
+def planes(spec: Any, isa: str) -> tuple[Any, ...] | None:
     """((offset, token, head, dim) of K, of V) inside a layer's page in elements, or None: no strides say it (AMX tiles)."""
     tokens, heads, dim = spec.block_size, spec.num_kv_heads, spec.head_size
     page = heads * 2 * tokens * dim
     slots = torch.arange(tokens)
     found = []
     for plane in range(2):
-        def place(token, head, element):
+        def place(token: int, head: int, element: int) -> int:
             raw, cache = _cache(spec, page)
             parts = [torch.zeros(tokens, heads, dim, dtype=spec.dtype) for _ in range(2)]
             parts[plane][token, head, element] = 1
-            _write(cache, *parts, slots, isa)
+            _write(cache, parts[0], parts[1], slots, isa)
             return int(raw.nonzero().flatten()[0])
         origin = place(0, 0, 0)
         found.append((origin, place(1, 0, 0) - origin, place(0, 1, 0) - origin if heads > 1 else 2 * tokens * dim,
@@ -98,7 +102,7 @@ def planes(spec, isa):
     # Two neighbours are not all: each element must lie where these strides say.
     values = [torch.randn(tokens, heads, dim, generator=torch.Generator().manual_seed(i)).to(spec.dtype) for i in (2, 3)]
     raw, cache = _cache(spec, page)
-    _write(cache, *values, slots, isa)
+    _write(cache, values[0], values[1], slots, isa)
     for value, (origin, token, head, element) in zip(values, found):
         if min(token, head, element) <= 0 or not torch.equal(raw.as_strided(value.shape, (token, head, element), origin), value):
             return None

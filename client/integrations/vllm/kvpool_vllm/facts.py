@@ -1,18 +1,25 @@
 """What K and V of an engine depend on: its fingerprint, and the facts of it that people can read."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvpool_vllm import groups
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
-def _file_digest(path):
+def _file_digest(path: str) -> str:
     # A blob of the Hugging Face cache is named by the SHA-256 of its content.
     name = os.path.basename(os.path.realpath(path))
     if len(name) == 64 and not set(name) - set("0123456789abcdef"):
@@ -24,7 +31,7 @@ def _file_digest(path):
     return digest.hexdigest()
 
 
-def _remembered(path):
+def _remembered(path: str) -> str:
     """_file_digest, kept in $XDG_CACHE_HOME/kvpool-vllm for files that have not changed since."""
     stat = os.stat(path)
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvpool-vllm")
@@ -48,7 +55,7 @@ def _remembered(path):
     return digest
 
 
-def weights_digest(vllm_config):
+def weights_digest(vllm_config: VllmConfig) -> str:
     model, load = vllm_config.model_config, vllm_config.load_config
     if load.load_format == "dummy":
         return f"dummy, seed {model.seed}"
@@ -67,14 +74,14 @@ def weights_digest(vllm_config):
     return digest.hexdigest()
 
 
-def _model_config(model):
+def _model_config(model: Any) -> str:
     config = model.hf_config.to_dict()
     for name in ("_name_or_path", "transformers_version", "_attn_implementation_autoset"):
         config.pop(name, None)
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def facts_of(vllm_config, of_model, isa, layout):
+def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str, layout: str) -> dict[str, str]:
     """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal. `of_model`: its groups."""
     import vllm
     spec = of_model[0].spec
@@ -103,5 +110,5 @@ def facts_of(vllm_config, of_model, isa, layout):
     return facts
 
 
-def fingerprint_of(facts):
+def fingerprint_of(facts: Mapping[str, str]) -> bytes:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()

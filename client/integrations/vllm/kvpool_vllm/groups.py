@@ -5,42 +5,49 @@ layers; the last one of a kind may have fewer. So a block has room for the pages
 one group at a time, whose number its key carries.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import kvpool
 
-MOST = 16  # That a layout may have.
-CHECK_BYTES = 64  # Behind the pages of a copied block: what it is, and a sum over it.
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+MOST = 16  # Groups that a layout may have.
+CHECK_BYTES = 64  # They follow the pages of a copied block: a sum over it, and its key.
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    spec: object  # vLLM's.
-    planes: tuple | None  # cpu_attention.planes.
-    layers: tuple  # Their numbers in the model.
+    spec: Any  # vLLM's KVCacheSpec.
+    planes: tuple[Any, ...] | None  # cpu_attention.planes.
+    layers: tuple[int, ...]  # Their numbers in the model.
     layer_stride: int  # Bytes from a layer's page to the next one's.
-    offset: int = 0  # Of the first page in a block.
+    offset: int = 0  # Where in a block the first page is.
 
     @property
-    def window_tokens(self):
+    def window_tokens(self) -> int:
         """How many of the tokens in front of it a token reads; 0: all."""
         from vllm.v1.kv_cache_interface import SlidingWindowSpec
         # Full attention may have one, too, by which it computes; its blocks are kept all the same.
         return max(1, self.spec.sliding_window - 1) if isinstance(self.spec, SlidingWindowSpec) else 0
 
     @property
-    def window_blocks(self):
+    def window_blocks(self) -> int:
         """How many blocks in front of its end a prefix needs; 0: all."""
         return -(-self.window_tokens // self.spec.block_size)
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         return f"sliding window {self.spec.sliding_window}" if self.window_tokens else "full attention"
 
-    def layer_group(self):
-        """As kvpoold is told of it."""
+    def layer_group(self) -> kvpool.LayerGroup:
+        """This group in a kvpool.Layout."""
         spec, planes = self.spec, self.planes
         common = {"name": "sliding" if self.window_tokens else "full", "layers": list(self.layers),
                   "tokens_per_block": spec.block_size, "window_tokens": self.window_tokens}
@@ -53,8 +60,8 @@ class Group:
                                  dtype=str(spec.dtype), k=k, v=v)
 
 
-def layout_of(groups, block_bytes):
-    """Blocks that no strides describe are shared, and not scored."""
+def layout_of(groups: Sequence[Group], block_bytes: int) -> kvpool.Layout:
+    """The layout of a space. Blocks that no strides describe are shared, and not scored."""
     strided = all(group.planes is not None for group in groups)
     if not strided:
         groups = [dataclasses.replace(group, planes=None) for group in groups]
@@ -62,13 +69,13 @@ def layout_of(groups, block_bytes):
                          encoding="strided" if strided else "opaque")
 
 
-def describe(groups):
+def describe(groups: Sequence[Group]) -> str:
     """For people, and for the fingerprint: "5 * sliding window 512 of 3 layers, 1 * full attention of 3 layers"."""
     runs = itertools.groupby(f"{group.kind} of {len(group.layers)} layers" for group in groups)
     return ", ".join(f"{len(list(run))} * {what}" for what, run in runs)[:256]
 
 
-def _numbers(config):
+def _numbers(config: KVCacheConfig) -> dict[str, int]:
     """{layer: its number in the model}: layers of several groups by the first number in their names."""
     names = [name for group in config.kv_cache_groups for name in group.layer_names]
     if len(config.kv_cache_groups) > 1:
@@ -76,15 +83,15 @@ def _numbers(config):
     return {name: number for number, name in enumerate(names)}
 
 
-def groups_of(config, planes_of):
-    """One of each KV cache group of a plan in which blocks hold all layers. `planes_of`: of a spec."""
+def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None]) -> tuple[Group, ...]:
+    """The groups of a plan in which blocks hold all layers. `planes_of` answers the planes of a spec."""
     numbers = _numbers(config)
     return tuple(Group(group.kv_cache_spec, planes_of(group.kv_cache_spec), tuple(numbers[name] for name in tensor.layers),
                        tensor.layer_stride, tensor.offset)
                  for group, tensor in zip(config.kv_cache_groups, config.kv_cache_tensors))
 
 
-def copied_group(config, planes):
+def copied_group(config: KVCacheConfig, planes: tuple[Any, ...] | None) -> tuple[Group, int]:
     """(the one group of blocks whose pages are copied, bytes of such a block)."""
     (group,), (tensor,) = config.kv_cache_groups, config.kv_cache_tensors
     page = group.kv_cache_spec.page_size_bytes
@@ -94,7 +101,7 @@ def copied_group(config, planes):
 # ---- What can't be shared
 
 
-def _say(config, number):
+def _say(config: KVCacheConfig, number: int) -> str:
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
     group = config.kv_cache_groups[number]
     kind = get_kv_cache_spec_kind(group.kv_cache_spec).value.replace("_", " ")
@@ -102,7 +109,7 @@ def _say(config, number):
             f"{', '.join(group.layer_names[:3])}{', ...' if len(group.layer_names) > 3 else ''})")
 
 
-def refuse_others(config, who):
+def refuse_others(config: KVCacheConfig, who: str) -> None:
     """ValueError: K and V of such a group can't be shared, or do not share blocks with those of the others."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
     groups = config.kv_cache_groups

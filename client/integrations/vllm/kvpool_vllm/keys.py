@@ -1,25 +1,30 @@
 """Keys of blocks: vLLM's own hash chain, from the root of the space, with adapters by their content."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import os
 import secrets
+from collections.abc import Callable
+from typing import Any
 
-_root = None  # What the chains of this process start from: the space's seed, and since a reset something nobody else has.
+# What the chains of this process start from: the space's seed, and since a reset something that no other process has.
+_root: bytes | None = None
 
 
-def set_root(root):
+def set_root(root: bytes) -> None:
     global _root
     _root = root
 
 
-def new_root():
-    """Keys from now on are nobody else's."""
+def new_root() -> None:
+    """From now on no other process has this one's keys."""
     set_root((_root or b"") + secrets.token_bytes(32))
 
 
-def take_root(hash_fn):
-    """Makes it vLLM's."""
+def take_root(hash_fn: Callable[[Any], bytes]) -> None:
+    """Makes the root that of vLLM's chains."""
     if _root is None:
         return
     from vllm.v1.core import kv_cache_utils
@@ -27,7 +32,7 @@ def take_root(hash_fn):
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of(files):
+def _digest_of(files: tuple[tuple[str, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for path, size, _ in files:
         digest.update(f"{os.path.basename(path)} {size}\n".encode())
@@ -37,7 +42,7 @@ def _digest_of(files):
     return digest.hexdigest()
 
 
-def adapter_digest(path):
+def adapter_digest(path: str) -> str:
     """SHA-256 over the files of an adapter's directory; "" if there are none to read."""
     try:
         names = sorted(os.listdir(path))
@@ -51,7 +56,7 @@ def adapter_digest(path):
 _PRIVATE = secrets.token_hex(16)
 
 
-def adapter_keys(request, original):
+def adapter_keys(request: Any, original: Callable[[Any], list[Any]]) -> list[Any]:
     if _root is None or not request.lora_request:
         return original(request)
     # An adapter that came without files can't be told from another of its name: nobody else finds its blocks.
@@ -59,8 +64,8 @@ def adapter_keys(request, original):
     return [("lora", adapter_digest(lora.lora_path) or f"{_PRIVATE} {lora.lora_name} {lora.lora_int_id}")]
 
 
-def is_taken(hash_name):
-    """vLLM's chains start from this root."""
+def is_taken(hash_name: str) -> bool:
+    """Whether vLLM's chains start from this root."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
     return _root is not None and kv_cache_utils.NONE_HASH == get_hash_fn_by_name(hash_name)(_root)

@@ -12,66 +12,79 @@ What was found is asked for once: it can't leave meanwhile. No step waits for an
 other requests and asks again, until match_timeout is over.
 """
 
+from __future__ import annotations
+
 import hashlib
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 import kvpool
 from vllm.logger import init_logger
 
 from kvpool_vllm import keys
-from kvpool_vllm.connector import Load, Plan, Save
 from kvpool_vllm.groups import copied_group, layout_of
+from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
+from kvpool_vllm.space import Options
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvpool")
 
 _POLL_S = 0.002
 _AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
 _REJOIN_S = 1.0  # Longest wait for a daemon that is there again.
-_QUIET_S = 5.0  # After an answer that came too late nothing is asked for so long.
+_QUIET_S = 5.0  # How long nothing is asked after an answer that came too late.
 
 
 class _Asked:
     """A request, and how far it is."""
 
-    def __init__(self, request):
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.pending, self.deadline = None, 0.0
-        self.refs = None  # Once answered: what the session holds for it.
+        self.pending: kvpool.PendingMatch | None = None
+        self.deadline = 0.0
+        self.refs: list[int] | None = None  # Once answered: the blocks that the session holds for it.
         self.local = 0  # Blocks of its prefix that vLLM has itself.
         self.saved = 0  # Its blocks before this one are kvpoold's, or on their way.
 
 
 class Lookup:
-    def __init__(self, vllm_config, kv_cache_config, options):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         transfer = vllm_config.kv_transfer_config
         self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
         self.config, self.options = kv_cache_config, options
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.block_size = self.spec.block_size
-        self.session = self.manager = None
+        self.session: kvpool.Session | None = None
+        self.manager: KVCacheManager | None = None
         self.detached = True  # No kvpoold, not yet, or no more.
-        self.number = 0  # Of the session; see Invitation.
+        self.number = 0  # Invitation.session.
         self.checked = False
         self.step = self.failures = 0
-        self.damaged = set()  # Refs.
-        self.private = b""  # Since a reset: what makes its keys nobody else's.
+        self.damaged: set[int] = set()  # Refs.
+        self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
         self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
-        self._requests = {}  # By id.
-        self._ahead = set()  # Ids of those that were asked for when they came, until it is their turn.
-        self._planned = []  # Loads of the step that is being scheduled.
-        self._held = []  # (step, refs): of plans that are not done.
+        self._requests: dict[str, _Asked] = {}  # Keyed by request id.
+        self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
+        self._planned: list[Load] = []  # Loads of the step that is being scheduled.
+        self._held: list[tuple[int, list[int]]] = []  # (step, refs) of plans that are not done.
         self._quiet_until = 0.0
-        self._poll_until = None  # Answers are waited for so long in the step that is being scheduled.
+        self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
 
-    def invited(self, invitation):
-        """At start."""
+    def invited(self, invitation: Invitation) -> None:
+        """Takes the invitation that the worker sends at start."""
         keys.set_root(invitation.digest)
         if invitation.session:
             self._join(invitation, self.options.open_timeout)
 
-    def _join(self, invitation, timeout):
+    def _join(self, invitation: Invitation, timeout: float) -> None:
         group, block_bytes = copied_group(self.config, invitation.planes)
         session = kvpool.Session(layout_of([group], block_bytes), invitation.digest, facts=invitation.facts, socket=self.options.socket,
                                  tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
@@ -84,7 +97,7 @@ class Lookup:
         self.damaged.clear()
         self.session, self.number, self.detached = session, invitation.session, False
 
-    def _join_again(self, invitation):
+    def _join_again(self, invitation: Invitation) -> None:
         if invitation.session == self.number or time.monotonic() < self._quiet_until:
             return
         try:
@@ -94,8 +107,8 @@ class Lookup:
             self._quiet_until = time.monotonic() + _QUIET_S
             logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
 
-    def _usable(self):
-        """Checked with the first request: by then vLLM has made the root of its keys."""
+    def _usable(self) -> bool:
+        """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
         if not self.checked:
             self.checked = True
             if not keys.is_taken(self.hash_name):
@@ -103,30 +116,30 @@ class Lookup:
                                    "what the worker says at start, elsewhere")
         return not self.detached
 
-    def _detach(self, why):
+    def _detach(self, why: object) -> None:
         if not self.detached:
             self.detached = True
             logger.error("kvpoold is gone: this engine goes on with its own KV cache, and shares nothing: %s", why)
 
-    def _keys(self, request, first, last):
+    def _keys(self, request: Request, first: int, last: int) -> list[bytes]:
         seed = self.session.hash_seed + self.private
         return [hashlib.sha256(seed + name).digest() for name in request.block_hashes[first:last]]
 
     # ---- What is there
 
-    def came(self, request):
+    def came(self, request: Request) -> None:
         asked = self._requests[request.request_id] = _Asked(request)
         if len(self._ahead) < _AHEAD and self._usable():
             self._ahead.add(request.request_id)
             self._ask(asked)
 
-    def _wanted(self, request):
+    def _wanted(self, request: Request) -> int:
         """Blocks that may be loaded: the last token is always computed."""
         if request.mm_features or request.skip_reading_prefix_cache:
             return 0  # Images may be named by their senders: no proof that they are the same.
         return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes))
 
-    def _ask(self, asked):
+    def _ask(self, asked: _Asked) -> None:
         wanted = self._wanted(asked.request)
         if not (self.loads and wanted) or time.monotonic() < self._quiet_until:
             asked.refs = []
@@ -141,7 +154,7 @@ class Lookup:
             asked.refs = []
             self._detach(error)
 
-    def found(self, request, computed):
+    def found(self, request: Request, computed: int) -> int | None:
         """Tokens behind the first `computed` that can be loaded; None: not known yet."""
         asked = self._requests.get(request.request_id)
         if asked is None:
@@ -156,7 +169,7 @@ class Lookup:
             return None
         return max(0, len(asked.refs) - asked.local) * self.block_size
 
-    def _answered(self, asked):
+    def _answered(self, asked: _Asked) -> bool:
         if self._poll_until is None:
             self._poll_until = time.monotonic() + _POLL_S
         try:
@@ -178,14 +191,14 @@ class Lookup:
         asked.refs = refs[:good]
         return True
 
-    def _release(self, refs):
+    def _release(self, refs: list[int] | None) -> None:
         if refs and not self.detached:
             try:
                 self.session.release(refs)
             except kvpool.KvpoolError as error:
                 self._detach(error)
 
-    def admitted(self, request, blocks, external):
+    def admitted(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         asked = self._requests[request.request_id]
         self._ahead.discard(request.request_id)
         refs, asked.refs = asked.refs or [], None
@@ -198,7 +211,7 @@ class Lookup:
             self.counts["found_blocks"] += last - first
         self._release(refs[:first] + refs[last:])
 
-    def left(self, request_id):
+    def left(self, request_id: str) -> None:
         asked = self._requests.pop(request_id, None)
         self._ahead.discard(request_id)
         if asked is not None:
@@ -206,7 +219,7 @@ class Lookup:
 
     # ---- What is to be done
 
-    def plan(self, scheduler_output):
+    def plan(self, scheduler_output: SchedulerOutput) -> Plan:
         self.step += 1
         self._poll_until = None
         plan = Plan(self.step, 0 if self.detached else self.number, self.failures, self._planned)
@@ -214,13 +227,13 @@ class Lookup:
         if plan.loads:
             self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
         if self.saves and not self.detached:
-            in_step = set()
+            in_step: set[bytes] = set()
             for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
                 if (save := self._save(request_id, tokens, in_step)) is not None:
                     plan.saves.append(save)
         return plan
 
-    def _save(self, request_id, tokens, in_step):
+    def _save(self, request_id: str, tokens: int, in_step: set[bytes]) -> Save | None:
         asked = self._requests.get(request_id)
         if asked is None:
             return None
@@ -240,7 +253,7 @@ class Lookup:
         (parent,) = self._keys(request, first - 1, first) if first else (None,)
         return Save(ids[first:full], names[there:], parent)
 
-    def done(self, report, invalid):
+    def done(self, report: Report, invalid: set[int]) -> None:
         """The worker has executed plans; `invalid`: blocks of vLLM's that it could not load."""
         while self._held and self._held[0][0] <= report.step:
             self._release(self._held.pop(0)[1])
@@ -257,10 +270,10 @@ class Lookup:
         if invalid:
             self._withdraw(invalid)
 
-    def _withdraw(self, invalid):
+    def _withdraw(self, invalid: set[int]) -> None:
         """vLLM has sent the first of the requests that share an invalid block back to it. All of them go, for that one may
         compute it in chunks; and until then nobody finds what lies behind it."""
-        behind = set()
+        behind: set[int] = set()
         for request_id, asked in self._requests.items():
             (ids,) = self.manager.get_block_ids(request_id)
             first = next((i for i, block in enumerate(ids) if block in invalid), None)
@@ -269,8 +282,8 @@ class Lookup:
                 asked.request.num_computed_tokens = min(asked.request.num_computed_tokens, first * self.block_size)
         self.manager.evict_blocks(behind)
 
-    def reset(self):
-        """From now on this engine's keys are nobody else's."""
+    def reset(self) -> bool:
+        """From now on no other engine has this engine's keys."""
         self.private = secrets.token_bytes(32)
         for asked in self._requests.values():
             asked.pending = None
@@ -278,6 +291,6 @@ class Lookup:
             asked.refs, asked.saved = None, 0
         return True
 
-    def close(self):
+    def close(self) -> None:
         if self.session is not None:
             self.session.close(timeout=1.0)

@@ -1,22 +1,44 @@
-"""What vLLM loads in each of its processes: the places where it makes KV memory, block pools and keys, by our hands.
+"""The plugin that vLLM loads in each of its processes: it puts kvpool's code where vLLM makes KV memory, block pools and keys.
 
 Each replacement does what vLLM does unless the engine has kvpool_vllm.Scheduler. vLLM skips a plugin that fails to load
 without a word to the user, so that scheduler refuses to start where the memory is not the pool's.
+
+vLLM has no hook for any of these places:
+
+    replaced                                      because there
+    attention utils.resolve_kv_cache_layout       the layout is chosen: a pool needs blocks that hold all layers (space.choose_layout)
+    kv_cache_utils.get_kv_cache_configs           memory is planned: the plan becomes one of the pool's blocks (space.attach)
+    kv_cache_utils.init_none_hash                 key chains get their root: the space's seed (keys.take_root)
+    kv_cache_utils._gen_lora_extra_hash_keys      an adapter enters a key: by content, for its name is local (keys.adapter_keys)
+    worker utils.allocate_kv_cache                KV tensors are made: views of the pool (Space.views)
+    WorkerWrapperBase's methods                   workers are called: they join, end warm-up, report steps (worker.extend)
+    kv_cache_coordinator.BlockPool                a scheduler's block pool is made (block_pool.KvPoolBlockPool)
+    CPUAttentionBackend.supported_kv_cache_layouts   a layout is declared: see _widen_cpu_attention
 """
+
+from __future__ import annotations
 
 import contextvars
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from kvpool_vllm import worker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from kvpool_vllm.space import Space
 
 OLDEST = (0, 29)
 
 # The Space of the scheduler that is being made, for the block pool that its coordinator makes.
-building = contextvars.ContextVar("kvpool_vllm_building", default=None)
+building: contextvars.ContextVar[Space | None] = contextvars.ContextVar("kvpool_vllm_building", default=None)
 
 
-def check_version(version):
-    """Raises for a vLLM older than what this was read against."""
+def check_version(version: str) -> None:
+    """RuntimeError: this vLLM is older than OLDEST, against which the replacements were written."""
     try:
         parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     except ValueError:
@@ -25,15 +47,16 @@ def check_version(version):
         raise RuntimeError(f"vLLM is {version}; kvpool_vllm needs {OLDEST[0]}.{OLDEST[1]} or later")
 
 
-def is_ours(vllm_config):
+def is_ours(vllm_config: VllmConfig) -> bool:
     asked = vllm_config.scheduler_config.scheduler_cls
     if isinstance(asked, str):
         return asked in ("kvpool_vllm.Scheduler", "kvpool_vllm.scheduler.Scheduler")
     return getattr(asked, "__module__", "").startswith("kvpool_vllm")
 
 
-def _replace(module, name, make):
-    """module.name becomes make(what it was), there and wherever it has been imported to by name."""
+def _replace(module: ModuleType, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+    """module.name becomes make(original). vLLM's modules import these functions by name (`from … import name`), and some of them
+    have done so before plugins are loaded: each such binding is replaced too. A module that imports later finds the new one."""
     original = getattr(module, name)
     if getattr(original, "kvpool", False):
         return
@@ -44,8 +67,8 @@ def _replace(module, name, make):
             setattr(other, name, made)
 
 
-def _layout(original):
-    def resolve_kv_cache_layout(vllm_config, supported_layouts, *rest, **more):
+def _layout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resolve_kv_cache_layout(vllm_config: VllmConfig, supported_layouts: Any, *rest: Any, **more: Any) -> Any:
         if is_ours(vllm_config):
             from kvpool_vllm.space import choose_layout
             choose_layout(vllm_config, supported_layouts)
@@ -53,8 +76,8 @@ def _layout(original):
     return resolve_kv_cache_layout
 
 
-def _configs(original):
-    def get_kv_cache_configs(vllm_config, *rest, **more):
+def _configs(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_kv_cache_configs(vllm_config: VllmConfig, *rest: Any, **more: Any) -> Any:
         configs = original(vllm_config, *rest, **more)
         if is_ours(vllm_config):
             from kvpool_vllm.space import attach
@@ -63,8 +86,8 @@ def _configs(original):
     return get_kv_cache_configs
 
 
-def _allocate(original):
-    def allocate_kv_cache(kv_cache_config, device, layout, kernel_block_sizes=None):
+def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def allocate_kv_cache(kv_cache_config: Any, device: Any, layout: Any, kernel_block_sizes: Any = None) -> Any:
         space = getattr(kv_cache_config, "kvpool", None)
         if space is None or not kv_cache_config.kv_cache_tensors:
             return original(kv_cache_config, device, layout, kernel_block_sizes)
@@ -72,23 +95,23 @@ def _allocate(original):
     return allocate_kv_cache
 
 
-def _root(original):
-    def init_none_hash(hash_fn):
+def _root(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_none_hash(hash_fn: Callable[..., Any]) -> None:
         original(hash_fn)
         from kvpool_vllm.keys import take_root
         take_root(hash_fn)
     return init_none_hash
 
 
-def _adapter(original):
-    def _gen_lora_extra_hash_keys(request):
+def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _gen_lora_extra_hash_keys(request: Any) -> Any:
         from kvpool_vllm.keys import adapter_keys
         return adapter_keys(request, original)
     return _gen_lora_extra_hash_keys
 
 
-def _block_pool(original):
-    def BlockPool(*arguments, **more):
+def _block_pool(original: Callable[..., Any]) -> Callable[..., Any]:
+    def BlockPool(*arguments: Any, **more: Any) -> Any:
         space = building.get()
         if space is None:
             return original(*arguments, **more)
@@ -97,9 +120,9 @@ def _block_pool(original):
     return BlockPool
 
 
-def _widen_cpu_attention():
-    """The kernel takes any stride between blocks; what it declares is only what vLLM's own layouts need. The start of a Space
-    holds it against the truth (cpu_attention.py)."""
+def _widen_cpu_attention() -> None:
+    """The kernel takes any stride between blocks, but declares only the layouts that vLLM itself uses. cpu_attention.check_strides
+    proves it before a Space is opened."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheLayout
     declared = CPUAttentionBackend.supported_kv_cache_layouts()
@@ -107,14 +130,14 @@ def _widen_cpu_attention():
         CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda cls: (*declared, KVCacheLayout.BLHNC))
 
 
-def take_keys():
-    """Makes keys of blocks the space's, once there is one."""
+def take_keys() -> None:
+    """Has vLLM make block keys from the space's root, once there is a space."""
     from vllm.v1.core import kv_cache_utils
     _replace(kv_cache_utils, "init_none_hash", _root)
     _replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
 
 
-def register():
+def register() -> None:
     import vllm
     check_version(vllm.__version__)
     from vllm.platforms import current_platform
@@ -129,7 +152,7 @@ def register():
     _replace(worker_utils, "allocate_kv_cache", _allocate)
     worker.extend(worker_base.WorkerWrapperBase)
     if not getattr(kv_cache_coordinator.BlockPool, "kvpool", False):
-        # Here alone: other modules have the class for type hints and for pools of their own.
+        # Not by _replace: other modules use the class in type hints and for pools of their own.
         kv_cache_coordinator.BlockPool = _block_pool(kv_cache_coordinator.BlockPool)
         kv_cache_coordinator.BlockPool.kvpool = True
     if current_platform.is_cpu():

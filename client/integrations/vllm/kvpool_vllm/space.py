@@ -1,14 +1,22 @@
 """An engine's session with kvpoold: opened by the engine core once vLLM has planned its KV memory, and found by the block pool
 and by whoever makes KV tensors in the plan itself (KVCacheConfig.kvpool)."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import kvpool
 import torch
 from vllm.logger import init_logger
 
 from kvpool_vllm import facts, groups, keys
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.kvpool")
 
@@ -17,26 +25,27 @@ logger = init_logger("vllm.kvpool")
 class Options:
     """--additional-config '{"kvpool": {...}}'."""
 
-    socket: str = ""  # Of kvpoold; "": $KVPOOL_SOCKET, or where it listens by default.
+    socket: str = ""  # kvpoold's; "": $KVPOOL_SOCKET, or where it listens by default.
     tenant: str = ""
     # A name for the space. Engines that give the same name must be of the same model, dtype, block size and so on: one that
     # differs is refused at its start. "": those that are the same find each other, others have spaces of their own.
     space: str = ""
     fallback: str = ""  # "own": without a daemon at start vLLM's own memory is used. "": then it does not start.
-    guaranteed_blocks: int = -1  # That it always gets, whatever others do. -1: those of one request of max_model_len tokens.
+    # Blocks that the engine always gets, whatever others do. -1: as many as one request of max_model_len tokens needs.
+    guaranteed_blocks: int = -1
     max_space_bytes: int = 0  # 0: all that the device has.
     open_timeout: float = 30.0
     match_timeout: float = 1.0  # A daemon that takes longer to answer is none: the prefix is computed.
-    # That a step may wait for blocks when the pool is short, and a connector's for word of what need not be copied.
+    # How long a step may wait for blocks when the pool is short, and a connector's step to hear what need not be copied.
     lease_timeout: float = 0.05
 
     @staticmethod
-    def of(vllm_config):
+    def of(vllm_config: VllmConfig) -> Options:
         given = vllm_config.additional_config
         return Options.checked(given.get("kvpool", {}) if isinstance(given, dict) else {}, "additional_config.kvpool")
 
     @staticmethod
-    def checked(given, where):
+    def checked(given: Mapping[str, Any], where: str) -> Options:
         """`where`: the name of what they were given in."""
         known = {field.name for field in dataclasses.fields(Options)}
         if unknown := sorted(set(given) - known):
@@ -47,7 +56,7 @@ class Options:
         return options
 
 
-def choose_layout(vllm_config, supported_layouts):
+def choose_layout(vllm_config: VllmConfig, supported_layouts: Sequence[Sequence[str]]) -> None:
     """A layout whose blocks hold all layers."""
     from vllm.v1.kv_cache_layout import KVCacheLayout
     for name in supported_layouts[0] if supported_layouts else ():
@@ -58,10 +67,10 @@ def choose_layout(vllm_config, supported_layouts):
                      "block holds all layers, as a pool's blocks do")
 
 
-_DRAFTS_WITHOUT_KV = ("ngram",)  # Taken from what was said before.
+_DRAFTS_WITHOUT_KV = ("ngram",)  # Such drafts are taken from earlier text.
 
 
-def refuse_what_is_not_shared(vllm_config, configs, who, drafts=()):
+def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], who: str, drafts: Sequence[str] = ()) -> None:
     """ValueError: K and V of such an engine are its own, or lie where `who` does not reach. `drafts`: methods of speculative decoding
     that it goes with."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
@@ -83,7 +92,7 @@ def refuse_what_is_not_shared(vllm_config, configs, who, drafts=()):
         groups.refuse_others(config, who)
 
 
-def _refuse_ranks_that_can_not_join(vllm_config, configs):
+def _refuse_ranks_that_can_not_join(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     parallel = vllm_config.parallel_config
@@ -97,7 +106,7 @@ def _refuse_ranks_that_can_not_join(vllm_config, configs):
         raise ValueError(f"vLLM plans other KV memory for one rank than for another; a block is the same on each: {configs}")
 
 
-def _refuse_what_is_not_supported(vllm_config, configs):
+def _refuse_what_is_not_supported(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
     refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS_WITHOUT_KV)
     _refuse_ranks_that_can_not_join(vllm_config, configs)
     if vllm_config.scheduler_config.async_scheduling:
@@ -110,7 +119,7 @@ def _refuse_what_is_not_supported(vllm_config, configs):
         raise ValueError("enable_sleep_mode: KV memory is kvpoold's, and can't be put to sleep")
 
 
-def attention_of(vllm_config, spec):
+def attention_of(vllm_config: VllmConfig, spec: Any) -> tuple[str, tuple[Any, ...] | None]:
     """(the attention kernels and what they run on, cpu_attention.planes of a page): what says how they fill it."""
     from vllm.platforms import current_platform
     if not current_platform.is_cpu():
@@ -120,7 +129,7 @@ def attention_of(vllm_config, spec):
     return f"{isa} {torch.backends.cpu.get_cpu_capability()}", cpu_attention.planes(spec, isa)
 
 
-def digest_of(options, known):
+def digest_of(options: Options, known: Mapping[str, str]) -> bytes:
     """The fingerprint's: of the space's name, or of the facts."""
     return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
 
@@ -129,14 +138,14 @@ def digest_of(options, known):
 class Terms:
     """What all members of a session say alike."""
 
-    groups: tuple  # groups.Group.
+    groups: tuple[groups.Group, ...]
     block_bytes: int
     digest: bytes
-    facts: dict
+    facts: dict[str, str]
     socket: str
     ranks: int  # Workers. Each has its own heads of every block, in memory of its own; the plan is of one rank's part.
 
-    def session(self, **more):
+    def session(self, **more: Any) -> kvpool.Session:
         return kvpool.Session(groups.layout_of(self.groups, self.block_bytes), self.digest, facts=self.facts, socket=self.socket,
                               ranks=self.ranks, client_name="vllm", warmup=True, **more)
 
@@ -145,29 +154,29 @@ class Space:
     """A session, and what the parts of an engine need to know of it. Sent to a worker's process it has no session until it joins
     that of the sender."""
 
-    def __init__(self, session, options, terms, invitation=None):
+    def __init__(self, session: kvpool.Session | None, options: Options, terms: Terms, invitation: bytes | None = None) -> None:
         self.session, self.options, self.terms, self._invitation = session, options, terms, invitation
         self._on_gpu = False
-        self.limit = 0  # Blocks that the engine may hold at once; its scheduler's to know.
+        self.limit = 0  # Blocks that the engine may hold at once. Only its scheduler knows.
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Space:
         return self  # vLLM copies its plans; the memory is one.
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Space, (None, self.options, self.terms, self.session.invitation())
 
-    def join(self, rank):
+    def join(self, rank: int) -> None:
         if self.session is None:
             self.session = self.terms.session(invitation=self._invitation, rank=rank, open_timeout=self.options.open_timeout)
 
-    def computed(self, step):
+    def computed(self, step: int) -> None:
         """The kernels of the step have been launched, all of them: those of a CPU are done."""
         if self._on_gpu:
             self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
         else:
             self.session.complete_step(step)
 
-    def views(self, config, device, layout, kernel_block_sizes):
+    def views(self, config: KVCacheConfig, device: Any, layout: Any, kernel_block_sizes: Sequence[int] | None) -> dict[str, torch.Tensor]:
         """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""
         from vllm.v1.kv_cache_interface import create_kv_cache_views
         everything = torch.from_dlpack(self.session.data(blocks=self.session.max_blocks))
@@ -177,7 +186,7 @@ class Space:
         if flat.device.type != here.type or here.index not in (None, flat.device.index):
             raise ValueError(f"kvpoold's blocks are in memory of {flat.device}; this worker runs on {device}")
         self._on_gpu = flat.is_cuda
-        views = {}
+        views: dict[str, torch.Tensor] = {}
         for number, (group, tensor) in enumerate(zip(config.kv_cache_groups, config.kv_cache_tensors)):
             views |= zip(tensor.layers, create_kv_cache_views(
                 flat, group.kv_cache_spec, config.num_blocks, layout, tensor,
@@ -185,16 +194,17 @@ class Space:
         return views
 
 
-def _worker_is_here(vllm_config):
+def _worker_is_here(vllm_config: VllmConfig) -> bool:
     """In the engine core's process, which is then the only member."""
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
     return issubclass(Executor.get_class(vllm_config), UniProcExecutor)
 
 
-def _attentions(vllm_config, config):
+def _attentions(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[dict[Any, tuple[Any, ...] | None], str]:
     """({spec: planes of a page}, the kernels by name), for the specs of a plan. RuntimeError: kernels that do not work in a pool."""
-    planes, kernels = {}, []
+    planes: dict[Any, tuple[Any, ...] | None] = {}
+    kernels: list[str] = []
     for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups):
         attention, planes[spec] = attention_of(vllm_config, spec)
         if attention:
@@ -205,13 +215,13 @@ def _attentions(vllm_config, config):
     return planes, ", ".join(kernels)
 
 
-def _needed_by_one_request(vllm_config, config):
+def _needed_by_one_request(vllm_config: VllmConfig, config: KVCacheConfig) -> int:
     """Blocks, of all groups, of one of max_model_len tokens."""
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     return sum(-(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes) for spec in specs)
 
 
-def attach(vllm_config, configs):
+def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
     """Opens the space for what vLLM has planned, and makes its plan one of the pool's blocks."""
     options = Options.of(vllm_config)
     _refuse_what_is_not_supported(vllm_config, configs)

@@ -5,9 +5,12 @@ and the block's key. What a load brought is held against both: a block that is a
 it. A step in which that happens saves nothing, for what it computed may have seen it.
 """
 
+from __future__ import annotations
+
 import queue
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import kvpool
 import numpy as np
@@ -15,20 +18,24 @@ import torch
 from vllm.logger import init_logger
 
 from kvpool_vllm import facts
-from kvpool_vllm.connector import Invitation, Report
 from kvpool_vllm.groups import copied_group, layout_of
-from kvpool_vllm.space import attention_of, digest_of
+from kvpool_vllm.messages import Invitation, Plan, Report
+from kvpool_vllm.space import Options, attention_of, digest_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.kvpool")
 
 _BLOCK = 0xffffffff
 _WORD = 8
-_RETRY_S = 0.5  # After a wait in vain there is none for so long.
-_REOPEN_S = 1.0  # Between two tries to find a kvpoold again.
+_RETRY_S = 0.5  # How long nobody waits after a wait in vain.
+_REOPEN_S = 1.0  # The pause between two attempts to find a kvpoold again.
 
 
 class Transfer:
-    def __init__(self, vllm_config, kv_cache_config, options):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         self.config, self.options = kv_cache_config, options
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.page_bytes = self.spec.page_size_bytes
@@ -42,16 +49,24 @@ class Transfer:
         self.layers = len(group.layers)
         self.facts = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
         self.digest = digest_of(options, self.facts)
-        self.session = self.pool = self.words = self.pages = None
+        self.session: kvpool.Session | None = None
+        # The session's blocks, as words and as bytes, and vLLM's own: [block, layer, words of a page].
+        self.pool: torch.Tensor | None = None
+        self.words: np.ndarray | None = None
+        self.pages: torch.Tensor | None = None
         self.number = 0  # Sessions opened so far.
-        self.joined = False  # By the scheduler.
-        self.detached = True  # No kvpoold.
+        self.joined = False  # The scheduler has joined the session.
+        self.detached = True  # There is no kvpoold.
         self.step = self.failures = 0
-        self.damaged, self.failed = set(), set()  # Refs of kvpoold's, and ids of vLLM's blocks, since they were last asked for.
+        # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
+        self.damaged: set[int] = set()
+        self.failed: set[int] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
-        self._questions = []  # Of the step under way: what of each save is there already.
+        # For each save of the step under way: the question how much of it kvpoold has already.
+        self._questions: list[kvpool.PendingMatch | None] = []
         self._retry_at = self._reopen_at = 0.0
-        self._opener, self._opened = None, queue.SimpleQueue()
+        self._opener: threading.Thread | None = None
+        self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
         self._layout = layout_of([group], block_bytes)
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
@@ -64,30 +79,30 @@ class Transfer:
 
     # ---- The session
 
-    def _open(self, timeout):
+    def _open(self, timeout: float) -> kvpool.Session:
         options = self.options
         return kvpool.Session(
             self._layout, self.digest, facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
             guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
             magazine_blocks=self._magazine, open_timeout=timeout)
 
-    def _use(self, session):
+    def _use(self, session: kvpool.Session) -> None:
         everything = session.data(blocks=session.max_blocks)
         self.session, self.pool = session, torch.from_dlpack(everything).view(torch.int64)
-        self.words = np.asarray(everything)  # Bytes, for what is no tensor.
+        self.words = np.asarray(everything)
         self.number += 1
         self.joined = self.detached = False
 
-    def invitation(self):
+    def invitation(self) -> Invitation:
         secret = self.session.invitation() if self.session else b""
         return Invitation(self.number, secret, self.digest, self.facts, self.planes)
 
-    def _detach(self, error):
+    def _detach(self, error: object) -> None:
         if not self.detached:
             self.detached = True
             logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
 
-    def _reopen(self):
+    def _reopen(self) -> None:
         """Opens another session beside the engine's work, and takes it once it is there."""
         if self._opener is None:
             if time.monotonic() >= self._reopen_at:
@@ -108,13 +123,13 @@ class Transfer:
             self.close()
             self._use(opened)
 
-    def _open_beside(self):
+    def _open_beside(self) -> None:
         try:
             self._opened.put(self._open(_REOPEN_S))
         except Exception as error:
             self._opened.put(error)
 
-    def take_tensors(self, kv_caches):
+    def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
         (tensor,) = self.config.kv_cache_tensors
         layers = [kv_caches[name] for name in tensor.layers]
@@ -131,17 +146,17 @@ class Transfer:
                                       (stride // _WORD, step // _WORD, 1),
                                       first.storage_offset() * first.element_size() // _WORD)
 
-    def _of_pool(self, block):
+    def _of_pool(self, block: int) -> tuple[torch.Tensor, np.ndarray]:
         """(its pages, its check bytes)."""
         payload = self.layers * self.page_bytes
         return (self.pool[block, :payload // _WORD].view(self.layers, self.page_bytes // _WORD), self.words[block, payload:])
 
-    def _check_bytes(self, pages, key):
+    def _check_bytes(self, pages: torch.Tensor, key: bytes) -> bytes:
         return pages.sum().numpy().tobytes() + key
 
     # ---- In
 
-    def load(self, plan):
+    def load(self, plan: Plan) -> None:
         for load in plan.loads:
             if plan.session != self.number:  # These were another daemon's.
                 self.failed.update(load.blocks)
@@ -161,11 +176,11 @@ class Transfer:
             self.counts["failed_blocks"] += len(self.failed)
             logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
 
-    def take_failed(self):
+    def take_failed(self) -> set[int]:
         failed, self.failed = self.failed, set()
         return failed
 
-    def report(self):
+    def report(self) -> Report:
         damaged, self.damaged = self.damaged, set()
         if not self.detached:
             try:
@@ -178,7 +193,7 @@ class Transfer:
 
     # ---- Out
 
-    def prepare(self, plan):
+    def prepare(self, plan: Plan) -> None:
         """Asks what of the plan's saves is there; by the end of the step it is known."""
         self.step = plan.step
         if plan.session == self.number:
@@ -189,7 +204,7 @@ class Transfer:
         for save in plan.saves:
             self._questions.append(self._ask(save.keys))
 
-    def _ask(self, names):
+    def _ask(self, names: list[bytes]) -> kvpool.PendingMatch | None:
         if self.detached:
             return None
         try:
@@ -197,9 +212,10 @@ class Transfer:
         except kvpool.ResourceExhaustedError:
             return None  # Too much is on its way. Seal sees what is there, too.
         except kvpool.KvpoolError as error:
-            return self._detach(error)
+            self._detach(error)
+            return None
 
-    def _known(self, question, patience, deadline):
+    def _known(self, question: kvpool.PendingMatch | None, patience: float, deadline: float) -> int:
         """How many of a save's first blocks are there. `patience`: what the deadline was made of."""
         if question is None:
             return 0
@@ -213,7 +229,7 @@ class Transfer:
             self._detach(error)
             return 0
 
-    def save(self, plan):
+    def save(self, plan: Plan) -> None:
         questions, self._questions = self._questions, []
         if self.detached or not plan.saves:
             return
@@ -234,7 +250,7 @@ class Transfer:
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def _copy_out(self, runs):
+    def _copy_out(self, runs: list[tuple[list[int], list[bytes], bytes | None]]) -> None:
         wanted = sum(len(blocks) for blocks, _, _ in runs)
         leased = self._lease(wanted)
         self.counts["skipped_blocks"] += wanted - len(leased)
@@ -258,14 +274,14 @@ class Transfer:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
             self.session.release(refs)
 
-    def _patience(self):
+    def _patience(self) -> float:
         return self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
 
-    def _waited_in_vain(self, patience):
+    def _waited_in_vain(self, patience: float) -> None:
         if patience > 0:
             self._retry_at = time.monotonic() + _RETRY_S
 
-    def _lease(self, wanted):
+    def _lease(self, wanted: int) -> list[int]:
         """Refs of as many blocks as there are, at most `wanted`."""
         for count, timeout in ((wanted, self._patience()), (min(wanted, self.session.free_blocks), 0)):
             try:
@@ -275,14 +291,14 @@ class Transfer:
                 self._waited_in_vain(timeout)
         return []
 
-    def close(self):
+    def close(self) -> None:
         if self.session is not None:
             self.pool = self.words = None
             self.session.close(timeout=1.0)
             self.session = None
 
 
-def _is_dense(tensor):
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Its elements fill their range, in whatever order."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):

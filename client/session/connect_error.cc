@@ -1,4 +1,4 @@
-#include "client/session/default_socket.h"
+#include "client/session/connect_error.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -36,15 +35,6 @@ std::string SocketTrouble(const std::string& path, int type) {
     default:
       return std::strerror(errno);
   }
-}
-
-std::string DefaultSocket() {
-  if (const char* path = std::getenv("KVPOOL_SOCKET"); path != nullptr && *path != '\0') return path;
-  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder != '\0') {
-    const std::string path = std::string(folder) + "/kvpool/kvpoold.sock";
-    if (access(path.c_str(), F_OK) == 0) return path;
-  }
-  return "/run/kvpool/kvpoold.sock";
 }
 
 std::string CannotReach(const std::string& socket, const char* suffix, int type, const std::string& seen) {

@@ -1,0 +1,68 @@
+"""What the connector's two halves tell each other through vLLM: the worker's Transfer and the scheduler's Lookup.
+
+    Invitation   worker -> scheduler    at start, and inside a Report
+    Plan         scheduler -> worker    before each step: the Loads and Saves to do
+    Report       worker -> scheduler    after each step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorHandshakeMetadata, KVConnectorMetadata,
+                                                                KVConnectorWorkerMetadata)
+
+
+@dataclasses.dataclass
+class Invitation(KVConnectorHandshakeMetadata):
+    """How the scheduler joins the worker's session. Sent again when the worker has opened another one."""
+
+    session: int  # The worker's how many-th session it is, from 1; 0: none so far, because there was no kvpoold.
+    secret: bytes
+    digest: bytes
+    facts: dict[str, str]
+    planes: tuple[Any, ...] | None  # cpu_attention.planes.
+
+
+@dataclasses.dataclass
+class Load:
+    """Blocks of a request's prefix to copy in; the lists are parallel."""
+
+    blocks: list[int]  # vLLM's.
+    refs: list[int]  # kvpoold's, held by the session.
+    keys: list[bytes]
+
+
+@dataclasses.dataclass
+class Save:
+    """Consecutive blocks of a sequence that are full after the step."""
+
+    blocks: list[int]
+    keys: list[bytes]
+    parent_key: bytes | None
+
+
+@dataclasses.dataclass
+class Plan(KVConnectorMetadata):
+    """The worker's part in one step."""
+
+    step: int
+    session: int  # Invitation.session; 0: the scheduler is in none.
+    failures: int  # Report.failures as the scheduler knows it: a plan made without knowing of a failure is not saved.
+    loads: list[Load] = dataclasses.field(default_factory=list)
+    saves: list[Save] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Report(KVConnectorWorkerMetadata):
+    """What became of the plans."""
+
+    step: int  # All plans through this one are done.
+    failures: int  # Steps so far in which a block could not be loaded.
+    damaged: set[int]  # Refs of blocks whose content is not what their key says.
+    invitation: Invitation | None  # None: the scheduler is in the worker's session.
+
+    def aggregate(self, other: Report) -> Report:
+        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged,
+                      self.invitation or other.invitation)

@@ -1,0 +1,155 @@
+#include "server/space/growth.h"
+
+#include <cmath>
+#include <utility>
+
+#include "proto/support/check.h"
+
+namespace kvpool {
+namespace {
+
+// Growth that made no step for so long is none: the device does not answer. It is twice what a member
+// is waited for.
+constexpr uint64_t kGrowthStallMs = 2000;
+// A space grows when less than this part of it is spare. A larger one is used up faster, by more engines.
+constexpr uint32_t kAheadShare = 32;
+
+}  // namespace
+
+Growth::Growth(const SpaceFacts* facts, BlockPool* pool) : facts_(*facts), pool_(*pool) {
+  ahead_blocks_ = AheadBlocks();
+}
+
+// --------------------------------------------------------------------------------------------------- slabs
+
+uint64_t Growth::bytes() const {
+  uint64_t bytes = 0;
+  for (const SlabRow& row : slabs_) bytes += row.bytes * row.by_rank.size();
+  return bytes;
+}
+
+uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
+  const auto after =
+      std::upper_bound(slabs_.begin(), slabs_.end(), Index(block),
+                       [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
+  KVPOOL_CHECK(after != slabs_.begin(), "block %u is in no slab", Index(block));
+  const SlabRow& row = *(after - 1);
+  return row.by_rank[rank]->address() +
+         uint64_t{Index(block) - row.first_block} * facts_.geometry.block_stride_bytes;
+}
+
+bool Growth::complete() const {
+  // An IPC space is one allocation for life, whatever its size came to be.
+  if (facts_.kind == v1::SPACE_KIND_IPC) return !slabs_.empty();
+  return made_blocks() == facts_.geometry.max_blocks;
+}
+
+void Growth::Add(SlabRow row, uint64_t now) {
+  row.first_block = made_blocks();
+  row.made_ms = now;
+  slabs_.push_back(std::move(row));
+  growing_ = true;
+  moved_ms_ = now;
+}
+
+void Growth::EnterNext(uint64_t now) {
+  // The null block is no part of the pool's capacity.
+  const uint32_t blocks = slabs_[entered_].block_count - (entered_ == 0 ? 1 : 0);
+  LearnAhead();
+  const absl::Status status = pool_.Grow(blocks);
+  KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts_.id, entered_, status.ToString().c_str());
+  ++entered_;
+  moved_ms_ = now;
+  // At least one: a watermark that rounds to nothing would never ask for anything.
+  low_blocks_ = std::max<uint32_t>(1, std::ceil(facts_.low_watermark * pool_.capacity()));
+  high_blocks_ = std::max<uint32_t>(low_blocks_ + 1, std::ceil(facts_.high_watermark * pool_.capacity()));
+  ahead_blocks_ = AheadBlocks();
+  wanted_blocks_ = 0;  // Who wants more asks again.
+}
+
+std::vector<SlabRow> Growth::TakeSlabs() {
+  KVPOOL_CHECK(closed_, "space %lu is open", facts_.id);
+  return std::exchange(slabs_, {});
+}
+
+// -------------------------------------------------------------------------------------- whether to make one
+
+uint32_t Growth::AheadBlocks() const {
+  const uint64_t slab = facts_.geometry.blocks_in(facts_.geometry.slab_bytes), capacity = pool_.capacity();
+  const uint64_t least = slab / 4, most = std::max(least, std::min(4 * slab, capacity / 4));
+  const uint64_t ahead = std::clamp(std::max<uint64_t>(capacity / kAheadShare, learned_blocks_), least, most);
+  return std::max(low_blocks_, static_cast<uint32_t>(std::min<uint64_t>(ahead, UINT32_MAX)));
+}
+
+void Growth::LearnAhead() {
+  if (std::exchange(came_short_, false)) {
+    learned_blocks_ = 2 * std::min(ahead_blocks_, UINT32_MAX / 2);
+  } else if (spare_blocks() > ahead_blocks_ / 2) {
+    learned_blocks_ /= 2;
+  }
+}
+
+uint32_t Growth::spare_blocks() const {
+  const uint32_t free = free_blocks();
+  return promises_count_ ? free - std::min(free, pool_.promised()) : free;
+}
+
+bool Growth::short_of_blocks() const {
+  return uint64_t{spare_blocks()} + coming_blocks() < std::max(ahead_blocks_, wanted_blocks_);
+}
+
+void Growth::set_may_grow(bool may_grow) {
+  may_grow_ = may_grow;
+  EndIfDone();
+}
+
+void Growth::Block(uint64_t retry_ms) {
+  retry_ms_ = retry_ms;
+  set_may_grow(false);
+}
+
+void Growth::Unblock(uint64_t now) {
+  if (now >= retry_ms_) set_may_grow(true);
+}
+
+void Growth::EndIfDone() {
+  if (!WantsSlab()) growing_ = false;
+}
+
+void Growth::Review(uint64_t now) {
+  // Others gave back meanwhile, or it is on its way.
+  if (uint64_t{spare_blocks()} + coming_blocks() >= wanted_blocks_) wanted_blocks_ = 0;
+  if (growing_ || !WantsSlab()) return;
+  growing_ = true;
+  moved_ms_ = now;
+}
+
+// -------------------------------------------------------------------------------------------------- blocks
+
+bool Growth::GrowFor(uint32_t blocks, uint64_t now) {
+  if (!may_grow_ && all_entered()) return false;
+  Want(blocks);
+  came_short_ = true;
+  if (!std::exchange(growing_, true)) moved_ms_ = now;
+  return now - moved_ms_ < kGrowthStallMs;
+}
+
+SpaceLease Growth::Lease(Holder session, uint64_t now, uint32_t count, uint32_t min,
+                         std::vector<BlockRef>* out) {
+  const uint32_t wanted = std::min(count, pool_.cap_room(session));
+  const uint32_t credit = pool_.credit_room(session);
+  uint32_t at_once = std::min({wanted, free_blocks(), credit});
+  const uint64_t to_come = facts_.geometry.max_blocks - 1 - pool_.capacity();
+  // Nothing is missing, or slabs can't bring what is.
+  if (at_once == wanted || wanted < min || credit + to_come < min) {
+    return {.outcome = pool_.Lease(session, now, count, min, out)};
+  }
+  if (at_once < min) at_once = 0;
+  if (!GrowFor(wanted - at_once, now)) return {.outcome = pool_.Lease(session, now, count, min, out)};
+  if (credit < wanted) CountPromises();
+  SpaceLease lease{.growing = true};
+  if (at_once > 0) lease.outcome = pool_.Lease(session, now, at_once, at_once, out);
+  return lease;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,297 @@
+#include "server/space/sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "server/scoring/device_operation.h"
+
+namespace kvpool {
+namespace {
+
+// How long a slab waits for a ready session to map it.
+constexpr uint64_t kPatienceMs = 1000;
+// A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
+constexpr uint64_t kStaleOwingMs = 5000;
+constexpr uint64_t kStaleIdleMs = 60000;
+
+// "session 7 ended: member 0 (pid 4711)"
+std::string EndedBy(const Member& member) {
+  return absl::StrCat("session ", member.session->terms.id, " ended: member ", member.index, " (pid ",
+                      member.identity.credentials.pid, ")");
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------- coming and going
+
+absl::Status Sessions::Enter(const Turn& turn, Session* session) {
+  absl::StatusOr<Holder> holder = pool_.AddSession(session->limits());
+  if (holder.ok()) {
+    session->holder = *holder;
+  } else {
+    // The promise may rest on slabs that were made and are not in the pool yet, as far as no other pending
+    // session counts on them.
+    uint64_t coming = growth_.coming_blocks();
+    for (const Session* other : pending_) coming -= std::min<uint64_t>(coming, other->limits().guaranteed);
+    if (coming < session->limits().guaranteed) return holder.status();
+    pending_.push_back(session);
+  }
+  sessions_.push_back(session);
+  last_used_ms_ = turn.now;
+  // What it was promised may be cached today: that is not where it should come from.
+  growth_.Want(session->limits().guaranteed);
+  return absl::OkStatus();
+}
+
+void Sessions::OnJoined(Turn& turn, Member* member, bool pressure) {
+  Session* session = member->session;
+  if (session->ended) return;
+  member->joined = true;
+  member->last_call_ms = turn.now;
+  if (draining_) Post(member, v1::NOTICE_KIND_DRAIN, {});
+  if (pressure) Post(member, v1::NOTICE_KIND_PRESSURE, {.value = pool_.available()});
+  SendSlabs(turn, session);
+  UpdateReady(turn, session);
+}
+
+void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
+  Session* session = member->session;
+  if (session->ended) return;
+  member->last_call_ms = turn.now;
+  absl::Status status = member->slabs.Acknowledge(ack.slab());
+  if (status.ok() && !ack.error().empty()) status = absl::AbortedError(ack.error());
+  if (!status.ok()) {
+    return End(turn, session, EndKind::kRefusedSlab,
+               absl::StrCat(EndedBy(*member), " could not map slab ", ack.slab(), ": ",
+                            std::string(status.message())),
+               nullptr);
+  }
+  growth_.OnMapped(turn.now);
+  SendSlabs(turn, session);
+  UpdateReady(turn, session);
+  EnterSlabs(turn);
+}
+
+void Sessions::OnHangup(Turn& turn, Member* member) {
+  End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
+}
+
+void Sessions::OnProcessDead(Turn& turn, Member* member) {
+  if (member->dead) return;
+  member->dead = true;
+  if (member->slabs.sent() > 0) --mapping_processes_;
+  last_used_ms_ = turn.now;
+  Session* session = member->session;
+  End(turn, session, EndKind::kMemberDied, absl::StrCat(EndedBy(*member), " died"), member);
+  if (session->all_dead()) Free(turn, session);
+}
+
+void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string& reason,
+                   const Member* except) {
+  if (session->ended) return;
+  session->ended = true;
+  session->ready = false;
+  session->end_reason = reason;
+  if (session->holder != kNobody) pool_.EndSession(session->holder);
+  session->episodes = {};
+  std::erase(pending_, session);
+  v1::OperationResult aborted;
+  aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  aborted.set_message(reason);
+  while (std::optional<ParkedVerb> verb = session->parked.PopAny()) Complete(turn, std::move(*verb), aborted);
+  for (const auto& operation : session->device_operations) {
+    // It goes on, or is skipped if it has not begun; nobody hears what came of it.
+    operation->abandoned.store(true, std::memory_order_release);
+    Complete(turn, session->parked.Finish(operation->id), aborted);
+  }
+  PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
+  for (const auto& member : session->members) {
+    if (member.get() != except) turn.deferred.hangups.push_back({member->identity.peer, reason});
+  }
+  turn.deferred.ended.push_back({session->terms.id, kind, reason});
+  EnterSlabs(turn);
+}
+
+uint64_t Sessions::Free(Turn& turn, Session* session) {
+  KVPOOL_CHECK(session->ended, "session %lu is open", session->terms.id);
+  const auto it = std::find(sessions_.begin(), sessions_.end(), session);
+  if (it == sessions_.end()) return 0;  // It closed itself before.
+  const uint32_t sinks = session->sink != kNullRef ? 1 : 0;
+  if (!session->device_operations.empty()) {
+    session->free_when_over = true;
+    return session->holder == kNobody ? 0 : pool_.holds(session->holder) - sinks;
+  }
+  uint64_t holds = 0;
+  if (session->holder != kNobody) {
+    holds = pool_.FreeQuarantine(session->holder) - sinks;
+    session->holder = kNobody;
+  }
+  sessions_.erase(it);
+  last_used_ms_ = turn.now;
+  turn.deferred.gone.push_back(session->terms.id);
+  return holds;
+}
+
+uint32_t Sessions::SetDraining(bool draining) {
+  draining_ = draining;
+  uint32_t open = 0;
+  for (Session* session : sessions_) {
+    if (session->ended) continue;
+    ++open;
+    PostAll(session, v1::NOTICE_KIND_DRAIN, {.on = draining});
+  }
+  return open;
+}
+
+uint32_t Sessions::stale_members(uint64_t now) const {
+  uint32_t stale = 0;
+  for (const Session* session : sessions_) {
+    const bool holds = session->holder != kNobody && pool_.holdings(session->holder).charged > 1;
+    for (const auto& member : session->members) {
+      const uint64_t quiet_ms = now - std::min(now, member->last_call_ms);
+      const bool owes =
+          member->slabs.unacknowledged() > 0 || (session->ended && !member->dead) ||
+          (session->parked.any_waiting() && !member->identity.scheduler && member->fence <= session->passed);
+      stale += (owes && quiet_ms >= kStaleOwingMs) || (holds && !member->dead && quiet_ms >= kStaleIdleMs);
+    }
+  }
+  return stale;
+}
+
+// --------------------------------------------------------------------------------------------------- slabs
+
+void Sessions::AddSlab(Turn& turn, SlabRow row) {
+  growth_.Add(std::move(row), turn.now);
+  for (Session* session : sessions_) SendSlabs(turn, session);
+  EnterSlabs(turn);
+}
+
+void Sessions::SendSlabs(Turn& turn, Session* session) {
+  if (session->ended) return;
+  const std::vector<SlabRow>& slabs = growth_.slabs();
+  for (uint32_t in_flight = session->slabs_in_flight(); in_flight < kMaxSlabsInFlight; ++in_flight) {
+    // The rank that is furthest behind: ranks advance together.
+    Member* next = nullptr;
+    for (Member* member : session->by_rank) {
+      if (member == nullptr || !member->joined || member->slabs.sent() == slabs.size()) continue;
+      if (next == nullptr || member->slabs.sent() < next->slabs.sent()) next = member;
+    }
+    if (next == nullptr) break;
+    const uint32_t index = next->slabs.sent();
+    const SlabRow& row = slabs[index];
+    const uint32_t rank = next->identity.rank;
+    OutgoingFrame out;
+    out.session = session->shared_from_this();
+    out.peer = next->identity.peer;
+    out.slab = row.by_rank[rank];
+    v1::Slab* slab = out.frame.mutable_slab();
+    slab->set_slab(index);
+    slab->set_first_block(row.first_block);
+    slab->set_block_count(row.block_count);
+    slab->set_bytes(row.bytes);
+    slab->set_device_uuid(facts_.devices[rank]->uuid_bytes());
+    outbox_.Push(std::move(out));
+    if (index == 0) ++mapping_processes_;
+    next->slabs.Send();
+    turn.deferred.send = true;
+  }
+}
+
+void Sessions::EnterSlabs(Turn& turn) {
+  while (!growth_.all_entered()) {
+    const uint32_t next = growth_.entered();
+    for (Session* session : sessions_) {
+      if (!session->ready || session->mapped() > next) continue;
+      if (turn.now - growth_.slabs()[next].made_ms < kPatienceMs) return;
+      session->ready = false;  // It is ready again when it has mapped the slab after all.
+    }
+    growth_.EnterNext(turn.now);
+    sealer_.resize(growth_.end_block(next + 1));
+    EnterPending();
+    for (Session* session : sessions_) UpdateReady(turn, session);
+  }
+  for (Session* session : sessions_) {
+    if (!session->ready) UpdateReady(turn, session);  // It may have waited for a block for its sink.
+  }
+  growth_.EndIfDone();
+}
+
+void Sessions::EnterPending() {
+  std::vector<Session*> waiting = std::exchange(pending_, {});
+  for (Session* session : waiting) {
+    absl::StatusOr<Holder> holder = pool_.AddSession(session->limits());
+    if (holder.ok()) {
+      session->holder = *holder;
+    } else {
+      pending_.push_back(session);  // Its slab is a later one.
+    }
+  }
+}
+
+void Sessions::UpdateReady(Turn& turn, Session* session) {
+  if (session->ended) return;
+  const uint32_t mapped = std::min(session->mapped(), growth_.entered());
+  if (session->announced < mapped) {
+    while (session->announced < mapped) {
+      const uint32_t slab = session->announced++;
+      for (const auto& member : session->members) {
+        OutgoingFrame out;
+        out.session = session->shared_from_this();
+        out.peer = member->identity.peer;
+        out.frame.mutable_slab_ready()->set_slab(slab);
+        out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
+        outbox_.Push(std::move(out));
+      }
+    }
+    turn.deferred.send = true;
+    PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(mapped) - 1});
+  }
+  session->ready = session->holder != kNobody && growth_.entered() > 0 && mapped == growth_.entered();
+  if (session->ready && session->sink == kNullRef) {
+    std::vector<BlockRef> sink;
+    session->ready = !growth_.Lease(session->holder, turn.now, 1, 1, &sink).growing;
+    if (!session->ready) return;
+    // Its guarantee covers it.
+    KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
+    session->sink = sink.front();
+  }
+}
+
+// ------------------------------------------------------------------------------------- notices and results
+
+void Sessions::Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text) {
+  member->notices.Post(kind, std::move(text));
+  Touch(member);
+}
+
+void Sessions::PostAll(Session* session, v1::NoticeKind kind, const NoticeBoard::Text& text) {
+  for (const auto& member : session->members) Post(member.get(), kind, text);
+}
+
+void Sessions::Touch(Member* member) {
+  if (!std::exchange(member->touched, true)) touched_.push_back(member);
+}
+
+void Sessions::CollectWakes(Turn& turn) {
+  for (Member* member : touched_) {
+    member->touched = false;
+    if (member->listener != nullptr && member->pending()) turn.deferred.wake.push_back(member->listener);
+  }
+  touched_.clear();
+}
+
+void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
+  verb.member->answers.Complete(verb.sequence, verb.index, result);
+  if (verb.on_stream) {
+    v1::Completion& completion = verb.member->completions.emplace_back();
+    completion.set_sequence(verb.sequence);
+    completion.set_index(verb.index);
+    *completion.mutable_result() = result;
+    Touch(verb.member);
+  }
+  if (!verb.waiters.empty()) turn.deferred.answers.push_back({std::move(verb.waiters), result});
+}
+
+}  // namespace kvpool

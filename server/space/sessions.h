@@ -1,0 +1,109 @@
+// The sessions of a space: who is in it, which slabs their members have mapped, and what they are to be told.
+//
+//   Enter -> OnJoined, OnSlabAck, … -> End -> Free, once no process of it may still touch its blocks
+//
+// A slab that was made is sent to every rank member of every session, at most kMaxSlabsInFlight frames
+// unacknowledged a session. It enters the pool once every ready session has mapped it. A ready session that
+// has not after kPatienceMs (a stopped process) stops being ready instead of stopping the others. A session
+// is ready once its ranks are complete and have mapped all slabs of the pool, so:
+//
+//   every block that an answer names lies in a slab that all members of that session have mapped
+//
+// Not thread-safe: the space's mutex is around it.
+#ifndef KVPOOL_SERVER_SPACE_SESSIONS_H_
+#define KVPOOL_SERVER_SPACE_SESSIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvpool/v1/attach.pb.h"
+#include "kvpool/v1/engine.pb.h"
+#include "server/pool/block_pool.h"
+#include "server/space/growth.h"
+#include "server/space/outbox.h"
+#include "server/space/session.h"
+#include "server/space/turn.h"
+
+namespace kvpool {
+
+class Sessions {
+ public:
+  // All but `now` outlive it.
+  Sessions(const SpaceFacts* facts, BlockPool* pool, Growth* growth, uint64_t now)
+      : facts_(*facts), pool_(*pool), growth_(*growth), last_used_ms_(now) {}
+
+  // Those that are open, or ended and not gone, by id.
+  auto begin() const { return sessions_.begin(); }
+  auto end() const { return sessions_.end(); }
+  size_t size() const { return sessions_.size(); }
+  bool empty() const { return sessions_.empty(); }
+  // No session, and no process that may still map the space's slabs.
+  bool idle() const { return empty() && mapping_processes_ == 0; }
+  // No session, and such a process is alive.
+  bool held_idle() const { return empty() && mapping_processes_ > 0; }
+  uint64_t last_used_ms() const { return last_used_ms_; }
+  uint32_t stale_members(uint64_t now) const;
+
+  // ---- Coming and going
+  // Enters a new session. RESOURCE_EXHAUSTED: its guarantee needs more slabs than there are.
+  absl::Status Enter(const Turn& turn, Session* session);
+  // A member is bound to its attachment, and hears of drain and pressure if they are on: slabs go out to it.
+  void OnJoined(Turn& turn, Member* member, bool pressure);
+  void OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack);
+  // The member's connection is gone; its process may run on.
+  void OnHangup(Turn& turn, Member* member);
+  void OnProcessDead(Turn& turn, Member* member);
+  // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
+  void End(Turn& turn, Session* session, EndKind kind, const std::string& reason, const Member* except);
+  // Gives back what the ended session held; answers how many holds, the sink not counted. While device
+  // operations of it are not over, it is given back when the last of them is.
+  uint64_t Free(Turn& turn, Session* session);
+  // Posts it to every session that has not ended; answers how many there are.
+  uint32_t SetDraining(bool draining);
+
+  // ---- Slabs
+  void AddSlab(Turn& turn, SlabRow row);
+  // Lets the slabs enter that all ready sessions have mapped, and sessions become ready.
+  void EnterSlabs(Turn& turn);
+  // Ids below this one lie in slabs that every rank of the session has mapped.
+  uint32_t blocks_mapped_by(const Session& session) const { return growth_.end_block(session.mapped()); }
+  Outbox& outbox() { return outbox_; }
+
+  // ---- Notices and results
+  void Post(Member* member, v1::NoticeKind kind, NoticeBoard::Text text);
+  void PostAll(Session* session, v1::NoticeKind kind, const NoticeBoard::Text& text);
+  // The member may have something pending: its listener is told at the end of the turn.
+  void Touch(Member* member);
+  void CollectWakes(Turn& turn);
+  // A parked verb has its result.
+  void Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result);
+
+  // ---- The session that sealed a block, as the low 32 bits of its id; 0: none did.
+  uint32_t sealer(BlockId block) const { return sealer_[Index(block)]; }
+  void SetSealer(BlockId block, const Session& session) {
+    sealer_[Index(block)] = static_cast<uint32_t>(session.terms.id);
+  }
+
+ private:
+  void SendSlabs(Turn& turn, Session* session);
+  void EnterPending();
+  void UpdateReady(Turn& turn, Session* session);
+
+  const SpaceFacts& facts_;
+  BlockPool& pool_;
+  Growth& growth_;
+  std::vector<Session*> sessions_;
+  std::vector<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
+  std::vector<Member*> touched_;
+  Outbox outbox_;
+  std::vector<uint32_t> sealer_;    // Indexed by block.
+  uint32_t mapping_processes_ = 0;  // They were sent a slab and have not died.
+  bool draining_ = false;
+  uint64_t last_used_ms_ = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_SESSIONS_H_
