@@ -155,9 +155,9 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   out->Gauge("kvpool_capacity_blocks", "Blocks of the space without the null block.");
   EachSpace(daemon, out, &Space::capacity);
   out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slabs); });
+  EachSpace(daemon, out, &Space::slabs);
   out->Gauge("kvpool_slab_bytes", "Bytes of the space's slabs, on all ranks together.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.slab_bytes); });
+  EachSpace(daemon, out, &Space::slab_bytes);
   out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
   for (const v1::DeviceInfo& device : daemon.devices) {
     out->Add({{"device", device.device()}}, static_cast<double>(device.capacity_bytes()));
@@ -185,11 +185,11 @@ void AddSessions(const DaemonSnapshot& daemon, Families* out) {
              1);
   }
   out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.sessions); });
+  EachSpace(daemon, out, &SpaceSnapshot::sessions);
   out->Gauge(
       "kvpool_members_stale",
       "Members that have not called: for 60 s while they hold blocks, for 5 s while they owe an answer.");
-  EachOpenSpace(daemon, out, [](const Space& space) { return static_cast<double>(space.members_stale); });
+  EachSpace(daemon, out, &SpaceSnapshot::members_stale);
   out->Counter("kvpool_sessions_ended_total", "Sessions that ended, by reason.");
   for (const auto& [reason, count] : daemon.sessions_ended) {
     out->Add({{"reason", reason}}, static_cast<double>(count));
