@@ -15,13 +15,14 @@ import tempfile
 
 from runbooks_test import blocks
 
-MINUTES = 20
 # {scene of record.py: {alert: (first, last minute at which it fires)}}
 FIRES = {
     "steady": {},
     "idle": {},  # kvpool_members_stale is 2 from the second minute on
     "thrash": {},
+    "loop": {"KvpoolRegretHigh": (16, 20)},
     "hung": {"KvpoolLeaseShortfalls": (6, 11), "KvpoolMembersStale": (6, 20), "KvpoolQuarantineStuck": (16, 20)},
+    "held": {"KvpoolMembersStale": (5, 20), "KvpoolLeaseShortfalls": (7, 20), "KvpoolPoolHeld": (12, 20)},
     "crashes": {"KvpoolEnginesDying": (3, 20), "KvpoolRestarting": (13, 20), "KvpoolDown": (19, 20)},
     "faults": {"KvpoolEventsLost": (2, 20), "KvpoolGrowthFailing": (7, 20), "KvpoolAttachRefused": (13, 20),
                "KvpoolPinBudgetSpent": (13, 20)},
@@ -89,7 +90,7 @@ def recorded(root):
                 "eval_time": f"{minute}m",
                 "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert, (first, last) in fires.items()
                                 if first <= minute <= last]
-            } for minute in range(MINUTES + 1)]})
+            } for minute in range(recording["minutes"] + 1)]})
     return {"rule_files": [str(root / "deploy/prometheus/rules.yaml")], "evaluation_interval": "15s", "tests": tests}
 
 

@@ -265,7 +265,8 @@ def main(bins, names):
                 scene.end()
             programs.stop()
     for name in names:
-        recording = {"scene": SCENES[name].__doc__, "interval": f"{INTERVAL_S}s", "series": recorded(scrapes[name], wanted, f"{name}:9400")}
+        recording = {"scene": SCENES[name].__doc__, "minutes": SCENES[name].minutes, "interval": f"{INTERVAL_S}s",
+                     "series": recorded(scrapes[name], wanted, f"{name}:9400")}
         (HERE / "recordings" / f"{name}.json").write_text(json.dumps(recording, indent=1) + "\n")
     return 0
 
