@@ -23,6 +23,7 @@ FIRES = {
     "loop": {"KvpoolRegretHigh": (16, 20)},
     "hung": {"KvpoolLeaseShortfalls": (6, 11), "KvpoolMembersStale": (6, 20), "KvpoolQuarantineStuck": (16, 20)},
     "held": {"KvpoolMembersStale": (5, 20), "KvpoolLeaseShortfalls": (7, 20), "KvpoolPoolHeld": (12, 20)},
+    "crowd": {"KvpoolDeviceOpsRefused": (13, 20)},
     "crashes": {"KvpoolEnginesDying": (3, 20), "KvpoolRestarting": (13, 20), "KvpoolDown": (19, 20)},
     "faults": {"KvpoolEventsLost": (2, 20), "KvpoolGrowthFailing": (7, 20), "KvpoolAttachRefused": (13, 20),
                "KvpoolPinBudgetSpent": (13, 20)},
