@@ -24,6 +24,7 @@ FIRES = {
     "hung": {"KvpoolLeaseShortfalls": (6, 11), "KvpoolMembersStale": (6, 20), "KvpoolQuarantineStuck": (16, 20)},
     "held": {"KvpoolMembersStale": (5, 20), "KvpoolLeaseShortfalls": (7, 20), "KvpoolPoolHeld": (12, 20)},
     "crowd": {"KvpoolDeviceOpsRefused": (13, 20)},
+    "drain": {"KvpoolDrainTakesLong": (32, 35)},
     "crashes": {"KvpoolEnginesDying": (3, 20), "KvpoolRestarting": (13, 20), "KvpoolDown": (19, 20)},
     "faults": {"KvpoolEventsLost": (2, 20), "KvpoolGrowthFailing": (7, 20), "KvpoolAttachRefused": (13, 20),
                "KvpoolPinBudgetSpent": (13, 20)},
@@ -116,7 +117,8 @@ def main(root, promtool, what):
     if what == "alerts":
         return complain(untested_alerts(rules)) or subprocess.call([program, "test", "rules", str(rules / "rules_test.yaml")])
     if what == "recorded":
-        return run_on(program, ["test", "rules"], recorded(root))
+        scenes = {path.stem for path in (root / "tests/observability/recordings").glob("*.json")}
+        return complain([f"recordings/{scene}.json: no expectation" for scene in scenes - set(FIRES)]) or run_on(program, ["test", "rules"], recorded(root))
     return run_on(program, ["check", "rules", "--lint=none"], panel_rules(root))
 
 
