@@ -86,7 +86,7 @@ def flag_violations(root, pod):
             folder = "server" if command[0] == "kvpoold" else "client"
             source = "\n".join(path.read_text(encoding="utf-8") for path in (root / folder).rglob("*.cc"))
             for flag in (word.split("=")[0][2:] for word in command[1:] if word.startswith("--")):
-                if not re.search(rf'Add\(\s*"{re.escape(flag)}"', source):
+                if not re.search(rf'Add\w*\(\s*"{re.escape(flag)}"', source):
                     found.append(f"{container['name']}: {command[0]} has no flag --{flag}")
     return found
 
