@@ -46,6 +46,8 @@ done
 bud run "$container" -- bash -c '
   set -euo pipefail
   [ "$(id -u)" = 65532 ] || { echo "image: runs as uid $(id -u)"; exit 1; }
+  # The programs that commands of the runbooks may use, as in tests/observability/runbooks_test.py.
+  for program in cat cut grep head ls sort tail tr uniq wc; do command -v "$program" >/dev/null; done
   kvpoold --device=host --capacity=64MiB &
   daemon=$!
   trap "kill $daemon" EXIT

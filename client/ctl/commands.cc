@@ -296,32 +296,37 @@ class EndCommand : public Command {
 class HealthCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
+    flags->Add("live", &live_, "whether the daemon answers at all, as it does while it drains");
     flags->Add("service", &service_, "a gRPC service, e.g. kvpool.v1.Engine; the whole daemon by default");
     flags->Add("wait", &wait_, {.max = absl::Hours(24)},
                "until the daemon serves, at most so long: it may be starting");
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
-    ASSIGN_OR_RETURN(const tools::Health health, WaitUntilServing(daemon));
+    ASSIGN_OR_RETURN(const tools::Health health, WaitUntilHealthy(daemon));
     const char* text = health == tools::Health::kServing      ? "SERVING"
                        : health == tools::Health::kNotServing ? "NOT_SERVING"
                                                               : "SERVICE_UNKNOWN";
     output.PrintText(output.json() ? absl::StrFormat("{\"status\":\"%s\"}\n", text)
                                    : absl::StrCat(text, "\n"));
-    return health == tools::Health::kServing ? absl::OkStatus()
-                                             : absl::FailedPreconditionError("the daemon is not serving");
+    return Healthy(health) ? absl::OkStatus() : absl::FailedPreconditionError("the daemon is not serving");
   }
 
  private:
+  // A draining daemon is alive but not ready: a restart would end the sessions that it waits for.
+  bool Healthy(tools::Health health) const {
+    return health == tools::Health::kServing || (live_ && health == tools::Health::kNotServing);
+  }
   // The last answer when there is no time left.
-  absl::StatusOr<tools::Health> WaitUntilServing(tools::OperatorClient* daemon) const {
+  absl::StatusOr<tools::Health> WaitUntilHealthy(tools::OperatorClient* daemon) const {
     const absl::Time give_up = absl::Now() + wait_;
     while (true) {
       absl::StatusOr<tools::Health> health = daemon->CheckHealth(service_);
-      if ((health.ok() && *health == tools::Health::kServing) || absl::Now() >= give_up) return health;
+      if ((health.ok() && Healthy(*health)) || absl::Now() >= give_up) return health;
       absl::SleepFor(absl::Milliseconds(50));
     }
   }
 
+  bool live_ = false;
   std::string service_;
   absl::Duration wait_;
 };
@@ -408,7 +413,7 @@ constexpr CommandEntry kCommands[] = {
     {"end", "end a session that its engine does not", &Make<EndCommand>},
     {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
-    {"health", "exit 0 if the daemon serves: for probes", &Make<HealthCommand>},
+    {"health", "exit 0 if the daemon serves, or with --live answers: for probes", &Make<HealthCommand>},
 };
 
 }  // namespace

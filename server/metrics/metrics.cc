@@ -156,7 +156,7 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, &Space::capacity);
   out->Gauge("kvpool_slabs", "Slabs of the space on each rank.");
   EachSpace(daemon, out, &Space::slabs);
-  out->Gauge("kvpool_slab_bytes", "Size of a slab on one rank.");
+  out->Gauge("kvpool_slab_bytes", "Bytes of the space's slabs, on all ranks together.");
   EachSpace(daemon, out, &Space::slab_bytes);
   out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
   for (const v1::DeviceInfo& device : daemon.devices) {
@@ -186,7 +186,9 @@ void AddSessions(const DaemonSnapshot& daemon, Families* out) {
   }
   out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
   EachSpace(daemon, out, &SpaceSnapshot::sessions);
-  out->Gauge("kvpool_members_stale", "Members that are alive and have not called for a while.");
+  out->Gauge(
+      "kvpool_members_stale",
+      "Members that have not called: for 60 s while they hold blocks, for 5 s while they owe an answer.");
   EachSpace(daemon, out, &SpaceSnapshot::members_stale);
   out->Counter("kvpool_sessions_ended_total", "Sessions that ended, by reason.");
   for (const auto& [reason, count] : daemon.sessions_ended) {

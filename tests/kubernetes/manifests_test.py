@@ -53,6 +53,20 @@ def sidecar_violations(pod):
     return found
 
 
+# The command of each probe. A failed startup or liveness probe ends the container, and a draining daemon still has sessions to wait for.
+PROBES = {
+    "startupProbe": ["kvpoolctl", "health", "--live"],
+    "livenessProbe": ["kvpoolctl", "health", "--live"],
+    "readinessProbe": ["kvpoolctl", "health"],
+}
+
+
+def probe_violations(pod):
+    daemon = next((c for c in pod.get("initContainers", []) if c["name"] == "kvpoold"), {})
+    asked = {probe: daemon.get(probe, {}).get("exec", {}).get("command") for probe in PROBES}
+    return [f"{probe} asks {asked[probe]}, not {command}" for probe, command in PROBES.items() if asked[probe] != command]
+
+
 def pod_monitor_violations(monitor, labels):
     """The part of monitoring.coreos.com/v1 PodMonitor that is used here."""
     spec = monitor["spec"]
@@ -64,15 +78,16 @@ def pod_monitor_violations(monitor, labels):
 
 
 def flag_violations(root, pod):
-    """Arguments of our programs are flags that they define."""
+    """Arguments of our programs, in probes too, are flags that they define."""
     found = []
     for container in pod.get("initContainers", []) + pod["containers"]:
-        program = container.get("command", ["kvpoold"])[0]
-        folder = "server" if program == "kvpoold" else "client"
-        source = "\n".join(path.read_text(encoding="utf-8") for path in (root / folder).rglob("*.cc"))
-        for flag in (arg.split("=")[0][2:] for arg in container.get("args", []) if arg.startswith("--")):
-            if not re.search(rf'Add\(\s*"{re.escape(flag)}"', source):
-                found.append(f"{container['name']}: {program} has no flag --{flag}")
+        probes = [container[probe]["exec"]["command"] for probe in PROBES if probe in container]
+        for command in [container.get("command", ["kvpoold"]) + container.get("args", []), *probes]:
+            folder = "server" if command[0] == "kvpoold" else "client"
+            source = "\n".join(path.read_text(encoding="utf-8") for path in (root / folder).rglob("*.cc"))
+            for flag in (word.split("=")[0][2:] for word in command[1:] if word.startswith("--")):
+                if not re.search(rf'Add\w*\(\s*"{re.escape(flag)}"', source):
+                    found.append(f"{container['name']}: {command[0]} has no flag --{flag}")
     return found
 
 
@@ -93,7 +108,8 @@ def check(root, kubectl, kubernetes_validate, yaml, folder):
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]["spec"]
             labels = item["spec"]["template"]["metadata"]["labels"]
-            found += restricted_violations(pod) + sidecar_violations(pod) + flag_violations(root, pod)
+            found += (restricted_violations(pod) + sidecar_violations(pod) + probe_violations(pod) +
+                      flag_violations(root, pod))
     for item in objects:
         if item["kind"] == "PodMonitor":
             found += pod_monitor_violations(item, labels)

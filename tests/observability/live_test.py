@@ -1,83 +1,145 @@
-"""A real daemon under load, scraped by a real Prometheus. Usage: live_test.py ROOT BIN PROMETHEUS_BIN
+"""Two real daemons under load, scraped by a real Prometheus. Usage: live_test.py ROOT BIN PROMETHEUS_BIN
 
-Runs kvpoold and kvpool-replay on a pool far smaller than the working set, and kills an engine. Then /metrics must pass
-promtool's lint and export every name in server/metrics/metrics.cc, and each query of the dashboards' panels must run on
-Prometheus and, unless it is in MAY_BE_EMPTY, return something. Status 77 without prometheus and promtool.
+One daemon has kvpool-replay against a pool far smaller than its working set, with engines that are killed; the other has two engines that
+do next to nothing, and drains. Both have a space 1. Then /metrics is held against promtool's lint and against the names in
+server/metrics/metrics.cc; every panel of the dashboards must run and, unless it is in MAY_BE_EMPTY, return something; and once all is
+quiet, the numbers that panels show must be those of kvpoolctl. Status 77 without prometheus and promtool.
 """
 
+import collections
 import json
 import os
 import pathlib
 import re
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.parse
-import urllib.request
+
+from programs import DEADLINE_S, Daemon, Programs, get, until
 
 # Words that mark queries about things that did not happen here.
 MAY_BE_EMPTY = {
     "kvpool_rpc_errors_total": "no call failed",
-    "kvpool_attach_refused_total": "nobody was turned away",
+    "kvpool_rpc_faults": "no call failed",
+    "kvpool_attach_refused": "nobody was turned away",
 }
-DEADLINE_S = 60
 
 
-def get(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.read().decode()
+class Prometheus:
+    def __init__(self, programs, tools, folder, root, daemons):
+        with socket.socket() as probe:  # Prometheus can't say which port it took
+            probe.bind(("127.0.0.1", 0))
+            web = probe.getsockname()[1]
+        config = folder / "prometheus.yml"
+        targets = [f"127.0.0.1:{daemon.port}" for daemon in daemons]
+        config.write_text(json.dumps({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(root / "deploy/prometheus/rules.yaml")],
+            "scrape_configs": [{"job_name": "kvpool", "static_configs": [{"targets": targets}]}]}))
+        self.base = f"http://127.0.0.1:{web}"
+        programs.start("prometheus", folder / "prometheus.log", tools / "prometheus", f"--config.file={config}",
+                       f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address=127.0.0.1:{web}")
 
-
-def until(what, probe):
-    """Polls, because a child process gives no event to wait for."""
-    give_up = time.monotonic() + DEADLINE_S
-    while time.monotonic() < give_up:
-        result = probe()
-        if result:
-            return result
-        time.sleep(0.05)
-    raise TimeoutError(f"{what}: not within {DEADLINE_S} s")
-
-
-class Daemons:
-    """Child processes that end with the test."""
-
-    def __init__(self):
-        self.children = []
-
-    def start(self, name, log, *command):
-        with open(log, "w", encoding="utf-8") as output:
-            child = subprocess.Popen([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT)
-        self.children.append((name, child, log))
-        return child
-
-    def check(self):
-        for name, child, log in self.children:
-            if child.poll() is not None:
-                raise RuntimeError(f"{name} ended with {child.returncode}:\n{pathlib.Path(log).read_text()[-2000:]}")
-        return True
-
-    def stop(self):
-        for _, child, _ in reversed(self.children):
-            child.send_signal(signal.SIGTERM)
-        for _, child, _ in self.children:
+        def scraped():
+            programs.check()
             try:
-                child.wait(20)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                return len(self.ask('up{job="kvpool"} == 1')) == len(daemons)
+            except OSError:
+                return False
+
+        until("a scrape", scraped)
+
+    def ask(self, expr):
+        """[(labels, value)]; ValueError: the query is wrong."""
+        answer = json.loads(get(f"{self.base}/api/v1/query?query={urllib.parse.quote(expr)}"))
+        if answer["status"] != "success":
+            raise ValueError(answer.get("error"))
+        return [(sample["metric"], float(sample["value"][1])) for sample in answer["data"]["result"]]
 
 
-def queries(root):
+def panel_queries(root):
+    """{(title, number of the query): expression}"""
+    found = {}
     for path in sorted((root / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
-            for target in panel.get("targets", []):
-                expr = target["expr"].replace("$__rate_interval", "1m")
-                yield panel["title"], re.sub(r"\$\{?(instance|space|tenant)\}?", ".*", expr)
-    for expr in re.findall(r"record: (\S+)", (root / "deploy/prometheus/rules.yaml").read_text(encoding="utf-8")):
-        yield "recorded", expr
+            for i, target in enumerate(panel.get("targets", [])):
+                found[panel["title"], i] = re.sub(r"\$\{?(instance|space|tenant)\}?", ".*", target["expr"])
+    return found
+
+
+def empty_queries(root, prometheus):
+    queries = [(title, expr.replace("$__rate_interval", "1m")) for (title, _), expr in panel_queries(root).items()]
+    rules = (root / "deploy/prometheus/rules.yaml").read_text(encoding="utf-8")
+    queries += [("recorded", expr) for expr in re.findall(r"record: (\S+)", rules) if not expr.startswith("instance:kvpool_known")]
+    found = []
+    for title, expr in queries:
+        try:
+            if not prometheus.ask(expr) and not any(word in expr for word in MAY_BE_EMPTY):
+                found.append(f"{title}: {expr}: no data")
+        except ValueError as error:
+            found.append(f"{title}: {expr}: {error}")
+    return found
+
+
+def what_kvpoolctl_says(daemons):
+    """{(title, number of the query): (labels, {their values: number})}, summed over what has the same labels."""
+    numbers = {}
+
+    def say(title, i, labels, number):
+        names, counts = numbers.setdefault((title, i), (tuple(labels), collections.Counter()))
+        counts[tuple(labels.values())] += float(number)
+
+    held = capacity = hit_tokens = tokens = 0
+    for daemon in daemons:
+        instance = {"instance": f"127.0.0.1:{daemon.port}"}
+        status, spaces, sessions = daemon.ctl("status"), daemon.ctl("spaces")["spaces"], daemon.ctl("sessions")["sessions"]
+        blocks = {state: int(count) for state, count in status["blocks"].items()}
+        held += blocks["leased"] + blocks["sealed"] + blocks["quarantined"]
+        capacity += blocks["capacity"]
+        hit_tokens += int(status["hit_tokens_total"])
+        tokens += int(status["lookup_tokens_total"])
+        say("Spaces", 0, {}, status["spaces"])
+        say("Sessions", 0, {}, len(sessions))
+        say("Draining", 0, {}, status["draining"])
+        say("Version", 0, {**instance, "version": status["version"]}, 1)
+        for state in ("free", "leased", "sealed", "cached", "quarantined"):
+            say("Blocks by state", 0, {**instance, "state": state}, blocks[state])
+        say("Blocks by state", 1, instance, blocks["capacity"])
+        for device in status["devices"]:
+            say("Device memory", 0, {**instance, "device": device["device"]}, device["used_bytes"])
+            say("Device memory", 1, {**instance, "device": device["device"]}, device["capacity_bytes"])
+        for space in spaces:
+            of_space = {**instance, "space": space["space"]}
+            say("Slab memory by space", 0, {**of_space, "tenant": space["tenant"]}, space["bytes"])
+            say("Slabs by space", 0, of_space, space["slabs"])
+            say("Pinned blocks", 0, of_space, space["pinned_blocks"])
+            say("Pinned blocks", 1, of_space, space["pin_budget_blocks"])
+            say("Parked verbs", 0, of_space, sum(int(session["parked"]) for session in sessions if session["space"] == space["space"]))
+        for i, verb in enumerate(("leased", "released", "sealed", "deduplicated")):
+            say("Blocks leased, released, sealed", i, instance, status[f"{verb}_total"])
+        say("Evictions", 0, instance, status["evicted_total"])
+        say("Regret", 0, instance, status["regret_total"])
+        say("Attach connections", 0, instance, sum(member["alive"] for session in sessions for member in session["members"]))
+    say("Held", 0, {}, held / capacity)
+    say("Token hit ratio", 0, {}, hit_tokens / tokens)
+    return numbers
+
+
+def wrong_numbers(root, prometheus, daemons):
+    """Rates are taken as what the counters have counted: a rate over a window can't be told from outside to the last digit."""
+    found, queries = [], panel_queries(root)
+    for where, (labels, expected) in what_kvpoolctl_says(daemons).items():
+        if where not in queries:
+            found.append(f"no panel {where[0]} with a query {where[1]}")
+            continue
+        shown = collections.Counter()
+        for metric, value in prometheus.ask(re.sub(r"\brate\((\w+\{[^}]*\})\[\$__rate_interval\]\)", r"\1", queries[where])):
+            shown[tuple(metric.get(label, "") for label in labels)] += value
+        if any(abs(shown[key] - expected[key]) > 1e-9 * abs(expected[key]) for key in shown.keys() | expected.keys()):
+            found.append(f"{where[0]}, query {where[1]}: shows {dict(shown)}, kvpoolctl says {dict(expected)}")
+    return found
 
 
 def lint(promtool, text):
@@ -91,73 +153,44 @@ def missing_metrics(root, text):
     return [f"{name} is in server/metrics/metrics.cc, but not in /metrics" for name in sorted(defined - exported)]
 
 
-def run_panels(root, base):
+def settled(what, look):
+    """What is found wrong still at the end: [] as soon as nothing is."""
     found = []
-    for title, expr in queries(root):
-        answer = json.loads(get(f"{base}/api/v1/query?query={urllib.parse.quote(expr)}"))
-        if answer["status"] != "success":
-            found.append(f"{title}: {expr}: {answer.get('error')}")
-        elif not answer["data"]["result"] and not any(word in expr for word in MAY_BE_EMPTY):
-            found.append(f"{title}: {expr}: no data")
-    return found
 
-
-def free_port():
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def run(root, bins, tools, folder, daemons):
-    socket = folder / "kvpoold.sock"
-    daemons.start("kvpoold", folder / "kvpoold.log", bins / "kvpoold", "--device=host", "--capacity=32MiB", "--slab-bytes=8MiB",
-                  f"--socket={socket}", f"--state-dir={folder}", "--metrics-listen=127.0.0.1:0")
-    state = folder / "kvpoold.json"
-    until("kvpoold.json", lambda: daemons.check() and state.exists())
-    port = json.loads(state.read_text(encoding="utf-8"))["metrics_port"]
-
-    config = folder / "prometheus.yml"
-    config.write_text(json.dumps({
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(root / "deploy/prometheus/rules.yaml")],
-        "scrape_configs": [{"job_name": "kvpool", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}]}))
-    web = free_port()  # Prometheus can't say which port it took
-    base = f"http://127.0.0.1:{web}"
-    daemons.start("prometheus", folder / "prometheus.log", tools / "prometheus", f"--config.file={config}",
-                  f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address=127.0.0.1:{web}")
-
-    def scrapes():
-        daemons.check()
-        try:
-            answer = json.loads(get(f'{base}/api/v1/query?query=count_over_time(up{{job="kvpool"}}[1m])'))
-            return sum(int(sample["value"][1]) for sample in answer["data"]["result"])
-        except OSError:
-            return 0
-
-    until("a scrape", lambda: scrapes() >= 1)
-    # Sessions stay open while panels are asked, so that gauges of sessions have something to show.
-    replay = daemons.start("kvpool-replay", folder / "replay.log", bins / "kvpool-replay", "--workload=conversation", "--requests=4000",
-                           "--engines=2", "--kill-every=500", f"--socket={socket}", "--layout=opaque")
-    found = None
-
-    def panels_full():
-        nonlocal found
-        # A counter that is there only once has no rate: it is counted up between one look and the next.
-        subprocess.run([bins / "pruning_example"], env={**os.environ, "KVPOOL_SOCKET": str(socket)}, check=True,
-                       stdout=subprocess.DEVNULL)
-        found = run_panels(root, base)
+    def nothing_wrong():
+        found[:] = look()
         return not found
 
     try:
-        until("data in every panel", panels_full)
+        until(what, nothing_wrong)
     except TimeoutError:
         pass
-    replay.wait(DEADLINE_S)
-    daemons.children = [entry for entry in daemons.children if entry[1] is not replay]
-    if replay.returncode != 0:
-        found.append(f"kvpool-replay ended with {replay.returncode}: {(folder / 'replay.log').read_text()[-1000:]}")
-    text = get(f"http://127.0.0.1:{port}/metrics")
+    return found
+
+
+def run(root, bins, tools, folder, programs):
+    for name in ("busy", "quiet"):
+        (folder / name).mkdir()
+    busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB")
+    quiet = Daemon(programs, bins, folder / "quiet", "--capacity=16MiB", "--slab-bytes=4MiB")
+    prometheus = Prometheus(programs, tools, folder, root, (busy, quiet))
+    quiet.replay("--time-scale=1000", "--engines=2")
+    replay = busy.replay("--requests=4000", "--engines=2", "--kill-every=500")
+    programs.forget(replay)
+
+    def empty():
+        # A counter that is there only once has no rate: it is counted up between one look and the next.
+        subprocess.run([bins / "pruning_example"], env={**os.environ, "KVPOOL_SOCKET": str(busy.socket)}, check=True,
+                       stdout=subprocess.DEVNULL)
+        return empty_queries(root, prometheus)
+
+    found = settled("data in every panel", empty)
+    if replay.wait(DEADLINE_S) != 0:
+        found.append(f"kvpool-replay ended with {replay.returncode}: {(busy.folder / 'replay.log').read_text()[-1000:]}")
+    until("the quiet daemon's engines", lambda: len(quiet.ctl("sessions")["sessions"]) == 2)
+    quiet.ctl("drain")
+    found += settled("panels that agree with kvpoolctl", lambda: wrong_numbers(root, prometheus, (busy, quiet)))
+    text = busy.scrape()
     return found + lint(tools / "promtool", text) + missing_metrics(root, text)
 
 
@@ -165,13 +198,13 @@ def main(root, bins, tools):
     if not all(os.access(tools / name, os.X_OK) for name in ("prometheus", "promtool")):
         print("prometheus and promtool are not installed")
         return 77
-    daemons = Daemons()
+    programs = Programs()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = run(root, bins, tools, pathlib.Path(folder), daemons)
+            found = run(root, bins, tools, pathlib.Path(folder), programs)
         finally:
-            daemons.stop()
-    print("\n".join(found) or "every panel has data, and /metrics passes promtool's lint")
+            programs.stop()
+    print("\n".join(found) or "every panel has data, shows what kvpoolctl says, and /metrics passes promtool's lint")
     return 1 if found else 0
 
 

@@ -234,6 +234,23 @@ TEST_F(Kvpoolctl, Health) {
   EXPECT_THAT(dead.err, HasSubstr("kvpoold has ended without removing the socket"));
 }
 
+// A liveness probe that fails would end the daemon, and with it the sessions that it waits for.
+TEST_F(Kvpoolctl, ADrainingDaemonIsAliveAndNotReady) {
+  EXPECT_EQ(Run({"health", "--live"}).out, "SERVING\n");
+  EXPECT_EQ(Run({"drain"}).exit_status, kDone);
+  const ToolResult ready = Run({"health"});
+  EXPECT_EQ(ready.exit_status, kRefused);
+  EXPECT_EQ(ready.out, "NOT_SERVING\n");
+  const ToolResult live = Run({"health", "--live"});
+  EXPECT_EQ(live.exit_status, kDone) << live.err;
+  EXPECT_EQ(live.out, "NOT_SERVING\n");
+  EXPECT_EQ(Run({"health", "--live", "--service=no.such"}).exit_status, kRefused);
+  EXPECT_EQ(Run({"drain", "--cancel"}).exit_status, kDone);
+  EXPECT_EQ(Run({"health"}).exit_status, kDone);
+  daemon_->End(SIGKILL);
+  EXPECT_EQ(Run({"health", "--live"}).exit_status, kUnreachable);
+}
+
 TEST_F(Kvpoolctl, TheDaemonsRefusalsAreExitStatus1) {
   const ToolResult result = Run({"blocks", "--space=77"});
   EXPECT_EQ(result.exit_status, kRefused);
