@@ -254,6 +254,10 @@ static void versions(kvpool_session* session) {
     memset(memory, 0, sizeof(memory));
     memory[0] = structures[i].bytes + sizeof(size_t);
     ((char*)memory)[structures[i].bytes + 3] = 1;
+    if (structures[i].call == count_with) { /* A result: what was there is of no meaning, and zero afterwards. */
+      CHECK(count_with(session, memory) == KVPOOL_OK && ((char*)memory)[structures[i].bytes + 3] == 0);
+      continue;
+    }
     CHECK(structures[i].call(session, memory) == KVPOOL_INVALID_ARGUMENT);
     snprintf(expected, sizeof(expected), "%s.struct_size is %zu and byte %zu is set; this library knows %zu bytes",
              structures[i].name, memory[0], structures[i].bytes + 3, structures[i].bytes);
