@@ -66,7 +66,7 @@ class RetiredCounters;
 class Session;
 struct SpaceFacts;
 
-class Daemon : private SpaceOwner {
+class Daemon final : private SpaceOwner {
  public:
   // Takes the devices. INVALID_ARGUMENT names the option and its limits.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,

@@ -243,10 +243,10 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
     if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
     MutexLock space_lock(&space.mu);
-    const SpaceState& state = space.state;
-    if (!state.sessions.idle() || (!devices.empty() && state.growth.slabs().empty())) continue;
-    const std::pair rank(!above.contains(space.facts.tenant), state.sessions.last_used_ms());
-    if (state.sessions.last_used_ms() < before_ms && rank < first_rank) {
+    const auto& sessions = space.state.sessions;
+    if (!sessions.idle() || (!devices.empty() && space.state.growth.slabs().empty())) continue;
+    const std::pair rank(!above.contains(space.facts.tenant), sessions.last_used_ms());
+    if (sessions.last_used_ms() < before_ms && rank < first_rank) {
       first = it;
       first_rank = rank;
     }
