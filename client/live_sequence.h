@@ -1,16 +1,17 @@
-// One sequence that an engine is generating, in one layer group: its blocks in order, and the keys under
-// which full blocks may be shared.
+// LiveSequence follows one sequence that an engine generates, in one layer group of the model: its block
+// table, and the keys under which full blocks may be shared.
 //
-//   Append            adds blocks to write; Extend tells the tokens whose K and V are in them
+//   Append            adds blocks to write; Extend says which tokens have their K and V in them
 //   Seal              seals full blocks that were not sealed yet, under the chain of their tokens
-//   Prune, Compact    hold a budget; the table changes when they are finished
+//   Prune, Compact    hold a budget; the table changes when they are finished. Either is a *pruning* below
 //
-// The class exists to keep keys true. Once tokens have been dropped, later K and V saw only the tokens that
-// were kept, so from then on keys chain in policy, parameters and kept positions
-// (PrefixHasher::BehindPruning): two sequences that were pruned alike share again, and no block is ever
-// sealed under the key of its tokens alone. Full blocks that were not sealed by then stay private.
+// The class makes sure that a key is only given to a block whose content it names. After a pruning, later K
+// and V saw only the tokens that were kept, so from then on a block's key also depends on the policy, its
+// parameters and the positions that were kept (PrefixHasher::BehindPruning): two sequences that were pruned
+// alike share again, and no block written after a pruning is sealed under the key of its tokens alone. Full
+// blocks that were not sealed by then stay private.
 //
-// Thread-compatible, on the session's thread; it must be gone before the session.
+// Thread-compatible: the thread that uses the session at the time uses it. Destroy it before the session.
 #ifndef KVPOOL_CLIENT_LIVE_SEQUENCE_H_
 #define KVPOOL_CLIENT_LIVE_SEQUENCE_H_
 
@@ -47,39 +48,46 @@ class LiveSequence {
   LiveSequence(const LiveSequence&) = delete;
   LiveSequence& operator=(const LiveSequence&) = delete;
 
+  // While a pruning is not finished, every call but Finish… and the properties answers FAILED_PRECONDITION.
   // ---- Growing
-  // Adds leased, empty blocks behind the others. FAILED_PRECONDITION: a pruning is not finished.
+  // Adds leased, empty blocks behind the others.
   absl::Status Append(Blocks blocks);
-  // Starts the sequence with blocks that a match found. REQUIRES: it is empty, and the
-  // tokens fill the blocks.
+  // Starts the sequence with the blocks of a match, whose holds it takes. FAILED_PRECONDITION: it is not empty,
+  // or the tokens do not fill the blocks exactly.
   absl::Status Adopt(Blocks matched, absl::Span<const uint32_t> tokens);
-  // Says that K and V of these tokens are in the blocks, or will be when step `after` of the calls below is
-  // done. RESOURCE_EXHAUSTED: there are too few blocks, with the numbers.
+  // Says that K and V of these tokens are in the blocks, or will be when the step is done that the next Seal,
+  // Prune or the like is given as `after`. RESOURCE_EXHAUSTED: more tokens than room(); the error has both
+  // numbers.
   absl::Status Extend(absl::Span<const uint32_t> tokens);
 
   // ---- Properties
   absl::Span<const BlockRef> blocks() const { return blocks_.refs(); }
-  uint32_t tokens() const { return tokens_; }  // Resident tokens.
+  // Tokens whose K and V are in blocks(); those dropped do not count.
+  uint32_t tokens() const { return tokens_; }
+  // Tokens that still fit.
   uint32_t room() const { return static_cast<uint32_t>(blocks_.size()) * tokens_per_block_ - tokens_; }
   // The blocks that hold tokens, for verbs of score.proto.
   v1::Sequence ToProto() const;
   // FAILED_PRECONDITION: a prune or compact of it is not finished.
   absl::Status CheckSettled() const;
-  // The end of the key chain: a match ahead of the tokens goes on from it.
+  // The parent key of the block that is being filled. Right after a pruning it is no block's key, but stands for
+  // all before it.
   const PrefixKey& last_key() const { return chain_; }
 
-  // Gives all blocks back, with what the caller expects of them: the conversation is over, the beam was
-  // pruned. The sequence is empty then. FAILED_PRECONDITION: a pruning is not finished; INVALID_ARGUMENT: the
-  // hint breaks a limit.
+  // Gives all blocks back, with what the caller expects of them: the conversation is over, a beam was given
+  // up. Then the sequence is empty and may begin again. INVALID_ARGUMENT: the hint breaks a limit of
+  // ReleaseHint, and nothing was released.
   absl::Status Release(const ReleaseHint& hint, uint64_t after = kCurrentStep);
 
   // ---- Sharing
-  // Queues a seal of the full blocks that are new; nothing if there are none. Where others have sealed the same
-  // content, the sequence keeps its own block.
+  // Queues a seal of the full blocks that were not sealed yet; answers nullopt if there are none. Where a key has
+  // a block already, the sequence keeps its own.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
   // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here. The table stays the same until
-  // the answer was waited for; DEADLINE_EXCEEDED: call Finish… to wait again. With dry_run nothing changes.
+  // the answer was waited for. DEADLINE_EXCEEDED of Prune or Compact: call FinishPrune or FinishCompact to wait
+  // again; the answer of a Score that runs out of time is lost, and StartScore is for those who need it. The
+  // table also stays with Prune.dry_run and Compact.keep_sources.
   absl::StatusOr<v1::PruneResult> Prune(v1::Prune request, Deadline deadline, uint64_t after = kCurrentStep);
   absl::StatusOr<v1::CompactResult> Compact(v1::Compact request, Deadline deadline,
                                             uint64_t after = kCurrentStep);
@@ -96,7 +104,7 @@ class LiveSequence {
     PrefixKey parent;
     bool at_root = false;  // `parent` is no block's key.
   };
-  // Makes `table` the sequence's, with so many tokens.
+  // Takes over a finished pruning's table and tokens, and its digest, from which keys go on.
   void Replace(const google::protobuf::RepeatedField<uint64_t>& table, uint32_t tokens,
                std::string_view digest);
 
@@ -110,10 +118,10 @@ class LiveSequence {
   PrefixKey chain_;      // The next full block's parent: a block's key, or one that stands for it.
   bool at_root_ = true;  // chain_ is no block's key.
   std::vector<uint32_t> open_tokens_;  // Tokens in the block that is not full, since the last pruning.
-  std::deque<Unsealed> unsealed_;      // Full blocks whose keys hold, in order.
+  std::deque<Unsealed> unsealed_;      // Full blocks not sealed yet, in order; none after a pruning.
   std::optional<Pending<v1::PruneResult>> pruning_;
   std::optional<Pending<v1::CompactResult>> compacting_;
-  bool keeps_ = false;  // The pruning under way is a dry run, or leaves its sources.
+  bool keeps_ = false;  // The pruning under way leaves the table as it is.
 };
 
 }  // namespace kvpool

@@ -1,14 +1,19 @@
-// Scores and moves K and V in place: the device side of Score, Prune, Compact and PlanBudgets.
+// KvCompute scores K and V where they lie, and copies rows of them between blocks: the device side of Score,
+// Prune, Compact and PlanBudgets. A *record* is what policies need to know of one block (its features), kept so
+// that the block is read once.
 //
-//   Allocate   makes memory on the side that computes, which the caller keeps: for records and signals
+//   Allocate   reserves memory of the device, or of the host for the host device, which the caller owns: for
+//              records and signals
 //   Stage      copies signals, from host memory or from blocks, into such memory
-//   Score      computes the records that are missing, then the policy and its reductions. The answer is
-//              scores in host memory, or only which candidates leave: a million scores need not be copied
+//   Score      computes the records of `to_record`, then the policy and its reductions. The answer is scores in
+//              host memory, or only the indices of the tokens or blocks that leave: a million scores need not be
+//              copied
 //   Gather     copies rows of K and V into other blocks
 //
-// Addresses of blocks are those of Slab::address() on this device. The workspace grows to the largest call's
-// and stays. Plan is thread-safe; of the other calls one thread makes one at a time, and each returns when
-// its work on the device is done. On a GPU the work runs on a stream of its own, of the lowest priority.
+// Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
+// so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
+// most one runs at a time, and it returns when its work on the device is done. On a GPU the work runs on its
+// own stream, of the lowest priority. In host memory a shortage ends the process, as any does.
 #ifndef KVPOOL_CUDA_KV_COMPUTE_H_
 #define KVPOOL_CUDA_KV_COMPUTE_H_
 
@@ -24,7 +29,7 @@
 
 namespace kvpool {
 
-// Memory on the side that computes.
+// Memory that Allocate made.
 class KvBuffer {
  public:
   virtual ~KvBuffer() = default;
@@ -32,7 +37,7 @@ class KvBuffer {
   virtual size_t bytes() const = 0;
 };
 
-// Bytes to stage: on the device, in a block of K and V, or in this process's memory.
+// Bytes to stage. in_block: `address` is in a block, on the device; else it is in this process's memory.
 struct KvPiece {
   uint64_t address = 0;
   size_t bytes = 0;
@@ -45,23 +50,25 @@ struct BlockRun {
   uint32_t count = 0;
 };
 
-// The choice of tokens, or else blocks, that leave each row of scores, as by scorers::SelectVictims.
+// Which tokens (of_tokens) or blocks leave: in each row the `count` lowest scores among those not protected, as
+// scorers::SelectVictims chooses.
 struct VictimChoice {
   bool of_tokens = false;
-  uint32_t count = 0;                         // victims of each row; 0: nothing is chosen
-  absl::Span<const uint8_t> protected_marks;  // one for each token or block; 1: it stays
-  absl::Span<uint32_t> victims;               // [rows][count], ascending in each row
+  uint32_t count = 0;  // victims of each row; 0: nothing is chosen
+  absl::Span<const uint8_t>
+      protected_marks;           // the same for every row, one for each token or block; 1: it stays
+  absl::Span<uint32_t> victims;  // [rows][count], ascending in each row
 };
 
 struct ScoreCall {
   const scorers::ScorePlan* plan = nullptr;
   scorers::KvView kv;        // kv.blocks is an array in this process's memory
-  scorers::Signals signals;  // staged: on the device
-  // One record for each block, in memory of Allocate; empty if the plan needs none.
+  scorers::Signals signals;  // their data was staged and lies on the device
+  // A pointer for each block to its record, in memory of Allocate; empty if the plan needs none.
   absl::Span<float* const> records;
-  // The blocks whose records this call computes; those of the others are computed already.
+  // The blocks whose records this call computes. REQUIRES: the records of the others are computed.
   absl::Span<const BlockRun> to_record;
-  // Arrays in this process's memory.
+  // The arrays of both are in this process's memory; of `output`, those not wanted are null.
   scorers::ScoreOutput output;
   VictimChoice choice;
 };
@@ -69,15 +76,15 @@ struct ScoreCall {
 class KvCompute {
  public:
   virtual ~KvCompute() = default;
-  // RESOURCE_EXHAUSTED: the device is out of memory, with the numbers.
+  // RESOURCE_EXHAUSTED: the GPU is out of memory.
   virtual absl::StatusOr<std::unique_ptr<KvBuffer>> Allocate(size_t bytes) = 0;
-  // Copies the pieces one behind the other to `to`, an address inside a buffer.
+  // Copies the pieces one behind the other to `to`, an address inside a KvBuffer. REQUIRES: they fit there.
   virtual absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) = 0;
-  // scorers::PlanScore with its errors, and the bytes of workspace that Score will use. Any thread may call.
+  // Does scorers::PlanScore, with its errors, and adds the workspace that Score will take here.
   virtual absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
                                                   const scorers::Signals& signals) const = 0;
-  // INVALID_ARGUMENT: more victims are asked for than there are candidates. RESOURCE_EXHAUSTED:
-  // like Allocate.
+  // INVALID_ARGUMENT: choice.count is above the number of tokens or blocks not protected. RESOURCE_EXHAUSTED:
+  // the GPU is out of memory.
   virtual absl::Status Score(const ScoreCall& call) = 0;
   // The request's arrays are in this process's memory. REQUIRES: no destination is a source.
   virtual absl::Status Gather(const scorers::GatherRequest& request) = 0;
@@ -87,6 +94,7 @@ struct KvComputeOptions {
   uint32_t host_threads = 1;  // threads of a host device, 1 to 1024
 };
 
+// Computes on host memory; a GPU's comes from Device::MakeKvCompute.
 std::unique_ptr<KvCompute> MakeHostKvCompute(const KvComputeOptions& options);
 
 }  // namespace kvpool

@@ -13,20 +13,22 @@
 
 namespace kvpool {
 
-// Longest path that fits in a socket address.
+// A socket address holds at most this many bytes of path, without the NUL.
 inline constexpr size_t kMaxSocketPathBytes = 107;
 
 // Raises the soft limit on open files to the hard one; answers the limit.
 absl::StatusOr<uint64_t> RaiseOpenFileLimit();
 
-// Makes a directory of the daemon's own, mode 0750, if it is missing; an existing one stays as it is. Its
-// parent must exist: INVALID_ARGUMENT names what is missing and `flag`, which named the path.
+// Makes the directory (mode 0750 less the umask) unless there is one, which stays as it is. INVALID_ARGUMENT:
+// it could not be made, for example because its parent is missing; the error begins with `flag`, the flag
+// that named it.
 absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path);
 
-// A file that one process at a time can lock. It exists while it is locked.
+// A lock file with one owner at a time, which may not take it twice. It holds the owner's pid and is removed
+// with this object. After a kill the file stays, but is free.
 class FileLock {
  public:
-  // ALREADY_EXISTS: another process has it; the error names the pid that is written there.
+  // ALREADY_EXISTS: it is locked; the error names the pid in the file. UNAVAILABLE: the system's words.
   static absl::StatusOr<FileLock> Take(const std::string& path);
   FileLock(FileLock&&) = default;
   FileLock& operator=(FileLock&&) = delete;
@@ -38,19 +40,22 @@ class FileLock {
   std::string path_;
 };
 
-// Replaces a file's content all at once: the new one is written beside it, synced, and renamed.
+// Replaces a file's content in one rename: readers see the old or the new, never a part. The new one is
+// written to `path`.new and synced; the directory is not, so that a power cut may bring the old one back. It
+// is for one writer at a time.
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content);
 
-// The numeric id of a group that is given by name or number. NOT_FOUND names the group.
+// Answers the id of a group given by name; a number is answered as it is. NOT_FOUND: no such name.
 absl::StatusOr<uint32_t> GroupId(const std::string& group);
 
 struct ListenOptions {
   std::string path;
   int type = 0;                   // SOCK_STREAM or SOCK_SEQPACKET.
-  std::optional<uint32_t> group;  // The socket's group; empty: the process's.
+  std::optional<uint32_t> group;  // The socket is given to it; empty: it keeps the one it is made with.
 };
-// A non-blocking listener, mode 0660. It replaces what is at the path. REQUIRES: the caller holds
-// the lock on the path.
+// Binds and listens, non-blocking, mode 0660, and removes what was at the path. REQUIRES: the caller has a
+// FileLock that every daemon takes for this path. INVALID_ARGUMENT: the path is empty or longer than
+// kMaxSocketPathBytes.
 absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options);
 
 }  // namespace kvpool
