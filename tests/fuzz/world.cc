@@ -1,6 +1,8 @@
 #include "tests/fuzz/world.h"
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <optional>
 
 #include "proto/support/check.h"
@@ -8,6 +10,12 @@
 
 namespace kvpool::fuzz {
 namespace {
+
+// For looking into one input: KVPOOL_FUZZ_TRACE=1 prints what is said.
+void Trace(const char* what, uint64_t session, const google::protobuf::Message& message) {
+  static const bool on = std::getenv("KVPOOL_FUZZ_TRACE") != nullptr;
+  if (on) std::fprintf(stderr, "%s session %lu: %s\n", what, session, message.ShortDebugString().c_str());
+}
 
 constexpr uint64_t kBlockBytes = 1024, kGranuleBytes = 16 << 10;
 constexpr uint32_t kMaxProcesses = 6;
@@ -363,6 +371,7 @@ void World::Step(Process* process) {
   for (uint32_t i = 0; i < operations; ++i) *request.add_operations() = MakeOperation();
   for (int i = 0; i < request.operations_size(); ++i)
     Sent(process, request.sequence(), i, request.operations(i));
+  Trace("step", process->session, request);
   v1::StepResponse response;
   std::string wire;
   const bool more = daemon_->Apply(process->member, request, &response, &wire);
@@ -388,6 +397,8 @@ void World::Call(Process* process) {
   call.set_acknowledged(process->acknowledged);
   v1::Operation operation = MakeOperation();
   Sent(process, call.sequence(), 0, operation);
+  Trace("call", process->session, call);
+  Trace("  of", process->session, operation);
   call.set_after(operation.after());
   operation.clear_after();
   auto answer = std::make_shared<LateAnswer>();
@@ -519,15 +530,17 @@ void World::Heard(Process* process, const v1::StepResponse& response) {
   if (response.code() != 0) {  // Nothing of the batch was applied.
     std::erase_if(process->sent, [&](const auto& entry) { return entry.first.first == response.sequence(); });
   }
-  for (int i = 0; i < response.results_size(); ++i)
-    Answered(process, response.sequence(), i, response.results(i));
+  // Completions first: what they gave, a release of this batch may have taken already.
   for (const v1::Completion& completion : response.completions()) {
     KVPOOL_CHECK(!completion.result().parked(), "a completion that is parked");
     Answered(process, completion.sequence(), completion.index(), completion.result());
   }
+  for (int i = 0; i < response.results_size(); ++i)
+    Answered(process, response.sequence(), i, response.results(i));
 }
 
 void World::Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
+  Trace("answer", process->session, result);
   if (result.parked()) return;
   const auto it = process->sent.find({sequence, index});
   if (it == process->sent.end()) return;
