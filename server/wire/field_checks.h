@@ -41,6 +41,8 @@ class UnknownFields : private google::protobuf::Message {
 [[gnu::cold]] inline absl::Status HasUnknown(absl::string_view what,
                                              const google::protobuf::Message& message) {
   const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  // A message that was cleared, or whose parsing failed, keeps the place for unknown fields, with none in it.
+  if (unknown.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(what, " has unknown field ", unknown.field(0).number()));
 }
 

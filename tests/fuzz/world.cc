@@ -1,0 +1,587 @@
+#include "tests/fuzz/world.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+#include "proto/support/check.h"
+#include "proto/support/mutex.h"
+
+namespace kvpool::fuzz {
+namespace {
+
+// For looking into one input: KVPOOL_FUZZ_TRACE=1 prints what is said.
+void Trace(const char* what, uint64_t session, const google::protobuf::Message& message) {
+  static const bool on = std::getenv("KVPOOL_FUZZ_TRACE") != nullptr;
+  if (on) std::fprintf(stderr, "%s session %lu: %s\n", what, session, message.ShortDebugString().c_str());
+}
+
+constexpr uint64_t kBlockBytes = 1024, kGranuleBytes = 16 << 10;
+constexpr uint32_t kMaxProcesses = 6;
+constexpr size_t kMaxRefs = 64;
+constexpr int kMaxActions = 120;
+
+class Listener final : public StreamListener {
+ public:
+  void OnPending() override {}
+  void OnSuperseded() override {}
+};
+
+v1::Layout LayoutOf(bool scored) {
+  v1::Layout layout;
+  v1::LayerGroup* group = layout.add_groups();
+  group->set_name("full");
+  group->add_layers(0);
+  group->set_tokens_per_block(4);
+  layout.set_block_bytes(kBlockBytes);
+  if (!scored) {
+    layout.set_encoding(v1::ENCODING_OPAQUE);
+    return layout;
+  }
+  layout.set_encoding(v1::ENCODING_STRIDED);
+  group->set_kv_heads(2);
+  group->set_k_head_dim(8);
+  group->set_v_head_dim(8);
+  group->set_dtype(v1::DTYPE_BF16);
+  v1::Plane* k = group->mutable_k();
+  k->set_dim_stride_bytes(2);
+  k->set_head_stride_bytes(16);
+  k->set_token_stride_bytes(32);
+  k->set_layer_stride_bytes(128);
+  *group->mutable_v() = *k;
+  group->mutable_v()->set_offset_bytes(128);
+  return layout;
+}
+
+}  // namespace
+
+class World::Peer final : public AttachPeer {
+ public:
+  void Send(const v1::AttachFrame& frame, UniqueFd) override { slabs += frame.has_slab() ? 1 : 0; }
+  void Close(const std::string&) override { closed = true; }
+  void Bound() override {}
+  std::atomic<uint32_t> slabs{0};
+  std::atomic<bool> closed{false};
+};
+
+World::World(Input* input) : input_(*input) {
+  const uint8_t shape = input_.Byte();
+  scored_ = shape % 4 == 3;
+  DaemonOptions options;
+  options.version = "fuzz";
+  options.housekeeping_thread = false;
+  options.max_sessions = 8;
+  options.max_members = 3;
+  options.idle_space_ms = 5000;
+  options.policy = shape / 4 % 2 == 0 ? "lru" : "learned";
+  std::vector<std::unique_ptr<Device>> devices;
+  if (scored_) {
+    options.slab_bytes = 2 << 20;
+    options.device_capacity_bytes.push_back(options.slab_bytes);
+    devices.push_back(MakeHostDevice({.capacity_bytes = options.slab_bytes, .try_huge_pages = false}));
+  } else {
+    options.slab_bytes = 16 * kBlockBytes;
+    options.device_capacity_bytes.push_back(3 * options.slab_bytes);
+    devices.push_back(std::make_unique<MemoryDevice>("mem", kGranuleBytes, &script_));
+  }
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, std::move(devices), &clock_);
+  KVPOOL_CHECK(daemon.ok(), "%s", std::string(daemon.status().message()).c_str());
+  daemon_ = *std::move(daemon);
+  Attach();
+  Open(processes_.back().get());
+}
+
+World::~World() { daemon_.reset(); }
+
+void World::Run() {
+  for (int i = 0; i < kMaxActions && !input_.empty(); ++i) {
+    Act();
+    for (const auto& process : processes_) HearCalls(process.get());
+  }
+}
+
+void World::Act() {
+  Process* const process = Any();
+  switch (input_.Below(20)) {
+    case 0:
+      return Attach();
+    case 1:
+      return Open(process);
+    case 2:
+      return Join(process);
+    case 3:
+      return HangUp(process);
+    case 4:
+      return Die(process);
+    case 5:
+      return Operate();
+    case 6:
+      return RawOpen();
+    case 7:
+      clock_.Advance(input_.Byte() * 40);
+      return daemon_->HousekeepOnce();
+    case 8:
+      return MapSlabs(process);
+    default:
+      break;
+  }
+  if (process->member == nullptr) return Open(process);
+  switch (input_.Below(10)) {
+    case 0:
+      return RawStep(process);
+    case 1:
+    case 2:
+      return Call(process);
+    case 3:
+      return TakePending(process);
+    case 4:
+      if (process->listener != nullptr && input_.OneIn(2)) {
+        return daemon_->UnbindStream(process->member, std::exchange(process->listener, nullptr).get());
+      }
+      process->listener = std::make_shared<Listener>();
+      return daemon_->BindStream(process->member, process->listener);
+    case 5:
+      MapSlabs(process);
+      return daemon_->HousekeepOnce();
+    default:
+      return Step(process);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------- processes
+
+World::Process* World::Any() { return processes_[input_.Byte() % processes_.size()].get(); }
+
+void World::Attach() {
+  if (processes_.size() == kMaxProcesses) return;
+  auto process = std::make_unique<Process>();
+  process->peer = std::make_shared<Peer>();
+  const absl::StatusOr<Daemon::Welcome> welcome = daemon_->OnAttached(
+      process->peer, {.pid = next_pid_++, .uid = 1000u + input_.Byte() / 250, .gid = 0}, "fuzz");
+  KVPOOL_CHECK(welcome.ok(), "%s", std::string(welcome.status().message()).c_str());
+  process->attach = welcome->id;
+  process->attach_token = welcome->frame.welcome().attach_token();
+  processes_.push_back(std::move(process));
+}
+
+void World::Open(Process* process) {
+  if (process->member != nullptr || process->hung_up || process->dead) return;
+  v1::OpenSession request;
+  request.set_attach_token(process->attach_token);
+  *request.mutable_layout() = LayoutOf(scored_);
+  const uint8_t terms = input_.Byte();
+  request.mutable_fingerprint()->set_digest(terms % 8 == 7 ? "other" : "model");
+  request.set_guaranteed_blocks(terms / 8 % 4 * 3);
+  if (terms / 32 % 4 == 3) request.set_max_blocks(10);
+  request.set_warmup(terms / 128 == 1);
+  v1::OpenSessionResult result;
+  if (!daemon_->OpenSession(request, &result).ok()) return;
+  absl::StatusOr<std::shared_ptr<Member>> member = daemon_->FindMember(result.member_token());
+  if (!member.ok()) return;
+  process->member = *std::move(member);
+  process->member_token = result.member_token();
+  process->session = result.session();
+  process->space = result.space();
+  sessions_[process->session] = {.space = result.space(), .living = 1};
+  MapSlabs(process);
+}
+
+void World::Join(Process* process) {
+  Process* const inviter = Any();
+  if (process->member != nullptr || inviter->member == nullptr) return;
+  v1::AddMember request;
+  request.set_attach_token(process->attach_token);
+  request.set_session(inviter->session);
+  request.set_invitation(inviter->member_token);
+  request.mutable_role()->set_scheduler(input_.OneIn(2));
+  request.mutable_role()->set_rank(input_.OneIn(8) ? 1 : 0);
+  *request.mutable_layout() = LayoutOf(scored_);
+  request.mutable_fingerprint()->set_digest("model");
+  v1::AddMemberResult result;
+  if (!daemon_->AddMember(request, &result).ok()) return;
+  absl::StatusOr<std::shared_ptr<Member>> member = daemon_->FindMember(result.member_token());
+  if (!member.ok()) return;
+  process->member = *std::move(member);
+  process->member_token = result.member_token();
+  process->session = inviter->session;
+  process->space = inviter->space;
+  ++sessions_[process->session].living;
+}
+
+void World::MapSlabs(Process* process) {
+  if (process->hung_up || process->dead) return;
+  v1::SlabAck ack;
+  if (input_.OneIn(16)) {
+    ack.set_slab(static_cast<uint32_t>(input_.Number()));
+    return daemon_->OnSlabAck(process->attach, ack);
+  }
+  while (process->acked_slabs < process->peer->slabs) {
+    ack.set_slab(process->acked_slabs++);
+    if (input_.OneIn(64)) ack.set_error("no room");
+    daemon_->OnSlabAck(process->attach, ack);
+  }
+}
+
+void World::HangUp(Process* process) {
+  if (process->hung_up || processes_.size() == 1 || input_.OneIn(2)) return;
+  process->hung_up = true;
+  daemon_->OnHangup(process->attach);
+}
+
+void World::Die(Process* process) {
+  if (process->dead || processes_.size() == 1 || input_.OneIn(2)) return;
+  if (input_.OneIn(2)) HangUp(process);
+  process->dead = true;
+  // From here on the daemon may give away what the session held.
+  if (process->session != 0 && --sessions_[process->session].living == 0) holdings_.End(process->session);
+  // Nobody hears what becomes of what it has parked.
+  if (!process->sent.empty()) holdings_.Ignore(process->session);
+  daemon_->OnProcessDead(process->attach);
+  if (!process->hung_up) daemon_->OnHangup(process->attach);
+  std::erase_if(processes_, [process](const auto& other) { return other.get() == process; });
+}
+
+// ------------------------------------------------------------------------------------------------------ verbs
+
+uint64_t World::SomeRef() {
+  const uint8_t choice = input_.Byte();
+  if (choice < 240 && !refs_.empty()) return refs_[choice % refs_.size()];
+  if (choice < 250) return uint64_t{input_.Below(4)} << 32 | input_.Below(40);
+  return input_.Word();
+}
+
+void World::AddBlocks(google::protobuf::RepeatedField<uint64_t>* blocks) {
+  const uint8_t many = input_.Byte();
+  const uint32_t count = many < 250 ? many % 7 : 1u << (many % 17);
+  if (count > 64) {  // One block over and over: what counts is the number of names.
+    blocks->Resize(static_cast<int>(count), SomeRef());
+    return;
+  }
+  for (uint32_t i = 0; i < count; ++i) blocks->Add(SomeRef());
+}
+
+std::string World::Keys(uint32_t count) {
+  std::string keys;
+  for (uint32_t i = 0; i < count; ++i) keys.append(32, static_cast<char>('a' + input_.Below(12)));
+  return keys;
+}
+
+v1::Operation World::MakeOperation() {
+  v1::Operation operation;
+  if (input_.OneIn(3)) operation.set_after(input_.OneIn(20) ? input_.Number() : input_.Below(4));
+  switch (input_.Below(19)) {
+    case 0:
+    case 1:
+      operation.mutable_lease()->set_count(
+          static_cast<uint32_t>(input_.OneIn(16) ? input_.Number() : input_.Below(9)));
+      operation.mutable_lease()->set_min(input_.Below(2));
+      break;
+    case 2:
+    case 3: {
+      v1::Seal* seal = operation.mutable_seal();
+      AddBlocks(seal->mutable_blocks());
+      seal->set_key_bytes(32);
+      if (seal->blocks_size() <= 64) seal->set_keys(Keys(seal->blocks_size()));
+      if (input_.OneIn(2)) seal->set_parent_key(Keys(1));
+      seal->set_leave_duplicates(input_.OneIn(3));
+      break;
+    }
+    case 4: {
+      v1::GroupKeys* group = operation.mutable_match()->add_groups();
+      group->set_key_bytes(32);
+      group->set_keys(Keys(1 + input_.Below(6)));
+      break;
+    }
+    case 5:
+    case 6:
+      AddBlocks(operation.mutable_release()->mutable_blocks());
+      if (input_.OneIn(4)) operation.mutable_release()->set_reuse(static_cast<v1::Reuse>(input_.Below(5)));
+      break;
+    case 7:
+      AddBlocks(operation.mutable_ref()->mutable_blocks());
+      break;
+    case 8:
+      AddBlocks(operation.mutable_touch()->mutable_blocks());
+      break;
+    case 9:
+    case 10:
+      operation.mutable_fence()->set_step(input_.OneIn(20) ? input_.Number() : input_.Below(5));
+      break;
+    case 11:
+      AddBlocks(operation.mutable_pin()->mutable_blocks());
+      operation.mutable_pin()->set_ttl_ms(1 + input_.Number());
+      break;
+    case 12:
+      AddBlocks(operation.mutable_unpin()->mutable_blocks());
+      break;
+    case 13:
+      AddBlocks(operation.mutable_set_retention()->mutable_blocks());
+      operation.mutable_set_retention()->set_priority(input_.Byte() % 102);
+      operation.mutable_set_retention()->set_ttl_ms(1 + input_.Number());
+      operation.mutable_set_retention()->set_half_life_ms(input_.Number());
+      break;
+    case 14:
+      operation.mutable_warmup_done();
+      break;
+    case 15:
+      if (input_.OneIn(4)) operation.mutable_close_session();
+      break;
+    case 16:
+      AddBlocks(operation.mutable_prune()->mutable_sequence()->mutable_blocks());
+      operation.mutable_prune()->set_budget_tokens(static_cast<uint32_t>(input_.Number()));
+      break;
+    case 17:
+      AddBlocks(operation.mutable_compact()->mutable_sequence()->mutable_blocks());
+      operation.mutable_compact()->set_budget_tokens(static_cast<uint32_t>(input_.Number()));
+      break;
+    default: {
+      if (input_.OneIn(2)) {
+        v1::PutEpisode* put = operation.mutable_put_episode();
+        put->set_name(std::string(1, static_cast<char>('a' + input_.Below(3))));
+        put->add_centroid(1);
+        put->add_centroid(input_.Byte());
+        AddBlocks(put->add_sequences()->mutable_blocks());
+      } else {
+        operation.mutable_choose_episode()->add_embedding(1);
+        operation.mutable_choose_episode()->add_embedding(input_.Byte());
+      }
+    }
+  }
+  return operation;
+}
+
+uint64_t World::ChooseSequence(Process* process) {
+  const uint8_t choice = input_.Byte();
+  if (choice < 200) return ++process->sequence;
+  if (choice < 220) return process->sequence;                          // Again.
+  if (choice < 235) return process->sequence += 1 + input_.Below(70);  // Ahead of others that may come.
+  if (choice < 250)
+    return process->sequence - std::min<uint64_t>(process->sequence, input_.Below(70));  // Late.
+  return process->sequence = input_.Number();
+}
+
+void World::Step(Process* process) {
+  v1::StepRequest request;
+  request.set_sequence(ChooseSequence(process));
+  if (input_.OneIn(4))
+    process->acknowledged = input_.OneIn(16) ? input_.Number() : process->sequence - input_.Below(3);
+  request.set_acknowledged(process->acknowledged);
+  const uint32_t operations = 1 + input_.Below(5);
+  for (uint32_t i = 0; i < operations; ++i) *request.add_operations() = MakeOperation();
+  for (int i = 0; i < request.operations_size(); ++i)
+    Sent(process, request.sequence(), i, request.operations(i));
+  Trace("step", process->session, request);
+  v1::StepResponse response;
+  std::string wire;
+  const bool more = daemon_->Apply(process->member, request, &response, &wire);
+  v1::StepResponse read;
+  KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
+  Heard(process, read);
+  if (more) daemon_->Tidy(process->member);
+}
+
+void World::RawStep(Process* process) {
+  v1::StepRequest request;
+  if (!request.ParseFromString(input_.Bytes(input_.Byte()))) return;
+  // Bytes may name anything, so what they release, now or when they are no longer parked, is not known here.
+  holdings_.Ignore(process->session);
+  v1::StepResponse response;
+  daemon_->Apply(process->member, request, &response);
+}
+
+void World::Call(Process* process) {
+  v1::Call call;
+  call.set_member_token(process->member_token);
+  call.set_sequence(ChooseSequence(process));
+  call.set_acknowledged(process->acknowledged);
+  v1::Operation operation = MakeOperation();
+  Sent(process, call.sequence(), 0, operation);
+  Trace("call", process->session, call);
+  Trace("  of", process->session, operation);
+  call.set_after(operation.after());
+  operation.clear_after();
+  auto answer = std::make_shared<LateAnswer>();
+  answer->sequence = call.sequence();
+  daemon_->ApplyUnary(call, std::move(operation), [answer](const v1::OperationResult& result) {
+    MutexLock lock(&answer->mu);
+    KVPOOL_CHECK(!answer->result.has_value(), "a call was answered twice");
+    answer->result = result;
+  });
+  process->calls.push_back(std::move(answer));
+}
+
+void World::HearCalls(Process* process) {
+  std::erase_if(process->calls, [&](const std::shared_ptr<LateAnswer>& call) {
+    MutexLock lock(&call->mu);
+    if (!call->result.has_value()) return false;
+    Answered(process, call->sequence, 0, *call->result);
+    return true;
+  });
+}
+
+void World::TakePending(Process* process) {
+  v1::StepResponse response;
+  daemon_->TakePending(process->member, &response);
+  Heard(process, response);
+}
+
+// -------------------------------------------------------------------------------------------------- operators
+
+void World::Operate() {
+  switch (input_.Below(9)) {
+    case 0: {
+      v1::EvictRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 24))) return;
+      v1::EvictResponse response;
+      daemon_->Evict(request, &response).IgnoreError();
+      return;
+    }
+    case 1: {
+      v1::ListBlocksRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 24))) return;
+      v1::ListBlocksResponse response;
+      daemon_->ListBlocks(request, &response).IgnoreError();
+      return;
+    }
+    case 2: {
+      v1::ExplainRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 24))) return;
+      v1::ExplainResponse response;
+      daemon_->Explain(request, &response).IgnoreError();
+      return;
+    }
+    case 3: {
+      v1::PinPrefixRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 48))) return;
+      v1::PinPrefixResponse response;
+      daemon_->PinPrefix(request, &response).IgnoreError();
+      return;
+    }
+    case 4: {
+      v1::SetPolicyRequest request;
+      request.set_policy(input_.OneIn(2) ? "lru" : "arc");
+      v1::SetPolicyResponse response;
+      daemon_->SetPolicy(request, &response).IgnoreError();
+      return;
+    }
+    case 5: {
+      v1::RevokeRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 24))) return;
+      v1::RevokeResponse response;
+      daemon_->Revoke(request, &response).IgnoreError();
+      return;
+    }
+    case 6: {
+      v1::EndSessionRequest request;
+      if (!request.ParseFromString(input_.Bytes(input_.Byte() % 24))) return;
+      v1::EndSessionResponse response;
+      daemon_->EndSession(request, &response).IgnoreError();
+      return;
+    }
+    case 7: {
+      v1::DrainRequest request;
+      request.set_cancel(input_.OneIn(2));
+      v1::DrainResponse response;
+      daemon_->Drain(request, &response).IgnoreError();
+      return;
+    }
+    default:
+      daemon_->Snapshot();
+  }
+}
+
+void World::RawOpen() {
+  v1::OpenSession request;
+  if (!request.ParseFromString(input_.Bytes(input_.Byte()))) return;
+  if (!processes_.empty()) request.set_attach_token(Any()->attach_token);
+  v1::OpenSessionResult result;
+  daemon_->OpenSession(request, &result).IgnoreError();
+}
+
+// ---------------------------------------------------------------------------------------------------- answers
+
+void World::Learn(uint64_t ref) {
+  if (ref == 0) return;
+  if (refs_.size() < kMaxRefs) {
+    refs_.push_back(ref);
+  } else {
+    refs_[ref % kMaxRefs] = ref;
+  }
+}
+
+void World::Sent(Process* process, uint64_t sequence, uint32_t index, const v1::Operation& operation) {
+  const uint64_t session = process->session, space = process->space;
+  for (const auto* sequence_of : {&operation.prune().sequence(), &operation.compact().sequence()}) {
+    for (const uint64_t ref : sequence_of->blocks()) holdings_.DropAll(session, space, ref);
+  }
+  if (operation.has_put_episode()) {
+    // A set that is replaced or removed gives its holds back, which are beyond those counted here.
+    return;
+  }
+  const auto [sent, fresh] = process->sent.try_emplace({sequence, index}, SentOperation{operation, {}});
+  if (!fresh) return;
+  for (const uint64_t ref : operation.release().blocks()) {
+    sent->second.dropped.push_back(holdings_.Drop(session, space, ref));
+  }
+}
+
+void World::Heard(Process* process, const v1::StepResponse& response) {
+  if (response.code() != 0) {  // Nothing of the batch was applied.
+    std::erase_if(process->sent, [&](const auto& entry) { return entry.first.first == response.sequence(); });
+  }
+  // Completions first: what they gave, a release of this batch may have taken already.
+  for (const v1::Completion& completion : response.completions()) {
+    KVPOOL_CHECK(!completion.result().parked(), "a completion that is parked");
+    Answered(process, completion.sequence(), completion.index(), completion.result());
+  }
+  for (int i = 0; i < response.results_size(); ++i)
+    Answered(process, response.sequence(), i, response.results(i));
+}
+
+void World::Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
+  Trace("answer", process->session, result);
+  if (result.parked()) return;
+  const auto it = process->sent.find({sequence, index});
+  if (it == process->sent.end()) return;
+  if (!process->answered.insert({sequence, index}).second)
+    return;  // A repetition got the first answer again.
+  const auto [operation, dropped] = std::move(it->second);
+  process->sent.erase(it);
+  if (result.code() != 0) return;
+  const uint64_t session = process->session, space = process->space;
+  if (result.has_close_session()) return holdings_.End(session);
+  if (process->dead) return;
+  for (const uint64_t ref : result.lease().blocks()) {
+    holdings_.Lease(session, space, ref);
+    Learn(ref);
+  }
+  for (const v1::GroupHit& hit : result.match().groups()) {
+    for (const uint64_t ref : hit.blocks()) holdings_.Add(session, space, ref);
+  }
+  for (int i = 0; i < result.seal().canonical_size(); ++i) {
+    const uint64_t canonical = result.seal().canonical(i);
+    if (canonical != operation.seal().blocks(i)) holdings_.Add(session, space, canonical);
+    Learn(canonical);
+  }
+  // What it had no hold on when the release was sent it may have had when it was applied.
+  for (size_t i = 0; i < dropped.size(); ++i) {
+    if (!dropped[i]) holdings_.Drop(session, space, operation.release().blocks(static_cast<int>(i)));
+  }
+  if (result.has_ref()) {
+    std::vector<bool> refused(operation.ref().blocks_size());
+    for (const v1::Refusal& refusal : result.ref().refused()) refused[refusal.index()] = true;
+    for (int i = 0; i < operation.ref().blocks_size(); ++i) {
+      if (!refused[i]) holdings_.Add(session, space, operation.ref().blocks(i));
+    }
+  }
+  const v1::CompactResult& compact = result.compact();
+  for (int i = static_cast<int>(compact.moved_from_block()); i < compact.table_size(); ++i) {
+    holdings_.Lease(session, space, compact.table(i));
+  }
+  for (const v1::Sequence& chosen : result.choose_episode().sequences()) {
+    for (const uint64_t ref : chosen.blocks()) holdings_.Add(session, space, ref);
+  }
+}
+
+}  // namespace kvpool::fuzz

@@ -1,0 +1,106 @@
+// A daemon without sockets and the processes that talk to it, driven by the bytes of a fuzzer: batches, unary calls,
+// attachments, deaths, operators and time, in any order. What the daemon answers feeds the oracle of holdings.h.
+#ifndef KVPOOL_TESTS_FUZZ_WORLD_H_
+#define KVPOOL_TESTS_FUZZ_WORLD_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/support/mutex.h"
+#include "server/daemon/daemon.h"
+#include "tests/fuzz/holdings.h"
+#include "tests/fuzz/input.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/memory_device.h"
+
+namespace kvpool::fuzz {
+
+class World {
+ public:
+  explicit World(Input* input);
+  ~World();
+  // Acts until the input is used up.
+  void Run();
+
+ private:
+  class Peer;
+  struct SessionFacts {
+    uint64_t space = 0;
+    uint32_t living = 0;  // Member processes.
+  };
+  struct SentOperation {
+    v1::Operation operation;
+    std::vector<bool> dropped;  // A release: the holds that ended when it was sent.
+  };
+  // The answer to a unary call, which another thread may bring.
+  struct LateAnswer {
+    uint64_t sequence = 0;
+    Mutex mu;
+    std::optional<v1::OperationResult> result ABSL_GUARDED_BY(mu);
+  };
+  struct Process {
+    std::vector<std::shared_ptr<LateAnswer>> calls;  // Unary calls without an answer so far.
+    AttachId attach{};
+    std::shared_ptr<Peer> peer;
+    std::string attach_token;
+    std::shared_ptr<Member> member;  // Null before its session is open.
+    std::shared_ptr<StreamListener> listener;
+    std::string member_token;
+    uint64_t session = 0, space = 0;
+    uint64_t sequence = 0, acknowledged = 0;
+    uint32_t acked_slabs = 0;
+    bool hung_up = false, dead = false;
+    // What was sent and has no answer that counts yet, by sequence and index.
+    std::map<std::pair<uint64_t, uint32_t>, SentOperation> sent;
+    std::set<std::pair<uint64_t, uint32_t>> answered;
+  };
+
+  void Act();
+  Process* Any();
+  Process* AnyMember();
+  void Attach();
+  void Open(Process* process);
+  void Join(Process* process);
+  void Step(Process* process);
+  void RawStep(Process* process);
+  void Call(Process* process);
+  void TakePending(Process* process);
+  void HearCalls(Process* process);
+  void MapSlabs(Process* process);
+  void HangUp(Process* process);
+  void Die(Process* process);
+  void Operate();
+  void RawOpen();
+
+  v1::Operation MakeOperation();
+  void AddBlocks(google::protobuf::RepeatedField<uint64_t>* blocks);
+  std::string Keys(uint32_t count);
+  uint64_t ChooseSequence(Process* process);
+  uint64_t SomeRef();
+
+  void Sent(Process* process, uint64_t sequence, uint32_t index, const v1::Operation& operation);
+  void Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result);
+  void Heard(Process* process, const v1::StepResponse& response);
+  void Learn(uint64_t ref);
+
+  Input& input_;
+  FakeClock clock_;
+  MemoryDevice::Script script_;
+  std::unique_ptr<Daemon> daemon_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::map<uint64_t, SessionFacts> sessions_;
+  Holdings holdings_;
+  std::vector<uint64_t> refs_;  // Some that answers named.
+  int64_t next_pid_ = 100;
+  bool scored_ = false;  // Blocks have a layout that can be scored, on host memory.
+};
+
+}  // namespace kvpool::fuzz
+
+#endif  // KVPOOL_TESTS_FUZZ_WORLD_H_
