@@ -378,7 +378,7 @@ void World::Step(Process* process) {
   v1::StepResponse read;
   KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
   Heard(process, read);
-  if (more) daemon_->Tidy(process->member);
+  if (more) daemon_->ReclaimAhead(process->member);
 }
 
 void World::RawStep(Process* process) {
