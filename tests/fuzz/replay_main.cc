@@ -1,5 +1,4 @@
-// Runs a fuzz target without a fuzzer: over the files of a corpus, and over random bytes. For compilers that have no
-// libFuzzer, and for looking into one input.
+// Runs a target in the form that libFuzzer has over random bytes, and over files for a look into one input.
 // Usage: TARGET [--random=N] [--seed=N] FILE|FOLDER...
 #include <cstdint>
 #include <cstdio>

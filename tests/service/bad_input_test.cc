@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "absl/strings/match.h"
+#include "server/wire/field_checks.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {
@@ -301,6 +302,15 @@ TEST_F(BadInputTest, Options) {
   EXPECT_EQ(start({.max_sessions = 0}, 1 << 20), "max_sessions is 0; must be 1 to 32768");
   EXPECT_NE(start({.policy = "belady"}, 1 << 20).find("lru"), std::string::npos)
       << "names the policies there are";
+}
+
+// gRPC's streams read into messages that were used before.
+TEST(FieldChecksTest, AMessageThatWasClearedHasNoUnknownField) {
+  v1::EvictRequest request;
+  ASSERT_TRUE(request.ParseFromString("\xf8\x07\x01"));  // Field 127 is 1.
+  EXPECT_EQ(CheckKnown("evict", request).message(), "evict has unknown field 127");
+  request.Clear();
+  EXPECT_TRUE(CheckKnown("evict", request).ok());
 }
 
 }  // namespace
