@@ -127,7 +127,11 @@ void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
     LogInfo("session ended",
             {{"session", ended.session}, {"kind", EndKindName(ended.kind)}, {"reason", ended.reason}});
   }
-  for (const uint64_t session : deferred.gone) registry_->Gone(session);
+  for (const uint64_t session : deferred.gone) {
+    for (const std::shared_ptr<Member>& member : registry_->Gone(session)) {
+      EndByAttachment(member, /*hung_up=*/false, /*dead=*/true);
+    }
+  }
   if (deferred.housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
   if (deferred.reclaim && options_.housekeeping_thread) ReclaimAhead(space);
 }
@@ -157,7 +161,7 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
 
 bool Daemon::OnHangup(AttachId id) {
   const Registry::HungUp hung_up = registry_->HangUp(id);
-  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/false);
+  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/hung_up.stood_for);
   return hung_up.awaited;
 }
 
@@ -226,9 +230,7 @@ void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<S
   member->listener = std::move(listener);
   if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
   member->notices.PostAgain();
-  for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
-    member->completions.push_front(std::move(member->sent_completions.back().completion));
-  }
+  member->completions.Resend();
   space.state.sessions.Touch(member.get());
 }
 

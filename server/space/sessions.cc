@@ -74,6 +74,9 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
 
 void Sessions::OnHangup(Turn& turn, Member* member) {
   End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
+  if (!member->session->gone) return;
+  member->answers.ForgetAll();
+  member->completions.Clear();
 }
 
 void Sessions::OnProcessDead(Turn& turn, Member* member) {
@@ -104,6 +107,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
     operation->abandoned.store(true, std::memory_order_release);
     Complete(turn, session->parked.Finish(operation->id), aborted);
   }
+  session->parked.DropLate();  // Its holds end with it.
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
     if (member.get() != except) turn.deferred.hangups.push_back({member->identity.peer, reason});
@@ -127,6 +131,9 @@ uint64_t Sessions::Free(Turn& turn, Session* session) {
     session->holder = kNobody;
   }
   sessions_.erase(it);
+  session->gone = true;
+  // Its processes may live on, and with them this session: they have no use for old answers.
+  for (const auto& member : session->members) member->answers.ForgetAll();
   last_used_ms_ = turn.now;
   turn.deferred.gone.push_back(session->terms.id);
   return holds;
@@ -283,10 +290,7 @@ void Sessions::CollectWakes(Turn& turn) {
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
   verb.member->answers.Complete(verb.sequence, verb.index, result);
   if (verb.on_stream) {
-    v1::Completion& completion = verb.member->completions.emplace_back();
-    completion.set_sequence(verb.sequence);
-    completion.set_index(verb.index);
-    *completion.mutable_result() = result;
+    verb.member->completions.Add(verb.sequence, verb.index, result);
     Touch(verb.member);
   }
   if (!verb.waiters.empty()) turn.deferred.answers.push_back({std::move(verb.waiters), result});

@@ -1,6 +1,7 @@
 #include "server/space/verbs.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -146,6 +147,20 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
       break;
   }
   KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
+}
+
+void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,
+                             v1::OperationResult* result) {
+  Unpack(*session, release.blocks());
+  state_.pool.CheckHeld(session->holder, std::nullopt, refs_, absl::MakeSpan(verdicts_));
+  size_t held = 0;
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    // A held block is sealed in a group that is not asked about here: that too may be released.
+    if (verdicts_[i] == Verdict::kWrongState) verdicts_[i] = Verdict::kDone;
+    if (verdicts_[i] == Verdict::kDone) refs_[held++] = refs_[i];
+  }
+  session->parked.ReleaseLate(due, release, absl::MakeConstSpan(refs_).first(held));
+  Refuse(*session, release.blocks(), result->mutable_release()->mutable_refused());
 }
 
 void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {

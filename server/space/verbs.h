@@ -31,6 +31,9 @@ class BlockVerbs {
   // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, and the session
   // has not ended.
   void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
+  // Gives the blocks back when step `due` is passed and no device operation uses them: see LateReleases. Answers
+  // now what is refused: blocks that the session does not hold.
+  void ReleaseLate(Session* session, const v1::Release& release, uint64_t due, v1::OperationResult* result);
   // The verdict in words. REQUIRES: it is neither kDone nor kDuplicate, or the block is the session's sink.
   absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
 
