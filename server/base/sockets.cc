@@ -100,7 +100,12 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& con
 
 absl::StatusOr<uint32_t> GroupId(const std::string& group) {
   uint32_t number;
-  if (absl::SimpleAtoi(group, &number)) return number;
+  if (absl::SimpleAtoi(group, &number)) {
+    // To chown, this number means that the group stays.
+    if (number == static_cast<gid_t>(-1))
+      return absl::InvalidArgumentError(absl::StrCat(number, " is no group"));
+    return number;
+  }
   std::vector<char> buffer(16384);
   struct group entry;
   struct group* found = nullptr;
