@@ -139,7 +139,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                      .devices = device_ids,
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
-  RETURN_IF_ERROR(state_dir_.Announce(facts));
+  state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
                       {"epoch", state_dir_.epoch()},
                       {"metrics_port", facts.metrics_port},
