@@ -250,10 +250,20 @@ TEST(LifecycleTest, MetricsAreTheDaemonsOwn) {
   const auto metrics = (*daemon)->Metrics();
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   EXPECT_TRUE(absl::StrContains(*metrics, "kvpool_build_info{version="));
+  EXPECT_TRUE(absl::StrContains(*metrics, "cuda=\""));
+  // Prometheus sees no increase from no series to the first count.
+  for (const char* code : {"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}) {
+    for (const char* method : {"Step", "OpenSession", "Evict"}) {
+      EXPECT_TRUE(absl::StrContains(*metrics, absl::StrCat("kvpool_rpc_errors_total{method=\"", method,
+                                                           "\",code=\"", code, "\"} 0\n")));
+    }
+  }
   EXPECT_EQ((*daemon)->Metric("kvpool_device_capacity_bytes"), 64 << 20);
   // The library adds no metrics of its own.
   for (absl::string_view line : absl::StrSplit(*metrics, '\n', absl::SkipEmpty())) {
-    EXPECT_TRUE(absl::StartsWith(line, "#") || absl::StartsWith(line, "kvpool_")) << line;
+    EXPECT_TRUE(absl::StartsWith(line, "#") || absl::StartsWith(line, "kvpool_") ||
+                absl::StartsWith(line, "process_"))
+        << line;
   }
 }
 
