@@ -79,12 +79,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
 
 absl::Status Daemon::StartEventLog() {
   if (options_.event_log.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(
-      event_log_,
+  absl::StatusOr<std::unique_ptr<EventLog>> log =
       EventLog::Open({.path = options_.event_log,
                       .max_bytes = options_.event_log_bytes,
                       .buffer_bytes = std::min(kMostEventBufferBytes, options_.event_log_bytes / 4),
-                      .thread = options_.housekeeping_thread}));
+                      .thread = options_.housekeeping_thread});
+  if (!log.ok())
+    return absl::Status(log.status().code(), absl::StrCat("--event-log: ", log.status().message()));
+  event_log_ = *std::move(log);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
@@ -168,6 +169,7 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
                        v1::OperationResult* result) {
   Session* session = member->session;
   ++state_.counters.operations[operation.verb_case()];
+  const absl::Cleanup count = [&] { state_.counters.errors[operation.verb_case()] += result->code() != 0; };
   // An operation before this one may have ended it.
   if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
   const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
@@ -269,6 +271,7 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
   } else {
     ApplyVerb(turn, verb.member, verb.operation, &result);
   }
+  state_.counters.errors[verb.operation.verb_case()] += result.code() != 0;
   state_.sessions.Complete(turn, std::move(verb), result);
 }
 
