@@ -239,6 +239,24 @@ TEST_F(SessionTest, CloseGivesBackAtOnce) {
   EXPECT_EQ(EndedBy("member_died") + EndedBy("hangup"), 0);
 }
 
+TEST_F(SessionTest, NothingIsDoneBehindACloseInItsBatch) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  const v1::StepResponse response =
+      engine->Step({CloseOp(), LeaseOp(1), SealOp({blocks[0]}, {Key("a")}), RefOp(blocks), FenceOp(1),
+                    ReleaseOp(blocks, 9), CloseOp()});
+  EXPECT_EQ(response.results(0).close_session().released_blocks(), 2);
+  for (int i = 1; i < response.results_size(); ++i) {
+    EXPECT_EQ(response.results(i).code(), static_cast<int>(absl::StatusCode::kAborted)) << i;
+    EXPECT_EQ(response.results(i).message(), "session 1 was closed by member 0") << i;
+  }
+  EXPECT_EQ(response.results_size(), 7);
+  EXPECT_EQ(response.free_blocks(), 0u);
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).parked, 0u);
+}
+
 TEST_F(SessionTest, HangupQuarantinesUntilEveryProcessIsDead) {
   StartDaemon(4, /*devices=*/2);
   v1::OpenSession request = OpenRequest();
