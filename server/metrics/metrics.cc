@@ -18,7 +18,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
-constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
 class Families {

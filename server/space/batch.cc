@@ -265,6 +265,7 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
     session->parked.ParkBehind(std::move(*verb));
     session->lacks_blocks = true;
+    lacking_[session->terms.id] = session->weak_from_this();
     return absl::OkStatus();
   }
   const size_t named = WeightOf(verb->operation);
@@ -310,12 +311,15 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
 }
 
 void Batches::RetryLackingBlocks(Turn& turn) {
-  // One of them may close its session: the list is not walked meanwhile.
-  std::vector<std::shared_ptr<Session>> lacking;
-  for (Session* session : state_.sessions) {
-    if (session->lacks_blocks && session->ready) lacking.push_back(session->shared_from_this());
+  for (auto& [id, weak] : std::exchange(lacking_, {})) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr || session->ended || !session->lacks_blocks) continue;
+    if (session->ready) {
+      Readmit(turn, session.get());
+    } else {
+      lacking_[id] = weak;
+    }
   }
-  for (const auto& session : lacking) Readmit(turn, session.get());
 }
 
 void Batches::Readmit(Turn& turn, Session* session) {

@@ -15,6 +15,8 @@
 #define KVPOOL_SERVER_SPACE_BATCH_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -82,6 +84,9 @@ class Batches {
   BlockVerbs& verbs_;
   DeviceVerbs& device_verbs_;
   EpisodeVerbs episodes_;
+  // By id, the sessions that came to lack blocks since RetryLackingBlocks looked: it runs at every
+  // acknowledgement of a slab, which must not cost each session of the space.
+  std::map<uint64_t, std::weak_ptr<Session>> lacking_;
 };
 
 }  // namespace kvpool
