@@ -336,10 +336,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     space->MakeSlab(&settlement).IgnoreError();
   }
   ReclaimAhead(space.get());
+  TidyUp(space.get());
   SpaceTurn turn(*space);
   SpaceState& state = space->state;
   state.sessions.EnterSlabs(turn);
-  state.pool.Expire(turn.now);
   space->batches.RetryLackingBlocks(turn);
   state.Observe(state.pool.TakeDirectEvictions());
   state.pressure.AfterVerbs(turn);
@@ -353,7 +353,8 @@ void Daemon::Destroy(Space* closing) {
 }
 
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
-  // The counts are kept before the memory goes, which takes a while: until they are, sums over spaces lack them.
+  // The counts are kept before the memory goes, which takes a while: until they are, sums over spaces lack
+  // them.
   SpaceSnapshot last;
   {
     MutexLock lock(&space->mu);

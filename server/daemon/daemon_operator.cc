@@ -225,7 +225,12 @@ absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefi
       continue;
     }
     Verdict verdict = Verdict::kDone;
-    pool.Pin(now, now + request.ttl_ms(), {&block, 1}, {&verdict, 1});
+    // One call pins no more than this in front of a block, so that of a longer prefix the root comes first.
+    constexpr size_t kPiece = 4096;
+    for (size_t end = 0; end < chain.size() && verdict == Verdict::kDone;) {
+      end = std::min(chain.size(), end + kPiece);
+      pool.Pin(now, now + request.ttl_ms(), {&chain[end - 1], 1}, {&verdict, 1});
+    }
     if (verdict == Verdict::kDone) {
       response->set_pinned(response->pinned() + chain.size());
       refused = absl::OkStatus();

@@ -20,7 +20,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
-constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
 class Families {
@@ -119,10 +119,10 @@ constexpr CounterSeries<PoolCounters> kVictims[] = {{&PoolCounters::decided_vict
 static_assert(sizeof(PoolCounters) ==
                   (std::size(kPoolFamilies) + std::size(kVictims) + kEvictReasons) * sizeof(uint64_t),
               "a counter of PoolCounters has no line in kPoolFamilies or kVictims");
-static_assert(sizeof(SpaceCounters) == sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
-                                           sizeof(SpaceCounters::shortfalls) +
-                                           sizeof(SpaceCounters::batches) +
-                                           sizeof(SpaceCounters::growth_failures),
+static_assert(sizeof(SpaceCounters) ==
+                  sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
+                      sizeof(SpaceCounters::refused_blocks) + sizeof(SpaceCounters::shortfalls) +
+                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures),
               "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
 
 constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
@@ -281,6 +281,11 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
       "kvpool_step_errors_total",
       "Operations refused or failed, by verb; those that failed on a device are in kvpool_device_ops_total.");
   for (const auto& [verb, count] : daemon.step_errors) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
+  out->Counter("kvpool_refused_blocks_total",
+               "Blocks that an operation was not applied to, although it was to others, by verb.");
+  for (const auto& [verb, count] : daemon.refused_blocks) {
     out->Add({{"verb", verb}}, static_cast<double>(count));
   }
 }

@@ -29,6 +29,24 @@ bool NeedsDevice(const v1::Operation& operation) {
          !(operation.has_plan_budgets() && operation.plan_budgets().sequences().empty());
 }
 
+// The blocks that a verb was not applied to, where it says so one by one.
+int RefusedBlocks(const v1::OperationResult& result) {
+  switch (result.result_case()) {
+    case v1::OperationResult::kSeal:
+      return result.seal().refused_size();
+    case v1::OperationResult::kRelease:
+      return result.release().refused_size();
+    case v1::OperationResult::kRef:
+      return result.ref().refused_size();
+    case v1::OperationResult::kPin:
+      return result.pin().refused_size();
+    case v1::OperationResult::kSetRetention:
+      return result.set_retention().refused_size();
+    default:
+      return 0;
+  }
+}
+
 template <typename Message>  // OperationResult or StepResponse: both carry a code and a message.
 void SetStatus(const absl::Status& status, Message* message) {
   message->set_code(static_cast<int>(status.code()));
@@ -169,7 +187,7 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
                        v1::OperationResult* result) {
   Session* session = member->session;
   ++state_.counters.operations[operation.verb_case()];
-  const absl::Cleanup count = [&] { state_.counters.errors[operation.verb_case()] += result->code() != 0; };
+  const absl::Cleanup count = [&] { Count(operation.verb_case(), *result); };
   // An operation before this one may have ended it.
   if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
   const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
@@ -185,6 +203,11 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, turn.now);
   if (!parked.ok()) return SetStatus(parked, result);
   result->set_parked(true);
+}
+
+void Batches::Count(v1::Operation::VerbCase verb, const v1::OperationResult& result) {
+  state_.counters.errors[verb] += result.code() != 0;
+  state_.counters.refused_blocks[verb] += static_cast<uint64_t>(RefusedBlocks(result));
 }
 
 absl::Status Batches::ParkOrStart(Member* member, const v1::Operation& operation, const Place& place,
@@ -249,6 +272,7 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
     session->parked.ParkBehind(std::move(*verb));
     session->lacks_blocks = true;
+    lacking_[session->terms.id] = session->weak_from_this();
     return absl::OkStatus();
   }
   const size_t named = WeightOf(verb->operation);
@@ -271,7 +295,7 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
   } else {
     ApplyVerb(turn, verb.member, verb.operation, &result);
   }
-  state_.counters.errors[verb.operation.verb_case()] += result.code() != 0;
+  Count(verb.operation.verb_case(), result);
   state_.sessions.Complete(turn, std::move(verb), result);
 }
 
@@ -295,13 +319,17 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
 }
 
 void Batches::RetryLackingBlocks(Turn& turn) {
-  // One of them may close its session: the list is not walked meanwhile.
-  std::vector<std::shared_ptr<Session>> lacking;
-  for (Session* session : state_.sessions) {
-    const bool late = session->parked.late().due(session->passed);
-    if ((session->lacks_blocks && session->ready) || late) lacking.push_back(session->shared_from_this());
+  for (auto& [id, weak] : std::exchange(lacking_, {})) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr || session->ended) continue;
+    if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
+    if (!session->lacks_blocks) continue;
+    if (session->ready) {
+      Readmit(turn, session.get());
+    } else {
+      lacking_[id] = weak;
+    }
   }
-  for (const auto& session : lacking) Readmit(turn, session.get());
 }
 
 void Batches::Readmit(Turn& turn, Session* session) {
@@ -321,8 +349,10 @@ void Batches::ReleaseLate(Turn& turn, Session* session) {
   if (operation.release().blocks().empty()) return;
   v1::OperationResult result;
   verbs_.Apply(session, operation, turn.now, &result);
-  // What is left goes in turns to come.
-  turn.deferred.housekeep |= session->parked.late().due(session->passed);
+  Count(v1::Operation::kRelease, result);
+  if (!session->parked.late().due(session->passed)) return;
+  lacking_[session->terms.id] = session->weak_from_this();
+  turn.deferred.housekeep = true;
 }
 
 void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation,

@@ -16,6 +16,8 @@
 #define KVPOOL_SERVER_SPACE_BATCH_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -59,6 +61,8 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Counts what was refused.
+  void Count(v1::Operation::VerbCase verb, const v1::OperationResult& result);
   // Adds what is pending to the answer to a batch. What does not fit wakes the stream.
   void AddPending(Member* member, v1::StepResponse* response);
   // Applies a verb that was parked and may go now.
@@ -88,6 +92,9 @@ class Batches {
   BlockVerbs& verbs_;
   DeviceVerbs& device_verbs_;
   EpisodeVerbs episodes_;
+  // By id, the sessions that RetryLackingBlocks has to look at: they came to lack blocks, or late releases were
+  // left. It runs at every acknowledgement of a slab, which must not cost each session of the space.
+  std::map<uint64_t, std::weak_ptr<Session>> lacking_;
 };
 
 }  // namespace kvpool

@@ -1,6 +1,6 @@
 // One engine's hold on a space, and the processes that are its members.
 //
-//   session   pending   its guarantee waits for a slab that others have not mapped yet
+//   session   pending   a part of its guarantee waits for a slab that others have not mapped yet
 //             joining   some rank is missing, or has not mapped all slabs of the pool: it leases nothing
 //             ready     it may lease and match
 //             ended     its verbs answer ABORTED; its blocks wait for the death of its members' processes
