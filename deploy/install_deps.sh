@@ -20,7 +20,8 @@ BUILD_PACKAGES=(
   zlib1g-dev)
 TEST_PACKAGES=(
   clang  # thread-safety analysis: g++ has none
-  clang-format)
+  clang-format
+  libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
