@@ -278,8 +278,10 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   }
   absl::StatusOr<Process*> process = WatchPeer(*connection);
   if (!process.ok()) return Close(connection, "process", std::string(process.status().message()));
+  PeerCredentials credentials = connection->peer;
+  credentials.process = (*process)->id;
   absl::StatusOr<Daemon::Welcome> welcome =
-      events_.attached(MakeMailedPeer(mailbox_, connection->id), connection->peer, hello.client_name());
+      events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());
   if (!welcome.ok()) {
     if ((*process)->attached.empty()) Unwatch(*process);
     return Close(connection, "refused", std::string(welcome.status().message()));

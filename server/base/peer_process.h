@@ -14,6 +14,8 @@ struct PeerCredentials {
   int64_t pid = 0;  // 0: not visible in the daemon's pid namespace.
   uint32_t uid = 0;
   uint32_t gid = 0;
+  // Names the process among those that live; 0: two connections can't be told to be of one process.
+  uint64_t process = 0;
 };
 
 // True once the process behind a pidfd has ended.

@@ -126,6 +126,8 @@ absl::Status Daemon::Admit(Session* session) {
   Settlement settlement(space);
   MutexLock growth(&space.growth_mu);
   while (true) {
+    // What its engine held in a session before is to be had.
+    TidyUp(&space);
     absl::Status short_of;
     bool complete = false;
     {

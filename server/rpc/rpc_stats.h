@@ -42,7 +42,9 @@ class RpcStats {
 
   struct Method {
     HistogramSnapshot seconds;
-    std::map<std::string, uint64_t> errors;  // Name of the status code -> count; codes that occurred.
+    // Name of the status code -> count. A code is there once it occurred; those that blame the daemon, or its
+    // limits, are there from the start, since Prometheus sees no increase from no series to the first count.
+    std::map<std::string, uint64_t> errors;
   };
   std::map<std::string, Method> Snapshot() const;
 
