@@ -74,6 +74,17 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
 
 void Sessions::OnHangup(Turn& turn, Member* member) {
   End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
+  FreeIfNeverReady(turn, member->session);
+}
+
+void Sessions::OnUndelivered(Turn& turn, Member* member) {
+  End(turn, member->session, EndKind::kHangup,
+      absl::StrCat(EndedBy(*member), " did not wait for the answer to its opening"), nullptr);
+  FreeIfNeverReady(turn, member->session);
+}
+
+void Sessions::FreeIfNeverReady(Turn& turn, Session* session) {
+  if (session->sink == kNullRef) Free(turn, session);
 }
 
 void Sessions::OnProcessDead(Turn& turn, Member* member) {
@@ -206,7 +217,6 @@ void Sessions::EnterSlabs(Turn& turn) {
       session->ready = false;  // It is ready again when it has mapped the slab after all.
     }
     growth_.EnterNext(turn.now);
-    sealer_.resize(growth_.end_block(next + 1));
     EnterPending();
     for (Session* session : sessions_) UpdateReady(turn, session);
   }
