@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what kvpool needs on Debian 12. Usage: deploy/install_deps.sh [build|test]
+# Installs what kvpool needs on Debian 12. Usage: deploy/install_deps.sh [build|image|test]
 #
 #   build   what the daemon, the tools and the release tests need (the default)
+#   image   the same, for binaries that others will run on their GPUs: fails without a CUDA compiler
 #   test    also what the other presets and the checks of rules and dashboards need
 #
 # It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs
@@ -19,7 +20,8 @@ BUILD_PACKAGES=(
   zlib1g-dev)
 TEST_PACKAGES=(
   clang  # thread-safety analysis: g++ has none
-  clang-format)
+  clang-format
+  libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
@@ -89,7 +91,7 @@ wheel_toolkit() {
   return 1
 }
 
-# Finds or installs a CUDA 13 compiler and writes its root to build/deps/cuda_root, which is
+# find_cuda SET: finds or installs a CUDA 13 compiler and writes its root to build/deps/cuda_root, which is
 # empty if there is none.
 find_cuda() {
   local root
@@ -116,6 +118,8 @@ find_cuda() {
   if install_cuda_wheels && root=$(wheel_toolkit) && nvcc_works "$root"; then
     echo "$root" >build/deps/cuda_root
   else
+    [ "$1" != image ] || die "no CUDA compiler to be had, and an image without CUDA serves host memory on a GPU node." \
+      "KVPOOL_CUDA_ROOT=none asks for one. $(tail -n 3 build/logs/cuda_wheels.log)"
     say "no CUDA compiler to be had (build/logs/cuda_wheels.log says why): the binaries will say \"built without CUDA\""
     : >build/deps/cuda_root
   fi
@@ -179,11 +183,12 @@ install_python_tools() {
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
 }
 
-case "${1:-build}" in
-  build) install_packages "${BUILD_PACKAGES[@]}" ;;
+set=${1:-build}
+case "$set" in
+  build | image) install_packages "${BUILD_PACKAGES[@]}" ;;
   test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools ;;
-  *) die "unknown set '$1': build or test" ;;
+  *) die "unknown set '$set': build, image or test" ;;
 esac
-find_cuda
+find_cuda "$set"
 root=$(cat build/deps/cuda_root)
 say "all there; CUDA compiler: ${root:-none}"

@@ -1,7 +1,5 @@
 #include "server/devices.h"
 
-#include <unistd.h>
-
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,6 +14,8 @@ namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 50;  // A pebibyte: beyond it someone mistyped.
 
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
 // A number, which may have a fraction ("1.5GiB" is common), and its unit in bytes.
 struct Quantity {
   double number;
@@ -28,7 +28,7 @@ absl::StatusOr<Quantity> ParseQuantity(std::string_view text) {
     uint64_t bytes;
   } kUnits[] = {{"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40},
                 {"KB", 1000},        {"MB", 1000000},     {"GB", 1000000000},  {"TB", 1000000000000}};
-  absl::string_view rest(text.data(), text.size());
+  absl::string_view rest = View(text);
   Quantity quantity{.number = 0, .unit = 0};
   for (const auto& unit : kUnits) {
     if (absl::ConsumeSuffix(&rest, absl::string_view(unit.suffix.data(), unit.suffix.size()))) {
@@ -38,7 +38,7 @@ absl::StatusOr<Quantity> ParseQuantity(std::string_view text) {
   }
   if (!absl::SimpleAtod(rest, &quantity.number) || !(quantity.number >= 0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", absl::string_view(text.data(), text.size()),
+        absl::StrCat("\"", View(text),
                      "\" is no size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"));
   }
   return quantity;
@@ -47,28 +47,57 @@ absl::StatusOr<Quantity> ParseQuantity(std::string_view text) {
 absl::StatusOr<uint64_t> ToBytes(std::string_view text, const Quantity& quantity) {
   const double bytes = quantity.number * static_cast<double>(quantity.unit == 0 ? 1 : quantity.unit);
   if (bytes < 1 || bytes > static_cast<double>(kMaxBytes)) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", absl::string_view(text.data(), text.size()),
-                                                   "\" is ", bytes, " bytes; the limits are 1 and ",
-                                                   kMaxBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", View(text), "\" is ", bytes, " bytes; the limits are 1 and ", kMaxBytes));
   }
   return static_cast<uint64_t>(bytes);
 }
 
-absl::Status AddHost(const std::string& capacity, OpenedDevices* opened) {
-  const uint64_t ram =
-      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
-  ASSIGN_OR_RETURN(const uint64_t bytes, ParseCapacity(capacity, ram));
-  opened->devices.push_back(MakeHostDevice({.capacity_bytes = bytes}));
+// Adds a device, of which `memory` is there. One that was named before has given some of it.
+absl::Status Add(std::unique_ptr<Device> device, uint64_t bytes, const MemoryLimit& memory,
+                 const std::string& capacity, OpenedDevices* opened) {
+  if (bytes < device->granularity_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacity, ": ", bytes, " bytes of ",
+                                                   device->id(), "; the least is ",
+                                                   device->granularity_bytes()));
+  }
+  uint64_t together = bytes;
+  for (size_t i = 0; i < opened->devices.size(); ++i) {
+    if (opened->devices[i]->id() == device->id()) together += opened->capacity_bytes[i];
+  }
+  if (together > memory.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacity, ": ", together, " bytes of ",
+                                                   device->id(), " together; there are ", memory.bytes, " (",
+                                                   memory.source, ")"));
+  }
+  opened->devices.push_back(std::move(device));
   opened->capacity_bytes.push_back(bytes);
+  opened->memory.push_back(memory);
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint64_t> CapacityOf(const std::string& capacity, const MemoryLimit& memory) {
+  absl::StatusOr<uint64_t> bytes = ParseCapacity(capacity, memory.bytes);
+  if (bytes.ok()) return bytes;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--capacity: ", bytes.status().message(), " (", memory.source, ")"));
+}
+
+absl::Status AddHost(const std::string& capacity, OpenedDevices* opened) {
+  const MemoryLimit memory = UsableMemory();
+  ASSIGN_OR_RETURN(const uint64_t bytes, CapacityOf(capacity, memory));
+  return Add(MakeHostDevice({.capacity_bytes = bytes}), bytes, memory, capacity, opened);
+}
+
 absl::Status AddCuda(const std::string& ordinal_or_uuid, const std::string& capacity, OpenedDevices* opened) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenCudaDevice(ordinal_or_uuid));
-  ASSIGN_OR_RETURN(const uint64_t bytes, ParseCapacity(capacity, device->total_bytes()));
-  opened->devices.push_back(std::move(device));
-  opened->capacity_bytes.push_back(bytes);
-  return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice(ordinal_or_uuid);
+  if (!device.ok()) {
+    return absl::Status(device.status().code(),
+                        absl::StrCat("--device: cuda:", ordinal_or_uuid, ": ", device.status().message()));
+  }
+  const MemoryLimit memory{.bytes = (*device)->total_bytes(), .source = (*device)->name()};
+  ASSIGN_OR_RETURN(const uint64_t bytes, CapacityOf(capacity, memory));
+  return Add(*std::move(device), bytes, memory, capacity, opened);
 }
 
 absl::StatusOr<OpenedDevices> OpenAuto(const std::string& capacity) {
@@ -79,8 +108,14 @@ absl::StatusOr<OpenedDevices> OpenAuto(const std::string& capacity) {
     for (int i = 0; i < *gpus; ++i) RETURN_IF_ERROR(AddCuda(absl::StrCat(i), capacity, &opened));
     return opened;
   }
-  opened.choice = absl::StrCat("auto: host, because ",
-                               gpus.ok() ? "the driver shows no GPU" : std::string(gpus.status().message()));
+  const std::string why = gpus.ok() ? "the driver shows no GPU" : std::string(gpus.status().message());
+  // Host memory instead of the GPU that was meant would look well everywhere but in the engine's speed.
+  const std::string promised = PromisedGpu();
+  if (!promised.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device=auto: ", promised, " promises a GPU, but ", why,
+                                                   "; say --device=host if host memory is meant"));
+  }
+  opened.choice = absl::StrCat("auto: host, because ", why);
   RETURN_IF_ERROR(AddHost(capacity, &opened));
   return opened;
 }
@@ -93,10 +128,13 @@ absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
 }
 
 absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_bytes) {
-  absl::string_view percent(text.data(), text.size());
-  double number;
-  if (absl::ConsumeSuffix(&percent, "%") && absl::SimpleAtod(percent, &number) && number > 0 &&
-      number <= 100) {
+  absl::string_view percent = View(text);
+  if (absl::ConsumeSuffix(&percent, "%")) {
+    double number;
+    if (!absl::SimpleAtod(percent, &number) || !(number > 0 && number <= 100)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", View(text), "\" is no share; the limits are above 0% and 100%"));
+    }
     return static_cast<uint64_t>(number / 100 * static_cast<double>(total_bytes));
   }
   ASSIGN_OR_RETURN(const Quantity quantity, ParseQuantity(text));
@@ -105,10 +143,22 @@ absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_byt
   }
   ASSIGN_OR_RETURN(const uint64_t bytes, ToBytes(text, quantity));
   if (bytes > total_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("capacity \"", absl::string_view(text.data(), text.size()),
-                                                   "\" is ", bytes, " bytes; the device has ", total_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", View(text), "\" is ", bytes, " bytes; there are ", total_bytes));
   }
   return bytes;
+}
+
+absl::Status CheckSlabBytes(uint64_t slab_bytes, const OpenedDevices& opened) {
+  if (slab_bytes == 0) return absl::OkStatus();
+  for (size_t i = 0; i < opened.devices.size(); ++i) {
+    const uint64_t least = opened.devices[i]->granularity_bytes(), most = opened.capacity_bytes[i];
+    if (slab_bytes >= least && slab_bytes <= most) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--slab-bytes=", slab_bytes, ": the limits on ",
+                                                   opened.devices[i]->id(), " are ", least,
+                                                   " and its capacity, ", most));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity) {
@@ -122,7 +172,7 @@ absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, cons
       RETURN_IF_ERROR(AddCuda(std::string(part), capacity, &opened));
     } else {
       return absl::InvalidArgumentError(absl::StrCat(
-          "\"", part,
+          "--device: \"", part,
           "\" is no device; write auto, host, cuda:N or cuda:GPU-…, or a comma list of the last three"));
     }
   }

@@ -8,14 +8,17 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cuda/device.h"
+#include "server/machine.h"
 
 namespace kvpool {
 
 struct OpenedDevices {
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<uint64_t> capacity_bytes;  // Parallel to `devices`.
+  std::vector<uint64_t> capacity_bytes;  // Parallel to `devices`, as the next one.
+  std::vector<MemoryLimit> memory;       // What shares are shares of.
   std::string choice;  // Why these, for the log: "auto: 2 GPU(s)", "auto: host, because …".
 };
 
@@ -25,9 +28,12 @@ absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_byt
 // The same without shares.
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text);
 
-// `specification`: "auto" (every GPU that the driver shows, otherwise host), "host", "cuda:N" or
-// "cuda:GPU-…", the last two in a comma list for tensor-parallel ranks.
+// `specification`: "auto" (every GPU that the driver shows; host where there is none and nothing promises one),
+// "host", "cuda:N" or "cuda:GPU-…", the last two in a comma list for tensor-parallel ranks. INVALID_ARGUMENT: there
+// is no such device, or not so much memory.
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity);
+// The size of a slab, unless it is 0, is not below a device's granularity, and not above what it gives.
+absl::Status CheckSlabBytes(uint64_t slab_bytes, const OpenedDevices& opened);
 
 }  // namespace kvpool
 

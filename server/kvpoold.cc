@@ -51,11 +51,18 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
 }
 
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
-// reported, not made.
-absl::Status CheckSocketDirectory(const Settings& settings) {
+// reported, not made. A socket that is left there will be replaced, but no other file.
+absl::Status CheckSocketPaths(const Settings& settings) {
+  std::error_code error;
+  for (const std::string& path : {settings.socket, settings.attach_socket()}) {
+    const std::filesystem::file_status there = std::filesystem::symlink_status(path, error);
+    if (std::filesystem::exists(there) && !std::filesystem::is_socket(there)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--socket=", settings.socket, ": ", path, " is there, and is no socket"));
+    }
+  }
   const std::string directory = settings.socket_directory();
   if (settings.default_socket) return MakeOwnDirectory("--socket", directory);
-  std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--socket=", settings.socket, ": there is no directory ", directory));
@@ -64,7 +71,7 @@ absl::Status CheckSocketDirectory(const Settings& settings) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings) {
-  RETURN_IF_ERROR(CheckSocketDirectory(settings));
+  RETURN_IF_ERROR(CheckSocketPaths(settings));
   ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
   ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
   std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(socket_lock), std::move(state_dir)));
@@ -78,10 +85,13 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   attach_socket_ = settings.attach_socket();
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
+  RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},
                        {"name", opened.devices[i]->name()},
                        {"capacity_bytes", opened.capacity_bytes[i]},
+                       {"memory_bytes", opened.memory[i].bytes},
+                       {"memory_source", opened.memory[i].source},
                        {"chosen", opened.choice}});
   }
   const std::string device_ids = DeviceIds(opened.devices);
@@ -129,7 +139,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                      .devices = device_ids,
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
-  RETURN_IF_ERROR(state_dir_.Announce(facts));
+  state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
                       {"epoch", state_dir_.epoch()},
                       {"metrics_port", facts.metrics_port},

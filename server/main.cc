@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   const kvpool::LogWriter log_writer;
 
   absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
-  if (!kvpoold.ok()) return Fail(kvpoold.status());
+  if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));
 
   int signal_number = 0;
   sigwait(&signals, &signal_number);

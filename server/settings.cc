@@ -1,7 +1,6 @@
 #include "server/settings.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <string>
@@ -14,7 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "cuda/scorers/policies/registry.h"
 #include "proto/cli/flags.h"
@@ -195,27 +196,22 @@ std::string Help(const Flags& flags) {
 
 // Parses lines "name = value" as flags.
 absl::Status ReadConfig(const std::string& path, Flags* flags) {
-  std::ifstream file(path);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--config: cannot read ", path));
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    const absl::string_view text = absl::StripAsciiWhitespace(line);
-    if (text.empty() || text[0] == '#') continue;
-    const std::vector<absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
-    const absl::string_view name = absl::StripAsciiWhitespace(parts[0]);
-    std::string problem;
-    if (parts.size() != 2) {
-      problem = absl::StrCat("\"", text, "\" is not \"name = value\"");
-    } else if (name == "config") {
-      problem = "a config file names no other one";
-    } else if (const auto rest =
-                   flags->Parse({absl::StrCat("--", name, "=", absl::StripAsciiWhitespace(parts[1]))});
-               !rest.ok()) {
-      problem = std::string(rest.status().message());
-    }
-    if (!problem.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("--config: ", path, ":", number, ": ", problem));
-    }
+  ASSIGN_OR_RETURN(const std::string text, ReadFlagFile("config", path));
+  std::map<std::string, std::string> seen;  // Flag -> its place.
+  int number = 0;
+  for (const absl::string_view whole : absl::StrSplit(text, '\n')) {
+    const std::string place = absl::StrCat(path, ":", ++number);
+    const absl::string_view line = absl::StripAsciiWhitespace(whole);
+    if (line.empty() || line[0] == '#') continue;
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits('=', 1));
+    const std::string name = absl::StrReplaceAll(absl::StripAsciiWhitespace(parts[0]), {{"_", "-"}});
+    if (parts.size() != 2) return Invalid(absl::StrCat(place, ": \"", line, "\" is not \"name = value\""));
+    if (name == "config") return Invalid(absl::StrCat(place, ": a config file names no other one"));
+    const auto [first, is_first] = seen.emplace(name, place);
+    if (!is_first) return Invalid(absl::StrCat(place, ": --", name, " is set at ", first->second, " too"));
+    const auto rest =
+        flags->Parse({absl::StrCat("--", name, "=", absl::StripAsciiWhitespace(parts[1]))}, place);
+    if (!rest.ok()) return Invalid(absl::StrCat(place, ": ", rest.status().message()));
   }
   return absl::OkStatus();
 }
@@ -252,12 +248,23 @@ absl::Status ReadPolicy(const CommandLine& line, DaemonOptions* daemon) {
                  status.message());
 }
 
+// One address, or none: the libraries that listen would take a list, and a port that is no number for 0.
+absl::Status CheckAddress(const char* flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  uint32_t port = 0;
+  const bool good = colon != std::string::npos && !absl::StrContains(address, ",") &&
+                    absl::SimpleAtoi(address.substr(colon + 1), &port) && port <= UINT16_MAX;
+  if (address.empty() || good) return absl::OkStatus();
+  return BadFlag(flag, address, "write host:port, with a port of 0 to 65535");
+}
+
 absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
   settings->default_socket = settings->socket.empty();
   if (settings->default_socket) settings->socket = DefaultSocket(SocketUser::kDaemon);
   if (settings->socket[0] != '/') {
     return BadFlag("socket", settings->socket, "write an absolute path");
   }
+  if (settings->socket.back() == '/') return BadFlag("socket", settings->socket, "write a file's path");
   if (settings->attach_socket().size() > kMaxSocketPathBytes) {
     return BadFlag("socket", settings->socket,
                    absl::StrCat("with .attach it has ", settings->attach_socket().size(),
@@ -270,14 +277,24 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
     if (!id.ok()) return BadFlag("socket-group", group, id.status().message());
     settings->socket_group = *id;
   }
-  if (!settings->metrics_listen.empty() && !absl::StrContains(settings->metrics_listen, ":")) {
-    return BadFlag("metrics-listen", settings->metrics_listen, "write host:port");
-  }
-  const TlsFiles& tls = settings->operator_tls;
-  if (!settings->operator_tls_listen.empty() &&
-      (tls.certificate.empty() || tls.key.empty() || tls.client_ca.empty())) {
-    return BadFlag("operator-tls-listen", settings->operator_tls_listen,
-                   "needs --operator-tls-cert, --operator-tls-key and --operator-tls-ca");
+  RETURN_IF_ERROR(CheckAddress("metrics-listen", settings->metrics_listen));
+  RETURN_IF_ERROR(CheckAddress("operator-tls-listen", settings->operator_tls_listen));
+  return absl::OkStatus();
+}
+
+// All four are given, or none.
+absl::Status CheckOperatorTls(const Settings& settings) {
+  const TlsFiles& tls = settings.operator_tls;
+  const std::string& address = settings.operator_tls_listen;
+  const std::pair<const char*, const std::string&> files[] = {{"operator-tls-cert", tls.certificate},
+                                                              {"operator-tls-key", tls.key},
+                                                              {"operator-tls-ca", tls.client_ca}};
+  for (const auto& [flag, path] : files) {
+    if (!address.empty() && path.empty()) {
+      return BadFlag("operator-tls-listen", address,
+                     "needs --operator-tls-cert, --operator-tls-key and --operator-tls-ca");
+    }
+    if (address.empty() && !path.empty()) return BadFlag(flag, path, "is for --operator-tls-listen");
   }
   return absl::OkStatus();
 }
@@ -287,13 +304,30 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
     return BadFlag("low-watermark", absl::StrCat(daemon->low_watermark),
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
+  if (daemon->tenant_share == 0) return BadFlag("tenant-share", "0", "no tenant could have any memory");
   const uint32_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
   daemon->score_threads = line.score_threads == 0 ? half : line.score_threads;
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));
   return ReadPolicy(line, daemon);
 }
 
+// What can be checked only once all flags are known.
+absl::Status Finish(const CommandLine& line, Settings* settings) {
+  RETURN_IF_ERROR(ReadPaths(line, settings));
+  RETURN_IF_ERROR(CheckOperatorTls(*settings));
+  settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
+  return ReadDaemonOptions(line, &settings->daemon);
+}
+
 }  // namespace
+
+absl::Status Settings::Placed(const absl::Status& status) const {
+  absl::string_view name = status.message();
+  if (!absl::ConsumePrefix(&name, "--")) return status;
+  const auto place = places.find(std::string(name.substr(0, name.find_first_of("=: "))));
+  if (place == places.end()) return status;
+  return absl::Status(status.code(), absl::StrCat(place->second, ": ", status.message()));
+}
 
 absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments) {
   CommandLine line;
@@ -301,13 +335,12 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments
   AddFlags(&line, &flags);
   RETURN_IF_ERROR(Parse(arguments, &line, &flags));
   Settings settings = std::move(line.settings);
+  settings.places = flags.places();
   if (line.help || line.version) {
     settings.reply = line.help ? Help(flags) : VersionText("kvpoold");
     return settings;
   }
-  RETURN_IF_ERROR(ReadPaths(line, &settings));
-  settings.shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
-  RETURN_IF_ERROR(ReadDaemonOptions(line, &settings.daemon));
+  RETURN_IF_ERROR(settings.Placed(Finish(line, &settings)));
   return settings;
 }
 

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/support/attach_socket.h"
 #include "server/base/log.h"
@@ -34,14 +36,17 @@ struct Settings {
   std::chrono::milliseconds shutdown_grace{5000};
   std::string
       reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.
-  DaemonOptions daemon;  // Epoch, version and device capacities are not set yet.
+  DaemonOptions daemon;                       // Epoch, version and device capacities are not set yet.
+  std::map<std::string, std::string> places;  // Flag -> "FILE:LINE", of those that a config file sets.
 
   std::string attach_socket() const { return socket + kAttachSuffix; }
   std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
+  // Errors about a flag begin with its name. This puts the place in front where a config file sets the flag.
+  absl::Status Placed(const absl::Status& status) const;
 };
 
 // Parses the command line (without the program's name) and the files that --config names; the command line
-// wins over them. INVALID_ARGUMENT names flag, value and limits.
+// wins over them. INVALID_ARGUMENT names flag, value and limits, and file and line where a file sets it.
 absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments);
 
 }  // namespace kvpool

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/support/status_macros.h"
+#include "server/base/log.h"
 
 namespace kvpool {
 namespace {
@@ -32,23 +33,35 @@ std::string Quoted(const std::string& text) {
 
 absl::StatusOr<StateDir> StateDir::Open(const std::string& path) {
   RETURN_IF_ERROR(MakeOwnDirectory("--state-dir", path));
-  ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(path + "/kvpoold.lock"));
+  absl::StatusOr<FileLock> lock = FileLock::Take(path + "/kvpoold.lock");
+  if (absl::IsAlreadyExists(lock.status())) return lock.status();
   uint64_t last = 0;
   std::ifstream(path + "/epoch") >> last;
-  const uint64_t epoch =
-      std::max<uint64_t>(last + 1, static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now())));
-  RETURN_IF_ERROR(WriteFileAtomically(path + "/epoch", absl::StrCat(epoch, "\n")));
-  return StateDir(path, std::move(lock), epoch);
+  const uint64_t epoch = std::max(last + 1, static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())));
+  const absl::Status kept = WriteFileAtomically(path + "/epoch", absl::StrCat(epoch, "\n"));
+  if (!lock.ok()) LogWarning("state directory not locked", {{"path", path}, {"error", lock.status()}});
+  if (!kept.ok()) {
+    LogWarning("epoch not kept", {{"path", path},
+                                  {"error", kept},
+                                  {"epoch", epoch},
+                                  {"last_kept", last},
+                                  {"next", "by the clock, which must not go back"}});
+  }
+  StateDir state_dir(path, lock.ok() ? std::optional<FileLock>(*std::move(lock)) : std::nullopt, epoch);
+  // A killed daemon has left its facts, of a process that is gone.
+  if (state_dir.lock_.has_value()) state_dir.Withdraw();
+  return state_dir;
 }
 
-absl::Status StateDir::Announce(const ServingFacts& facts) const {
-  return WriteFileAtomically(
+void StateDir::Announce(const ServingFacts& facts) const {
+  const absl::Status written = WriteFileAtomically(
       path_ + "/kvpoold.json",
       absl::StrCat("{\"pid\":", getpid(), ",\"epoch\":", epoch_, ",\"version\":", Quoted(facts.version),
                    ",\"socket\":", Quoted(facts.socket), ",\"attach_socket\":", Quoted(facts.attach_socket),
                    ",\"devices\":", Quoted(facts.devices), ",\"metrics_host\":", Quoted(facts.metrics_host),
                    ",\"metrics_port\":", facts.metrics_port, ",\"operator_port\":", facts.operator_port,
                    "}\n"));
+  if (!written.ok()) LogWarning("kvpoold.json not written", {{"path", path_}, {"error", written}});
 }
 
 void StateDir::Withdraw() const { std::remove((path_ + "/kvpoold.json").c_str()); }

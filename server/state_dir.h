@@ -1,5 +1,8 @@
 // The daemon's state directory: the epoch, kept between starts, and facts for tools while it runs.
 //
+// Nothing in it is worth a refusal to serve: where it can't be written, for the disk is full or read-only, the daemon
+// warns and goes on, with an epoch from the clock.
+//
 //   file           exists            holds
 //   kvpoold.lock   while it runs     its pid; the daemon holds a lock on the file
 //   epoch          always            the epoch of the last start
@@ -8,9 +11,10 @@
 #define KVPOOL_SERVER_STATE_DIR_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/sockets.h"
 
@@ -27,20 +31,20 @@ class StateDir {
   // uses it. INVALID_ARGUMENT: it can't be made.
   static absl::StatusOr<StateDir> Open(const std::string& path);
 
-  // max(epoch of the last start + 1, Unix time in seconds). It grows with each start, even if the
-  // directory was lost.
+  // max(last epoch in the file + 1, Unix time in milliseconds). It grows with each start, even if the directory was
+  // lost or can't be written, as long as the clock is right and no two starts are in one millisecond.
   uint64_t epoch() const { return epoch_; }
   // Writes kvpoold.json, once the daemon serves.
-  absl::Status Announce(const ServingFacts& facts) const;
+  void Announce(const ServingFacts& facts) const;
   // Removes kvpoold.json.
   void Withdraw() const;
 
  private:
-  StateDir(std::string path, FileLock lock, uint64_t epoch)
+  StateDir(std::string path, std::optional<FileLock> lock, uint64_t epoch)
       : path_(std::move(path)), lock_(std::move(lock)), epoch_(epoch) {}
 
   std::string path_;
-  FileLock lock_;
+  std::optional<FileLock> lock_;  // None where no lock file can be had.
   uint64_t epoch_;
 };
 

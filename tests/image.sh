@@ -4,7 +4,7 @@
 #
 # buildah (from Debian) builds from the last commit, on a minimal Debian 12 made by debootstrap in place of
 # debian:12. KVPOOL_BARE_BASE=DIR takes a tree that debootstrap made earlier; KVPOOL_BARE_DIR says where to
-# work (default: /var/tmp).
+# work (default: /var/tmp). KVPOOL_CUDA_ROOT=none builds the image without CUDA.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "image: needs root, for debootstrap and chroot" >&2; exit 2; }
@@ -35,7 +35,7 @@ bud tag docker.io/library/debian:12 docker.io/library/debian:12-slim
 mkdir "$scratch/context"
 git archive HEAD | tar -x -C "$scratch/context"
 echo "image: building deploy/Dockerfile"
-bud build --pull-never --network host -f "$scratch/context/deploy/Dockerfile" -t kvpool:test "$scratch/context" >"$scratch/build.log" 2>&1 ||
+bud build --pull-never --network host --build-arg "KVPOOL_CUDA_ROOT=${KVPOOL_CUDA_ROOT:-}" -f "$scratch/context/deploy/Dockerfile" -t kvpool:test "$scratch/context" >"$scratch/build.log" 2>&1 ||
   { tail -n 40 "$scratch/build.log" >&2; exit 1; }
 
 container=$(bud from --pull-never localhost/kvpool:test)

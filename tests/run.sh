@@ -65,6 +65,13 @@ build_and_test() {
   step "$preset-tests" run_ctest "$preset" "$@" || true  # the failed tests are in the results
 }
 
+# fuzz TARGET: a minute of stories, beginning with the corpus. What ends it is kept in build/logs, and its log says where.
+fuzz() {
+  mkdir -p "build/fuzz/corpus/$1"
+  "build/fuzz/bin/$1" -max_total_time=60 -max_len=512 -timeout=30 -print_final_stats=1 -artifact_prefix="build/logs/$1-" \
+    "build/fuzz/corpus/$1" "tests/fuzz/corpus/$1"
+}
+
 # A figure that misses its bound (exit status 1) is shown but fails nothing, since a busy machine is no bug.
 bench() {
   build/release/bin/kvpool-bench || [ $? -eq 1 ]
@@ -103,6 +110,13 @@ main() {
     say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
     check clang-build build clang proto/all cuda/all server/all client/all || true
     sanitizers
+    say "fuzzing both sockets for a minute (build/fuzz)"
+    if check fuzz-build build fuzz step_fuzz attach_fuzz; then
+      check step_fuzz fuzz step_fuzz & check attach_fuzz fuzz attach_fuzz & wait
+    else
+      not_run step_fuzz "the fuzz build failed"
+      not_run attach_fuzz "the fuzz build failed"
+    fi
     # Tidy checks give the same result with every compiler, and a benchmark of a sanitizer's
     # build means nothing.
     build_and_test asan -LE 'tidy|bench'

@@ -26,6 +26,11 @@ constexpr uint64_t kMostGroups = 15;
 constexpr size_t kMostKeyBytes = 64;
 constexpr uint32_t kPageBlocks = 1000;  // ListBlocks' largest page.
 
+absl::Status CheckGroup(const Flags& flags) {
+  return flags.given("group") && !flags.given("key") ? absl::InvalidArgumentError("--group is for --key")
+                                                     : absl::OkStatus();
+}
+
 class StatusCommand : public Command {
  public:
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
@@ -46,7 +51,9 @@ class SpacesCommand : public Command {
 
 class SessionsCommand : public Command {
  public:
-  void AddFlags(Flags* flags) override { flags->Add("space", &space_, {}, "only sessions in this space"); }
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {.min = 1}, "only sessions in this space");
+  }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::ListSessionsRequest request;
     request.set_space(space_);
@@ -104,7 +111,7 @@ class BlocksCommand : public Command {
 class ExplainCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
-    flags->Add("space", &space_, {}, "id of the space; with --key, 0 looks in all");
+    flags->Add("space", &space_, {.min = 1}, "id of the space; --key is looked up in all by default");
     flags->Add("block", &block_, {.min = 1, .max = kMostBlocks}, "why is this block here");
     flags->AddBytes("key", &key_, kMostKeyBytes, "why is this prefix a hit or a miss");
     flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
@@ -115,7 +122,7 @@ class ExplainCommand : public Command {
       return absl::InvalidArgumentError("explain needs --space=ID --block=ID, or --key=HEX");
     }
     if (flags.given("block") && space_ == 0) return absl::InvalidArgumentError("--block needs --space=ID");
-    return absl::OkStatus();
+    return CheckGroup(flags);
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::ExplainRequest request;
@@ -140,15 +147,19 @@ class ExplainCommand : public Command {
 class EvictCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
-    flags->Add("space", &space_, {}, "only in this space");
+    flags->Add("space", &space_, {.min = 1}, "only in this space");
     flags->Add("tenant", &tenant_, "only in this tenant's spaces");
-    flags->Add("session", &session_, {}, "only what this session sealed");
+    flags->Add("session", &session_, {.min = 1}, "only what this session sealed");
     flags->AddBytes("key", &key_, kMostKeyBytes, "only this prefix and what is behind it");
     flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
     flags->Add("count", &count_, {.min = 1}, "at most this many blocks");
     flags->Add("all", &all_, "every cached block, where nothing else is given");
   }
-  absl::Status Check(const Flags&) override {
+  absl::Status Check(const Flags& flags) override {
+    // A script's variable that is not set must not widen what is evicted.
+    if (flags.given("tenant") && tenant_.empty())
+      return absl::InvalidArgumentError("--tenant: no tenant has an empty name");
+    RETURN_IF_ERROR(CheckGroup(flags));
     const bool chosen = space_ != 0 || !tenant_.empty() || session_ != 0 || !key_.empty() || count_ != 0;
     if (chosen || all_) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -183,7 +194,7 @@ class PinCommand : public Command {
   void AddFlags(Flags* flags) override {
     flags->AddBytes("key", &key_, kMostKeyBytes, "last block of the prefix; needed");
     flags->Add("group", &group_, {.max = kMostGroups}, "layer group of --key");
-    flags->Add("space", &space_, {}, "only in this space; every one that has the key by default");
+    flags->Add("space", &space_, {.min = 1}, "only in this space; every one that has the key by default");
     flags->Add("ttl", &ttl_, {.max = absl::Hours(24)}, "for how long, at most 24h");
     flags->Add("unpin", &unpin_, "end the pin instead");
   }
@@ -218,9 +229,10 @@ class DrainCommand : public Command {
     flags->Add("wait", &wait_, "until no session is left");
     flags->Add("timeout", &timeout_, {}, "longest --wait; exit 1 if sessions are left then");
   }
-  absl::Status Check(const Flags&) override {
-    return cancel_ && wait_ ? absl::InvalidArgumentError("--cancel and --wait exclude each other")
-                            : absl::OkStatus();
+  absl::Status Check(const Flags& flags) override {
+    if (cancel_ && wait_) return absl::InvalidArgumentError("--cancel and --wait exclude each other");
+    if (flags.given("timeout") && !wait_) return absl::InvalidArgumentError("--timeout is for --wait");
+    return absl::OkStatus();
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     const absl::Time give_up = absl::Now() + timeout_;
@@ -254,7 +266,7 @@ class RevokeCommand : public Command {
   void AddFlags(Flags* flags) override {
     flags->Add("blocks", &blocks_, {.min = 1, .max = kMostBlocks},
                "how many leased, unused blocks of each session; needed");
-    flags->Add("session", &session_, {}, "only this session");
+    flags->Add("session", &session_, {.min = 1}, "only this session");
   }
   absl::Status Check(const Flags&) override {
     return blocks_ == 0 ? absl::InvalidArgumentError("revoke needs --blocks=N") : absl::OkStatus();
@@ -361,7 +373,7 @@ class PoliciesCommand : public Command {
 class PolicyCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
-    flags->Add("space", &space_, {}, "only this space; else all, and those opened later");
+    flags->Add("space", &space_, {.min = 1}, "only this space; else all, and those opened later");
   }
   absl::Status TakeArguments(const std::vector<std::string>& arguments) override {
     if (arguments.empty()) return absl::OkStatus();
@@ -378,6 +390,9 @@ class PolicyCommand : public Command {
       spaces->erase(std::remove_if(spaces->begin(), spaces->end(),
                                    [&](const auto& s) { return space_ != 0 && s.space() != space_; }),
                     spaces->end());
+      if (space_ != 0 && spaces->empty()) {
+        return absl::NotFoundError(absl::StrCat("space ", space_, " does not exist"));
+      }
       output.Print(policies, RenderPolicies(policies));
       return absl::OkStatus();
     }

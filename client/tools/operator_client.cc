@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,6 +14,7 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "kvpool/v1/operator.grpc.pb.h"
+#include "proto/cli/flags.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::tools {
@@ -26,21 +25,15 @@ using google::protobuf::internal::WireFormatLite;
 // The largest replies have 1,000 blocks (ListBlocks) or a few thousand sessions, which is a daemon's most.
 constexpr int kMostReplyBytes = 64 << 20;
 
-absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& path) {
-  if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (text.empty())
-    return absl::NotFoundError(absl::StrCat("--", flag, "=", path, ": missing, empty or not readable"));
-  return text;
-}
-
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
   // A proxy for the outside world has no business between an operator and this machine's daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (endpoint.address.empty()) {
+    if (!absl::StrCat(endpoint.tls_ca, endpoint.tls_cert, endpoint.tls_key, endpoint.tls_name).empty()) {
+      return absl::InvalidArgumentError("--tls-ca, --tls-cert, --tls-key and --tls-name are for --address");
+    }
     return grpc::CreateCustomChannel("unix:" + endpoint.socket, grpc::InsecureChannelCredentials(),
                                      arguments);
   }
@@ -50,9 +43,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
         "TLS only");
   }
   grpc::SslCredentialsOptions tls;
-  ASSIGN_OR_RETURN(tls.pem_root_certs, ReadPem("tls-ca", endpoint.tls_ca));
-  ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadPem("tls-cert", endpoint.tls_cert));
-  ASSIGN_OR_RETURN(tls.pem_private_key, ReadPem("tls-key", endpoint.tls_key));
+  ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFlagFile("tls-ca", endpoint.tls_ca));
+  ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadFlagFile("tls-cert", endpoint.tls_cert));
+  ASSIGN_OR_RETURN(tls.pem_private_key, ReadFlagFile("tls-key", endpoint.tls_key));
   if (!endpoint.tls_name.empty()) arguments.SetSslTargetNameOverride(endpoint.tls_name);
   return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
 }

@@ -26,7 +26,7 @@ enum class Health { kServing, kNotServing, kUnknownService };
 // others are the daemon's own. UNIMPLEMENTED: the daemon is older than this tool.
 class OperatorClient {
  public:
-  // INVALID_ARGUMENT, NOT_FOUND: a PEM file is missing or can't be read.
+  // INVALID_ARGUMENT: a PEM file is missing or can't be read.
   static absl::StatusOr<std::unique_ptr<OperatorClient>> Open(const Endpoint& endpoint);
   ~OperatorClient();
 

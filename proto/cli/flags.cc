@@ -1,6 +1,11 @@
 #include "proto/cli/flags.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -13,9 +18,12 @@
 #include "absl/strings/strip.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/unique_fd.h"
 
 namespace kvpool {
 namespace {
+
+constexpr size_t kMostFileBytes = 1 << 20;
 
 absl::Status Wrong(absl::string_view value, absl::string_view wanted) {
   return absl::InvalidArgumentError(absl::StrCat("\"", value, "\" is not ", wanted));
@@ -138,14 +146,24 @@ bool Flags::given(absl::string_view name) const {
                      [&](const Flag& flag) { return flag.name == name && flag.given; });
 }
 
-absl::Status Flags::Set(Flag* flag, absl::string_view value) {
+std::map<std::string, std::string> Flags::places() const {
+  std::map<std::string, std::string> places;
+  for (const Flag& flag : flags_) {
+    if (!flag.place.empty()) places[flag.name] = flag.place;
+  }
+  return places;
+}
+
+absl::Status Flags::Set(Flag* flag, absl::string_view value, const std::string& place) {
   flag->given = true;
+  flag->place = place;
   const absl::Status status = flag->set(value);
   return status.ok() ? status
                      : absl::InvalidArgumentError(absl::StrCat("--", flag->name, ": ", status.message()));
 }
 
-absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::string>& arguments) {
+absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::string>& arguments,
+                                                      const std::string& place) {
   size_t i = 0;
   for (; i < arguments.size(); ++i) {
     absl::string_view text = arguments[i];
@@ -160,18 +178,18 @@ absl::StatusOr<std::vector<std::string>> Flags::Parse(const std::vector<std::str
     if (flag == nullptr && equals == absl::string_view::npos && absl::StartsWith(name, "no-")) {
       flag = Find(absl::string_view(name).substr(3));
       if (flag != nullptr && flag->is_bool) {
-        RETURN_IF_ERROR(Set(flag, "false"));
+        RETURN_IF_ERROR(Set(flag, "false", place));
         continue;
       }
       flag = nullptr;
     }
     if (flag == nullptr) return absl::InvalidArgumentError(absl::StrCat("no flag --", name, "; see --help"));
     if (equals != absl::string_view::npos) {
-      RETURN_IF_ERROR(Set(flag, text.substr(equals + 1)));
+      RETURN_IF_ERROR(Set(flag, text.substr(equals + 1), place));
     } else if (flag->is_bool) {
-      RETURN_IF_ERROR(Set(flag, "true"));
+      RETURN_IF_ERROR(Set(flag, "true", place));
     } else if (++i < arguments.size()) {
-      RETURN_IF_ERROR(Set(flag, arguments[i]));
+      RETURN_IF_ERROR(Set(flag, arguments[i], place));
     } else {
       return absl::InvalidArgumentError(absl::StrCat("--", name, ": a value is missing"));
     }
@@ -194,6 +212,28 @@ std::string Flags::Help() const {
     absl::StrAppend(&text, start, std::string(width + 2 - start.size(), ' '), flag.help,
                     flag.default_text.empty() ? "" : absl::StrCat(" [", flag.default_text, "]"), "\n");
   }
+  return text;
+}
+
+absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path) {
+  const auto failed = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot read it: ", why));
+  };
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return failed(std::strerror(errno));
+  // One byte more than is allowed, which tells a file that is too large.
+  std::string text(kMostFileBytes + 1, '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t bytes = read(file.get(), text.data() + size, text.size() - size);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return failed(std::strerror(errno));
+    if (bytes == 0) break;
+    size += static_cast<size_t>(bytes);
+  }
+  if (size == 0) return failed("it is empty");
+  if (size > kMostFileBytes) return failed(absl::StrCat("it has more than ", kMostFileBytes, " bytes"));
+  text.resize(size);
   return text;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -42,13 +43,17 @@ class Flags {
   // A flag that may be given many times.
   void AddRepeated(const std::string& name, std::vector<std::string>* target, const std::string& help);
 
-  // Takes flags up to the first argument that is none, or up to "--", and answers what is left.
-  // INVALID_ARGUMENT names flag, value and limit.
-  absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments);
+  // Takes flags up to the first argument that is none, or up to "--", and answers what is left. `place` is where
+  // the arguments are written, "FILE:LINE"; empty: on the command line. INVALID_ARGUMENT names flag, value and
+  // limit.
+  absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments,
+                                                 const std::string& place = "");
   // One flag a line.
   std::string Help() const;
-  // Whether the last Parse met it.
+  // Whether a Parse met it.
   bool given(absl::string_view name) const;
+  // Flag -> where the value that counts is written; without those of the command line.
+  std::map<std::string, std::string> places() const;
 
  private:
   struct Flag {
@@ -56,15 +61,20 @@ class Flags {
     std::function<absl::Status(absl::string_view value)> set;
     bool is_bool = false;
     bool given = false;
+    std::string place;
   };
   template <typename Count>
   void AddCount(const std::string& name, Count* target, CountRange range, const std::string& help);
   Flag* Find(absl::string_view name);
   void AddFlag(Flag flag);
-  absl::Status Set(Flag* flag, absl::string_view value);
+  static absl::Status Set(Flag* flag, absl::string_view value, const std::string& place);
 
   std::vector<Flag> flags_;
 };
+
+// The content of the file that a flag names. INVALID_ARGUMENT, with flag, path and the cause: it can't be read, is
+// empty, or has more than a mebibyte.
+absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path);
 
 }  // namespace kvpool
 

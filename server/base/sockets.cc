@@ -63,7 +63,10 @@ absl::Status MakeOwnDirectory(const std::string& flag, const std::string& path) 
 absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
   while (true) {
     UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-    if (!fd.valid()) return SystemError(absl::StrCat("opening lock file ", path), errno);
+    const int error = errno;
+    // On a read-only disk another daemon's file can still be locked, and seen to be.
+    if (!fd.valid()) fd.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.valid()) return SystemError(absl::StrCat("opening lock file ", path), error);
     if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return SystemError(absl::StrCat("locking ", path), errno);
       std::array<char, 32> pid{};
@@ -77,8 +80,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
     if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
     if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)
       continue;
-    if (ftruncate(fd.get(), 0) != 0) return SystemError(absl::StrCat("truncating ", path), errno);
-    RETURN_IF_ERROR(WriteAll(fd.get(), absl::StrCat(getpid()), path));
+    // The pid is for people. The lock holds without it, as on a full disk.
+    if (ftruncate(fd.get(), 0) == 0) (void)WriteAll(fd.get(), absl::StrCat(getpid()), path);
     return FileLock(std::move(fd), path);
   }
 }
@@ -92,15 +95,23 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& con
   const std::string beside = path + ".new";
   UniqueFd fd(open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640));
   if (!fd.valid()) return SystemError(absl::StrCat("opening ", beside), errno);
-  RETURN_IF_ERROR(WriteAll(fd.get(), content, beside));
-  if (fsync(fd.get()) != 0) return SystemError(absl::StrCat("syncing ", beside), errno);
-  if (rename(beside.c_str(), path.c_str()) != 0) return SystemError(absl::StrCat("renaming ", beside), errno);
-  return absl::OkStatus();
+  absl::Status status = WriteAll(fd.get(), content, beside);
+  if (status.ok() && fsync(fd.get()) != 0) status = SystemError(absl::StrCat("syncing ", beside), errno);
+  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0) {
+    status = SystemError(absl::StrCat("renaming ", beside), errno);
+  }
+  if (!status.ok()) unlink(beside.c_str());
+  return status;
 }
 
 absl::StatusOr<uint32_t> GroupId(const std::string& group) {
   uint32_t number;
-  if (absl::SimpleAtoi(group, &number)) return number;
+  if (absl::SimpleAtoi(group, &number)) {
+    // To chown, this number means that the group stays.
+    if (number == static_cast<gid_t>(-1))
+      return absl::InvalidArgumentError(absl::StrCat(number, " is no group"));
+    return number;
+  }
   std::vector<char> buffer(16384);
   struct group entry;
   struct group* found = nullptr;

@@ -46,6 +46,7 @@ class FileLock {
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content);
 
 // Answers the id of a group given by name; a number is answered as it is. NOT_FOUND: no such name.
+// INVALID_ARGUMENT: a number that is none.
 absl::StatusOr<uint32_t> GroupId(const std::string& group);
 
 struct ListenOptions {

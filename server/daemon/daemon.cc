@@ -79,12 +79,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
 
 absl::Status Daemon::StartEventLog() {
   if (options_.event_log.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(
-      event_log_,
+  absl::StatusOr<std::unique_ptr<EventLog>> log =
       EventLog::Open({.path = options_.event_log,
                       .max_bytes = options_.event_log_bytes,
                       .buffer_bytes = std::min(kMostEventBufferBytes, options_.event_log_bytes / 4),
-                      .thread = options_.housekeeping_thread}));
+                      .thread = options_.housekeeping_thread});
+  if (!log.ok())
+    return absl::Status(log.status().code(), absl::StrCat("--event-log: ", log.status().message()));
+  event_log_ = *std::move(log);
   return absl::OkStatus();
 }
 
@@ -127,7 +129,11 @@ void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
     LogInfo("session ended",
             {{"session", ended.session}, {"kind", EndKindName(ended.kind)}, {"reason", ended.reason}});
   }
-  for (const uint64_t session : deferred.gone) registry_->Gone(session);
+  for (const uint64_t session : deferred.gone) {
+    for (const std::shared_ptr<Member>& member : registry_->Gone(session)) {
+      EndByAttachment(member, /*hung_up=*/false, /*dead=*/true);
+    }
+  }
   if (deferred.housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
   if (deferred.reclaim && options_.housekeeping_thread) ReclaimAhead(space);
 }
@@ -157,7 +163,7 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
 
 bool Daemon::OnHangup(AttachId id) {
   const Registry::HungUp hung_up = registry_->HangUp(id);
-  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/false);
+  EndByAttachment(hung_up.member, /*hung_up=*/true, /*dead=*/hung_up.stood_for);
   return hung_up.awaited;
 }
 
@@ -226,9 +232,7 @@ void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<S
   member->listener = std::move(listener);
   if (std::exchange(member->had_stream, true)) reconnects_.fetch_add(1, std::memory_order_relaxed);
   member->notices.PostAgain();
-  for (; !member->sent_completions.empty(); member->sent_completions.pop_back()) {
-    member->completions.push_front(std::move(member->sent_completions.back().completion));
-  }
+  member->completions.Resend();
   space.state.sessions.Touch(member.get());
 }
 
@@ -335,10 +339,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     space->growth_mu.Unlock();
   }
   ReclaimAhead(space.get());
+  TidyUp(space.get());
   SpaceTurn turn(*space);
   SpaceState& state = space->state;
   state.sessions.EnterSlabs(turn);
-  state.pool.Expire(turn.now);
   space->batches.RetryLackingBlocks(turn);
   state.Observe(state.pool.TakeDirectEvictions());
   state.pressure.AfterVerbs(turn);
@@ -352,7 +356,8 @@ void Daemon::Destroy(Space* closing) {
 }
 
 void Daemon::Retire(const std::shared_ptr<Space>& space) {
-  // The counts are kept before the memory goes, which takes a while: until they are, sums over spaces lack them.
+  // The counts are kept before the memory goes, which takes a while: until they are, sums over spaces lack
+  // them.
   SpaceSnapshot last;
   {
     SpaceLock lock(*space);

@@ -10,7 +10,7 @@
 //
 //   daemon.cc            start and stop, attach connections, engine verbs, device operations, housekeeping
 //   daemon_open.cc       OpenSession and AddMember, and the memory that they need
-//   daemon_reclaim.cc    ReclaimAhead
+//   daemon_reclaim.cc    ReclaimAhead, TidyUp
 //   daemon_evict.cc      the operator's Evict
 //   daemon_explain.cc    the operator's Explain
 //   daemon_policy.cc     GetPolicies, SetPolicy
@@ -170,6 +170,8 @@ class Daemon final : private SpaceOwner {
   void Housekeep(const std::shared_ptr<Space>& space);
   // Reclaims up to the high watermark, if free blocks are below the low one.
   void ReclaimAhead(Space* space);
+  // Carries out, slice by slice, what ended sessions left to do and what is over by now.
+  void TidyUp(Space* space);
   // Evicts at most `count` of the victims or, if that is null, of what the policy chooses; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);

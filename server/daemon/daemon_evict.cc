@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/daemon/daemon.h"
@@ -113,9 +114,19 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
       return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));
     }
   }
+  const std::vector<std::shared_ptr<Space>> spaces = SpacesOf(request.space(), request.tenant());
+  if (spaces.empty() && !request.tenant().empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("tenant \"", request.tenant(), "\" has no open space",
+                     request.space() == 0 ? "" : absl::StrCat(" with the number ", request.space())));
+  }
+  if (session != nullptr && absl::c_find(spaces, session->space) == spaces.end()) {
+    return absl::NotFoundError(absl::StrCat("session ", request.session(), " is in space ",
+                                            session->space->facts.id, ", which space and tenant leave out"));
+  }
   uint64_t left = request.count() == 0 ? std::numeric_limits<uint64_t>::max() : request.count();
   const uint64_t now = clock_->NowMs();
-  for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), request.tenant())) {
+  for (const std::shared_ptr<Space>& space : spaces) {
     if (session != nullptr && session->space != space) continue;
     const bool chosen = !request.key().empty() || session != nullptr;
     std::vector<BlockRef> victims;

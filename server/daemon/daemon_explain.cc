@@ -59,7 +59,7 @@ std::vector<std::string> HoldersOf(const SpaceState& state, BlockId block) {
 
 std::string Summary(const SpaceState& state, const BlockView& view, const std::vector<std::string>& holders) {
   const std::string block = absl::StrCat("Block ", Index(view.ref.id), " of space ", state.facts.id);
-  const Session* owner = SessionOf(state, view.owner);
+  const Session* owner = state.sessions.of(view.owner);
   const std::string owner_name = owner == nullptr ? "a session that is gone" : SessionName(*owner);
   switch (view.state) {
     case BlockState::kFree:

@@ -127,6 +127,8 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
     }
+    // What its engine held in a session before is to be had.
+    TidyUp(&space);
     {
       // A session that finds what it needs does not wait for the slabs of others.
       SpaceTurn turn(space);

@@ -104,6 +104,8 @@ absl::Status Daemon::ListSpaces(const v1::ListSpacesRequest& request, v1::ListSp
 
 absl::Status Daemon::ListSessions(const v1::ListSessionsRequest& request,
                                   v1::ListSessionsResponse* response) {
+  if (request.space() != 0 && registry_->FindSpace(request.space()) == nullptr)
+    return NoSpace(request.space());
   const uint64_t now = clock_->NowMs();
   for (const std::shared_ptr<Session>& session : registry_->Sessions()) {
     Space& space = *session->space;
@@ -212,6 +214,8 @@ absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* r
 
 absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) {
   RETURN_IF_ERROR(ValidatePinPrefix(request));
+  if (request.space() != 0 && registry_->FindSpace(request.space()) == nullptr)
+    return NoSpace(request.space());
   absl::Status refused = absl::NotFoundError("key is resident in no space asked");
   for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), "")) {
     SpaceLock lock(*space);
@@ -226,7 +230,12 @@ absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefi
       continue;
     }
     Verdict verdict = Verdict::kDone;
-    pool.Pin(now, now + request.ttl_ms(), {&block, 1}, {&verdict, 1});
+    // One call pins no more than this in front of a block, so that of a longer prefix the root comes first.
+    constexpr size_t kPiece = 4096;
+    for (size_t end = 0; end < chain.size() && verdict == Verdict::kDone;) {
+      end = std::min(chain.size(), end + kPiece);
+      pool.Pin(now, now + request.ttl_ms(), {&chain[end - 1], 1}, {&verdict, 1});
+    }
     if (verdict == Verdict::kDone) {
       response->set_pinned(response->pinned() + chain.size());
       refused = absl::OkStatus();

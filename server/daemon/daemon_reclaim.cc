@@ -1,4 +1,4 @@
-// Reclaims blocks ahead of the verbs that will need them: slice by slice, so that verbs get in between.
+// Work on many blocks that no verb waits for: slice by slice, so that verbs get in between.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -17,8 +17,8 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none are
-// reclaimed while a slab is to come.
+// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none
+// are reclaimed while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
   const Growth& growth = state.growth;
   const uint32_t free = growth.free_blocks();
@@ -62,6 +62,16 @@ void Daemon::ReclaimAhead(Space* space) {
     if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
     state.reclaim.Observe(SecondsSince(reclaim_began));
+  }
+}
+
+void Daemon::TidyUp(Space* space) {
+  for (bool more = true; more;) {
+    space->GiveWay();
+    SpaceLock lock(*space);
+    BlockPool& pool = space->state.pool;
+    more = pool.Expire(clock_->NowMs(), BlockPool::kTidySlice);
+    more = pool.Tidy(BlockPool::kTidySlice) || more;
   }
 }
 

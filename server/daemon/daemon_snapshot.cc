@@ -39,6 +39,8 @@ DaemonSnapshot Daemon::Snapshot() {
   for (int i = 0; i < verbs->field_count(); ++i) {
     const google::protobuf::FieldDescriptor* verb = verbs->field(i);
     snapshot.step_operations[verb->name()] = snapshot.totals.space.operations[verb->number()];
+    snapshot.step_errors[verb->name()] = snapshot.totals.space.errors[verb->number()];
+    snapshot.refused_blocks[verb->name()] = snapshot.totals.space.refused_blocks[verb->number()];
   }
   snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
   if (event_log_ != nullptr) {

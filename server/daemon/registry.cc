@@ -70,6 +70,7 @@ Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& sessi
   attachment.use = Use::kBound;
   attachment.member = std::shared_ptr<Member>(session, member);
   member_tokens_[member->identity.token] = attachment.member;
+  ++mappings_[MappingOf(attachment)];
   if (new_session) {
     --opening_sessions_;
     sessions_[session->terms.id] = session;
@@ -92,7 +93,12 @@ Registry::HungUp Registry::HangUp(AttachId id) {
   Attachment& attachment = it->second;
   attachment.fate.hung_up = true;
   HungUp hung_up{.member = attachment.member, .awaited = attachment.use != Use::kWaiting};
-  ForgetIfOver(id);
+  hung_up.stood_for = ForgetIfStoodFor(id);
+  if (hung_up.stood_for) {
+    hung_up.awaited = false;
+  } else {
+    ForgetIfOver(id);
+  }
   return hung_up;
 }
 
@@ -114,8 +120,29 @@ void Registry::ForgetIfOver(AttachId id) {
   if (!attachment.fate.hung_up || attachment.use == Use::kOpening) return;
   if (attachment.use == Use::kBound && !attachment.fate.dead) return;
   attach_tokens_.erase(attachment.token);
-  if (attachment.member != nullptr) member_tokens_.erase(attachment.member->identity.token);
+  if (attachment.member != nullptr) {
+    member_tokens_.erase(attachment.member->identity.token);
+    const auto mapping = mappings_.find(MappingOf(attachment));
+    if (--mapping->second == 0) mappings_.erase(mapping);
+  }
   attachments_.erase(it);
+}
+
+Registry::Mapping Registry::MappingOf(const Attachment& attachment) {
+  return {attachment.credentials.process, attachment.member->session->space->facts.id};
+}
+
+bool Registry::ForgetIfStoodFor(AttachId id) {
+  const auto it = attachments_.find(id);
+  if (it == attachments_.end()) return false;
+  Attachment& attachment = it->second;
+  if (attachment.use != Use::kBound || !attachment.fate.hung_up) return false;
+  if (sessions_.contains(attachment.member->session->terms.id)) return false;
+  const Mapping mapping = MappingOf(attachment);
+  if (mapping.first == 0 || mappings_.at(mapping) == 1) return false;
+  attachment.fate.dead = true;
+  ForgetIfOver(id);
+  return true;
 }
 
 std::shared_ptr<Member> Registry::FindMember(std::string_view token) {
@@ -149,9 +176,23 @@ void Registry::Ended(EndKind kind) {
   ++ended_[static_cast<size_t>(kind)];
 }
 
-void Registry::Gone(uint64_t session) {
+std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
+  std::vector<std::shared_ptr<Member>> stood_for;
+  std::shared_ptr<Session> session;  // Destroyed outside the mutex.
   MutexLock lock(&mu_);
-  sessions_.erase(session);
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return stood_for;
+  session = std::move(it->second);
+  sessions_.erase(it);
+  std::vector<std::shared_ptr<Member>> members;
+  {
+    SpaceLock space_lock(*session->space);
+    for (const auto& member : session->members) members.emplace_back(session, member.get());
+  }
+  for (std::shared_ptr<Member>& member : members) {
+    if (ForgetIfStoodFor(member->identity.attach)) stood_for.push_back(std::move(member));
+  }
+  return stood_for;
 }
 
 std::map<std::string, uint64_t> Registry::ended_by_reason() {

@@ -25,8 +25,11 @@ uint64_t RandomWord() {
   return word;
 }
 
+// RESOURCE_EXHAUSTED: there is no room on the disk, or none for this process. UNAVAILABLE: all else.
 absl::Status Failed(const char* what, const std::string& path) {
-  return absl::UnavailableError(absl::StrCat(path, " can't be ", what, ": ", std::strerror(errno)));
+  const bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+  return absl::Status(full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable,
+                      absl::StrCat(path, " can't be ", what, ": ", std::strerror(errno)));
 }
 
 template <typename T>
@@ -52,8 +55,15 @@ uint64_t EventsIn(const std::vector<char>& buffer, uint64_t bytes) {
 absl::StatusOr<std::unique_ptr<EventLog>> EventLog::Open(const EventLogOptions& options) {
   std::unique_ptr<EventLog> log(new EventLog(options));
   {
-    MutexLock lock(&log->file_mu_);
-    RETURN_IF_ERROR(log->BeginFile());
+    MutexLock file_lock(&log->file_mu_);
+    const absl::Status begun = log->BeginFile();
+    if (!begun.ok() && !absl::IsResourceExhausted(begun)) return begun;
+    if (!begun.ok()) {
+      // As when the disk fills later: the daemon serves, and counts what is lost.
+      LogError("event log stopped", {{"error", begun}});
+      MutexLock lock(&log->mu_);
+      log->broken_ = true;
+    }
   }
   if (options.thread) log->drainer_ = std::make_unique<Housekeeper>([log = log.get()] { log->Drain(); });
   return log;

@@ -36,8 +36,8 @@ struct EventLogOptions {
 
 class EventLog {
  public:
-  // A file that exists becomes FILE.1. UNAVAILABLE: the path can't be written. INVALID_ARGUMENT: it names no
-  // regular file, but a device, a folder or the like.
+  // A file that exists becomes FILE.1. On a full disk the log is there, and loses every event. UNAVAILABLE: the path
+  // can't be written. INVALID_ARGUMENT: it names no regular file.
   static absl::StatusOr<std::unique_ptr<EventLog>> Open(const EventLogOptions& options);
   ~EventLog();
 

@@ -1,5 +1,6 @@
 #include "server/metrics/metrics.h"
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <iterator>
@@ -8,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/log.h"
+#include "server/metrics/process_facts.h"
 
 namespace kvpool {
 namespace {
@@ -19,7 +21,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
-constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
 class Families {
@@ -118,9 +120,10 @@ constexpr CounterSeries<PoolCounters> kVictims[] = {{&PoolCounters::decided_vict
 static_assert(sizeof(PoolCounters) ==
                   (std::size(kPoolFamilies) + std::size(kVictims) + kEvictReasons) * sizeof(uint64_t),
               "a counter of PoolCounters has no line in kPoolFamilies or kVictims");
-static_assert(sizeof(SpaceCounters) == sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::shortfalls) +
-                                           sizeof(SpaceCounters::batches) +
-                                           sizeof(SpaceCounters::growth_failures),
+static_assert(sizeof(SpaceCounters) ==
+                  sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
+                      sizeof(SpaceCounters::refused_blocks) + sizeof(SpaceCounters::shortfalls) +
+                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures),
               "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
 
 constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
@@ -159,6 +162,9 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, &Space::slabs);
   out->Gauge("kvpool_slab_bytes", "Bytes of the space's slabs, on all ranks together.");
   EachSpace(daemon, out, &Space::slab_bytes);
+  out->Gauge("kvpool_space_bookkeeping_bytes",
+             "Memory of the space's tables once every block of it is in use.");
+  EachSpace(daemon, out, &Space::bookkeeping_bytes);
   out->Gauge("kvpool_device_capacity_bytes", "Device memory given to the daemon.");
   for (const v1::DeviceInfo& device : daemon.devices) {
     out->Add({{"device", device.device()}}, static_cast<double>(device.capacity_bytes()));
@@ -177,16 +183,59 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, [](const Space& space) { return space.counters.growth_failures; });
 }
 
+// Sessions come and go without end. So many, those with the most blocks, have a series of their own.
+constexpr size_t kSessionsShown = 16;
+
+void AddSessionBlocks(const DaemonSnapshot& daemon, Families* out) {
+  struct Row {
+    size_t space;
+    SessionBlocks session;
+  };
+  std::vector<Row> rows;
+  std::vector<uint64_t> others(daemon.spaces.size());
+  for (size_t i = 0; i < daemon.spaces.size(); ++i) {
+    for (const SessionBlocks& session : daemon.spaces[i].session_blocks) rows.push_back({i, session});
+  }
+  const size_t shown = std::min(rows.size(), kSessionsShown);
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(shown), rows.end(),
+                    [](const Row& a, const Row& b) {
+                      if (a.session.blocks != b.session.blocks) return a.session.blocks > b.session.blocks;
+                      return a.session.session < b.session.session;
+                    });
+  out->Gauge("kvpool_session_blocks",
+             "Blocks charged to a session. The 16 sessions with the most have their number; "
+             "session=\"other\" sums up "
+             "the rest of a space.");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& [space, session] = rows[i];
+    if (i < shown) {
+      out->Add({{"space", Id(daemon.spaces[space])}, {"session", absl::StrCat(session.session)}},
+               session.blocks);
+    } else {
+      others[space] += session.blocks;
+    }
+  }
+  for (size_t i = 0; i < others.size(); ++i) {
+    out->Add({{"space", Id(daemon.spaces[i])}, {"session", "other"}}, static_cast<double>(others[i]));
+  }
+}
+
 void AddSessions(const DaemonSnapshot& daemon, Families* out) {
   out->Gauge("kvpool_spaces", "Open spaces.");
   out->Add({}, static_cast<double>(daemon.spaces.size()));
   out->Gauge("kvpool_space_info", "1; what the space is.");
   for (const SpaceSnapshot& space : daemon.spaces) {
-    out->Add({{"space", Id(space)}, {"tenant", space.tenant}, {"kind", space.kind}, {"policy", space.policy}},
+    out->Add({{"space", Id(space)},
+              {"tenant", space.tenant},
+              {"kind", space.kind},
+              {"policy", space.policy},
+              {"model", space.model},
+              {"architecture", space.architecture}},
              1);
   }
   out->Gauge("kvpool_sessions", "Sessions: open, or ended with members that still run.");
   EachSpace(daemon, out, &SpaceSnapshot::sessions);
+  AddSessionBlocks(daemon, out);
   out->Gauge(
       "kvpool_members_stale",
       "Members that have not called: for 60 s while they hold blocks, for 5 s while they owe an answer.");
@@ -225,6 +274,19 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
   out->Add({}, static_cast<double>(daemon.events_lost));
   out->Counter("kvpool_step_operations_total", "Operations applied, by verb.");
   for (const auto& [verb, count] : daemon.step_operations) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
+  // Verbs have counts and no times: a look at the clock before and after each would cost more than many verbs
+  // take. kvpool_rpc_seconds has the time of whole batches, and kvpool_device_op_seconds that of the slow verbs.
+  out->Counter(
+      "kvpool_step_errors_total",
+      "Operations refused or failed, by verb; those that failed on a device are in kvpool_device_ops_total.");
+  for (const auto& [verb, count] : daemon.step_errors) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
+  out->Counter("kvpool_refused_blocks_total",
+               "Blocks that an operation was not applied to, although it was to others, by verb.");
+  for (const auto& [verb, count] : daemon.refused_blocks) {
     out->Add({{"verb", verb}}, static_cast<double>(count));
   }
 }
@@ -353,6 +415,29 @@ void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Famili
   }
 }
 
+// The names of Prometheus' own client libraries, which common dashboards and alerts know.
+void AddProcess(const ProcessFacts& process, Families* out) {
+  out->Counter("process_cpu_seconds_total", "Processor time of the daemon, user and system.");
+  out->Add({}, process.cpu_seconds);
+  out->Gauge("process_start_time_seconds", "Start of the process, Unix time.");
+  out->Add({}, process.start_time_seconds);
+  out->Gauge("process_resident_memory_bytes",
+             "Memory of the daemon in RAM; slabs of host memory are part of it.");
+  out->Add({}, process.resident_bytes);
+  out->Gauge(
+      "kvpool_bookkeeping_resident_bytes",
+      "Of the memory in RAM, what is no slab, library or file: tables of all spaces, sessions, buffers.");
+  out->Add({}, process.anonymous_bytes);
+  out->Gauge("process_virtual_memory_bytes", "Addresses that the daemon has reserved.");
+  out->Add({}, process.virtual_bytes);
+  out->Gauge("process_open_fds", "Open file descriptors.");
+  out->Add({}, process.open_fds);
+  out->Gauge("process_max_fds", "Most file descriptors that may be open.");
+  out->Add({}, process.max_fds);
+  out->Gauge("process_threads", "Threads of the daemon.");
+  out->Add({}, process.threads);
+}
+
 }  // namespace
 
 std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
@@ -369,6 +454,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddTransport(sources.rpc(), sources.attach(), &out);
   out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");
   out.Add({}, static_cast<double>(LogLinesDropped()));
+  AddProcess(ReadProcessFacts(), &out);
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
   out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
   out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");

@@ -8,13 +8,12 @@
 #include <grpcpp/server_posix.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/cli/flags.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/rpc/call_workers.h"
@@ -40,20 +39,12 @@ constexpr size_t kMostOperatorBytesWaiting = 64 << 20;
 // A connection that no call has used for so long is told to go; clients come back by themselves.
 constexpr int kMaxIdleMs = 5 * 60 * 1000;
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream content;
-  content << file.rdbuf();
-  if (!file || content.str().empty()) return absl::NotFoundError(absl::StrCat("cannot read ", path));
-  return content.str();
-}
-
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const TlsFiles& files) {
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  ASSIGN_OR_RETURN(options.pem_root_certs, ReadFile(files.client_ca));
+  ASSIGN_OR_RETURN(options.pem_root_certs, ReadFlagFile("operator-tls-ca", files.client_ca));
   grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  ASSIGN_OR_RETURN(pair.private_key, ReadFile(files.key));
-  ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(files.certificate));
+  ASSIGN_OR_RETURN(pair.private_key, ReadFlagFile("operator-tls-key", files.key));
+  ASSIGN_OR_RETURN(pair.cert_chain, ReadFlagFile("operator-tls-cert", files.certificate));
   options.pem_key_cert_pairs.push_back(std::move(pair));
   return grpc::SslServerCredentials(options);
 }
@@ -136,9 +127,9 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || (!options.operator_address.empty() && operator_port_ == 0)) {
-    return absl::UnavailableError(absl::StrCat("gRPC server did not start",
-                                               options.operator_address.empty() ? "" : ": cannot serve on ",
-                                               options.operator_address));
+    if (options.operator_address.empty()) return absl::UnavailableError("gRPC server did not start");
+    return absl::UnavailableError(absl::StrCat("--operator-tls-listen=", options.operator_address,
+                                               ": cannot serve there with this certificate, key and CA"));
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
     AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_, openings_.get());

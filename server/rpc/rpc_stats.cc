@@ -10,6 +10,10 @@ constexpr auto kBoundsNs = [] {
   return bounds;
 }();
 
+constexpr absl::StatusCode kShownFromTheStart[] = {
+    absl::StatusCode::kUnknown, absl::StatusCode::kInternal, absl::StatusCode::kDataLoss,
+    absl::StatusCode::kUnavailable, absl::StatusCode::kResourceExhausted};
+
 // There is one writer, so that a load and a store do, which are cheaper than fetch_add.
 void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -59,6 +63,8 @@ RpcStats::Totals RpcStats::Snapshot() const {
     if (method.seconds.bounds.empty()) {
       method.seconds.bounds.assign(std::begin(kCallBounds), std::end(kCallBounds));
       method.seconds.counts.resize(kRpcBuckets);
+      for (const absl::StatusCode code : kShownFromTheStart)
+        method.errors[absl::StatusCodeToString(code)] = 0;
     }
     for (size_t i = 0; i < stats.buckets_.size(); ++i) {
       method.seconds.counts[i] += stats.buckets_[i].load(std::memory_order_relaxed);

@@ -48,6 +48,8 @@ class RpcStats {
   using Codes = std::map<std::string, uint64_t>;
   struct Method {
     HistogramSnapshot seconds;
+    // Name of the status code -> count. A code is there once it occurred; those that blame the daemon, or its
+    // limits, are there from the start, since Prometheus sees no increase from no series to the first count.
     Codes errors;
   };
   struct Totals {

@@ -219,6 +219,15 @@ int Main(std::vector<std::string> arguments) {
     return Usage(absl::StrCat("\"", verb, "\" is not run, curve, advise or train"));
   }
   if (!rest->empty()) return Usage(absl::StrCat("\"", (*rest)[0], "\" is one argument too many"));
+  // What another verb would take, this one would leave out in silence.
+  static constexpr std::pair<const char*, const char*> kFlagsOfOneVerb[] = {
+      {"plot", "curve"}, {"out", "train"}, {"epochs", "train"}};
+  for (const auto& [flag, only] : kFlagsOfOneVerb) {
+    if (flags.given(flag) && verb != only) return Usage(absl::StrCat("--", flag, " is for ", only));
+  }
+  if ((a.json || a.markdown) && (verb == "advise" || verb == "train")) {
+    return Usage("--json and --markdown are for run and curve");
+  }
   if (verb == "curve" && a.plot.empty()) return Usage("--plot: curve needs a file to write");
   if (verb == "advise" && a.block_bytes == 0)
     return Usage("--block-bytes: advise needs the bytes of a block");

@@ -20,9 +20,6 @@ const char* StateName(BlockState state);
 void FillCounts(const std::array<uint32_t, kBlockStates>& blocks, uint32_t capacity, v1::StateCounts* counts);
 void FillBlock(const SpaceState& state, const BlockView& view, v1::BlockInfo* info);
 
-// The session that a holder of the pool stands for; null: it is gone.
-const Session* SessionOf(const SpaceState& state, Holder holder);
-
 // The resident block of a key, given as it was sealed, or as the 32 bytes that listings show for keys of
 // another length. kNullRef: no block has it.
 BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group);

@@ -9,11 +9,22 @@
 //
 //   every block that an answer names lies in a slab that all members of that session have mapped
 //
+// A guarantee may rest on slabs that were made and have not entered. The session takes its share of each as
+// it enters, in order of admission and before anyone can lease of it; and none is admitted beyond what is to
+// come. So:
+//
+//   what pending sessions lack <= blocks of slabs that are made and have not entered
+//
+// An acknowledgement costs the same however many sessions there are; a slab that is made or enters costs each
+// once.
+//
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_SESSIONS_H_
 #define KVPOOL_SERVER_SPACE_SESSIONS_H_
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,6 +54,11 @@ class Sessions {
   auto begin() const { return sessions_.begin(); }
   auto end() const { return sessions_.end(); }
   size_t size() const { return sessions_.size(); }
+  // Of those, the one that has this holder; null: none has.
+  const Session* of(Holder holder) const {
+    const auto slot = static_cast<size_t>(holder);
+    return slot < by_holder_.size() ? by_holder_[slot] : nullptr;
+  }
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
@@ -94,17 +110,29 @@ class Sessions {
   }
 
  private:
+  using ById = std::map<uint64_t, Session*>;
+
   // An ended session that never had its sink has had no block: its processes need not be waited for.
   void FreeIfNeverReady(Turn& turn, Session* session);
   void SendSlabs(Turn& turn, Session* session);
-  void EnterPending();
+  // Of what is unpromised, pending sessions are promised what they lack.
+  void PromisePending();
+  // Announces what the session has mapped, and computes again whether it is ready.
   void UpdateReady(Turn& turn, Session* session);
+  void Announce(Turn& turn, Session* session, uint32_t mapped);
+  // True if the session has its sink, or got it now.
+  bool LeaseSink(const Turn& turn, Session* session);
+  // Whether the next slab waits for the session.
+  void UpdateBehind(Session* session);
 
   const SpaceFacts& facts_;
   BlockPool& pool_;
   Growth& growth_;
   std::vector<Session*> sessions_;
-  std::vector<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
+  std::vector<Session*> by_holder_;
+  std::deque<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
+  ById behind_;                   // The ready ones that have not mapped the next slab, which waits for them.
+  ById unequipped_;  // They have mapped what they have to, and wait for their guarantee or their sink.
   std::vector<Member*> touched_;
   Outbox outbox_;
   VirtualArray<uint32_t> sealer_;   // Indexed by block.

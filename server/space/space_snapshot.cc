@@ -5,6 +5,14 @@
 #include "server/replacement/policy.h"
 
 namespace kvpool {
+namespace {
+
+std::string Fact(const SpaceFacts& facts, const char* name) {
+  const auto fact = facts.fingerprint.facts().find(name);
+  return fact == facts.fingerprint.facts().end() ? "" : fact->second;
+}
+
+}  // namespace
 
 SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   SpaceSnapshot snapshot;
@@ -12,6 +20,8 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.tenant = state.facts.tenant;
   snapshot.kind = state.facts.kind == v1::SPACE_KIND_IPC ? "ipc" : "slabs";
   snapshot.policy = std::string(state.pool.policy().name());
+  snapshot.model = Fact(state.facts, "model");
+  snapshot.architecture = Fact(state.facts, "architecture");
   snapshot.blocks = state.pool.counts();
   snapshot.capacity = state.pool.capacity();
   snapshot.slabs = static_cast<uint32_t>(state.growth.slabs().size());
@@ -21,8 +31,11 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.pin_budget = state.pool.pin_budget();
   for (const Session* session : state.sessions) {
     snapshot.parked += static_cast<uint32_t>(session->parked.size());
+    if (session->ended || session->holder == kNobody) continue;
+    snapshot.session_blocks.push_back({session->terms.id, state.pool.holdings(session->holder).charged});
   }
   snapshot.slab_bytes = state.growth.bytes();
+  snapshot.bookkeeping_bytes = state.pool.bookkeeping_bytes();
   snapshot.pressure = state.pressure.on();
   snapshot.pool = state.pool.counters();
   snapshot.counters = state.counters;

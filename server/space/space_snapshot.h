@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "server/base/histogram.h"
 #include "server/pool/pool_types.h"
@@ -13,12 +14,20 @@
 
 namespace kvpool {
 
+struct SessionBlocks {
+  uint64_t session = 0;
+  uint32_t blocks = 0;  // Charged to it: a block that several hold counts once.
+};
+
 struct SpaceSnapshot {
   uint64_t space = 0;
   std::string tenant, kind, policy;
+  std::string model, architecture;  // Facts of the fingerprint; empty where the engine gave none.
   std::array<uint32_t, kBlockStates> blocks{};
   uint32_t capacity = 0, slabs = 0, sessions = 0, members_stale = 0, pinned = 0, pin_budget = 0, parked = 0;
   uint64_t slab_bytes = 0;
+  uint64_t bookkeeping_bytes = 0;             // BlockPool::bookkeeping_bytes().
+  std::vector<SessionBlocks> session_blocks;  // The open sessions, in any order.
   bool pressure = false;
   PoolCounters pool;
   SpaceCounters counters;

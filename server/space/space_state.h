@@ -32,8 +32,10 @@ inline constexpr uint32_t kReclaimSlice = 256;
 
 // What was counted since the space was made, beside PoolCounters. Nothing but uint64_t and arrays of it, as there.
 struct SpaceCounters {
-  std::array<uint64_t, 24> operations{};  // Indexed by v1::Operation::VerbCase.
-  std::array<uint64_t, 8> shortfalls{};   // Indexed by v1::Shortfall.
+  std::array<uint64_t, 24> operations{};      // Indexed by v1::Operation::VerbCase.
+  std::array<uint64_t, 24> errors{};          // The operations that were refused or failed, but on a device.
+  std::array<uint64_t, 24> refused_blocks{};  // Those that an operation was not applied to, but to others.
+  std::array<uint64_t, 8> shortfalls{};       // Indexed by v1::Shortfall.
   uint64_t batches = 0;
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };

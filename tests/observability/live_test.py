@@ -21,8 +21,6 @@ from programs import DEADLINE_S, Daemon, Programs, get, until
 
 # Words that mark queries about things that did not happen here.
 MAY_BE_EMPTY = {
-    "kvpool_rpc_errors_total": "no call failed",
-    "kvpool_rpc_faults": "no call failed",
     "kvpool_attach_refused": "nobody was turned away",
 }
 
@@ -117,6 +115,9 @@ def what_kvpoolctl_says(daemons):
             say("Pinned blocks", 0, of_space, space["pinned_blocks"])
             say("Pinned blocks", 1, of_space, space["pin_budget_blocks"])
             say("Parked verbs", 0, of_space, sum(int(session["parked"]) for session in sessions if session["space"] == space["space"]))
+        for session in sessions:
+            if not session["ended"]:
+                say("Blocks by session", 0, {**instance, "space": session["space"], "session": session["session"]}, session["charged"])
         for i, verb in enumerate(("leased", "released", "sealed", "deduplicated")):
             say("Blocks leased, released, sealed", i, instance, status[f"{verb}_total"])
         say("Evictions", 0, instance, status["evicted_total"])
@@ -148,7 +149,7 @@ def lint(promtool, text):
 
 
 def missing_metrics(root, text):
-    defined = set(re.findall(r'"(kvpool_[a-z0-9_]+)"', (root / "server/metrics/metrics.cc").read_text(encoding="utf-8")))
+    defined = set(re.findall(r'"((?:kvpool|process)_[a-z0-9_]+)"', (root / "server/metrics/metrics.cc").read_text(encoding="utf-8")))
     exported = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return [f"{name} is in server/metrics/metrics.cc, but not in /metrics" for name in sorted(defined - exported)]
 

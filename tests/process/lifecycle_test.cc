@@ -96,6 +96,8 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--score-workspace=-1", {"--score-workspace", "-1"}},
       {"--no_such_flag", {"kvpoold: no flag --no-such-flag; see --help"}},
       {"--config=/nonexistent.conf", {"--config", "/nonexistent.conf"}},
+      {"--capacity=150%", {"--capacity", "150%", "100%"}},
+      {"--tenant-share=0", {"--tenant-share=0"}},
   };
   for (const auto& bad : kCases) {
     const ProgramEnd end = RunProgram({DaemonProcess::Program(), bad.flag});
@@ -160,6 +162,50 @@ TEST(LifecycleTest, MakesItsOwnDirectoryAndNoOther) {
   EXPECT_FALSE(std::filesystem::exists(missing));
 }
 
+TEST(LifecycleTest, ReplacesNoFileThatIsNoSocket) {
+  const TemporaryDirectory directory;
+  for (const char* name : {"/k.sock", "/k.sock.attach"}) {
+    const std::string file = directory.path() + name;
+    std::ofstream(file) << "letters";
+    const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--device=host",
+                                       "--socket=" + directory.path() + "/k.sock", "--metrics-listen="});
+    EXPECT_EQ(end.exit_code, 2);
+    EXPECT_TRUE(absl::StrContains(end.output, file + " is there, and is no socket")) << end.output;
+    EXPECT_EQ(std::filesystem::file_size(file), 7u);
+    std::filesystem::remove(file);
+  }
+}
+
+// Errors that come after parsing begin with the flag, and with file and line where a file sets it.
+TEST(LifecycleTest, WhatDevicesCannotGiveNamesTheFlag) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.path() + "/kvpoold.conf";
+  std::ofstream(config) << "device = host\ncapacity = 16MiB\nslab-bytes = 32MiB\n";
+  const std::vector<std::string> common = {DaemonProcess::Program(),
+                                           "--socket=" + directory.path() + "/k.sock", "--metrics-listen="};
+  const auto output = [&common](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), common.begin(), common.end());
+    const ProgramEnd end = RunProgram(flags);
+    EXPECT_EQ(end.exit_code, 2) << end.output;
+    return end.output;
+  };
+  EXPECT_EQ(
+      output({"--config=" + config}),
+      absl::StrCat("kvpoold: ", config,
+                   ":3: --slab-bytes=33554432: the limits on host are 2097152 and its capacity, 16777216\n"));
+  EXPECT_EQ(output({"--device=host", "--capacity=1KiB"}),
+            "kvpoold: --capacity=1KiB: 1024 bytes of host; the least is 2097152\n");
+  for (const char* flag : {"operator-tls-cert", "operator-tls-key", "operator-tls-ca"}) {
+    std::vector<std::string> flags = {"--device=host", "--capacity=16MiB", "--log-level=error",
+                                      "--operator-tls-listen=127.0.0.1:0"};
+    for (const char* file : {"operator-tls-cert", "operator-tls-key", "operator-tls-ca"}) {
+      flags.push_back(absl::StrCat("--", file, "=", file == std::string(flag) ? "/nope" : config));
+    }
+    EXPECT_EQ(output(flags),
+              absl::StrCat("kvpoold: --", flag, "=/nope: cannot read it: No such file or directory\n"));
+  }
+}
+
 // Only one has the lock at a time, although each owner removes the file.
 TEST(LifecycleTest, LockFilesThatAreRemovedKeepOthersOut) {
   const TemporaryDirectory directory;
@@ -204,10 +250,20 @@ TEST(LifecycleTest, MetricsAreTheDaemonsOwn) {
   const auto metrics = (*daemon)->Metrics();
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   EXPECT_TRUE(absl::StrContains(*metrics, "kvpool_build_info{version="));
+  EXPECT_TRUE(absl::StrContains(*metrics, "cuda=\""));
+  // Prometheus sees no increase from no series to the first count.
+  for (const char* code : {"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}) {
+    for (const char* method : {"Step", "OpenSession", "Evict"}) {
+      EXPECT_TRUE(absl::StrContains(*metrics, absl::StrCat("kvpool_rpc_errors_total{method=\"", method,
+                                                           "\",code=\"", code, "\"} 0\n")));
+    }
+  }
   EXPECT_EQ((*daemon)->Metric("kvpool_device_capacity_bytes"), 64 << 20);
   // The library adds no metrics of its own.
   for (absl::string_view line : absl::StrSplit(*metrics, '\n', absl::SkipEmpty())) {
-    EXPECT_TRUE(absl::StartsWith(line, "#") || absl::StartsWith(line, "kvpool_")) << line;
+    EXPECT_TRUE(absl::StartsWith(line, "#") || absl::StartsWith(line, "kvpool_") ||
+                absl::StartsWith(line, "process_"))
+        << line;
   }
 }
 

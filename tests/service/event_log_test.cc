@@ -224,6 +224,22 @@ TEST_F(EventLogTest, AFullDiskStopsItAndNothingElse) {
             device + " is no regular file");
 }
 
+// A restart on a full disk is no worse than a disk that fills.
+TEST_F(EventLogTest, AFullDiskAtTheStartStopsItAndNothingElse) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto log = EventLog::Open({.path = path_, .thread = false});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Add(Header(EventKind::kMatch, 1), {1});
+  EXPECT_EQ((*log)->counters().lost, 1u);
+  EXPECT_EQ((*log)->counters().written, 0u);
+}
+
 TEST_F(EventLogTest, ALogThatWasCutOffIsReadUpToThere) {
   auto log = EventLog::Open({.path = path_, .thread = false});
   ASSERT_TRUE(log.ok()) << log.status();

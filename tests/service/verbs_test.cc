@@ -341,6 +341,8 @@ TEST_F(VerbsTest, ABatchIsAppliedInOrderAndCounted) {
   EXPECT_EQ(snapshot.totals.space.batches, 1);
   EXPECT_EQ(snapshot.step_operations.at("lease"), 2);
   EXPECT_EQ(snapshot.step_operations.at("close_session"), 0);
+  EXPECT_EQ(snapshot.step_errors.at("lease"), 1);
+  EXPECT_EQ(snapshot.step_errors.at("seal"), 0);
 }
 
 TEST_F(VerbsTest, HistogramsFillFromWhatHappens) {

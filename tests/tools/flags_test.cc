@@ -15,6 +15,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 struct Values {
   std::string text = "x";
@@ -78,6 +80,14 @@ TEST(Flags, ErrorsNameFlagValueAndLimit) {
   EXPECT_EQ(v.Error({"--text"}), "--text: a value is missing");
   EXPECT_EQ(v.Error({"--no-text"}), "no flag --no-text; see --help");
   EXPECT_EQ(v.Error({"--nothing=1"}), "no flag --nothing; see --help");
+}
+
+TEST(Flags, PlacesOfValuesThatCount) {
+  Values v;
+  ASSERT_TRUE(v.flags.Parse({"--text=a", "--on"}, "f:1").ok());
+  ASSERT_TRUE(v.flags.Parse({"--count=2"}, "f:2").ok());
+  ASSERT_TRUE(v.flags.Parse({"--no-on"}).ok());
+  EXPECT_THAT(v.flags.places(), UnorderedElementsAre(Pair("text", "f:1"), Pair("count", "f:2")));
 }
 
 TEST(Flags, HelpShowsDefaults) {

@@ -167,6 +167,30 @@ TEST_F(Kvpoolctl, PinHoldsBackAndEvictFrees) {
   EXPECT_EQ(Ask<v1::GetStatsResponse>({"status"}).blocks().cached(), 0u);
 }
 
+// Nothing evicted because nothing was cached, and nothing because of a misspelt name, are told apart.
+TEST_F(Kvpoolctl, NamesThatNobodyHasAreErrors) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"evict", "--tenant=nope"}, "tenant \"nope\" has no open space"},
+      {{"evict", "--tenant=nope", "--space=1"}, "tenant \"nope\" has no open space with the number 1"},
+      {{"evict", "--space=99"}, "space 99 does not exist"},
+      {{"evict", "--session=99"}, "session 99 does not exist"},
+      {{"sessions", "--space=99"}, "space 99 does not exist"},
+      {{"policy", "--space=99"}, "space 99 does not exist"},
+      {{"policy", "set", "lru", "--space=99"}, "space 99 does not exist"},
+      {{"pin", "--key=00", "--ttl=1h"}, "key is resident in no space asked"},
+      {{"pin", "--key=00", "--ttl=1h", "--space=99"}, "space 99 does not exist"},
+      {{"explain", "--key=00", "--space=99"}, "space 99 does not exist"},
+      {{"revoke", "--blocks=1", "--session=99"}, "session 99 does not exist"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ToolResult result = Run(arguments);
+    EXPECT_EQ(result.exit_status, kRefused) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_EQ(result.out, "");
+  }
+  EXPECT_EQ(Ask<v1::GetStatsResponse>({"status"}).blocks().cached(), kChain);
+}
+
 TEST_F(Kvpoolctl, DrainAndRevoke) {
   EXPECT_EQ(Ask<v1::RevokeResponse>({"revoke", "--blocks=1"}).sessions_asked(), 1u);
   EXPECT_EQ(Ask<v1::DrainResponse>({"drain"}).sessions_left(), 1u);
@@ -306,6 +330,14 @@ TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
       {{"revoke"}, "revoke needs --blocks=N"},
       {{"end"}, "end needs --session=ID"},
       {{"drain", "--cancel", "--wait"}, "--cancel and --wait exclude each other"},
+      {{"drain", "--timeout=1s"}, "--timeout is for --wait"},
+      {{"evict", "--tenant=", "--count=5"}, "--tenant: no tenant has an empty name"},
+      {{"evict", "--space=0", "--count=5"}, "--space: \"0\" is not a whole number of 1 to"},
+      {{"evict", "--all", "--group=1"}, "--group is for --key"},
+      {{"explain", "--space=1", "--block=1", "--group=1"}, "--group is for --key"},
+      {{"--tls-ca=/nope", "status"}, "are for --address"},
+      {{"--address=a:1", "--tls-ca=/nope", "--tls-cert=/", "--tls-key=/", "status"},
+       "--tls-ca=/nope: cannot read it: No such file or directory"},
       {{"top", "--interval=1ms"}, "--interval: \"1ms\" is not a time of 50ms to 1h"},
       {{"--address=localhost:1", "status"}, "--address needs --tls-ca, --tls-cert and --tls-key"},
   };

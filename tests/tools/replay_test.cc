@@ -48,6 +48,21 @@ absl::StatusOr<std::unique_ptr<Session>> JoinRun(const std::string& socket) {
   return Session::Open(options);
 }
 
+TEST(SimUsage, FlagsOfAnotherVerbAreRefused) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"run", "--plot=/tmp/x.svg"}, "--plot is for curve"},
+      {{"curve", "--out=/tmp/x"}, "--out is for train"},
+      {{"run", "--epochs=3"}, "--epochs is for train"},
+      {{"advise", "--json"}, "--json and --markdown are for run and curve"},
+      {{"rum"}, "\"rum\" is not run, curve, advise or train"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ToolResult result = RunTool(KVPOOL_SIM, arguments);
+    EXPECT_EQ(result.exit_status, 2) << message;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+  }
+}
+
 TEST(Replay, HitsWhatTheExactSimulationHits) {
   for (const char* engines : {"--engines=1", "--engines=3"}) {
     const auto result = ReplayJson({"--spawn-daemon", "--blocks=2000", "--workload=conversation", "--seed=5",

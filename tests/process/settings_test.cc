@@ -1,0 +1,257 @@
+// What an operator says, and is told: flags, config files, devices, and the machine around them.
+#include "server/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/devices.h"
+#include "server/machine.h"
+#include "tests/support/daemon_process.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+template <typename T>
+std::string Error(const absl::StatusOr<T>& result) {
+  return result.ok() ? "accepted" : std::string(result.status().message());
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+// ---- Config files
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  std::string ErrorOf(const std::string& text, std::vector<std::string> more = {}) {
+    Write(path_, text);
+    more.push_back("--config=" + path_);
+    return Error(ParseSettings(more));
+  }
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() + "/kvpoold.conf";
+};
+
+// Each of these once started on all defaults: half of the machine's memory, the default socket.
+TEST_F(ConfigTest, WhatCannotBeReadIsNoEmptyFile) {
+  const std::string flag = "--config=" + directory_.path() + ": cannot read it: ";
+  EXPECT_EQ(Error(ParseSettings({"--config=" + directory_.path()})), flag + "Is a directory");
+  EXPECT_EQ(Error(ParseSettings({"--config="})), "--config=: cannot read it: No such file or directory");
+  EXPECT_EQ(ErrorOf(""), "--config=" + path_ + ": cannot read it: it is empty");
+  EXPECT_THAT(ErrorOf(std::string((1 << 20) + 1, '#')), HasSubstr("it has more than 1048576 bytes"));
+}
+
+TEST_F(ConfigTest, ErrorsNameFileAndLine) {
+  EXPECT_EQ(ErrorOf("# one\nlog-level = loud\n"),
+            path_ + ":2: --log-level: log level is \"loud\"; there are debug, info, warning and error");
+  EXPECT_EQ(ErrorOf("\nsockt = /run/k\n"), path_ + ":2: no flag --sockt; see --help");
+  EXPECT_EQ(ErrorOf("socket\n"), path_ + ":1: \"socket\" is not \"name = value\"");
+  EXPECT_EQ(ErrorOf("config = x\n"), path_ + ":1: a config file names no other one");
+  // Checked only when all is known.
+  EXPECT_THAT(ErrorOf("\n\nsocket = relative\n"), StartsWith(path_ + ":3: --socket=relative: "));
+  EXPECT_THAT(ErrorOf("low-watermark = 0.5\n"), StartsWith(path_ + ":1: --low-watermark=0.5: "));
+  EXPECT_THAT(ErrorOf("metrics_listen = nowhere\n"), StartsWith(path_ + ":1: --metrics-listen=nowhere: "));
+  // The value that counts is the command line's.
+  EXPECT_THAT(ErrorOf("socket = /run/k\n", {"--socket=relative"}), StartsWith("--socket=relative: "));
+}
+
+TEST_F(ConfigTest, AFlagIsSetOnceInAFile) {
+  EXPECT_EQ(ErrorOf("pin-budget = 0.5\n\npin_budget = 0.6\n"),
+            path_ + ":3: --pin-budget is set at " + path_ + ":1 too");
+}
+
+TEST_F(ConfigTest, ErrorsThatComeLaterFindTheirPlace) {
+  Write(path_, "# memory\ncapacity = 8GiB\n");
+  const absl::StatusOr<Settings> settings = ParseSettings({"--config=" + path_});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->Placed(absl::InvalidArgumentError("--capacity=8GiB: too much")).message(),
+            path_ + ":2: --capacity=8GiB: too much");
+  EXPECT_EQ(settings->Placed(absl::InvalidArgumentError("--capacity: too much")).message(),
+            path_ + ":2: --capacity: too much");
+  EXPECT_EQ(settings->Placed(absl::InvalidArgumentError("--slab-bytes=1: too few")).message(),
+            "--slab-bytes=1: too few");
+  EXPECT_TRUE(settings->Placed(absl::OkStatus()).ok());
+}
+
+TEST(SettingsTest, AnAddressIsOneHostAndOnePort) {
+  for (const char* flag : {"--metrics-listen=", "--operator-tls-listen="}) {
+    for (const char* address : {"9400", "host", "host:", "host:http", "host:70000", "host:-1", "a:1,b:2"}) {
+      EXPECT_EQ(Error(ParseSettings({absl::StrCat(flag, address)})),
+                absl::StrCat(flag, address, ": write host:port, with a port of 0 to 65535"));
+    }
+    EXPECT_TRUE(ParseSettings({flag}).ok());
+  }
+  EXPECT_TRUE(ParseSettings({"--metrics-listen=[::1]:9400"}).ok());
+}
+
+TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
+  const std::string tls = "--operator-tls-cert=/c: is for --operator-tls-listen";
+  EXPECT_EQ(Error(ParseSettings({"--operator-tls-cert=/c"})), tls);
+  EXPECT_THAT(Error(ParseSettings({"--operator-tls-listen=:1", "--operator-tls-cert=/c"})),
+              HasSubstr("needs --operator-tls-cert, --operator-tls-key and --operator-tls-ca"));
+  EXPECT_THAT(Error(ParseSettings({"--tenant-share=0"})), StartsWith("--tenant-share=0: "));
+  EXPECT_THAT(Error(ParseSettings({"--socket=/tmp/"})), StartsWith("--socket=/tmp/: "));
+  // To chown it means: leave the group as it is.
+  EXPECT_THAT(Error(ParseSettings({"--socket-group=4294967295"})), StartsWith("--socket-group=4294967295: "));
+}
+
+// ---- Capacity
+
+TEST(CapacityTest, ErrorsNameTheLimits) {
+  const uint64_t total = uint64_t{8} << 30;
+  EXPECT_EQ(*ParseCapacity("25%", total), total / 4);
+  EXPECT_EQ(*ParseCapacity("100%", total), total);
+  EXPECT_EQ(*ParseCapacity("1.5GiB", total), total * 3 / 16);
+  for (const char* share : {"150%", "0%", "-5%", "nan%", "%"}) {
+    EXPECT_EQ(Error(ParseCapacity(share, total)),
+              absl::StrCat("\"", share, "\" is no share; the limits are above 0% and 100%"));
+  }
+  EXPECT_EQ(Error(ParseCapacity("9GiB", total)), "\"9GiB\" is 9663676416 bytes; there are 8589934592");
+  for (const char* size : {"", "-1", "8Gi", "lots", "GiB"}) {
+    EXPECT_THAT(Error(ParseCapacity(size, total)), HasSubstr("write bytes, or a number with KiB")) << size;
+  }
+  EXPECT_THAT(Error(ParseCapacity("1e30", total)), HasSubstr("the limits are 1 and 1125899906842624"));
+}
+
+TEST(DevicesTest, ErrorsNameTheFlag) {
+  EXPECT_EQ(Error(OpenDevices("host", "1KiB")), "--capacity=1KiB: 1024 bytes of host; the least is 2097152");
+  EXPECT_THAT(
+      Error(OpenDevices("host", "500TiB")),
+      AllOf(StartsWith("--capacity: \"500TiB\" is 549755813888000 bytes; there are "), HasSubstr("RAM")));
+  EXPECT_THAT(Error(OpenDevices("host,host", "0.6")),
+              AllOf(StartsWith("--capacity=0.6: "), HasSubstr(" of host together")));
+  EXPECT_THAT(Error(OpenDevices("", "0.5")), StartsWith("--device: \"\" is no device"));
+  EXPECT_THAT(Error(OpenDevices("cuda:", "0.5")), StartsWith("--device: "));
+  EXPECT_THAT(Error(OpenDevices("cuda:99", "0.5")), StartsWith("--device: cuda:99: "));
+}
+
+TEST(DevicesTest, ASlabIsNeitherBelowAGranuleNorAboveTheCapacity) {
+  const absl::StatusOr<OpenedDevices> opened = OpenDevices("host", "16MiB");
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{2} << 20, uint64_t{16} << 20}) {
+    EXPECT_TRUE(CheckSlabBytes(bytes, *opened).ok()) << bytes;
+  }
+  EXPECT_EQ(CheckSlabBytes(1, *opened).message(),
+            "--slab-bytes=1: the limits on host are 2097152 and its capacity, 16777216");
+  EXPECT_FALSE(CheckSlabBytes((uint64_t{16} << 20) + 1, *opened).ok());
+}
+
+// ---- The machine
+
+// The kernel's files, as they are in containers.
+class MachineTest : public ::testing::Test {
+ protected:
+  void Mounted(const std::string& mountinfo, const std::string& cgroup) {
+    Write(root_ + "/proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mountinfo);
+    Write(root_ + "/proc/self/cgroup", cgroup);
+  }
+  const TemporaryDirectory directory_;
+  const std::string root_ = directory_.path();
+  const std::string mount_ = "/sys/fs/cgroup";
+};
+
+TEST_F(MachineTest, MemoryIsTheMachinesWhereNothingLimitsIt) {
+  const MemoryLimit ram = UsableMemory(root_);
+  EXPECT_EQ(ram.source, "RAM");
+  EXPECT_GT(ram.bytes, uint64_t{1} << 20);
+  Mounted("30 22 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "0::/user.slice\n");
+  Write(root_ + mount_ + "/user.slice/memory.max", "max\n");
+  EXPECT_EQ(UsableMemory(root_).bytes, ram.bytes);
+}
+
+TEST_F(MachineTest, TheLeastLimitOfTheCgroupsAroundCountsInV2) {
+  Mounted("30 22 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "0::/pods/pod1/daemon\n");
+  Write(root_ + mount_ + "/pods/pod1/daemon/memory.max", "max\n");
+  Write(root_ + mount_ + "/pods/pod1/memory.max", "1048576\n");
+  Write(root_ + mount_ + "/pods/memory.max", "2097152\n");
+  EXPECT_EQ(UsableMemory(root_).bytes, 1048576u);
+  EXPECT_EQ(UsableMemory(root_).source, mount_ + "/pods/pod1/memory.max");
+  Write(root_ + mount_ + "/pods/pod1/daemon/memory.max", "524288\n");
+  EXPECT_EQ(UsableMemory(root_).bytes, 524288u);
+}
+
+TEST_F(MachineTest, AContainersOwnTreeIsMountedAtItsRoot) {
+  // With a cgroup namespace, and without one.
+  for (const char* cgroup : {"0::/\n", "0::/docker/1a2b\n", "0::/../sibling\n"}) {
+    Mounted("30 22 0:26 /docker/1a2b /sys/fs/cgroup ro - cgroup2 cgroup rw\n", cgroup);
+    Write(root_ + mount_ + "/memory.max", "1048576\n");
+    EXPECT_EQ(UsableMemory(root_).bytes, 1048576u) << cgroup;
+  }
+}
+
+TEST_F(MachineTest, MemoryLimitsOfV1) {
+  Mounted(
+      "31 22 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+      "32 22 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+      "5:cpu:/elsewhere\n4:hugetlb,memory:/docker/1a2b\n");
+  Write(root_ + mount_ + "/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  Write(root_ + mount_ + "/memory/docker/memory.limit_in_bytes", "1048576\n");
+  Write(root_ + mount_ + "/memory/docker/1a2b/memory.limit_in_bytes", "2097152\n");
+  EXPECT_EQ(UsableMemory(root_).bytes, 1048576u);
+}
+
+// Sets a variable of the environment, or removes it, until the end of the test.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    Set(value);
+  }
+  ~Variable() { Set(before_.has_value() ? before_->c_str() : nullptr); }
+  void Set(const char* value) const { value == nullptr ? unsetenv(name_) : setenv(name_, value, 1); }
+
+ private:
+  const char* const name_;
+  std::optional<std::string> before_;
+};
+
+TEST_F(MachineTest, WhatPromisesAGpu) {
+  const Variable granted("NVIDIA_VISIBLE_DEVICES", nullptr), visible("CUDA_VISIBLE_DEVICES", nullptr);
+  EXPECT_EQ(PromisedGpu(root_), "");
+  Write(root_ + "/dev/null", "");
+  EXPECT_EQ(PromisedGpu(root_), "");
+  for (const char* none : {"", "void", "none"}) {
+    granted.Set(none);
+    EXPECT_EQ(PromisedGpu(root_), "") << none;
+  }
+  granted.Set("all");
+  EXPECT_EQ(PromisedGpu(root_), "NVIDIA_VISIBLE_DEVICES=all");
+  granted.Set("void");
+  std::filesystem::create_directories(root_ + "/proc/driver/nvidia");
+  EXPECT_EQ(PromisedGpu(root_), "/proc/driver/nvidia");
+  Write(root_ + "/dev/nvidia0", "");
+  EXPECT_EQ(PromisedGpu(root_), "/dev/nvidia0");
+  visible.Set("0");
+  EXPECT_EQ(PromisedGpu(root_), "CUDA_VISIBLE_DEVICES=0");
+  for (const char* hidden : {"", "-1"}) {
+    visible.Set(hidden);
+    EXPECT_EQ(PromisedGpu(root_), "") << hidden;
+  }
+}
+
+TEST_F(MachineTest, AutoDoesNotTakeHostMemoryForAPromisedGpu) {
+  const Variable granted("NVIDIA_VISIBLE_DEVICES", "all"), visible("CUDA_VISIBLE_DEVICES", nullptr);
+  const absl::StatusOr<int> gpus = CudaDeviceCount();
+  if (gpus.ok() && *gpus > 0) GTEST_SKIP() << "this machine has a GPU, so that the promise is kept";
+  EXPECT_THAT(Error(OpenDevices("auto", "16MiB")),
+              AllOf(StartsWith("--device=auto: NVIDIA_VISIBLE_DEVICES=all promises a GPU, but "),
+                    HasSubstr("say --device=host if host memory is meant")));
+  EXPECT_TRUE(OpenDevices("host", "16MiB").ok());
+}
+
+}  // namespace
+}  // namespace kvpool
