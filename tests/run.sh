@@ -68,7 +68,7 @@ build_and_test() {
 # fuzz TARGET: a minute of stories, beginning with the corpus. What ends it is kept in build/logs, and its log says where.
 fuzz() {
   mkdir -p "build/corpus/$1"
-  "build/asan/bin/$1" -max_total_time=60 -max_len=512 -timeout=30 -print_final_stats=1 -artifact_prefix="build/logs/$1-" \
+  "build/asan/bin/$1" -max_total_time=60 -max_len=256 -entropic=0 -timeout=30 -print_final_stats=1 -artifact_prefix="build/logs/$1-" \
     "build/corpus/$1" "tests/fuzz/corpus/$1"
 }
 
