@@ -39,6 +39,7 @@
 #include "absl/types/span.h"
 #include "client/blocks.h"
 #include "client/pending.h"
+#include "client/refusal.h"
 #include "client/release_hint.h"
 #include "client/session_options.h"
 #include "kvpool/v1/engine.pb.h"
@@ -72,7 +73,8 @@ struct SessionCounters {
   // What was sent on the stream. `blocks` counts blocks and keys named, each once per verb.
   uint64_t batches = 0, operations = 0, blocks = 0;
   uint64_t leased = 0, refills = 0;  // Blocks leased by the daemon, and answers that brought them.
-  uint64_t refused = 0;              // Blocks that a verb could not be applied to.
+  // Blocks that a verb could not be applied to; a verb without blocks that was refused counts as one.
+  uint64_t refused = 0;
   uint64_t reconnects = 0;
 };
 
@@ -158,7 +160,7 @@ class Session {
   // while others use the session.
   bool AwaitRefill(uint64_t refills, Deadline deadline);
   // Gives back one hold on each ref. Never fails and never waits; refs that are not held
-  // are counted in `refused`.
+  // are in TakeRefusals.
   void Release(absl::Span<const BlockRef> blocks, uint64_t after = kCurrentStep);
   // The same, with what the caller expects of the blocks: a conversation is over, a beam was pruned.
   // INVALID_ARGUMENT: the hint breaks a limit, and nothing was given back.
@@ -170,14 +172,16 @@ class Session {
   // The same for group 0 alone, with keys of 32 bytes.
   absl::StatusOr<PendingMatch> Match(std::string_view keys);
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
-  // One more hold on blocks that this session holds.
+  // One more hold on blocks that this session holds, any number of them: a pruning under way on them does not take
+  // it. Fails only if the session is over. Blocks that are not held, or 65,535 times already, end the session, as
+  // the caller relies on these holds by then.
   absl::StatusOr<Blocks> Ref(absl::Span<const BlockRef> blocks);
   absl::Status Touch(absl::Span<const BlockRef> blocks);
   // The longest time of Pin and SetRetention.
   static constexpr std::chrono::milliseconds kMaxTtl{kMaxTtlMs};
   // These take sealed blocks, held or not; see v1::Pin and v1::SetRetention. INVALID_ARGUMENT: a time or
   // priority is beyond its limit, and nothing was done. Blocks that are stale or beyond the tenant's budget
-  // are counted in `refused`.
+  // are in TakeRefusals.
   absl::Status Pin(absl::Span<const BlockRef> blocks, std::chrono::milliseconds ttl);
   absl::Status Unpin(absl::Span<const BlockRef> blocks);
   absl::Status SetRetention(absl::Span<const BlockRef> blocks, uint32_t priority,
@@ -204,6 +208,10 @@ class Session {
 
   // Waits until all that was queued before is answered (parked or applied).
   absl::Status Flush(Deadline deadline);
+  // What the daemon refused of verbs that answer nothing (Release, Pin, Unpin, SetRetention), and of leases and
+  // fences that the session asked for by itself, since the last call. The newest 64 are kept; counters() counts
+  // all. Any thread.
+  std::vector<Refusal> TakeRefusals();
 
  private:
   using Rep = SessionRep;

@@ -19,8 +19,9 @@ BUILD_PACKAGES=(
   python3 python3-dev python3-venv  # client/python, the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
   zlib1g-dev)
 TEST_PACKAGES=(
-  clang  # thread-safety analysis: g++ has none
-  clang-format)
+  clang  # thread-safety analysis and libFuzzer: g++ has neither
+  clang-format
+  libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')

@@ -65,6 +65,13 @@ build_and_test() {
   step "$preset-tests" run_ctest "$preset" "$@" || true  # the failed tests are in the results
 }
 
+# fuzz TARGET: a minute of stories, beginning with the corpus. What ends it is kept in build/logs, and its log says where.
+fuzz() {
+  mkdir -p "build/corpus/$1"
+  "build/asan/bin/$1" -max_total_time=60 -max_len=256 -entropic=0 -timeout=30 -print_final_stats=1 -artifact_prefix="build/logs/$1-" \
+    "build/corpus/$1" "tests/fuzz/corpus/$1"
+}
+
 # A figure that misses its bound (exit status 1) is shown but fails nothing, since a busy machine is no bug.
 bench() {
   build/release/bin/kvpool-bench || [ $? -eq 1 ]
@@ -100,12 +107,16 @@ main() {
     else
       not_run bench "the release build failed"
     fi
-    say "clang: thread-safety analysis of all but the tests, warnings are errors (build/clang)"
-    check clang-build build clang proto/all cuda/all server/all client/all || true
     sanitizers
-    # Tidy checks give the same result with every compiler, and a benchmark of a sanitizer's
-    # build means nothing.
+    # Clang's build, which also analyses locks. Tidy checks give the same result with every compiler, and a
+    # benchmark of a sanitizer's build means nothing.
     build_and_test asan -LE 'tidy|bench'
+    if [ -x build/asan/bin/step_fuzz ] && [ -x build/asan/bin/attach_fuzz ]; then
+      say "fuzzing both sockets for a minute"
+      check step_fuzz fuzz step_fuzz & check attach_fuzz fuzz attach_fuzz & wait
+    else
+      not_run fuzzing "the asan build failed"
+    fi
     # The thread sanitizer of g++ 12 finds no room for its shadow memory where the kernel
     # randomizes addresses widely.
     if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi

@@ -282,7 +282,7 @@ int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_bloc
 /* Gives back what was not taken. */
 void kvpool_episode_free(kvpool_episode* episode);
 
-/* ---- Other verbs, queued and applied in order. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
+/* ---- Other verbs, queued and applied in order. A kvpool_ref of blocks that are not held ends the session. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
  * priorities 0 to 100; KVPOOL_INVALID_ARGUMENT beyond. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);
@@ -294,6 +294,10 @@ int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, si
 int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* blocks, size_t count,
                                   uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms);
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms);
+/* Takes the oldest of the last 64 refusals that no call was there to hear: of releases, pins, unpins and retentions,
+ * and of leases and fences that the session asked for by itself. Writes "pin of 3 blocks: why", cut to `capacity` bytes
+ * with the final 0. KVPOOL_NOT_FOUND: there is none. */
+int kvpool_take_refusal(kvpool_session* session, char* text, size_t capacity);
 
 #ifdef __cplusplus
 }

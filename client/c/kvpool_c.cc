@@ -32,6 +32,8 @@ using kvpool::BlockRef;
 using kvpool::In;
 
 thread_local std::string last_error;
+// As many as the session keeps.
+constexpr size_t kKeptRefusals = 64;
 
 int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)); }
 
@@ -342,6 +344,24 @@ int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* b
   const auto ttl = Time("ttl_ms", ttl_ms, 1), half_life = Time("half_life_ms", half_life_ms, 0);
   if (!ttl.ok() || !half_life.ok()) return Answer(ttl.ok() ? half_life.status() : ttl.status());
   return Answer(session->session->SetRetention(Refs(blocks, count), priority, *ttl, *half_life));
+}
+
+int kvpool_take_refusal(kvpool_session* session, char* text, size_t capacity) {
+  for (kvpool::Refusal& refusal : session->session->TakeRefusals()) {
+    session->refusals.push_back(std::move(refusal));
+    if (session->refusals.size() > kKeptRefusals) session->refusals.pop_front();
+  }
+  if (session->refusals.empty()) return Answer(absl::NotFoundError("nothing was refused"));
+  const kvpool::Refusal& refusal = session->refusals.front();
+  const std::string line =
+      absl::StrCat(refusal.verb, " of ", refusal.blocks, " blocks: ", std::string(refusal.status.message()));
+  if (capacity > 0) {
+    const size_t bytes = std::min(capacity - 1, line.size());
+    line.copy(text, bytes);
+    text[bytes] = '\0';
+  }
+  session->refusals.pop_front();
+  return Answer(absl::OkStatus());
 }
 
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms) {

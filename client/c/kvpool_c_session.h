@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -18,6 +19,7 @@
 
 struct kvpool_session {
   std::unique_ptr<kvpool::Session> session;
+  std::deque<kvpool::Refusal> refusals;  // Taken from the session, and not by the caller yet.
 };
 
 namespace kvpool {

@@ -98,6 +98,7 @@ void Attachment::Run() {
       case ReceiveOutcome::kFrame:
         usable = OnFrame(frame, std::move(fd));
         break;
+      case ReceiveOutcome::kEmpty:
       case ReceiveOutcome::kWouldBlock:
         break;
       case ReceiveOutcome::kHangup:

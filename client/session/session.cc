@@ -31,8 +31,8 @@ absl::Status CheckKeyBytes(uint32_t key_bytes) {
       absl::StrCat("key_bytes: ", key_bytes, ", where 1 to ", kMaxKeyBytes, " are allowed"));
 }
 
-// Nobody waits for the answers of Pin and SetRetention, so that a time or priority which the daemon would refuse has to
-// be refused here.
+// Nobody waits for the answers of Pin and SetRetention: a time or priority that the daemon would refuse is refused
+// here, where the caller hears it.
 absl::Status CheckTime(const char* field, std::chrono::milliseconds time, int64_t least_ms) {
   if (time.count() >= least_ms && time <= Session::kMaxTtl) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -315,11 +315,9 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
 }
 
 absl::StatusOr<Blocks> Session::Ref(absl::Span<const BlockRef> blocks) {
-  RETURN_IF_ERROR(CheckNames("Ref.blocks", blocks.size()));
-  ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kRef));
+  RETURN_IF_ERROR(rep_->status());
   rep_->magazine->Share(blocks);
-  command->blocks.assign(blocks.begin(), blocks.end());
-  rep_->Send(StepStream::Urgency::kSoon);
+  rep_->Queue(Command::Verb::kRef, blocks, /*after=*/0, {});
   return Blocks(this, blocks);
 }
 
@@ -374,6 +372,8 @@ absl::Status Session::Flush(Deadline deadline) {
   rep_->Send(StepStream::Urgency::kNow);
   return rep_->Await(*answer, deadline);
 }
+
+std::vector<Refusal> Session::TakeRefusals() { return rep_->state.refusals.Take(); }
 
 // ---------------------------------------------------------------------------------------------------- Blocks
 

@@ -190,7 +190,7 @@ bool SessionRep::DrainOverflow() {
   while (sent < overflow.size()) {
     Command* command = commands.Vacant();
     if (command == nullptr) break;
-    command->verb = Command::Verb::kRelease;
+    command->verb = overflow[sent].verb;
     command->after = overflow[sent].after;
     command->hint = overflow[sent].hint;
     command->blocks = std::move(overflow[sent].refs);
@@ -228,14 +228,15 @@ void SessionRep::Send(StepStream::Urgency urgency) {
   stream->Wake(urgency);
 }
 
-void SessionRep::QueueRelease(absl::Span<const BlockRef> refs, uint64_t after, const ReleaseHint& hint) {
+void SessionRep::Queue(Command::Verb verb, absl::Span<const BlockRef> refs, uint64_t after,
+                       const ReleaseHint& hint) {
   // A command fits in half a batch.
   constexpr size_t kPart = StepBatches::kBatchNames / 2;
   for (size_t from = 0; from < refs.size(); from += kPart) {
     const absl::Span<const BlockRef> part = refs.subspan(from, kPart);
     Command* command = DrainOverflow() ? commands.Vacant() : nullptr;
     if (command != nullptr) {
-      command->verb = Command::Verb::kRelease;
+      command->verb = verb;
       command->after = after;
       command->hint = hint;
       command->blocks.assign(part.begin(), part.end());
@@ -243,9 +244,9 @@ void SessionRep::QueueRelease(absl::Span<const BlockRef> refs, uint64_t after, c
       Send(StepStream::Urgency::kSoon);
       continue;
     }
-    if (overflow.empty() || overflow.back().after != after || !(overflow.back().hint == hint) ||
-        overflow.back().refs.size() + part.size() > kPart) {
-      overflow.push_back({.after = after, .hint = hint, .refs = {}});
+    if (overflow.empty() || overflow.back().verb != verb || overflow.back().after != after ||
+        !(overflow.back().hint == hint) || overflow.back().refs.size() + part.size() > kPart) {
+      overflow.push_back({.verb = verb, .after = after, .hint = hint, .refs = {}});
     }
     overflow.back().refs.insert(overflow.back().refs.end(), part.begin(), part.end());
     stream->Wake(StepStream::Urgency::kNow);
@@ -257,9 +258,14 @@ void SessionRep::Release(absl::Span<const BlockRef> blocks, uint64_t after, cons
   const uint64_t fence = FenceOf(after);
   scratch.clear();
   const Magazine::PutOutcome put = magazine->Put(blocks, fence != 0, &scratch);
-  if (put.refused > 0) state.refused.fetch_add(put.refused, std::memory_order_relaxed);
+  if (put.refused > 0) {
+    state.refused.fetch_add(put.refused, std::memory_order_relaxed);
+    state.refusals.Add({.verb = "release",
+                        .blocks = put.refused,
+                        .status = absl::FailedPreconditionError("this member has released them already")});
+  }
   if (put.surplus) stream->Wake(StepStream::Urgency::kSoon);
-  if (!scratch.empty()) QueueRelease(scratch, fence, hint);
+  if (!scratch.empty()) Queue(Command::Verb::kRelease, scratch, fence, hint);
 }
 
 std::shared_ptr<AnswerState> SessionRep::NewAnswer(Session* session) {

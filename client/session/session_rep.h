@@ -46,9 +46,9 @@ class SessionRep {
   absl::StatusOr<Command*> NewCommand(Command::Verb verb);
   void Send(StepStream::Urgency urgency);
   // Queues a release, now or as soon as there is room for it.
-  void QueueRelease(absl::Span<const BlockRef> refs, uint64_t after, const ReleaseHint& hint);
+  void Queue(Command::Verb verb, absl::Span<const BlockRef> refs, uint64_t after, const ReleaseHint& hint);
   void Release(absl::Span<const BlockRef> blocks, uint64_t after, const ReleaseHint& hint);
-  // Queues what QueueRelease kept back; false: there is still no room for all.
+  // Queues what Queue kept back; false: there is still no room for all.
   bool DrainOverflow();
   std::shared_ptr<AnswerState> NewAnswer(Session* session);
   // Waits for an answer of which only the status matters.
@@ -72,9 +72,10 @@ class SessionRep {
 
   // ---- Used by the engine's thread alone
   uint64_t current_step = 0;
-  // Releases that found the ring full, in order; bounded by what the session holds. While there are any,
-  // nothing else is queued, so that no verb overtakes them.
+  // Releases and Refs that found the ring full, in order. While there are any, nothing else is queued, so that no
+  // verb overtakes them.
   struct Overflow {
+    Command::Verb verb = Command::Verb::kRelease;
     uint64_t after = 0;
     ReleaseHint hint;
     std::vector<BlockRef> refs;

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "client/session/answer_state.h"
+#include "client/session/refusals.h"
 #include "proto/support/mutex.h"
 
 namespace kvpool {
@@ -55,6 +56,8 @@ struct SessionState {
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
   std::atomic<uint32_t> mapped_blocks{0};  // Blocks in mapped slabs, the null block included.
+
+  RefusalRecord refusals;
 
   // Counters; see SessionCounters.
   std::atomic<uint64_t> batches{0}, operations{0}, blocks{0}, leased{0}, refused{0}, reconnects{0};

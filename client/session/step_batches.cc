@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "client/session/refusals.h"
 
 namespace kvpool {
 namespace {
@@ -20,10 +21,11 @@ absl::Status StatusOf(int32_t code, const std::string& message) {
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
-// Verbs that may be refused block by block.
-int RefusedBlocks(const v1::OperationResult& result) {
-  return result.seal().refused_size() + result.release().refused_size() + result.ref().refused_size() +
-         result.pin().refused_size() + result.set_retention().refused_size();
+// The blocks that an operation without an answer of its own names.
+uint64_t BlocksNamed(const v1::Operation& operation) {
+  return static_cast<uint64_t>(operation.release().blocks_size() + operation.ref().blocks_size() +
+                               operation.pin().blocks_size() + operation.unpin().blocks_size() +
+                               operation.set_retention().blocks_size());
 }
 
 template <typename T>
@@ -206,21 +208,24 @@ void StepBatches::AddRelease(Batch* batch, const std::vector<BlockRef>& refs) {
 void StepBatches::OnResponse(v1::StepResponse* response) {
   for (const v1::Notice& notice : response->notices()) OnNotice(notice);
   for (v1::Completion& completion : *response->mutable_completions()) {
-    std::shared_ptr<AnswerState> answer;
-    const auto parked = parked_.find({completion.sequence(), completion.index()});
-    if (parked != parked_.end()) {
-      answer = std::move(parked->second);
-      parked_.erase(parked);
+    Parked parked;
+    const auto known = parked_.find({completion.sequence(), completion.index()});
+    if (known != parked_.end()) {
+      parked = std::move(known->second);
+      parked_.erase(known);
     }
     // The batch's own answer was lost. Sent again, it will only tell that the operation was parked.
     for (const auto& batch : unanswered_) {
-      if (batch->request.sequence() == completion.sequence() && completion.index() < batch->answers.size()) {
-        answer = std::move(batch->answers[completion.index()]);
-      }
+      if (batch->request.sequence() != completion.sequence()) continue;
+      if (completion.index() >= batch->answers.size()) continue;
+      const v1::Operation& operation = batch->request.operations(static_cast<int>(completion.index()));
+      parked = {operation.verb_case(), BlocksNamed(operation), std::move(batch->answers[completion.index()])};
     }
+    if (parked.verb == v1::Operation::VERB_NOT_SET) continue;  // It came twice.
     v1::OperationResult& result = *completion.mutable_result();
-    parts_.state->refused.fetch_add(RefusedBlocks(result), std::memory_order_relaxed);
-    if (answer != nullptr) Deliver(answer, StatusOf(result.code(), result.message()), &result);
+    const absl::Status status = StatusOf(result.code(), result.message());
+    OnRefusals(parked.verb, parked.blocks, status, result);
+    if (parked.answer != nullptr) Deliver(parked.answer, status, &result);
   }
   if (response->sequence() != 0 && !unanswered_.empty() && next_to_write_ > 0 &&
       unanswered_.front()->request.sequence() == response->sequence()) {
@@ -260,7 +265,7 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
 void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result) {
   const v1::Operation& operation = batch->request.operations(index);
   const absl::Status status = StatusOf(result->code(), result->message());
-  parts_.state->refused.fetch_add(RefusedBlocks(*result), std::memory_order_relaxed);
+  OnRefusals(operation.verb_case(), BlocksNamed(operation), status, *result);
   if (operation.has_lease()) {
     OnLease(result->lease(), status);
   } else if (operation.has_fence() && status.ok()) {
@@ -270,11 +275,39 @@ void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result)
     }
   }
   std::shared_ptr<AnswerState>& answer = batch->answers[index];
-  if (answer == nullptr) return;
   if (result->parked()) {
-    parked_[{batch->request.sequence(), static_cast<uint32_t>(index)}] = std::move(answer);
-  } else {
+    parked_[{batch->request.sequence(), static_cast<uint32_t>(index)}] = {
+        operation.verb_case(), BlocksNamed(operation), std::move(answer)};
+  } else if (answer != nullptr) {
     Deliver(answer, status, result);
+  }
+}
+
+void StepBatches::OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, const absl::Status& status,
+                             const v1::OperationResult& result) {
+  SessionState& state = *parts_.state;
+  const uint64_t refused = status.ok() ? RefusedBlocks(result) : std::max<uint64_t>(blocks, 1);
+  if (refused == 0) return;
+  state.refused.fetch_add(refused, std::memory_order_relaxed);
+  // These say that the session is over, which ends all that was under way with it.
+  if (status.code() == absl::StatusCode::kAborted || status.code() == absl::StatusCode::kUnauthenticated ||
+      status.code() == absl::StatusCode::kOutOfRange) {
+    return;
+  }
+  const RefusalRule& rule = RefusalRuleOf(verb);
+  const absl::Status why = status.ok() ? WhyRefused(result) : status;
+  switch (status.ok() ? rule.blocks : rule.whole) {
+    case RefusalFate::kCaller:
+    case RefusalFate::kHarmless:
+      return;
+    case RefusalFate::kRecorded:
+      return state.refusals.Add(
+          {.verb = std::string(rule.verb), .blocks = status.ok() ? refused : blocks, .status = why});
+    case RefusalFate::kEndsSession:
+      return state.End(absl::FailedPreconditionError(
+          absl::StrCat("detached: the daemon refused ", std::string(rule.verb), " of ", refused,
+                       " blocks, of which nobody was to hear (", std::string(rule.why),
+                       "); the first: ", why.ToString())));
   }
 }
 
@@ -334,7 +367,9 @@ void StepBatches::Abort(const absl::Status& reason) {
   }
   unanswered_.clear();
   next_to_write_ = 0;
-  for (const auto& [id, answer] : parked_) Deliver(answer, reason, nullptr);
+  for (const auto& [id, parked] : parked_) {
+    if (parked.answer != nullptr) Deliver(parked.answer, reason, nullptr);
+  }
   parked_.clear();
   while (Command* command = parts_.commands->Front()) {
     if (command->answer != nullptr) Deliver(command->answer, reason, nullptr);

@@ -60,12 +60,20 @@ class StepBatches {
     uint64_t match_keys = 0;
   };
   using ParkedId = std::pair<uint64_t, uint32_t>;  // The batch's sequence, and the index in it.
+  struct Parked {
+    v1::Operation::VerbCase verb = v1::Operation::VERB_NOT_SET;
+    uint64_t blocks = 0;
+    std::shared_ptr<AnswerState> answer;  // Null: nobody waits.
+  };
 
   void FillFromCommands(Batch* batch);
   void FillOwn(Batch* batch);
   void AddOperation(Batch* batch, const Command& command);
   void AddRelease(Batch* batch, const std::vector<BlockRef>& refs);
   void OnResult(Batch* batch, int index, v1::OperationResult* result);
+  // Sees to it that a refusal is heard: refusals.h says by whom. `blocks` are those that the operation names.
+  void OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, const absl::Status& status,
+                  const v1::OperationResult& result);
   void OnLease(const v1::LeaseResult& result, const absl::Status& status);
   void OnNotice(const v1::Notice& notice);
   void Deliver(const std::shared_ptr<AnswerState>& answer, const absl::Status& status,
@@ -78,7 +86,7 @@ class StepBatches {
   uint64_t next_sequence_ = 1;
   uint64_t acknowledged_ = 0;
   uint64_t fence_sent_ = 0;
-  std::map<ParkedId, std::shared_ptr<AnswerState>> parked_;  // These wait for a completion.
+  std::map<ParkedId, Parked> parked_;  // These wait for a completion.
   // Holds that nobody waits for, or that go back: the next batch releases them.
   std::vector<BlockRef> returns_;
   std::vector<std::unique_ptr<Batch>> spare_;

@@ -105,10 +105,7 @@ absl::StatusOr<ReceiveOutcome> ReceiveFrame(int socket, v1::AttachFrame* frame, 
       return absl::InvalidArgumentError(
           absl::StrCat("attach frame is longer than the limit of ", kMaxAttachFrameBytes, " bytes"));
     }
-    if (received == 0) {
-      if (HungUp(socket)) return ReceiveOutcome::kHangup;
-      continue;
-    }
+    if (received == 0) return HungUp(socket) ? ReceiveOutcome::kHangup : ReceiveOutcome::kEmpty;
     if (!frame->ParseFromArray(bytes.data(), static_cast<int>(received))) {
       return absl::InvalidArgumentError(
           absl::StrCat("attach frame of ", received, " bytes is not an AttachFrame"));

@@ -1,8 +1,8 @@
 // Frames of the attach socket (kvpool/v1/attach.proto), sent and received by both ends.
 //
 // One frame is one SOCK_SEQPACKET packet of at most kMaxAttachFrameBytes, with at most one descriptor, and
-// only the daemon sends descriptors. A packet of no bytes is skipped: on these sockets it reads like the end,
-// so the end is known only from poll(), by POLLHUP or POLLRDHUP.
+// only the daemon sends descriptors. A packet of no bytes says nothing, but reads like the end on these
+// sockets; so the end is known only from poll(), by POLLHUP or POLLRDHUP.
 #ifndef KVPOOL_PROTO_SUPPORT_ATTACH_SOCKET_H_
 #define KVPOOL_PROTO_SUPPORT_ATTACH_SOCKET_H_
 
@@ -32,6 +32,7 @@ enum class SendOutcome {
 
 enum class ReceiveOutcome {
   kFrame,
+  kEmpty,       // A packet of no bytes. The caller counts it: its peer may send any number of them.
   kWouldBlock,  // Non-blocking sockets: wait for POLLIN.
   kHangup,      // The other end is gone, and with it whatever it had not sent.
 };

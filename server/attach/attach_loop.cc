@@ -17,16 +17,13 @@
 #include "proto/support/check.h"
 #include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
-#include "server/base/clock.h"
 #include "server/base/log.h"
-#include "server/base/peer_process.h"
-#include "server/base/sockets.h"
 
 namespace kvpool {
 namespace {
 
-// Frames read from one connection before the others get their turn.
-constexpr int kFramesPerTurn = 16;
+// Packets read from one connection before the others get their turn.
+constexpr int kPacketsPerTurn = 16;
 constexpr int kAcceptsPerTurn = 64;
 constexpr size_t kMaxReasonBytes = 1024;
 
@@ -34,9 +31,17 @@ constexpr size_t kMaxReasonBytes = 1024;
 enum class Source : uint64_t { kListener, kMailbox, kStop, kConnection, kProcess };
 constexpr uint64_t Key(Source source, uint64_t id) { return id << 3 | static_cast<uint64_t>(source); }
 
-uint64_t NowMs() { return MonotonicClock()->NowMs(); }
-
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<AttachLoop>> AttachLoop::Open(AttachServerOptions options, AttachEvents events,
+                                                             UniqueFd listener,
+                                                             std::shared_ptr<AttachMailbox> mailbox,
+                                                             AttachSenses senses) {
+  std::unique_ptr<AttachLoop> loop(new AttachLoop(std::move(options), std::move(events), std::move(listener),
+                                                  std::move(mailbox), std::move(senses)));
+  RETURN_IF_ERROR(loop->WatchAll());
+  return loop;
+}
 
 absl::Status AttachLoop::Watch(int fd, uint64_t key, uint32_t events) {
   epoll_event event{.events = events, .data = {.u64 = key}};
@@ -44,7 +49,7 @@ absl::Status AttachLoop::Watch(int fd, uint64_t key, uint32_t events) {
   return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
 }
 
-absl::Status AttachLoop::Start() {
+absl::Status AttachLoop::WatchAll() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -53,17 +58,10 @@ absl::Status AttachLoop::Start() {
   }
   RETURN_IF_ERROR(Watch(listener_.get(), Key(Source::kListener, 0), EPOLLIN));
   RETURN_IF_ERROR(Watch(mailbox_->wake_fd(), Key(Source::kMailbox, 0), EPOLLIN));
-  RETURN_IF_ERROR(Watch(stop_.get(), Key(Source::kStop, 0), EPOLLIN));
-  thread_ = std::thread([this] { Run(); });
-  return absl::OkStatus();
+  return Watch(stop_.get(), Key(Source::kStop, 0), EPOLLIN);
 }
 
 AttachLoop::~AttachLoop() {
-  if (thread_.joinable()) {
-    const uint64_t one = 1;
-    KVPOOL_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one), "eventfd write: errno %d", errno);
-    thread_.join();
-  }
   mailbox_->Shut();
   v1::AttachFrame farewell;
   farewell.mutable_closed()->set_reason("the daemon shuts down");
@@ -73,34 +71,37 @@ AttachLoop::~AttachLoop() {
   }
 }
 
-void AttachLoop::Run() {
+void AttachLoop::Stop() {
+  const uint64_t one = 1;
+  KVPOOL_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one), "eventfd write: errno %d", errno);
+}
+
+bool AttachLoop::RunOnce(int timeout_ms) {
   std::array<epoll_event, 64> ready;
-  for (;;) {
-    const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), TimeoutMs());
-    KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
-    for (int i = 0; i < count; ++i) {
-      const uint64_t id = ready[i].data.u64 >> 3;
-      switch (static_cast<Source>(ready[i].data.u64 & 7)) {
-        case Source::kListener:
-          Accept();
-          break;
-        case Source::kMailbox:
-          ReadLetters();
-          break;
-        case Source::kStop:
-          return;
-        case Source::kConnection:
-          // An earlier event of this round may have ended the connection.
-          if (Connection* connection = Find(id)) OnEvents(connection, ready[i].events);
-          break;
-        case Source::kProcess:
-          if (const auto found = processes_.find(id); found != processes_.end())
-            OnProcessEnded(&found->second);
-          break;
-      }
+  const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), timeout_ms);
+  KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t id = ready[i].data.u64 >> 3;
+    switch (static_cast<Source>(ready[i].data.u64 & 7)) {
+      case Source::kListener:
+        Accept();
+        break;
+      case Source::kMailbox:
+        ReadLetters();
+        break;
+      case Source::kStop:
+        return false;
+      case Source::kConnection:
+        // An earlier event of this round may have ended the connection.
+        if (Connection* connection = Find(id)) OnEvents(connection, ready[i].events);
+        break;
+      case Source::kProcess:
+        if (const auto found = processes_.find(id); found != processes_.end()) OnProcessEnded(&found->second);
+        break;
     }
-    CloseLate();
   }
+  CloseLate();
+  return true;
 }
 
 int AttachLoop::TimeoutMs() const {
@@ -172,7 +173,7 @@ void AttachLoop::Admit(UniqueFd socket) {
         std::move(socket), "connections",
         absl::StrCat("the daemon has ", options_.max_connections, " attach connections, its limit"));
   }
-  const absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
+  const absl::StatusOr<PeerCredentials> peer = senses_.credentials(socket.get());
   if (!peer.ok()) return TurnAway(std::move(socket), "credentials", std::string(peer.status().message()));
   if (!MakeRoom(ConnectionState::kSilent, peer->uid)) {
     return TurnAway(
@@ -231,7 +232,7 @@ void AttachLoop::OnEvents(Connection* connection, uint32_t events) {
   if ((events & EPOLLOUT) != 0 && !Flush(connection)) return;
   if ((events & EPOLLIN) == 0 || connection->state == ConnectionState::kClosing) return;
   v1::AttachFrame frame;
-  for (int i = 0; i < kFramesPerTurn; ++i) {
+  for (int i = 0; i < kPacketsPerTurn; ++i) {
     const auto received = ReceiveFrame(connection->socket.get(), &frame, nullptr);
     if (!received.ok()) return Close(connection, "bad_frame", std::string(received.status().message()));
     switch (*received) {
@@ -240,6 +241,8 @@ void AttachLoop::OnEvents(Connection* connection, uint32_t events) {
       case ReceiveOutcome::kHangup:
         Detach(connection);
         return Forget(connection);
+      case ReceiveOutcome::kEmpty:
+        break;
       case ReceiveOutcome::kFrame:
         OnFrame(connection, frame);
         break;
@@ -275,8 +278,10 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   }
   absl::StatusOr<Process*> process = WatchPeer(*connection);
   if (!process.ok()) return Close(connection, "process", std::string(process.status().message()));
+  PeerCredentials credentials = connection->peer;
+  credentials.process = (*process)->id;
   absl::StatusOr<Daemon::Welcome> welcome =
-      events_.attached(MakeMailedPeer(mailbox_, connection->id), connection->peer, hello.client_name());
+      events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());
   if (!welcome.ok()) {
     if ((*process)->attached.empty()) Unwatch(*process);
     return Close(connection, "refused", std::string(welcome.status().message()));
@@ -386,7 +391,7 @@ void AttachLoop::Forget(Connection* connection) {
   // Unread bytes of the peer would turn the last frame to it into ECONNRESET.
   std::array<char, 1> byte;
   for (int i = 0;
-       i < kFramesPerTurn && recv(connection->socket.get(), byte.data(), byte.size(), MSG_DONTWAIT) > 0;
+       i < kPacketsPerTurn && recv(connection->socket.get(), byte.data(), byte.size(), MSG_DONTWAIT) > 0;
        ++i) {
   }
   const uint64_t id = connection->id;
@@ -407,7 +412,7 @@ void AttachLoop::Count(std::string_view label) {
 
 absl::StatusOr<AttachLoop::Process*> AttachLoop::WatchPeer(const Connection& connection) {
   const int64_t pid = connection.peer.pid;
-  ASSIGN_OR_RETURN(UniqueFd pidfd, PidfdOf(connection.socket.get(), connection.peer));
+  ASSIGN_OR_RETURN(UniqueFd pidfd, senses_.pidfd(connection.socket.get(), connection.peer));
   // A forked child may hold the socket and say hello, but no pidfd of ours would tell when that child ends.
   if (ProcessEnded(pidfd.get())) {
     return absl::FailedPreconditionError(absl::StrCat("pid ", pid, ", which connected, has already ended"));

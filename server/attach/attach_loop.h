@@ -1,14 +1,14 @@
-// The attach server's thread: its connections, the processes behind them, and who is let in.
+// What the attach server's thread does: its connections, the processes behind them, and who is let in.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_LOOP_H_
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -20,21 +20,37 @@
 #include "proto/support/unique_fd.h"
 #include "server/attach/attach_mailbox.h"
 #include "server/attach/attach_options.h"
+#include "server/base/clock.h"
+#include "server/base/peer_process.h"
 
 namespace kvpool {
 
-// Everything belongs to the thread, except the counters.
+// From where the loop knows the time, and who is at the other end of a socket. Tests have a clock that stands
+// still, and processes that end, or get the pid of another, when they say so.
+struct AttachSenses {
+  const Clock* clock = MonotonicClock();
+  std::function<absl::StatusOr<PeerCredentials>(int socket)> credentials = CredentialsOf;
+  std::function<absl::StatusOr<UniqueFd>(int socket, const PeerCredentials&)> pidfd = PidfdOf;
+};
+
+// It has no thread of its own: all belongs to the one that calls RunOnce, except Stop and the counters.
 class AttachLoop {
  public:
-  AttachLoop(AttachServerOptions options, AttachEvents events, UniqueFd listener,
-             std::shared_ptr<AttachMailbox> mailbox)
-      : options_(std::move(options)),
-        events_(std::move(events)),
-        listener_(std::move(listener)),
-        mailbox_(std::move(mailbox)) {}
+  // UNAVAILABLE: there are no descriptors for it.
+  static absl::StatusOr<std::unique_ptr<AttachLoop>> Open(AttachServerOptions options, AttachEvents events,
+                                                          UniqueFd listener,
+                                                          std::shared_ptr<AttachMailbox> mailbox,
+                                                          AttachSenses senses = {});
+  // Tells every peer that the daemon shuts down, and hangs up.
   ~AttachLoop();
 
-  absl::Status Start();
+  // When something is to be done although nobody says anything: milliseconds from now; -1: never.
+  int TimeoutMs() const;
+  // Waits for events, so long at most, and does what they and the time ask for. False: Stop was called.
+  bool RunOnce(int timeout_ms);
+  // From any thread.
+  void Stop();
+
   AttachStats Stats() const {
     MutexLock lock(&stats_mu_);
     return stats_;
@@ -68,9 +84,16 @@ class AttachLoop {
     std::vector<AttachId> attached;  // The daemon waits for the end of these.
   };
 
+  AttachLoop(AttachServerOptions options, AttachEvents events, UniqueFd listener,
+             std::shared_ptr<AttachMailbox> mailbox, AttachSenses senses)
+      : options_(std::move(options)),
+        events_(std::move(events)),
+        listener_(std::move(listener)),
+        mailbox_(std::move(mailbox)),
+        senses_(std::move(senses)) {}
+  absl::Status WatchAll();
   absl::Status Watch(int fd, uint64_t key, uint32_t events);
-  void Run();
-  int TimeoutMs() const;
+  uint64_t NowMs() const { return senses_.clock->NowMs(); }
   void Accept();
   void Admit(UniqueFd socket);
   // Turns one connection away with the spare descriptor. False: nobody was waiting.
@@ -108,6 +131,7 @@ class AttachLoop {
   const AttachEvents events_;
   const UniqueFd listener_;
   const std::shared_ptr<AttachMailbox> mailbox_;
+  const AttachSenses senses_;
   UniqueFd epoll_, stop_;
   UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and refuse it.
   uint64_t next_id_ = 1;
@@ -115,7 +139,6 @@ class AttachLoop {
   std::unordered_map<uint64_t, Process> processes_;
   std::unordered_map<int64_t, uint64_t> process_of_pid_;
   std::set<uint64_t> silent_, greeted_, closing_;  // Ids by state, oldest first.
-  std::thread thread_;
 
   mutable Mutex stats_mu_;
   AttachStats stats_ ABSL_GUARDED_BY(stats_mu_);

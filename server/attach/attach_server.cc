@@ -29,14 +29,22 @@ absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(const AttachSe
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_SEQPACKET, .group = options.group}));
   ASSIGN_OR_RETURN(std::shared_ptr<AttachMailbox> mailbox, AttachMailbox::Make());
-  auto loop =
-      std::make_unique<AttachLoop>(options, std::move(events), std::move(listener), std::move(mailbox));
-  RETURN_IF_ERROR(loop->Start());
+  ASSIGN_OR_RETURN(std::unique_ptr<AttachLoop> loop,
+                   AttachLoop::Open(options, std::move(events), std::move(listener), std::move(mailbox)));
   return std::unique_ptr<AttachServer>(new AttachServer(std::move(loop)));
 }
 
-AttachServer::AttachServer(std::unique_ptr<AttachLoop> loop) : loop_(std::move(loop)) {}
-AttachServer::~AttachServer() = default;
+AttachServer::AttachServer(std::unique_ptr<AttachLoop> loop)
+    : loop_(std::move(loop)), thread_([this] {
+        while (loop_->RunOnce(loop_->TimeoutMs())) {
+        }
+      }) {}
+
+AttachServer::~AttachServer() {
+  loop_->Stop();
+  thread_.join();
+}
+
 AttachStats AttachServer::Stats() const { return loop_->Stats(); }
 
 }  // namespace kvpool

@@ -21,6 +21,7 @@
 #define KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 
 #include <memory>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "server/attach/attach_options.h"
@@ -44,7 +45,8 @@ class AttachServer {
 
  private:
   explicit AttachServer(std::unique_ptr<AttachLoop> loop);
-  std::unique_ptr<AttachLoop> loop_;
+  const std::unique_ptr<AttachLoop> loop_;
+  std::thread thread_;  // It comes last, as it uses the loop.
 };
 
 }  // namespace kvpool

@@ -37,6 +37,10 @@ absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials)
     return absl::FailedPreconditionError("the process that connected has already ended");
   }
   if (errno != ENOPROTOOPT) return absl::UnavailableError(absl::StrCat("SO_PEERPIDFD: ", strerror(errno)));
+  return PidfdByPid(socket, credentials);
+}
+
+absl::StatusOr<UniqueFd> PidfdByPid(int socket, const PeerCredentials& credentials) {
   if (credentials.pid <= 0) {
     return absl::FailedPreconditionError(
         "the process is in a pid namespace that this daemon does not see, and this kernel has no "

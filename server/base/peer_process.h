@@ -14,6 +14,8 @@ struct PeerCredentials {
   int64_t pid = 0;  // 0: not visible in the daemon's pid namespace.
   uint32_t uid = 0;
   uint32_t gid = 0;
+  // Names the process among those that live; 0: two connections can't be told to be of one process.
+  uint64_t process = 0;
 };
 
 // True once the process behind a pidfd has ended.
@@ -22,10 +24,12 @@ bool ProcessEnded(int pidfd);
 // The credentials of the process that connected `socket`.
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
-// A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5),
-// else opened by pid, which must be visible in this pid namespace. FAILED_PRECONDITION: it is not, or
-// the process is gone.
+// A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5), else by
+// PidfdByPid. FAILED_PRECONDITION: the process is gone, or is not visible.
 absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials);
+
+// The same on older kernels: opened by pid, which must be visible in this pid namespace.
+absl::StatusOr<UniqueFd> PidfdByPid(int socket, const PeerCredentials& credentials);
 
 }  // namespace kvpool
 

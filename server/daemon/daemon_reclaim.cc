@@ -1,4 +1,4 @@
-// Reclaims blocks ahead of the verbs that will need them: slice by slice, so that verbs get in between.
+// Work on many blocks that no verb waits for: slice by slice, so that verbs get in between.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -17,8 +17,8 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none are
-// reclaimed while a slab is to come.
+// How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none
+// are reclaimed while a slab is to come.
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
   const Growth& growth = state.growth;
   const uint32_t free = growth.free_blocks();
@@ -32,10 +32,12 @@ void Daemon::ReclaimAhead(Space* space) {
   Decision decision;
   std::vector<Eviction> evictions;
   for (bool reclaiming = false;; reclaiming = true) {
+    // A verb's own thread reclaims less than a slice, and does not wait.
+    if (evictions.size() == kReclaimSlice) space->GiveWay();
     evictions.clear();
     bool asked;
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       SpaceState& state = space->state;
       if (Wanted(state, reclaiming) == 0) return;
       asked = decision.Prepare(state.pool.async_policy(), &state.decisions, clock_->NowMs());
@@ -44,7 +46,7 @@ void Daemon::ReclaimAhead(Space* space) {
     if (asked) decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(decision_began) * 1e6); });
     const double decision_seconds = SecondsSince(decision_began);
 
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     const auto reclaim_began = std::chrono::steady_clock::now();
     SpaceState& state = space->state;
     AsyncPolicy* const policy = state.pool.async_policy();
@@ -60,6 +62,18 @@ void Daemon::ReclaimAhead(Space* space) {
     if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
     state.reclaim.Observe(SecondsSince(reclaim_began));
+  }
+}
+
+void Daemon::TidyUp(Space* space) {
+  while (true) {
+    {
+      SpaceLock lock(*space);
+      BlockPool& pool = space->state.pool;
+      const bool expiring = pool.Expire(clock_->NowMs(), BlockPool::kTidySlice);
+      if (!pool.Tidy(BlockPool::kTidySlice) && !expiring) return;
+    }
+    space->GiveWay();
   }
 }
 

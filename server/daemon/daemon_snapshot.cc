@@ -20,7 +20,7 @@ DaemonSnapshot Daemon::Snapshot() {
   // and never in it twice.
   snapshot.totals = retired_->totals();
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     snapshot.totals.Add(snapshot.spaces.emplace_back(SnapshotOf(space->state, now)));
     for (const Session* session : space->state.sessions) snapshot.sessions_open += session->ended ? 0 : 1;
   }
@@ -40,6 +40,7 @@ DaemonSnapshot Daemon::Snapshot() {
     const google::protobuf::FieldDescriptor* verb = verbs->field(i);
     snapshot.step_operations[verb->name()] = snapshot.totals.space.operations[verb->number()];
     snapshot.step_errors[verb->name()] = snapshot.totals.space.errors[verb->number()];
+    snapshot.refused_blocks[verb->name()] = snapshot.totals.space.refused_blocks[verb->number()];
   }
   snapshot.reconnects = reconnects_.load(std::memory_order_relaxed);
   if (event_log_ != nullptr) {

@@ -70,6 +70,7 @@ Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& sessi
   attachment.use = Use::kBound;
   attachment.member = std::shared_ptr<Member>(session, member);
   member_tokens_[member->identity.token] = attachment.member;
+  ++mappings_[MappingOf(attachment)];
   if (new_session) {
     --opening_sessions_;
     sessions_[session->terms.id] = session;
@@ -92,7 +93,12 @@ Registry::HungUp Registry::HangUp(AttachId id) {
   Attachment& attachment = it->second;
   attachment.fate.hung_up = true;
   HungUp hung_up{.member = attachment.member, .awaited = attachment.use != Use::kWaiting};
-  ForgetIfOver(id);
+  hung_up.stood_for = ForgetIfStoodFor(id);
+  if (hung_up.stood_for) {
+    hung_up.awaited = false;
+  } else {
+    ForgetIfOver(id);
+  }
   return hung_up;
 }
 
@@ -114,8 +120,29 @@ void Registry::ForgetIfOver(AttachId id) {
   if (!attachment.fate.hung_up || attachment.use == Use::kOpening) return;
   if (attachment.use == Use::kBound && !attachment.fate.dead) return;
   attach_tokens_.erase(attachment.token);
-  if (attachment.member != nullptr) member_tokens_.erase(attachment.member->identity.token);
+  if (attachment.member != nullptr) {
+    member_tokens_.erase(attachment.member->identity.token);
+    const auto mapping = mappings_.find(MappingOf(attachment));
+    if (--mapping->second == 0) mappings_.erase(mapping);
+  }
   attachments_.erase(it);
+}
+
+Registry::Mapping Registry::MappingOf(const Attachment& attachment) {
+  return {attachment.credentials.process, attachment.member->session->space->facts.id};
+}
+
+bool Registry::ForgetIfStoodFor(AttachId id) {
+  const auto it = attachments_.find(id);
+  if (it == attachments_.end()) return false;
+  Attachment& attachment = it->second;
+  if (attachment.use != Use::kBound || !attachment.fate.hung_up) return false;
+  if (sessions_.contains(attachment.member->session->terms.id)) return false;
+  const Mapping mapping = MappingOf(attachment);
+  if (mapping.first == 0 || mappings_.at(mapping) == 1) return false;
+  attachment.fate.dead = true;
+  ForgetIfOver(id);
+  return true;
 }
 
 std::shared_ptr<Member> Registry::FindMember(std::string_view token) {
@@ -149,9 +176,23 @@ void Registry::Ended(EndKind kind) {
   ++ended_[static_cast<size_t>(kind)];
 }
 
-void Registry::Gone(uint64_t session) {
+std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
+  std::vector<std::shared_ptr<Member>> stood_for;
+  std::shared_ptr<Session> session;  // Destroyed outside the mutex.
   MutexLock lock(&mu_);
-  sessions_.erase(session);
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return stood_for;
+  session = std::move(it->second);
+  sessions_.erase(it);
+  std::vector<std::shared_ptr<Member>> members;
+  {
+    SpaceLock space_lock(*session->space);
+    for (const auto& member : session->members) members.emplace_back(session, member.get());
+  }
+  for (std::shared_ptr<Member>& member : members) {
+    if (ForgetIfStoodFor(member->identity.attach)) stood_for.push_back(std::move(member));
+  }
+  return stood_for;
 }
 
 std::map<std::string, uint64_t> Registry::ended_by_reason() {
@@ -173,7 +214,7 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
     if (!space.ok()) return space.status();
     ++next_space_;
     {
-      MutexLock space_lock(&(*space)->mu);
+      SpaceLock space_lock(**space);
       (*space)->state.sessions.SetDraining(draining_);
     }
     it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
@@ -188,7 +229,7 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
                                [&space](const auto& entry) { return entry.second.space.get() == &space; });
   if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
   const std::shared_ptr<Space> finished = it->second.space;
-  MutexLock space_lock(&finished->mu);
+  SpaceLock space_lock(*finished);
   if (!finished->state.sessions.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
   finished->state.growth.Close();
   closing_.push_back(finished);
@@ -242,7 +283,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
     if (it->second.opening > 0) continue;
     if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
-    MutexLock space_lock(&space.mu);
+    SpaceLock space_lock(space);
     const auto& sessions = space.state.sessions;
     if (!sessions.idle() || (!devices.empty() && space.state.growth.slabs().empty())) continue;
     const std::pair rank(!above.contains(space.facts.tenant), sessions.last_used_ms());
@@ -255,7 +296,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   std::shared_ptr<Space> space = std::move(first->second.space);
   spaces_.erase(first);
   closing_.push_back(space);
-  MutexLock space_lock(&space->mu);
+  SpaceLock space_lock(*space);
   space->state.growth.Close();
   return space;
 }
@@ -268,7 +309,7 @@ bool Registry::MustYield(const Space& space) {
   for (const auto& [key, entry] : spaces_) {
     Space& other = *entry.space;
     if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
-    MutexLock space_lock(&other.mu);
+    SpaceLock space_lock(other);
     if (other.state.growth.NeedsSlab()) return true;
   }
   return false;
@@ -297,7 +338,7 @@ uint32_t Registry::held_idle_spaces() {
   MutexLock lock(&mu_);
   uint32_t held = 0;
   for (const auto& [key, entry] : spaces_) {
-    MutexLock space_lock(&entry.space->mu);
+    SpaceLock space_lock(*entry.space);
     held += entry.space->state.sessions.held_idle();
   }
   return held;

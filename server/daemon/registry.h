@@ -4,10 +4,14 @@
 //                opening -> bound              Bind
 //                opening -> waiting            Unclaim: the opening failed
 //                waiting -> forgotten          it hung up: no opening can name it any more
-//                bound   -> forgotten          it hung up and its process died, in any order. Its tokens go too
+//                bound   -> forgotten          it hung up and its process died, in any order. Its tokens go too.
+//                                              Or its session is gone, and another attachment stands for it: see below
 //   session      here from Bind to Gone; counted against max_sessions from Claim on
 //   space        open    -> closing            CloseIdle, FinishOpening: it has no session, and none is being opened
 //                closing -> gone               Closed: its slabs are destroyed
+//
+// A space is not closed while a process lives that mapped it. A process may open and close any number of sessions, so
+// one attachment for each space that it has mapped stands for all of them: the others go with their sessions.
 //
 // Thread-safe. Its mutex is taken before a space's, and held across neither device calls nor sends.
 #ifndef KVPOOL_SERVER_DAEMON_REGISTRY_H_
@@ -21,6 +25,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -71,7 +76,8 @@ class Registry {
   // or the hang-up knows that the end of the process is awaited.
   struct HungUp {
     std::shared_ptr<Member> member;
-    bool awaited = false;  // The end of the process will matter. False: the attachment is forgotten.
+    bool awaited = false;    // The end of the process will matter. False: the attachment is forgotten.
+    bool stood_for = false;  // Another attachment of the process stands for it: the member counts as dead.
   };
   HungUp HangUp(AttachId id);
   std::shared_ptr<Member> Die(AttachId id);
@@ -81,9 +87,10 @@ class Registry {
   uint64_t NextSessionId();
   std::shared_ptr<Session> FindSession(uint64_t id);
   std::vector<std::shared_ptr<Session>> Sessions();
-  // Ended counts; after Gone the session is found no more.
+  // Ended counts; after Gone the session is found no more. Gone answers the members that others stand for: they
+  // had hung up before.
   void Ended(EndKind kind);
-  void Gone(uint64_t session);
+  std::vector<std::shared_ptr<Member>> Gone(uint64_t session) ABSL_LOCKS_EXCLUDED(mu_);
   std::map<std::string, uint64_t> ended_by_reason();  // It has every reason there is.
 
   // ---- Spaces
@@ -133,6 +140,11 @@ class Registry {
     uint32_t opening = 0;
   };
   void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Which process has mapped which space: 0 if that can't be told.
+  using Mapping = std::pair<uint64_t, uint64_t>;
+  static Mapping MappingOf(const Attachment& attachment);
+  // True, and the attachment is forgotten: it hung up, its session is gone, and another stands for it.
+  bool ForgetIfStoodFor(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The tenants whose spaces on these devices have more than an equal share of what all tenants'
   // spaces have there.
   std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
@@ -148,6 +160,8 @@ class Registry {
   std::map<AttachId, Attachment> attachments_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, AttachId> attach_tokens_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::shared_ptr<Member>> member_tokens_ ABSL_GUARDED_BY(mu_);
+  // How many bound attachments there are for each.
+  absl::flat_hash_map<Mapping, uint32_t> mappings_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);

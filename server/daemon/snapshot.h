@@ -32,8 +32,8 @@ struct DaemonSnapshot {
   std::vector<DeviceOperationsSnapshot> device_operations;  // One entry for each device that can score.
   // Keyed by reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> sessions_ended;
-  // Both are keyed by verb; sums over all spaces, as `totals`.
-  std::map<std::string, uint64_t> step_operations, step_errors;
+  // Each is keyed by verb; sums over all spaces, as `totals`.
+  std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.
   uint32_t sessions_open = 0;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/log.h"
 #include "server/metrics/process_facts.h"
 
 namespace kvpool {
@@ -20,7 +21,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
-constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap"};
+constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
 class Families {
@@ -119,10 +120,10 @@ constexpr CounterSeries<PoolCounters> kVictims[] = {{&PoolCounters::decided_vict
 static_assert(sizeof(PoolCounters) ==
                   (std::size(kPoolFamilies) + std::size(kVictims) + kEvictReasons) * sizeof(uint64_t),
               "a counter of PoolCounters has no line in kPoolFamilies or kVictims");
-static_assert(sizeof(SpaceCounters) == sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
-                                           sizeof(SpaceCounters::shortfalls) +
-                                           sizeof(SpaceCounters::batches) +
-                                           sizeof(SpaceCounters::growth_failures),
+static_assert(sizeof(SpaceCounters) ==
+                  sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
+                      sizeof(SpaceCounters::refused_blocks) + sizeof(SpaceCounters::shortfalls) +
+                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures),
               "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
 
 constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
@@ -283,6 +284,11 @@ void AddVerbs(const DaemonSnapshot& daemon, Families* out) {
   for (const auto& [verb, count] : daemon.step_errors) {
     out->Add({{"verb", verb}}, static_cast<double>(count));
   }
+  out->Counter("kvpool_refused_blocks_total",
+               "Blocks that an operation was not applied to, although it was to others, by verb.");
+  for (const auto& [verb, count] : daemon.refused_blocks) {
+    out->Add({{"verb", verb}}, static_cast<double>(count));
+  }
 }
 
 void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
@@ -301,6 +307,8 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
     const char* help;
   };
   static constexpr SpaceHistogram kHistograms[] = {
+      {&SpaceSnapshot::hold, "kvpool_space_mutex_hold_seconds",
+       "Time of one hold of the space's mutex, for which its verbs wait."},
       {&SpaceSnapshot::reclaim, "kvpool_reclaim_seconds", "Time of one round of background reclaim."},
       {&SpaceSnapshot::lifetime, "kvpool_block_lifetime_seconds", "From seal to eviction."},
       {&SpaceSnapshot::idle_before_evict, "kvpool_block_idle_before_evict_seconds",
@@ -384,15 +392,19 @@ void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
-void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const AttachStats& attach,
-                  Families* out) {
+void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Families* out) {
   out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
-  for (const auto& [method, stats] : rpc) out->Add({{"method", method}}, stats.seconds);
+  for (const auto& [method, stats] : rpc.methods) out->Add({{"method", method}}, stats.seconds);
   out->Counter("kvpool_rpc_errors_total", "RPCs, and batches of Step, that failed as a whole.");
-  for (const auto& [method, stats] : rpc) {
+  for (const auto& [method, stats] : rpc.methods) {
     for (const auto& [code, count] : stats.errors) {
       out->Add({{"method", method}, {"code", code}}, static_cast<double>(count));
     }
+  }
+  out->Counter("kvpool_openings_refused_total",
+               "OpenSession and AddMember, in a stream or not, that were refused.");
+  for (const auto& [reason, count] : rpc.refused_openings) {
+    out->Add({{"reason", reason}}, static_cast<double>(count));
   }
   out->Gauge("kvpool_attach_connections", "Open attach connections.");
   out->Add({}, static_cast<double>(attach.connections));
@@ -441,6 +453,8 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   AddProcess(ReadProcessFacts(), &out);
+  out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");
+  out.Add({}, static_cast<double>(LogLinesDropped()));
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
   out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
   out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");

@@ -16,6 +16,9 @@ namespace {
 // of one block.
 constexpr size_t kPrefetchBlocks = 8;
 constexpr size_t kMaxSessions = 65534;
+// So many blocks are evicted for one lease: some 1.5 ms. Background reclaim keeps more than that free for
+// those who lease what they need next.
+constexpr uint32_t kMostDirectEvictions = 2048;
 
 }  // namespace
 
@@ -36,16 +39,18 @@ absl::Status BlockPool::Grow(uint32_t blocks) {
 
 // -------------------------------------------------------------------------------------------- sessions
 
-absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits) {
+absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32_t coming) {
   Rep& r = *rep_;
   if (limits.max_blocks != 0 && limits.guaranteed > limits.max_blocks) {
     return absl::InvalidArgumentError(absl::StrCat(
         limits.guaranteed, " blocks guaranteed asked, above the cap of ", limits.max_blocks, " held"));
   }
   const uint32_t unpromised = r.available() - r.promised;
-  if (limits.guaranteed > unpromised) {
-    return absl::ResourceExhaustedError(absl::StrCat(limits.guaranteed, " blocks guaranteed asked, ",
-                                                     unpromised, " unpromised of ", r.capacity));
+  const uint32_t unmet = limits.guaranteed - std::min(limits.guaranteed, unpromised);
+  if (unmet > coming) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(limits.guaranteed, " blocks guaranteed asked, ", unpromised, " unpromised of ",
+                     r.capacity, coming == 0 ? "" : absl::StrCat(", ", coming, " unpromised to come")));
   }
   size_t slot = r.sessions.size();
   if (!r.unused_slots.empty()) {
@@ -60,9 +65,23 @@ absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits) {
   Rep::Session& s = r.sessions[slot];
   s.phase = Rep::Phase::kOpen;
   s.limits = limits;
+  s.limits.guaranteed -= unmet;
+  s.unmet = unmet;
   s.many_holds = false;
-  r.promised += limits.guaranteed;
+  r.promised += s.limits.guaranteed;
   return Holder{static_cast<uint16_t>(slot)};
+}
+
+bool BlockPool::Promise(Holder session) {
+  Rep& r = *rep_;
+  Rep::Session* const s = r.OpenSession(session);
+  if (s == nullptr) return true;
+  const uint32_t more = std::min(s->unmet, r.available() - r.promised);
+  r.promised -= Rep::Unused(*s);
+  s->limits.guaranteed += more;
+  s->unmet -= more;
+  r.promised += Rep::Unused(*s);
+  return s->unmet == 0;
 }
 
 void BlockPool::EndSession(Holder session) {
@@ -71,14 +90,14 @@ void BlockPool::EndSession(Holder session) {
   if (s == nullptr) return;
   r.promised -= Rep::Unused(*s);
   s->phase = Rep::Phase::kEnded;
-  s->holds.ForEach([&](uint32_t b, uint32_t) {
-    if (r.records[b].state() == BlockState::kLeased) r.SetState(b, BlockState::kQuarantined);
-  });
-  s->leased = 0;
+  s->unmet = 0;
   // Blocks in their last generation stay charged in place of this session's guarantee, which is over.
   for (const uint32_t b : r.last_generation_blocks) {
     if (Holder{r.records[b].owner} == session) r.EndCharge(b);
   }
+  s->tidied_from = r.capacity + 1;
+  r.ending.push_back(static_cast<uint16_t>(session));
+  Tidy(kTidySlice);
 }
 
 uint64_t BlockPool::FreeQuarantine(Holder session) {
@@ -88,28 +107,35 @@ uint64_t BlockPool::FreeQuarantine(Holder session) {
   Rep::Session& s = r.sessions[slot];
   KVPOOL_CHECK(s.phase != Rep::Phase::kOpen, "session %zu is open: its processes may write its blocks", slot);
   if (s.phase != Rep::Phase::kEnded) return 0;
-  uint64_t ended = 0;
-  s.holds.ForEach([&](uint32_t b, uint32_t holds) {
-    ended += holds;
-    s.holds.Subtract(b, holds);
-    if (r.records[b].state() == BlockState::kQuarantined) {
-      r.Free(b);
-    } else {
-      r.DropRefs(b, holds);
-    }
-  });
-  s.held = 0;
-  s.phase = Rep::Phase::kGone;
-  r.ReuseIfIdle(slot);
+  const uint64_t ended = s.all_holds;
+  s.phase = Rep::Phase::kFreeing;
+  if (s.tidied_from == 0) r.ending.push_back(static_cast<uint16_t>(slot));
+  s.tidied_from = r.capacity + 1;
+  Tidy(kTidySlice);
   return ended;
 }
+
+bool BlockPool::Tidy(uint32_t blocks) {
+  Rep& r = *rep_;
+  r.BeginVerb(r.now_ms, 0);
+  while (blocks > 0 && !r.ending.empty()) r.GoOnEnding(&blocks);
+  for (r.steps_left = blocks; r.steps_left > 0 && !r.owed.empty();) {
+    const uint32_t b = r.owed.back();
+    r.owed.pop_back();
+    --r.steps_left;
+    r.DropRefs(b, 1);
+  }
+  return untidy();
+}
+
+bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.empty(); }
 
 // ------------------------------------------------------------------------------------- leases and holds
 
 LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32_t min,
                               std::vector<BlockRef>* out) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, 0);
   Rep::Session* const s = r.OpenSession(session);
   if (s == nullptr) return {.leased = 0, .shortfall = Shortfall::kCap};
   const uint32_t cap_room = Rep::CapRoom(*s);
@@ -123,6 +149,12 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
       outcome.shortfall = r.available() > n ? Shortfall::kCredit : Shortfall::kPressure;
     }
     if (n < min) n = 0;
+  }
+  if (const uint32_t at_once = r.count(BlockState::kFree) + kMostDirectEvictions; n > at_once) {
+    // What is evicted is free for the next try, even if it is less than the least that would do now.
+    r.EvictUntilFree(at_once, EvictReason::kDirect, nullptr);
+    n = at_once < min ? 0 : at_once;
+    outcome.shortfall = Shortfall::kReclaiming;
   }
   r.EvictUntilFree(n, EvictReason::kDirect, nullptr);
   KVPOOL_CHECK(r.count(BlockState::kFree) >= n, "%u blocks are free where %u are available",
@@ -154,7 +186,7 @@ void BlockPool::Release(Holder session, TimeMs now, absl::Span<const BlockRef> b
 void BlockPool::Release(Holder session, TimeMs now, const UseHint& hint, absl::Span<const BlockRef> blocks,
                         absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, blocks.size());
   Rep::Session* const s = r.OpenSession(session);
   const auto prefetch = [&](size_t i) {
     if (Index(blocks[i].id) > r.capacity) return;
@@ -223,7 +255,7 @@ void BlockPool::CheckHeld(Holder session, std::optional<uint32_t> group, absl::S
 
 uint32_t BlockPool::Touch(TimeMs now, absl::Span<const BlockRef> blocks) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, blocks.size());
   uint32_t touched = 0;
   for (size_t i = blocks.size(); i-- > 0;) {
     if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
@@ -247,7 +279,7 @@ void PoolRep::TouchOne(uint32_t b) {
 
 uint32_t BlockPool::SetScores(TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<const float> scores) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, blocks.size());
   uint32_t told = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
@@ -326,15 +358,9 @@ BlockPool::Holdings BlockPool::holdings(Holder session) const {
   const auto slot = static_cast<size_t>(session);
   if (slot >= rep_->sessions.size()) return {};
   const Rep::Session& s = rep_->sessions[slot];
-  Holdings holdings = {.charged = s.charged, .limits = s.limits};
-  if (s.phase == Rep::Phase::kOpen) {
-    holdings.leased = s.leased;
-    holdings.referenced = s.held - s.leased;
-  } else {
-    s.holds.ForEach([&](uint32_t b, uint32_t) {
-      ++(rep_->records[b].resident() ? holdings.referenced : holdings.leased);
-    });
-  }
+  Holdings holdings = {
+      .leased = s.leased, .referenced = s.held - s.leased, .charged = s.charged, .limits = s.limits};
+  holdings.limits.guaranteed += s.unmet;
   return holdings;
 }
 
@@ -345,11 +371,7 @@ uint32_t BlockPool::holds(Holder session, BlockId block) const {
 
 uint64_t BlockPool::holds(Holder session) const {
   const auto slot = static_cast<size_t>(session);
-  uint64_t all = 0;
-  if (slot < rep_->sessions.size()) {
-    rep_->sessions[slot].holds.ForEach([&all](uint32_t, uint32_t holds) { all += holds; });
-  }
-  return all;
+  return slot < rep_->sessions.size() ? rep_->sessions[slot].all_holds : 0;
 }
 
 uint32_t BlockPool::credit_room(Holder session) const {
@@ -360,6 +382,11 @@ uint32_t BlockPool::credit_room(Holder session) const {
 uint32_t BlockPool::cap_room(Holder session) const {
   const Rep::Session* const s = rep_->OpenSession(session);
   return s == nullptr ? 0 : Rep::CapRoom(*s);
+}
+
+uint32_t BlockPool::unmet(Holder session) const {
+  const auto slot = static_cast<size_t>(session);
+  return slot < rep_->sessions.size() ? rep_->sessions[slot].unmet : 0;
 }
 
 uint32_t BlockPool::guaranteed_free(Holder session) const {

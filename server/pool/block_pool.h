@@ -9,6 +9,10 @@
 //   cached       refs = 0; content valid; evictable        -> sealed (Match) | free (Reclaim)
 //   quarantined  its session ended, its processes may run  -> free (FreeQuarantine)
 //
+// A session may hold any part of the pool, and one hold any length of chain. So that no call takes long, ends
+// of sessions and of chains are put off beyond some thousand blocks, and done slice by slice in Tidy: such a
+// block is leased, quarantined or sealed for a while longer than the table says.
+//
 // Only a cached block without resident children may be a victim. Block 0 is the null block and is no part of
 // the capacity.
 //
@@ -35,6 +39,12 @@
 //   available >= promised
 //
 // Lease, Match, Pin and Seal (the hold on a canonical block, the link to a parent) stop short of breaking it.
+// A session may enter with a guarantee that rests on blocks to come; of that, `promised` has what Promise
+// found so far.
+//
+// Chains. What a call costs is linear in the blocks and keys that it names: it visits no more than some
+// thousand blocks besides, in front of these (PoolRep::kMostSteps). What lies farther is refused (kTooFar),
+// not linked, not matched, and may be had by naming blocks nearer to the root first.
 //
 // BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
 // as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it. A verb of a
@@ -79,18 +89,28 @@ class BlockPool {
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks.
   absl::Status Grow(uint32_t blocks);
 
-  // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised (with the numbers), or at 65,534
-  // sessions. INVALID_ARGUMENT: guaranteed above max_blocks.
-  absl::StatusOr<Holder> AddSession(const SessionLimits& limits);
+  // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
+  // numbers), or at 65,534 sessions. INVALID_ARGUMENT: guaranteed above max_blocks. All that is unpromised is
+  // promised at once, as far as it is needed: nobody else can take it until the rest is there.
+  absl::StatusOr<Holder> AddSession(const SessionLimits& limits, uint32_t coming = 0);
+  // Promises the session what is unpromised now, up to its guarantee. True: that is promised whole.
+  bool Promise(Holder session);
   // Ends the session and its guarantee. Its leases become quarantined; the sealed blocks that it
   // holds stay held.
   void EndSession(Holder session);
   // Call it when no process of the session is left: its quarantined blocks become free, its holds on sealed
-  // ones end. Answers how many holds ended. REQUIRES: EndSession was called.
+  // ones end, from the highest block down. Answers how many holds end. REQUIRES: EndSession was called.
   uint64_t FreeQuarantine(Holder session);
+  // Goes on with what these two, and ends of chains, have left to do: about `blocks` blocks of it. False:
+  // nothing is left.
+  bool Tidy(uint32_t blocks);
+  bool untidy() const;
+  // So many at once are some 0.1 ms, and 1 ms where they are strewn.
+  static constexpr uint32_t kTidySlice = 1024;
 
   // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`.
-  // Reclaims (reason kDirect) when free blocks run short.
+  // Reclaims (reason kDirect) when free blocks run short, up to 2,048: where that is not enough the shortfall
+  // is kReclaiming, and asking again gets further.
   LeaseOutcome Lease(Holder session, TimeMs now, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
 
   // Seals blocks that are consecutive in one sequence, entry by entry. `parent` is the key of the block in
@@ -103,9 +123,10 @@ class BlockPool {
   //   an alias names none                 it names this block
   //
   // The parent of a block is the one that the chain's key of the entry in front names by then. There is no
-  // link to a parent that is not resident, is of another group, or is cached and promised to sessions.
+  // link to a parent that is not resident, is of another group, or is cached and promised to sessions. A
+  // canonical block from `mapped_end` on is not held: kUnmapped.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
-            absl::Span<SealOutcome> outcomes);
+            absl::Span<SealOutcome> outcomes, uint32_t mapped_end = UINT32_MAX);
 
   // Answers the longest prefix that is resident in every group asked and is a whole number of blocks in each;
   // takes a hold on each of its blocks. A prefix that credit or the cap do not cover is answered shorter. A
@@ -137,8 +158,8 @@ class BlockPool {
   uint32_t Unpin(absl::Span<const BlockRef> blocks);
   void SetRetention(TimeMs now, const Retention& retention, absl::Span<const BlockRef> blocks,
                     absl::Span<Verdict> verdicts);
-  // Ends the pins and retentions whose time is over.
-  void Expire(TimeMs now);
+  // Ends pins and retentions whose time is over, at most `most`. True: there are more.
+  bool Expire(TimeMs now, uint32_t most = UINT32_MAX);
 
   // Evicts victims of the policy's choice until `count` more blocks are free or nothing may leave; answers
   // how many were freed. `log`, if given, gets each block that left, also those retired instead of freed.
@@ -189,6 +210,8 @@ class BlockPool {
   // The most blocks that an open session could lease, by credit and by its cap; 0 for others.
   uint32_t credit_room(Holder session) const;
   uint32_t cap_room(Holder session) const;
+  // What the session's guarantee is more than it was promised: that is to come.
+  uint32_t unmet(Holder session) const;
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;

@@ -51,9 +51,10 @@ struct Recount {
       : holds(capacity + 1),
         children(capacity + 1),
         sealed_children(capacity + 1),
-        pinned_children(capacity + 1) {}
+        pinned_children(capacity + 1),
+        owed(capacity + 1) {}
   std::vector<uint64_t> holds;
-  std::vector<uint32_t> children, sealed_children, pinned_children;
+  std::vector<uint32_t> children, sealed_children, pinned_children, owed;
 };
 
 }  // namespace
@@ -113,18 +114,28 @@ void PoolRep::CheckRefs() const {
   Recount recount(capacity);
   for (const Session& s : sessions) {
     uint32_t held = 0, leased = 0;
-    s.holds.ForEach([&](uint32_t b, uint32_t holds) {
+    uint64_t all_holds = 0;
+    s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
       KVPOOL_CHECK(b >= 1 && b <= capacity, "block %u is held", b);
       ++held;
-      if (records[b].state() == BlockState::kLeased) ++leased;
+      all_holds += holds;
+      if (records[b].state() != BlockState::kSealed) ++leased;
       recount.holds[b] += holds;
     });
-    KVPOOL_CHECK(held == s.held && leased == s.leased, "a session holds %u blocks, %u leased; %u, %u counted",
-                 held, leased, s.held, s.leased);
+    KVPOOL_CHECK(held == s.held && leased == s.leased && all_holds == s.all_holds,
+                 "a session holds %u blocks %lu times, %u leased; %u, %lu, %u counted", held, all_holds,
+                 leased, s.held, s.all_holds, s.leased);
     KVPOOL_CHECK(s.limits.max_blocks == 0 || held <= s.limits.max_blocks, "%u held above the cap of %u", held,
                  s.limits.max_blocks);
-    KVPOOL_CHECK(held == 0 || s.phase == Phase::kOpen || s.phase == Phase::kEnded, "a gone session holds %u",
-                 held);
+    KVPOOL_CHECK(
+        held == 0 || s.phase == Phase::kOpen || s.phase == Phase::kEnded || s.phase == Phase::kFreeing,
+        "a gone session holds %u", held);
+    KVPOOL_CHECK(s.unmet == 0 || s.phase == Phase::kOpen, "an ended session is owed %u blocks", s.unmet);
+  }
+  for (const uint32_t b : owed) ++recount.owed[b];
+  for (const uint16_t slot : ending) {
+    KVPOOL_CHECK(sessions[slot].phase == Phase::kEnded || sessions[slot].phase == Phase::kFreeing,
+                 "session %u is ending in phase %d", slot, static_cast<int>(sessions[slot].phase));
   }
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
@@ -139,8 +150,8 @@ void PoolRep::CheckRefs() const {
   }
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
-    const uint64_t refs =
-        recount.holds[b] + recount.sealed_children[b] + (r.has(BlockRecord::kPinned) ? 1 : 0);
+    const uint64_t refs = recount.holds[b] + recount.sealed_children[b] + recount.owed[b] +
+                          (r.has(BlockRecord::kPinned) ? 1 : 0);
     KVPOOL_CHECK(r.refs == refs || r.state() == BlockState::kFree, "block %u has %u refs, not %lu", b, r.refs,
                  refs);
     KVPOOL_CHECK((r.state() == BlockState::kLeased || r.state() == BlockState::kSealed ||
@@ -201,8 +212,11 @@ void PoolRep::CheckProtections() const {
     }
     KVPOOL_CHECK(p.priority != kDefaultPriority || r.has(BlockRecord::kPinned), "protection of block %u", b);
     if (!r.has(BlockRecord::kPinned)) continue;
-    ++times;
-    KVPOOL_CHECK(deadlines.contains({p.pin_until, b, Deadline::kPin}), "pin of block %u", b);
+    if (deadlines.contains({p.pin_until, b, Deadline::kPin})) {
+      ++times;
+    } else {
+      KVPOOL_CHECK(p.pinned_children > 0 && p.pin_until <= now_ms, "pin of block %u has no end", b);
+    }
     KVPOOL_CHECK(r.state() == BlockState::kSealed, "block %u is pinned and not sealed", b);
     if (r.parent == 0) continue;
     const auto parent = protections.find(r.parent);

@@ -120,7 +120,7 @@ void BlockPool::HandOver::CopyBlock(const BlockPool& pool, uint32_t block) {
 
 bool BlockPool::HandOver::Copy(BlockPool* pool, TimeMs now, uint32_t blocks) {
   Rep& r = *pool->rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, 0);
   if (recorder_ == nullptr) {
     auto recorder = std::make_unique<Recorder>(std::move(r.policy), this);
     recorder_ = recorder.get();

@@ -2,6 +2,7 @@
 // is not zero.
 //
 // So memory, and a walk over what the session holds, cost the pages in use, not the capacity of the pool.
+// Walks are made in slices: one session may hold every block there is.
 #ifndef KVPOOL_SERVER_POOL_HOLD_TABLE_H_
 #define KVPOOL_SERVER_POOL_HOLD_TABLE_H_
 
@@ -19,8 +20,7 @@ inline constexpr uint32_t kMaxHolds = UINT16_MAX;
 
 struct HoldPage {
   static constexpr uint32_t kBlocks = 1024;
-  uint32_t live = 0;   // How many counters are not zero.
-  uint32_t place = 0;  // The page's index in HoldTable::used_.
+  uint32_t live = 0;  // How many counters are not zero.
   uint16_t counts[kBlocks] = {};
 };
 
@@ -59,11 +59,7 @@ class HoldTable {
   uint32_t Add(uint32_t block) {
     const uint32_t index = block / HoldPage::kBlocks;
     if (index >= pages_.size()) pages_.resize(index + 1);
-    if (pages_[index] == nullptr) {
-      pages_[index] = stock_->Take();
-      pages_[index]->place = static_cast<uint32_t>(used_.size());
-      used_.push_back(index);
-    }
+    if (pages_[index] == nullptr) pages_[index] = stock_->Take();
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(count < kMaxHolds, "block %u has %u holds of one session", block, kMaxHolds);
     if (count == 0) ++pages_[index]->live;
@@ -76,22 +72,24 @@ class HoldTable {
     KVPOOL_CHECK(holds > 0 && holds <= count, "block %u has %u holds, not %u", block, count, holds);
     count = static_cast<uint16_t>(count - holds);
     const uint32_t left = count;
-    if (left == 0 && --pages_[index]->live == 0) DropPage(index);
+    if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::move(pages_[index]));
     return left;
   }
-  // Calls visit(block, holds) in ascending order of block ids. `visit` may subtract from that block.
+  // Calls visit(block, holds) on at most `most` held blocks below `end`, from the highest down. Answers the
+  // end for the next call; 0: no held block is left. `visit` may subtract from that block.
   template <typename Visit>
-  void ForEach(Visit visit) const {
-    std::vector<uint32_t> used = used_;
-    std::sort(used.begin(), used.end());
-    for (const uint32_t index : used) {
-      const HoldPage* page = pages_[index].get();
-      for (uint32_t i = 0, left = page->live; left != 0; ++i) {
-        if (page->counts[i] == 0) continue;
-        --left;
-        visit(index * HoldPage::kBlocks + i, uint32_t{page->counts[i]});
+  uint32_t VisitBelow(uint32_t end, uint32_t most, Visit visit) const {
+    for (size_t index = std::min<size_t>(pages_.size(), size_t{end} / HoldPage::kBlocks + 1); index-- > 0;) {
+      const auto base = static_cast<uint32_t>(index * HoldPage::kBlocks);
+      // The page is gone once its last hold is.
+      for (uint32_t i = std::min(HoldPage::kBlocks, end - base); i > 0 && pages_[index] != nullptr; --i) {
+        const uint32_t holds = pages_[index]->counts[i - 1];
+        if (holds == 0) continue;
+        if (most-- == 0) return base + i;
+        visit(base + i - 1, holds);
       }
     }
+    return 0;
   }
 
  private:
@@ -99,19 +97,10 @@ class HoldTable {
     const uint32_t index = block / HoldPage::kBlocks;
     return index < pages_.size() ? pages_[index].get() : nullptr;
   }
-  void DropPage(uint32_t index) {
-    const uint32_t place = pages_[index]->place;
-    used_[place] = used_.back();
-    pages_[used_[place]]->place = place;
-    used_.pop_back();
-    stock_->Give(std::move(pages_[index]));
-  }
 
   HoldPageStock* stock_;
   // Indexed by block / kBlocks; null where nothing is held.
   std::vector<std::unique_ptr<HoldPage>> pages_;
-  // The indexes in pages_ that are not null, in any order.
-  std::vector<uint32_t> used_;
 };
 
 }  // namespace kvpool

@@ -26,6 +26,7 @@ class PoolRep::Matching {
       : r_(*rep), holder_(session), session_(*rep->OpenSession(session)), queries_(queries) {
     if (r_.scratch_match.size() < queries.size()) r_.scratch_match.resize(queries.size());
     if (r_.scratch_steps.size() < queries.size()) r_.scratch_steps.resize(queries.size());
+    if (r_.scratch_runs.size() < queries.size()) r_.scratch_runs.resize(queries.size());
   }
 
   void Run(MatchOutcome* out);
@@ -46,6 +47,8 @@ class PoolRep::Matching {
   uint64_t BlocksPerStep(size_t q) const { return r_.scratch_steps[q]; }
   uint32_t window(size_t q) const { return r_.options.windows[queries_[q].group]; }
   std::vector<uint32_t>& found(size_t q) { return r_.scratch_match[q]; }
+  // Blocks of the query that LongestWindowed has found resident, last: it need not look at them again.
+  std::pair<uint64_t, uint64_t>& run(size_t q) { return r_.scratch_runs[q]; }
   // The first block of query q that a prefix of this many steps reads.
   uint64_t First(size_t q, uint64_t steps) const;
   void Resolve(size_t q, uint64_t begin, uint64_t end);
@@ -144,13 +147,17 @@ uint64_t PoolRep::Matching::LongestWindowed(uint64_t steps) {
     const uint64_t before = steps;
     if (window(q) != 0) {
       const uint64_t first = First(q, steps);
+      auto& [run_begin, run_end] = run(q);
       uint64_t end = steps * BlocksPerStep(q);
+      if (end <= run_begin || end > run_end) run_begin = run_end = end;
+      end = std::max(first, run_begin);
       while (end > first) {
         const uint64_t begin = end - first > kChunk ? end - kChunk : first;
         Resolve(q, begin, end);
         while (end > begin && found(q)[end - 1] != 0) --end;
         if (end > begin) break;
       }
+      run_begin = std::min(run_begin, end);
       // Block end - 1 is missing, and every length that reaches beyond it, up to `steps`, needs it.
       if (end > first) steps = (end - 1) / BlocksPerStep(q);
     }
@@ -221,9 +228,12 @@ bool PoolRep::Matching::SurelyCovered(uint64_t steps) {
          (blocks + kManyHolds <= kMaxHolds && !session_.many_holds);
 }
 
-// The cost of holding the leading runs, indexed by their number of steps.
+// The cost of holding the leading runs, indexed by their number of steps. Those that credit does not cover by
+// far, or that are too far behind what is held, cost as much as nobody has.
 std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps) {
-  std::vector<Cost> costs(steps + 1);
+  const uint32_t headroom = r_.Headroom(session_);
+  std::vector<Cost> costs(steps + 1, Cost{.credit = UINT32_MAX});
+  costs[0] = {};
   absl::flat_hash_set<uint32_t> taken;
   absl::flat_hash_map<uint32_t, uint32_t> named;
   Cost cost;
@@ -240,9 +250,13 @@ std::vector<PoolRep::Matching::Cost> PoolRep::Matching::FullCosts(uint64_t steps
              p = r_.records[p].parent) {
           if (!taken.insert(p).second) break;
           if (!r_.records[p].last_generation()) ++cost.credit;
+          if (p == b) continue;
+          if (cost.credit > headroom || r_.steps_left == 0) return costs;
+          --r_.steps_left;
         }
       }
     }
+    if (cost.credit > headroom) break;
     costs[step] = cost;
   }
   return costs;
@@ -346,6 +360,7 @@ void PoolRep::Matching::Run(MatchOutcome* out) {
   }
   for (size_t q = 0; q < queries_.size(); ++q) {
     found(q).assign(asked_steps_ * BlocksPerStep(q), kUnknown);
+    run(q) = {0, 0};
     r_.counters.lookup_blocks += queries_[q].keys.size();
   }
   r_.counters.lookup_tokens += asked_steps_ * step_tokens_;
@@ -362,7 +377,9 @@ void PoolRep::Matching::Run(MatchOutcome* out) {
 
 void BlockPool::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  size_t names = 0;
+  for (const GroupQuery& query : queries) names += query.keys.size();
+  r.BeginVerb(now, names);
   out->tokens = 0;
   out->miss = MissReason::kNone;
   out->blocks.resize(queries.size());

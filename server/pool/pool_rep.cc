@@ -43,12 +43,19 @@ Verdict PoolRep::Resolve(BlockRef ref) {
   return Verdict::kDone;
 }
 
-uint32_t PoolRep::CreditNeed(uint32_t b) const {
+Verdict PoolRep::CheckCredit(uint32_t b, uint32_t room) {
+  const auto deny = [&] {
+    denied = b;
+    return Verdict::kOverCredit;
+  };
   uint32_t need = 0;
-  for (; b != 0 && records[b].state() == BlockState::kCached; b = records[b].parent) {
-    if (!records[b].last_generation()) ++need;
+  for (uint32_t p = b; p != 0 && records[p].state() == BlockState::kCached; p = records[p].parent) {
+    if (p == denied) return deny();
+    if (!records[p].last_generation() && ++need > room) return deny();
+    if (steps_left == 0) return Verdict::kTooFar;
+    --steps_left;
   }
-  return need;
+  return Verdict::kDone;
 }
 
 void PoolRep::Charge(uint32_t b, Holder to) {
@@ -78,11 +85,13 @@ void PoolRep::ReuseIfIdle(size_t slot) {
 
 void PoolRep::AddHold(Session* s, uint32_t b) {
   const uint32_t holds = s->holds.Add(b);
+  ++s->all_holds;
   if (holds == 1) ++s->held;
   if (holds > kManyHolds) s->many_holds = true;
 }
 
 void PoolRep::DropHold(Session* s, uint32_t b) {
+  --s->all_holds;
   if (s->holds.Subtract(b, 1) == 0) --s->held;
 }
 
@@ -102,7 +111,7 @@ void PoolRep::AddRef(uint32_t b, Holder taker) {
 }
 
 void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
-  for (; b != 0; b = records[b].parent, refs = 1) {
+  for (;; b = records[b].parent, refs = 1) {
     BlockRecord& r = records[b];
     KVPOOL_CHECK(r.state() == BlockState::kSealed && r.refs >= refs, "block %u has %u refs, not %u", b,
                  r.refs, refs);
@@ -116,7 +125,35 @@ void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
     }
     policy->OnUsed(BlockId{b}, now_ms);
     if (r.children == 0) Offer(b);
+    if (r.parent == 0) return;
+    // A release is never refused, and one hold may be all that keeps a chain of any length.
+    if (steps_left == 0 && owed.size() < kMostOwed) return owed.push_back(r.parent);
+    if (steps_left > 0) --steps_left;
   }
+}
+
+void PoolRep::GoOnEnding(uint32_t* blocks) {
+  const uint16_t slot = ending.back();
+  Session& s = sessions[slot];
+  s.tidied_from = s.holds.VisitBelow(s.tidied_from, *blocks, [&](uint32_t b, uint32_t holds) {
+    --*blocks;
+    const bool sealed = records[b].state() == BlockState::kSealed;
+    if (s.phase == Phase::kEnded) {
+      if (!sealed) SetState(b, BlockState::kQuarantined);
+      return;
+    }
+    s.holds.Subtract(b, holds);
+    s.all_holds -= holds;
+    --s.held;
+    if (sealed) return DropRefs(b, holds);
+    --s.leased;
+    Free(b);
+  });
+  if (s.tidied_from != 0) return;
+  ending.pop_back();
+  if (s.phase != Phase::kFreeing) return;
+  s.phase = Phase::kGone;
+  ReuseIfIdle(slot);
 }
 
 void PoolRep::Hint(uint32_t b, const UseHint& hint) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_set.h"
@@ -26,15 +27,20 @@ class PoolRep final {
  public:
   PoolRep(const PoolOptions& options, std::unique_ptr<ReplacementPolicy> policy);
 
-  // A session that is kGone holds nothing, and blocks are still charged to it.
-  enum class Phase : uint8_t { kUnused, kOpen, kEnded, kGone };
+  // A session that is kFreeing gives back what it holds; one that is kGone holds nothing, and blocks are
+  // still charged to it.
+  enum class Phase : uint8_t { kUnused, kOpen, kEnded, kFreeing, kGone };
   struct Session {
     Phase phase = Phase::kUnused;
-    SessionLimits limits;
+    SessionLimits limits;  // Its guarantee as far as it is promised.
+    uint32_t unmet = 0;    // The rest of its guarantee.
     uint32_t charged = 0;
-    uint32_t leased = 0;
+    uint32_t leased = 0;      // Blocks that are leased to it, or quarantined since it ended.
     uint32_t held = 0;        // Distinct blocks.
+    uint64_t all_holds = 0;   // Each block as often as it is held.
     bool many_holds = false;  // True once a block was held more than kManyHolds times.
+    // It is in `ending`, and Tidy has yet to visit the blocks below this one; 0: it is not.
+    uint32_t tidied_from = 0;
     HoldTable holds;
   };
   static constexpr uint32_t kManyHolds = kMaxHolds / 2;
@@ -73,9 +79,9 @@ class PoolRep final {
   static uint32_t CapRoom(const Session& s) {
     return s.limits.max_blocks == 0 ? UINT32_MAX : s.limits.max_blocks - s.held;
   }
-  // How many available blocks a ref on `b` takes: `b` and the chain in front of it, as far as
-  // they are cached.
-  uint32_t CreditNeed(uint32_t b) const;
+  // kDone if a ref on `b` takes no more than `room` available blocks: `b` and the chain in front of it, as
+  // far as they are cached. A verb calls it with a room that never rises. Else kOverCredit or kTooFar.
+  Verdict CheckCredit(uint32_t b, uint32_t room);
   // The priority that was set, else 0 for a block that is never reused, else the default.
   uint8_t priority(uint32_t b) const {
     const BlockRecord& r = records[b];
@@ -87,7 +93,14 @@ class PoolRep final {
   uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity); }
 
   // ---- Steps
-  void SeeTime(TimeMs now) { now_ms = now; }
+  // Every verb that visits chains begins so. It may visit two blocks in front for each that it names, as Pin
+  // walks a chain twice, and some thousand more: what it takes is linear in the names, whatever the chains
+  // are like.
+  void BeginVerb(TimeMs now, size_t names) {
+    now_ms = now;
+    steps_left = kMostSteps + static_cast<uint32_t>(2 * names);
+    denied = 0;
+  }
   void SetState(uint32_t b, BlockState state) {
     --counts[static_cast<size_t>(records[b].state())];
     ++counts[static_cast<size_t>(state)];
@@ -99,8 +112,11 @@ class PoolRep final {
   void DropHold(Session* s, uint32_t b);
   // Adds a ref to a resident block. The blocks that this takes out of the cache are charged to `taker`.
   void AddRef(uint32_t b, Holder taker);
-  // Takes refs off a sealed block. Blocks without refs become cached, leaf before parent.
+  // Takes refs off a sealed block. Blocks without refs become cached, leaf before parent. Where the verb has
+  // no steps left, the next parent's ref is owed.
   void DropRefs(uint32_t b, uint32_t refs);
+  // Goes on with the last of `ending`: at most `blocks` blocks, which it counts down.
+  void GoOnEnding(uint32_t* blocks);
   // REQUIRES: a ref of the sealed block is dropped next.
   void Hint(uint32_t b, const UseHint& hint);
   // A block is on offer if and only if it is cached and childless. It is offered to the policy if
@@ -126,8 +142,9 @@ class PoolRep final {
   // A use without a new holder. REQUIRES: resident.
   void TouchOne(uint32_t b);
   // Steps of Seal (seal.cc).
-  SealOutcome HoldCanonical(Holder session, uint32_t b);
-  SealOutcome SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent);
+  SealOutcome HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end);
+  SealOutcome SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
+                      uint32_t mapped_end);
 
   // ---- Protection (retention.cc)
   static bool Budgeted(const BlockRecord& r, const Protection& p) {
@@ -172,6 +189,11 @@ class PoolRep final {
   std::vector<Session> sessions;
   std::vector<uint16_t> unused_slots;
   uint32_t promised = 0;
+  // What BlockPool::Tidy has left to do. Sessions whose blocks are to be quarantined or given back, and
+  // blocks of which a child has become cached and still counts as sealed in their refs.
+  std::vector<uint16_t> ending;
+  std::vector<uint32_t> owed;
+  static constexpr size_t kMostOwed = 65536;  // Nothing is put off while there are so many.
   // Blocks that were leased in their last generation: there are hardly ever any.
   std::vector<uint32_t> last_generation_blocks;
 
@@ -184,7 +206,13 @@ class PoolRep final {
   Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
   absl::btree_set<Retained> retained;
 
+  // ---- The verb that runs
+  static constexpr uint32_t kMostSteps = 8192;
   TimeMs now_ms = 0;
+  uint32_t steps_left = 0;  // So many blocks in front of those named it may visit.
+  // The block that it refused last, or 0. Room only shrinks during a verb, so all blocks behind it are
+  // refused too: a chain that is named block by block is not walked anew for each.
+  uint32_t denied = 0;
   PoolCounters counters;
   std::vector<Eviction> direct_evictions;
 
@@ -192,6 +220,8 @@ class PoolRep final {
   std::vector<BlockKey> scratch_aliases;
   std::vector<std::vector<uint32_t>> scratch_match;
   std::vector<uint64_t> scratch_steps;  // A query's blocks per step.
+  std::vector<std::pair<uint64_t, uint64_t>> scratch_runs;
+  std::vector<uint32_t> scratch_chain;
 };
 
 }  // namespace kvpool

@@ -37,7 +37,8 @@ struct BlockKey {
   friend bool operator==(const BlockKey&, const BlockKey&) = default;
 };
 
-enum class Shortfall : uint8_t { kNone, kPressure, kCredit, kCap };
+// kReclaiming: the rest is cached, and more of it leaves than one lease waits for.
+enum class Shortfall : uint8_t { kNone, kPressure, kCredit, kCap, kReclaiming };
 enum class MissReason : uint8_t { kNone, kNeverSeen, kEvicted, kCredit, kCap, kWindow };
 enum class EvictReason : uint8_t { kBackground, kDirect, kOperator };
 inline constexpr int kEvictReasons = 3;
@@ -65,6 +66,11 @@ enum class Verdict : uint8_t {
   kOverCredit,
   // Seal: the key exists, and holding its block would exceed SessionLimits::max_blocks.
   kOverCap,
+  // Pin, or Seal of a key that exists: the call has visited as many blocks in front of those that it names as
+  // one call may.
+  kTooFar,
+  // Seal: the key exists, and the session has not mapped its block.
+  kUnmapped,
 };
 
 struct SessionLimits {

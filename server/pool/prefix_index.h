@@ -48,7 +48,8 @@ class PrefixIndex {
  public:
   PrefixIndex(uint32_t max_blocks, VirtualArray<BlockRecord>* records)
       : records_(*records),
-        buckets_(std::bit_ceil(max_blocks)),
+        // 2^32 of them need 64 bits.
+        buckets_(std::bit_ceil(uint64_t{max_blocks})),
         mask_(buckets_.size() - 1),
         id_bits_(static_cast<uint32_t>(std::bit_width(max_blocks))) {}
 

@@ -8,7 +8,7 @@ namespace kvpool {
 
 uint32_t BlockPool::Reclaim(TimeMs now, uint32_t count, EvictReason reason, std::vector<Eviction>* log) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, 0);
   const uint32_t free = r.count(BlockState::kFree);
   return r.EvictUntilFree(count > r.capacity - free ? r.capacity : free + count, reason, log);
 }
@@ -16,7 +16,7 @@ uint32_t BlockPool::Reclaim(TimeMs now, uint32_t count, EvictReason reason, std:
 uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                             std::vector<Eviction>* log) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, victims.size());
   const uint32_t free = r.count(BlockState::kFree);
   for (const BlockRef& ref : victims) {
     if (r.Resolve(ref) != Verdict::kDone) continue;

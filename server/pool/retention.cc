@@ -36,18 +36,29 @@ Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
   const auto lasts = [&](uint32_t p) {
     return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
   };
+  const auto deny = [&] {
+    denied = b;
+    return Verdict::kOverPinBudget;
+  };
+  const uint32_t room = pin_budget() - std::min(pin_budget(), protected_blocks);
   uint32_t more = 0;
-  std::vector<uint32_t> chain;
+  scratch_chain.clear();
   for (uint32_t p = b; p != 0 && !lasts(p); p = records[p].parent) {
+    if (p == denied) return deny();
     const BlockRecord& r = records[p];
     const bool budgeted = r.has(BlockRecord::kProtected) && Budgeted(r, protections.find(p)->second);
-    if (!budgeted) ++more;
-    chain.push_back(p);
+    if (!budgeted && ++more > room) return deny();
+    if (steps_left == 0) return Verdict::kTooFar;
+    --steps_left;
+    scratch_chain.push_back(p);
   }
-  if (protected_blocks + more > pin_budget() && more > 0) return Verdict::kOverPinBudget;
-  if (CreditNeed(b) > available() - promised) return Verdict::kOverCredit;
+  // A block behind one that credit does not cover may be beyond the budget, which is said first.
+  const uint32_t over_budget = denied;
+  const Verdict credit = CheckCredit(b, available() - promised);
+  denied = over_budget;
+  if (credit != Verdict::kDone) return credit;
   // Root first: the protection of a parent exists before a child counts itself there.
-  for (auto p = chain.rbegin(); p != chain.rend(); ++p) StartPin(*p, until);
+  for (auto p = scratch_chain.rbegin(); p != scratch_chain.rend(); ++p) StartPin(*p, until);
   return Verdict::kDone;
 }
 
@@ -58,7 +69,12 @@ void PoolRep::EndPin(uint32_t b) {
   deadlines.erase({p.pin_until, b, Deadline::kPin});
   r.flags &= static_cast<uint8_t>(~BlockRecord::kPinned);
   if (!Budgeted(r, p)) --protected_blocks;
-  if (r.parent != 0) --protections.find(r.parent)->second.pinned_children;
+  if (r.parent != 0) {
+    Protection& parent = protections.find(r.parent)->second;
+    if (--parent.pinned_children == 0 && parent.pin_until <= now_ms) {
+      deadlines.emplace(parent.pin_until, r.parent, Deadline::kPin);
+    }
+  }
   DropProtectionIfIdle(b);
   DropRefs(b, 1);
 }
@@ -84,7 +100,7 @@ void PoolRep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) 
 void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks,
                     absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     verdicts[i] = r.Resolve(blocks[i]);
     if (verdicts[i] != Verdict::kDone) continue;
@@ -95,6 +111,7 @@ void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks,
 
 uint32_t BlockPool::Unpin(absl::Span<const BlockRef> blocks) {
   Rep& r = *rep_;
+  r.BeginVerb(r.now_ms, blocks.size());
   uint32_t unpinned = 0;
   for (size_t i = blocks.size(); i-- > 0;) {
     if (r.Resolve(blocks[i]) != Verdict::kDone) continue;
@@ -110,7 +127,7 @@ uint32_t BlockPool::Unpin(absl::Span<const BlockRef> blocks) {
 void BlockPool::SetRetention(TimeMs now, const Retention& asked, absl::Span<const BlockRef> blocks,
                              absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, blocks.size());
   Retention retention = asked;
   retention.priority = std::min(asked.priority, kMaxPriority);
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -132,10 +149,12 @@ void BlockPool::SetRetention(TimeMs now, const Retention& asked, absl::Span<cons
   }
 }
 
-void BlockPool::Expire(TimeMs now) {
+bool BlockPool::Expire(TimeMs now, uint32_t most) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, 0);
+  uint32_t done = 0;
   while (!r.deadlines.empty() && std::get<TimeMs>(*r.deadlines.begin()) <= now) {
+    if (done++ >= most) return true;
     const auto [due, b, deadline] = *r.deadlines.begin();
     if (deadline == Rep::Deadline::kRetention) {
       const Rep::Protection& p = r.protections.find(b)->second;
@@ -147,18 +166,12 @@ void BlockPool::Expire(TimeMs now) {
                     due);
       continue;
     }
-    // A parent's pin lasts as long as its children's: if its own time is over, it ends with the last child's.
+    // A parent's pin lasts as long as its children's: if its own time is over, the end of the last of these
+    // brings the deadline back.
     r.deadlines.erase(r.deadlines.begin());
-    for (uint32_t p = b; p != 0;) {
-      const auto it = r.protections.find(p);
-      if (!r.records[p].has(BlockRecord::kPinned) || it->second.pin_until > now ||
-          it->second.pinned_children != 0)
-        break;
-      const uint32_t parent = r.records[p].parent;
-      r.EndPin(p);
-      p = parent;
-    }
+    if (r.protections.find(b)->second.pinned_children == 0) r.EndPin(b);
   }
+  return false;
 }
 
 }  // namespace kvpool

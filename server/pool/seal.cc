@@ -19,12 +19,14 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 }  // namespace
 
 // Holds the block `b` that the entry's key names already.
-SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b) {
+SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
+  if (b >= mapped_end) return {.verdict = Verdict::kUnmapped};
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
   if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};
   if (holds == 0 && CapRoom(s) == 0) return {.verdict = Verdict::kOverCap};
-  if (CreditNeed(b) > Headroom(s)) return {.verdict = Verdict::kOverCredit};
+  if (const Verdict verdict = CheckCredit(b, Headroom(s)); verdict != Verdict::kDone)
+    return {.verdict = verdict};
   AddRef(b, session);
   AddHold(&s, b);
   records[b].accessed_ms = static_cast<uint32_t>(now_ms);
@@ -34,7 +36,8 @@ SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b) {
 }
 
 // `parent` is the block that the key in front names, or 0; `hash` is the hash of the chain's key.
-SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent) {
+SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
+                             uint32_t mapped_end) {
   const Verdict verdict = Resolve(entry.block);
   if (verdict != Verdict::kDone) return {.verdict = verdict};
   const uint32_t b = Index(entry.block.id);
@@ -43,7 +46,7 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   if (Holder{r.owner} != session) return {.verdict = Verdict::kNotHeld};
   const BlockKey& key = entry.keys.back();
   if (const uint32_t canonical = index.Find(hash, key); canonical != 0) {
-    if (!entry.leave_duplicate) return HoldCanonical(session, canonical);
+    if (!entry.leave_duplicate) return HoldCanonical(session, canonical, mapped_end);
     TouchOne(canonical);
     ++counters.deduplicated;
     return {.verdict = Verdict::kDuplicate};
@@ -51,7 +54,8 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
 
   Session& s = sessions[static_cast<size_t>(session)];
   const bool linked = parent != 0 && options.windows[key.group] == 0 &&
-                      records[parent].group() == key.group && CreditNeed(parent) <= Headroom(s);
+                      records[parent].group() == key.group &&
+                      CheckCredit(parent, Headroom(s)) == Verdict::kDone;
   r.parent = linked ? parent : 0;
   if (linked) {
     AddRef(parent, session);
@@ -74,9 +78,9 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
 }
 
 void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
-                     absl::Span<SealOutcome> outcomes) {
+                     absl::Span<SealOutcome> outcomes, uint32_t mapped_end) {
   Rep& r = *rep_;
-  r.SeeTime(now);
+  r.BeginVerb(now, entries.size());
   if (r.OpenSession(session) == nullptr) {
     std::fill(outcomes.begin(), outcomes.end(), SealOutcome{.verdict = Verdict::kNotHeld});
     return;
@@ -105,7 +109,7 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
         in_front = 0;
         continue;
       }
-      outcome = r.SealOne(session, entry, hashes[i], in_front);
+      outcome = r.SealOne(session, entry, hashes[i], in_front, mapped_end);
       in_front = outcome.canonical != kNullRef ? Index(outcome.canonical.id)
                                                : r.index.Find(hashes[i], entry.keys.back());
     }

@@ -41,7 +41,7 @@ void AnswerWindow::RaiseFloor(uint64_t floor) {
 }
 
 void AnswerWindow::Forget(Slot* slot) {
-  bytes_ -= slot->bytes;
+  bytes_.Subtract(slot->bytes);
   slot->bytes = 0;
   slot->sequence = 0;
   slot->completed.clear();
@@ -51,13 +51,13 @@ void AnswerWindow::Forget(Slot* slot) {
 
 void AnswerWindow::Charge(Slot* slot, size_t bytes) {
   slot->bytes += bytes;
-  bytes_ += bytes;
+  bytes_.Add(bytes);
   // The newest answer stays whatever its size.
-  while (bytes_ > kMaxBytes && floor_ + 1 < newest_) RaiseFloor(floor_ + 1);
+  while (bytes_.over_limit() && floor_ + 1 < newest_) RaiseFloor(floor_ + 1);
 }
 
 std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
-  KVPOOL_CHECK(Look(sequence) == Seen::kNew, "answer %lu is there already", sequence);
+  if (sequence <= floor_) return {};
   if (slots_ == nullptr) slots_ = std::make_unique<std::array<Slot, kAnswers>>();
   newest_ = std::max(newest_, sequence);
   if (newest_ > kAnswers) RaiseFloor(newest_ - kAnswers);

@@ -4,9 +4,10 @@
 //   in the window         remembered: a repetition gets the first answer again
 //   else                  new
 //
-// The floor is what the member acknowledged, or the newest sequence less 64, or what the bound on memory
+// The floor is what the member acknowledged, or the newest sequence less 64, or what the bounds on memory
 // pushed out, whichever is highest. Calls may come out of order inside the window (a unary call overtakes the
-// stream).
+// stream): then the floor may pass a call while it is applied, as the results of parked verbs that it lets go
+// are remembered too. Its answer is forgotten at once, and a repetition is refused.
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 #define KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
@@ -20,21 +21,18 @@
 #include <vector>
 
 #include "kvpool/v1/engine.pb.h"
+#include "server/space/unacknowledged.h"
 
 namespace kvpool {
 
 class AnswerWindow {
  public:
   static constexpr uint64_t kAnswers = 64;
-  // Serialised. The largest answer is half a MiB (65,536 refs); a stream has at most 16 unanswered batches,
-  // whose answers must all be here when it breaks.
-  static constexpr size_t kMaxBytes = 16 << 20;
-
   enum class Seen { kNew, kRemembered, kForgotten };
   Seen Look(uint64_t sequence) const;
   void Acknowledge(uint64_t through);
   // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the
-  // bound on memory has pushed it out already. REQUIRES: Look(sequence) == kNew.
+  // floor has passed it meanwhile. REQUIRES: Look(sequence) was kNew before the call was applied.
   std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer);
   // A parked operation of a remembered answer was applied; ignored if it is forgotten.
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
@@ -42,6 +40,8 @@ class AnswerWindow {
   // answer carried (notices, completions of other batches, free blocks) was of its time.
   // REQUIRES: Look(sequence) == kRemembered.
   void Replay(uint64_t sequence, v1::StepResponse* answer) const;
+  // The session is over: nobody repeats what came before its end.
+  void ForgetAll() { RaiseFloor(newest_); }
 
   uint64_t floor() const { return floor_; }
 
@@ -58,7 +58,7 @@ class AnswerWindow {
 
   uint64_t floor_ = 0;
   uint64_t newest_ = 0;
-  size_t bytes_ = 0;
+  Unacknowledged bytes_;
   std::unique_ptr<std::array<Slot, kAnswers>> slots_;  // Made by the first answer.
 };
 

@@ -19,9 +19,6 @@ namespace {
 // So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
 
-// A device operation's answer can be large: none starts while the member's completions that are not known to
-// have arrived have more bytes than this.
-constexpr size_t kMaxCompletionBytes = 16 << 20;
 // The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
 // to a batch may have, the response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
@@ -30,6 +27,24 @@ constexpr size_t kResponseCompletionBytes = 1 << 20;
 bool NeedsDevice(const v1::Operation& operation) {
   return IsDeviceOperation(operation.verb_case()) &&
          !(operation.has_plan_budgets() && operation.plan_budgets().sequences().empty());
+}
+
+// The blocks that a verb was not applied to, where it says so one by one.
+int RefusedBlocks(const v1::OperationResult& result) {
+  switch (result.result_case()) {
+    case v1::OperationResult::kSeal:
+      return result.seal().refused_size();
+    case v1::OperationResult::kRelease:
+      return result.release().refused_size();
+    case v1::OperationResult::kRef:
+      return result.ref().refused_size();
+    case v1::OperationResult::kPin:
+      return result.pin().refused_size();
+    case v1::OperationResult::kSetRetention:
+      return result.set_retention().refused_size();
+    default:
+      return 0;
+  }
 }
 
 template <typename Message>  // OperationResult or StepResponse: both carry a code and a message.
@@ -45,24 +60,10 @@ void Answer(const absl::Status& status, v1::OperationResult* result) {
   SetStatus(status, result);
 }
 
-absl::Status Forgotten(uint64_t sequence, uint64_t floor) {
-  return absl::OutOfRangeError(
-      absl::StrCat("sequence ", sequence, " is forgotten: answers through ", floor, " are gone"));
-}
-
-// The repeated answer carries these completions already.
-void DropCompletions(uint64_t sequence, Member* member) {
-  std::erase_if(member->completions,
-                [sequence](const v1::Completion& completion) { return completion.sequence() == sequence; });
-  std::erase_if(member->sent_completions,
-                [sequence](const SentCompletion& sent) { return sent.completion.sequence() == sequence; });
-}
-
-// The answer to this batch is behind what was sent up to now on the stream: when it has arrived, that has.
-void ConfirmBy(uint64_t sequence, Member* member) {
-  for (SentCompletion& sent : member->sent_completions) {
-    if (sent.confirmed_by == 0) sent.confirmed_by = sequence;
-  }
+absl::Status Forgotten(uint64_t sequence, const Member& member) {
+  if (member.session->ended) return absl::AbortedError(member.session->end_reason);
+  return absl::OutOfRangeError(absl::StrCat("sequence ", sequence, " is forgotten: answers through ",
+                                            member.answers.floor(), " are gone"));
 }
 
 }  // namespace
@@ -82,19 +83,17 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     return {};
   }
   member->answers.Acknowledge(request.acknowledged());
-  std::erase_if(member->sent_completions, [&request](const SentCompletion& sent) {
-    return sent.confirmed_by != 0 && sent.confirmed_by <= request.acknowledged();
-  });
+  member->completions.Acknowledge(request.acknowledged());
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
-      SetStatus(Forgotten(request.sequence(), member->answers.floor()), response);
+      SetStatus(Forgotten(request.sequence(), *member), response);
       return {};
     case AnswerWindow::Seen::kRemembered:
       member->answers.Replay(request.sequence(), response);
-      DropCompletions(request.sequence(), member);
+      member->completions.Fold(response);
       SetFreeBlocks(*session, response);
       AddPending(member, response);
-      ConfirmBy(request.sequence(), member);
+      member->completions.ConfirmBy(request.sequence());
       return {};
     case AnswerWindow::Seen::kNew:
       break;
@@ -110,18 +109,13 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     ApplyOne(turn, member, operation, place, response->add_results());
     ++place.index;
   }
-  if (!member->completions.empty()) {
-    // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
-    for (v1::Completion& completion : member->completions) {
-      if (completion.sequence() != request.sequence()) continue;
-      *response->mutable_results(static_cast<int>(completion.index())) = completion.result();
-    }
-    DropCompletions(request.sequence(), member);
-  }
+  // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
+  if (member->completions.any_waiting()) member->completions.Fold(response);
+  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
   state_.pressure.AfterVerbs(turn);
   SetFreeBlocks(*session, response);
   AddPending(member, response);
-  ConfirmBy(request.sequence(), member);
+  member->completions.ConfirmBy(request.sequence());
   return member->answers.Remember(request.sequence(), *response);
 }
 
@@ -140,7 +134,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
     member->answers.Acknowledge(call.acknowledged());
     switch (member->answers.Look(call.sequence())) {
       case AnswerWindow::Seen::kForgotten:
-        status = Forgotten(call.sequence(), member->answers.floor());
+        status = Forgotten(call.sequence(), *member);
         break;
       case AnswerWindow::Seen::kRemembered:
         return RepeatUnary(turn, member, call.sequence(), std::move(done));
@@ -158,6 +152,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
   member->answers.Remember(call.sequence(), response);
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
+  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
   state_.pressure.AfterVerbs(turn);
 }
 
@@ -173,16 +168,17 @@ void Batches::RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter 
     result = first.results(0);
   }
   if (result.parked()) {
-    std::vector<Waiter>& waiters = member->session->parked.Find(member, sequence, 0)->waiters;
-    if (waiters.size() < kMaxWaiters) {
-      waiters.push_back(std::move(done));
+    ParkedVerb* const verb = member->session->parked.Find(member, sequence, 0);
+    if (verb != nullptr && verb->waiters.size() < kMaxWaiters) {
+      verb->waiters.push_back(std::move(done));
       return;
     }
     result.Clear();
-    SetStatus(
-        absl::ResourceExhaustedError(absl::StrCat("sequence ", sequence, " is parked and ", waiters.size(),
-                                                  " calls wait for it already; limit ", kMaxWaiters)),
-        &result);
+    SetStatus(verb == nullptr ? Forgotten(sequence, *member)
+                              : absl::ResourceExhaustedError(absl::StrCat(
+                                    "sequence ", sequence, " is parked and ", verb->waiters.size(),
+                                    " calls wait for it already; limit ", kMaxWaiters)),
+              &result);
   }
   turn.deferred.answers.push_back({{std::move(done)}, std::move(result)});
 }
@@ -191,7 +187,7 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
                        v1::OperationResult* result) {
   Session* session = member->session;
   ++state_.counters.operations[operation.verb_case()];
-  const absl::Cleanup count = [&] { state_.counters.errors[operation.verb_case()] += result->code() != 0; };
+  const absl::Cleanup count = [&] { Count(operation.verb_case(), *result); };
   // An operation before this one may have ended it.
   if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
   const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
@@ -201,9 +197,17 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   if (!waits && !held_up && !NeedsDevice(operation)) {
     return ApplyVerb(turn, member, operation, result);
   }
+  if (operation.has_release() && !CheckRoom(*member, operation, due).ok()) {
+    return verbs_.ReleaseLate(session, operation.release(), due, result);
+  }
   const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, turn.now);
   if (!parked.ok()) return SetStatus(parked, result);
   result->set_parked(true);
+}
+
+void Batches::Count(v1::Operation::VerbCase verb, const v1::OperationResult& result) {
+  state_.counters.errors[verb] += result.code() != 0;
+  state_.counters.refused_blocks[verb] += static_cast<uint64_t>(RefusedBlocks(result));
 }
 
 absl::Status Batches::ParkOrStart(Member* member, const v1::Operation& operation, const Place& place,
@@ -230,15 +234,22 @@ absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& opera
   const Session& session = *member.session;
   if (IsDeviceOperation(operation.verb_case())) return CheckDeviceRoom(member, operation);
   const ParkedVerbs::Tally& parked = session.parked.on_host();
-  const size_t names =
-      parked.names() + member.completions.size() + member.sent_completions.size() + WeightOf(operation) + 1;
-  if (names <= ParkedVerbs::kMaxNames) return absl::OkStatus();
+  const size_t names = parked.names() + member.completions.size() + WeightOf(operation) + 1;
   const std::string what =
       due > session.passed ? absl::StrCat("verb for after step ", due) : std::string("verb behind another");
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", parked.verbs, " verbs with ", parked.blocks,
-                                                   " blocks are parked, ", member.completions.size(),
-                                                   " completions wait; limit ", ParkedVerbs::kMaxNames,
-                                                   " in all; step ", session.passed, " is passed"));
+  if (names <= ParkedVerbs::kMaxNames) return CheckCompletionRoom(what, member);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": ", parked.verbs, " verbs with ", parked.blocks, " blocks are parked, ",
+                   member.completions.size(), " completions have not been acknowledged; limit ",
+                   ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
+}
+
+absl::Status Batches::CheckCompletionRoom(const std::string& what, const Member& member) const {
+  const Unacknowledged& bytes = member.completions.bytes();
+  if (!bytes.over_limit()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": ", bytes.bytes(), " bytes of completions have not been acknowledged; limit ",
+                   bytes.limit(), ", with ", Unacknowledged::bytes_of_all(), " bytes of all members"));
 }
 
 absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation& operation) const {
@@ -249,13 +260,7 @@ absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation&
         "device operation of ", WeightOf(operation), " blocks, its size counted with them: ", parked.verbs,
         " with ", parked.blocks, " are not over; limit ", ParkedVerbs::kMaxDeviceNames, " in all"));
   }
-  size_t bytes = 0;
-  for (const v1::Completion& completion : member.completions) bytes += completion.ByteSizeLong();
-  for (const SentCompletion& sent : member.sent_completions) bytes += sent.completion.ByteSizeLong();
-  if (bytes <= kMaxCompletionBytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("device operation: ", bytes,
-                                                   " bytes of completions have not been acknowledged; limit ",
-                                                   kMaxCompletionBytes));
+  return CheckCompletionRoom("device operation", member);
 }
 
 absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now) {
@@ -267,6 +272,7 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
     session->parked.ParkBehind(std::move(*verb));
     session->lacks_blocks = true;
+    lacking_[session->terms.id] = session->weak_from_this();
     return absl::OkStatus();
   }
   const size_t named = WeightOf(verb->operation);
@@ -289,7 +295,7 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
   } else {
     ApplyVerb(turn, verb.member, verb.operation, &result);
   }
-  state_.counters.errors[verb.operation.verb_case()] += result.code() != 0;
+  Count(verb.operation.verb_case(), result);
   state_.sessions.Complete(turn, std::move(verb), result);
 }
 
@@ -313,12 +319,17 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
 }
 
 void Batches::RetryLackingBlocks(Turn& turn) {
-  // One of them may close its session: the list is not walked meanwhile.
-  std::vector<std::shared_ptr<Session>> lacking;
-  for (Session* session : state_.sessions) {
-    if (session->lacks_blocks && session->ready) lacking.push_back(session->shared_from_this());
+  for (auto& [id, weak] : std::exchange(lacking_, {})) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr || session->ended) continue;
+    if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
+    if (!session->lacks_blocks) continue;
+    if (session->ready) {
+      Readmit(turn, session.get());
+    } else {
+      lacking_[id] = weak;
+    }
   }
-  for (const auto& session : lacking) Readmit(turn, session.get());
 }
 
 void Batches::Readmit(Turn& turn, Session* session) {
@@ -327,6 +338,21 @@ void Batches::Readmit(Turn& turn, Session* session) {
   while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
     Resume(turn, *std::move(verb));
   }
+  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
+}
+
+void Batches::ReleaseLate(Turn& turn, Session* session) {
+  if (session->ended) return;
+  v1::Operation operation;
+  *operation.mutable_release() = session->parked.TakeLate(session->passed);
+  // Those that device operations hold up go when these are over.
+  if (operation.release().blocks().empty()) return;
+  v1::OperationResult result;
+  verbs_.Apply(session, operation, turn.now, &result);
+  Count(v1::Operation::kRelease, result);
+  if (!session->parked.late().due(session->passed)) return;
+  lacking_[session->terms.id] = session->weak_from_this();
+  turn.deferred.housekeep = true;
 }
 
 void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation,
@@ -400,22 +426,14 @@ void Batches::CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* r
 
 bool Batches::TakePending(Member* member, v1::StepResponse* response) {
   if (!member->pending()) return false;
-  size_t bytes = 0;
-  while (!member->completions.empty()) {
-    v1::Completion& completion = member->completions.front();
-    bytes += completion.ByteSizeLong();
-    if (response->completions_size() > 0 && bytes > kResponseCompletionBytes) break;
-    *response->add_completions() = completion;
-    member->sent_completions.push_back({std::move(completion), 0});
-    member->completions.pop_front();
-  }
+  member->completions.Take(kResponseCompletionBytes, response);
   member->notices.Take(response);
   return true;
 }
 
 void Batches::AddPending(Member* member, v1::StepResponse* response) {
   TakePending(member, response);
-  if (!member->completions.empty()) state_.sessions.Touch(member);
+  if (member->completions.any_waiting()) state_.sessions.Touch(member);
 }
 
 }  // namespace kvpool

@@ -5,7 +5,8 @@
 //   of a sequence seen before                the first answer again, completions folded in; nothing is applied
 //   of a session that has ended              ABORTED with the reason
 //   with an `after` that is not passed, or   parked: it changes nothing now, and is applied by the fence that
-//   behind a parked verb                     lets it through
+//   behind a parked verb                     lets it through; a release that is beyond the limit on parked
+//                                            verbs is answered now and applied then (late_releases.h)
 //   a device operation that lacks blocks     parked as long as the space can grow by them
 //   another device operation                 started, and parked until it is over (scoring/device_operation.h)
 //   any other                                applied
@@ -15,6 +16,9 @@
 #define KVPOOL_SERVER_SPACE_BATCH_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -41,7 +45,7 @@ class Batches {
   // A device operation is done with: it is answered, and what waited behind it goes on.
   void OnOperationDone(Turn& turn, DeviceOperation* operation);
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
-  // waits again or is refused.
+  // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);
   // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
   // caller asks again.
@@ -57,12 +61,16 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Counts what was refused.
+  void Count(v1::Operation::VerbCase verb, const v1::OperationResult& result);
   // Adds what is pending to the answer to a batch. What does not fit wakes the stream.
   void AddPending(Member* member, v1::StepResponse* response);
   // Applies a verb that was parked and may go now.
   void Resume(Turn& turn, ParkedVerb verb);
   // What is behind others or lacks blocks is looked at again.
   void Readmit(Turn& turn, Session* session);
+  // Gives back a part of the late releases whose step is passed.
+  void ReleaseLate(Turn& turn, Session* session);
   // Starts a device operation, or parks it if it lacks blocks that the space can grow by. Either way the verb
   // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not.
   absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
@@ -71,6 +79,8 @@ class Batches {
                            bool held_up, uint64_t now);
   // RESOURCE_EXHAUSTED: the session has too much parked to park this as well.
   absl::Status CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const;
+  // RESOURCE_EXHAUSTED: the member has not acknowledged too many bytes of completions.
+  absl::Status CheckCompletionRoom(const std::string& what, const Member& member) const;
   absl::Status CheckDeviceRoom(const Member& member, const v1::Operation& operation) const;
   void ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation, v1::OperationResult* result);
   void Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::OperationResult* result);
@@ -82,6 +92,9 @@ class Batches {
   BlockVerbs& verbs_;
   DeviceVerbs& device_verbs_;
   EpisodeVerbs episodes_;
+  // By id, the sessions that RetryLackingBlocks has to look at: they came to lack blocks, or late releases were
+  // left. It runs at every acknowledgement of a slab, which must not cost each session of the space.
+  std::map<uint64_t, std::weak_ptr<Session>> lacking_;
 };
 
 }  // namespace kvpool

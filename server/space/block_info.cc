@@ -47,13 +47,6 @@ void FillCounts(const std::array<uint32_t, kBlockStates>& blocks, uint32_t capac
   counts->set_capacity(counts->capacity() + capacity);
 }
 
-const Session* SessionOf(const SpaceState& state, Holder holder) {
-  if (holder == kNobody) return nullptr;
-  const auto it = std::find_if(state.sessions.begin(), state.sessions.end(),
-                               [holder](const Session* session) { return session->holder == holder; });
-  return it == state.sessions.end() ? nullptr : *it;
-}
-
 void FillBlock(const SpaceState& state, const BlockView& view, v1::BlockInfo* info) {
   info->set_block(Index(view.ref.id));
   info->set_generation(view.ref.generation);
@@ -70,7 +63,7 @@ void FillBlock(const SpaceState& state, const BlockView& view, v1::BlockInfo* in
     info->set_idle_seconds(view.idle_ms / 1000.0);
   }
   info->set_refs(view.refs);
-  if (const Session* owner = SessionOf(state, view.owner)) info->set_owner_session(owner->terms.id);
+  if (const Session* owner = state.sessions.of(view.owner)) info->set_owner_session(owner->terms.id);
 }
 
 BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group) {
@@ -82,9 +75,9 @@ BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group
   return pool.Find(as_shown);
 }
 
-std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now) {
+std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now, size_t most) {
   std::vector<BlockRef> chain;
-  for (BlockId id = block.id; id != kNullBlock;) {
+  for (BlockId id = block.id; id != kNullBlock && chain.size() < most;) {
     const absl::StatusOr<BlockView> view = pool.View(id, now);
     if (!view.ok()) break;
     chain.push_back(view->ref);

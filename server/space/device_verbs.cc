@@ -95,6 +95,8 @@ const char* WhyShort(Shortfall shortfall) {
       return "the rest is promised to other sessions";
     case Shortfall::kCap:
       return "max_blocks of the session";
+    case Shortfall::kReclaiming:
+      return "the rest is being reclaimed";
   }
   return "";
 }
@@ -324,8 +326,9 @@ absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOp
   if (operation->lacks_blocks) return absl::OkStatus();
   const auto [outcome, growing] =
       state_.growth.Lease(session->holder, now, count, count, &operation->destinations);
-  operation->lacks_blocks = growing;
-  if (growing) return absl::OkStatus();
+  // What is being reclaimed is there for one of the next tries.
+  operation->lacks_blocks = growing || outcome.shortfall == Shortfall::kReclaiming;
+  if (operation->lacks_blocks) return absl::OkStatus();
   if (outcome.leased < count) {
     state_.pressure.OnShortLease();
     return absl::ResourceExhaustedError(

@@ -9,13 +9,21 @@
 #include "proto/support/check.h"
 
 namespace kvpool {
+namespace {
+
+// So many refs are looked at in one turn: about a millisecond.
+constexpr size_t kLateSlice = 16384;
+
+// Does the verb wait behind others on its blocks?
+bool KeepsOrder(const v1::Operation& operation) { return !operation.has_touch() && !operation.has_ref(); }
+
+}  // namespace
 
 // ----------------------------------------------------------------------------------------- waiting for a step
 
 uint64_t ParkedVerbs::DueBehindOthers(const v1::Operation& operation) const {
   uint64_t due = operation.after();
-  // A touch is advice: it waits for nobody.
-  if (operation.has_touch()) return due;
+  if (!KeepsOrder(operation)) return due;
   ForEachBlock(operation, [&](uint32_t block) {
     const auto it = last_.find(block);
     if (it != last_.end()) due = std::max(due, it->second.due);
@@ -85,7 +93,7 @@ ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t 
 // ------------------------------------------------------------------------------------- running, and behind it
 
 bool ParkedVerbs::BehindGate(const v1::Operation& operation) const {
-  if (operation.has_touch()) return false;
+  if (!KeepsOrder(operation)) return false;
   bool behind = false;
   ForEachBlock(operation, [&](uint32_t block) { behind = behind || gates_.contains(block); });
   return behind;
@@ -134,6 +142,10 @@ void ParkedVerbs::Subtract(const v1::Operation& operation) {
   Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : on_host_;
   --tally.verbs;
   tally.blocks -= WeightOf(operation);
+}
+
+v1::Release ParkedVerbs::TakeLate(uint64_t passed) {
+  return late_.Take(passed, kLateSlice, [this](uint32_t block) { return gates_.contains(block); });
 }
 
 void ParkedVerbs::BeginReadmission() {

@@ -7,8 +7,9 @@
 //            lacks blocks, which the space is to grow by
 //
 // Verbs leave waiting in order of (due, arrival), and behind in the order they came to be. Two verbs on one
-// block therefore keep their order. A verb that waits or is behind has changed nothing; dropping it is as if
-// it never came.
+// block therefore keep their order, but for a touch, which is advice, and a Ref without a step of its own: the
+// session holds the block now, and one hold more changes nothing for those that wait. A verb that waits or is
+// behind has changed nothing; dropping it is as if it never came.
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 #define KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
@@ -24,6 +25,7 @@
 #include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "server/space/late_releases.h"
 #include "server/wire/operation.h"
 
 namespace kvpool {
@@ -44,14 +46,13 @@ struct ParkedVerb {
 class ParkedVerbs {
  public:
   // The most blocks that a session's parked verbs may name, the verbs counted too: its members may report no
-  // fence. Device operations have a bound of their own, so that they leave room for what waits behind them: a
+  // fence. Releases beyond it are late releases, which holds bound. Device operations have a bound of their own, so that they leave room for what waits behind them: a
   // few hundred sequences that fill a block in the same step. What they carry besides counts by its size.
   static constexpr size_t kMaxNames = 65536;
   static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
 
-  bool empty() const { return size() == 0; }
   size_t size() const { return by_due_.size() + behind_.size() + readmitted_.size() + running_.size(); }
-  bool any_waiting() const { return !by_due_.empty(); }
+  bool any_waiting() const { return !by_due_.empty() || !late_.empty(); }
   struct Tally {
     size_t verbs = 0, blocks = 0;
     size_t names() const { return verbs + blocks; }
@@ -76,6 +77,16 @@ class ParkedVerbs {
   std::optional<ParkedVerb> PopAny();
   // The verb of this call, for a repetition that waits for it too; null: it is not parked.
   ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
+
+  // ---- Late releases
+  const LateReleases& late() const { return late_; }
+  // Gives the refs back when step `due` is passed and no device operation uses them.
+  void ReleaseLate(uint64_t due, const v1::Release& release, absl::Span<const BlockRef> refs) {
+    late_.Add(due, release, refs);
+  }
+  // The next part of what may be released by now: see LateReleases::Take.
+  v1::Release TakeLate(uint64_t passed);
+  void DropLate() { late_.Clear(); }
 
   // ---- Device operations
   // No running one has this `id`; `blocks` are the ids that it reads or writes, and `named` is its WeightOf.
@@ -115,6 +126,7 @@ class ParkedVerbs {
   absl::flat_hash_map<uint32_t, LastOnBlock> last_;
   absl::flat_hash_map<uint32_t, uint32_t> gates_;
   Tally on_host_, on_device_;
+  LateReleases late_;
 };
 
 }  // namespace kvpool

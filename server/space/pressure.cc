@@ -17,6 +17,7 @@ constexpr uint32_t kReclaimHere = 64;
 void Pressure::AfterVerbs(Turn& turn) {
   growth_.Review(turn.now);
   if (growth_.NeedsSlab()) turn.deferred.housekeep = true;
+  if (pool_.untidy()) turn.deferred.housekeep = true;
   if (std::exchange(lease_was_short_, false) && turn.now - asked_ms_ >= kAskAgainMs) AskForLeases(turn.now);
   const uint32_t free = growth_.free_blocks();
   if (!growth_.may_grow() && free < growth_.low_blocks()) {

@@ -1,6 +1,6 @@
 // One engine's hold on a space, and the processes that are its members.
 //
-//   session   pending   its guarantee waits for a slab that others have not mapped yet
+//   session   pending   a part of its guarantee waits for a slab that others have not mapped yet
 //             joining   some rank is missing, or has not mapped all slabs of the pool: it leases nothing
 //             ready     it may lease and match
 //             ended     its verbs answer ABORTED; its blocks wait for the death of its members' processes
@@ -13,7 +13,6 @@
 #define KVPOOL_SERVER_SPACE_SESSION_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "server/pool/block_pool.h"
 #include "server/space/answer_window.h"
 #include "server/space/attach_peer.h"
+#include "server/space/completions.h"
 #include "server/space/episode_sets.h"
 #include "server/space/notice_board.h"
 #include "server/space/parked_verbs.h"
@@ -52,13 +52,6 @@ class SlabAcks {
   uint32_t count_ = 0;
 };
 
-// A completion on its way. It has arrived when the answer to batch `confirmed_by`, which is behind it on the
-// stream, is acknowledged.
-struct SentCompletion {
-  v1::Completion completion;
-  uint64_t confirmed_by = 0;  // 0: no answer followed it yet.
-};
-
 struct MemberIdentity {
   AttachId attach{};
   std::shared_ptr<AttachPeer> peer;
@@ -73,7 +66,7 @@ class Member {
  public:
   Member(Session* session, uint32_t index, MemberIdentity identity)
       : session(session), index(index), identity(std::move(identity)) {}
-  bool pending() const { return !completions.empty() || notices.posted(); }
+  bool pending() const { return completions.any_waiting() || notices.posted(); }
 
   Session* const session;
   const uint32_t index;
@@ -81,9 +74,7 @@ class Member {
 
   AnswerWindow answers;
   NoticeBoard notices;
-  std::deque<v1::Completion> completions;
-  // A stream took these, and they are not known to have arrived: the next stream gets them again.
-  std::deque<SentCompletion> sent_completions;
+  Completions completions;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
   SlabAcks slabs;
@@ -146,6 +137,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool lacks_blocks = false;    // Some parked verb waits for blocks.
   bool ready = false;
   bool ended = false;
+  bool gone = false;
   std::string end_reason;
 };
 

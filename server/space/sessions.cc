@@ -25,17 +25,16 @@ std::string EndedBy(const Member& member) {
 // ---------------------------------------------------------------------------------------- coming and going
 
 absl::Status Sessions::Enter(const Turn& turn, Session* session) {
-  absl::StatusOr<Holder> holder = pool_.AddSession(session->limits());
-  if (holder.ok()) {
-    session->holder = *holder;
-  } else {
-    // The promise may rest on slabs that were made and are not in the pool yet, as far as no other pending
-    // session counts on them.
-    uint64_t coming = growth_.coming_blocks();
-    for (const Session* other : pending_) coming -= std::min<uint64_t>(coming, other->limits().guaranteed);
-    if (coming < session->limits().guaranteed) return holder.status();
-    pending_.push_back(session);
-  }
+  // The promise may rest on slabs that were made and are not in the pool yet, as far as no other pending
+  // session counts on them.
+  uint32_t coming = growth_.coming_blocks();
+  for (const Session* other : pending_) coming -= std::min(coming, pool_.unmet(other->holder));
+  absl::StatusOr<Holder> holder = pool_.AddSession(session->limits(), coming);
+  if (!holder.ok()) return holder.status();
+  session->holder = *holder;
+  if (static_cast<size_t>(*holder) >= by_holder_.size()) by_holder_.resize(static_cast<size_t>(*holder) + 1);
+  by_holder_[static_cast<size_t>(*holder)] = session;
+  if (pool_.unmet(*holder) > 0) pending_.push_back(session);
   sessions_.push_back(session);
   last_used_ms_ = turn.now;
   // What it was promised may be cached today: that is not where it should come from.
@@ -74,6 +73,20 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
 
 void Sessions::OnHangup(Turn& turn, Member* member) {
   End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
+  FreeIfNeverReady(turn, member->session);
+  if (!member->session->gone) return;
+  member->answers.ForgetAll();
+  member->completions.Clear();
+}
+
+void Sessions::OnUndelivered(Turn& turn, Member* member) {
+  End(turn, member->session, EndKind::kHangup,
+      absl::StrCat(EndedBy(*member), " did not wait for the answer to its opening"), nullptr);
+  FreeIfNeverReady(turn, member->session);
+}
+
+void Sessions::FreeIfNeverReady(Turn& turn, Session* session) {
+  if (session->sink == kNullRef) Free(turn, session);
 }
 
 void Sessions::OnProcessDead(Turn& turn, Member* member) {
@@ -95,6 +108,8 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   if (session->holder != kNobody) pool_.EndSession(session->holder);
   session->episodes = {};
   std::erase(pending_, session);
+  behind_.erase(session->terms.id);
+  unequipped_.erase(session->terms.id);
   v1::OperationResult aborted;
   aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));
   aborted.set_message(reason);
@@ -104,6 +119,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
     operation->abandoned.store(true, std::memory_order_release);
     Complete(turn, session->parked.Finish(operation->id), aborted);
   }
+  session->parked.DropLate();  // Its holds end with it.
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
     if (member.get() != except) turn.deferred.hangups.push_back({member->identity.peer, reason});
@@ -124,9 +140,13 @@ uint64_t Sessions::Free(Turn& turn, Session* session) {
   uint64_t holds = 0;
   if (session->holder != kNobody) {
     holds = pool_.FreeQuarantine(session->holder) - sinks;
+    by_holder_[static_cast<size_t>(session->holder)] = nullptr;
     session->holder = kNobody;
   }
   sessions_.erase(it);
+  session->gone = true;
+  // Its processes may live on, and with them this session: they have no use for old answers.
+  for (const auto& member : session->members) member->answers.ForgetAll();
   last_used_ms_ = turn.now;
   turn.deferred.gone.push_back(session->terms.id);
   return holds;
@@ -162,7 +182,10 @@ uint32_t Sessions::stale_members(uint64_t now) const {
 
 void Sessions::AddSlab(Turn& turn, SlabRow row) {
   growth_.Add(std::move(row), turn.now);
-  for (Session* session : sessions_) SendSlabs(turn, session);
+  for (Session* session : sessions_) {
+    SendSlabs(turn, session);
+    UpdateBehind(session);
+  }
   EnterSlabs(turn);
 }
 
@@ -198,62 +221,71 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
 }
 
 void Sessions::EnterSlabs(Turn& turn) {
+  PromisePending();  // A session that ended was promised something.
   while (!growth_.all_entered()) {
-    const uint32_t next = growth_.entered();
-    for (Session* session : sessions_) {
-      if (!session->ready || session->mapped() > next) continue;
-      if (turn.now - growth_.slabs()[next].made_ms < kPatienceMs) return;
-      session->ready = false;  // It is ready again when it has mapped the slab after all.
-    }
+    if (!behind_.empty() && turn.now - growth_.slabs()[growth_.entered()].made_ms < kPatienceMs) break;
+    // Each is ready again when it has mapped the slab after all.
+    for (const auto& [id, session] : behind_) session->ready = false;
+    behind_.clear();
     growth_.EnterNext(turn.now);
-    sealer_.resize(growth_.end_block(next + 1));
-    EnterPending();
+    PromisePending();
     for (Session* session : sessions_) UpdateReady(turn, session);
   }
-  for (Session* session : sessions_) {
-    if (!session->ready) UpdateReady(turn, session);  // It may have waited for a block for its sink.
-  }
+  const ById unequipped = unequipped_;
+  for (const auto& [id, session] : unequipped) UpdateReady(turn, session);
   growth_.EndIfDone();
 }
 
-void Sessions::EnterPending() {
-  std::vector<Session*> waiting = std::exchange(pending_, {});
-  for (Session* session : waiting) {
-    absl::StatusOr<Holder> holder = pool_.AddSession(session->limits());
-    if (holder.ok()) {
-      session->holder = *holder;
-    } else {
-      pending_.push_back(session);  // Its slab is a later one.
-    }
-  }
+void Sessions::PromisePending() {
+  while (!pending_.empty() && pool_.Promise(pending_.front()->holder)) pending_.pop_front();
 }
 
 void Sessions::UpdateReady(Turn& turn, Session* session) {
   if (session->ended) return;
   const uint32_t mapped = std::min(session->mapped(), growth_.entered());
-  if (session->announced < mapped) {
-    while (session->announced < mapped) {
-      const uint32_t slab = session->announced++;
-      for (const auto& member : session->members) {
-        OutgoingFrame out;
-        out.session = session->shared_from_this();
-        out.peer = member->identity.peer;
-        out.frame.mutable_slab_ready()->set_slab(slab);
-        out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
-        outbox_.Push(std::move(out));
-      }
-    }
-    turn.deferred.send = true;
-    PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(mapped) - 1});
+  Announce(turn, session, mapped);
+  const bool has_mapped = growth_.entered() > 0 && mapped == growth_.entered();
+  session->ready = has_mapped && pool_.unmet(session->holder) == 0 && LeaseSink(turn, session);
+  if (has_mapped && !session->ready) {
+    unequipped_.emplace(session->terms.id, session);
+  } else {
+    unequipped_.erase(session->terms.id);
   }
-  session->ready = session->holder != kNobody && growth_.entered() > 0 && mapped == growth_.entered();
-  if (session->ready && session->sink == kNullRef) {
-    std::vector<BlockRef> sink;
-    session->ready = !growth_.Lease(session->holder, turn.now, 1, 1, &sink).growing;
-    if (!session->ready) return;
-    // Its guarantee covers it.
-    KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
-    session->sink = sink.front();
+  UpdateBehind(session);
+}
+
+void Sessions::Announce(Turn& turn, Session* session, uint32_t mapped) {
+  if (session->announced >= mapped) return;
+  while (session->announced < mapped) {
+    const uint32_t slab = session->announced++;
+    for (const auto& member : session->members) {
+      OutgoingFrame out;
+      out.session = session->shared_from_this();
+      out.peer = member->identity.peer;
+      out.frame.mutable_slab_ready()->set_slab(slab);
+      out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
+      outbox_.Push(std::move(out));
+    }
+  }
+  turn.deferred.send = true;
+  PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(mapped) - 1});
+}
+
+bool Sessions::LeaseSink(const Turn& turn, Session* session) {
+  if (session->sink != kNullRef) return true;
+  std::vector<BlockRef> sink;
+  if (growth_.Lease(session->holder, turn.now, 1, 1, &sink).growing) return false;
+  // Its guarantee covers it.
+  KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
+  session->sink = sink.front();
+  return true;
+}
+
+void Sessions::UpdateBehind(Session* session) {
+  if (session->ready && !growth_.all_entered() && session->mapped() <= growth_.entered()) {
+    behind_.emplace(session->terms.id, session);
+  } else {
+    behind_.erase(session->terms.id);
   }
 }
 
@@ -283,10 +315,7 @@ void Sessions::CollectWakes(Turn& turn) {
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
   verb.member->answers.Complete(verb.sequence, verb.index, result);
   if (verb.on_stream) {
-    v1::Completion& completion = verb.member->completions.emplace_back();
-    completion.set_sequence(verb.sequence);
-    completion.set_index(verb.index);
-    *completion.mutable_result() = result;
+    verb.member->completions.Add(verb.sequence, verb.index, result);
     Touch(verb.member);
   }
   if (!verb.waiters.empty()) turn.deferred.answers.push_back({std::move(verb.waiters), result});

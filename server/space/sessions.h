@@ -9,17 +9,29 @@
 //
 //   every block that an answer names lies in a slab that all members of that session have mapped
 //
+// A guarantee may rest on slabs that were made and have not entered. The session takes its share of each as
+// it enters, in order of admission and before anyone can lease of it; and none is admitted beyond what is to
+// come. So:
+//
+//   what pending sessions lack <= blocks of slabs that are made and have not entered
+//
+// An acknowledgement costs the same however many sessions there are; a slab that is made or enters costs each
+// once.
+//
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_SESSIONS_H_
 #define KVPOOL_SERVER_SPACE_SESSIONS_H_
 
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "kvpool/v1/attach.pb.h"
 #include "kvpool/v1/engine.pb.h"
+#include "server/base/virtual_array.h"
 #include "server/pool/block_pool.h"
 #include "server/space/growth.h"
 #include "server/space/outbox.h"
@@ -32,12 +44,21 @@ class Sessions {
  public:
   // All but `now` outlive it.
   Sessions(const SpaceFacts* facts, BlockPool* pool, Growth* growth, uint64_t now)
-      : facts_(*facts), pool_(*pool), growth_(*growth), last_used_ms_(now) {}
+      : facts_(*facts),
+        pool_(*pool),
+        growth_(*growth),
+        sealer_(facts->geometry.max_blocks),
+        last_used_ms_(now) {}
 
   // Those that are open, or ended and not gone, by id.
   auto begin() const { return sessions_.begin(); }
   auto end() const { return sessions_.end(); }
   size_t size() const { return sessions_.size(); }
+  // Of those, the one that has this holder; null: none has.
+  const Session* of(Holder holder) const {
+    const auto slot = static_cast<size_t>(holder);
+    return slot < by_holder_.size() ? by_holder_[slot] : nullptr;
+  }
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
@@ -54,6 +75,8 @@ class Sessions {
   void OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack);
   // The member's connection is gone; its process may run on.
   void OnHangup(Turn& turn, Member* member);
+  // The answer that made it a member has not reached it.
+  void OnUndelivered(Turn& turn, Member* member);
   void OnProcessDead(Turn& turn, Member* member);
   // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
   void End(Turn& turn, Session* session, EndKind kind, const std::string& reason, const Member* except);
@@ -87,18 +110,32 @@ class Sessions {
   }
 
  private:
+  using ById = std::map<uint64_t, Session*>;
+
+  // An ended session that never had its sink has had no block: its processes need not be waited for.
+  void FreeIfNeverReady(Turn& turn, Session* session);
   void SendSlabs(Turn& turn, Session* session);
-  void EnterPending();
+  // Of what is unpromised, pending sessions are promised what they lack.
+  void PromisePending();
+  // Announces what the session has mapped, and computes again whether it is ready.
   void UpdateReady(Turn& turn, Session* session);
+  void Announce(Turn& turn, Session* session, uint32_t mapped);
+  // True if the session has its sink, or got it now.
+  bool LeaseSink(const Turn& turn, Session* session);
+  // Whether the next slab waits for the session.
+  void UpdateBehind(Session* session);
 
   const SpaceFacts& facts_;
   BlockPool& pool_;
   Growth& growth_;
   std::vector<Session*> sessions_;
-  std::vector<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
+  std::vector<Session*> by_holder_;
+  std::deque<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
+  ById behind_;                   // The ready ones that have not mapped the next slab, which waits for them.
+  ById unequipped_;  // They have mapped what they have to, and wait for their guarantee or their sink.
   std::vector<Member*> touched_;
   Outbox outbox_;
-  std::vector<uint32_t> sealer_;    // Indexed by block.
+  VirtualArray<uint32_t> sealer_;   // Indexed by block.
   uint32_t mapping_processes_ = 0;  // They were sent a slab and have not died.
   bool draining_ = false;
   uint64_t last_used_ms_ = 0;

@@ -32,9 +32,10 @@ inline constexpr uint32_t kReclaimSlice = 256;
 
 // What was counted since the space was made, beside PoolCounters. Nothing but uint64_t and arrays of it, as there.
 struct SpaceCounters {
-  std::array<uint64_t, 24> operations{};  // Indexed by v1::Operation::VerbCase.
-  std::array<uint64_t, 24> errors{};      // The operations that were refused or failed, but on a device.
-  std::array<uint64_t, 8> shortfalls{};   // Indexed by v1::Shortfall.
+  std::array<uint64_t, 24> operations{};      // Indexed by v1::Operation::VerbCase.
+  std::array<uint64_t, 24> errors{};          // The operations that were refused or failed, but on a device.
+  std::array<uint64_t, 24> refused_blocks{};  // Those that an operation was not applied to, but to others.
+  std::array<uint64_t, 8> shortfalls{};       // Indexed by v1::Shortfall.
   uint64_t batches = 0;
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };
@@ -50,9 +51,7 @@ class SpaceState {
     pressure.Update(turn);
     sessions.CollectWakes(turn);
   }
-  // Both answer the policy before, to be destroyed outside the mutex; the latter also null, as
-  // hand_over.h has it.
-  std::unique_ptr<ReplacementPolicy> SetPolicy(std::unique_ptr<ReplacementPolicy> policy, uint64_t now);
+  // Answers the policy before, to be destroyed outside the mutex; or null, as hand_over.h has it.
   std::unique_ptr<ReplacementPolicy> FinishHandOver(BlockPool::HandOver* hand_over, uint32_t events);
   // Evicted blocks, by the policy of the time.
   std::map<std::string, EvictedBlocks> evicted_by_policy() const;
@@ -66,6 +65,7 @@ class SpaceState {
 
   // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.
   SpaceCounters counters;
+  Histogram hold;  // Seconds that one hold of the space's mutex took.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   Breaker decisions;
   Histogram decision_time;  // Seconds a decision took.

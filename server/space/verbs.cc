@@ -1,6 +1,7 @@
 #include "server/space/verbs.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -35,7 +36,10 @@ absl::StatusCode CodeOf(Verdict verdict) {
     case Verdict::kOverPinBudget:
     case Verdict::kOverCredit:
     case Verdict::kOverCap:
+    case Verdict::kTooFar:
       return absl::StatusCode::kResourceExhausted;
+    case Verdict::kUnmapped:
+      return absl::StatusCode::kUnavailable;
   }
   return absl::StatusCode::kInternal;
 }
@@ -68,6 +72,8 @@ v1::Shortfall WireShortfall(Shortfall shortfall) {
       return v1::SHORTFALL_CREDIT;
     case Shortfall::kCap:
       return v1::SHORTFALL_CAP;
+    case Shortfall::kReclaiming:
+      return v1::SHORTFALL_RECLAIMING;
   }
   return v1::SHORTFALL_NONE;
 }
@@ -148,6 +154,20 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
   KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
 }
 
+void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,
+                             v1::OperationResult* result) {
+  Unpack(*session, release.blocks());
+  state_.pool.CheckHeld(session->holder, std::nullopt, refs_, absl::MakeSpan(verdicts_));
+  size_t held = 0;
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    // A held block is sealed in a group that is not asked about here: that too may be released.
+    if (verdicts_[i] == Verdict::kWrongState) verdicts_[i] = Verdict::kDone;
+    if (verdicts_[i] == Verdict::kDone) refs_[held++] = refs_[i];
+  }
+  session->parked.ReleaseLate(due, release, absl::MakeConstSpan(refs_).first(held));
+  Refuse(*session, release.blocks(), result->mutable_release()->mutable_refused());
+}
+
 void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
   if (RefuseWarmingUp(*session, "lease", result)) return;
   v1::LeaseResult* answer = result->mutable_lease();
@@ -188,18 +208,15 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
   BlockKey parent;
   if (!seal.parent_key().empty()) parent = BlockKey::From(seal.parent_key(), seal.group());
   const BlockKey* in_front = seal.parent_key().empty() ? nullptr : &parent;
-  unmapped_.clear();
-  if (session->ready) {
-    state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_));
-  } else {
-    SealMapped(*session, now, in_front);
-  }
+  // A session that is ready has mapped all slabs of the pool.
+  const uint32_t mapped_end = session->ready ? UINT32_MAX : state_.sessions.blocks_mapped_by(*session);
+  state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_), mapped_end);
   if (event_log_ != nullptr) LogSeal(*session, now, seal, in_front);
   result->mutable_canonical()->Reserve(seal.blocks_size());
   for (size_t i = 0; i < outcomes_.size(); ++i) {
     const SealOutcome& outcome = outcomes_[i];
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
-    if (!unmapped_.empty() && unmapped_[i]) {
+    if (outcome.verdict == Verdict::kUnmapped) {
       RefuseUnmapped(static_cast<uint32_t>(i), entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
@@ -207,22 +224,6 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(i)));
       RefuseOne(*session, static_cast<uint32_t>(i), ref, outcome.verdict, result->mutable_refused());
     }
-  }
-}
-
-void BlockVerbs::SealMapped(const Session& session, TimeMs now, const BlockKey* in_front) {
-  const uint32_t end = state_.sessions.blocks_mapped_by(session);
-  unmapped_.resize(entries_.size());
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const BlockKey& key = entries_[i].keys.back();
-    // Blocks that are sealed meanwhile are the session's own leases, which it has mapped.
-    const BlockRef canonical = state_.pool.Find(key);
-    unmapped_[i] = !entries_[i].leave_duplicate && canonical != kNullRef && Index(canonical.id) >= end;
-    if (!unmapped_[i]) {
-      state_.pool.Seal(session.holder, now, in_front, absl::MakeConstSpan(&entries_[i], 1),
-                       absl::MakeSpan(&outcomes_[i], 1));
-    }
-    in_front = &key;
   }
 }
 
@@ -380,6 +381,7 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
     case Verdict::kDone:
     case Verdict::kDuplicate:
     case Verdict::kUnknownBlock:
+    case Verdict::kUnmapped:
       return block;
     case Verdict::kStale:
       if (view->ref.generation == ref.generation) {
@@ -401,6 +403,9 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
     case Verdict::kOverCredit:
       return absl::StrCat(block, " is promised to other sessions: ", pool.available(), " available, ",
                           pool.promised(), " promised");
+    case Verdict::kTooFar:
+      return absl::StrCat(block,
+                          " is behind more blocks than one call visits: begin with those nearer to the root");
     case Verdict::kOverCap: {
       const BlockPool::Holdings holdings = pool.holdings(session.holder);
       return absl::StrCat(block, " is beyond max_blocks of session ", session.terms.id, ": ",

@@ -31,6 +31,9 @@ class BlockVerbs {
   // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, and the session
   // has not ended.
   void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
+  // Gives the blocks back when step `due` is passed and no device operation uses them: see LateReleases. Answers
+  // now what is refused: blocks that the session does not hold.
+  void ReleaseLate(Session* session, const v1::Release& release, uint64_t due, v1::OperationResult* result);
   // The verdict in words. REQUIRES: it is neither kDone nor kDuplicate, or the block is the session's sink.
   absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
 
@@ -40,9 +43,6 @@ class BlockVerbs {
 
   void Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
   void Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result);
-  // Seals for a session that has not mapped all slabs of the pool. It leaves out, and marks in unmapped_, the
-  // blocks whose key a block in a slab has that the session has not mapped.
-  void SealMapped(const Session& session, TimeMs now, const BlockKey* in_front);
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
   void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
   void SampleReuse(TimeMs now);
@@ -67,7 +67,6 @@ class BlockVerbs {
   std::vector<BlockKey> keys_;
   std::vector<SealEntry> entries_;
   std::vector<SealOutcome> outcomes_;
-  std::vector<bool> unmapped_;  // Indexed by entry; empty if the session has mapped all slabs.
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
   std::vector<uint64_t> event_words_;

@@ -24,6 +24,14 @@ constexpr size_t kMemberTokenBytes = 16;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
+// Kernels load elements where the layout says they are: a load that is not aligned is an error which a GPU's
+// context does not survive.
+absl::Status CheckAligned(const std::string& field, uint64_t bytes, uint32_t element_bytes) {
+  if (bytes % element_bytes == 0) return absl::OkStatus();
+  return Invalid(
+      absl::StrCat(field, " is ", bytes, "; must be a multiple of the element size, ", element_bytes));
+}
+
 absl::Status CheckPlane(const std::string& field, const v1::Plane& plane, const v1::LayerGroup& group,
                         uint32_t head_dim, uint64_t block_bytes) {
   RETURN_IF_ERROR(CheckKnown(field, plane));
@@ -44,7 +52,11 @@ absl::Status CheckPlane(const std::string& field, const v1::Plane& plane, const 
     return Invalid(absl::StrCat(field, ": its farthest element ends at byte ", shown,
                                 "; layout.block_bytes is ", block_bytes));
   }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(CheckAligned(field + ".offset_bytes", plane.offset_bytes(), element_bytes));
+  RETURN_IF_ERROR(CheckAligned(field + ".layer_stride_bytes", plane.layer_stride_bytes(), element_bytes));
+  RETURN_IF_ERROR(CheckAligned(field + ".token_stride_bytes", plane.token_stride_bytes(), element_bytes));
+  RETURN_IF_ERROR(CheckAligned(field + ".head_stride_bytes", plane.head_stride_bytes(), element_bytes));
+  return CheckAligned(field + ".dim_stride_bytes", plane.dim_stride_bytes(), element_bytes);
 }
 
 absl::Status CheckStrided(const std::string& field, const v1::LayerGroup& group, uint64_t block_bytes) {
@@ -56,6 +68,7 @@ absl::Status CheckStrided(const std::string& field, const v1::LayerGroup& group,
   }
   if (!group.has_k()) return Invalid(absl::StrCat(field, ".k is missing; strided layouts need it"));
   RETURN_IF_ERROR(CheckPlane(field + ".k", group.k(), group, group.k_head_dim(), block_bytes));
+  RETURN_IF_ERROR(CheckAligned("layout.block_bytes", block_bytes, ElementBytes(group.dtype())));
   if (group.v_head_dim() == 0) {
     if (group.has_v()) return Invalid(absl::StrCat(field, ".v is given, but v_head_dim is 0"));
     return absl::OkStatus();

@@ -113,9 +113,12 @@ TEST_F(AttachSocketTest, APacketOfNoBytesIsNotTheEnd) {
   SendRaw(client_.get(), "");
   SendRaw(client_.get(), "");
   v1::AttachFrame frame;
+  EXPECT_EQ(ReceiveFrame(daemon_.get(), &frame, nullptr).value(), ReceiveOutcome::kEmpty);
+  EXPECT_EQ(ReceiveFrame(daemon_.get(), &frame, nullptr).value(), ReceiveOutcome::kEmpty);
   EXPECT_EQ(ReceiveFrame(daemon_.get(), &frame, nullptr).value(), ReceiveOutcome::kWouldBlock);
   SendRaw(client_.get(), "");
   ASSERT_EQ(SendFrame(client_.get(), Hello("alive")).value(), SendOutcome::kSent);
+  EXPECT_EQ(ReceiveFrame(daemon_.get(), &frame, nullptr).value(), ReceiveOutcome::kEmpty);
   EXPECT_EQ(ReceiveFrame(daemon_.get(), &frame, nullptr).value(), ReceiveOutcome::kFrame);
   EXPECT_EQ(frame.hello().client_name(), "alive");
 }

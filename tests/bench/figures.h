@@ -2,6 +2,7 @@
 #ifndef KVPOOL_TESTS_BENCH_FIGURES_H_
 #define KVPOOL_TESTS_BENCH_FIGURES_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,6 +35,10 @@ struct Figure {
 // Collects the figures of the sections that run.
 class Figures {
  public:
+  // `sessions`: how many BenchSessions opens and closes.
+  explicit Figures(uint32_t sessions) : sessions_(sessions) {}
+  uint32_t sessions() const { return sessions_; }
+
   void BeginSection(std::string_view section) { section_ = section; }
   void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
   // A figure that this machine can't measure.
@@ -45,6 +50,7 @@ class Figures {
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
+  const uint32_t sessions_;
   std::string section_;
   std::vector<Figure> figures_;
   std::vector<std::string> notes_;
@@ -64,8 +70,10 @@ void BenchMagazine(Figures* figures);    // client_bench.cc
 void BenchRequest(Figures* figures);     // client_bench.cc
 void BenchStep(Figures* figures);        // step_bench.cc
 void BenchTwoClients(Figures* figures);  // engines_bench.cc
+void BenchLatency(Figures* figures);     // latency_bench.cc
 void BenchPrune(Figures* figures);       // prune_bench.cc
 void BenchKill(Figures* figures);        // engines_bench.cc
+void BenchSessions(Figures* figures);    // sessions_bench.cc
 
 }  // namespace kvpool::bench
 

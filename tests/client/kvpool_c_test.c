@@ -312,6 +312,10 @@ int main(int argc, char** argv) {
   kvpool_release(session, &nobodys, 1, 0);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
   CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK && counters.refused == 1);
+  char refusal[64];
+  CHECK(kvpool_take_refusal(session, refusal, sizeof(refusal)) == KVPOOL_OK);
+  CHECK(strstr(refusal, "release of 1 blocks: ") == refusal && strlen(refusal) < sizeof(refusal));
+  CHECK(kvpool_take_refusal(session, refusal, 0) == KVPOOL_NOT_FOUND);
   counters.struct_size = offsetof(kvpool_counters, refused);
   counters.leased = counters.refused = 12345;
   CHECK(kvpool_read_counters(session, &counters) == KVPOOL_OK);

@@ -258,6 +258,38 @@ TEST_F(SessionTest, RefsKeepABlockUntilTheLastIsGone) {
   EXPECT_EQ(session->counters().refused, 0u);
 }
 
+// The caller has the hold when Ref returns. If the daemon knows of none, what it would release is another's.
+TEST_F(SessionTest, ARefOfABlockThatIsNotHeldEndsTheSession) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const BlockRef nobodys{BlockId{9}, 7};
+  auto phantom = session->Ref({&nobodys, 1});
+  ASSERT_TRUE(phantom.ok()) << phantom.status();
+  session->Flush(Soon()).IgnoreError();
+  EXPECT_EQ(session->status().code(), absl::StatusCode::kFailedPrecondition) << session->status();
+  EXPECT_NE(session->status().message().find("refused ref of 1 blocks"), std::string::npos)
+      << session->status();
+  EXPECT_FALSE(session->Lease(1).ok());
+}
+
+TEST_F(SessionTest, WhatIsRefusedWithoutACallThatWaitsIsTold) {
+  StartDaemon();
+  const auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const BlockRef stale{BlockId{9}, 7};
+  EXPECT_TRUE(session->Pin({&stale, 1}, std::chrono::milliseconds(1000)).ok());
+  EXPECT_TRUE(session->SetRetention({&stale, 1}, 80, std::chrono::milliseconds(1000)).ok());
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  const std::vector<Refusal> refusals = session->TakeRefusals();
+  ASSERT_EQ(refusals.size(), 2u);
+  EXPECT_EQ(refusals[0].verb, "pin");
+  EXPECT_EQ(refusals[0].status.message().find("block 9 generation 7 is stale"), 0) << refusals[0].status;
+  EXPECT_EQ(refusals[1].verb, "set_retention");
+  EXPECT_TRUE(session->TakeRefusals().empty());
+  EXPECT_EQ(session->counters().refused, 2u);
+}
+
 TEST_F(SessionTest, PinsTouchesAndRetentionAreTaken) {
   StartDaemon();
   const auto session = Open();

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "client/session/refusals.h"
+
 namespace kvpool {
 namespace {
 
@@ -290,6 +292,104 @@ TEST_F(StepBatchesTest, BatchesStayWithinTheDaemonsLimits) {
   Say(Command::Verb::kTouch, many);
   EXPECT_EQ(Next().operations_size(), 1);
   EXPECT_EQ(Next().operations_size(), 1);
+}
+
+// ---- Refusals: each is heard by the caller, recorded, or ends the session.
+
+v1::OperationResult RefusedAsAWhole() {
+  v1::OperationResult result;
+  result.set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  result.set_message("too much is parked");
+  return result;
+}
+
+TEST_F(StepBatchesTest, EveryVerbOfTheStreamHasARule) {
+  const auto* fields = v1::Operation::descriptor()->FindOneofByName("verb");
+  for (int i = 0; i < fields->field_count(); ++i) {
+    const auto verb = static_cast<v1::Operation::VerbCase>(fields->field(i)->number());
+    if (verb == v1::Operation::kOpenSession || verb == v1::Operation::kAddMember) continue;
+    EXPECT_EQ(RefusalRuleOf(verb).verb, fields->field(i)->name());
+    EXPECT_FALSE(RefusalRuleOf(verb).why.empty());
+  }
+}
+
+TEST_F(StepBatchesTest, AReleaseOrRefThatIsRefusedAsAWholeEndsTheSession) {
+  for (const auto verb : {Command::Verb::kRelease, Command::Verb::kRef}) {
+    SessionState state;
+    CommandRing commands;
+    StepBatches batches({.commands = &commands,
+                         .magazine = &magazine_,
+                         .state = &state,
+                         .on_notice = {},
+                         .member_token = "token"});
+    batches.StartStream();
+    Command* command = commands.Vacant();
+    command->verb = verb;
+    command->blocks = {Block(1), Block(2)};
+    commands.Publish();
+    v1::StepResponse response = Answer(*batches.Next());
+    *response.mutable_results(0) = RefusedAsAWhole();
+    batches.OnResponse(&response);
+    EXPECT_EQ(state.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(state.status().message().find("too much is parked"), std::string::npos) << state.status();
+    EXPECT_EQ(state.refused.load(), 2u);
+  }
+}
+
+TEST_F(StepBatchesTest, OneRefThatIsRefusedEndsTheSession) {
+  Introduce();
+  Say(Command::Verb::kRef, {Block(1), Block(2)});
+  v1::StepResponse response = Answer(Next());
+  v1::Refusal* refusal = response.mutable_results(0)->mutable_ref()->add_refused();
+  refusal->set_index(1);
+  refusal->set_code(static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  refusal->set_message("block 2 is cached, and not held by session 7");
+  batches_.OnResponse(&response);
+  EXPECT_NE(state_.status().message().find("block 2 is cached"), std::string::npos) << state_.status();
+}
+
+TEST_F(StepBatchesTest, WhatNobodyWaitsForIsRecorded) {
+  Introduce();
+  for (const auto verb : {Command::Verb::kPin, Command::Verb::kUnpin, Command::Verb::kSetRetention}) {
+    Command* command = commands_.Vacant();
+    command->verb = verb;
+    command->blocks = {Block(1), Block(2), Block(3)};
+    commands_.Publish();
+  }
+  v1::StepResponse response = Answer(Next());
+  // One of its blocks; as a whole; later, as it was parked.
+  v1::Refusal* over = response.mutable_results(0)->mutable_pin()->add_refused();
+  over->set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  over->set_message("beyond the budget");
+  *response.mutable_results(1) = RefusedAsAWhole();
+  response.mutable_results(2)->set_parked(true);
+  v1::StepResponse later;
+  v1::Completion* completion = later.add_completions();
+  completion->set_sequence(response.sequence());
+  completion->set_index(2);
+  completion->mutable_result()->mutable_set_retention()->add_refused()->set_message("stale");
+  batches_.OnResponse(&response);
+  batches_.OnResponse(&later);
+  EXPECT_TRUE(state_.status().ok());
+  EXPECT_EQ(state_.refused.load(), 5u);
+  const std::vector<Refusal> refusals = state_.refusals.Take();
+  ASSERT_THAT(refusals, SizeIs(3));
+  EXPECT_EQ(refusals[0].verb, "pin");
+  EXPECT_EQ(refusals[0].blocks, 1u);
+  EXPECT_EQ(refusals[0].status.message(), "beyond the budget");
+  EXPECT_EQ(refusals[1].verb, "unpin");
+  EXPECT_EQ(refusals[1].blocks, 3u);
+  EXPECT_EQ(refusals[2].verb, "set_retention");
+  EXPECT_THAT(state_.refusals.Take(), SizeIs(0));
+}
+
+TEST_F(StepBatchesTest, TheRecordIsBounded) {
+  for (size_t i = 0; i < 3 * RefusalRecord::kKept; ++i) {
+    state_.refusals.Add({.verb = "pin", .blocks = i, .status = absl::InternalError("x")});
+  }
+  const std::vector<Refusal> refusals = state_.refusals.Take();
+  ASSERT_THAT(refusals, SizeIs(RefusalRecord::kKept));
+  EXPECT_EQ(refusals.back().blocks, 3 * RefusalRecord::kKept - 1) << "the newest are kept";
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // A daemon without sockets and the processes that talk to it, driven by the bytes of a fuzzer: batches, unary calls,
-// attachments, deaths, operators and time, in any order. What the daemon answers feeds the oracle of holdings.h.
+// openings, deaths, operators, devices and time, in any order. Messages are made of choices, which fit mostly, or
+// parsed from bytes. What the daemon answers feeds the oracle of holdings.h.
 #ifndef KVPOOL_TESTS_FUZZ_WORLD_H_
 #define KVPOOL_TESTS_FUZZ_WORLD_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,6 +19,7 @@
 #include "tests/fuzz/holdings.h"
 #include "tests/fuzz/input.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/held_device.h"
 #include "tests/support/memory_device.h"
 
 namespace kvpool::fuzz {
@@ -63,26 +66,41 @@ class World {
 
   void Act();
   Process* Any();
-  Process* AnyMember();
   void Attach();
   void Open(Process* process);
+  void RawOpen(Process* process);
+  void OpenWith(Process* process, v1::OpenSession request);
   void Join(Process* process);
+  void RawJoin(Process* process);
+  void JoinWith(Process* process, v1::AddMember request);
+  // The process is a member from now on.
+  void Adopt(Process* process, const std::string& member_token, uint64_t session, uint64_t space);
   void Step(Process* process);
   void RawStep(Process* process);
   void Call(Process* process);
+  void RawCall(Process* process);
+  void SendCall(Process* process, const v1::Call& call, v1::Operation operation);
   void TakePending(Process* process);
   void HearCalls(Process* process);
   void MapSlabs(Process* process);
   void HangUp(Process* process);
   void Die(Process* process);
   void Operate();
-  void RawOpen();
+  template <typename Request, typename Response>
+  void Ask(absl::Status (Daemon::*verb)(const Request&, Response*));
+  // Holds the device up, lets it go on, or makes it fail.
+  void TurnDevice();
+  // Unless it is held up, a device is done before the next action, so that an input is one story.
+  void AwaitDevice();
 
+  static std::string SomeReplacement(uint8_t choice);
   v1::Operation MakeOperation();
   void AddBlocks(google::protobuf::RepeatedField<uint64_t>* blocks);
   std::string Keys(uint32_t count);
   uint64_t ChooseSequence(Process* process);
   uint64_t SomeRef();
+  // Some that were learned one after the other.
+  std::vector<uint64_t> NeighbouringRefs();
 
   void Sent(Process* process, uint64_t sequence, uint32_t index, const v1::Operation& operation);
   void Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result);
@@ -92,13 +110,17 @@ class World {
   Input& input_;
   FakeClock clock_;
   MemoryDevice::Script script_;
+  std::array<DeviceHold, 2> holds_;  // One a rank.
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, SessionFacts> sessions_;
   Holdings holdings_;
   std::vector<uint64_t> refs_;  // Some that answers named.
   int64_t next_pid_ = 100;
+  v1::Layout layout_;    // Those who share a space have it.
+  uint32_t ranks_ = 1;   // Each on a device of its own.
   bool scored_ = false;  // Blocks have a layout that can be scored, on host memory.
+  bool device_asked_ = false, held_ = false;
 };
 
 }  // namespace kvpool::fuzz

@@ -8,7 +8,11 @@ namespace {
 
 struct Printer {
   std::string operator()(const Open& e) const {
-    return absl::StrCat("Open{.guaranteed = ", e.guaranteed, ", .max_blocks = ", e.max_blocks, "}");
+    return absl::StrCat("Open{.guaranteed = ", e.guaranteed, ", .max_blocks = ", e.max_blocks,
+                        ", .coming = ", e.coming, "}");
+  }
+  std::string operator()(const Promise& e) const {
+    return absl::StrCat("Promise{.session = ", e.session, "}");
   }
   std::string operator()(const Lease& e) const {
     return absl::StrCat("Lease{.session = ", e.session, ", .count = ", e.count, ", .min = ", e.min, "}");
@@ -189,8 +193,10 @@ Entry Generator::Next(const Model& model) {
   for (size_t s = 0; s < model.sessions.size(); ++s) open += model.open(static_cast<int>(s)) ? 1 : 0;
   if (open < setting_.sessions && OneIn(open == 0 ? 1 : 6)) {
     return Open{.guaranteed = OneIn(2) ? 0 : Below(model.capacity() / 2 + 2),
-                .max_blocks = OneIn(2) ? 0 : 1 + Below(model.capacity())};
+                .max_blocks = OneIn(2) ? 0 : 1 + Below(model.capacity()),
+                .coming = OneIn(3) ? Below(model.capacity() / 2 + 2) : 0};
   }
+  if (OneIn(16)) return Promise{.session = Session(model)};
   int session = Session(model);
   if (OneIn(30)) session = static_cast<int>(Below(setting_.sessions + 3));
   const uint32_t dice = Below(100);

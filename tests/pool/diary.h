@@ -22,7 +22,10 @@ inline constexpr uint32_t kFirstAlias = 1000;  // keys from here on are in no ch
 inline constexpr uint32_t kAliases = 6;
 
 struct Open {
-  uint32_t guaranteed, max_blocks;
+  uint32_t guaranteed, max_blocks, coming;
+};
+struct Promise {
+  int session;
 };
 struct Lease {
   int session;
@@ -94,8 +97,9 @@ struct Advance {
   TimeMs by;
 };
 
-using Entry = std::variant<Open, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, SetScores,
-                           Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
+using Entry =
+    std::variant<Open, Promise, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, SetScores,
+                 Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
 // The entries as they would be written in C++.
@@ -160,6 +164,7 @@ class Pair {
 
  private:
   std::string Do(const Open& e);
+  std::string Do(const Promise& e);
   std::string Do(const Lease& e);
   std::string Do(const Seal& e);
   std::string Do(const Match& e);

@@ -63,10 +63,14 @@ Pair::~Pair() {
 
 std::string Pair::Do(const Open& e) {
   const SessionLimits limits = {.guaranteed = e.guaranteed, .max_blocks = e.max_blocks};
-  const absl::StatusOr<Holder> holder = pool_.AddSession(limits);
-  const int expected = model_.AddSession(limits);
+  const absl::StatusOr<Holder> holder = pool_.AddSession(limits, e.coming);
+  const int expected = model_.AddSession(limits, e.coming);
   const int slot = holder.ok() ? static_cast<int>(*holder) : -1;
   return slot == expected ? "" : absl::StrCat("session ", slot, ", the model has ", expected);
+}
+
+std::string Pair::Do(const Promise& e) {
+  return Differ("whole", pool_.Promise(Holder{static_cast<uint16_t>(e.session)}), model_.Promise(e.session));
 }
 
 std::string Pair::Do(const Lease& e) {
@@ -368,6 +372,8 @@ std::string Pair::Difference() const {
     const BlockPool::Holdings holdings = pool_.holdings(holder);
     d = Differ("charged", holdings.charged, model_.charged(s));
     if (d.empty()) d = Differ("held", holdings.leased + holdings.referenced, model_.held(s));
+    if (d.empty()) d = Differ("unmet", pool_.unmet(holder), model_.unmet(s));
+    if (d.empty()) d = Differ("all holds", pool_.holds(holder), model_.all_holds(s));
     if (d.empty()) d = Differ("guaranteed_free", pool_.guaranteed_free(holder), model_.unused(s));
   }
   return d;

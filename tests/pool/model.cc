@@ -42,7 +42,7 @@ uint32_t Model::charged(int session) const {
 
 uint32_t Model::unused(int session) const {
   if (!open(session)) return 0;
-  const uint32_t guaranteed = sessions[session].limits.guaranteed;
+  const uint32_t guaranteed = sessions[session].promised;
   return guaranteed - std::min(guaranteed, charged(session));
 }
 
@@ -60,6 +60,12 @@ uint32_t Model::held(int session) const {
 uint32_t Model::holds(int session, uint32_t b) const {
   const auto it = blocks[b].holds.find(session);
   return it == blocks[b].holds.end() ? 0 : it->second;
+}
+
+uint64_t Model::all_holds(int session) const {
+  uint64_t sum = 0;
+  for (uint32_t b = 1; b < blocks.size(); ++b) sum += holds(session, b);
+  return sum;
 }
 
 uint32_t Model::budgeted() const {
@@ -204,9 +210,10 @@ bool Model::Grow(uint32_t count) {
   return true;
 }
 
-int Model::AddSession(const SessionLimits& limits) {
+int Model::AddSession(const SessionLimits& limits, uint32_t coming) {
   if (limits.max_blocks != 0 && limits.guaranteed > limits.max_blocks) return -1;
-  if (limits.guaranteed > available() - promised()) return -1;
+  const uint32_t unpromised = available() - promised();
+  if (limits.guaranteed > unpromised + coming) return -1;
   int slot = static_cast<int>(sessions.size());
   if (unused_slots_.empty()) {
     sessions.emplace_back();
@@ -214,8 +221,16 @@ int Model::AddSession(const SessionLimits& limits) {
     slot = unused_slots_.back();
     unused_slots_.pop_back();
   }
-  sessions[slot] = {.phase = Phase::kOpen, .limits = limits};
+  sessions[slot] = {
+      .phase = Phase::kOpen, .limits = limits, .promised = std::min(limits.guaranteed, unpromised)};
   return slot;
+}
+
+bool Model::Promise(int session) {
+  if (!open(session)) return true;
+  const uint32_t unpromised = available() - promised();
+  sessions[session].promised += std::min(unmet(session), unpromised);
+  return unmet(session) == 0;
 }
 
 void Model::EndSession(int session) {
@@ -232,7 +247,7 @@ void Model::EndSession(int session) {
 uint64_t Model::FreeQuarantine(int session) {
   if (sessions[session].phase != Phase::kEnded) return 0;
   uint64_t ended = 0;
-  for (uint32_t b = 1; b < blocks.size(); ++b) {
+  for (auto b = static_cast<uint32_t>(blocks.size()); b-- > 1;) {
     if (!blocks[b].holds.contains(session)) continue;
     ended += blocks[b].holds[session];
     blocks[b].holds.erase(session);
@@ -516,7 +531,7 @@ Verdict Model::SetRetention(BlockRef ref, const Retention& retention) {
 }
 
 // Ends them in the order of their times, then block ids, pins before priorities. A pin that a child keeps
-// ends right after the child's.
+// takes its turn again when the child's has ended.
 void Model::Expire() {
   struct Due {
     TimeMs until;
@@ -546,10 +561,11 @@ void Model::Expire() {
       }
       continue;
     }
-    for (uint32_t b = d.block;
-         b != 0 && blocks[b].pinned && blocks[b].pin_until <= now && !HasPinnedChild(b);) {
-      EndPin(b);
-      b = blocks[b].parent;
+    if (HasPinnedChild(d.block)) continue;
+    EndPin(d.block);
+    const uint32_t parent = blocks[d.block].parent;
+    if (blocks[parent].pinned && blocks[parent].pin_until <= now && !HasPinnedChild(parent)) {
+      due.insert({blocks[parent].pin_until, parent, false});
     }
   }
 }

@@ -30,6 +30,7 @@ class Model {
   struct Session {
     Phase phase = Phase::kUnused;
     SessionLimits limits;
+    uint32_t promised = 0;  // So much of its guarantee.
   };
   struct Block {
     uint32_t generation = 0;
@@ -59,7 +60,8 @@ class Model {
 
   // ---- The verbs of BlockPool
   bool Grow(uint32_t count);
-  int AddSession(const SessionLimits& limits);  // -1: refused
+  int AddSession(const SessionLimits& limits, uint32_t coming);  // -1: refused
+  bool Promise(int session);
   void EndSession(int session);
   uint64_t FreeQuarantine(int session);
   LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
@@ -84,6 +86,10 @@ class Model {
   uint32_t promised() const;
   uint32_t charged(int session) const;
   uint32_t unused(int session) const;
+  uint32_t unmet(int session) const {
+    return open(session) ? sessions[session].limits.guaranteed - sessions[session].promised : 0;
+  }
+  uint64_t all_holds(int session) const;
   uint32_t held(int session) const;
   uint32_t holds(int session, uint32_t b) const;
   uint32_t budgeted() const;

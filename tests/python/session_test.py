@@ -111,6 +111,15 @@ def test_bare_refs(daemon):
         assert session.counters["refused"] == 0
 
 
+def test_refusals_without_a_call_that_waits(session):
+    stale = 7 << 32 | 9
+    session.pin([stale], ttl=1)
+    session.flush()
+    ((verb, blocks, why),) = session.take_refusals()
+    assert (verb, blocks) == ("pin", 1) and why.startswith("block 9 generation 7 is stale")
+    assert session.take_refusals() == []
+
+
 def test_split_and_extend(session):
     blocks = session.lease(5)
     refs = blocks.refs

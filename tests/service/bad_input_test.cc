@@ -88,6 +88,22 @@ TEST_F(BadInputTest, OpenSession) {
        [=](auto* r) { strided(r)->mutable_k()->set_token_stride_bytes(UINT64_MAX); }},
       {"layout.groups[0].k: its farthest element ends at byte beyond 2^64",
        [=](auto* r) { strided(r)->mutable_k()->set_offset_bytes(UINT64_MAX); }},
+      {"layout.groups[0].k.offset_bytes is 3; must be a multiple of the element size, 2",
+       [=](auto* r) {
+         strided(r)->mutable_k()->set_offset_bytes(3), r->mutable_layout()->set_block_bytes(8192);
+       }},
+      {"layout.groups[0].k.token_stride_bytes is 255; must be a multiple of the element size, 2",
+       [=](auto* r) { strided(r)->mutable_k()->set_token_stride_bytes(255); }},
+      {"layout.groups[0].k.head_stride_bytes is 127; must be a multiple of the element size, 2",
+       [=](auto* r) { strided(r)->mutable_k()->set_head_stride_bytes(127); }},
+      {"layout.groups[0].k.layer_stride_bytes is 5; must be a multiple of the element size, 2",
+       [=](auto* r) { strided(r)->mutable_k()->set_layer_stride_bytes(5); }},
+      {"layout.groups[0].k.dim_stride_bytes is 3; must be a multiple of the element size, 2",
+       [=](auto* r) {
+         strided(r)->mutable_k()->set_dim_stride_bytes(3), r->mutable_layout()->set_block_bytes(8192);
+       }},
+      {"layout.block_bytes is 8193; must be a multiple of the element size, 2",
+       [=](auto* r) { strided(r), r->mutable_layout()->set_block_bytes(8193); }},
       {"fingerprint is missing", [](auto* r) { r->clear_fingerprint(); }},
       {"fingerprint.digest has 0 bytes; must have 1 to 64",
        [](auto* r) { r->mutable_fingerprint()->clear_digest(); }},

@@ -227,6 +227,81 @@ TEST_F(GrowthTest, AGuaranteeMayRestOnASlabThatOthersHaveYetToMap) {
   EXPECT_EQ(b->LeaseAsked(10, 10).blocks_size(), 10);
 }
 
+// Its first slab is leased by nobody else while the second is on its way.
+TEST_F(GrowthTest, AGuaranteeMayRestOnSeveralSlabs) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a");
+  a->Lease(12);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(30);
+  const auto b = OpenEngine(request, "b");
+  ASSERT_EQ(Space().slabs, 3) << "2 are free, 32 to come, and 31 promised with its sink";
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 0);
+  Ack(a.get(), 1);
+  ASSERT_EQ(Space().capacity, 31);
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 0);
+  EXPECT_EQ(b->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING) << "its guarantee is not whole";
+  Ack(a.get(), 2);
+  ASSERT_EQ(Space().capacity, 47);
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 3);
+  EXPECT_EQ(b->LeaseAsked(30, 30).blocks_size(), 30);
+}
+
+TEST_F(GrowthTest, SeveralGuaranteesRestOnDifferentSlabs) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a");
+  a->Lease(12);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(19);
+  const auto b = OpenEngine(request, "b"), c = OpenEngine(request, "c");
+  ASSERT_EQ(Space().slabs, 4) << "2 are free, and 20 promised to each";
+  request.set_guaranteed_blocks(10);
+  EXPECT_EQ(Attach()->Open(request).code(), absl::StatusCode::kResourceExhausted)
+      << "50 - 40 are left, not 11";
+  Ack(a.get(), 1);
+  EXPECT_EQ(b->LeaseAsked(1, 1).shortfall(), v1::SHORTFALL_GROWING);
+  b->Die();
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 0) << "what b was promised is c's, which waits as well";
+  Ack(a.get(), 2);
+  EXPECT_EQ(c->LeaseAsked(19, 19).blocks_size(), 19);
+  EXPECT_EQ(a->LeaseAsked(31, 0).blocks_size(), 14);
+}
+
+TEST_F(GrowthTest, ASlabWaitsNoLongerForASessionThatEnds) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest(), "a"), b = OpenEngine(OpenRequest(), "b");
+  a->Lease(12);
+  daemon_->HousekeepOnce();
+  a->MapSlabs();
+  EXPECT_EQ(Space().capacity, 15);
+  b->Die();
+  EXPECT_EQ(Space().capacity, 31);
+}
+
+// More than one turn gives back.
+TEST_F(GrowthTest, WhatALargeSessionHeldComesBackInSlices) {
+  StartDaemon(256);
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(4000);
+  const auto first = OpenEngine(request, "first");
+  Settle({first.get()});
+  ASSERT_EQ(first->Lease(4000).size(), 4000);
+  EXPECT_EQ(first->Do(CloseOp()).close_session().released_blocks(), 4000);
+  EXPECT_GT(Blocks().free(), 1000);
+  EXPECT_LT(Blocks().free(), 3000);
+  // An engine that starts again has its guarantee at once.
+  const auto second = OpenEngine(request, "second");
+  Settle({second.get()});
+  EXPECT_EQ(second->Lease(4000).size(), 4000);
+  daemon_->OnHangup(second->id);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 4001);
+  daemon_->OnProcessDead(second->id);
+  EXPECT_EQ(Space().sessions, 0);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+}
+
 TEST_F(GrowthTest, APendingSessionMayEnd) {
   const auto [a, b] = OpenPending();
   b->Die();
@@ -381,7 +456,8 @@ TEST(GeometryTest, StrideIsPaddedByTheLeastThatFits) {
   EXPECT_EQ(geometry->block_stride_bytes, 1 << 20);
   EXPECT_EQ(geometry->unit_bytes, 2 << 20);
   EXPECT_EQ(geometry->slab_bytes, 64 << 20);
-  // 61 layers of a 576-wide latent, 64 tokens, bf16: 4,497,408 bytes = 2^12 * 1098, whose lcm with 2 MiB is 2.3 GB.
+  // 61 layers of a 576-wide latent, 64 tokens, bf16: 4,497,408 bytes = 2^12 * 1098, whose lcm with 2 MiB is
+  // 2.3 GB.
   geometry = compute(4497408, 256 << 20);
   EXPECT_EQ(geometry->block_stride_bytes % (64 << 10), 0);
   EXPECT_LE(geometry->unit_bytes, 256 << 20);

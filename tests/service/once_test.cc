@@ -221,5 +221,60 @@ TEST(AnswerWindowTest, AJumpForgetsWhatIsFarBehind) {
   EXPECT_EQ(window.Look(UINT64_MAX - 1), AnswerWindow::Seen::kNew);
 }
 
+// Results of parked verbs are remembered with their batch. What a batch lets go can so push its own answer out of the
+// window, if calls came out of order.
+TEST_F(OnceTest, AnAnswerThatItsOwnCompletionsPushOutIsForgotten) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const uint64_t stale = uint64_t{7} << 32 | 3;
+  const std::vector<uint64_t> unknown(65530, stale);  // Each is refused: an answer of a MiB.
+  engine->Step(Batch(2, {ReleaseOp(unknown, 1)}));
+  for (uint64_t i = 3; i < 60; ++i) engine->Step(Batch(i, {ReleaseOp(unknown)}));
+  const v1::StepResponse fenced = engine->Step(Batch(1, {FenceOp(1)}));
+  EXPECT_TRUE(fenced.code() == kOutOfRange || fenced.results_size() == 1) << fenced.message();
+  EXPECT_EQ(engine->Step(Batch(1, {FenceOp(1)})).code(), kOutOfRange);
+  EXPECT_EQ(Unary(engine.get(), 60, LeaseOp(1)).lease().blocks_size(), 1) << "the daemon goes on";
+}
+
+TEST_F(OnceTest, AUnaryCallThatItsOwnCompletionsPushOutIsAnswered) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> unknown(65530, uint64_t{7} << 32 | 3);
+  uint64_t last = 2;
+  engine->Step(Batch(last, {ReleaseOp(unknown, 1)}));
+  // Just below the bound, so that the completion of the first is what crosses it.
+  while (engine->member->answers.floor() == 0) {
+    engine->Step(Batch(++last, {ReleaseOp(unknown)}));
+    ASSERT_LT(last, 60);
+  }
+  const uint64_t below = last - 1;
+  const auto twin = OpenEngine(OpenRequest());
+  twin->Step(Batch(2, {ReleaseOp(unknown, 1)}));
+  for (uint64_t i = 3; i <= below; ++i) twin->Step(Batch(i, {ReleaseOp(unknown)}));
+  ASSERT_EQ(twin->member->answers.floor(), 0);
+  EXPECT_EQ(Unary(twin.get(), 1, FenceOp(1)).code(), 0);
+  EXPECT_GT(twin->member->answers.floor(), 0) << "it was pushed out while it was applied";
+  EXPECT_EQ(Unary(twin.get(), 1, FenceOp(1)).code(), kOutOfRange);
+}
+
+TEST_F(OnceTest, AllMembersTogetherHaveABound) {
+  StartDaemon(4);
+  std::vector<std::unique_ptr<Engine>> engines;
+  const std::vector<uint64_t> unknown(65530, uint64_t{7} << 32 | 3);
+  while (Unacknowledged::bytes_of_all() <= Unacknowledged::kMaxBytesOfAll) {
+    engines.push_back(OpenEngine(OpenRequest()));
+    ASSERT_LT(engines.size(), 60);
+    for (uint64_t i = 1; i <= 24; ++i) engines.back()->Step(Batch(i, {ReleaseOp(unknown)}));
+  }
+  const size_t full = Unacknowledged::bytes_of_all();
+  const auto late = OpenEngine(OpenRequest());
+  for (uint64_t i = 1; i <= 24; ++i) late->Step(Batch(i, {ReleaseOp(unknown)}));
+  EXPECT_LT(Unacknowledged::bytes_of_all() - full, 4 << 20) << "it keeps its newest answers only";
+  EXPECT_GT(late->member->answers.floor(), 20);
+  EXPECT_EQ(late->Step(Batch(24, {ReleaseOp(unknown)})).results_size(), 1);
+  engines.clear();
+  daemon_.reset();
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -46,16 +46,17 @@ TEST_F(ParkedTest, LaterVerbsOnTheSameBlockWaitBehind) {
   const auto engine = OpenEngine(OpenRequest());
   const std::vector<uint64_t> blocks = engine->Lease(3);
   // Seal after 4, then release now: were the release not to wait, it would free what is about to be sealed.
-  const v1::StepResponse response =
-      engine->Step({SealOp({blocks[0]}, {Key("a")}, "", 4), ReleaseOp({blocks[0]}), ReleaseOp({blocks[1]}),
-                    RefOp({blocks[2], blocks[0]}), TouchOp({blocks[0]}), MatchOp({Key("a")})});
+  const v1::StepResponse response = engine->Step(
+      {SealOp({blocks[0]}, {Key("a")}, "", 4), ReleaseOp({blocks[0]}), ReleaseOp({blocks[1]}),
+       UnpinOp({blocks[2], blocks[0]}), TouchOp({blocks[0]}), RefOp({blocks[2]}), MatchOp({Key("a")})});
   EXPECT_TRUE(response.results(0).parked());
   EXPECT_TRUE(response.results(1).parked());
   EXPECT_FALSE(response.results(2).parked()) << "another block is not held up";
   EXPECT_TRUE(response.results(3).parked()) << "one of its blocks is";
   EXPECT_FALSE(response.results(4).parked()) << "a touch is advice";
-  EXPECT_FALSE(response.results(5).parked()) << "a match never waits";
-  EXPECT_EQ(response.results(5).match().tokens(), 0);
+  EXPECT_FALSE(response.results(5).parked()) << "the block is held now";
+  EXPECT_FALSE(response.results(6).parked()) << "a match never waits";
+  EXPECT_EQ(response.results(6).match().tokens(), 0);
   EXPECT_EQ(Parked(), 3);
 
   const v1::StepResponse passed = engine->Step({FenceOp(4)});
@@ -69,7 +70,7 @@ TEST_F(ParkedTest, LaterVerbsOnTheSameBlockWaitBehind) {
   EXPECT_EQ(passed.completions(2).index(), 3);
   EXPECT_EQ(passed.completions(0).result().seal().canonical(0), blocks[0]);
   EXPECT_EQ(passed.completions(1).result().release().refused_size(), 0);
-  EXPECT_EQ(passed.completions(2).result().ref().refused(0).index(), 1) << "nobody holds it: it is cached";
+  EXPECT_EQ(passed.completions(2).result().unpin().unpinned(), 0);
   EXPECT_EQ(Blocks().cached(), 1);
   EXPECT_EQ(Parked(), 0);
 }
@@ -201,15 +202,108 @@ TEST_F(ParkedTest, ParkedBlocksAreBounded) {
   const std::vector<uint64_t> many(60000, engine->Lease(1)[0]);
   std::optional<v1::OperationResult> first, second;
   engine->Send(ReleaseOp(many, 5), &first);
-  engine->Send(ReleaseOp(many, 5), &second);
+  v1::Operation pin = PinOp(many, 1000);
+  pin.set_after(5);
+  engine->Send(pin, &second);
   ASSERT_TRUE(second.has_value());
   EXPECT_EQ(second->code(), kResourceExhausted);
-  EXPECT_EQ(
-      second->message(),
-      "verb for after step 5: 1 verbs with 60000 blocks are parked, 0 completions wait; limit 65536 in all; "
-      "step 0 is passed");
+  EXPECT_EQ(second->message(),
+            "verb for after step 5: 1 verbs with 60000 blocks are parked, 0 completions have not been "
+            "acknowledged; "
+            "limit 65536 in all; step 0 is passed");
   engine->Fence(5);
   EXPECT_TRUE(first.has_value());
+}
+
+class LateReleaseTest : public ParkedTest {
+ protected:
+  // Parks so many names, of a block of their own: with 65,535 no other verb can be parked.
+  void FillUp(Engine* engine, uint64_t step, size_t names = 65535) {
+    const uint64_t block = engine->Lease(1)[0];
+    engine->Step({RefOp(std::vector<uint64_t>(names - 1, block))});
+    const v1::StepResponse parked = engine->Step({ReleaseOp(std::vector<uint64_t>(names, block), step)});
+    ASSERT_TRUE(parked.results(0).parked());
+  }
+  // Turns that let late releases go on.
+  void GoOn() {
+    for (int i = 0; i < 20; ++i) daemon_->HousekeepOnce();
+  }
+};
+
+TEST_F(LateReleaseTest, AReleaseIsNeverRefused) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(8);
+  for (int i = 0; i < 4; ++i) engine->Step({RefOp(std::vector<uint64_t>(16383, blocks[i]))});
+  FillUp(engine.get(), 1);
+  // Four blocks of 16,384 holds and four of one: all come back, each exactly at its step.
+  for (int i = 0; i < 4; ++i) {
+    const v1::StepResponse late =
+        engine->Step({ReleaseOp(std::vector<uint64_t>(16384, blocks[i]), 2), ReleaseOp({blocks[i + 4]}, 3)});
+    for (const v1::OperationResult& result : late.results()) {
+      EXPECT_EQ(result.code(), 0) << result.message();
+      EXPECT_FALSE(result.parked());
+      EXPECT_EQ(result.release().refused_size(), 0);
+    }
+  }
+  EXPECT_EQ(Blocks().leased(), 10) << "nine and the sink";
+  engine->Fence(1);
+  GoOn();
+  EXPECT_EQ(Blocks().leased(), 9);
+  engine->Fence(2);
+  GoOn();
+  EXPECT_EQ(Blocks().leased(), 5);
+  engine->Fence(3);
+  GoOn();
+  EXPECT_EQ(Blocks().leased(), 1) << "the sink";
+}
+
+TEST_F(LateReleaseTest, ABlockThatIsNotHeldIsRefusedWhenItIsNamed) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  engine->Release({blocks[0]});
+  FillUp(engine.get(), 1);
+  const v1::ReleaseResult result =
+      engine->Step({ReleaseOp({blocks[0], blocks[1], 0, engine->opened.sink_block()}, 1)})
+          .results(0)
+          .release();
+  ASSERT_EQ(result.refused_size(), 3);
+  EXPECT_EQ(result.refused(0).index(), 0);
+  EXPECT_EQ(result.refused(1).index(), 2);
+  EXPECT_EQ(result.refused(2).index(), 3);
+}
+
+// One block, two owners: a Ref that says OK is a hold, whatever is parked.
+TEST_F(LateReleaseTest, ARefCountsAtOnceHoweverMuchIsParked) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const auto other = OpenEngine(OpenRequest(), "other");
+  const uint64_t block = engine->Lease(1)[0];
+  engine->Step({RefOp({block})});
+  ASSERT_TRUE(engine->Step({ReleaseOp({block}, 1)}).results(0).parked());
+  FillUp(engine.get(), 1, 65533);
+  const v1::OperationResult forked = engine->Step({RefOp({block})}).results(0);
+  ASSERT_EQ(forked.code(), 0) << forked.message();
+  ASSERT_FALSE(forked.parked());
+  ASSERT_EQ(forked.ref().refused_size(), 0);
+  engine->Fence(1);
+  // Two holds are left, the first and the fork's: the fork goes.
+  EXPECT_EQ(engine->Release({block}).refused_size(), 0);
+  for (const uint64_t leased : other->LeaseAsked(100, 0).blocks()) EXPECT_NE(leased << 32, block << 32);
+  EXPECT_EQ(engine->Release({block}).refused_size(), 0) << "it is still held";
+  EXPECT_EQ(engine->Release({block}).refused_size(), 1);
+}
+
+TEST_F(LateReleaseTest, TheyEndWithTheirSession) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(3);
+  FillUp(engine.get(), 1);
+  engine->Step({ReleaseOp(blocks, 1)});
+  engine->Die();
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+  GoOn();
 }
 
 // Answers that did not fit into one response must leave nothing behind that names a member: it may be gone with its

@@ -1,6 +1,7 @@
 // The races by name, with threads. Each test is right whatever the interleaving; sanitizers see the rest.
 //
 // A daemon of one slab has all that it can have: it evicts, and nothing waits for growth.
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -338,6 +339,35 @@ TEST_F(RaceTest, AnOpeningWaitsForTheMemoryOfAClosingSpace) {
     daemon_->HousekeepOnce();
     EXPECT_EQ(scripts_[0]->alive, 0);
   }
+}
+
+// Closed while the device made it a slab: that slab goes back, and its memory is for others.
+TEST_F(RaceTest, ASlabForASpaceThatWasClosedMeanwhile) {
+  StartDaemon(2);
+  const auto old = OpenEngine(OpenRequest("old"));
+  old->LeaseAsked(13, 0);
+  const auto engine = Attach();
+  absl::Status opened;
+  std::thread opening;
+  scripts_[0]->on_make = [&] {
+    if (opening.joinable()) return;
+    old->Die();
+    // The device is full, so this closes the space that nobody uses any more, and waits for its memory.
+    opening = std::thread([&] { opened = engine->Open(OpenRequest("new")); });
+    const auto is_open = [&] {
+      const std::vector<SpaceSnapshot> spaces = daemon_->Snapshot().spaces;
+      return std::any_of(spaces.begin(), spaces.end(),
+                         [&](const SpaceSnapshot& space) { return space.space == old->opened.space(); });
+    };
+    while (is_open()) std::this_thread::yield();
+  };
+  daemon_->HousekeepOnce();
+  ASSERT_TRUE(opening.joinable()) << "the old space made no slab";
+  opening.join();
+  scripts_[0]->on_make = nullptr;
+  ASSERT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(scripts_[0]->alive, 1);
+  EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), kSlabBlocks * kBlockBytes);
 }
 
 class HousekeeperTest : public RaceTest, public ::testing::WithParamInterface<const char*> {};

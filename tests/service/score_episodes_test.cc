@@ -1,7 +1,9 @@
-// Block sets under names (EpiCache), queries of a prompt behind the sequence, and hints of what nothing will read again.
+// Block sets under names (EpiCache), queries of a prompt behind the sequence, and hints of what nothing will
+// read again.
 #include <cmath>
 #include <limits>
 
+#include "server/space/session.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {
@@ -150,6 +152,21 @@ TEST_F(EpisodesTest, AreBoundedAndGoWithTheSession) {
   EXPECT_EQ(sessions.sessions(0).episodes(), 64);
   engine_->Do(CloseOp());
   EXPECT_EQ(Blocks().leased(), 0);
+  EXPECT_EQ(engine_->member->session->episodes.size(), 0)
+      << "an engine that keeps its stream open keeps the session";
+}
+
+// Of two blocks the second is held as often as one can be.
+TEST_F(EpisodesTest, ASetIsHeldWholeOrNotAtAll) {
+  const Refs blocks = engine_->Lease(2);
+  Put(PutOp("one", {1}, blocks));
+  ASSERT_EQ(engine_->Do(RefOp(Refs(65535 - 2, blocks[1]))).ref().refused_size(), 0);
+  EXPECT_NE(Refused(ChooseOp({1}), kResourceExhausted).find("is held 65535 times by session 1, the limit"),
+            std::string::npos);
+  Refused(PutOp("two", {1}, blocks), kResourceExhausted);
+  Put(PutOp("one", {}, {}));
+  EXPECT_EQ(engine_->Release({blocks[0]}).refused_size(), 0);
+  EXPECT_EQ(engine_->Release({blocks[0]}).refused_size(), 1) << "no hold was left behind";
 }
 
 TEST_F(EpisodesTest, ASetWaitsBehindWhatIsParkedOnItsBlocks) {
@@ -180,7 +197,8 @@ TEST_F(EpisodesTest, ASetThatADeviceOperationReadsIsNotLetGo) {
   EXPECT_EQ(Put(PutOp("one", {}, {})).released(), 3);
 }
 
-// The whole way of EpiCache: history, compacted for an episode by its patched prompt, put, and found by a question.
+// The whole way of EpiCache: history, compacted for an episode by its patched prompt, put, and found by a
+// question.
 TEST_F(EpisodesTest, ASetIsMadeByAPatchedPromptAndFoundByAQuestion) {
   const Refs history = LeaseWith(engine_.get(), {1, 2, 3});
   // Key d of token t points along dim d in block d alone.

@@ -151,7 +151,8 @@ TEST_F(RunningTest, AHangUpLeavesItsBlocksToTheDeathThatFollows) {
 // Compactions whose destinations are not to be had in the slabs there are.
 class LackingTest : public RunningTest {
  protected:
-  // Of two slabs at most: 14 blocks to 12, with 11 free, which is more than a quarter of a slab, and 5 cached.
+  // Of two slabs at most: 14 blocks to 12, with 11 free, which is more than a quarter of a slab, and 5
+  // cached.
   void BeginLacking(std::unique_ptr<Engine>* other = nullptr) {
     StartScoring(2);
     engine_ = OpenScored();
@@ -232,6 +233,26 @@ TEST_F(LackingTest, TheSessionThatIsBehindWaitsItself) {
   clock_.Advance(60000);
   daemon_->HousekeepOnce();
   ExpectWaits();  // What it would be answered is not mapped.
+  engine_->MapSlabs();
+  EXPECT_EQ(compact_->Await().code(), 0);
+}
+
+// Blocks are free, in a slab that it has not mapped.
+TEST_F(LackingTest, TheSessionThatIsBehindIsLeasedNothing) {
+  StartScoring(2);
+  engine_ = OpenScored();
+  const auto other = OpenScored("other");
+  blocks_ = LeaseWith(engine_.get(), std::vector<float>(14, 1.0f));
+  other->Lease(Pool().free());
+  daemon_->HousekeepOnce();
+  other->MapSlabs();
+  clock_.Advance(1000);
+  daemon_->HousekeepOnce();
+  ASSERT_EQ(Pool().free(), 32);
+  leased_ = Pool().leased();
+  compact_ = Begin(engine_.get(), CompactOp(blocks_, 12 * kTokens));
+  EXPECT_EQ(Pool().leased(), leased_);
+  EXPECT_FALSE(compact_->there());
   engine_->MapSlabs();
   EXPECT_EQ(compact_->Await().code(), 0);
 }

@@ -1,4 +1,7 @@
 // Opening, joining and ending sessions; who may, and what comes back when.
+#include <algorithm>
+#include <utility>
+
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {
@@ -144,6 +147,7 @@ TEST_F(SessionTest, AddMemberChecksWhoComes) {
   EXPECT_EQ(Attach()->Join(*rank0, join).code(), absl::StatusCode::kFailedPrecondition);
   const auto rank1 = Attach();
   EXPECT_TRUE(rank1->Join(*rank0, good).ok());
+  Settle({rank0.get(), rank1.get()});
   daemon_->OnHangup(rank0->id);
   EXPECT_EQ(Attach()->Join(*rank0, JoinRequest(*rank0, 1)).code(), absl::StatusCode::kAborted)
       << "the session has ended, and its processes live";
@@ -236,6 +240,24 @@ TEST_F(SessionTest, CloseGivesBackAtOnce) {
   EXPECT_EQ(EndedBy("member_died") + EndedBy("hangup"), 0);
 }
 
+TEST_F(SessionTest, NothingIsDoneBehindACloseInItsBatch) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  const v1::StepResponse response =
+      engine->Step({CloseOp(), LeaseOp(1), SealOp({blocks[0]}, {Key("a")}), RefOp(blocks), FenceOp(1),
+                    ReleaseOp(blocks, 9), CloseOp()});
+  EXPECT_EQ(response.results(0).close_session().released_blocks(), 2);
+  for (int i = 1; i < response.results_size(); ++i) {
+    EXPECT_EQ(response.results(i).code(), static_cast<int>(absl::StatusCode::kAborted)) << i;
+    EXPECT_EQ(response.results(i).message(), "session 1 was closed by member 0") << i;
+  }
+  EXPECT_EQ(response.results_size(), 7);
+  EXPECT_EQ(response.free_blocks(), 0u);
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).parked, 0u);
+}
+
 TEST_F(SessionTest, HangupQuarantinesUntilEveryProcessIsDead) {
   StartDaemon(4, /*devices=*/2);
   v1::OpenSession request = OpenRequest();
@@ -301,6 +323,37 @@ TEST_F(SessionTest, AHangupSaysWhetherTheProcessIsWaitedFor) {
   scripts_[0]->fail_after = -1;
   EXPECT_EQ(failing->Open(OpenRequest()).code(), absl::StatusCode::kUnauthenticated);
   daemon_->OnProcessDead(failing->id);
+}
+
+// Its engine may have waited for the opening no longer, and gone on without it.
+TEST_F(SessionTest, ASessionThatWasNeverReadyIsGoneWhenItHangsUp) {
+  options_.max_sessions = 1;
+  StartDaemon(4);
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  daemon_->OnHangup(engine->id);
+  EXPECT_EQ(EndedBy("hangup"), 1);
+  EXPECT_EQ(Info(1).session(), 0);
+  const auto next = OpenEngine(OpenRequest());
+  EXPECT_EQ(next->Lease(3).size(), 3);
+  daemon_->OnProcessDead(engine->id);
+  EXPECT_EQ(Blocks().leased(), 4) << "three and the sink";
+}
+
+TEST_F(SessionTest, AnOpeningThatNobodyWaitsForMakesNoMoreSlabs) {
+  StartDaemon(4);
+  const auto engine = Attach();
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(40);
+  request.set_attach_token(engine->attach_token);
+  std::atomic<bool> given_up{false};
+  int made = 0;
+  scripts_[0]->on_make = [&] { given_up = ++made == 2; };
+  v1::OpenSessionResult result;
+  EXPECT_EQ(daemon_->OpenSession(request, &result, &given_up).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(made, 2);
+  EXPECT_EQ(scripts_[0]->alive, 0) << "nothing came of its space";
+  EXPECT_TRUE(engine->Open(request).ok()) << "the token serves again";
 }
 
 TEST_F(SessionTest, DeathAloneEndsASession) {
@@ -462,6 +515,60 @@ TEST_F(SessionTest, AHungMemberIsStaleNotDead) {
   EXPECT_EQ(Info(1).members(0).idle_seconds(), 5.0);
   engine->Fence(1);
   EXPECT_EQ(daemon_->Snapshot().spaces.at(0).members_stale, 0);
+}
+
+// A process may open and close sessions for ever. A space stays as long as one lives that mapped it, for which one
+// attachment is enough.
+TEST_F(SessionTest, ClosedSessionsOfALivingProcessAreForgotten) {
+  StartDaemon(4);
+  std::vector<std::weak_ptr<Member>> closed;
+  AttachId first{};
+  for (int i = 0; i < 50; ++i) {
+    Engine engine(daemon_.get(), "engine", {.pid = 7, .uid = 1000, .gid = 1000, .process = 3});
+    ASSERT_TRUE(engine.Open(OpenRequest()).ok());
+    while (engine.MapSlabs()) daemon_->HousekeepOnce();
+    engine.Seal(engine.Lease(1), Keys("a", 1));
+    EXPECT_EQ(engine.Do(CloseOp()).code(), 0);
+    EXPECT_EQ(daemon_->OnHangup(engine.id), i == 0) << "the end of the process is awaited once";
+    EXPECT_EQ(daemon_->FindMember(engine.token).ok(), i == 0);
+    if (i == 0) first = engine.id;
+    closed.push_back(engine.member);
+  }
+  EXPECT_EQ(std::count_if(closed.begin(), closed.end(), [](const auto& member) { return !member.expired(); }),
+            1);
+  clock_.Advance(options_.idle_space_ms + 1);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 1) << "the process may have it mapped";
+  daemon_->OnProcessDead(first);
+  clock_.Advance(options_.idle_space_ms + 1);
+  daemon_->HousekeepOnce();
+  EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+}
+
+TEST_F(SessionTest, AClosedSessionStaysWhileNothingElseStandsForItsProcess) {
+  StartDaemon(4);
+  // Another space, another process, and one that can't be told apart from others.
+  for (const auto& [model, process] :
+       {std::pair("model", 3), {"other model", 3}, {"model", 4}, {"model", 0}, {"model", 0}}) {
+    Engine engine(daemon_.get(), "engine",
+                  {.pid = 7, .uid = 1000, .gid = 1000, .process = static_cast<uint64_t>(process)});
+    ASSERT_TRUE(engine.Open(OpenRequest(model)).ok());
+    while (engine.MapSlabs()) daemon_->HousekeepOnce();
+    engine.Do(CloseOp());
+    EXPECT_TRUE(daemon_->OnHangup(engine.id));
+  }
+}
+
+TEST_F(SessionTest, ASessionThatHangsUpUnclosedWaitsForTheEndOfItsProcess) {
+  StartDaemon(4);
+  for (int i = 0; i < 2; ++i) {
+    Engine engine(daemon_.get(), "engine", {.pid = 7, .uid = 1000, .gid = 1000, .process = 3});
+    ASSERT_TRUE(engine.Open(OpenRequest()).ok());
+    while (engine.MapSlabs()) daemon_->HousekeepOnce();
+    engine.Lease(1);
+    EXPECT_TRUE(daemon_->OnHangup(engine.id)) << "its blocks are quarantined until then";
+    EXPECT_EQ(Blocks().quarantined(), 2 * (i + 1));
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
+
 #include "absl/strings/str_cat.h"
 #include "cuda/kv_compute.h"
 #include "cuda/sticky.h"
@@ -32,7 +34,9 @@ class MemorySlab final : public Slab {
     if (ipc_) return absl::FailedPreconditionError("an IPC slab has no fd");
     if (script_.lost) return Lost();
     if (script_.fail_export) return absl::ResourceExhaustedError("dup: Too many open files");
-    return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC));
+    UniqueFd fd(open("/dev/null", O_RDWR | O_CLOEXEC));
+    if (!fd.valid()) return absl::ErrnoToStatus(errno, "open");
+    return fd;
   }
   absl::StatusOr<IpcHandle> ipc_handle() const override {
     if (!ipc_) return absl::FailedPreconditionError("no IPC slab");

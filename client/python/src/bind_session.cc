@@ -194,7 +194,20 @@ void BindFacts(SessionClass& session) {
             all["reconnects"] = counters.reconnects;
             return all;
           },
-          nb::sig("def counters(self) -> dict[str, int]"), "See SessionCounters in client/session.h.");
+          nb::sig("def counters(self) -> dict[str, int]"), "See SessionCounters in client/session.h.")
+      .def(
+          "take_refusals",
+          [](SharedSession& s) {
+            nb::list all;
+            for (const Refusal& refusal : s.shared().TakeRefusals()) {
+              all.append(nb::make_tuple(refusal.verb, refusal.blocks, std::string(refusal.status.message())));
+            }
+            return all;
+          },
+          nb::sig("def take_refusals(self) -> list[tuple[str, int, str]]"),
+          "(verb, blocks, why) of what was refused when no call was there to hear it: releases, pins, "
+          "unpins\n"
+          "and retentions, and leases and fences of the session's own. The newest 64 since the last call.");
 }
 
 void BindMemory(SessionClass& session) {

@@ -190,7 +190,7 @@ void BindRetention(SessionClass& session) {
           },
           nb::arg("blocks"), nb::arg("ttl"), nb::sig("def pin(self, blocks: Refs, ttl: float) -> None"),
           "Protects sealed blocks for `ttl` seconds, more than 0 and up to 86400 (InvalidArgumentError).\n"
-          "Blocks beyond the tenant's budget are counted in counters[\"refused\"].")
+          "Blocks beyond the tenant's budget are in take_refusals().")
       .def(
           "unpin",
           [](const SessionPtr& s, nb::handle blocks) {
@@ -214,7 +214,7 @@ void BindRetention(SessionClass& session) {
           "default is 50, to which the blocks return after `ttl` seconds (more than 0 and up to 86400). In\n"
           "each `half_life` seconds the priority moves half the way to 50; 0: it stays. Both times count in\n"
           "milliseconds. InvalidArgumentError: beyond a limit. Above 50 a block counts against the tenant's\n"
-          "budget, like a pin: blocks beyond that are counted in counters[\"refused\"].");
+          "budget, like a pin: blocks beyond that are in take_refusals().");
 }
 
 }  // namespace

@@ -115,6 +115,7 @@ void SharedSession::Shield(absl::Span<const BlockRef> blocks, const ReleaseHint&
     held->Detach();
     return;
   }
+  // The session is over: while this process lives, nobody else gets its blocks.
   MutexLock lock(&views_mu_);
   for (const BlockRef block : looked_at) {
     const auto at = viewed_.find(block.Pack());
