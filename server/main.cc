@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
   }
   kvpool::SetLog(settings->log);
   const sigset_t signals = BlockEndSignals();
+  const kvpool::LogWriter log_writer;
 
   absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
   if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));

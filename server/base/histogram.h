@@ -11,7 +11,10 @@
 
 namespace kvpool {
 
-// Upper bounds in seconds. A call over a Unix socket takes 0.1 to 0.5 ms; a block lives for minutes.
+// Upper bounds in seconds. A verb holds its space's mutex for microseconds; a call over a Unix socket takes 0.1 to
+// 0.5 ms; a block lives for minutes.
+inline constexpr double kHoldBounds[] = {0.000001, 0.0000025, 0.000005, 0.00001, 0.000025, 0.00005, 0.0001,
+                                         0.00025,  0.0005,    0.001,    0.002,   0.005,    0.01,    0.1};
 inline constexpr double kCallBounds[] = {0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025,
                                          0.005,   0.01,     0.025,   0.05,   0.1,     0.25,   1};
 inline constexpr double kLifeBounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,  1,

@@ -4,11 +4,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/mutex.h"
 
 namespace kvpool {
 namespace {
@@ -19,6 +24,73 @@ std::atomic<int> log_fd{STDERR_FILENO};
 
 constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
 constexpr char kLevelLetters[] = {'D', 'I', 'W', 'E'};
+
+// Lines between those who log and the LogWriter.
+class Queue {
+ public:
+  // Takes the line, or drops it. False: no LogWriter lives, and the caller writes.
+  bool Push(std::string* line) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    if (!open_) return false;
+    if (bytes_ + line->size() > LogWriter::kMostQueuedBytes) {
+      ++dropped_;
+      return true;
+    }
+    bytes_ += line->size();
+    lines_.push_back(std::move(*line));
+    changed_.SignalAll();
+    return true;
+  }
+  void Open() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    open_ = true;
+    ended_ = false;
+  }
+  // True: everything was written, and the writer's thread is at its end.
+  bool Close(std::chrono::steady_clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    open_ = false;
+    changed_.SignalAll();
+    while (!ended_) {
+      if (!changed_.WaitUntil(&mu_, deadline) && !ended_) return false;
+    }
+    return true;
+  }
+  // The writer's thread: the next lines, and how many have been dropped in all; no line: the queue is closed.
+  struct Batch {
+    std::deque<std::string> lines;
+    uint64_t dropped = 0;
+  };
+  Batch Next() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    while (lines_.empty() && open_) changed_.Wait(&mu_);
+    if (lines_.empty()) {
+      ended_ = true;
+      changed_.SignalAll();
+    }
+    bytes_ = 0;
+    return {.lines = std::exchange(lines_, {}), .dropped = dropped_};
+  }
+  uint64_t dropped() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return dropped_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = true;
+  std::deque<std::string> lines_ ABSL_GUARDED_BY(mu_);
+  size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// It is never destroyed: a writer that is stuck when the program ends still uses it.
+Queue& TheQueue() {
+  static Queue* const queue = new Queue;
+  return *queue;
+}
 
 void AppendTime(std::string* line) {
   timespec now;
@@ -86,7 +158,7 @@ void AppendValue(const LogField& field, bool always_quote, std::string* line) {
   }
 }
 
-std::string TextLine(LogLevel level, std::string_view event, LogFields fields) {
+std::string TextLine(LogLevel level, std::string_view event, absl::Span<const LogField> fields) {
   std::string line;
   AppendTime(&line);
   line.push_back(' ');
@@ -103,7 +175,7 @@ std::string TextLine(LogLevel level, std::string_view event, LogFields fields) {
   return line;
 }
 
-std::string JsonLine(LogLevel level, std::string_view event, LogFields fields) {
+std::string JsonLine(LogLevel level, std::string_view event, absl::Span<const LogField> fields) {
   std::string line = "{\"time\":\"";
   AppendTime(&line);
   line.append("\",\"level\":");
@@ -118,6 +190,33 @@ std::string JsonLine(LogLevel level, std::string_view event, LogFields fields) {
   }
   line.append("}\n");
   return line;
+}
+
+std::string Line(LogLevel level, std::string_view event, absl::Span<const LogField> fields) {
+  return log_format.load(std::memory_order_relaxed) == LogFormat::kJson ? JsonLine(level, event, fields)
+                                                                        : TextLine(level, event, fields);
+}
+
+// What can't be written is lost: there is nobody to tell.
+void WriteLine(const std::string& line) {
+  [[maybe_unused]] const ssize_t written =
+      ::write(log_fd.load(std::memory_order_relaxed), line.data(), line.size());
+}
+
+void Put(std::string line) {
+  if (!TheQueue().Push(&line)) WriteLine(line);
+}
+
+void WriteQueued(uint64_t told) {
+  while (true) {
+    const Queue::Batch batch = TheQueue().Next();
+    if (batch.lines.empty()) return;
+    for (const std::string& line : batch.lines) WriteLine(line);
+    // They were dropped behind the lines of this batch.
+    if (batch.dropped == told) continue;
+    WriteLine(Line(LogLevel::kWarning, "log lines dropped", {{"count", batch.dropped - told}}));
+    told = batch.dropped;
+  }
 }
 
 }  // namespace
@@ -143,14 +242,30 @@ void SetLog(const LogOptions& options) {
   log_fd = options.fd;
 }
 
-void Log(LogLevel level, std::string_view event, LogFields fields) {
+void Log(LogLevel level, std::string_view event, absl::Span<const LogField> fields) {
   if (level < log_level.load(std::memory_order_relaxed)) return;
-  const std::string line = log_format.load(std::memory_order_relaxed) == LogFormat::kJson
-                               ? JsonLine(level, event, fields)
-                               : TextLine(level, event, fields);
-  // A log that nobody reads must not stop the daemon: a short or failed write is dropped.
-  [[maybe_unused]] const ssize_t written =
-      ::write(log_fd.load(std::memory_order_relaxed), line.data(), line.size());
+  Put(Line(level, event, fields));
 }
+
+void LogAudit(std::string_view event, absl::Span<const LogField> fields) {
+  std::vector<LogField> all = {{"category", "audit"}};
+  all.insert(all.end(), fields.begin(), fields.end());
+  Put(Line(LogLevel::kInfo, event, all));
+}
+
+LogWriter::LogWriter() {
+  TheQueue().Open();
+  thread_ = std::thread(WriteQueued, TheQueue().dropped());
+}
+
+LogWriter::~LogWriter() {
+  if (TheQueue().Close(std::chrono::steady_clock::now() + std::chrono::seconds(1))) {
+    thread_.join();
+  } else {
+    thread_.detach();  // It waits for a reader, and ends with the program.
+  }
+}
+
+uint64_t LogLinesDropped() { return TheQueue().dropped(); }
 
 }  // namespace kvpool

@@ -5,6 +5,10 @@
 //
 // The event is a constant phrase and fields carry what varies, so that lines can be counted by
 // event. Not for hot paths.
+//
+// A log that nobody reads, such as a pipe that is full, stops whoever writes to it. While a LogWriter lives, that is a
+// thread of its own, and other threads leave their lines in a queue. What the queue has no room for is dropped,
+// counted, and told of in the log once it is read again.
 #ifndef KVPOOL_SERVER_BASE_LOG_H_
 #define KVPOOL_SERVER_BASE_LOG_H_
 
@@ -13,10 +17,12 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace kvpool {
 
@@ -59,12 +65,32 @@ struct LogOptions {
 // Sets the options of the process; until then the defaults hold. Thread-safe.
 void SetLog(const LogOptions& options);
 
-void Log(LogLevel level, std::string_view event, LogFields fields = {});
+void Log(LogLevel level, std::string_view event, absl::Span<const LogField> fields);
 inline void LogInfo(std::string_view event, LogFields fields = {}) { Log(LogLevel::kInfo, event, fields); }
 inline void LogWarning(std::string_view event, LogFields fields = {}) {
   Log(LogLevel::kWarning, event, fields);
 }
 inline void LogError(std::string_view event, LogFields fields = {}) { Log(LogLevel::kError, event, fields); }
+// Who asked for what: a line with the field category=audit, which no log level silences.
+void LogAudit(std::string_view event, absl::Span<const LogField> fields);
+
+// The thread that writes. The program has one, from after its signals are blocked to its end.
+class LogWriter {
+ public:
+  static constexpr size_t kMostQueuedBytes = 1 << 20;
+
+  LogWriter();
+  // Waits a second at most for what is queued to be written. From then on lines are written by those who log.
+  ~LogWriter();
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
+
+ private:
+  std::thread thread_;
+};
+
+// Lines that were dropped since the start.
+uint64_t LogLinesDropped();
 
 }  // namespace kvpool
 

@@ -115,7 +115,7 @@ Daemon::~Daemon() {
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       space->state.growth.Close();
       space->state.sessions.outbox().Clear();
     }
@@ -239,13 +239,13 @@ void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<S
 void Daemon::UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener) {
   Space& space = *member->session->space;
   std::shared_ptr<StreamListener> unbound;  // Destroyed outside the mutex.
-  MutexLock lock(&space.mu);
+  SpaceLock lock(space);
   if (member->listener.get() == listener) unbound = std::move(member->listener);
 }
 
 bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) {
   Space& space = *member->session->space;
-  MutexLock lock(&space.mu);
+  SpaceLock lock(space);
   return space.batches.TakePending(member.get(), response);
 }
 
@@ -307,7 +307,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   const SpaceFacts& facts = space->facts;
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
   {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     Growth& growth = space->state.growth;
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
@@ -325,15 +325,18 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->MustYield(*space)) {
     // It makes do with what it has, and asks again at the next round.
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     space->state.growth.set_may_grow(false);
     needs_slab = false;
   }
-  if (needs_slab) {
+  // An opening that makes slabs at this moment may do so for long, while other spaces are to be served here.
+  bool tried = false;
+  if (needs_slab && space->growth_mu.TryLock()) {
+    tried = true;
     Settlement settlement(*space);
-    MutexLock growth(&space->growth_mu);
     // An error has been logged, or is no news: the pool goes on at its present capacity.
     space->MakeSlab(&settlement).IgnoreError();
+    space->growth_mu.Unlock();
   }
   ReclaimAhead(space.get());
   TidyUp(space.get());
@@ -342,9 +345,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   state.sessions.EnterSlabs(turn);
   space->batches.RetryLackingBlocks(turn);
   state.Observe(state.pool.TakeDirectEvictions());
+  const bool late_releases = turn.deferred.housekeep;
   state.pressure.AfterVerbs(turn);
   // One slab a round, so that every space has its turn.
-  turn.deferred.housekeep = state.growth.NeedsSlab();
+  turn.deferred.housekeep = late_releases || (state.growth.NeedsSlab() && (tried || !needs_slab));
 }
 
 void Daemon::Destroy(Space* closing) {
@@ -357,7 +361,7 @@ void Daemon::Retire(const std::shared_ptr<Space>& space) {
   // them.
   SpaceSnapshot last;
   {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     last = SnapshotOf(space->state, clock_->NowMs());
   }
   retired_->Add(last);

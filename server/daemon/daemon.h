@@ -93,8 +93,14 @@ class Daemon final : private SpaceOwner {
   void OnProcessDead(AttachId id);
 
   // ---- Engine verbs
-  absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result);
+  // Making what the session is guaranteed may take seconds. Once `given_up`, if given, is set, nobody waits for the
+  // answer: CANCELLED, and the attach token may be used again.
+  absl::Status OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result,
+                           const std::atomic<bool>* given_up = nullptr);
   absl::Status AddMember(const v1::AddMember& request, v1::AddMemberResult* result);
+  // Neither of the two answers reached the member: its session ends. If it was never ready,
+  // it is gone at once, instead of when its processes are.
+  void OnUndelivered(std::string_view member_token);
   // UNAUTHENTICATED: no member has this token.
   absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
@@ -143,7 +149,7 @@ class Daemon final : private SpaceOwner {
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request,
                                                    const PeerCredentials& credentials);
   // Enters the session in its space, making the slabs that its guarantee needs.
-  absl::Status Admit(Session* session);
+  absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
   // the registry counted `spaces_closed`. Each time it says true a space has gone, so asking again comes
   // to an end.

@@ -34,7 +34,8 @@ struct Judged {
 std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now) {
   std::vector<Judged> blocks(1);
   while (true) {
-    MutexLock lock(&space->mu);
+    space->GiveWay();
+    SpaceLock lock(*space);
     const BlockPool& pool = space->state.pool;
     for (uint32_t i = 0; i < kViewSlice; ++i) {
       if (blocks.size() > pool.capacity()) return blocks;
@@ -88,7 +89,7 @@ std::vector<BlockRef> Choose(Space* space, const v1::EvictRequest& request, uint
   } else {
     BlockRef root;
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       root = FindByKey(space->state.pool, request.key(), request.group());
     }
     if (root != kNullRef) victims = Behind(blocks, root);
@@ -136,7 +137,7 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
     if (left == 0) break;
     uint64_t held_back = victims.size() - (chosen ? evicted : 0);
     if (!chosen) {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       const auto counts = space->state.pool.counts();
       held_back = uint64_t{counts[static_cast<int>(BlockState::kSealed)]} +
                   counts[static_cast<int>(BlockState::kCached)];
@@ -154,6 +155,7 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
   size_t end = victims == nullptr ? 0 : victims->size();
   while (evicted < count) {
     const uint32_t slice = static_cast<uint32_t>(std::min<uint64_t>(kReclaimSlice, count - evicted));
+    space->GiveWay();
     SpaceTurn turn(*space, &settlement);
     SpaceState& state = space->state;
     evictions.clear();

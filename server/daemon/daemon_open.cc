@@ -115,7 +115,7 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& 
   });
 }
 
-absl::Status Daemon::Admit(Session* session) {
+absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
   Space& space = *session->space;
   if (session->limits().guaranteed >= space.facts.geometry.max_blocks) {
     return absl::ResourceExhaustedError(
@@ -123,11 +123,21 @@ absl::Status Daemon::Admit(Session* session) {
                      " can have at most ", space.facts.geometry.max_blocks,
                      " blocks, the null block and the session's sink among them"));
   }
-  Settlement settlement(space);
-  MutexLock growth(&space.growth_mu);
   while (true) {
+    if (given_up != nullptr && *given_up) {
+      return absl::CancelledError("the caller of OpenSession did not wait for its answer");
+    }
     // What its engine held in a session before is to be had.
     TidyUp(&space);
+    {
+      // A session that finds what it needs does not wait for the slabs of others.
+      SpaceTurn turn(space);
+      const absl::Status entered = space.state.sessions.Enter(turn, session);
+      if (!absl::IsResourceExhausted(entered)) return entered;
+    }
+    // One slab a round, so that others who need growth_mu come in between.
+    Settlement settlement(space);
+    MutexLock growth(&space.growth_mu);
     absl::Status short_of;
     bool complete = false;
     {
@@ -166,7 +176,8 @@ bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed) {
   return registry_->spaces_closed() != spaces_closed;
 }
 
-absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result) {
+absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSessionResult* result,
+                                 const std::atomic<bool>* given_up) {
   RETURN_IF_ERROR(ValidateOpenSession(request));
   ASSIGN_OR_RETURN(Claim claim, Claim::Take(registry_.get(), request.attach_token(), /*new_session=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, claim->credentials));
@@ -185,7 +196,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const auto session = std::make_shared<Session>(space, std::move(terms));
   Member* member = session->AddMember(Identify(*claim, request.role()));
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
-  RETURN_IF_ERROR(Admit(session.get()));
+  RETURN_IF_ERROR(Admit(session.get(), given_up));
   const Registry::Fate fate = claim.Bind(session, member);
   claim->peer->Bound();
   {
@@ -205,6 +216,15 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   // What happened to the connection meanwhile found no member to end.
   EndByAttachment(std::shared_ptr<Member>(session, member), fate.hung_up, fate.dead);
   return absl::OkStatus();
+}
+
+void Daemon::OnUndelivered(std::string_view member_token) {
+  const std::shared_ptr<Member> member = registry_->FindMember(member_token);
+  if (member == nullptr) return;  // It has hung up and died.
+  Space& space = *member->session->space;
+  SpaceTurn turn(space);
+  space.state.sessions.OnUndelivered(turn, member.get());
+  space.state.pressure.AfterVerbs(turn);
 }
 
 absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult* result) {
@@ -229,7 +249,7 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
 
   Member* member = nullptr;
   {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     if (session->ended) return absl::AbortedError(session->end_reason);
     RETURN_IF_ERROR(session->CheckRole(request.role().scheduler(), request.role().rank()));
     if (session->members.size() >= options_.max_members) {

@@ -20,6 +20,10 @@ namespace kvpool {
 namespace {
 
 constexpr uint32_t kDefaultListedBlocks = 100;
+// A filter may pass over millions of blocks: a call looks at so many at most, and answers where to go on.
+constexpr uint32_t kMostViewed = 65536;
+// So many are looked at in one hold of the space's mutex.
+constexpr uint32_t kViewSlice = 1024;
 
 absl::Status NoSpace(uint64_t space) {
   return absl::NotFoundError(absl::StrCat("space ", space, " does not exist"));
@@ -92,7 +96,7 @@ std::vector<std::shared_ptr<Space>> Daemon::SpacesOf(uint64_t space, const std::
 
 absl::Status Daemon::ListSpaces(const v1::ListSpacesRequest& request, v1::ListSpacesResponse* response) {
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     FillSpace(space->state, response->add_spaces());
   }
   return absl::OkStatus();
@@ -106,7 +110,7 @@ absl::Status Daemon::ListSessions(const v1::ListSessionsRequest& request,
   for (const std::shared_ptr<Session>& session : registry_->Sessions()) {
     Space& space = *session->space;
     if (request.space() != 0 && space.facts.id != request.space()) continue;
-    MutexLock lock(&space.mu);
+    SpaceLock lock(space);
     FillSession(space.state, *session, now, response->add_sessions());
   }
   return absl::OkStatus();
@@ -117,24 +121,25 @@ absl::Status Daemon::ListBlocks(const v1::ListBlocksRequest& request, v1::ListBl
   const std::shared_ptr<Space> space = registry_->FindSpace(request.space());
   if (space == nullptr) return NoSpace(request.space());
   const uint32_t limit = request.limit() == 0 ? kDefaultListedBlocks : request.limit();
-  // A filter may pass over millions of blocks: a call looks at kMostViewed at most, and answers where
-  // to go on.
-  constexpr uint32_t kMostViewed = 65536;
-  MutexLock lock(&space->mu);
-  const uint64_t now = clock_->NowMs();  // No block was used later, so that no age is below 0.
-  const BlockPool& pool = space->state.pool;
   uint64_t id = std::max(1u, request.first());
-  for (uint32_t viewed = 0; id <= pool.capacity(); ++id, ++viewed) {
-    if (response->blocks_size() == static_cast<int>(limit) || viewed == kMostViewed) {
-      response->set_next(static_cast<uint32_t>(id));
-      break;
+  for (const uint64_t end = id + kMostViewed;;) {
+    space->GiveWay();
+    SpaceLock lock(*space);
+    const uint64_t now = clock_->NowMs();  // No block was used later, so that no age is below 0.
+    const BlockPool& pool = space->state.pool;
+    for (uint32_t i = 0; i < kViewSlice; ++i, ++id) {
+      if (id > pool.capacity()) return absl::OkStatus();
+      if (response->blocks_size() == static_cast<int>(limit) || id == end) {
+        response->set_next(static_cast<uint32_t>(id));
+        return absl::OkStatus();
+      }
+      const absl::StatusOr<BlockView> view = pool.View(BlockId{static_cast<uint32_t>(id)}, now);
+      if (!view.ok()) return view.status();
+      if (request.state() != v1::BLOCK_STATE_UNSPECIFIED && request.state() != WireState(view->state))
+        continue;
+      FillBlock(space->state, *view, response->add_blocks());
     }
-    const absl::StatusOr<BlockView> view = pool.View(BlockId{static_cast<uint32_t>(id)}, now);
-    if (!view.ok()) return view.status();
-    if (request.state() != v1::BLOCK_STATE_UNSPECIFIED && request.state() != WireState(view->state)) continue;
-    FillBlock(space->state, *view, response->add_blocks());
   }
-  return absl::OkStatus();
 }
 
 absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsResponse* response) {
@@ -213,7 +218,7 @@ absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefi
     return NoSpace(request.space());
   absl::Status refused = absl::NotFoundError("key is resident in no space asked");
   for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), "")) {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     const uint64_t now = clock_->NowMs();
     BlockPool& pool = space->state.pool;
     const BlockRef block = FindByKey(pool, request.key(), request.group());

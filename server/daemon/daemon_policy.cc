@@ -31,20 +31,26 @@ void Fill(const SpaceState& state, v1::SpacePolicy* info) {
 // So many blocks are copied in one hold of a space's mutex, and so many events caught up with in the last
 // one: each takes under half a millisecond.
 constexpr uint32_t kSwitchSlice = 4096;
+// So many events of verbs are kept at the first attempt, which are 64 MiB, and twice as many at each further one.
+constexpr uint32_t kKeptEvents = 1u << 21;
+constexpr int kAttempts = 3;
 
 // Lets the successor take over while verbs go on, and answers the old policy. Null: verbs did more meanwhile
-// than is kept of it, and the old policy is still in place.
+// than `most_events`, and the old policy is still in place.
 std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<ReplacementPolicy> successor,
-                                          const Clock& clock) {
-  BlockPool::HandOver hand_over({.max_blocks = space->facts.geometry.max_blocks}, std::move(successor));
+                                          uint32_t most_events, const Clock& clock) {
+  BlockPool::HandOver hand_over({.max_blocks = space->facts.geometry.max_blocks, .most_events = most_events},
+                                std::move(successor));
   for (bool copied = false; !copied;) {
-    MutexLock lock(&space->mu);
+    space->GiveWay();
+    SpaceLock lock(*space);
     copied = hand_over.Copy(&space->state.pool, clock.NowMs(), kSwitchSlice);
   }
   hand_over.Build();
   while (true) {
+    space->GiveWay();
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       if (hand_over.overrun()) return hand_over.GiveUp(&space->state.pool), nullptr;
       auto old = space->state.FinishHandOver(&hand_over, kSwitchSlice);
       if (old != nullptr) return old;
@@ -71,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Daemon::MakePolicy(const std:
 
 absl::Status Daemon::GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response) {
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     Fill(space->state, response->add_spaces());
   }
   response->set_new_spaces(NewSpacesPolicy());
@@ -99,22 +105,27 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
     v1::SpacePolicy* const info = response->add_spaces();
     const uint64_t began = clock_->NowMs();
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       info->set_previous(std::string(space->state.pool.policy().name()));
     }
     // Policies are made and destroyed outside the mutex, where nobody waits.
     std::unique_ptr<ReplacementPolicy> old;
     if (info->previous() != request.policy()) {
-      ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(request.policy(), space->facts));
-      old = Switch(space.get(), std::move(policy), *clock_);
+      uint32_t events = kKeptEvents;
+      for (int attempt = 0; old == nullptr && attempt < kAttempts; ++attempt, events *= 2) {
+        ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
+                         MakePolicy(request.policy(), space->facts));
+        old = Switch(space.get(), std::move(policy), events, *clock_);
+      }
       if (old == nullptr) {
-        ASSIGN_OR_RETURN(policy, MakePolicy(request.policy(), space->facts));
-        MutexLock lock(&space->mu);
-        old = space->state.SetPolicy(std::move(policy), clock_->NowMs());
+        return absl::UnavailableError(absl::StrCat("space ", space->facts.id, " keeps ", info->previous(),
+                                                   ": in each of ", kAttempts,
+                                                   " attempts verbs caused more events than are kept, ",
+                                                   events / 2, " at the last; try again under less load"));
       }
     }
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       Fill(space->state, info);
     }
     if (info->previous() == info->policy()) continue;

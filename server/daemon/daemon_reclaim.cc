@@ -32,10 +32,12 @@ void Daemon::ReclaimAhead(Space* space) {
   Decision decision;
   std::vector<Eviction> evictions;
   for (bool reclaiming = false;; reclaiming = true) {
+    // A verb's own thread reclaims less than a slice, and does not wait.
+    if (evictions.size() == kReclaimSlice) space->GiveWay();
     evictions.clear();
     bool asked;
     {
-      MutexLock lock(&space->mu);
+      SpaceLock lock(*space);
       SpaceState& state = space->state;
       if (Wanted(state, reclaiming) == 0) return;
       asked = decision.Prepare(state.pool.async_policy(), &state.decisions, clock_->NowMs());
@@ -44,7 +46,7 @@ void Daemon::ReclaimAhead(Space* space) {
     if (asked) decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(decision_began) * 1e6); });
     const double decision_seconds = SecondsSince(decision_began);
 
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     const auto reclaim_began = std::chrono::steady_clock::now();
     SpaceState& state = space->state;
     AsyncPolicy* const policy = state.pool.async_policy();
@@ -64,11 +66,14 @@ void Daemon::ReclaimAhead(Space* space) {
 }
 
 void Daemon::TidyUp(Space* space) {
-  for (bool more = true; more;) {
-    MutexLock lock(&space->mu);
-    BlockPool& pool = space->state.pool;
-    more = pool.Expire(clock_->NowMs(), BlockPool::kTidySlice);
-    more = pool.Tidy(BlockPool::kTidySlice) || more;
+  while (true) {
+    {
+      SpaceLock lock(*space);
+      BlockPool& pool = space->state.pool;
+      const bool expiring = pool.Expire(clock_->NowMs(), BlockPool::kTidySlice);
+      if (!pool.Tidy(BlockPool::kTidySlice) && !expiring) return;
+    }
+    space->GiveWay();
   }
 }
 

@@ -20,7 +20,7 @@ DaemonSnapshot Daemon::Snapshot() {
   // and never in it twice.
   snapshot.totals = retired_->totals();
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    MutexLock lock(&space->mu);
+    SpaceLock lock(*space);
     snapshot.totals.Add(snapshot.spaces.emplace_back(SnapshotOf(space->state, now)));
     for (const Session* session : space->state.sessions) snapshot.sessions_open += session->ended ? 0 : 1;
   }

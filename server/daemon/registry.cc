@@ -186,7 +186,7 @@ std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
   sessions_.erase(it);
   std::vector<std::shared_ptr<Member>> members;
   {
-    MutexLock space_lock(&session->space->mu);
+    SpaceLock space_lock(*session->space);
     for (const auto& member : session->members) members.emplace_back(session, member.get());
   }
   for (std::shared_ptr<Member>& member : members) {
@@ -214,7 +214,7 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
     if (!space.ok()) return space.status();
     ++next_space_;
     {
-      MutexLock space_lock(&(*space)->mu);
+      SpaceLock space_lock(**space);
       (*space)->state.sessions.SetDraining(draining_);
     }
     it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
@@ -229,7 +229,7 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
                                [&space](const auto& entry) { return entry.second.space.get() == &space; });
   if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
   const std::shared_ptr<Space> finished = it->second.space;
-  MutexLock space_lock(&finished->mu);
+  SpaceLock space_lock(*finished);
   if (!finished->state.sessions.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
   finished->state.growth.Close();
   closing_.push_back(finished);
@@ -283,7 +283,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
     if (it->second.opening > 0) continue;
     if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
-    MutexLock space_lock(&space.mu);
+    SpaceLock space_lock(space);
     const auto& sessions = space.state.sessions;
     if (!sessions.idle() || (!devices.empty() && space.state.growth.slabs().empty())) continue;
     const std::pair rank(!above.contains(space.facts.tenant), sessions.last_used_ms());
@@ -296,7 +296,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   std::shared_ptr<Space> space = std::move(first->second.space);
   spaces_.erase(first);
   closing_.push_back(space);
-  MutexLock space_lock(&space->mu);
+  SpaceLock space_lock(*space);
   space->state.growth.Close();
   return space;
 }
@@ -309,7 +309,7 @@ bool Registry::MustYield(const Space& space) {
   for (const auto& [key, entry] : spaces_) {
     Space& other = *entry.space;
     if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
-    MutexLock space_lock(&other.mu);
+    SpaceLock space_lock(other);
     if (other.state.growth.NeedsSlab()) return true;
   }
   return false;
@@ -338,7 +338,7 @@ uint32_t Registry::held_idle_spaces() {
   MutexLock lock(&mu_);
   uint32_t held = 0;
   for (const auto& [key, entry] : spaces_) {
-    MutexLock space_lock(&entry.space->mu);
+    SpaceLock space_lock(*entry.space);
     held += entry.space->state.sessions.held_idle();
   }
   return held;

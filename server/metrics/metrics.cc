@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/log.h"
 #include "server/metrics/process_facts.h"
 
 namespace kvpool {
@@ -306,6 +307,8 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
     const char* help;
   };
   static constexpr SpaceHistogram kHistograms[] = {
+      {&SpaceSnapshot::hold, "kvpool_space_mutex_hold_seconds",
+       "Time of one hold of the space's mutex, for which its verbs wait."},
       {&SpaceSnapshot::reclaim, "kvpool_reclaim_seconds", "Time of one round of background reclaim."},
       {&SpaceSnapshot::lifetime, "kvpool_block_lifetime_seconds", "From seal to eviction."},
       {&SpaceSnapshot::idle_before_evict, "kvpool_block_idle_before_evict_seconds",
@@ -389,15 +392,19 @@ void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
-void AddTransport(const std::map<std::string, RpcStats::Method>& rpc, const AttachStats& attach,
-                  Families* out) {
+void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Families* out) {
   out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
-  for (const auto& [method, stats] : rpc) out->Add({{"method", method}}, stats.seconds);
+  for (const auto& [method, stats] : rpc.methods) out->Add({{"method", method}}, stats.seconds);
   out->Counter("kvpool_rpc_errors_total", "RPCs, and batches of Step, that failed as a whole.");
-  for (const auto& [method, stats] : rpc) {
+  for (const auto& [method, stats] : rpc.methods) {
     for (const auto& [code, count] : stats.errors) {
       out->Add({{"method", method}, {"code", code}}, static_cast<double>(count));
     }
+  }
+  out->Counter("kvpool_openings_refused_total",
+               "OpenSession and AddMember, in a stream or not, that were refused.");
+  for (const auto& [reason, count] : rpc.refused_openings) {
+    out->Add({{"reason", reason}}, static_cast<double>(count));
   }
   out->Gauge("kvpool_attach_connections", "Open attach connections.");
   out->Add({}, static_cast<double>(attach.connections));
@@ -446,6 +453,8 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   AddProcess(ReadProcessFacts(), &out);
+  out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");
+  out.Add({}, static_cast<double>(LogLinesDropped()));
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
   out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
   out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");

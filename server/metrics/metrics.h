@@ -6,7 +6,6 @@
 #include <prometheus/metric_family.h>
 
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,7 @@ struct BuildFacts {
 
 struct MetricSources {
   std::function<DaemonSnapshot()> daemon;
-  std::function<std::map<std::string, RpcStats::Method>()> rpc;
+  std::function<RpcStats::Totals()> rpc;
   std::function<AttachStats()> attach;
   BuildFacts build;
   double start_time_seconds = 0;  // Unix time.

@@ -1,5 +1,6 @@
 #include "server/rpc/grpc_server.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
@@ -14,8 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "proto/cli/flags.h"
 #include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/rpc/call_workers.h"
 #include "server/rpc/grpc_acceptor.h"
 #include "server/rpc/health_service.h"
+#include "server/rpc/openings.h"
 #include "server/rpc/reflection_service.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/rpc_queue.h"
@@ -27,6 +31,11 @@ namespace {
 constexpr int kMaxRequestBytes = 8 << 20;
 // Each unary call that is parked holds a stream.
 constexpr int kMaxStreamsPerConnection = 1024;
+// Operator calls that run at the same time. A change of policy takes a second at a million blocks, and one waits for
+// another: lists are to be had meanwhile.
+constexpr int kOperatorThreads = 4;
+constexpr size_t kMostOperatorCallsWaiting = 64;
+constexpr size_t kMostOperatorBytesWaiting = 64 << 20;
 // A connection that no call has used for so long is told to go; clients come back by themselves.
 constexpr int kMaxIdleMs = 5 * 60 * 1000;
 
@@ -40,6 +49,15 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const TlsFile
   return grpc::SslServerCredentials(options);
 }
 
+// gRPC's own words go where ours go: its logger writes to stderr on the thread that has something to say, which may
+// be a queue's.
+void LogWordsOfGrpc(gpr_log_func_args* words) {
+  const LogLevel level = words->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
+                         : words->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
+                                                                    : LogLevel::kDebug;
+  Log(level, "gRPC says", {{"words", words->message}, {"file", words->file}, {"line", words->line}});
+}
+
 int ThreadsOrDefault(int threads) {
   if (threads > 0) return threads;
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 8);
@@ -49,7 +67,15 @@ int ThreadsOrDefault(int threads) {
 
 class GrpcServer::Rep {
  public:
-  Rep(Daemon* daemon, RpcStats* stats) : daemon_(daemon), stats_(stats) {}
+  Rep(Daemon* daemon, RpcStats* stats)
+      : daemon_(daemon),
+        stats_(stats),
+        openings_(std::make_unique<Openings>(daemon, stats)),
+        operators_(std::make_unique<CallWorkers>(
+            CallWorkers::Options{.calls = "operator calls",
+                                 .threads = kOperatorThreads,
+                                 .most_waiting = kMostOperatorCallsWaiting,
+                                 .most_waiting_bytes = kMostOperatorBytesWaiting})) {}
   ~Rep() { Stop(std::chrono::milliseconds(0)); }
 
   absl::Status Start(const GrpcServerOptions& options);
@@ -76,11 +102,14 @@ class GrpcServer::Rep {
   grpc::reflection::v1alpha::ServerReflection::AsyncService reflection_service_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<RpcQueue>> queues_;
+  std::unique_ptr<Openings> openings_;
+  std::unique_ptr<CallWorkers> operators_;
   std::unique_ptr<GrpcAcceptor> acceptor_;
   int operator_port_ = 0;
 };
 
 absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
+  gpr_set_log_function(LogWordsOfGrpc);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
@@ -103,8 +132,8 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
                                                ": cannot serve there with this certificate, key and CA"));
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
-    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_);
-    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_);
+    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_, openings_.get());
+    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_, operators_.get());
     AcceptHealthCalls(Site(&health_service_, queue.get(), false), &health_);
     AcceptReflectionCalls(Site(&reflection_service_, queue.get(), false), &services_);
     queue->Start();
@@ -125,6 +154,9 @@ void GrpcServer::Rep::Stop(std::chrono::milliseconds patience) {
   if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now() + patience);
   for (const std::unique_ptr<RpcQueue>& queue : queues_) queue->Stop();
+  // What they carry out still refers to calls of the server.
+  openings_.reset();
+  operators_.reset();
   server_.reset();
   queues_.clear();
 }

@@ -140,7 +140,7 @@ bool HealthState::Knows(const std::string& service) const {
 void AcceptHealthCalls(const HealthSite& site, HealthState* state) {
   AddUnary<health::HealthCheckRequest, health::HealthCheckResponse>(
       site, "Check", &health::Health::AsyncService::RequestCheck,
-      [state](health::HealthCheckRequest* request, health::HealthCheckResponse* response,
+      [state](const Caller&, health::HealthCheckRequest* request, health::HealthCheckResponse* response,
               const UnaryDone& done) {
         if (!state->Knows(request->service())) {
           return done(absl::NotFoundError(absl::StrCat("no service \"", request->service(), "\" here")));

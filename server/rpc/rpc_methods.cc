@@ -3,20 +3,58 @@
 #include <string>
 #include <utility>
 
+#include "server/rpc/audit.h"
+
 namespace kvpool {
 namespace {
 
 using OperatorService = v1::Operator::AsyncService;
 
-// A method that the daemon answers within the call.
-template <typename Service, typename Request, typename Response>
-void AddImmediate(const RpcSite<Service>& site, Daemon* daemon, const std::string& name,
-                  std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
-                  absl::Status (Daemon::*method)(const Request&, Response*)) {
-  AddUnary<Request, Response>(site, name, accept,
-                              [daemon, method](Request* request, Response* response, const UnaryDone& done) {
-                                done((daemon->*method)(*request, response));
-                              });
+// The unary form of an opening.
+template <typename Request, typename Result>
+void AddOpening(const RpcSite<EngineService>& site, Openings* openings, const std::string& name,
+                std::type_identity_t<typename UnaryMethod<EngineService, Request, Result>::Accept> accept,
+                void (Openings::*method)(const Caller&, const Request*, Result*, Openings::Done)) {
+  AddUnary<Request, Result>(
+      site, name, accept,
+      [openings, method](const Caller& caller, Request* request, Result* result, UnaryDone done) {
+        (openings->*method)(caller, request, result, std::move(done));
+      },
+      /*watched=*/true, [openings](const Result& result) { openings->OnUndelivered(result.member_token()); });
+}
+
+// Does an operator's call change something? Then it is audited.
+enum class Effect { kReads, kChanges };
+
+// A method of operators. `run` is carried out by one of the workers.
+template <typename Request, typename Response, typename Run>
+void AddOperatorCall(
+    const RpcSite<OperatorService>& site, CallWorkers* workers, const std::string& name,
+    std::type_identity_t<typename UnaryMethod<OperatorService, Request, Response>::Accept> accept,
+    Effect effect, Run run) {
+  AddUnary<Request, Response>(
+      site, name, accept,
+      [=](const Caller& caller, Request* request, Response* response, const UnaryDone& done) {
+        const absl::Status started = workers->Start(request->ByteSizeLong(), [=, &caller] {
+          if (caller.gone) return done(absl::CancelledError("the caller is gone"));
+          const absl::Status status = run(*request, response);
+          if (effect == Effect::kChanges) AuditOperatorCall(caller.peer, name, *request, *response, status);
+          done(status);
+        });
+        if (!started.ok()) done(started);
+      },
+      /*watched=*/true);
+}
+
+template <typename Request, typename Response>
+void AddOperatorCall(
+    const RpcSite<OperatorService>& site, CallWorkers* workers, const std::string& name,
+    std::type_identity_t<typename UnaryMethod<OperatorService, Request, Response>::Accept> accept,
+    Effect effect, Daemon* daemon, absl::Status (Daemon::*method)(const Request&, Response*)) {
+  AddOperatorCall<Request, Response>(site, workers, name, accept, effect,
+                                     [daemon, method](const Request& request, Response* response) {
+                                       return (daemon->*method)(request, response);
+                                     });
 }
 
 // The unary form of a Step operation: the same handler, under the call's sequence.
@@ -25,25 +63,27 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, const std::stri
              std::type_identity_t<typename UnaryMethod<EngineService, Request, Result>::Accept> accept,
              Verb* (Request::*of_request)(), Verb* (v1::Operation::*of_operation)(),
              const Result& (v1::OperationResult::*of_result)() const) {
-  AddUnary<Request, Result>(site, name, accept, [=](Request* request, Result* response, UnaryDone done) {
-    v1::Operation operation;
-    (operation.*of_operation)()->Swap((request->*of_request)());
-    daemon->ApplyUnary(request->call(), std::move(operation),
-                       [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
-                         if (result.code() == 0) *response = (result.*of_result)();
-                         done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
-                       });
-  });
+  AddUnary<Request, Result>(
+      site, name, accept, [=](const Caller&, Request* request, Result* response, UnaryDone done) {
+        v1::Operation operation;
+        (operation.*of_operation)()->Swap((request->*of_request)());
+        daemon->ApplyUnary(
+            request->call(), std::move(operation),
+            [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
+              if (result.code() == 0) *response = (result.*of_result)();
+              done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
+            });
+      });
 }
 
 }  // namespace
 
-void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
+void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings) {
   using E = EngineService;
   using O = v1::Operation;
   using R = v1::OperationResult;
-  AddImmediate(site, daemon, "OpenSession", &E::RequestOpenSession, &Daemon::OpenSession);
-  AddImmediate(site, daemon, "AddMember", &E::RequestAddMember, &Daemon::AddMember);
+  AddOpening(site, openings, "OpenSession", &E::RequestOpenSession, &Openings::OpenSession);
+  AddOpening(site, openings, "AddMember", &E::RequestAddMember, &Openings::AddMember);
   AddVerb(site, daemon, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease,
           &R::lease);
   AddVerb(site, daemon, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal, &O::mutable_seal, &R::seal);
@@ -77,29 +117,34 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
           &v1::ChooseEpisodeRequest::mutable_choose_episode, &O::mutable_choose_episode, &R::choose_episode);
   AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession,
           &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
-  AcceptStepCalls(site, daemon);
+  AcceptStepCalls(site, daemon, openings);
 }
 
-void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health) {
+void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health,
+                         CallWorkers* workers) {
   using S = OperatorService;
-  AddImmediate(site, daemon, "Evict", &S::RequestEvict, &Daemon::Evict);
-  AddImmediate(site, daemon, "ListSpaces", &S::RequestListSpaces, &Daemon::ListSpaces);
-  AddImmediate(site, daemon, "ListSessions", &S::RequestListSessions, &Daemon::ListSessions);
-  AddImmediate(site, daemon, "ListBlocks", &S::RequestListBlocks, &Daemon::ListBlocks);
-  AddImmediate(site, daemon, "GetStats", &S::RequestGetStats, &Daemon::GetStats);
-  AddImmediate(site, daemon, "Revoke", &S::RequestRevoke, &Daemon::Revoke);
-  AddImmediate(site, daemon, "EndSession", &S::RequestEndSession, &Daemon::EndSession);
-  AddUnary<v1::DrainRequest, v1::DrainResponse>(
-      site, "Drain", &S::RequestDrain,
-      [daemon, health](v1::DrainRequest* request, v1::DrainResponse* response, const UnaryDone& done) {
-        const absl::Status drained = daemon->Drain(*request, response);
-        if (drained.ok()) health->SetServing(request->cancel());
-        done(drained);
+  const auto add = [&](const std::string& name, auto accept, Effect effect, auto method) {
+    AddOperatorCall(site, workers, name, accept, effect, daemon, method);
+  };
+  constexpr Effect kReads = Effect::kReads, kChanges = Effect::kChanges;
+  add("Evict", &S::RequestEvict, kChanges, &Daemon::Evict);
+  add("ListSpaces", &S::RequestListSpaces, kReads, &Daemon::ListSpaces);
+  add("ListSessions", &S::RequestListSessions, kReads, &Daemon::ListSessions);
+  add("ListBlocks", &S::RequestListBlocks, kReads, &Daemon::ListBlocks);
+  add("GetStats", &S::RequestGetStats, kReads, &Daemon::GetStats);
+  add("Revoke", &S::RequestRevoke, kChanges, &Daemon::Revoke);
+  add("EndSession", &S::RequestEndSession, kChanges, &Daemon::EndSession);
+  AddOperatorCall<v1::DrainRequest, v1::DrainResponse>(
+      site, workers, "Drain", &S::RequestDrain, kChanges,
+      [daemon, health](const v1::DrainRequest& request, v1::DrainResponse* response) {
+        const absl::Status drained = daemon->Drain(request, response);
+        if (drained.ok()) health->SetServing(request.cancel());
+        return drained;
       });
-  AddImmediate(site, daemon, "Explain", &S::RequestExplain, &Daemon::Explain);
-  AddImmediate(site, daemon, "PinPrefix", &S::RequestPinPrefix, &Daemon::PinPrefix);
-  AddImmediate(site, daemon, "GetPolicies", &S::RequestGetPolicies, &Daemon::GetPolicies);
-  AddImmediate(site, daemon, "SetPolicy", &S::RequestSetPolicy, &Daemon::SetPolicy);
+  add("Explain", &S::RequestExplain, kReads, &Daemon::Explain);
+  add("PinPrefix", &S::RequestPinPrefix, kChanges, &Daemon::PinPrefix);
+  add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
+  add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
 }
 
 }  // namespace kvpool

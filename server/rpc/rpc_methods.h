@@ -4,17 +4,19 @@
 
 #include "kvpool/v1/operator.grpc.pb.h"
 #include "server/daemon/daemon.h"
+#include "server/rpc/call_workers.h"
 #include "server/rpc/health_service.h"
+#include "server/rpc/openings.h"
 #include "server/rpc/step_call.h"
 #include "server/rpc/unary_call.h"
 
 namespace kvpool {
 
-// Both serve calls on the site's queue, for as long as it runs.
-void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon);
-// While the daemon drains, `health` says that it is not serving.
-void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon,
-                         HealthState* health);
+// Both accept calls on the site's queue, for as long as it runs, and run verbs there.
+void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings);
+// The calls themselves run on `workers`. While the daemon drains, `health` says that it is not serving.
+void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon, HealthState* health,
+                         CallWorkers* workers);
 
 }  // namespace kvpool
 

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "proto/support/check.h"
 
 namespace kvpool {
@@ -19,11 +18,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   // Both enumerations have the numbers of google.rpc.Code.
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),
                       std::string(status.message().substr(0, kMaxMessageBytes)));
-}
-
-bool FromNetwork(const grpc::ServerContextBase& context) {
-  // Connections of the Unix socket are handed to gRPC as descriptors, and their peers are named "fd:…".
-  return !absl::StartsWith(context.peer(), "fd:");
 }
 
 RpcQueue::RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue) : queue_(std::move(queue)) {}

@@ -1,4 +1,5 @@
-// One completion queue and the thread that serves it: all of a call happens on that thread, verbs included.
+// One completion queue and the thread that serves it: all of a call happens on that thread, verbs included, but for
+// openings and operator calls, which CallWorkers carry out.
 //
 // One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
 // second thread picks up half of the first one's events and has to wake it: on two cores a second queue makes
@@ -8,7 +9,6 @@
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/completion_queue.h>
-#include <grpcpp/server_context.h>
 #include <grpcpp/support/status.h>
 
 #include <chrono>
@@ -22,10 +22,6 @@ namespace kvpool {
 
 // The one place where our errors become gRPC's.
 grpc::Status ToGrpcStatus(const absl::Status& status);
-
-// Did the call come over TCP, with mutual TLS, instead of the Unix socket? The Engine service
-// refuses such calls.
-bool FromNetwork(const grpc::ServerContextBase& context);
 
 inline uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());

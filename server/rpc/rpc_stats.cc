@@ -19,6 +19,18 @@ void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }
 
+std::atomic<uint64_t>& Of(absl::StatusCode code, CodeCounts* counts) {
+  const auto index = static_cast<size_t>(code);
+  return (*counts)[index < counts->size() ? index : static_cast<size_t>(absl::StatusCode::kUnknown)];
+}
+
+void AddTo(const CodeCounts& counts, RpcStats::Codes* codes) {
+  for (size_t code = 1; code < counts.size(); ++code) {
+    const uint64_t count = counts[code].load(std::memory_order_relaxed);
+    if (count > 0) (*codes)[absl::StatusCodeToString(static_cast<absl::StatusCode>(code))] += count;
+  }
+}
+
 }  // namespace
 
 void MethodStats::Record(uint64_t nanoseconds, absl::StatusCode code) {
@@ -29,10 +41,7 @@ void MethodStats::Record(uint64_t nanoseconds, absl::StatusCode code) {
   if (code != absl::StatusCode::kOk) CountError(code);
 }
 
-void MethodStats::CountError(absl::StatusCode code) {
-  const auto index = static_cast<size_t>(code);
-  Add(errors_[index < errors_.size() ? index : static_cast<size_t>(absl::StatusCode::kUnknown)], 1);
-}
+void MethodStats::CountError(absl::StatusCode code) { Add(Of(code, &errors_), 1); }
 
 MethodStats* RpcStats::Add(const std::string& method) {
   MutexLock lock(&mu_);
@@ -41,11 +50,16 @@ MethodStats* RpcStats::Add(const std::string& method) {
   return &stats;
 }
 
-std::map<std::string, RpcStats::Method> RpcStats::Snapshot() const {
-  std::map<std::string, Method> methods;
+void RpcStats::CountRefusedOpening(absl::StatusCode code) {
+  Of(code, &refused_openings_).fetch_add(1, std::memory_order_relaxed);
+}
+
+RpcStats::Totals RpcStats::Snapshot() const {
+  Totals totals;
+  AddTo(refused_openings_, &totals.refused_openings);
   MutexLock lock(&mu_);
   for (const auto& [name, stats] : shards_) {
-    Method& method = methods[name];
+    Method& method = totals.methods[name];
     if (method.seconds.bounds.empty()) {
       method.seconds.bounds.assign(std::begin(kCallBounds), std::end(kCallBounds));
       method.seconds.counts.resize(kRpcBuckets);
@@ -56,12 +70,9 @@ std::map<std::string, RpcStats::Method> RpcStats::Snapshot() const {
       method.seconds.counts[i] += stats.buckets_[i].load(std::memory_order_relaxed);
     }
     method.seconds.sum += static_cast<double>(stats.sum_ns_.load(std::memory_order_relaxed)) * 1e-9;
-    for (size_t code = 1; code < stats.errors_.size(); ++code) {
-      const uint64_t errors = stats.errors_[code].load(std::memory_order_relaxed);
-      if (errors > 0) method.errors[absl::StatusCodeToString(static_cast<absl::StatusCode>(code))] += errors;
-    }
+    AddTo(stats.errors_, &method.errors);
   }
-  return methods;
+  return totals;
 }
 
 }  // namespace kvpool

@@ -21,6 +21,7 @@
 namespace kvpool {
 
 inline constexpr size_t kRpcBuckets = std::size(kCallBounds) + 1;
+using CodeCounts = std::array<std::atomic<uint64_t>, 17>;  // Indexed by status code.
 
 // One method on one thread. That thread writes, any thread reads.
 class MethodStats {
@@ -32,7 +33,7 @@ class MethodStats {
   friend class RpcStats;
   std::array<std::atomic<uint64_t>, kRpcBuckets> buckets_{};
   std::atomic<uint64_t> sum_ns_{0};
-  std::array<std::atomic<uint64_t>, 17> errors_{};  // Indexed by status code.
+  CodeCounts errors_{};
 };
 
 class RpcStats {
@@ -40,17 +41,27 @@ class RpcStats {
   // A shard of `method` that only the caller's thread may write to. It lives as long as this object.
   MethodStats* Add(const std::string& method);
 
+  // Any thread may.
+  void CountRefusedOpening(absl::StatusCode code);
+
+  // Name of a status code -> count, of codes that occurred.
+  using Codes = std::map<std::string, uint64_t>;
   struct Method {
     HistogramSnapshot seconds;
-    // Name of the status code -> count. A code is there once it occurred; those that blame the daemon, or its
-    // limits, are there from the start, since Prometheus sees no increase from no series to the first count.
-    std::map<std::string, uint64_t> errors;
+    // Those that blame the daemon, or its limits, are there from the start, since Prometheus sees no increase from
+    // no series to the first count.
+    Codes errors;
   };
-  std::map<std::string, Method> Snapshot() const;
+  struct Totals {
+    std::map<std::string, Method> methods;
+    Codes refused_openings;
+  };
+  Totals Snapshot() const;
 
  private:
   mutable Mutex mu_;
   std::deque<std::pair<std::string, MethodStats>> shards_ ABSL_GUARDED_BY(mu_);
+  CodeCounts refused_openings_{};
 };
 
 }  // namespace kvpool

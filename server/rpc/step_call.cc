@@ -1,5 +1,8 @@
 #include "server/rpc/step_call.h"
 
+#include <grpcpp/alarm.h>
+
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <string>
@@ -22,13 +25,41 @@ struct StepMethod {
   RpcSite<EngineService> site;
   MethodStats* stats;
   Daemon* daemon;
+  Openings* openings;
 };
+
+// Brings the end of an opening to the stream's queue.
+class OpeningEnd {
+ public:
+  // On the opening's thread: `tag` comes back on `queue`.
+  void Tell(const absl::Status& status, RpcQueue* queue, RpcTag* tag) {
+    MutexLock lock(&mu_);
+    status_ = status;
+    // A time that is long past: the tag comes back at once.
+    alarm_.Set(queue->cq(), std::chrono::system_clock::time_point(), tag);
+  }
+  absl::Status status() {
+    MutexLock lock(&mu_);
+    return status_;
+  }
+
+ private:
+  Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
+};
+
+bool Opens(const v1::StepRequest& request) {
+  return request.operations_size() == 1 &&
+         (request.operations(0).has_open_session() || request.operations(0).has_add_member());
+}
 
 // One stream, in the states of step_call.h. It belongs to its queue's thread.
 class StepCall final : public RpcCall {
  public:
   static void Accept(const StepMethod& method) {
     auto* call = new StepCall(method);
+    call->context_.AsyncNotifyWhenDone(static_cast<RpcTag*>(&call->over_tag_));
     method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(),
                                      method.site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
   }
@@ -44,12 +75,17 @@ class StepCall final : public RpcCall {
   void OnWritten(bool ok);
   void OnFinished(bool ok);
   void OnWake(bool ok);
+  void OnOpened(bool ok);
+  // The call has ended, in one way or the other.
+  void OnOver(bool ok);
 
-  // Both fill response_, and wire_ as well if the answer is serialised already.
+  // Fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
-  // Handles the first batch, which makes this the stream of a member.
+  // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
   absl::Status Bind(const std::string& token);
+  // Sends what was filled for the batch that was read.
+  void Answer();
   // Writes, reads and ends as far as the state allows.
   void Pump();
   // Appends the answer, wire_ or else response_, to replies_.
@@ -67,11 +103,18 @@ class StepCall final : public RpcCall {
   MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
   MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
   MethodTag<StepCall> wake_tag_{this, &StepCall::OnWake};
+  MethodTag<StepCall> opened_tag_{this, &StepCall::OnOpened};
+  MethodTag<StepCall> over_tag_{this, &StepCall::OnOver};
+  Caller caller_;
 
   std::shared_ptr<Member> member_;
   std::shared_ptr<StepListener> listener_;
   std::string token_;
+  std::shared_ptr<OpeningEnd> opening_;  // Null: none is under way.
+  // So many writes have to succeed until the answer to the opening has reached the caller.
+  size_t undelivered_ = 0;
 
+  uint64_t begun_ns_ = 0;
   grpc::ByteBuffer received_;
   ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
   ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
@@ -80,12 +123,13 @@ class StepCall final : public RpcCall {
   bool reclaim_ = false;                  // The daemon wants ReclaimAhead once the answer is on its way.
   bool reading_ = false, writing_ = false, waking_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
+  bool over_ = false;
   grpc::Status status_;
 };
 
 void StepCall::OnAccepted(bool ok) {
   if (!ok) {
-    delete this;  // The server stops.
+    delete this;  // The server stops. over_tag_ comes only for calls that have begun.
     return;
   }
   if (!method_.site.queue->stopping()) Accept(method_);
@@ -103,13 +147,21 @@ void StepCall::OnRead(bool ok) {
     half_closed_ = true;
     return Pump();
   }
-  const uint64_t begun_ns = NowNs();
+  begun_ns_ = NowNs();
   if (!grpc::SerializationTraits<v1::StepRequest>::Deserialize(&received_, request_.get()).ok()) {
     return End(absl::InvalidArgumentError("the message is not a StepRequest"));
   }
+  if (member_ == nullptr) {
+    if (Opens(*request_)) return OpenMember();
+    const absl::Status bound = Bind(request_->member_token());
+    if (!bound.ok()) return End(bound);
+  }
   Handle();
-  method_.stats->Record(NowNs() - begun_ns, static_cast<absl::StatusCode>(response_->code()));
-  if (ending_) return;
+  Answer();
+}
+
+void StepCall::Answer() {
+  method_.stats->Record(NowNs() - begun_ns_, static_cast<absl::StatusCode>(response_->code()));
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
@@ -120,6 +172,7 @@ void StepCall::OnRead(bool ok) {
 
 void StepCall::OnWritten(bool ok) {
   writing_ = false;
+  if (ok && undelivered_ > 0) --undelivered_;
   if (!ok) MarkEnding(absl::CancelledError("the caller is gone"));
   Pump();
 }
@@ -138,8 +191,14 @@ void StepCall::OnFinished(bool ok) {
   DeleteIfDone();
 }
 
+void StepCall::OnOver(bool ok) {
+  over_ = true;
+  // No operation is under way that would tell of a caller that is gone.
+  if (opening_ != nullptr && context_.IsCancelled()) End(absl::CancelledError("the caller is gone"));
+  DeleteIfDone();
+}
+
 void StepCall::Handle() {
-  if (member_ == nullptr) return OpenMember();
   const v1::StepRequest& request = *request_;
   if (!request.member_token().empty() && request.member_token() != token_) {
     response_->set_sequence(request.sequence());
@@ -153,30 +212,40 @@ void StepCall::Handle() {
 }
 
 void StepCall::OpenMember() {
-  const v1::StepRequest& request = *request_;
-  const bool opens = request.operations_size() == 1 &&
-                     (request.operations(0).has_open_session() || request.operations(0).has_add_member());
-  if (!opens) {
-    const absl::Status bound = Bind(request.member_token());
-    if (!bound.ok()) return End(bound);
-    return Handle();
-  }
+  caller_.peer = PeerOf(context_);
+  opening_ = std::make_shared<OpeningEnd>();
+  const v1::Operation& operation = request_->operations(0);
   v1::OperationResult* result = response_->add_results();
-  absl::Status status;
-  std::string token;
-  if (request.operations(0).has_open_session()) {
-    status =
-        method_.daemon->OpenSession(request.operations(0).open_session(), result->mutable_open_session());
-    token = result->open_session().member_token();
+  auto done = [this, end = opening_](const absl::Status& status) {
+    end->Tell(status, method_.site.queue, &opened_tag_);
+  };
+  if (operation.has_open_session()) {
+    method_.openings->OpenSession(caller_, &operation.open_session(), result->mutable_open_session(),
+                                  std::move(done));
   } else {
-    status = method_.daemon->AddMember(request.operations(0).add_member(), result->mutable_add_member());
-    token = result->add_member().member_token();
+    method_.openings->AddMember(caller_, &operation.add_member(), result->mutable_add_member(),
+                                std::move(done));
+  }
+}
+
+void StepCall::OnOpened(bool ok) {
+  absl::Status status = std::exchange(opening_, nullptr)->status();
+  v1::OperationResult& result = *response_->mutable_results(0);
+  const std::string token =
+      result.has_open_session() ? result.open_session().member_token() : result.add_member().member_token();
+  if (ending_) {
+    if (status.ok()) method_.openings->OnUndelivered(token);
+    return DeleteIfDone();
   }
   if (status.ok()) status = Bind(token);
-  if (status.ok()) return;
-  result->clear_result();
-  result->set_code(status.raw_code());
-  result->set_message(std::string(status.message()));
+  if (!status.ok()) {
+    result.clear_result();
+    result.set_code(status.raw_code());
+    result.set_message(std::string(status.message()));
+  } else {
+    undelivered_ = replies_.size() + (writing_ ? 1 : 0) + 1;
+  }
+  Answer();
 }
 
 absl::Status StepCall::Bind(const std::string& token) {
@@ -222,7 +291,8 @@ void StepCall::Pump() {
     stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
     return;
   }
-  if (!reading_ && !half_closed_ && replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
+  if (opening_ == nullptr && !reading_ && !half_closed_ &&
+      replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
     stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
   }
@@ -236,6 +306,7 @@ void StepCall::End(const absl::Status& status) {
 void StepCall::MarkEnding(const absl::Status& status) {
   if (ending_) return;
   ending_ = true;
+  caller_.gone = true;
   status_ = ToGrpcStatus(status);
   if (!status.ok()) {
     method_.stats->CountError(status.code());
@@ -248,15 +319,16 @@ void StepCall::MarkEnding(const absl::Status& status) {
 }
 
 void StepCall::DeleteIfDone() {
-  if (!finished_ || reading_ || writing_ || waking_) return;
+  if (!finished_ || !over_ || reading_ || writing_ || waking_ || opening_ != nullptr) return;
+  if (undelivered_ > 0) method_.openings->OnUndelivered(token_);
   method_.site.queue->End(this);
   delete this;
 }
 
 }  // namespace
 
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon) {
-  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .daemon = daemon});
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings) {
+  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .daemon = daemon, .openings = openings});
 }
 
 }  // namespace kvpool

@@ -2,11 +2,12 @@
 //
 //   waiting    no caller has come
 //   unbound    the first batch, which opens or names a member, has not come
+//   opening    it opens one, on a thread of Openings: the stream is not read meanwhile
 //   bound      it is the member's stream
 //   draining   the caller half-closed: answers that are queued still go out
 //   ending     Finish is on the way; the call is deleted when every operation under way has returned
 //
-// A batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is
+// Any other batch is applied on the queue's thread that read it, and its answer is written at once. The next batch is
 // read only while fewer than kMaxUnanswered answers wait to be written, so that a peer which does not read is
 // not read either. Notices stay with the daemon until an answer takes them along, or until nothing else waits
 // to be written.
@@ -15,6 +16,7 @@
 
 #include "kvpool/v1/engine.grpc.pb.h"
 #include "server/daemon/daemon.h"
+#include "server/rpc/openings.h"
 #include "server/rpc/unary_call.h"
 
 namespace kvpool {
@@ -25,7 +27,7 @@ inline constexpr size_t kMaxUnanswered = 16;
 using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
 
 // Serves Step calls on the site's queue, for as long as it runs.
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon);
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings);
 
 }  // namespace kvpool
 

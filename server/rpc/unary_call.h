@@ -4,8 +4,8 @@
 //
 //   AddUnary<v1::EvictRequest, v1::EvictResponse>(site, "Evict", &OperatorService::RequestEvict, handler);
 //
-// where handler(request, response, done) fills the response and calls done(status) once: within the call, or
-// later on any thread.
+// where handler(caller, request, response, done) fills the response and calls done(status) once: within the call,
+// or later on any thread. All four arguments are valid until `done` is destroyed.
 #ifndef KVPOOL_SERVER_RPC_UNARY_CALL_H_
 #define KVPOOL_SERVER_RPC_UNARY_CALL_H_
 
@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
+#include "server/rpc/caller.h"
 #include "server/rpc/rpc_queue.h"
 #include "server/rpc/rpc_stats.h"
 
@@ -40,12 +41,16 @@ template <typename Service, typename Request, typename Response>
 struct UnaryMethod {
   using Accept = void (Service::*)(grpc::ServerContext*, Request*, grpc::ServerAsyncResponseWriter<Response>*,
                                    grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*);
-  using Handler = std::function<void(Request*, Response*, UnaryDone)>;
+  using Handler = std::function<void(const Caller&, Request*, Response*, UnaryDone)>;
 
   RpcSite<Service> site;
   MethodStats* stats;
   Accept accept;
   Handler handler;
+  // A method of CallWorkers, whose calls take long: the handler is told who calls, and whether the caller is gone.
+  bool watched = false;
+  // Called on the queue's thread with an answer that could not be delivered. May be empty.
+  std::function<void(const Response&)> undelivered;
 };
 
 // One call. It lives from being ready for a caller until its answer is on the way, and longer
@@ -61,6 +66,9 @@ class UnaryCall final : public RpcTag,
     auto call = std::make_shared<UnaryCall>(std::move(method));
     call->self_ = call;
     const RpcSite<Service>& site = call->method_->site;
+    if (call->method_->watched) {
+      call->context_.AsyncNotifyWhenDone(static_cast<RpcTag*>(&call->over_tag_));
+    }
     (site.service->*call->method_->accept)(&call->context_, &call->request_, &call->writer_, site.queue->cq(),
                                            site.queue->cq(), static_cast<RpcTag*>(call.get()));
   }
@@ -69,18 +77,19 @@ class UnaryCall final : public RpcTag,
 
   void Run(bool ok) override {
     if (begun_) {
-      method_->stats->Record(NowNs() - begun_ns_, AnswerCode());
-      method_->site.queue->End(this);
-      self_.reset();
+      OnAnswered(ok);
     } else if (!ok) {
-      self_.reset();  // The server stops.
+      self_.reset();  // The server stops. over_tag_ comes only for calls that have begun.
     } else {
       if (!method_->site.queue->stopping()) Accept(method_);
       Begin();
     }
   }
 
-  void Abandon() override { Answer(absl::UnavailableError("the daemon shuts down")); }
+  void Abandon() override {
+    caller_.gone = true;
+    Answer(absl::UnavailableError("the daemon shuts down"));
+  }
 
  private:
   void Begin() {
@@ -90,8 +99,29 @@ class UnaryCall final : public RpcTag,
     if (method_->site.unix_only && FromNetwork(context_)) {
       return Answer(absl::PermissionDeniedError("this service is for the Unix socket only"));
     }
-    method_->handler(&request_, &response_,
+    if (method_->watched) caller_.peer = PeerOf(context_);
+    method_->handler(caller_, &request_, &response_,
                      [call = this->shared_from_this()](const absl::Status& status) { call->Answer(status); });
+  }
+
+  void OnAnswered(bool ok) {
+    const absl::StatusCode code = AnswerCode();
+    method_->stats->Record(NowNs() - begun_ns_, code);
+    if (!ok && code == absl::StatusCode::kOk && method_->undelivered) method_->undelivered(response_);
+    finished_ = true;
+    EndIfOver();
+  }
+
+  void OnOver(bool ok) {
+    over_ = true;
+    if (context_.IsCancelled()) caller_.gone = true;
+    EndIfOver();
+  }
+
+  void EndIfOver() {
+    if (!finished_ || (method_->watched && !over_)) return;
+    method_->site.queue->End(this);
+    self_.reset();
   }
 
   void Answer(const absl::Status& status) {
@@ -117,8 +147,11 @@ class UnaryCall final : public RpcTag,
   Request request_;
   Response response_;  // Belongs to the handler until the call is answered.
   grpc::ServerAsyncResponseWriter<Response> writer_{&context_};
-  // These two belong to the queue's thread.
-  bool begun_ = false;
+  MethodTag<UnaryCall> over_tag_{this, &UnaryCall::OnOver};
+  Caller caller_;
+  // These belong to the queue's thread.
+  bool begun_ = false, finished_ = false;
+  bool over_ = false;  // gRPC has nothing more to say of a watched call.
   uint64_t begun_ns_ = 0;
 
   Mutex mu_;
@@ -129,10 +162,11 @@ class UnaryCall final : public RpcTag,
 template <typename Request, typename Response, typename Service>
 void AddUnary(const RpcSite<Service>& site, const std::string& name,
               std::type_identity_t<typename UnaryMethod<Service, Request, Response>::Accept> accept,
-              typename UnaryMethod<Service, Request, Response>::Handler handler) {
+              typename UnaryMethod<Service, Request, Response>::Handler handler, bool watched = false,
+              std::function<void(const Response&)> undelivered = nullptr) {
   UnaryCall<Service, Request, Response>::Accept(
-      std::make_shared<const UnaryMethod<Service, Request, Response>>(
-          UnaryMethod<Service, Request, Response>{site, site.stats->Add(name), accept, std::move(handler)}));
+      std::make_shared<const UnaryMethod<Service, Request, Response>>(UnaryMethod<Service, Request, Response>{
+          site, site.stats->Add(name), accept, std::move(handler), watched, std::move(undelivered)}));
 }
 
 }  // namespace kvpool

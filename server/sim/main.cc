@@ -150,9 +150,6 @@ absl::Status RunTrain(const Arguments& a) {
 
 absl::Status Run(const std::string& verb, const Arguments& a) {
   ASSIGN_OR_RETURN(const Workload all, ReadTrace(a));
-  if (a.sample * kLeastSample < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("--sample: ", a.sample, " is below 1 in ", kLeastSample));
-  }
   const Workload workload =
       Sample(all, {.one_in = static_cast<uint32_t>(std::lround(1 / a.sample)), .seed = a.seed});
   SweepOptions options{.seed = a.seed,
@@ -197,6 +194,19 @@ absl::Status Run(const std::string& verb, const Arguments& a) {
   return absl::OkStatus();
 }
 
+// What can be refused before the trace is read, which may take minutes.
+absl::Status Check(const Arguments& a) {
+  const auto wrong = [](const auto&... words) { return absl::InvalidArgumentError(absl::StrCat(words...)); };
+  if (a.from >= a.to) return wrong("--from: ", a.from, " is not below --to, ", a.to);
+  if (a.warm_up == 1) return wrong("--warm-up: 1 leaves no request whose hits count");
+  if (a.sample * kLeastSample < 1) return wrong("--sample: ", a.sample, " is below 1 in ", kLeastSample);
+  const absl::Status policies = ParsePolicies(a.policy).status();
+  if (!policies.ok()) return wrong("--policy: ", policies.message());
+  const absl::Status capacities =
+      a.capacity.empty() ? absl::OkStatus() : ParseCapacities(a.capacity).status();
+  return capacities.ok() ? capacities : wrong("--capacity: ", capacities.message());
+}
+
 int Usage(const std::string& message) {
   std::fprintf(stderr, "kvpool-sim: %s\nkvpool-sim --help says what there is\n", message.c_str());
   return 2;
@@ -232,6 +242,7 @@ int Main(std::vector<std::string> arguments) {
   if (verb == "advise" && a.block_bytes == 0)
     return Usage("--block-bytes: advise needs the bytes of a block");
   if (verb == "train" && a.out.empty()) return Usage("--out: train needs a file to write");
+  if (const absl::Status fits = Check(a); !fits.ok()) return Usage(std::string(fits.message()));
   const absl::Status status = verb == "train" ? RunTrain(a) : Run(verb, a);
   if (status.ok()) return 0;
   std::fprintf(stderr, "kvpool-sim: %s\n", std::string(status.message()).c_str());

@@ -75,9 +75,9 @@ BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group
   return pool.Find(as_shown);
 }
 
-std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now) {
+std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now, size_t most) {
   std::vector<BlockRef> chain;
-  for (BlockId id = block.id; id != kNullBlock;) {
+  for (BlockId id = block.id; id != kNullBlock && chain.size() < most;) {
     const absl::StatusOr<BlockView> view = pool.View(id, now);
     if (!view.ok()) break;
     chain.push_back(view->ref);

@@ -2,7 +2,9 @@
 #ifndef KVPOOL_SERVER_SPACE_BLOCK_INFO_H_
 #define KVPOOL_SERVER_SPACE_BLOCK_INFO_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,10 @@ void FillBlock(const SpaceState& state, const BlockView& view, v1::BlockInfo* in
 // The resident block of a key, given as it was sealed, or as the 32 bytes that listings show for keys of
 // another length. kNullRef: no block has it.
 BlockRef FindByKey(const BlockPool& pool, const std::string& key, uint32_t group);
-// The blocks in front of a block, the first of the chain first, and the block itself last.
-std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now);
+// The blocks in front of a block, the first of the chain first, and the block itself last; of a chain longer than
+// `most`, the last ones.
+std::vector<BlockRef> ChainOf(const BlockPool& pool, BlockRef block, uint64_t now,
+                              size_t most = std::numeric_limits<size_t>::max());
 
 }  // namespace kvpool
 

@@ -73,9 +73,20 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
 
 void Sessions::OnHangup(Turn& turn, Member* member) {
   End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
+  FreeIfNeverReady(turn, member->session);
   if (!member->session->gone) return;
   member->answers.ForgetAll();
   member->completions.Clear();
+}
+
+void Sessions::OnUndelivered(Turn& turn, Member* member) {
+  End(turn, member->session, EndKind::kHangup,
+      absl::StrCat(EndedBy(*member), " did not wait for the answer to its opening"), nullptr);
+  FreeIfNeverReady(turn, member->session);
+}
+
+void Sessions::FreeIfNeverReady(Turn& turn, Session* session) {
+  if (session->sink == kNullRef) Free(turn, session);
 }
 
 void Sessions::OnProcessDead(Turn& turn, Member* member) {
@@ -217,7 +228,6 @@ void Sessions::EnterSlabs(Turn& turn) {
     for (const auto& [id, session] : behind_) session->ready = false;
     behind_.clear();
     growth_.EnterNext(turn.now);
-    sealer_.resize(growth_.end_block(growth_.entered()));
     PromisePending();
     for (Session* session : sessions_) UpdateReady(turn, session);
   }

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "kvpool/v1/attach.pb.h"
 #include "kvpool/v1/engine.pb.h"
+#include "server/base/virtual_array.h"
 #include "server/pool/block_pool.h"
 #include "server/space/growth.h"
 #include "server/space/outbox.h"
@@ -43,7 +44,11 @@ class Sessions {
  public:
   // All but `now` outlive it.
   Sessions(const SpaceFacts* facts, BlockPool* pool, Growth* growth, uint64_t now)
-      : facts_(*facts), pool_(*pool), growth_(*growth), last_used_ms_(now) {}
+      : facts_(*facts),
+        pool_(*pool),
+        growth_(*growth),
+        sealer_(facts->geometry.max_blocks),
+        last_used_ms_(now) {}
 
   // Those that are open, or ended and not gone, by id.
   auto begin() const { return sessions_.begin(); }
@@ -70,6 +75,8 @@ class Sessions {
   void OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack);
   // The member's connection is gone; its process may run on.
   void OnHangup(Turn& turn, Member* member);
+  // The answer that made it a member has not reached it.
+  void OnUndelivered(Turn& turn, Member* member);
   void OnProcessDead(Turn& turn, Member* member);
   // `except`: a member whose connection is left alone (it asked, or is gone); may be null.
   void End(Turn& turn, Session* session, EndKind kind, const std::string& reason, const Member* except);
@@ -105,6 +112,8 @@ class Sessions {
  private:
   using ById = std::map<uint64_t, Session*>;
 
+  // An ended session that never had its sink has had no block: its processes need not be waited for.
+  void FreeIfNeverReady(Turn& turn, Session* session);
   void SendSlabs(Turn& turn, Session* session);
   // Of what is unpromised, pending sessions are promised what they lack.
   void PromisePending();
@@ -126,7 +135,7 @@ class Sessions {
   ById unequipped_;  // They have mapped what they have to, and wait for their guarantee or their sink.
   std::vector<Member*> touched_;
   Outbox outbox_;
-  std::vector<uint32_t> sealer_;    // Indexed by block.
+  VirtualArray<uint32_t> sealer_;   // Indexed by block.
   uint32_t mapping_processes_ = 0;  // They were sent a slab and have not died.
   bool draining_ = false;
   uint64_t last_used_ms_ = 0;

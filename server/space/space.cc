@@ -1,8 +1,10 @@
 #include "server/space/space.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,15 +19,18 @@ namespace {
 
 // Device memory that ran out for other reasons than the budget is asked for again after this.
 constexpr uint64_t kGrowthRetryMs = 10000;
+// GiveWay looks again after this pause, so many times at most: under a load that always has somebody wait, work in
+// slices has to get on too.
+constexpr auto kWayPause = std::chrono::microseconds(20);
+constexpr int kMostWayPauses = 64;
 
 // A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
 void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
   KVPOOL_CHECK(!IsSticky(status), "space %lu: %s: %s", space, doing.c_str(), status.ToString().c_str());
 }
 
-uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  space.mu.Lock();
-  return space.NowMs();
+uint64_t NowNs() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
 }  // namespace
@@ -42,12 +47,37 @@ Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
 
 // --------------------------------------------------------------------------------------------------- turns
 
+void Space::Lock() {
+  if (!mu.TryLock()) {
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    mu.Lock();
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  locked_ns_ = NowNs();
+}
+
+void Space::Unlock() {
+  state.hold.Observe(static_cast<double>(NowNs() - locked_ns_) * 1e-9);
+  mu.Unlock();
+}
+
+void Space::GiveWay() {
+  for (int i = 0; i < kMostWayPauses && waiting_.load(std::memory_order_relaxed) > 0; ++i) {
+    std::this_thread::sleep_for(kWayPause);
+  }
+}
+
+uint64_t SpaceTurn::LockAndReadClock(Space& space) {
+  space.Lock();
+  return space.NowMs();
+}
+
 SpaceTurn::SpaceTurn(Space& space, Settlement* settlement)
     : Settlement(space), Turn(LockAndReadClock(space), &settlement->pending()) {}
 
 SpaceTurn::~SpaceTurn() {
   space_.state.EndTurn(*this);
-  space_.mu.Unlock();
+  space_.Unlock();
 }
 
 void Space::Settle(Settlement* settlement) {
@@ -66,13 +96,13 @@ void Space::Settle(Settlement* settlement) {
 
 void Space::SendFrames(Settlement* settlement) {
   {
-    MutexLock lock(&mu);
+    SpaceLock lock(*this);
     if (!state.sessions.outbox().BeginSending()) return;
   }
   while (true) {
     std::optional<OutgoingFrame> out;
     {
-      MutexLock lock(&mu);
+      SpaceLock lock(*this);
       out = state.sessions.outbox().Next();
     }
     if (!out.has_value()) return;
@@ -112,7 +142,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   };
   uint64_t left_bytes = 0;
   {
-    MutexLock lock(&mu);
+    SpaceLock lock(*this);
     Growth& growth = state.growth;
     if (growth.closed()) return closed();
     if (growth.complete()) {
@@ -129,7 +159,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
   if (!row.ok()) {
     if (bytes.ok()) budget_->Give(facts.rank_devices, facts.tenant, *bytes);
-    MutexLock lock(&mu);
+    SpaceLock lock(*this);
     state.growth.Block(clock_->NowMs() + (bytes.ok() ? kGrowthRetryMs : 0));
     // The budget is for the housekeeper to watch; a device that says no is news, once.
     if (bytes.ok() && state.counters.growth_failures++ == 0) {
@@ -180,7 +210,7 @@ void Space::DestroySlabs() {
   MutexLock growth(&growth_mu);
   std::vector<SlabRow> rows;
   {
-    MutexLock lock(&mu);
+    SpaceLock lock(*this);
     rows = state.growth.TakeSlabs();
     slab_bytes_.store(0, std::memory_order_relaxed);
   }

@@ -5,7 +5,8 @@
 //     space.batches.Apply(turn, member, ...);    // Changes the state; defers what must not be done under mu.
 //   }                                            // Unlocks mu, then carries out what was deferred.
 //
-// Code that wakes, sends and ends nothing may take mu itself.
+// Code that wakes, sends and ends nothing takes a SpaceLock instead. Nothing else takes mu, so that each hold of
+// it is measured.
 //
 // Locks, in this order: growth_mu (one thread at a time makes or destroys slabs; held across device calls),
 // the registry's mutex, mu. No device call, send or listener runs under mu.
@@ -57,6 +58,9 @@ class Space {
   uint64_t NowMs() const { return clock_->NowMs(); }
   // Carries out what turns have deferred: see Settlement.
   void Settle(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
+  // Lets those in who wait for mu. Work that is done in slices calls it between two of them: mu is not fair, and
+  // a thread that takes it again right after it let go would keep it from verbs until all slices are done.
+  void GiveWay() ABSL_LOCKS_EXCLUDED(mu);
 
   const SpaceFacts facts;
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
@@ -67,6 +71,10 @@ class Space {
   Batches batches ABSL_GUARDED_BY(mu);
 
  private:
+  friend class SpaceLock;
+  friend class SpaceTurn;
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
+  void Unlock() ABSL_UNLOCK_FUNCTION(mu);
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   absl::StatusOr<SlabRow> MakeRow(uint64_t bytes);
@@ -77,6 +85,20 @@ class Space {
   SpaceOwner* const owner_;
   const Clock* const clock_;
   std::atomic<uint64_t> slab_bytes_{0};
+  std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu.
+  uint64_t locked_ns_ ABSL_GUARDED_BY(mu) = 0;  // When mu was taken, by a clock of its own.
+};
+
+// The space's mutex, held to the end of the scope.
+class ABSL_SCOPED_LOCKABLE SpaceLock {
+ public:
+  explicit SpaceLock(Space& space) ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) : space_(space) { space_.Lock(); }
+  ~SpaceLock() ABSL_UNLOCK_FUNCTION() { space_.Unlock(); }
+  SpaceLock(const SpaceLock&) = delete;
+  SpaceLock& operator=(const SpaceLock&) = delete;
+
+ private:
+  Space& space_;
 };
 
 // What turns at a space deferred; carried out at the end of its scope, where the caller holds no lock
@@ -107,6 +129,9 @@ class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
   SpaceTurn(Space& space, Settlement* settlement)
       ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+
+ private:
+  static uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS;
 };
 
 }  // namespace kvpool

@@ -40,6 +40,7 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.pool = state.pool.counters();
   snapshot.counters = state.counters;
   snapshot.evicted_by_policy = state.evicted_by_policy();
+  snapshot.hold = state.hold.Snapshot();
   snapshot.reclaim = state.reclaim.Snapshot();
   snapshot.lifetime = state.lifetime.Snapshot();
   snapshot.idle_before_evict = state.idle_before_evict.Snapshot();

@@ -32,7 +32,7 @@ struct SpaceSnapshot {
   PoolCounters pool;
   SpaceCounters counters;
   std::map<std::string, EvictedBlocks> evicted_by_policy;
-  HistogramSnapshot reclaim, lifetime, idle_before_evict, reuse_gap;
+  HistogramSnapshot hold, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.
   uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
   uint32_t breaker_state = 0;  // A Breaker::State.

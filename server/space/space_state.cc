@@ -14,18 +14,12 @@ SpaceState::SpaceState(const SpaceFacts* facts, const PoolOptions& options,
       growth(facts, &pool),
       sessions(facts, &pool, &growth, now),
       pressure(&pool, &growth, &sessions),
+      hold(kHoldBounds),
       reclaim(kCallBounds),
       lifetime(kLifeBounds),
       idle_before_evict(kLifeBounds),
       reuse_gap(kLifeBounds),
       decision_time(kCallBounds) {}
-
-std::unique_ptr<ReplacementPolicy> SpaceState::SetPolicy(std::unique_ptr<ReplacementPolicy> policy,
-                                                         uint64_t now) {
-  evicted_before_ = evicted_by_policy();
-  evicted_at_switch_ = pool.counters().evicted;
-  return pool.SetPolicy(now, std::move(policy));
-}
 
 std::unique_ptr<ReplacementPolicy> SpaceState::FinishHandOver(BlockPool::HandOver* hand_over,
                                                               uint32_t events) {

@@ -51,9 +51,7 @@ class SpaceState {
     pressure.Update(turn);
     sessions.CollectWakes(turn);
   }
-  // Both answer the policy before, to be destroyed outside the mutex; the latter also null, as
-  // hand_over.h has it.
-  std::unique_ptr<ReplacementPolicy> SetPolicy(std::unique_ptr<ReplacementPolicy> policy, uint64_t now);
+  // Answers the policy before, to be destroyed outside the mutex; or null, as hand_over.h has it.
   std::unique_ptr<ReplacementPolicy> FinishHandOver(BlockPool::HandOver* hand_over, uint32_t events);
   // Evicted blocks, by the policy of the time.
   std::map<std::string, EvictedBlocks> evicted_by_policy() const;
@@ -67,6 +65,7 @@ class SpaceState {
 
   // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.
   SpaceCounters counters;
+  Histogram hold;  // Seconds that one hold of the space's mutex took.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   Breaker decisions;
   Histogram decision_time;  // Seconds a decision took.

@@ -2,6 +2,8 @@
 //
 //   serve SOCKET SEED SECONDS   requests of 64 blocks, many at once; prints "operations seconds"
 //   echo SOCKET FILE ""         a gRPC server that answers every message with the file's bytes
+//   open SOCKET BLOCKS MODEL    opens a session that is guaranteed so many blocks of a model's own space, prints "ready",
+//                               and waits to be killed
 //   hold SOCKET COUNT SEED      shares 16 blocks, then leases COUNT, fills them, prints "ready", and waits to be killed
 #include <cstdio>
 #include <cstdlib>
@@ -127,6 +129,18 @@ int HoldUntilKilled(const std::string& socket, uint32_t count, uint32_t seed) {
   return 0;
 }
 
+int OpenUntilKilled(const std::string& socket, uint32_t blocks, const std::string& model) {
+  SessionOptions options = EngineOptions(socket);
+  options.fingerprint.set_digest(model);
+  options.guaranteed_blocks = blocks;
+  options.magazine_blocks = 0;
+  const std::unique_ptr<Session> session = OpenSession(options);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  std::getchar();
+  return 0;
+}
+
 }  // namespace
 }  // namespace kvpool::bench
 
@@ -138,6 +152,9 @@ int main(int argc, char** argv) {
   if (verb == "hold") {
     return kvpool::bench::HoldUntilKilled(argv[2], static_cast<uint32_t>(std::atoi(argv[3])),
                                           static_cast<uint32_t>(std::atoi(argv[4])));
+  }
+  if (verb == "open") {
+    return kvpool::bench::OpenUntilKilled(argv[2], static_cast<uint32_t>(std::atoi(argv[3])), argv[4]);
   }
   if (verb == "echo") return kvpool::bench::ServeEcho(argv[2], argv[3]);
   std::fprintf(stderr, "bench_engine is started by kvpool-bench\n");

@@ -70,6 +70,7 @@ void BenchMagazine(Figures* figures);    // client_bench.cc
 void BenchRequest(Figures* figures);     // client_bench.cc
 void BenchStep(Figures* figures);        // step_bench.cc
 void BenchTwoClients(Figures* figures);  // engines_bench.cc
+void BenchLatency(Figures* figures);     // latency_bench.cc
 void BenchPrune(Figures* figures);       // prune_bench.cc
 void BenchKill(Figures* figures);        // engines_bench.cc
 void BenchSessions(Figures* figures);    // sessions_bench.cc

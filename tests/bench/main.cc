@@ -31,6 +31,8 @@ constexpr Section kSections[] = {
     {"request", "a whole request of 64 blocks: the engine thread's own CPU time", BenchRequest},
     {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},
     {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
+    {"latency", "a verb beside operator calls, openings, ends and scrapes, at a million cached blocks",
+     BenchLatency},
     {"prune", "Prune of a live sequence through the daemon", BenchPrune},
     {"sessions", "what a daemon keeps of sessions that were closed", BenchSessions},
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},

@@ -325,7 +325,8 @@ TEST(Slices, AtRandomNoBlockHasTwoOwners) {
   std::vector<Holder> ended;
   for (int step = 0; step < 1500; ++step) {
     ++t.now;
-    if (open.size() < 3) open.push_back({t.Session({.guaranteed = below(10)}), {}, {}});
+    if (open.size() < 3) open.push_back({*t.pool.AddSession({.guaranteed = below(10)}, 10), {}, {}});
+    t.pool.Promise(open.front().holder);
     Open& o = open[below(static_cast<uint32_t>(open.size()))];
     const std::string prefix(1, static_cast<char>('a' + below(4)));
     switch (below(8)) {

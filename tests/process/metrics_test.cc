@@ -26,7 +26,7 @@ using Labels = std::map<std::string, std::string>;
 // {labels: value} of the family.
 std::map<Labels, double> Family(const DaemonSnapshot& daemon, const std::string& name) {
   const MetricSources sources{.daemon = [&daemon] { return daemon; },
-                              .rpc = [] { return std::map<std::string, RpcStats::Method>(); },
+                              .rpc = [] { return RpcStats::Totals(); },
                               .attach = [] { return AttachStats(); },
                               .build = {.version = "1", .cuda = "built without"}};
   std::map<Labels, double> samples;

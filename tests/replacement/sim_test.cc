@@ -286,8 +286,8 @@ TEST(Tool, RunsDrawsAndAdvises) {
   const ToolResult sampled = RunTool(
       KVPOOL_SIM, {"run", "--trace", trace, "--policy", "lru", "--capacity", "16", "--sample", "0.5"});
   EXPECT_THAT(sampled.out, HasSubstr("one in 2"));
-  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--sample", "0"}).exit_status, 1);
-  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--policy", "best"}).exit_status, 1);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--sample", "0"}).exit_status, 2);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--policy", "best"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", folder.path("none.csv")}).exit_status, 1);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"fly"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"curve", "--trace", trace}).exit_status, 2);

@@ -147,6 +147,7 @@ TEST_F(SessionTest, AddMemberChecksWhoComes) {
   EXPECT_EQ(Attach()->Join(*rank0, join).code(), absl::StatusCode::kFailedPrecondition);
   const auto rank1 = Attach();
   EXPECT_TRUE(rank1->Join(*rank0, good).ok());
+  Settle({rank0.get(), rank1.get()});
   daemon_->OnHangup(rank0->id);
   EXPECT_EQ(Attach()->Join(*rank0, JoinRequest(*rank0, 1)).code(), absl::StatusCode::kAborted)
       << "the session has ended, and its processes live";
@@ -322,6 +323,37 @@ TEST_F(SessionTest, AHangupSaysWhetherTheProcessIsWaitedFor) {
   scripts_[0]->fail_after = -1;
   EXPECT_EQ(failing->Open(OpenRequest()).code(), absl::StatusCode::kUnauthenticated);
   daemon_->OnProcessDead(failing->id);
+}
+
+// Its engine may have waited for the opening no longer, and gone on without it.
+TEST_F(SessionTest, ASessionThatWasNeverReadyIsGoneWhenItHangsUp) {
+  options_.max_sessions = 1;
+  StartDaemon(4);
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  daemon_->OnHangup(engine->id);
+  EXPECT_EQ(EndedBy("hangup"), 1);
+  EXPECT_EQ(Info(1).session(), 0);
+  const auto next = OpenEngine(OpenRequest());
+  EXPECT_EQ(next->Lease(3).size(), 3);
+  daemon_->OnProcessDead(engine->id);
+  EXPECT_EQ(Blocks().leased(), 4) << "three and the sink";
+}
+
+TEST_F(SessionTest, AnOpeningThatNobodyWaitsForMakesNoMoreSlabs) {
+  StartDaemon(4);
+  const auto engine = Attach();
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(40);
+  request.set_attach_token(engine->attach_token);
+  std::atomic<bool> given_up{false};
+  int made = 0;
+  scripts_[0]->on_make = [&] { given_up = ++made == 2; };
+  v1::OpenSessionResult result;
+  EXPECT_EQ(daemon_->OpenSession(request, &result, &given_up).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(made, 2);
+  EXPECT_EQ(scripts_[0]->alive, 0) << "nothing came of its space";
+  EXPECT_TRUE(engine->Open(request).ok()) << "the token serves again";
 }
 
 TEST_F(SessionTest, DeathAloneEndsASession) {

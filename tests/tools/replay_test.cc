@@ -53,6 +53,12 @@ TEST(SimUsage, FlagsOfAnotherVerbAreRefused) {
       {{"run", "--plot=/tmp/x.svg"}, "--plot is for curve"},
       {{"curve", "--out=/tmp/x"}, "--out is for train"},
       {{"run", "--epochs=3"}, "--epochs is for train"},
+      {{"run", "--trace=/nope", "--capacity=0"}, "--capacity: \"0\" is not a whole number of blocks"},
+      {{"run", "--trace=/nope", "--capacity=,"}, "--capacity: no capacity is given"},
+      {{"run", "--trace=/nope", "--policy=lur"}, "--policy: \"lur\" is unknown"},
+      {{"run", "--trace=/nope", "--sample=0"}, "--sample: 0 is below 1 in 10000"},
+      {{"run", "--trace=/nope", "--from=0.8", "--to=0.2"}, "--from: 0.8 is not below --to, 0.2"},
+      {{"run", "--trace=/nope", "--warm-up=1"}, "--warm-up: 1 leaves no request whose hits count"},
       {{"advise", "--json"}, "--json and --markdown are for run and curve"},
       {{"rum"}, "\"rum\" is not run, curve, advise or train"},
   };

@@ -1,0 +1,57 @@
+#include "server/rpc/openings.h"
+
+#include <utility>
+
+namespace kvpool {
+namespace {
+
+// Openings that make slabs hold a thread for as long as that takes, while others find the memory they need: so
+// many of the former do not keep the latter waiting.
+constexpr int kThreads = 8;
+// All processes of a machine's engines may come at once, as after a restart of the daemon.
+constexpr size_t kMostWaiting = 1024;
+constexpr size_t kMostWaitingBytes = 64 << 20;
+
+}  // namespace
+
+Openings::Openings(Daemon* daemon, RpcStats* stats)
+    : daemon_(daemon),
+      stats_(stats),
+      workers_({.calls = "openings",
+                .threads = kThreads,
+                .most_waiting = kMostWaiting,
+                .most_waiting_bytes = kMostWaitingBytes}) {}
+
+void Openings::OpenSession(const Caller& caller, const v1::OpenSession* request,
+                           v1::OpenSessionResult* result, Done done) {
+  Run(
+      "OpenSession", caller, request->ByteSizeLong(),
+      [this, &caller, request, result] { return daemon_->OpenSession(*request, result, &caller.gone); },
+      std::move(done));
+}
+
+void Openings::AddMember(const Caller& caller, const v1::AddMember* request, v1::AddMemberResult* result,
+                         Done done) {
+  Run(
+      "AddMember", caller, request->ByteSizeLong(),
+      [this, request, result] { return daemon_->AddMember(*request, result); }, std::move(done));
+}
+
+void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
+                   std::function<absl::Status()> open, Done done) {
+  const absl::Status started = workers_.Start(bytes, [this, method, &caller, open = std::move(open), done] {
+    const absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
+    if (opened.ok()) return done(opened);
+    Refuse(method, caller, opened, done);
+  });
+  if (!started.ok()) Refuse(method, caller, started, done);
+}
+
+void Openings::Refuse(std::string_view method, const Caller& caller, const absl::Status& status,
+                      const Done& done) {
+  stats_->CountRefusedOpening(status.code());
+  refused_.Audit(caller.peer, method, status);
+  done(status);
+}
+
+}  // namespace kvpool

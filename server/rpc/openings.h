@@ -1,0 +1,48 @@
+// Openings: OpenSession and AddMember, as unary calls and as first batches of Step streams. One may wait for
+// gigabytes of slabs, so that openings have threads of their own. Thread-safe.
+#ifndef KVPOOL_SERVER_RPC_OPENINGS_H_
+#define KVPOOL_SERVER_RPC_OPENINGS_H_
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "kvpool/v1/engine.pb.h"
+#include "server/daemon/daemon.h"
+#include "server/rpc/audit.h"
+#include "server/rpc/call_workers.h"
+#include "server/rpc/caller.h"
+#include "server/rpc/rpc_stats.h"
+
+namespace kvpool {
+
+class Openings {
+ public:
+  using Done = std::function<void(const absl::Status&)>;
+
+  // Both outlive it.
+  Openings(Daemon* daemon, RpcStats* stats);
+
+  // Both call `done` once: on a thread of theirs or, if too many openings wait, within the call. All arguments are
+  // valid until then. An opening whose caller is gone is given up, at its next slab at the latest.
+  void OpenSession(const Caller& caller, const v1::OpenSession* request, v1::OpenSessionResult* result,
+                   Done done);
+  void AddMember(const Caller& caller, const v1::AddMember* request, v1::AddMemberResult* result, Done done);
+  // The answer with this token has reached nobody: what it opened is undone.
+  void OnUndelivered(std::string_view member_token) { daemon_->OnUndelivered(member_token); }
+
+ private:
+  void Run(std::string_view method, const Caller& caller, size_t bytes, std::function<absl::Status()> open,
+           Done done);
+  void Refuse(std::string_view method, const Caller& caller, const absl::Status& status, const Done& done);
+
+  Daemon* const daemon_;
+  RpcStats* const stats_;
+  RefusedOpenings refused_;
+  CallWorkers workers_;  // It is the last member: its threads use all the others.
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_RPC_OPENINGS_H_

@@ -1,0 +1,218 @@
+// How long a verb waits beside everything else that a daemon does, at a million cached blocks.
+//
+// One engine matches one key every millisecond, on a stream of its own, and gives the block back. Beside it the
+// daemon is asked for one thing after the other, each over and over again for some seconds: operator calls, openings
+// that make 4 GiB of slabs, ends of sessions that hold a million blocks, scrapes. What counts is how much longer a
+// Match takes than while nothing else goes on, and how long the mutex of its space was held.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/layouts.h"
+#include "client/tools/operator_client.h"
+#include "proto/support/check.h"
+#include "tests/bench/engines.h"
+#include "tests/bench/figures.h"
+
+namespace kvpool::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kMillion = 1u << 20;
+constexpr uint32_t kChainBlocks = 64;
+constexpr uint32_t kLeaseBlocks = 65536;
+constexpr uint64_t kSmallBlockBytes = 512;
+constexpr auto kPhase = std::chrono::seconds(4);
+constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr double kMostP99AboveQuietMs = 2;
+constexpr double kMostMs = 25;
+
+void Check(const absl::Status& status) { KVPOOL_CHECK(status.ok(), "%s", status.ToString().c_str()); }
+
+// The key of the i-th block.
+std::string KeyOf(uint64_t i) {
+  std::string key(32, '\0');
+  ++i;
+  std::memcpy(key.data(), &i, sizeof(i));
+  return key;
+}
+
+SessionOptions SmallBlocks(const std::string& socket) {
+  SessionOptions options = EngineOptions(socket);
+  options.layout = OpaqueLayout({.block_bytes = kSmallBlockBytes, .tokens_per_block = kTokensPerBlock});
+  options.magazine_blocks = 0;
+  return options;
+}
+
+std::vector<Blocks> LeaseMillion(Session* session) {
+  std::vector<Blocks> leases;
+  for (uint32_t leased = 0; leased < kMillion; leased += kLeaseBlocks) {
+    auto blocks = session->LeaseWithin(kLeaseBlocks, Patience());
+    Check(blocks.status());
+    leases.push_back(*std::move(blocks));
+  }
+  return leases;
+}
+
+// A million cached blocks, in chains of 64.
+void FillCache(Session* session) {
+  std::vector<Blocks> leases = LeaseMillion(session);
+  uint64_t next = 0;
+  for (Blocks& lease : leases) {
+    std::vector<PendingSeal> pending;
+    for (size_t first = 0; first < lease.size(); first += kChainBlocks) {
+      std::string keys;
+      for (uint32_t i = 0; i < kChainBlocks; ++i) keys += KeyOf(next++);
+      const SealArguments chain = {.blocks = lease.refs().subspan(first, kChainBlocks), .keys = keys};
+      auto seal = session->Seal(chain);
+      while (absl::IsResourceExhausted(seal.status())) {
+        Check(session->Flush(Patience()));
+        seal = session->Seal(chain);
+      }
+      Check(seal.status());
+      pending.push_back(*std::move(seal));
+    }
+    for (PendingSeal& seal : pending) Check(seal.Wait(Patience()).status());
+    lease.Release();
+    Check(session->Flush(Patience()));
+  }
+}
+
+// Matches until told to stop.
+class Prober {
+ public:
+  explicit Prober(Session* session) : thread_([this, session] { Run(session); }) {}
+  std::vector<double> Stop() {
+    stop_ = true;
+    thread_.join();
+    return std::move(ms_);
+  }
+
+ private:
+  void Run(Session* session) {
+    for (uint64_t i = 0; !stop_; ++i) {
+      const std::string key = KeyOf(i * 7919 % (kMillion / kChainBlocks) * kChainBlocks);
+      const auto begin = Clock::now();
+      auto pending = session->Match(key);
+      Check(pending.status());
+      auto hit = pending->Wait(Patience());
+      ms_.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+      Check(hit.status());
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  std::atomic<bool> stop_{false};
+  std::vector<double> ms_;
+  std::thread thread_;  // It is the last member: the thread uses the others.
+};
+
+class Latency {
+ public:
+  Latency(Figures* figures, const DaemonProcess* daemon, Session* session)
+      : figures_(figures), daemon_(daemon), session_(session) {}
+
+  // Measures beside `disturb`, which is done over and over again, at least once.
+  void Beside(const std::string& what, const std::function<void()>& disturb) {
+    const double held_before = LongHolds();
+    Prober prober(session_);
+    int times = 0;
+    for (const auto end = Clock::now() + kPhase; times == 0 || Clock::now() < end; ++times) disturb();
+    const std::vector<double> ms = prober.Stop();
+    const double p99 = Percentile(ms, 0.99), longest = Percentile(ms, 1);
+    figures_->Note(absl::StrCat(what, ": ", times, " times, ", ms.size(), " matches beside it"));
+    if (!quiet_p99_ms_) {
+      quiet_p99_ms_ = p99;
+      figures_->Add(absl::StrCat("Match, p99, ", what), p99, "ms");
+    } else {
+      figures_->Add(absl::StrCat("Match, p99 above quiet, ", what), p99 - *quiet_p99_ms_, "ms",
+                    AtMost(kMostP99AboveQuietMs));
+    }
+    figures_->Add(absl::StrCat("Match, longest, ", what), longest, "ms", AtMost(kMostMs));
+    figures_->Add(absl::StrCat("holds above 2 ms, ", what), LongHolds() - held_before, "holds", AtMost(0));
+  }
+
+ private:
+  double LongHolds() const {
+    return daemon_->Metric("kvpool_space_mutex_hold_seconds_count") -
+           daemon_->Metric("kvpool_space_mutex_hold_seconds_bucket", "le=\"0.002\"");
+  }
+
+  Figures* const figures_;
+  const DaemonProcess* const daemon_;
+  Session* const session_;
+  std::optional<double> quiet_p99_ms_;  // The first phase sets it.
+};
+
+}  // namespace
+
+void BenchLatency(Figures* figures) {
+  const auto daemon = StartDaemon("5632MiB", "64MiB");
+  const std::string& socket = daemon->socket();
+  auto opened = tools::OperatorClient::Open({.socket = socket, .deadline = absl::Seconds(60)});
+  Check(opened.status());
+  tools::OperatorClient& operators = **opened;
+  SessionOptions options = SmallBlocks(socket);
+  options.max_space_bytes = 2 * kMillion * kSmallBlockBytes + (64 << 20);
+  const auto session = OpenSession(options);
+  FillCache(session.get());
+  const auto space = operators.ListSpaces({})->spaces(0).space();
+  figures->Note(absl::StrCat("a Match of one key a millisecond; ", kMillion, " cached blocks in chains of ",
+                             kChainBlocks, "; each disturbance for ", kPhase.count(), " s"));
+
+  Latency latency(figures, daemon.get(), session.get());
+  latency.Beside("quiet", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
+  uint64_t evicted_chain = kMillion;
+  latency.Beside("evict of a chain by key", [&] {
+    v1::EvictRequest request;
+    evicted_chain -= kChainBlocks;
+    request.set_key(KeyOf(evicted_chain));
+    Check(operators.Evict(request).status());
+  });
+  latency.Beside("lists of spaces, sessions and blocks", [&] {
+    Check(operators.ListSpaces({}).status());
+    Check(operators.ListSessions({}).status());
+    v1::ListBlocksRequest request;
+    request.set_space(space);
+    request.set_state(v1::BLOCK_STATE_QUARANTINED);
+    Check(operators.ListBlocks(request).status());
+  });
+  latency.Beside("explain", [&] {
+    v1::ExplainRequest request;
+    request.set_key(KeyOf(63));
+    Check(operators.Explain(request).status());
+  });
+  const char* policies[] = {"lru", "learned"};
+  int changes = 0;
+  latency.Beside("policy set", [&] {
+    v1::SetPolicyRequest request;
+    request.set_policy(policies[changes++ % 2]);
+    Check(operators.SetPolicy(request).status());
+  });
+  latency.Beside("scrapes", [&] { Check(daemon->Metrics().status()); });
+  int models = 0;
+  latency.Beside("openings of 4 GiB", [&] {
+    EngineProcess engine({"open", socket, absl::StrCat(kMillion), absl::StrCat("model ", ++models)});
+    KVPOOL_CHECK(engine.ReadLine() == "ready", "bench_engine is not ready");
+    engine.Kill();
+    // The next one needs its memory.
+    while (operators.ListSessions({})->sessions_size() > 1) std::this_thread::sleep_for(kPause);
+  });
+  latency.Beside("leases and ends of sessions of a million blocks", [&] {
+    const auto other = OpenSession(SmallBlocks(socket));
+    const std::vector<Blocks> leases = LeaseMillion(other.get());
+    Check(other->Close(Patience()));
+  });
+}
+
+}  // namespace kvpool::bench

@@ -1,0 +1,444 @@
+// Calls that take long, of a daemon in this process: openings whose slabs a test holds up, and what they must
+// not stop. Memory is that of a MemoryDevice, which nobody maps.
+#include <fcntl.h>
+#include <grpcpp/client_context.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/attach/attach_server.h"
+#include "server/base/log.h"
+#include "server/daemon/daemon.h"
+#include "server/rpc/call_workers.h"
+#include "server/rpc/grpc_server.h"
+#include "tests/process/raw_engine.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/memory_device.h"
+
+namespace kvpool {
+namespace {
+
+using StepStream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
+
+constexpr auto kPatience = std::chrono::seconds(60);
+constexpr uint64_t kSlabBytes = 16 * 4096;
+constexpr uint32_t kManyBlocks = 20 * 16;
+
+std::chrono::system_clock::time_point Soon() { return std::chrono::system_clock::now() + kPatience; }
+
+// While it is shut, whoever comes waits.
+class Gate {
+ public:
+  void Shut() {
+    MutexLock lock(&mu_);
+    shut_ = true;
+    came_ = 0;
+  }
+  void Open() {
+    MutexLock lock(&mu_);
+    shut_ = false;
+    changed_.SignalAll();
+  }
+  void Pass() {
+    MutexLock lock(&mu_);
+    ++came_;
+    changed_.SignalAll();
+    while (shut_) changed_.Wait(&mu_);
+  }
+  void AwaitArrivals(int count) {
+    MutexLock lock(&mu_);
+    while (came_ < count) changed_.Wait(&mu_);
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool shut_ ABSL_GUARDED_BY(mu_) = false;
+  int came_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class LongCallsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    script_.on_make = [this] { gate_.Pass(); };
+    DaemonOptions options;
+    options.version = "test";
+    options.slab_bytes = kSlabBytes;
+    options.max_sessions = 2;
+    options.device_capacity_bytes = {64 * kSlabBytes};
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::make_unique<MemoryDevice>("memory", 4096, &script_));
+    auto daemon = Daemon::Start(options, std::move(devices), MonotonicClock());
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    auto attach =
+        AttachServer::Start({.path = socket() + ".attach", .fd_ceiling = 1024}, EventsOf(daemon_.get()));
+    ASSERT_TRUE(attach.ok()) << attach.status();
+    attach_ = *std::move(attach);
+    auto server = GrpcServer::Start({.socket_path = socket(), .threads = 1, .fd_ceiling = 1024},
+                                    daemon_.get(), &stats_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    operators_ = v1::Operator::NewStub(ConnectTo("unix:" + socket()));
+  }
+  void TearDown() override {
+    gate_.Open();
+    server_.reset();
+    attach_.reset();
+  }
+
+  std::string socket() const { return directory_.path() + "/socket"; }
+  std::unique_ptr<RawEngine> Attach() {
+    auto engine = RawEngine::Attach(socket());
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  std::unique_ptr<RawEngine> OpenEngine() {
+    auto engine = RawEngine::Open(socket());
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  // A session in a space of its own, for which 20 slabs are to be made.
+  static v1::OpenSession LargeSession(const RawEngine& engine) {
+    v1::OpenSession request = SmallSession(engine.attach_token());
+    request.mutable_fingerprint()->set_digest("fingerprint of a large model");
+    request.set_guaranteed_blocks(kManyBlocks - 2);
+    return request;
+  }
+  static grpc::Status Open(RawEngine* engine, const v1::OpenSession& request,
+                           std::chrono::system_clock::time_point deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    v1::OpenSessionResult opened;
+    const grpc::Status status = engine->stub().OpenSession(&context, request, &opened);
+    if (status.ok()) engine->Adopt(opened);
+    return status;
+  }
+  // A verb that fails instead of waiting for ever.
+  static grpc::Status Match(RawEngine* engine) {
+    v1::MatchRequest request;
+    *request.mutable_call() = engine->NextCall();
+    v1::GroupKeys* group = request.mutable_match()->add_groups();
+    group->set_key_bytes(32);
+    group->set_keys(KeysOf("nothing", 1));
+    grpc::ClientContext context;
+    context.set_deadline(Soon());
+    v1::MatchResult result;
+    return engine->stub().Match(&context, request, &result);
+  }
+  int Sessions() {
+    grpc::ClientContext context;
+    context.set_deadline(Soon());
+    v1::ListSessionsResponse response;
+    const grpc::Status status = operators_->ListSessions(&context, {}, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.sessions_size();
+  }
+  template <typename Question>
+  static bool Eventually(Question question) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!question()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  TemporaryDirectory directory_;
+  Gate gate_;
+  MemoryDevice::Script script_;
+  RpcStats stats_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<AttachServer> attach_;
+  std::unique_ptr<GrpcServer> server_;
+  std::unique_ptr<v1::Operator::Stub> operators_;
+};
+
+TEST_F(LongCallsTest, VerbsAndOperatorsGoOnWhileASessionOpens) {
+  const auto engine = OpenEngine();
+  const auto newcomer = Attach();
+  gate_.Shut();
+  auto opened =
+      std::async(std::launch::async, [&] { return Open(newcomer.get(), LargeSession(*newcomer), Soon()); });
+  gate_.AwaitArrivals(1);
+  const grpc::Status matched = Match(engine.get());
+  EXPECT_TRUE(matched.ok()) << matched.error_message();
+  EXPECT_EQ(Sessions(), 1);
+  gate_.Open();
+  const grpc::Status status = opened.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GE(script_.alive, 21);
+}
+
+TEST_F(LongCallsTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
+  const auto engine = OpenEngine();
+  const auto newcomer = Attach();
+  gate_.Shut();
+  grpc::ClientContext context;
+  context.set_deadline(Soon());
+  const std::unique_ptr<StepStream> stream = newcomer->stub().Step(&context);
+  v1::StepRequest batch;
+  *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
+  ASSERT_TRUE(stream->Write(batch));
+  batch.Clear();
+  batch.set_sequence(1);
+  batch.add_operations()->mutable_fence()->set_step(3);
+  ASSERT_TRUE(stream->Write(batch));
+  gate_.AwaitArrivals(1);
+  EXPECT_TRUE(Match(engine.get()).ok());
+  gate_.Open();
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_EQ(answer.results_size(), 1);
+  EXPECT_TRUE(answer.results(0).has_open_session()) << answer.ShortDebugString();
+  do {  // Notices may come first.
+    ASSERT_TRUE(stream->Read(&answer));
+  } while (answer.sequence() == 0);
+  EXPECT_TRUE(answer.results(0).has_fence()) << answer.ShortDebugString();
+}
+
+TEST_F(LongCallsTest, AnOpeningWhoseCallerGaveUpIsUndone) {
+  const auto engine = OpenEngine();
+  const auto newcomer = Attach();
+  gate_.Shut();
+  auto opened = std::async(std::launch::async, [&] {
+    return Open(newcomer.get(), LargeSession(*newcomer),
+                std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  });
+  gate_.AwaitArrivals(1);
+  EXPECT_EQ(opened.get().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  gate_.Open();
+  EXPECT_TRUE(Eventually([&] { return stats_.Snapshot().refused_openings["CANCELLED"] == 1; }));
+  EXPECT_LT(script_.alive, 21) << "it went on to make slabs for nobody";
+  EXPECT_EQ(Sessions(), 1);
+  const grpc::Status again = Open(newcomer.get(), LargeSession(*newcomer), Soon());
+  EXPECT_TRUE(again.ok()) << "its token serves again: " << again.error_message();
+}
+
+TEST_F(LongCallsTest, AStreamThatBreaksWhileItOpensLeavesNothing) {
+  const auto engine = OpenEngine();
+  const auto newcomer = Attach();
+  gate_.Shut();
+  {
+    grpc::ClientContext context;
+    const std::unique_ptr<StepStream> stream = newcomer->stub().Step(&context);
+    v1::StepRequest batch;
+    *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
+    ASSERT_TRUE(stream->Write(batch));
+    gate_.AwaitArrivals(1);
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  // The daemon has heard of it when the call is counted as failed.
+  EXPECT_TRUE(Eventually([&] { return stats_.Snapshot().methods["Step"].errors["CANCELLED"] == 1; }));
+  gate_.Open();
+  EXPECT_TRUE(Eventually([&] { return stats_.Snapshot().refused_openings["CANCELLED"] == 1; }));
+  EXPECT_EQ(Sessions(), 1);
+  EXPECT_TRUE(Open(newcomer.get(), LargeSession(*newcomer), Soon()).ok()) << "its token serves again";
+}
+
+TEST_F(LongCallsTest, TheServerStopsWhileSessionsOpen) {
+  const auto unary = Attach(), streamed = Attach();
+  gate_.Shut();
+  auto opened =
+      std::async(std::launch::async, [&] { return Open(unary.get(), LargeSession(*unary), Soon()); });
+  grpc::ClientContext context;
+  const std::unique_ptr<StepStream> stream = streamed->stub().Step(&context);
+  v1::StepRequest batch;
+  *batch.add_operations()->mutable_open_session() = LargeSession(*streamed);
+  batch.mutable_operations(0)->mutable_open_session()->mutable_fingerprint()->set_digest("another");
+  ASSERT_TRUE(stream->Write(batch));
+  gate_.AwaitArrivals(2);
+  std::thread stop([&] { server_->Stop(std::chrono::milliseconds(0)); });
+  EXPECT_FALSE(opened.get().ok());
+  v1::StepResponse answer;
+  EXPECT_FALSE(stream->Read(&answer));
+  EXPECT_FALSE(stream->Finish().ok());
+  gate_.Open();
+  stop.join();
+}
+
+// What happens between the answer's way out and the caller: the call is cancelled when all is done already.
+TEST_F(LongCallsTest, AnAnswerThatReachesNobodyEndsTheSession) {
+  const auto newcomer = Attach();
+  v1::OpenSession request = LargeSession(*newcomer);
+  v1::OpenSessionResult opened;
+  ASSERT_TRUE(daemon_->OpenSession(request, &opened).ok());
+  EXPECT_EQ(Sessions(), 1);
+  daemon_->OnUndelivered(opened.member_token());
+  EXPECT_EQ(Sessions(), 0) << "it never had a block, so nothing is waited for";
+  EXPECT_EQ(daemon_->Snapshot().sessions_ended["hangup"], 1u);
+  // The connection is closed, so that the engine learns that its token is spent.
+  while (newcomer->TakeSlabs().ok()) {
+  }
+  daemon_->OnUndelivered(opened.member_token());
+}
+
+TEST_F(LongCallsTest, RefusedOpeningsAreCountedAndNotAllLogged) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  SetLog({.fd = ends[1]});
+  const auto engine = Attach();
+  v1::OpenSession request = SmallSession(std::string(32, 'x'));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(Open(engine.get(), request, Soon()).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  EXPECT_EQ(stats_.Snapshot().refused_openings["UNAUTHENTICATED"], 20u);
+  SetLog({});
+  close(ends[1]);
+  std::string log;
+  char text[4096];
+  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;)
+    log.append(text, static_cast<size_t>(size));
+  close(ends[0]);
+  const std::string line =
+      absl::StrCat("I opening refused category=audit method=OpenSession uid=", getuid(), " pid=", getpid(),
+                   " code=UNAUTHENTICATED error=\"attach_token is of no connection to the attach socket\"\n");
+  int lines = 0;
+  for (size_t at = 0; (at = log.find(line, at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 5) << log;
+}
+
+TEST_F(LongCallsTest, OperatorCallsThatChangeSomethingAreAudited) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const auto engine = OpenEngine();
+  SetLog({.level = LogLevel::kError, .fd = ends[1]});
+  const auto call = [&](auto method, const auto& request, auto response) {
+    grpc::ClientContext context;
+    return (operators_.get()->*method)(&context, request, &response);
+  };
+  v1::EvictRequest evict;
+  evict.set_count(7);
+  EXPECT_TRUE(call(&v1::Operator::Stub::Evict, evict, v1::EvictResponse()).ok());
+  v1::PinPrefixRequest pin;
+  pin.set_key("\x01\xab");
+  pin.set_ttl_ms(1000);
+  EXPECT_FALSE(call(&v1::Operator::Stub::PinPrefix, pin, v1::PinPrefixResponse()).ok());
+  v1::EndSessionRequest end;
+  end.set_session(1);
+  EXPECT_TRUE(call(&v1::Operator::Stub::EndSession, end, v1::EndSessionResponse()).ok());
+  EXPECT_TRUE(
+      call(&v1::Operator::Stub::ListSessions, v1::ListSessionsRequest(), v1::ListSessionsResponse()).ok());
+  SetLog({});
+  close(ends[1]);
+  std::string log;
+  char text[4096];
+  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;)
+    log.append(text, static_cast<size_t>(size));
+  close(ends[0]);
+  const auto line = [](const std::string& method, const std::string& rest) {
+    return absl::StrCat("I operator call category=audit method=", method, " uid=", getuid(),
+                        " pid=", getpid(), rest);
+  };
+  EXPECT_NE(log.find(line("Evict", " code=OK count=7")), std::string::npos) << log;
+  EXPECT_NE(log.find(line("PinPrefix",
+                          " code=NOT_FOUND error=\"key is resident in no space asked\" key=01ab "
+                          "ttl_ms=1000\n")),
+            std::string::npos)
+      << log;
+  EXPECT_NE(log.find(line("EndSession", " code=OK session=1 space=1 tenant=")), std::string::npos) << log;
+  EXPECT_EQ(log.find("ListSessions"), std::string::npos) << log;
+}
+
+TEST_F(LongCallsTest, ALogThatNobodyReadsStopsNobody) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  // A pipe of one page, which is full.
+  const int size = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+  ASSERT_GT(size, 0);
+  const std::string page(static_cast<size_t>(size), '.');
+  ASSERT_EQ(write(ends[1], page.data(), page.size()), size);
+  SetLog({.fd = ends[1]});
+  {
+    const LogWriter writer;
+    const uint64_t dropped = LogLinesDropped();
+    auto engine = OpenEngine();  // It is logged.
+    EXPECT_TRUE(Match(engine.get()).ok());
+    const std::string words(1000, 'w');
+    while (LogLinesDropped() == dropped) LogInfo("loud", {{"words", words}});
+    EXPECT_TRUE(Match(engine.get()).ok());
+    EXPECT_EQ(Sessions(), 1);
+    const uint64_t lost = LogLinesDropped() - dropped;
+
+    // It is read again.
+    std::string log;
+    const std::string told = absl::StrCat("W log lines dropped count=", lost, "\n");
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (log.find(told) == std::string::npos && std::chrono::steady_clock::now() < deadline) {
+      pollfd readable{.fd = ends[0], .events = POLLIN, .revents = 0};
+      if (poll(&readable, 1, 100) != 1) continue;
+      char text[4096];
+      const ssize_t got = read(ends[0], text, sizeof text);
+      log.append(text, static_cast<size_t>(got));
+    }
+    EXPECT_NE(log.find("session opened"), std::string::npos) << "what was queued is written";
+    EXPECT_NE(log.find(told), std::string::npos);
+    engine.reset();
+    EXPECT_TRUE(Eventually([&] { return daemon_->Snapshot().sessions_open == 0; }));
+  }
+  SetLog({});
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(LogWriterTest, EndsWithoutAReader) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const int size = fcntl(ends[1], F_SETPIPE_SZ, 4096);
+  const std::string page(static_cast<size_t>(size), '.');
+  ASSERT_EQ(write(ends[1], page.data(), page.size()), size);
+  SetLog({.fd = ends[1]});
+  {
+    const LogWriter writer;
+    LogInfo("stuck");
+  }
+  // Its thread is let go, and ends.
+  std::string log;
+  while (log.find("stuck\n") == std::string::npos) {
+    char text[4096];
+    const ssize_t got = read(ends[0], text, sizeof text);
+    ASSERT_GT(got, 0);
+    log.append(text, static_cast<size_t>(got));
+  }
+  SetLog({});
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(CallWorkersTest, RefusesWhatIsBeyondItsBounds) {
+  Gate gate;
+  gate.Shut();
+  std::atomic<int> ran{0};
+  const auto work = [&] {
+    gate.Pass();
+    ++ran;
+  };
+  {
+    CallWorkers workers({.calls = "calls", .threads = 1, .most_waiting = 2, .most_waiting_bytes = 100});
+    ASSERT_TRUE(workers.Start(1, work).ok());
+    gate.AwaitArrivals(1);
+    EXPECT_TRUE(workers.Start(60, work).ok());
+    const absl::Status many_bytes = workers.Start(41, work);
+    EXPECT_EQ(many_bytes.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(many_bytes.message(),
+              "1 calls of 60 bytes wait already, and this one has 41; the limits are 2 and 100 bytes");
+    EXPECT_TRUE(workers.Start(40, work).ok());
+    EXPECT_EQ(workers.Start(0, work).code(), absl::StatusCode::kResourceExhausted);
+    gate.Open();
+    gate.AwaitArrivals(3);
+  }
+  EXPECT_EQ(ran, 3);
+}
+
+}  // namespace
+}  // namespace kvpool
