@@ -73,7 +73,8 @@ struct SessionCounters {
   // What was sent on the stream. `blocks` counts blocks and keys named, each once per verb.
   uint64_t batches = 0, operations = 0, blocks = 0;
   uint64_t leased = 0, refills = 0;  // Blocks leased by the daemon, and answers that brought them.
-  // Blocks that a verb could not be applied to; a verb without blocks that was refused counts as one.
+  // Blocks that a verb could not be applied to. A lease or fence that was refused counts as one; a call that was
+  // refused as a whole, and waits for its answer, is not counted.
   uint64_t refused = 0;
   uint64_t reconnects = 0;
 };

@@ -1,5 +1,5 @@
-// What becomes of what the daemon refuses, verb by verb, so that no refusal is silent. All are counted
-// (SessionCounters::refused).
+// What becomes of what the daemon refuses, verb by verb, so that no refusal is silent. All that concern
+// blocks, and all that no call waits for, are counted (SessionCounters::refused).
 //
 //   kCaller        the call that waits for the answer gets it
 //   kRecorded      nobody waits: Session::TakeRefusals has it

@@ -288,13 +288,15 @@ void StepBatches::OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, cons
   SessionState& state = *parts_.state;
   const uint64_t refused = status.ok() ? RefusedBlocks(result) : std::max<uint64_t>(blocks, 1);
   if (refused == 0) return;
-  state.refused.fetch_add(refused, std::memory_order_relaxed);
   // These say that the session is over, which ends all that was under way with it.
   if (status.code() == absl::StatusCode::kAborted || status.code() == absl::StatusCode::kUnauthenticated ||
       status.code() == absl::StatusCode::kOutOfRange) {
     return;
   }
   const RefusalRule& rule = RefusalRuleOf(verb);
+  // The call that waits hears of it.
+  if (!status.ok() && rule.whole == RefusalFate::kCaller) return;
+  state.refused.fetch_add(refused, std::memory_order_relaxed);
   const absl::Status why = status.ok() ? WhyRefused(result) : status;
   switch (status.ok() ? rule.blocks : rule.whole) {
     case RefusalFate::kCaller:

@@ -56,6 +56,9 @@ void RpcStats::CountRefusedOpening(absl::StatusCode code) {
 
 RpcStats::Totals RpcStats::Snapshot() const {
   Totals totals;
+  for (const absl::StatusCode code : kShownFromTheStart) {
+    totals.refused_openings[absl::StatusCodeToString(code)] = 0;
+  }
   AddTo(refused_openings_, &totals.refused_openings);
   MutexLock lock(&mu_);
   for (const auto& [name, stats] : shards_) {

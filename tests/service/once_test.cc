@@ -259,21 +259,18 @@ TEST_F(OnceTest, AUnaryCallThatItsOwnCompletionsPushOutIsAnswered) {
 
 TEST_F(OnceTest, AllMembersTogetherHaveABound) {
   StartDaemon(4);
-  std::vector<std::unique_ptr<Engine>> engines;
-  const std::vector<uint64_t> unknown(65530, uint64_t{7} << 32 | 3);
-  while (Unacknowledged::bytes_of_all() <= Unacknowledged::kMaxBytesOfAll) {
-    engines.push_back(OpenEngine(OpenRequest()));
-    ASSERT_LT(engines.size(), 60);
-    for (uint64_t i = 1; i <= 24; ++i) engines.back()->Step(Batch(i, {ReleaseOp(unknown)}));
-  }
-  const size_t full = Unacknowledged::bytes_of_all();
+  Unacknowledged others;
+  others.Add(Unacknowledged::kMaxBytesOfAll + 1);
   const auto late = OpenEngine(OpenRequest());
-  for (uint64_t i = 1; i <= 24; ++i) late->Step(Batch(i, {ReleaseOp(unknown)}));
-  EXPECT_LT(Unacknowledged::bytes_of_all() - full, 4 << 20) << "it keeps its newest answers only";
-  EXPECT_GT(late->member->answers.floor(), 20);
-  EXPECT_EQ(late->Step(Batch(24, {ReleaseOp(unknown)})).results_size(), 1);
-  engines.clear();
-  daemon_.reset();
+  const std::vector<uint64_t> unknown(65530, uint64_t{7} << 32 | 3);
+  const size_t before = Unacknowledged::bytes_of_all();
+  for (uint64_t i = 1; i <= 10; ++i) late->Step(Batch(i, {ReleaseOp(unknown)}));
+  EXPECT_LT(Unacknowledged::bytes_of_all() - before, 4 << 20) << "it keeps its newest answers only";
+  EXPECT_GT(late->member->answers.floor(), 5);
+  EXPECT_EQ(late->Step(Batch(10, {ReleaseOp(unknown)})).results_size(), 1);
+  others.Subtract(others.bytes());
+  for (uint64_t i = 11; i <= 20; ++i) late->Step(Batch(i, {ReleaseOp(unknown)}));
+  EXPECT_LE(late->member->answers.floor(), 10) << "there is room again";
 }
 
 }  // namespace
