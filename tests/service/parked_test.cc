@@ -290,7 +290,8 @@ TEST_F(LateReleaseTest, ARefCountsAtOnceHoweverMuchIsParked) {
   engine->Fence(1);
   // Two holds are left, the first and the fork's: the fork goes.
   EXPECT_EQ(engine->Release({block}).refused_size(), 0);
-  for (const uint64_t leased : other->LeaseAsked(100, 0).blocks()) EXPECT_NE(leased << 32, block << 32);
+  const v1::LeaseResult others = other->LeaseAsked(100, 0);
+  for (const uint64_t leased : others.blocks()) EXPECT_NE(leased << 32, block << 32);
   EXPECT_EQ(engine->Release({block}).refused_size(), 0) << "it is still held";
   EXPECT_EQ(engine->Release({block}).refused_size(), 1);
 }
