@@ -13,8 +13,9 @@
 namespace kvpool::bench {
 namespace {
 
-// The daemon's heap and tables have reached their size by then.
-constexpr uint32_t kWarmupSessions = 500;
+// The daemon's heap, and what the allocator keeps for each of the threads that open sessions, have reached their size
+// by then.
+constexpr uint32_t kWarmupSessions = 2500;
 
 struct Usage {
   double resident_kib = 0, files = 0, threads = 0;
