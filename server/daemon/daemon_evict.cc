@@ -21,7 +21,7 @@
 namespace kvpool {
 namespace {
 
-constexpr uint32_t kViewSlice = 4096;
+constexpr uint32_t kViewSlice = 1024;
 
 struct Judged {
   BlockRef ref;
@@ -30,25 +30,29 @@ struct Judged {
   bool sealed_by_session = false;
 };
 
-// All blocks of a space, each as it was when its slice was taken; index 0 is the null block.
+// All blocks that a space has now, each as it was when its slice was taken; index 0 is the null block.
 std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now) {
-  std::vector<Judged> blocks(1);
-  while (true) {
+  uint32_t capacity = 0;
+  {
+    SpaceLock lock(*space);
+    capacity = space->state.pool.capacity();
+  }
+  std::vector<Judged> blocks(uint64_t{capacity} + 1);  // Its memory is faulted in here, outside the mutex.
+  for (uint32_t next = 1; next <= capacity;) {
     space->GiveWay();
     SpaceLock lock(*space);
-    const BlockPool& pool = space->state.pool;
-    for (uint32_t i = 0; i < kViewSlice; ++i) {
-      if (blocks.size() > pool.capacity()) return blocks;
-      const BlockId id{static_cast<uint32_t>(blocks.size())};
-      const absl::StatusOr<BlockView> view = pool.View(id, now);
+    for (uint32_t i = 0; i < kViewSlice && next <= capacity; ++i, ++next) {
+      const BlockId id{next};
+      const absl::StatusOr<BlockView> view = space->state.pool.View(id, now);
       if (!view.ok()) return blocks;
-      Judged& judged = blocks.emplace_back();
+      Judged& judged = blocks[next];
       judged.ref = view->ref;
       judged.parent = view->parent;
       judged.resident = view->state == BlockState::kSealed || view->state == BlockState::kCached;
       judged.sealed_by_session = space->state.sessions.sealer(id) == static_cast<uint32_t>(session);
     }
   }
+  return blocks;
 }
 
 // The root and all blocks behind it.

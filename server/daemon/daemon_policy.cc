@@ -30,7 +30,7 @@ void Fill(const SpaceState& state, v1::SpacePolicy* info) {
 
 // So many blocks are copied in one hold of a space's mutex, and so many events caught up with in the last
 // one: each takes under half a millisecond.
-constexpr uint32_t kSwitchSlice = 4096;
+constexpr uint32_t kCopySlice = 4096, kEventSlice = 512;
 // So many events of verbs are kept at the first attempt, which are 64 MiB, and twice as many at each further one.
 constexpr uint32_t kKeptEvents = 1u << 21;
 constexpr int kAttempts = 3;
@@ -44,7 +44,7 @@ std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<Replacem
   for (bool copied = false; !copied;) {
     space->GiveWay();
     SpaceLock lock(*space);
-    copied = hand_over.Copy(&space->state.pool, clock.NowMs(), kSwitchSlice);
+    copied = hand_over.Copy(&space->state.pool, clock.NowMs(), kCopySlice);
   }
   hand_over.Build();
   while (true) {
@@ -52,7 +52,7 @@ std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<Replacem
     {
       SpaceLock lock(*space);
       if (hand_over.overrun()) return hand_over.GiveUp(&space->state.pool), nullptr;
-      auto old = space->state.FinishHandOver(&hand_over, kSwitchSlice);
+      auto old = space->state.FinishHandOver(&hand_over, kEventSlice);
       if (old != nullptr) return old;
     }
     hand_over.CatchUp();

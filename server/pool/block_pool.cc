@@ -133,7 +133,7 @@ bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.emp
 // ------------------------------------------------------------------------------------- leases and holds
 
 LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32_t min,
-                              std::vector<BlockRef>* out) {
+                              std::vector<BlockRef>* out, uint32_t most) {
   Rep& r = *rep_;
   r.BeginVerb(now, 0);
   Rep::Session* const s = r.OpenSession(session);
@@ -149,6 +149,11 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
       outcome.shortfall = r.available() > n ? Shortfall::kCredit : Shortfall::kPressure;
     }
     if (n < min) n = 0;
+  }
+  if (n > most) {
+    n = most;
+    min = std::min(min, most);
+    outcome.more = true;
   }
   if (const uint32_t at_once = r.count(BlockState::kFree) + kMostDirectEvictions; n > at_once) {
     // What is evicted is free for the next try, even if it is less than the least that would do now.

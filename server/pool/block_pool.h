@@ -108,10 +108,12 @@ class BlockPool {
   // So many at once are some 0.1 ms, and 1 ms where they are strewn.
   static constexpr uint32_t kTidySlice = 1024;
 
-  // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`.
+  // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`. It
+  // stops at `most`, for a caller that goes on in another hold of its lock.
   // Reclaims (reason kDirect) when free blocks run short, up to 2,048: where that is not enough the shortfall
   // is kReclaiming, and asking again gets further.
-  LeaseOutcome Lease(Holder session, TimeMs now, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
+  LeaseOutcome Lease(Holder session, TimeMs now, uint32_t count, uint32_t min, std::vector<BlockRef>* out,
+                     uint32_t most = UINT32_MAX);
 
   // Seals blocks that are consecutive in one sequence, entry by entry. `parent` is the key of the block in
   // front of the first, or null. outcomes is parallel to entries.

@@ -90,7 +90,7 @@ class BlockPool::HandOver {
   uint32_t copied_ = 1;         // Blocks below this are copied.
   uint32_t rounds_ = 0;         // Rounds of copying what moved, then rounds of catching up.
   TimeMs now_ms_ = 0;           // When all was copied.
-  std::vector<uint32_t> moved_;
+  std::deque<uint32_t> moved_;  // A vector would be copied as it grows, under the lock.
   std::deque<Event> taken_;
 };
 

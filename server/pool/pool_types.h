@@ -130,6 +130,7 @@ struct MatchOutcome {
 
 struct LeaseOutcome {
   uint32_t leased = 0;
+  bool more = false;  // It stopped at `most`: the rest may be had now.
   Shortfall shortfall = Shortfall::kNone;
 };
 

@@ -36,6 +36,11 @@ constexpr int kMaxStreamsPerConnection = 1024;
 constexpr int kOperatorThreads = 4;
 constexpr size_t kMostOperatorCallsWaiting = 64;
 constexpr size_t kMostOperatorBytesWaiting = 64 << 20;
+// Large calls of engines: some ten milliseconds each, in pieces. What finds no room here is carried out by the queue's
+// thread.
+constexpr int kLargeCallThreads = 2;
+constexpr size_t kMostLargeCallsWaiting = 256;
+constexpr size_t kMostLargeBytesWaiting = 64 << 20;
 // A connection that no call has used for so long is told to go; clients come back by themselves.
 constexpr int kMaxIdleMs = 5 * 60 * 1000;
 
@@ -75,7 +80,12 @@ class GrpcServer::Rep {
             CallWorkers::Options{.calls = "operator calls",
                                  .threads = kOperatorThreads,
                                  .most_waiting = kMostOperatorCallsWaiting,
-                                 .most_waiting_bytes = kMostOperatorBytesWaiting})) {}
+                                 .most_waiting_bytes = kMostOperatorBytesWaiting})),
+        large_calls_(std::make_unique<CallWorkers>(
+            CallWorkers::Options{.calls = "large calls",
+                                 .threads = kLargeCallThreads,
+                                 .most_waiting = kMostLargeCallsWaiting,
+                                 .most_waiting_bytes = kMostLargeBytesWaiting})) {}
   ~Rep() { Stop(std::chrono::milliseconds(0)); }
 
   absl::Status Start(const GrpcServerOptions& options);
@@ -104,6 +114,7 @@ class GrpcServer::Rep {
   std::vector<std::unique_ptr<RpcQueue>> queues_;
   std::unique_ptr<Openings> openings_;
   std::unique_ptr<CallWorkers> operators_;
+  std::unique_ptr<CallWorkers> large_calls_;
   std::unique_ptr<GrpcAcceptor> acceptor_;
   int operator_port_ = 0;
 };
@@ -132,7 +143,8 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
                                                ": cannot serve there with this certificate, key and CA"));
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
-    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_, openings_.get());
+    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_, openings_.get(),
+                      large_calls_.get());
     AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_, operators_.get());
     AcceptHealthCalls(Site(&health_service_, queue.get(), false), &health_);
     AcceptReflectionCalls(Site(&reflection_service_, queue.get(), false), &services_);
@@ -157,6 +169,7 @@ void GrpcServer::Rep::Stop(std::chrono::milliseconds patience) {
   // What they carry out still refers to calls of the server.
   openings_.reset();
   operators_.reset();
+  large_calls_.reset();
   server_.reset();
   queues_.clear();
 }

@@ -1,9 +1,11 @@
 #include "server/rpc/rpc_methods.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "server/rpc/audit.h"
+#include "server/wire/validate.h"
 
 namespace kvpool {
 namespace {
@@ -59,7 +61,8 @@ void AddOperatorCall(
 
 // The unary form of a Step operation: the same handler, under the call's sequence.
 template <typename Request, typename Verb, typename Result>
-void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, const std::string& name,
+void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* large_calls,
+             const std::string& name,
              std::type_identity_t<typename UnaryMethod<EngineService, Request, Result>::Accept> accept,
              Verb* (Request::*of_request)(), Verb* (v1::Operation::*of_operation)(),
              const Result& (v1::OperationResult::*of_result)() const) {
@@ -67,57 +70,66 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, const std::stri
       site, name, accept, [=](const Caller&, Request* request, Result* response, UnaryDone done) {
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
-        daemon->ApplyUnary(
-            request->call(), std::move(operation),
-            [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
-              if (result.code() == 0) *response = (result.*of_result)();
-              done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
-            });
+        auto answer = [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
+          if (result.code() == 0) *response = (result.*of_result)();
+          done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
+        };
+        if (CountNames(operation) > kLargeCallNames) {
+          auto large = std::make_shared<v1::Operation>(std::move(operation));
+          const auto apply = [=] { daemon->ApplyUnary(request->call(), std::move(*large), answer); };
+          if (!large_calls->Start(large->ByteSizeLong(), apply).ok()) apply();
+          return;
+        }
+        daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
       });
 }
 
 }  // namespace
 
-void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings) {
+void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
+                       CallWorkers* large_calls) {
   using E = EngineService;
   using O = v1::Operation;
   using R = v1::OperationResult;
   AddOpening(site, openings, "OpenSession", &E::RequestOpenSession, &Openings::OpenSession);
   AddOpening(site, openings, "AddMember", &E::RequestAddMember, &Openings::AddMember);
-  AddVerb(site, daemon, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease,
-          &R::lease);
-  AddVerb(site, daemon, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal, &O::mutable_seal, &R::seal);
-  AddVerb(site, daemon, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match, &O::mutable_match,
-          &R::match);
-  AddVerb(site, daemon, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release,
+  AddVerb(site, daemon, large_calls, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease,
+          &O::mutable_lease, &R::lease);
+  AddVerb(site, daemon, large_calls, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal,
+          &O::mutable_seal, &R::seal);
+  AddVerb(site, daemon, large_calls, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match,
+          &O::mutable_match, &R::match);
+  AddVerb(site, daemon, large_calls, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release,
           &O::mutable_release, &R::release);
-  AddVerb(site, daemon, "Ref", &E::RequestRef, &v1::RefRequest::mutable_ref, &O::mutable_ref, &R::ref);
-  AddVerb(site, daemon, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch, &O::mutable_touch,
-          &R::touch);
-  AddVerb(site, daemon, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence, &O::mutable_fence,
-          &R::fence);
-  AddVerb(site, daemon, "Pin", &E::RequestPin, &v1::PinRequest::mutable_pin, &O::mutable_pin, &R::pin);
-  AddVerb(site, daemon, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin, &O::mutable_unpin,
-          &R::unpin);
-  AddVerb(site, daemon, "SetRetention", &E::RequestSetRetention,
+  AddVerb(site, daemon, large_calls, "Ref", &E::RequestRef, &v1::RefRequest::mutable_ref, &O::mutable_ref,
+          &R::ref);
+  AddVerb(site, daemon, large_calls, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch,
+          &O::mutable_touch, &R::touch);
+  AddVerb(site, daemon, large_calls, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence,
+          &O::mutable_fence, &R::fence);
+  AddVerb(site, daemon, large_calls, "Pin", &E::RequestPin, &v1::PinRequest::mutable_pin, &O::mutable_pin,
+          &R::pin);
+  AddVerb(site, daemon, large_calls, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin,
+          &O::mutable_unpin, &R::unpin);
+  AddVerb(site, daemon, large_calls, "SetRetention", &E::RequestSetRetention,
           &v1::SetRetentionRequest::mutable_set_retention, &O::mutable_set_retention, &R::set_retention);
-  AddVerb(site, daemon, "WarmupDone", &E::RequestWarmupDone, &v1::WarmupDoneRequest::mutable_warmup_done,
-          &O::mutable_warmup_done, &R::warmup_done);
-  AddVerb(site, daemon, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score, &O::mutable_score,
-          &R::score);
-  AddVerb(site, daemon, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune, &O::mutable_prune,
-          &R::prune);
-  AddVerb(site, daemon, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,
+  AddVerb(site, daemon, large_calls, "WarmupDone", &E::RequestWarmupDone,
+          &v1::WarmupDoneRequest::mutable_warmup_done, &O::mutable_warmup_done, &R::warmup_done);
+  AddVerb(site, daemon, large_calls, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score,
+          &O::mutable_score, &R::score);
+  AddVerb(site, daemon, large_calls, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune,
+          &O::mutable_prune, &R::prune);
+  AddVerb(site, daemon, large_calls, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,
           &O::mutable_compact, &R::compact);
-  AddVerb(site, daemon, "PlanBudgets", &E::RequestPlanBudgets, &v1::PlanBudgetsRequest::mutable_plan_budgets,
-          &O::mutable_plan_budgets, &R::plan_budgets);
-  AddVerb(site, daemon, "PutEpisode", &E::RequestPutEpisode, &v1::PutEpisodeRequest::mutable_put_episode,
-          &O::mutable_put_episode, &R::put_episode);
-  AddVerb(site, daemon, "ChooseEpisode", &E::RequestChooseEpisode,
+  AddVerb(site, daemon, large_calls, "PlanBudgets", &E::RequestPlanBudgets,
+          &v1::PlanBudgetsRequest::mutable_plan_budgets, &O::mutable_plan_budgets, &R::plan_budgets);
+  AddVerb(site, daemon, large_calls, "PutEpisode", &E::RequestPutEpisode,
+          &v1::PutEpisodeRequest::mutable_put_episode, &O::mutable_put_episode, &R::put_episode);
+  AddVerb(site, daemon, large_calls, "ChooseEpisode", &E::RequestChooseEpisode,
           &v1::ChooseEpisodeRequest::mutable_choose_episode, &O::mutable_choose_episode, &R::choose_episode);
-  AddVerb(site, daemon, "CloseSession", &E::RequestCloseSession,
+  AddVerb(site, daemon, large_calls, "CloseSession", &E::RequestCloseSession,
           &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
-  AcceptStepCalls(site, daemon, openings);
+  AcceptStepCalls(site, daemon, openings, large_calls);
 }
 
 void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health,

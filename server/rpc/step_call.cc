@@ -11,6 +11,7 @@
 
 #include "server/rpc/rpc_arena.h"
 #include "server/rpc/step_listener.h"
+#include "server/wire/validate.h"
 
 namespace kvpool {
 namespace {
@@ -26,12 +27,13 @@ struct StepMethod {
   MethodStats* stats;
   Daemon* daemon;
   Openings* openings;
+  CallWorkers* large_calls;
 };
 
-// Brings the end of an opening to the stream's queue.
-class OpeningEnd {
+// Brings the end of what another thread carries out to the stream's queue.
+class ElsewhereEnd {
  public:
-  // On the opening's thread: `tag` comes back on `queue`.
+  // On that thread: `tag` comes back on `queue`.
   void Tell(const absl::Status& status, RpcQueue* queue, RpcTag* tag) {
     MutexLock lock(&mu_);
     status_ = status;
@@ -76,11 +78,14 @@ class StepCall final : public RpcCall {
   void OnFinished(bool ok);
   void OnWake(bool ok);
   void OnOpened(bool ok);
+  void OnApplied(bool ok);
   // The call has ended, in one way or the other.
   void OnOver(bool ok);
 
-  // Fills response_, and wire_ as well if the answer is serialised already.
+  // Applies the batch that was read: fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
+  // Has a large batch applied elsewhere; OnApplied follows. False: it is to be handled here.
+  bool HandleElsewhere();
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
   absl::Status Bind(const std::string& token);
@@ -104,13 +109,16 @@ class StepCall final : public RpcCall {
   MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
   MethodTag<StepCall> wake_tag_{this, &StepCall::OnWake};
   MethodTag<StepCall> opened_tag_{this, &StepCall::OnOpened};
+  MethodTag<StepCall> applied_tag_{this, &StepCall::OnApplied};
   MethodTag<StepCall> over_tag_{this, &StepCall::OnOver};
   Caller caller_;
 
   std::shared_ptr<Member> member_;
   std::shared_ptr<StepListener> listener_;
   std::string token_;
-  std::shared_ptr<OpeningEnd> opening_;  // Null: none is under way.
+  // An opening or a large batch is under way on another thread, which alone uses request_, response_, wire_ and
+  // reclaim_.
+  std::shared_ptr<ElsewhereEnd> elsewhere_;
   // So many writes have to succeed until the answer to the opening has reached the caller.
   size_t undelivered_ = 0;
 
@@ -156,7 +164,33 @@ void StepCall::OnRead(bool ok) {
     const absl::Status bound = Bind(request_->member_token());
     if (!bound.ok()) return End(bound);
   }
+  if (!request_->member_token().empty() && request_->member_token() != token_) {
+    response_->set_sequence(request_->sequence());
+    response_->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    response_->set_message("member_token is not that of this stream's first batch; leave it empty");
+    return Answer();
+  }
+  if (CountNames(*request_) > kLargeCallNames && HandleElsewhere()) return;
   Handle();
+  Answer();
+}
+
+bool StepCall::HandleElsewhere() {
+  const auto end = std::make_shared<ElsewhereEnd>();
+  elsewhere_ = end;
+  // Wake-ups come meanwhile, and are looked at when this is over.
+  const absl::Status started = method_.large_calls->Start(request_->ByteSizeLong(), [this, end] {
+    reclaim_ = method_.daemon->Apply(member_, *request_, response_.get(), &wire_);
+    end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
+  });
+  if (started.ok()) return true;
+  elsewhere_ = nullptr;
+  return false;
+}
+
+void StepCall::OnApplied(bool ok) {
+  elsewhere_ = nullptr;
+  if (ending_) return DeleteIfDone();
   Answer();
 }
 
@@ -194,29 +228,22 @@ void StepCall::OnFinished(bool ok) {
 void StepCall::OnOver(bool ok) {
   over_ = true;
   // No operation is under way that would tell of a caller that is gone.
-  if (opening_ != nullptr && context_.IsCancelled()) End(absl::CancelledError("the caller is gone"));
+  if (elsewhere_ != nullptr && context_.IsCancelled()) End(absl::CancelledError("the caller is gone"));
   DeleteIfDone();
 }
 
 void StepCall::Handle() {
-  const v1::StepRequest& request = *request_;
-  if (!request.member_token().empty() && request.member_token() != token_) {
-    response_->set_sequence(request.sequence());
-    response_->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
-    response_->set_message("member_token is not that of this stream's first batch; leave it empty");
-    return;
-  }
   listener_->BeginVerb();
-  reclaim_ = method_.daemon->Apply(member_, request, response_.get(), &wire_);
+  reclaim_ = method_.daemon->Apply(member_, *request_, response_.get(), &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
 void StepCall::OpenMember() {
   caller_.peer = PeerOf(context_);
-  opening_ = std::make_shared<OpeningEnd>();
+  elsewhere_ = std::make_shared<ElsewhereEnd>();
   const v1::Operation& operation = request_->operations(0);
   v1::OperationResult* result = response_->add_results();
-  auto done = [this, end = opening_](const absl::Status& status) {
+  auto done = [this, end = elsewhere_](const absl::Status& status) {
     end->Tell(status, method_.site.queue, &opened_tag_);
   };
   if (operation.has_open_session()) {
@@ -229,7 +256,7 @@ void StepCall::OpenMember() {
 }
 
 void StepCall::OnOpened(bool ok) {
-  absl::Status status = std::exchange(opening_, nullptr)->status();
+  absl::Status status = std::exchange(elsewhere_, nullptr)->status();
   v1::OperationResult& result = *response_->mutable_results(0);
   const std::string token =
       result.has_open_session() ? result.open_session().member_token() : result.add_member().member_token();
@@ -271,7 +298,7 @@ void StepCall::Reply() {
 
 void StepCall::Pump() {
   if (finishing_) return;
-  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr) {
+  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr) {
     response_.Renew();
     // Notices that do not fit into one response are asked for again when it has been written.
     pending_ = method_.daemon->TakePending(member_, response_.get());
@@ -291,7 +318,7 @@ void StepCall::Pump() {
     stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
     return;
   }
-  if (opening_ == nullptr && !reading_ && !half_closed_ &&
+  if (elsewhere_ == nullptr && !reading_ && !half_closed_ &&
       replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
     stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
@@ -319,7 +346,7 @@ void StepCall::MarkEnding(const absl::Status& status) {
 }
 
 void StepCall::DeleteIfDone() {
-  if (!finished_ || !over_ || reading_ || writing_ || waking_ || opening_ != nullptr) return;
+  if (!finished_ || !over_ || reading_ || writing_ || waking_ || elsewhere_ != nullptr) return;
   if (undelivered_ > 0) method_.openings->OnUndelivered(token_);
   method_.site.queue->End(this);
   delete this;
@@ -327,8 +354,13 @@ void StepCall::DeleteIfDone() {
 
 }  // namespace
 
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings) {
-  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .daemon = daemon, .openings = openings});
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
+                     CallWorkers* large_calls) {
+  StepCall::Accept({.site = site,
+                    .stats = site.stats->Add("Step"),
+                    .daemon = daemon,
+                    .openings = openings,
+                    .large_calls = large_calls});
 }
 
 }  // namespace kvpool

@@ -4,6 +4,7 @@
 //   unbound    the first batch, which opens or names a member, has not come
 //   opening    it opens one, on a thread of Openings: the stream is not read meanwhile
 //   bound      it is the member's stream
+//   applying   a large batch is applied on a thread of CallWorkers: the stream is not read meanwhile
 //   draining   the caller half-closed: answers that are queued still go out
 //   ending     Finish is on the way; the call is deleted when every operation under way has returned
 //
@@ -16,18 +17,23 @@
 
 #include "kvpool/v1/engine.grpc.pb.h"
 #include "server/daemon/daemon.h"
+#include "server/rpc/call_workers.h"
 #include "server/rpc/openings.h"
 #include "server/rpc/unary_call.h"
 
 namespace kvpool {
 
 inline constexpr size_t kMaxUnanswered = 16;
+// A call that names more blocks and keys, some half a millisecond of work, is carried out by a thread of its own, so
+// that the queue's other callers do not wait for it.
+inline constexpr uint64_t kLargeCallNames = 4096;
 
 // Step carries bytes here: an answer is serialised once, for the wire and for the repetition of a batch.
 using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
 
 // Serves Step calls on the site's queue, for as long as it runs.
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings);
+void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
+                     CallWorkers* large_calls);
 
 }  // namespace kvpool
 

@@ -82,6 +82,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     SetStatus(status, response);
     return {};
   }
+  AwaitOthers(turn, *session);
   member->answers.Acknowledge(request.acknowledged());
   member->completions.Acknowledge(request.acknowledged());
   switch (member->answers.Look(request.sequence())) {
@@ -103,11 +104,14 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     AddPending(member, response);
     return {};
   }
+  session->applying = true;
+  const absl::Cleanup applied = [session] { session->applying = false; };
   response->mutable_results()->Reserve(request.operations_size());
   Place place{.sequence = request.sequence()};
   for (const v1::Operation& operation : request.operations()) {
     ApplyOne(turn, member, operation, place, response->add_results());
     ++place.index;
+    turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   if (member->completions.any_waiting()) member->completions.Fold(response);
@@ -131,6 +135,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   member->last_call_ms = turn.now;
   absl::Status status = ValidateCall(call, operation);
   if (status.ok()) {
+    AwaitOthers(turn, *session);
     member->answers.Acknowledge(call.acknowledged());
     switch (member->answers.Look(call.sequence())) {
       case AnswerWindow::Seen::kForgotten:
@@ -148,12 +153,18 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
     turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
     return;
   }
+  session->applying = true;
+  const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
   member->answers.Remember(call.sequence(), response);
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
   if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
   state_.pressure.AfterVerbs(turn);
+}
+
+void Batches::AwaitOthers(Turn& turn, const Session& session) {
+  while (session.applying) turn.Pause();
 }
 
 void Batches::RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter done) {
@@ -333,6 +344,7 @@ void Batches::RetryLackingBlocks(Turn& turn) {
 }
 
 void Batches::Readmit(Turn& turn, Session* session) {
+  const Turn::Unbroken unbroken(turn);  // Nobody else may begin a readmission meanwhile.
   session->lacks_blocks = false;
   session->parked.BeginReadmission();
   while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
@@ -348,7 +360,8 @@ void Batches::ReleaseLate(Turn& turn, Session* session) {
   // Those that device operations hold up go when these are over.
   if (operation.release().blocks().empty()) return;
   v1::OperationResult result;
-  verbs_.Apply(session, operation, turn.now, &result);
+  const Turn::Unbroken unbroken(turn);
+  ApplyToBlocks(turn, session, operation, &result);
   Count(v1::Operation::kRelease, result);
   if (!session->parked.late().due(session->passed)) return;
   lacking_[session->terms.id] = session->weak_from_this();
@@ -374,7 +387,7 @@ void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operati
     case v1::Operation::kPin:
     case v1::Operation::kUnpin:
     case v1::Operation::kSetRetention:
-      return verbs_.Apply(member->session, operation, turn.now, result);
+      return ApplyToBlocks(turn, member->session, operation, result);
     case v1::Operation::kPlanBudgets:
       return Answer(PlanLayerBudgets(operation.plan_budgets(), {}, result->mutable_plan_budgets()), result);
     case v1::Operation::kPutEpisode:
@@ -396,6 +409,17 @@ void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operati
   KVPOOL_CHECK(false, "verb %d was not refused", operation.verb_case());
 }
 
+void Batches::ApplyToBlocks(Turn& turn, Session* session, const v1::Operation& operation,
+                            v1::OperationResult* result) {
+  std::optional<size_t> done = 0;
+  while ((done = verbs_.Apply(turn, session, operation, *done, result)).has_value()) {
+    turn.Breathe();
+    if (!session->ended) continue;
+    result->clear_result();
+    return SetStatus(absl::AbortedError(session->end_reason), result);
+  }
+}
+
 void Batches::Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::OperationResult* result) {
   Session* session = member->session;
   if (member->identity.scheduler) {
@@ -410,6 +434,7 @@ void Batches::Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::Oper
       std::optional<ParkedVerb> verb = session->parked.Pop(session->passed);
       if (!verb.has_value()) break;
       Resume(turn, *std::move(verb));
+      turn.Breathe();
     }
   }
   result->mutable_fence()->set_passed(session->passed);

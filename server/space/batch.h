@@ -11,7 +11,10 @@
 //   another device operation                 started, and parked until it is over (scoring/device_operation.h)
 //   any other                                applied
 //
-// Not thread-safe: the space's mutex is around it, so a repetition can't overtake the first application.
+// Not thread-safe: the space's mutex is around it. A batch that names many blocks pauses its turn now and then, so
+// that other sessions get in. The calls of its own session wait until it is applied: so a repetition can't overtake
+// the first application, and what was looked at before a pause (whether a device operation holds up one of the
+// blocks) holds after it, unless the session has ended.
 #ifndef KVPOOL_SERVER_SPACE_BATCH_H_
 #define KVPOOL_SERVER_SPACE_BATCH_H_
 
@@ -61,6 +64,8 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Waits as long as a batch of the session is being applied.
+  static void AwaitOthers(Turn& turn, const Session& session);
   // Counts what was refused.
   void Count(v1::Operation::VerbCase verb, const v1::OperationResult& result);
   // Adds what is pending to the answer to a batch. What does not fit wakes the stream.
@@ -83,6 +88,9 @@ class Batches {
   absl::Status CheckCompletionRoom(const std::string& what, const Member& member) const;
   absl::Status CheckDeviceRoom(const Member& member, const v1::Operation& operation) const;
   void ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation, v1::OperationResult* result);
+  // Part by part; the turn may pause in between, and the session may have ended when it goes on.
+  void ApplyToBlocks(Turn& turn, Session* session, const v1::Operation& operation,
+                     v1::OperationResult* result);
   void Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::OperationResult* result);
   void CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* result);
   void SetFreeBlocks(const Session& session, v1::StepResponse* response) const;

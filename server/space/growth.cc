@@ -135,20 +135,20 @@ bool Growth::GrowFor(uint32_t blocks, uint64_t now) {
 }
 
 SpaceLease Growth::Lease(Holder session, uint64_t now, uint32_t count, uint32_t min,
-                         std::vector<BlockRef>* out) {
+                         std::vector<BlockRef>* out, uint32_t most) {
   const uint32_t wanted = std::min(count, pool_.cap_room(session));
   const uint32_t credit = pool_.credit_room(session);
   uint32_t at_once = std::min({wanted, free_blocks(), credit});
   const uint64_t to_come = facts_.geometry.max_blocks - 1 - pool_.capacity();
   // Nothing is missing, or slabs can't bring what is.
   if (at_once == wanted || wanted < min || credit + to_come < min) {
-    return {.outcome = pool_.Lease(session, now, count, min, out)};
+    return {.outcome = pool_.Lease(session, now, count, min, out, most)};
   }
   if (at_once < min) at_once = 0;
-  if (!GrowFor(wanted - at_once, now)) return {.outcome = pool_.Lease(session, now, count, min, out)};
+  if (!GrowFor(wanted - at_once, now)) return {.outcome = pool_.Lease(session, now, count, min, out, most)};
   if (credit < wanted) CountPromises();
   SpaceLease lease{.growing = true};
-  if (at_once > 0) lease.outcome = pool_.Lease(session, now, at_once, at_once, out);
+  if (at_once > 0) lease.outcome = pool_.Lease(session, now, at_once, at_once, out, most);
   return lease;
 }
 

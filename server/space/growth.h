@@ -100,7 +100,8 @@ class Growth {
 
   // ---- Blocks
   // BlockPool::Lease. While the space can grow it evicts nothing and answers what there is.
-  SpaceLease Lease(Holder session, uint64_t now, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
+  SpaceLease Lease(Holder session, uint64_t now, uint32_t count, uint32_t min, std::vector<BlockRef>* out,
+                   uint32_t most = UINT32_MAX);
   void Want(uint32_t blocks) { wanted_blocks_ = std::max(wanted_blocks_, blocks); }
   // A verb came short for what sessions are promised: from now on that is no spare.
   void CountPromises() { promises_count_ = true; }

@@ -135,6 +135,7 @@ class Session : public std::enable_shared_from_this<Session> {
   EpisodeSets episodes;
   bool free_when_over = false;  // It has ended, and its blocks come free when the last of these is over.
   bool lacks_blocks = false;    // Some parked verb waits for blocks.
+  bool applying = false;        // A batch of it is being applied, by a turn that may pause.
   bool ready = false;
   bool ended = false;
   bool gone = false;

@@ -80,6 +80,14 @@ SpaceTurn::~SpaceTurn() {
   space_.Unlock();
 }
 
+void SpaceTurn::Pause() {
+  space_.state.EndTurn(*this);
+  space_.Unlock();
+  space_.GiveWay();
+  now = LockAndReadClock(space_);
+  WorkBegins();
+}
+
 void Space::Settle(Settlement* settlement) {
   const Deferred& deferred = settlement->pending();
   if (deferred.send) SendFrames(settlement);

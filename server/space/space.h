@@ -129,6 +129,7 @@ class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
   SpaceTurn(Space& space, Settlement* settlement)
       ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void Pause() override ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   static uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS;

@@ -86,6 +86,12 @@ Reuse HintOf(v1::Reuse reuse) {
   return static_cast<Reuse>(reuse);
 }
 
+// Parts from the tail to the head leave them in another order.
+void SortByIndex(google::protobuf::RepeatedPtrField<v1::Refusal>* refusals) {
+  std::sort(refusals->pointer_begin(), refusals->pointer_end(),
+            [](const v1::Refusal* a, const v1::Refusal* b) { return a->index() < b->index(); });
+}
+
 // During warm-up engines write dummy K and V into scratch, which is mapped where blocks will be: a block that
 // they lease or match now is not what they would touch.
 bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResult* result) {
@@ -99,35 +105,60 @@ bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResu
 
 }  // namespace
 
-void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs now,
-                       v1::OperationResult* result) {
+// A verb that works from the tail of a sequence to its head does so part by part, too.
+BlockVerbs::Part BlockVerbs::PartOf(const v1::Operation& operation, size_t blocks, size_t done) {
+  if (blocks == 0) return {};
+  const size_t size = std::min(blocks - done, Turn::kNames);
+  if (operation.has_release() || operation.has_touch() || operation.has_unpin()) {
+    return {.begin = blocks - done - size, .end = blocks - done};
+  }
+  return {.begin = done, .end = done + size};
+}
+
+std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::Operation& operation,
+                                        size_t done, v1::OperationResult* result) {
   const Holder holder = session->holder;
+  const TimeMs now = turn.now;
   const Refs& blocks = BlocksOf(operation);
-  if (!blocks.empty()) Unpack(*session, blocks);
+  const Part part = PartOf(operation, blocks.size(), done);
+  if (part.size() > 0) Unpack(*session, blocks, part);
+  turn.Worked(part.size());
   switch (operation.verb_case()) {
-    case v1::Operation::kLease:
-      return Lease(session, operation.lease(), now, result);
-    case v1::Operation::kSeal:
-      return Seal(session, operation.seal(), now, result->mutable_seal());
+    case v1::Operation::kLease: {
+      const bool more = Lease(session, operation.lease(), now, result);
+      const size_t leased = result->lease().blocks_size();
+      turn.Worked(leased - std::min(done, leased));
+      return more ? std::optional<size_t>(leased) : std::nullopt;
+    }
     case v1::Operation::kMatch:
-      return Match(session, operation.match(), now, result);
+      turn.Worked(Match(session, operation.match(), now, result));
+      return std::nullopt;
+    case v1::Operation::kSeal:
+      Seal(session, operation.seal(), part, now, result->mutable_seal());
+      break;
     case v1::Operation::kRelease: {
       const UseHint hint = {.reuse = HintOf(operation.release().reuse()),
                             .category = static_cast<uint8_t>(operation.release().category())};
       state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
       if (event_log_ != nullptr && hint.says_something()) LogHint(*session, now, hint);
-      return Refuse(*session, blocks, result->mutable_release()->mutable_refused());
+      Refuse(*session, blocks, part.begin, result->mutable_release()->mutable_refused());
+      if (part.begin == 0 && done > 0) SortByIndex(result->mutable_release()->mutable_refused());
+      break;
     }
     case v1::Operation::kRef:
       state_.pool.Ref(holder, refs_, absl::MakeSpan(verdicts_));
-      return Refuse(*session, blocks, result->mutable_ref()->mutable_refused());
+      Refuse(*session, blocks, part.begin, result->mutable_ref()->mutable_refused());
+      break;
     case v1::Operation::kTouch:
-      return result->mutable_touch()->set_touched(state_.pool.Touch(now, refs_));
+      result->mutable_touch()->set_touched(result->touch().touched() + state_.pool.Touch(now, refs_));
+      break;
     case v1::Operation::kPin:
       state_.pool.Pin(now, now + operation.pin().ttl_ms(), refs_, absl::MakeSpan(verdicts_));
-      return Refuse(*session, blocks, result->mutable_pin()->mutable_refused());
+      Refuse(*session, blocks, part.begin, result->mutable_pin()->mutable_refused());
+      break;
     case v1::Operation::kUnpin:
-      return result->mutable_unpin()->set_unpinned(state_.pool.Unpin(refs_));
+      result->mutable_unpin()->set_unpinned(result->unpin().unpinned() + state_.pool.Unpin(refs_));
+      break;
     case v1::Operation::kSetRetention: {
       const v1::SetRetention& retention = operation.set_retention();
       state_.pool.SetRetention(now,
@@ -135,7 +166,8 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
                                 .until = now + retention.ttl_ms(),
                                 .half_life_ms = retention.half_life_ms()},
                                refs_, absl::MakeSpan(verdicts_));
-      return Refuse(*session, blocks, result->mutable_set_retention()->mutable_refused());
+      Refuse(*session, blocks, part.begin, result->mutable_set_retention()->mutable_refused());
+      break;
     }
     case v1::Operation::kFence:
     case v1::Operation::kWarmupDone:
@@ -149,14 +181,15 @@ void BlockVerbs::Apply(Session* session, const v1::Operation& operation, TimeMs 
     case v1::Operation::kPutEpisode:
     case v1::Operation::kChooseEpisode:
     case v1::Operation::VERB_NOT_SET:
-      break;
+      KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
   }
-  KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
+  done += part.size();
+  return done < static_cast<size_t>(blocks.size()) ? std::optional<size_t>(done) : std::nullopt;
 }
 
 void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,
                              v1::OperationResult* result) {
-  Unpack(*session, release.blocks());
+  Unpack(*session, release.blocks(), {.end = static_cast<size_t>(release.blocks_size())});
   state_.pool.CheckHeld(session->holder, std::nullopt, refs_, absl::MakeSpan(verdicts_));
   size_t held = 0;
   for (size_t i = 0; i < refs_.size(); ++i) {
@@ -165,19 +198,25 @@ void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint6
     if (verdicts_[i] == Verdict::kDone) refs_[held++] = refs_[i];
   }
   session->parked.ReleaseLate(due, release, absl::MakeConstSpan(refs_).first(held));
-  Refuse(*session, release.blocks(), result->mutable_release()->mutable_refused());
+  Refuse(*session, release.blocks(), 0, result->mutable_release()->mutable_refused());
 }
 
-void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
-  if (RefuseWarmingUp(*session, "lease", result)) return;
+bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
+  if (RefuseWarmingUp(*session, "lease", result)) return false;
   v1::LeaseResult* answer = result->mutable_lease();
   v1::Shortfall shortfall = v1::SHORTFALL_GROWING;
   refs_.clear();
   if (session->ready) {
-    const SpaceLease leased = state_.growth.Lease(session->holder, now, lease.count(), lease.min(), &refs_);
+    // All parts together have to be the least that would do; the first looks whether they can be.
+    const auto before = static_cast<uint32_t>(answer->blocks_size());
+    const SpaceLease leased =
+        state_.growth.Lease(session->holder, now, lease.count() - before, before == 0 ? lease.min() : 0,
+                            &refs_, static_cast<uint32_t>(Turn::kNames));
     if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
-    answer->mutable_blocks()->Reserve(static_cast<int>(refs_.size()));
+    answer->mutable_blocks()->Reserve(answer->blocks_size() + static_cast<int>(refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
+    if (leased.outcome.more) return true;
+    if (static_cast<uint32_t>(answer->blocks_size()) < lease.min()) GiveBack(session, now, answer);
     answer->set_sink_block(session->sink.Pack());
   }
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
@@ -186,6 +225,13 @@ void BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
     state_.pressure.OnShortLease();
   }
   ++state_.counters.shortfalls[shortfall];
+  return false;
+}
+
+void BlockVerbs::GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer) {
+  Unpack(*session, answer->blocks(), {.end = static_cast<size_t>(answer->blocks_size())});
+  state_.pool.Release(session->holder, now, refs_, absl::MakeSpan(verdicts_));
+  answer->clear_blocks();
 }
 
 void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group) {
@@ -194,10 +240,14 @@ void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t 
   }
 }
 
-void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result) {
+void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now,
+                      v1::SealResult* result) {
   const size_t keys_per_block = seal.keys_per_block() == 0 ? 1 : seal.keys_per_block();
+  const size_t bytes_per_block = keys_per_block * seal.key_bytes();
+  const std::string_view keys = seal.keys();
   keys_.clear();
-  AppendKeys(seal.keys(), seal.key_bytes(), seal.group());
+  AppendKeys(keys.substr(part.begin * bytes_per_block, part.size() * bytes_per_block), seal.key_bytes(),
+             seal.group());
   entries_.clear();
   for (size_t i = 0; i < refs_.size(); ++i) {
     entries_.push_back({.block = refs_[i],
@@ -205,9 +255,13 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
                         .leave_duplicate = seal.leave_duplicates()});
   }
   outcomes_.assign(refs_.size(), {});
+  // The chain's key of the block in front: the last of those in its entry.
+  std::string_view front_key = seal.parent_key();
+  if (part.begin > 0)
+    front_key = keys.substr(part.begin * bytes_per_block - seal.key_bytes(), seal.key_bytes());
   BlockKey parent;
-  if (!seal.parent_key().empty()) parent = BlockKey::From(seal.parent_key(), seal.group());
-  const BlockKey* in_front = seal.parent_key().empty() ? nullptr : &parent;
+  if (!front_key.empty()) parent = BlockKey::From(front_key, seal.group());
+  const BlockKey* in_front = front_key.empty() ? nullptr : &parent;
   // A session that is ready has mapped all slabs of the pool.
   const uint32_t mapped_end = session->ready ? UINT32_MAX : state_.sessions.blocks_mapped_by(*session);
   state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_), mapped_end);
@@ -215,14 +269,15 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::Se
   result->mutable_canonical()->Reserve(seal.blocks_size());
   for (size_t i = 0; i < outcomes_.size(); ++i) {
     const SealOutcome& outcome = outcomes_[i];
+    const auto index = static_cast<uint32_t>(part.begin + i);
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
     if (outcome.verdict == Verdict::kUnmapped) {
-      RefuseUnmapped(static_cast<uint32_t>(i), entries_[i], result->mutable_refused());
+      RefuseUnmapped(index, entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
     } else if (outcome.verdict != Verdict::kDuplicate) {
-      const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(i)));
-      RefuseOne(*session, static_cast<uint32_t>(i), ref, outcome.verdict, result->mutable_refused());
+      const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
+      RefuseOne(*session, index, ref, outcome.verdict, result->mutable_refused());
     }
   }
 }
@@ -238,13 +293,13 @@ void BlockVerbs::RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals
                                     "when it has"));
 }
 
-void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result) {
-  if (RefuseWarmingUp(*session, "match", result)) return;
+size_t BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result) {
+  if (RefuseWarmingUp(*session, "match", result)) return 0;
   v1::MatchResult* answer = result->mutable_match();
   if (!session->ready) {
     for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
     answer->set_miss(v1::MISS_REASON_GROWING);
-    return;
+    return 0;
   }
   keys_.clear();
   for (const v1::GroupKeys& group : match.groups())
@@ -269,6 +324,7 @@ void BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1:
     hit->mutable_blocks()->Reserve(static_cast<int>(match_.blocks[i].size()));
     for (const BlockRef ref : match_.blocks[i]) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
   }
+  return keys_.size();
 }
 
 void BlockVerbs::LogMatch(const Session& session, TimeMs now) {
@@ -338,18 +394,20 @@ void BlockVerbs::SampleReuse(TimeMs now) {
   if (view.ok()) state_.reuse_gap.Observe(view->idle_ms / 1000.0);
 }
 
-void BlockVerbs::Unpack(const Session& session, const Refs& wire) {
+void BlockVerbs::Unpack(const Session& session, const Refs& wire, const Part& part) {
   const uint64_t sink = session.sink.Pack();
   refs_.clear();
-  for (const uint64_t ref : wire) refs_.push_back(ref == sink ? kNullRef : BlockRef::Unpack(ref));
+  for (const uint64_t ref : absl::MakeConstSpan(wire).subspan(part.begin, part.size())) {
+    refs_.push_back(ref == sink ? kNullRef : BlockRef::Unpack(ref));
+  }
   verdicts_.assign(refs_.size(), Verdict::kDone);
 }
 
-void BlockVerbs::Refuse(const Session& session, const Refs& wire, Refusals* refusals) {
+void BlockVerbs::Refuse(const Session& session, const Refs& wire, size_t first, Refusals* refusals) {
   for (size_t i = 0; i < verdicts_.size(); ++i) {
     if (verdicts_[i] == Verdict::kDone) continue;
-    RefuseOne(session, static_cast<uint32_t>(i), BlockRef::Unpack(wire.Get(static_cast<int>(i))),
-              verdicts_[i], refusals);
+    const BlockRef ref = BlockRef::Unpack(wire.Get(static_cast<int>(first + i)));
+    RefuseOne(session, static_cast<uint32_t>(first + i), ref, verdicts_[i], refusals);
   }
 }
 
@@ -359,7 +417,8 @@ void BlockVerbs::RefuseOne(const Session& session, uint32_t index, BlockRef ref,
   refusal->set_index(index);
   const bool is_sink = ref == session.sink && ref != kNullRef;
   refusal->set_code(Code(is_sink ? absl::StatusCode::kFailedPrecondition : CodeOf(verdict)));
-  if (refusals->size() > kExplainedRefusals) return;
+  // Those in front are explained too where the parts at the tail come first.
+  if (refusals->size() > kExplainedRefusals && index >= kExplainedRefusals) return;
   refusal->set_message(std::string(WhyRefused(session, ref, verdict).message()));
 }
 

@@ -10,7 +10,9 @@
 #ifndef KVPOOL_SERVER_SPACE_VERBS_H_
 #define KVPOOL_SERVER_SPACE_VERBS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "server/pool/block_pool.h"
 #include "server/space/session.h"
 #include "server/space/space_state.h"
+#include "server/space/turn.h"
 
 namespace kvpool {
 
@@ -28,9 +31,11 @@ class BlockVerbs {
   // `event_log` may be null.
   BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
-  // REQUIRES: ValidateOperation(operation) is OK, the verb is one of those above, and the session
-  // has not ended.
-  void Apply(Session* session, const v1::Operation& operation, TimeMs now, v1::OperationResult* result);
+  // Applies a part of the verb: Turn::kNames blocks or keys, of which `done` were done before; a match is one
+  // part. Answers how many are done now, or nothing at the end. REQUIRES: ValidateOperation(operation) is OK,
+  // the verb is one of those above, and the session has not ended, since the part before neither.
+  std::optional<size_t> Apply(Turn& turn, Session* session, const v1::Operation& operation, size_t done,
+                              v1::OperationResult* result);
   // Gives the blocks back when step `due` is passed and no device operation uses them: see LateReleases. Answers
   // now what is refused: blocks that the session does not hold.
   void ReleaseLate(Session* session, const v1::Release& release, uint64_t due, v1::OperationResult* result);
@@ -41,10 +46,20 @@ class BlockVerbs {
   using Refs = google::protobuf::RepeatedField<uint64_t>;
   using Refusals = google::protobuf::RepeatedPtrField<v1::Refusal>;
 
-  void Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
-  void Seal(Session* session, const v1::Seal& seal, TimeMs now, v1::SealResult* result);
+  // A part of what a verb names.
+  struct Part {
+    size_t begin = 0, end = 0;
+    size_t size() const { return end - begin; }
+  };
+  static Part PartOf(const v1::Operation& operation, size_t blocks, size_t done);
+  // True: there is more to be leased.
+  bool Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
+  // Gives back what was leased in parts: others took the rest of what would do.
+  void GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
+  void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
-  void Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
+  // Answers how many keys were looked up.
+  size_t Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
   void SampleReuse(TimeMs now);
   // Only the first group that was asked for is recorded.
   void LogMatch(const Session& session, TimeMs now);
@@ -53,9 +68,10 @@ class BlockVerbs {
   void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);
 
   // Unpacks into refs_, with kNullRef in place of the sink, and makes verdicts_ as long.
-  void Unpack(const Session& session, const Refs& wire);
+  void Unpack(const Session& session, const Refs& wire, const Part& part);
   void AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group);
-  void Refuse(const Session& session, const Refs& wire, Refusals* refusals);
+  // By verdicts_, whose first is that of wire[first].
+  void Refuse(const Session& session, const Refs& wire, size_t first, Refusals* refusals);
   void RefuseOne(const Session& session, uint32_t index, BlockRef ref, Verdict verdict, Refusals* refusals);
   std::string Explain(const Session& session, BlockRef ref, Verdict verdict) const;
 

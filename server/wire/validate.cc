@@ -142,9 +142,10 @@ bool MayWait(v1::Operation::VerbCase verb) {
   return false;
 }
 
-// How many blocks and keys an operation names. It was not checked yet, but all sizes are those of data at
-// hand, so that nothing overflows.
-uint64_t NamesIn(const v1::Operation& operation) {
+}  // namespace
+
+// All sizes are those of data at hand, so that nothing overflows.
+uint64_t CountNames(const v1::Operation& operation) {
   if (operation.has_lease()) return operation.lease().count();
   if (!operation.has_match()) return CountBlocks(operation);
   uint64_t names = 0;
@@ -154,21 +155,23 @@ uint64_t NamesIn(const v1::Operation& operation) {
   return names;
 }
 
-}  // namespace
+uint64_t CountNames(const v1::StepRequest& request) {
+  uint64_t names = 0;
+  for (const v1::Operation& operation : request.operations()) names += CountNames(operation);
+  return names;
+}
 
 absl::Status ValidateBatch(const v1::StepRequest& request) {
   RETURN_IF_ERROR(CheckKnown("step", request));
   if (request.sequence() == 0) return Invalid("sequence is 0; sequences start at 1");
   RETURN_IF_ERROR(CheckRange("operations in the batch", request.operations_size(), 0, kMaxBatchOperations));
-  uint64_t names = 0;
-  for (const v1::Operation& operation : request.operations()) names += NamesIn(operation);
-  return CheckRange("blocks and keys in the batch", names, 0, kMaxNames);
+  return CheckRange("blocks and keys in the batch", CountNames(request), 0, kMaxNames);
 }
 
 absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation) {
   RETURN_IF_ERROR(CheckKnown("call", call));
   if (call.sequence() == 0) return Invalid("call.sequence is 0; sequences start at 1");
-  return CheckRange("blocks and keys in the call", NamesIn(operation), 0, kMaxNames);
+  return CheckRange("blocks and keys in the call", CountNames(operation), 0, kMaxNames);
 }
 
 absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) {

@@ -20,6 +20,10 @@ absl::Status ValidateOpenSession(const v1::OpenSession& request);
 absl::Status ValidateAddMember(const v1::AddMember& request);
 absl::Status ValidateClientName(const std::string& name);
 
+// How many blocks and keys a verb, or a batch, names. Nothing has to be checked before.
+uint64_t CountNames(const v1::Operation& operation);
+uint64_t CountNames(const v1::StepRequest& request);
+
 // The batch as a whole: sequence, counts. Its operations are checked one by one.
 absl::Status ValidateBatch(const v1::StepRequest& request);
 // Likewise for a unary call and its one operation.

@@ -143,9 +143,12 @@ class Latency {
   }
 
  private:
+  // Of one scrape: holds go on between two.
   double LongHolds() const {
-    return daemon_->Metric("kvpool_space_mutex_hold_seconds_count") -
-           daemon_->Metric("kvpool_space_mutex_hold_seconds_bucket", "le=\"0.002\"");
+    const absl::StatusOr<std::string> text = daemon_->Metrics();
+    Check(text.status());
+    return MetricIn(*text, "kvpool_space_mutex_hold_seconds_count") -
+           MetricIn(*text, "kvpool_space_mutex_hold_seconds_bucket", "le=\"0.002\"");
   }
 
   Figures* const figures_;

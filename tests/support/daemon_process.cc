@@ -219,10 +219,13 @@ absl::StatusOr<std::string> DaemonProcess::Metrics() const {
 }
 
 double DaemonProcess::Metric(const std::string& name, const std::string& label) const {
-  double sum = 0;
   const absl::StatusOr<std::string> text = Metrics();
-  if (!text.ok()) return 0;
-  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+  return text.ok() ? MetricIn(*text, name, label) : 0;
+}
+
+double MetricIn(const std::string& text, const std::string& name, const std::string& label) {
+  double sum = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
     if (!absl::StartsWith(line, name) || !absl::StrContains(line, label)) continue;
     const absl::string_view rest = line.substr(name.size());
     if (rest.empty() || (rest[0] != '{' && rest[0] != ' ')) continue;

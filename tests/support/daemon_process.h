@@ -85,6 +85,9 @@ class DaemonProcess {
   int metrics_port_ = 0, operator_port_ = 0;
 };
 
+// The same of a text that Metrics answered.
+double MetricIn(const std::string& text, const std::string& name, const std::string& label = "");
+
 }  // namespace kvpool
 
 #endif  // KVPOOL_TESTS_SUPPORT_DAEMON_PROCESS_H_
