@@ -1,5 +1,6 @@
 // kvpoold owns the KV-cache memory of GPUs and leases it to LLM engines. Exit status: 0 after SIGTERM or
 // SIGINT, 2 if the settings can't be met, 1 for everything else.
+#include <google/protobuf/stubs/logging.h>
 #include <signal.h>
 #include <time.h>
 
@@ -20,6 +21,13 @@ constexpr auto kDrainPoll = std::chrono::milliseconds(20);
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "kvpoold: %s\n", std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+// Words about bytes of a peer, who is answered: Protocol Buffers' own logger writes them to stderr on the thread that
+// parses, where they may be any number, and where nobody may read.
+void LogWordsOfProtobuf(google::protobuf::LogLevel, const char* file, int line, const std::string& words) {
+  kvpool::Log(kvpool::LogLevel::kDebug, "Protocol Buffers says",
+              {{"words", words}, {"file", file}, {"line", line}});
 }
 
 // Blocks SIGTERM and SIGINT, which main waits for. It must come before the first thread starts, so that no
@@ -56,6 +64,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   kvpool::SetLog(settings->log);
+  google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   const sigset_t signals = BlockEndSignals();
   const kvpool::LogWriter log_writer;
 

@@ -2,7 +2,8 @@
 //
 // One anonymous mapping: zero until written, never moved, never copied, and no memory committed
 // before its first use. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
-// growing it costs nothing.
+// growing it costs nothing. A small array is the heap's: a mapping would cost it more than its pages, and there
+// sanitizers see what lies beyond its end.
 #ifndef KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 #define KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 
 #include "proto/support/check.h"
@@ -26,6 +28,11 @@ class VirtualArray {
  public:
   // REQUIRES: all-zero bytes are a valid T.
   explicit VirtualArray(size_t size) : size_(size) {
+    if (bytes() <= kSmallBytes) {
+      data_ = static_cast<T*>(::operator new(bytes(), kSmallAlignment));
+      std::memset(static_cast<void*>(data_), 0, bytes());
+      return;
+    }
     // Room to begin at a huge page.
     mapped_bytes_ = size * sizeof(T) + kHugePageBytes;
     void* const at = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
@@ -39,7 +46,13 @@ class VirtualArray {
     // Advice: where the kernel has no huge pages everything still works.
     if (size * sizeof(T) >= kHugeFromBytes) (void)madvise(data_, size * sizeof(T), MADV_HUGEPAGE);
   }
-  ~VirtualArray() { munmap(mapped_, mapped_bytes_); }
+  ~VirtualArray() {
+    if (mapped_ == nullptr) {
+      ::operator delete(data_, kSmallAlignment);
+    } else {
+      munmap(mapped_, mapped_bytes_);
+    }
+  }
   VirtualArray(const VirtualArray&) = delete;
   VirtualArray& operator=(const VirtualArray&) = delete;
 
@@ -56,10 +69,13 @@ class VirtualArray {
   // touch of a huge page zeroes 2 MiB, under the space's mutex: 0.1 ms, and 3 ms in a virtual machine whose
   // host has to find the memory. And a small space would pay for a whole one in each of its tables.
   static constexpr size_t kHugeFromBytes = size_t{256} << 20;
+  static constexpr size_t kSmallBytes = size_t{64} << 10;
+  static constexpr std::align_val_t kSmallAlignment{
+      64};  // No element is in more cache lines than it must be.
 
   const size_t size_;
-  size_t mapped_bytes_;
-  void* mapped_;
+  size_t mapped_bytes_ = 0;
+  void* mapped_ = nullptr;  // Null: the array is the heap's.
   T* data_;
 };
 

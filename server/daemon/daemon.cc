@@ -109,6 +109,10 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 
 Daemon::~Daemon() {
   StopDeviceOperations();
+  for (size_t device = 0; device < devices_.size() && !options_.device_threads; ++device) {
+    while (RunDevicePart(device)) {
+    }
+  }
   // Operations read slabs, which go below; the end of one may wake the housekeeper.
   runners_.clear();
   housekeeper_.reset();
@@ -261,11 +265,16 @@ void Daemon::StartRunners() {
     const DeviceRunner::Options runner{.device = device->id(),
                                        .queue_limit = options_.score_queue,
                                        .feature_cache_bytes = options_.score_features_bytes,
-                                       .workspace_bytes = options_.score_workspace_bytes};
+                                       .workspace_bytes = options_.score_workspace_bytes,
+                                       .thread = options_.device_threads};
     runners_.back() = std::make_unique<DeviceRunner>(
         runner, *std::move(compute),
         [this](const DeviceRunner::Operation& operation) { OnOperationDone(operation.get()); });
   }
+}
+
+bool Daemon::RunDevicePart(size_t device) {
+  return runners_[device] != nullptr && runners_[device]->RunNext();
 }
 
 void Daemon::StopDeviceOperations() {

@@ -139,6 +139,8 @@ class Daemon final : private SpaceOwner {
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
   void HousekeepOnce();
+  // Runs the next part of an operation that waits for this device; false: none does. REQUIRES: no device_threads.
+  bool RunDevicePart(size_t device);
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();

@@ -58,6 +58,7 @@ struct DaemonOptions {
   uint32_t score_queue = 4096;
 
   bool housekeeping_thread = true;  // False: tests call HousekeepOnce or ReclaimAhead.
+  bool device_threads = true;       // False: tests call RunDevicePart.
 };
 
 }  // namespace kvpool

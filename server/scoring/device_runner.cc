@@ -28,11 +28,11 @@ DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> co
       compute_(std::move(compute)),
       over_(std::move(over)),
       work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes),
-      thread_([this] { Loop(); }) {}
+      thread_(options.thread ? std::thread([this] { Loop(); }) : std::thread()) {}
 
 DeviceRunner::~DeviceRunner() {
   Stop();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void DeviceRunner::Stop() {
@@ -95,21 +95,26 @@ void DeviceRunner::SendParts(const Operation& operation, bool in_front) {
 }
 
 void DeviceRunner::Loop() {
-  while (true) {
-    Part part;
-    bool stopping;
-    {
-      MutexLock lock(&mu_);
-      while (queue_.empty() && !(stopping_ && places_ == 0)) changed_.Wait(&mu_);
-      if (queue_.empty()) return;
-      part = std::move(queue_.front());
-      queue_.pop_front();
-      stopping = stopping_;
-    }
-    DeviceOperation& operation = *part.operation;
-    operation.ranks[part.rank].outcome.status = RunPart(part, stopping);
-    if (operation.parts_out.fetch_sub(1, std::memory_order_acq_rel) == 1) Advance(part.operation);
+  do {
+    MutexLock lock(&mu_);
+    while (queue_.empty() && !(stopping_ && places_ == 0)) changed_.Wait(&mu_);
+  } while (RunNext());
+}
+
+bool DeviceRunner::RunNext() {
+  Part part;
+  bool stopping;
+  {
+    MutexLock lock(&mu_);
+    if (queue_.empty()) return false;
+    part = std::move(queue_.front());
+    queue_.pop_front();
+    stopping = stopping_;
   }
+  DeviceOperation& operation = *part.operation;
+  operation.ranks[part.rank].outcome.status = RunPart(part, stopping);
+  if (operation.parts_out.fetch_sub(1, std::memory_order_acq_rel) == 1) Advance(part.operation);
+  return true;
 }
 
 absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {

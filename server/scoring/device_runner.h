@@ -40,15 +40,17 @@ class DeviceRunner {
     std::string device;  // Its id, for errors.
     uint32_t queue_limit = 256;
     size_t feature_cache_bytes = 0;
-    size_t workspace_bytes =
-        0;  // Limit of one operation: workspace, signals, and features that are not cached.
+    // The limit of one operation: workspace, signals, and features that are not cached.
+    size_t workspace_bytes = 0;
+    bool thread = true;  // False: it has none, and its owner calls RunNext.
   };
   using Operation = std::shared_ptr<DeviceOperation>;
   // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
   DeviceRunner(const Options& options, std::unique_ptr<KvCompute> compute,
                std::function<void(const Operation&)> over);
   // Stops, and returns when no operation has a place here. REQUIRES: the runners that share operations with
-  // it were all told to Stop; another would run what is queued there, and this one would wait for it.
+  // it were all told to Stop; another would run what is queued there, and this one would wait for it. Without a
+  // thread nothing is queued.
   ~DeviceRunner();
 
   // The part that runs is the last: queued and new ones are refused, UNAVAILABLE. Returns at once.
@@ -57,6 +59,9 @@ class DeviceRunner {
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }
   const Options& options() const { return options_; }
+  // Runs the part that is next, or refuses it; false: there was none. For the runner's thread, or for its owner if
+  // it has none. `compute` may call this of another runner, and whatever else is under no lock.
+  bool RunNext() ABSL_LOCKS_EXCLUDED(mu_);
   // Gives the operation to the runners of all its ranks, or to none. RESOURCE_EXHAUSTED: one of them has no
   // place. UNAVAILABLE: one of them stops.
   static absl::Status Submit(const Operation& operation);

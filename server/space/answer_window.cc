@@ -31,9 +31,10 @@ void AnswerWindow::RaiseFloor(uint64_t floor) {
         if (slot.sequence <= floor) Forget(&slot);
       }
     } else {
-      for (uint64_t sequence = floor_ + 1; sequence <= floor; ++sequence) {
-        Slot& slot = (*slots_)[sequence % kAnswers];
-        if (slot.sequence == sequence) Forget(&slot);
+      // No sequence is above the last one, so a loop that ends above `floor` may have no end.
+      while (floor_ < floor) {
+        Slot& slot = (*slots_)[++floor_ % kAnswers];
+        if (slot.sequence == floor_) Forget(&slot);
       }
     }
   }

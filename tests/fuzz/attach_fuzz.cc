@@ -2,6 +2,7 @@
 // processes that come, hang up, die and hand on their pids: nothing of it ends the daemon, leaves a descriptor open, or
 // has a process counted as dead that lives.
 #include <fcntl.h>
+#include <google/protobuf/stubs/logging.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -61,8 +62,14 @@ UniqueFd SocketNamed(const Name& whose) {
   return made;
 }
 
+// A descriptor of some file, for messages and for probes.
+int AnyFile() {
+  static const UniqueFd file(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return file.get();
+}
+
 int LowestFreeDescriptor() {
-  UniqueFd probe(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  UniqueFd probe(fcntl(AnyFile(), F_DUPFD_CLOEXEC, 0));
   return probe.get();
 }
 
@@ -125,7 +132,6 @@ class Story {
   std::vector<Client> clients_;
   std::map<AttachId, Attachment> attachments_;
   std::set<std::string> tokens_;
-  UniqueFd any_file_;
   std::unique_ptr<AttachLoop> loop_;
 };
 
@@ -149,8 +155,6 @@ Story::Story(Input* input) : input_(*input), number_(NextNumber()) {
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, std::move(devices), &clock_);
   KVPOOL_CHECK(daemon.ok(), "%s", std::string(daemon.status().message()).c_str());
   daemon_ = *std::move(daemon);
-  any_file_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-
   UniqueFd listener = SocketNamed({static_cast<uint32_t>(getpid()), number_, UINT32_MAX});
   KVPOOL_CHECK(listen(listener.get(), 16) == 0, "listen: errno %d", errno);
   AttachServerOptions attach;
@@ -419,7 +423,7 @@ void Story::SendBytes(Client* client, const std::string& bytes, uint32_t descrip
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(descriptors * sizeof(int));
-    const int file = any_file_.get();
+    const int file = AnyFile();
     for (uint32_t i = 0; i < descriptors; ++i) {
       std::memcpy(CMSG_DATA(rights) + i * sizeof(int), &file, sizeof(int));
     }
@@ -531,7 +535,8 @@ void Story::CloseSession(Client* client) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace kvpool::fuzz;
-  static const bool quiet = (kvpool::SetLog({.level = kvpool::LogLevel::kError}), true);
+  static const bool quiet =
+      (kvpool::SetLog({.level = kvpool::LogLevel::kError}), google::protobuf::SetLogHandler(nullptr), true);
   (void)quiet;
   const int lowest = LowestFreeDescriptor();
   {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "cuda/kv_compute.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool::fuzz {
 namespace {
@@ -31,10 +32,41 @@ class HeapSlab final : public Slab {
   void* const data_;
 };
 
+class WatchedKvCompute final : public KvCompute {
+ public:
+  WatchedKvCompute(std::unique_ptr<KvCompute> compute, std::function<absl::Status()> on_call)
+      : compute_(std::move(compute)), on_call_(std::move(on_call)) {}
+
+  absl::StatusOr<std::unique_ptr<KvBuffer>> Allocate(size_t bytes) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Allocate(bytes);
+  }
+  absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Stage(pieces, to);
+  }
+  absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
+                                          const scorers::Signals& signals) const override {
+    return compute_->Plan(request, signals);
+  }
+  absl::Status Score(const ScoreCall& call) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Score(call);
+  }
+  absl::Status Gather(const scorers::GatherRequest& request) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Gather(request);
+  }
+
+ private:
+  const std::unique_ptr<KvCompute> compute_;
+  const std::function<absl::Status()> on_call_;
+};
+
 class HeapDevice final : public Device {
  public:
-  HeapDevice(std::string id, size_t granularity_bytes)
-      : id_(std::move(id)), granularity_bytes_(granularity_bytes) {}
+  HeapDevice(std::string id, size_t granularity_bytes, std::function<absl::Status()> on_call)
+      : id_(std::move(id)), granularity_bytes_(granularity_bytes), on_call_(std::move(on_call)) {}
   const std::string& id() const override { return id_; }
   const std::string& name() const override { return id_; }
   std::string uuid_bytes() const override { return ""; }
@@ -48,18 +80,20 @@ class HeapDevice final : public Device {
     return absl::UnimplementedError("IPC slabs exist on cuda devices only");
   }
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
-    return MakeHostKvCompute(options);
+    return std::make_unique<WatchedKvCompute>(MakeHostKvCompute(options), on_call_);
   }
 
  private:
   const std::string id_;
   const size_t granularity_bytes_;
+  const std::function<absl::Status()> on_call_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> MakeHeapDevice(std::string id, size_t granularity_bytes) {
-  return std::make_unique<HeapDevice>(std::move(id), granularity_bytes);
+std::unique_ptr<Device> MakeHeapDevice(std::string id, size_t granularity_bytes,
+                                       std::function<absl::Status()> on_call) {
+  return std::make_unique<HeapDevice>(std::move(id), granularity_bytes, std::move(on_call));
 }
 
 }  // namespace kvpool::fuzz

@@ -3,6 +3,8 @@
 #include <google/protobuf/descriptor.h>
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <limits>
@@ -71,12 +73,8 @@ void VaryOnce(Input* input, v1::Layout* layout) {
       return group->set_window_tokens(near(group->window_tokens()));
     case 9:
       return group->add_layers(near(group->layers(group->layers_size() - 1)));
-    case 10: {
-      v1::LayerGroup another = *group;
-      another.set_layers(0, static_cast<uint32_t>(layout->groups_size()) + another.layers_size());
-      *layout->add_groups() = std::move(another);
-      return;
-    }
+    case 10:
+      return AddWindowedGroup(layout);
     case 11:
     case 12:
       return VaryPlane(input, group->mutable_v());
@@ -150,8 +148,20 @@ v1::Policy SomePolicy(Input* input) {
   return policy;
 }
 
+// The array is in one or two of the blocks, at a place that mostly fits.
+void PointInto(Input* input, const std::vector<uint64_t>& scratch, v1::Data* data) {
+  data->clear_inlined();
+  const size_t first = input->Byte();
+  for (uint32_t i = 0, count = 1 + input->Below(2); i < count; ++i) {
+    data->add_blocks(scratch[(first + i) % scratch.size()]);
+  }
+  const uint8_t offset = input->Byte();
+  data->set_offset_bytes(offset < 240 ? offset * sizeof(float) : input->Number());
+}
+
 template <typename Verb>  // Score, Prune or Compact.
-void FillScoring(Input* input, const std::vector<uint64_t>& blocks, Verb* verb) {
+void FillScoring(Input* input, const std::vector<uint64_t>& blocks, const std::vector<uint64_t>& scratch,
+                 Verb* verb) {
   *verb->mutable_sequence() = SequenceOf(input, blocks);
   const size_t tokens = TokensOf(verb->sequence());
   if (input->OneIn(2)) *verb->mutable_policy() = SomePolicy(input);
@@ -164,6 +174,14 @@ void FillScoring(Input* input, const std::vector<uint64_t>& blocks, Verb* verb) 
     FillWith(input, tokens * (signal->per_head() ? kKvHeads : 1), sizeof(float), signal->mutable_data());
   }
   if (input->OneIn(3)) *verb->mutable_signals()->mutable_window() = WindowOf(input);
+  if (!scratch.empty() && input->OneIn(2)) {
+    for (v1::Signal& signal : *verb->mutable_signals()->mutable_signals()) {
+      PointInto(input, scratch, signal.mutable_data());
+    }
+    if (verb->signals().has_window()) {
+      PointInto(input, scratch, verb->mutable_signals()->mutable_window()->mutable_data());
+    }
+  }
   if (input->OneIn(4)) verb->mutable_signals()->set_window_queries(input->Below(8));
   if (input->OneIn(4)) verb->mutable_signals()->set_now(input->Byte());
   if (input->OneIn(4)) {
@@ -217,17 +235,26 @@ v1::Layout ScoredLayout() {
   return layout;
 }
 
+void AddWindowedGroup(v1::Layout* layout) {
+  v1::LayerGroup windowed = layout->groups(0);
+  windowed.set_name("window");
+  windowed.set_layers(0, static_cast<uint32_t>(layout->groups_size() + windowed.layers_size()) - 1);
+  windowed.set_window_tokens(2 * kTokensPerBlock);
+  *layout->add_groups() = std::move(windowed);
+}
+
 void Vary(Input* input, v1::Layout* layout) {
   const uint32_t changes = 1 + input->Below(3);
   for (uint32_t i = 0; i < changes; ++i) VaryOnce(input, layout);
 }
 
-v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks) {
+v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks,
+                                const std::vector<uint64_t>& scratch) {
   v1::Operation operation;
   switch (input->Below(4)) {
     case 0: {
       v1::Score* const score = operation.mutable_score();
-      FillScoring(input, blocks, score);
+      FillScoring(input, blocks, scratch, score);
       score->set_scope(static_cast<v1::Scope>(input->Below(5)));
       score->set_token_scores(!input->OneIn(4));
       score->set_block_scores(!input->OneIn(4));
@@ -235,13 +262,13 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
       break;
     }
     case 1:
-      FillScoring(input, blocks, operation.mutable_prune());
+      FillScoring(input, blocks, scratch, operation.mutable_prune());
       FillBudget(input, operation.mutable_prune());
       operation.mutable_prune()->set_dry_run(input->OneIn(4));
       break;
     case 2: {
       v1::Compact* const compact = operation.mutable_compact();
-      FillScoring(input, blocks, compact);
+      FillScoring(input, blocks, scratch, compact);
       if (input->OneIn(4)) {
         // It stands in place of the policy and of what that reads.
         compact->clear_policy();
@@ -276,6 +303,28 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
   return operation;
 }
 
+void FillPlainly(Input* input, Message* message) {
+  const Reflection* const reflection = message->GetReflection();
+  const google::protobuf::Descriptor* const descriptor = message->GetDescriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const FieldDescriptor* const field = descriptor->field(i);
+    const uint8_t how = input->Byte(), choice = how / 2;
+    if (how % 2 == 0 || field->is_repeated()) continue;
+    const uint64_t number = choice < 120 ? choice % 24 : input->Number();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64) {
+      reflection->SetUInt64(message, field, number);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_UINT32) {
+      reflection->SetUInt32(message, field, static_cast<uint32_t>(number));
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      reflection->SetBool(message, field, true);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+      reflection->SetEnumValue(message, field, choice % (field->enum_type()->value_count() + 1));
+    } else if (field->type() == FieldDescriptor::TYPE_BYTES) {
+      reflection->SetString(message, field, std::string(32, static_cast<char>('a' + choice % 12)));
+    }
+  }
+}
+
 bool ParseNext(Input* input, Message* message) {
   const uint8_t size = input->Byte();
   return message->ParseFromString(input->Bytes(size));
@@ -299,6 +348,11 @@ void NameBlocks(const std::vector<uint64_t>& refs, Message* message) {
       }
     }
   }
+}
+
+void Trace(const char* what, uint64_t session, const Message& message) {
+  static const bool on = std::getenv("KVPOOL_FUZZ_TRACE") != nullptr;
+  if (on) std::fprintf(stderr, "%s session %lu: %s\n", what, session, message.ShortDebugString().c_str());
 }
 
 }  // namespace kvpool::fuzz

@@ -21,17 +21,26 @@ inline constexpr uint32_t kTokensPerBlock = 4, kKvHeads = 2, kHeadDim = 8;
 // One group of one layer: bytes that mean something to the engine alone, or K and V that can be scored.
 v1::Layout OpaqueLayout();
 v1::Layout ScoredLayout();
+// A group of as many layers follows, in which two blocks are a window.
+void AddWindowedGroup(v1::Layout* layout);
 // One to three of its numbers become their neighbours, or any others: strides that are no multiple of the
 // element, planes that overlap or leave the block, groups and layers in any number.
 void Vary(Input* input, v1::Layout* layout);
 
-// Score, Prune, Compact or PlanBudgets of a sequence of these blocks. It mostly fits ScoredLayout().
-v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks);
+// Score, Prune, Compact or PlanBudgets of a sequence of these blocks. It mostly fits ScoredLayout(). Arrays may be in
+// `scratch`.
+v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks,
+                                const std::vector<uint64_t>& scratch);
 
+// Some of the fields that are numbers, keys or choices, small ones mostly.
+void FillPlainly(Input* input, google::protobuf::Message* message);
 // Parses what the input has next, a length first. False: it is no such message.
 bool ParseNext(Input* input, google::protobuf::Message* message);
 // Bytes do not find refs of blocks that exist: wherever `message` names blocks, numbers below 64 become refs.
 void NameBlocks(const std::vector<uint64_t>& refs, google::protobuf::Message* message);
+
+// For a look into one input: KVPOOL_FUZZ_TRACE=1 prints what is said.
+void Trace(const char* what, uint64_t session, const google::protobuf::Message& message);
 
 }  // namespace kvpool::fuzz
 

@@ -1,14 +1,11 @@
 #include "tests/fuzz/world.h"
 
+#include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
-#include <optional>
-#include <string_view>
-#include <thread>
+#include <filesystem>
 
 #include "proto/support/check.h"
-#include "proto/support/mutex.h"
 #include "server/replacement/policy.h"
 #include "tests/fuzz/heap_device.h"
 #include "tests/fuzz/messages.h"
@@ -16,26 +13,20 @@
 namespace kvpool::fuzz {
 namespace {
 
-// For looking into one input: KVPOOL_FUZZ_TRACE=1 prints what is said.
-void Trace(const char* what, uint64_t session, const google::protobuf::Message& message) {
-  static const bool on = std::getenv("KVPOOL_FUZZ_TRACE") != nullptr;
-  if (on) std::fprintf(stderr, "%s session %lu: %s\n", what, session, message.ShortDebugString().c_str());
-}
-
-constexpr uint64_t kGranuleBytes = 16 << 10;
+constexpr uint64_t kGranuleBytes = 4 << 10, kSlabBytes = 8 * kBlockBytes;  // A few prompts fill three slabs.
 constexpr uint32_t kMaxProcesses = 6;
-constexpr size_t kMaxRefs = 64;
 constexpr int kMaxActions = 100;
 
-// What fills tables with what a network or long averages say takes as long as a hundred stories.
-bool IsSlowToMake(std::string_view policy) {
-  return policy == "learned" || policy == "hit_density" || policy == "cold_rl";
-}
+// The events of a story, in memory and in place of those of the story before.
+class EventFile {
+ public:
+  EventFile() { KVPOOL_CHECK(mkdtemp(folder_.data()) != nullptr, "%s: errno %d", folder_.c_str(), errno); }
+  ~EventFile() { std::filesystem::remove_all(folder_); }
+  std::string path() const { return folder_ + "/events"; }
 
-bool IsOnDevice(const v1::Operation& operation) {
-  return operation.has_score() || operation.has_prune() || operation.has_compact() ||
-         operation.has_plan_budgets();
-}
+ private:
+  std::string folder_ = "/dev/shm/kvpool-fuzz-XXXXXX";
+};
 
 class Listener final : public StreamListener {
  public:
@@ -48,10 +39,9 @@ class Listener final : public StreamListener {
 class World::Peer final : public AttachPeer {
  public:
   void Send(const v1::AttachFrame& frame, UniqueFd) override { slabs += frame.has_slab() ? 1 : 0; }
-  void Close(const std::string&) override { closed = true; }
+  void Close(const std::string&) override {}
   void Bound() override {}
-  std::atomic<uint32_t> slabs{0};
-  std::atomic<bool> closed{false};
+  uint32_t slabs = 0;
 };
 
 World::World(Input* input) : input_(*input) {
@@ -59,24 +49,36 @@ World::World(Input* input) : input_(*input) {
   scored_ = shape % 2 == 1;
   ranks_ = 1 + shape / 2 % 2;
   layout_ = scored_ ? ScoredLayout() : OpaqueLayout();
+  hybrid_ = layout % 4 == 2;
+  if (hybrid_) AddWindowedGroup(&layout_);
   if (layout % 4 == 3) Vary(&input_, &layout_);
   DaemonOptions options;
   options.version = "fuzz";
   options.housekeeping_thread = false;
+  options.device_threads = false;
   options.max_sessions = 8;
   options.max_members = 3;
   options.idle_space_ms = 5000;
   options.policy = SomeReplacement(shape / 4);
-  options.slab_bytes = 16 * kBlockBytes;
+  options.slab_bytes = kSlabBytes;
   options.score_features_bytes = 4096;
   options.score_workspace_bytes = 1 << 20;
   options.score_queue = 16;
+  if (layout / 32 % 2 == 1) {
+    options.low_watermark = 0.2;
+    options.high_watermark = 0.4;
+  }
+  if (layout / 4 % 8 == 7) {
+    static const EventFile events;
+    options.event_log = events.path();
+    options.event_log_bytes = 16 << 10;
+  }
   std::vector<std::unique_ptr<Device>> devices;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     const std::string id = "mem" + std::to_string(rank);
     options.device_capacity_bytes.push_back(3 * options.slab_bytes);
     if (scored_) {
-      devices.push_back(MakeHeldDevice(MakeHeapDevice(id, kGranuleBytes), &holds_[rank]));
+      devices.push_back(MakeHeapDevice(id, kGranuleBytes, [this] { return InPart(); }));
     } else {
       devices.push_back(std::make_unique<MemoryDevice>(id, kGranuleBytes, &script_));
     }
@@ -86,27 +88,30 @@ World::World(Input* input) : input_(*input) {
   daemon_ = *std::move(daemon);
   Attach();
   Open(processes_.back().get());
+  if (sessions_.empty() && layout % 4 == 3) {
+    // What is refused has had its say; the rest of the story is not about a space that nobody can open.
+    layout_ = scored_ ? ScoredLayout() : OpaqueLayout();
+    Open(processes_.back().get());
+  }
 }
 
-World::~World() {
-  for (DeviceHold& hold : holds_) hold.Release();
-  daemon_.reset();
-}
+World::~World() { daemon_.reset(); }
 
 void World::Run() {
   for (int i = 0; i < kMaxActions && !input_.empty(); ++i) {
     Act();
-    AwaitDevice();
+    RunDevices();
     for (const auto& process : processes_) HearCalls(process.get());
   }
 }
 
 void World::Act() {
-  Process* const process = Any();
+  Process* process = Any();
   switch (input_.Below(24)) {
     case 0:
       return Attach();
     case 1:
+      if (process->member != nullptr && !input_.OneIn(8)) break;
       return Open(process);
     case 2:
       return Join(process);
@@ -130,7 +135,12 @@ void World::Act() {
     default:
       break;
   }
-  if (process->member == nullptr) return Open(process);
+  if (process->member == nullptr) {
+    const auto member = std::find_if(processes_.begin(), processes_.end(),
+                                     [](const auto& each) { return each->member != nullptr; });
+    if (member == processes_.end() || input_.OneIn(4)) return Open(process);
+    process = member->get();
+  }
   switch (input_.Below(12)) {
     case 0:
       return RawStep(process);
@@ -150,6 +160,9 @@ void World::Act() {
     case 6:
       MapSlabs(process);
       return daemon_->HousekeepOnce();
+    case 7:
+    case 8:
+      return Prompt(process);
     default:
       return Step(process);
   }
@@ -164,37 +177,47 @@ void World::TurnDevice() {
     script_.fail_export = how / 3 % 4 == 3;
     return;
   }
-  DeviceHold& hold = holds_[how % ranks_];
-  held_ = how / 2 % 2 == 0;
-  if (!held_) {
-    for (DeviceHold& each : holds_) each.Release();
-  } else {
-    hold.Hold();
+  if (how == UINT8_MAX) return daemon_->StopDeviceOperations();
+  const uint32_t rank = how % ranks_;
+  device_failure_ =
+      how / 8 % 4 == 3 ? absl::ResourceExhaustedError("the device is out of memory") : absl::OkStatus();
+  switch (how / 2 % 4) {
+    case 0:
+      held_ = false;
+      return;
+    case 1:
+      held_ = true;
+      return;
+    case 2:
+      acts_in_part_ = 1 + input_.Below(4);
+      [[fallthrough]];
+    default:
+      RunPart(rank);
   }
-  hold.FailWith(how / 4 % 4 == 3 ? absl::ResourceExhaustedError("the device is out of memory")
-                                 : absl::OkStatus());
 }
 
-void World::AwaitDevice() {
-  if (!device_asked_ || held_) return;
-  const auto busy = [this] {
-    for (const DeviceOperationsSnapshot& device : daemon_->Snapshot().device_operations) {
-      if (device.queued > 0) return true;
-    }
-    return false;
-  };
-  while (busy()) std::this_thread::yield();
+void World::RunDevices() {
+  for (bool more = !held_; more;) {
+    more = false;
+    for (uint32_t rank = 0; rank < ranks_; ++rank) more = RunPart(rank) || more;
+  }
+}
+
+bool World::RunPart(uint32_t rank) {
+  if (std::exchange(running_[rank], true)) return false;
+  const bool ran = daemon_->RunDevicePart(rank);
+  running_[rank] = false;
+  return ran;
+}
+
+absl::Status World::InPart() {
+  for (uint32_t acts = std::exchange(acts_in_part_, 0); acts > 0 && !input_.empty(); --acts) Act();
+  return device_failure_;
 }
 
 std::string World::SomeReplacement(uint8_t choice) {
-  static const auto names = [] {
-    std::vector<std::string> quick;
-    for (const PolicyEntry& policy : ReplacementPolicies()) {
-      if (!IsSlowToMake(policy.name)) quick.emplace_back(policy.name);
-    }
-    return quick;
-  }();
-  return names[choice % names.size()];
+  const auto policies = ReplacementPolicies();
+  return std::string(policies[choice % policies.size()].name);
 }
 
 // ------------------------------------------------------------------------------------------------- processes
@@ -205,8 +228,16 @@ void World::Attach() {
   if (processes_.size() == kMaxProcesses) return;
   auto process = std::make_unique<Process>();
   process->peer = std::make_shared<Peer>();
-  const absl::StatusOr<Daemon::Welcome> welcome = daemon_->OnAttached(
-      process->peer, {.pid = next_pid_++, .uid = 1000u + input_.Byte() / 250, .gid = 0}, "fuzz");
+  const uint8_t whose = input_.Byte();
+  const bool known = whose % 4 == 3 && !processes_.empty();
+  process->process = known ? processes_[whose % processes_.size()]->process : next_process_++;
+  const absl::StatusOr<Daemon::Welcome> welcome =
+      daemon_->OnAttached(process->peer,
+                          {.pid = static_cast<int64_t>(process->process),
+                           .uid = 1000u + whose / 250,
+                           .gid = 0,
+                           .process = process->process % 8 == 7 ? 0 : process->process},
+                          "fuzz");
   KVPOOL_CHECK(welcome.ok(), "%s", std::string(welcome.status().message()).c_str());
   process->attach = welcome->id;
   process->attach_token = welcome->frame.welcome().attach_token();
@@ -223,6 +254,24 @@ void World::Open(Process* process) {
   *request.mutable_layout() = layout_;
   if (terms % 8 == 6) Vary(&input_, request.mutable_layout());
   request.set_ranks(ranks_);
+  switch (input_.Below(32)) {
+    case 31:
+      request.set_kind(v1::SPACE_KIND_IPC);
+      break;
+    case 30:
+      request.set_tenant("other");
+      break;
+    case 29:
+      request.set_max_space_bytes(input_.Number() * kBlockBytes);
+      break;
+    case 28:
+      for (uint32_t rank = 0; rank < ranks_; ++rank) {
+        request.add_device_uuids("mem" + std::to_string(input_.Below(3)));
+      }
+      break;
+    default:
+      break;
+  }
   OpenWith(process, request);
 }
 
@@ -239,7 +288,10 @@ void World::OpenWith(Process* process, v1::OpenSession request) {
   if (request.attach_token().empty()) request.set_attach_token(process->attach_token);
   Trace("open", 0, request);
   v1::OpenSessionResult result;
-  if (!daemon_->OpenSession(request, &result).ok()) return;
+  const uint8_t caller = input_.Byte();
+  const std::atomic<bool> given_up = caller == UINT8_MAX;
+  if (!daemon_->OpenSession(request, &result, &given_up).ok()) return;
+  if (caller >= 248) return daemon_->OnUndelivered(result.member_token());
   sessions_[result.session()] = {.space = result.space(), .living = 0};
   Adopt(process, result.member_token(), result.session(), result.space());
 }
@@ -269,6 +321,7 @@ void World::JoinWith(Process* process, v1::AddMember request) {
   Trace("join", request.session(), request);
   v1::AddMemberResult result;
   if (!daemon_->AddMember(request, &result).ok()) return;
+  if (input_.OneIn(32)) return daemon_->OnUndelivered(result.member_token());
   Adopt(process, result.member_token(), request.session(), sessions_.at(request.session()).space);
 }
 
@@ -286,7 +339,7 @@ void World::Adopt(Process* process, const std::string& member_token, uint64_t se
 }
 
 void World::MapSlabs(Process* process) {
-  if (process->hung_up || process->dead) return;
+  if (process->hung_up) return;
   v1::SlabAck ack;
   if (input_.OneIn(16)) {
     ack.set_slab(static_cast<uint32_t>(input_.Number()));
@@ -306,238 +359,20 @@ void World::HangUp(Process* process) {
 }
 
 void World::Die(Process* process) {
-  if (process->dead || processes_.size() == 1 || input_.OneIn(2)) return;
+  if (processes_.size() == 1 || input_.OneIn(2)) return;
   if (input_.OneIn(2)) HangUp(process);
-  process->dead = true;
-  // From here on the daemon may give away what the session held.
-  if (process->session != 0 && --sessions_[process->session].living == 0) holdings_.End(process->session);
-  // Nobody hears what becomes of what it has parked.
-  if (!process->sent.empty()) holdings_.Ignore(process->session);
-  daemon_->OnProcessDead(process->attach);
-  if (!process->hung_up) daemon_->OnHangup(process->attach);
-  std::erase_if(processes_, [process](const auto& other) { return other.get() == process; });
-}
-
-// ------------------------------------------------------------------------------------------------------ verbs
-
-uint64_t World::SomeRef() {
-  const uint8_t choice = input_.Byte();
-  if (choice < 240 && !refs_.empty()) return refs_[choice % refs_.size()];
-  if (choice < 250) return uint64_t{input_.Below(4)} << 32 | input_.Below(40);
-  return input_.Word();
-}
-
-void World::AddBlocks(google::protobuf::RepeatedField<uint64_t>* blocks) {
-  const uint8_t many = input_.Byte();
-  const uint32_t count = many < 250 ? many % 7 : 1u << (many % 17);
-  if (count > 64) {  // One block over and over: what counts is the number of names.
-    blocks->Resize(static_cast<int>(count), SomeRef());
-    return;
+  const uint64_t dead = process->process;
+  for (const auto& each : processes_) {
+    if (each->process != dead) continue;
+    // From here on the daemon may give away what the session held.
+    if (each->session != 0 && --sessions_[each->session].living == 0) holdings_.End(each->session);
+    // Nobody hears what becomes of what it has parked.
+    if (!each->sent.empty()) holdings_.Ignore(each->session);
+    daemon_->OnProcessDead(each->attach);
+    if (!each->hung_up) daemon_->OnHangup(each->attach);
   }
-  for (uint32_t i = 0; i < count; ++i) blocks->Add(SomeRef());
-}
-
-std::vector<uint64_t> World::NeighbouringRefs() {
-  std::vector<uint64_t> refs;
-  const size_t first = input_.Byte(), count = std::min<size_t>(1 + input_.Below(6), refs_.size());
-  for (size_t i = 0; i < count; ++i) refs.push_back(refs_[(first + i) % refs_.size()]);
-  return refs;
-}
-
-std::string World::Keys(uint32_t count) {
-  std::string keys;
-  for (uint32_t i = 0; i < count; ++i) keys.append(32, static_cast<char>('a' + input_.Below(12)));
-  return keys;
-}
-
-v1::Operation World::MakeOperation() {
-  v1::Operation operation;
-  if (input_.OneIn(3)) operation.set_after(input_.OneIn(20) ? input_.Number() : input_.Below(4));
-  switch (scored_ && input_.OneIn(3) ? 16 : input_.Below(19)) {
-    case 0:
-    case 1:
-      operation.mutable_lease()->set_count(
-          static_cast<uint32_t>(input_.OneIn(16) ? input_.Number() : input_.Below(9)));
-      operation.mutable_lease()->set_min(input_.Below(2));
-      break;
-    case 2:
-    case 3: {
-      v1::Seal* seal = operation.mutable_seal();
-      AddBlocks(seal->mutable_blocks());
-      seal->set_key_bytes(32);
-      if (seal->blocks_size() <= 64) seal->set_keys(Keys(seal->blocks_size()));
-      if (input_.OneIn(2)) seal->set_parent_key(Keys(1));
-      seal->set_leave_duplicates(input_.OneIn(3));
-      break;
-    }
-    case 4: {
-      v1::GroupKeys* group = operation.mutable_match()->add_groups();
-      group->set_key_bytes(32);
-      group->set_keys(Keys(1 + input_.Below(6)));
-      break;
-    }
-    case 5:
-    case 6:
-      AddBlocks(operation.mutable_release()->mutable_blocks());
-      if (input_.OneIn(4)) operation.mutable_release()->set_reuse(static_cast<v1::Reuse>(input_.Below(5)));
-      break;
-    case 7:
-      AddBlocks(operation.mutable_ref()->mutable_blocks());
-      break;
-    case 8:
-      AddBlocks(operation.mutable_touch()->mutable_blocks());
-      break;
-    case 9:
-    case 10:
-      operation.mutable_fence()->set_step(input_.OneIn(20) ? input_.Number() : input_.Below(5));
-      break;
-    case 11:
-      AddBlocks(operation.mutable_pin()->mutable_blocks());
-      operation.mutable_pin()->set_ttl_ms(1 + input_.Number());
-      break;
-    case 12:
-      AddBlocks(operation.mutable_unpin()->mutable_blocks());
-      break;
-    case 13:
-      AddBlocks(operation.mutable_set_retention()->mutable_blocks());
-      operation.mutable_set_retention()->set_priority(input_.Byte() % 102);
-      operation.mutable_set_retention()->set_ttl_ms(1 + input_.Number());
-      operation.mutable_set_retention()->set_half_life_ms(input_.Number());
-      break;
-    case 14:
-      operation.mutable_warmup_done();
-      break;
-    case 15:
-      if (input_.OneIn(4)) operation.mutable_close_session();
-      break;
-    case 16:
-    case 17: {
-      const uint64_t after = operation.after();
-      operation = DeviceOperationOn(&input_, NeighbouringRefs());
-      operation.set_after(after);
-      break;
-    }
-    default: {
-      if (input_.OneIn(2)) {
-        v1::PutEpisode* put = operation.mutable_put_episode();
-        put->set_name(std::string(1, static_cast<char>('a' + input_.Below(3))));
-        put->add_centroid(1);
-        put->add_centroid(input_.Byte());
-        AddBlocks(put->add_sequences()->mutable_blocks());
-      } else {
-        operation.mutable_choose_episode()->add_embedding(1);
-        operation.mutable_choose_episode()->add_embedding(input_.Byte());
-      }
-    }
-  }
-  return operation;
-}
-
-uint64_t World::ChooseSequence(Process* process) {
-  const uint8_t choice = input_.Byte();
-  if (choice < 200) return ++process->sequence;
-  if (choice < 220) return process->sequence;                          // Again.
-  if (choice < 235) return process->sequence += 1 + input_.Below(70);  // Ahead of others that may come.
-  if (choice < 250)
-    return process->sequence - std::min<uint64_t>(process->sequence, input_.Below(70));  // Late.
-  return process->sequence = input_.Number();
-}
-
-void World::Step(Process* process) {
-  v1::StepRequest request;
-  request.set_sequence(ChooseSequence(process));
-  if (input_.OneIn(4))
-    process->acknowledged = input_.OneIn(16) ? input_.Number() : process->sequence - input_.Below(3);
-  request.set_acknowledged(process->acknowledged);
-  const uint32_t operations = 1 + input_.Below(5);
-  for (uint32_t i = 0; i < operations; ++i) *request.add_operations() = MakeOperation();
-  for (int i = 0; i < request.operations_size(); ++i) {
-    Sent(process, request.sequence(), i, request.operations(i));
-    device_asked_ = device_asked_ || IsOnDevice(request.operations(i));
-  }
-  Trace("step", process->session, request);
-  v1::StepResponse response;
-  std::string wire;
-  const bool more = daemon_->Apply(process->member, request, &response, &wire);
-  v1::StepResponse read;
-  KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
-  Heard(process, read);
-  if (more) daemon_->ReclaimAhead(process->member);
-}
-
-void World::RawStep(Process* process) {
-  v1::StepRequest request;
-  if (!ParseNext(&input_, &request)) return;
-  NameBlocks(refs_, &request);
-  if (request.sequence() == 0) request.set_sequence(ChooseSequence(process));
-  // Bytes may name anything, so what they release, now or when they are no longer parked, is not known here.
-  holdings_.Ignore(process->session);
-  device_asked_ = true;
-  Trace("raw step", process->session, request);
-  v1::StepResponse response;
-  std::string wire;
-  const bool more = daemon_->Apply(process->member, request, &response, &wire);
-  v1::StepResponse read;
-  KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
-  if (more) daemon_->ReclaimAhead(process->member);
-}
-
-void World::RawCall(Process* process) {
-  v1::Call call;
-  v1::Operation operation;
-  if (!ParseNext(&input_, &call) || !ParseNext(&input_, &operation)) return;
-  // These have methods of their own, and what has no verb has none.
-  if (operation.has_open_session() || operation.has_add_member() ||
-      operation.verb_case() == v1::Operation::VERB_NOT_SET) {
-    return;
-  }
-  NameBlocks(refs_, &operation);
-  operation.clear_after();
-  if (call.member_token().empty()) call.set_member_token(process->member_token);
-  if (call.sequence() == 0) call.set_sequence(ChooseSequence(process));
-  holdings_.Ignore(process->session);
-  SendCall(process, call, std::move(operation));
-}
-
-void World::Call(Process* process) {
-  v1::Call call;
-  call.set_member_token(process->member_token);
-  call.set_sequence(ChooseSequence(process));
-  call.set_acknowledged(process->acknowledged);
-  v1::Operation operation = MakeOperation();
-  Sent(process, call.sequence(), 0, operation);
-  call.set_after(operation.after());
-  operation.clear_after();
-  SendCall(process, call, std::move(operation));
-}
-
-void World::SendCall(Process* process, const v1::Call& call, v1::Operation operation) {
-  Trace("call", process->session, call);
-  Trace("  of", process->session, operation);
-  device_asked_ = device_asked_ || IsOnDevice(operation);
-  auto answer = std::make_shared<LateAnswer>();
-  answer->sequence = call.sequence();
-  daemon_->ApplyUnary(call, std::move(operation), [answer](const v1::OperationResult& result) {
-    MutexLock lock(&answer->mu);
-    KVPOOL_CHECK(!answer->result.has_value(), "a call was answered twice");
-    answer->result = result;
-  });
-  process->calls.push_back(std::move(answer));
-}
-
-void World::HearCalls(Process* process) {
-  std::erase_if(process->calls, [&](const std::shared_ptr<LateAnswer>& call) {
-    MutexLock lock(&call->mu);
-    if (!call->result.has_value()) return false;
-    Answered(process, call->sequence, 0, *call->result);
-    return true;
-  });
-}
-
-void World::TakePending(Process* process) {
-  v1::StepResponse response;
-  daemon_->TakePending(process->member, &response);
-  Heard(process, response);
+  std::erase_if(processes_, [dead](const auto& each) { return each->process == dead; });
+  if (processes_.empty()) Attach();
 }
 
 // -------------------------------------------------------------------------------------------------- operators
@@ -545,7 +380,11 @@ void World::TakePending(Process* process) {
 template <typename Request, typename Response>
 void World::Ask(absl::Status (Daemon::*verb)(const Request&, Response*)) {
   Request request;
-  if (!ParseNext(&input_, &request)) return;
+  if (input_.OneIn(2)) {
+    FillPlainly(&input_, &request);
+  } else if (!ParseNext(&input_, &request)) {
+    return;
+  }
   NameBlocks(refs_, &request);
   Trace(request.GetTypeName().c_str(), 0, request);
   Response response;
@@ -579,102 +418,13 @@ void World::Operate() {
     case 11: {
       v1::SetPolicyRequest request;
       if (!ParseNext(&input_, &request)) return;
-      if (request.policy().empty() || IsSlowToMake(request.policy())) {
-        request.set_policy(SomeReplacement(input_.Byte()));
-      }
+      if (request.policy().empty()) request.set_policy(SomeReplacement(input_.Byte()));
       v1::SetPolicyResponse response;
       daemon_->SetPolicy(request, &response).IgnoreError();
       return;
     }
     default:
       daemon_->Snapshot();
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------- answers
-
-void World::Learn(uint64_t ref) {
-  if (ref == 0) return;
-  if (refs_.size() < kMaxRefs) {
-    refs_.push_back(ref);
-  } else {
-    refs_[ref % kMaxRefs] = ref;
-  }
-}
-
-void World::Sent(Process* process, uint64_t sequence, uint32_t index, const v1::Operation& operation) {
-  const uint64_t session = process->session, space = process->space;
-  for (const auto* sequence_of : {&operation.prune().sequence(), &operation.compact().sequence()}) {
-    for (const uint64_t ref : sequence_of->blocks()) holdings_.DropAll(session, space, ref);
-  }
-  // One that waits for its step may be applied long before its answer is heard.
-  if (operation.has_close_session() && operation.after() != 0) holdings_.Ignore(session);
-  if (operation.has_put_episode()) {
-    // A set that is replaced or removed gives its holds back, which are beyond those counted here.
-    return;
-  }
-  const auto [sent, fresh] = process->sent.try_emplace({sequence, index}, SentOperation{operation, {}});
-  if (!fresh) return;
-  for (const uint64_t ref : operation.release().blocks()) {
-    sent->second.dropped.push_back(holdings_.Drop(session, space, ref));
-  }
-}
-
-void World::Heard(Process* process, const v1::StepResponse& response) {
-  if (response.code() != 0) {  // Nothing of the batch was applied.
-    std::erase_if(process->sent, [&](const auto& entry) { return entry.first.first == response.sequence(); });
-  }
-  // Completions first: what they gave, a release of this batch may have taken already.
-  for (const v1::Completion& completion : response.completions()) {
-    KVPOOL_CHECK(!completion.result().parked(), "a completion that is parked");
-    Answered(process, completion.sequence(), completion.index(), completion.result());
-  }
-  for (int i = 0; i < response.results_size(); ++i)
-    Answered(process, response.sequence(), i, response.results(i));
-}
-
-void World::Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
-  Trace("answer", process->session, result);
-  if (result.parked()) return;
-  const auto it = process->sent.find({sequence, index});
-  if (it == process->sent.end()) return;
-  if (!process->answered.insert({sequence, index}).second)
-    return;  // A repetition got the first answer again.
-  const auto [operation, dropped] = std::move(it->second);
-  process->sent.erase(it);
-  if (result.code() != 0) return;
-  const uint64_t session = process->session, space = process->space;
-  if (result.has_close_session()) return holdings_.End(session);
-  if (process->dead) return;
-  for (const uint64_t ref : result.lease().blocks()) {
-    holdings_.Lease(session, space, ref);
-    Learn(ref);
-  }
-  for (const v1::GroupHit& hit : result.match().groups()) {
-    for (const uint64_t ref : hit.blocks()) holdings_.Add(session, space, ref);
-  }
-  for (int i = 0; i < result.seal().canonical_size(); ++i) {
-    const uint64_t canonical = result.seal().canonical(i);
-    if (canonical != operation.seal().blocks(i)) holdings_.Add(session, space, canonical);
-    Learn(canonical);
-  }
-  // What it had no hold on when the release was sent it may have had when it was applied.
-  for (size_t i = 0; i < dropped.size(); ++i) {
-    if (!dropped[i]) holdings_.Drop(session, space, operation.release().blocks(static_cast<int>(i)));
-  }
-  if (result.has_ref()) {
-    std::vector<bool> refused(operation.ref().blocks_size());
-    for (const v1::Refusal& refusal : result.ref().refused()) refused[refusal.index()] = true;
-    for (int i = 0; i < operation.ref().blocks_size(); ++i) {
-      if (!refused[i]) holdings_.Add(session, space, operation.ref().blocks(i));
-    }
-  }
-  const v1::CompactResult& compact = result.compact();
-  for (int i = static_cast<int>(compact.moved_from_block()); i < compact.table_size(); ++i) {
-    holdings_.Lease(session, space, compact.table(i));
-  }
-  for (const v1::Sequence& chosen : result.choose_episode().sequences()) {
-    for (const uint64_t ref : chosen.blocks()) holdings_.Add(session, space, ref);
   }
 }
 

@@ -14,12 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "proto/support/mutex.h"
 #include "server/daemon/daemon.h"
 #include "tests/fuzz/holdings.h"
 #include "tests/fuzz/input.h"
 #include "tests/support/fake_clock.h"
-#include "tests/support/held_device.h"
 #include "tests/support/memory_device.h"
 
 namespace kvpool::fuzz {
@@ -41,15 +39,15 @@ class World {
     v1::Operation operation;
     std::vector<bool> dropped;  // A release: the holds that ended when it was sent.
   };
-  // The answer to a unary call, which another thread may bring.
+  // The answer to a unary call, which may come with a later one.
   struct LateAnswer {
     uint64_t sequence = 0;
-    Mutex mu;
-    std::optional<v1::OperationResult> result ABSL_GUARDED_BY(mu);
+    std::optional<v1::OperationResult> result;
   };
   struct Process {
     std::vector<std::shared_ptr<LateAnswer>> calls;  // Unary calls without an answer so far.
     AttachId attach{};
+    uint64_t process = 0;  // Connections of one process have one number.
     std::shared_ptr<Peer> peer;
     std::string attach_token;
     std::shared_ptr<Member> member;  // Null before its session is open.
@@ -58,7 +56,9 @@ class World {
     uint64_t session = 0, space = 0;
     uint64_t sequence = 0, acknowledged = 0;
     uint32_t acked_slabs = 0;
-    bool hung_up = false, dead = false;
+    bool hung_up = false;
+    std::vector<uint64_t> prompt;   // The blocks of one sequence, as far as it knows.
+    std::vector<uint64_t> scratch;  // Leased, and for arrays.
     // What was sent and has no answer that counts yet, by sequence and index.
     std::map<std::pair<uint64_t, uint32_t>, SentOperation> sent;
     std::set<std::pair<uint64_t, uint32_t>> answered;
@@ -76,6 +76,10 @@ class World {
   // The process is a member from now on.
   void Adopt(Process* process, const std::string& member_token, uint64_t session, uint64_t space);
   void Step(Process* process);
+  // What an engine does for a prompt: it finds what is cached, leases and seals the rest, and may give it all back.
+  void Prompt(Process* process);
+  // Sends the operations and hears the answer.
+  v1::StepResponse Send(Process* process, v1::StepRequest request);
   void RawStep(Process* process);
   void Call(Process* process);
   void RawCall(Process* process);
@@ -84,17 +88,22 @@ class World {
   void HearCalls(Process* process);
   void MapSlabs(Process* process);
   void HangUp(Process* process);
+  // With all its connections.
   void Die(Process* process);
   void Operate();
   template <typename Request, typename Response>
   void Ask(absl::Status (Daemon::*verb)(const Request&, Response*));
-  // Holds the device up, lets it go on, or makes it fail.
+  // Holds devices up, lets them go on, step by step or at once, or makes them fail.
   void TurnDevice();
-  // Unless it is held up, a device is done before the next action, so that an input is one story.
-  void AwaitDevice();
+  // Unless they are held up, devices are done before the next action.
+  void RunDevices();
+  // False: there was none to run, or one is running.
+  bool RunPart(uint32_t rank);
+  // Where a device has been asked to do something: others may act before it is done.
+  absl::Status InPart();
 
   static std::string SomeReplacement(uint8_t choice);
-  v1::Operation MakeOperation();
+  v1::Operation MakeOperation(const Process& process);
   void AddBlocks(google::protobuf::RepeatedField<uint64_t>* blocks);
   std::string Keys(uint32_t count);
   uint64_t ChooseSequence(Process* process);
@@ -110,17 +119,20 @@ class World {
   Input& input_;
   FakeClock clock_;
   MemoryDevice::Script script_;
-  std::array<DeviceHold, 2> holds_;  // One a rank.
   std::unique_ptr<Daemon> daemon_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, SessionFacts> sessions_;
   Holdings holdings_;
   std::vector<uint64_t> refs_;  // Some that answers named.
-  int64_t next_pid_ = 100;
-  v1::Layout layout_;    // Those who share a space have it.
-  uint32_t ranks_ = 1;   // Each on a device of its own.
-  bool scored_ = false;  // Blocks have a layout that can be scored, on host memory.
-  bool device_asked_ = false, held_ = false;
+  uint64_t next_process_ = 100;
+  v1::Layout layout_;              // Those who share a space have it.
+  uint32_t ranks_ = 1;             // Each on a device of its own.
+  bool scored_ = false;            // Blocks have a layout that can be scored, on host memory.
+  bool hybrid_ = false;            // A second group of layers has a window.
+  bool held_ = false;              // Parts wait until they are let go one by one.
+  std::array<bool, 2> running_{};  // Indexed by rank.
+  uint32_t acts_in_part_ = 0;      // So many actions come in the middle of what a device does next.
+  absl::Status device_failure_;
 };
 
 }  // namespace kvpool::fuzz

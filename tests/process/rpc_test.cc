@@ -360,27 +360,33 @@ TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
 
 TEST_F(RpcTest, BytesThatAreNoBatchEndTheStream) {
   Start();
-  grpc::GenericStub stub(channel_);
-  grpc::CompletionQueue queue;
-  grpc::ClientContext context;
-  const auto stream = stub.PrepareCall(&context, "/kvpool.v1.Engine/Step", &queue);
-  const auto next = [&] {
-    void* tag = nullptr;
-    bool ok = false;
-    EXPECT_TRUE(queue.Next(&tag, &ok));
-    return ok;
-  };
-  stream->StartCall(nullptr);
-  ASSERT_TRUE(next());
-  const grpc::Slice slice("\xff\xff\xff");
-  stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-  EXPECT_TRUE(next());
-  grpc::Status status;
-  stream->Finish(&status, nullptr);
-  EXPECT_TRUE(next());
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), "the message is not a StepRequest");
+  v1::StepRequest no_text;
+  no_text.add_operations()->mutable_open_session()->set_tenant("\xff");
+  for (const std::string& bytes : {std::string("\xff\xff\xff"), no_text.SerializeAsString()}) {
+    grpc::GenericStub stub(channel_);
+    grpc::CompletionQueue queue;
+    grpc::ClientContext context;
+    const auto stream = stub.PrepareCall(&context, "/kvpool.v1.Engine/Step", &queue);
+    const auto next = [&] {
+      void* tag = nullptr;
+      bool ok = false;
+      EXPECT_TRUE(queue.Next(&tag, &ok));
+      return ok;
+    };
+    stream->StartCall(nullptr);
+    ASSERT_TRUE(next());
+    const grpc::Slice slice(bytes);
+    stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    EXPECT_TRUE(next());
+    grpc::Status status;
+    stream->Finish(&status, nullptr);
+    EXPECT_TRUE(next());
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(status.error_message(), "the message is not a StepRequest");
+  }
   EXPECT_NE(OpenEngine(), nullptr) << "others do not notice";
+  EXPECT_EQ(daemon_->Log().find("libprotobuf"), std::string::npos)
+      << "a peer writes to stderr: " << daemon_->Log();
 }
 
 TEST_F(RpcTest, AParkedUnaryCallAnswersWhenItsStepHasPassed) {

@@ -55,11 +55,12 @@ TEST(ReuseModel, TheIndexIsTheBestOfAllTimesToHold) {
 }
 
 TEST(ReuseModel, WhatWasKnownBeforeCountsUntilMoreIsSeen) {
-  ReuseModel::Prior prior;
-  prior.classes.resize(2);
-  prior.classes[0].fill(1e-3);
-  prior.classes[1].fill(1e-5);
-  ReuseModel model({0, 1}, prior);
+  const auto rates_of = [](int cls) {
+    ReuseModel::Prior::Rates rates;
+    rates.fill(cls == 0 ? 1e-3 : 1e-5);
+    return rates;
+  };
+  ReuseModel model({0, 1}, {rates_of});
   // A block a millisecond.
   uint64_t now = 1;
   const auto round = [&] {
@@ -172,14 +173,13 @@ TEST(Learned, TrainingFindsWhatComesBack) {
   const absl::StatusOr<Weights> weights = sim::Train("learned", w, {.capacities = {1000}});
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(sim::Train("learned", w, {.capacities = {1000}})->Serialize(), weights->Serialize());
-  const ReuseModel::Prior prior = ReuseNetwork::PriorOf(*weights);
   double short_rate = 0, long_rate = 0;
   for (int c = 0; c < UseClasses::kClasses; ++c) {
     const UseClasses::Use use = UseClasses::UseOf(c);
     if (use.hits != 0 || use.turn != 0 || use.last != 0) continue;
     constexpr int kMinute = 6;  // the span from 60 s to 80 s
-    if (use.total == 5 && use.fresh == 2) short_rate = prior.classes[c][kMinute];
-    if (use.total == 9 && use.fresh == 3) long_rate = prior.classes[c][kMinute];
+    if (use.total == 5 && use.fresh == 2) short_rate = ReuseNetwork::RatesOf(*weights, c)[kMinute];
+    if (use.total == 9 && use.fresh == 3) long_rate = ReuseNetwork::RatesOf(*weights, c)[kMinute];
   }
   EXPECT_GT(short_rate, 50 * long_rate);
 }

@@ -219,6 +219,9 @@ TEST(AnswerWindowTest, AJumpForgetsWhatIsFarBehind) {
   EXPECT_EQ(window.Look(1), AnswerWindow::Seen::kForgotten);
   EXPECT_EQ(window.floor(), UINT64_MAX - 64);
   EXPECT_EQ(window.Look(UINT64_MAX - 1), AnswerWindow::Seen::kNew);
+  // The last sequence there is can be acknowledged too.
+  window.Acknowledge(UINT64_MAX);
+  EXPECT_EQ(window.Look(UINT64_MAX), AnswerWindow::Seen::kForgotten);
 }
 
 // Results of parked verbs are remembered with their batch. What a batch lets go can so push its own answer out of the

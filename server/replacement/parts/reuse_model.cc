@@ -45,24 +45,9 @@ const std::array<double, ReuseModel::Prior::kSpans + 1>& ReuseModel::Prior::Span
 ReuseModel::ReuseModel(std::vector<int> group_of, Prior prior)
     : group_of_(std::move(group_of)),
       prior_(std::move(prior)),
-      hits_(group_of_.size()),
-      gone_(group_of_.size()),
-      open_(group_of_.size()),
-      index_(group_of_.size()),
-      seen_(group_of_.size()),
+      classes_(group_of_.size()),
       sums_(*std::max_element(group_of_.begin(), group_of_.end()) + 2),
-      last_(sums_.size()) {
-  const int classes = static_cast<int>(group_of_.size());
-  KVPOOL_CHECK(prior_.classes.empty() || prior_.classes.size() == hits_.size(), "a prior of %zu classes",
-               prior_.classes.size());
-  for (int c = 0; c < classes; ++c) {
-    hits_[c].fill(0);
-    gone_[c].fill(0);
-    open_[c].fill(0);
-    // Before anything is learned the oldest leaves.
-    for (int a = 0; a < kAges; ++a) index_[c][a] = 1.0 / (1 + a);
-  }
-}
+      last_(sums_.size()) {}
 
 double ReuseModel::AgeBegin(int age) const {
   return AgeBegins()[age] * static_cast<double>(1ull << unit_bits_);
@@ -109,19 +94,22 @@ void ReuseModel::SetBlocks(uint32_t blocks) {
   while (blocks / kUnitBlocks >> unit_bits_ > 1) {
     ++unit_bits_;
     // In doubled units every wait is three ages lower.
-    for (std::vector<Table>* tables : {&hits_, &gone_, &open_}) {
-      for (Table& t : *tables) {
-        for (int i = 1; i <= kAgesPerOctave; ++i) t[0] += t[i];
-        for (int a = 1; a + kAgesPerOctave < kAges; ++a) t[a] = t[a + kAgesPerOctave];
-        std::fill(t.end() - kAgesPerOctave, t.end(), 0);
+    for (const int cls : to_learn_) {
+      for (Table* t : {&classes_[cls]->hits, &classes_[cls]->gone, &classes_[cls]->open}) {
+        for (int i = 1; i <= kAgesPerOctave; ++i) (*t)[0] += (*t)[i];
+        for (int a = 1; a + kAgesPerOctave < kAges; ++a) (*t)[a] = (*t)[a + kAgesPerOctave];
+        std::fill(t->end() - kAgesPerOctave, t->end(), 0);
       }
     }
   }
 }
 
 void ReuseModel::Begin(int cls) {
-  if (seen_[cls]) return;
-  seen_[cls] = true;
+  if (classes_[cls] != nullptr) return;
+  auto begun = std::make_unique<Class>();
+  if (prior_.rates_of) begun->expected = prior_.rates_of(cls);
+  for (int a = 0; a < kAges; ++a) begun->index[a] = 1.0 / (1 + a);
+  classes_[cls] = std::move(begun);
   to_learn_.push_back(cls);
 }
 
@@ -145,8 +133,8 @@ void ReuseModel::BeginRound(uint64_t now, uint64_t now_ms) {
   std::fill(sums_.begin(), sums_.end(), Sums{});
 }
 
-void ReuseModel::Expect(int cls, Table* chances) const {
-  const bool knows = !prior_.classes.empty() && blocks_per_ms_ > 0;
+void ReuseModel::Expect(const Class& learned, Table* chances) const {
+  const bool knows = prior_.rates_of && blocks_per_ms_ > 0;
   const auto& begins = Prior::SpanBegins();
   int span = 0;
   for (int a = 0; a < kAges; ++a) {
@@ -161,7 +149,7 @@ void ReuseModel::Expect(int cls, Table* chances) const {
     for (int s = span; s < Prior::kSpans; ++s) {
       const double from = std::max(begin, begins[s]);
       const double to = s + 1 == Prior::kSpans ? end : std::min(end, begins[s + 1]);
-      if (to > from) hazard += (to - from) * prior_.classes[cls][s];
+      if (to > from) hazard += (to - from) * learned.expected[s];
       if (end <= begins[s + 1]) break;
     }
     (*chances)[a] = 1 - std::exp(-hazard);
@@ -169,14 +157,12 @@ void ReuseModel::Expect(int cls, Table* chances) const {
 }
 
 void ReuseModel::LearnClass(int cls) {
-  Table& hits = hits_[cls];
-  Table& gone = gone_[cls];
-  Table& open = open_[cls];
+  auto& [expected, hits, gone, open, index] = *classes_[cls];
   // How many waits reached each age, and the chance that one of them ends there.
   Table at_risk, chances;
   double later = 0;
   for (int a = kAges - 1; a >= 0; --a) at_risk[a] = later += hits[a] + gone[a] + open[a];
-  Expect(cls, &chances);
+  Expect(*classes_[cls], &chances);
   for (Sums* sums : {&sums_[group_of_[cls]], &sums_.back()}) {
     for (int a = 0; a < kAges; ++a) {
       sums->hits[a] += hits[a];
@@ -194,7 +180,7 @@ void ReuseModel::LearnClass(int cls) {
   }
   Table widths;
   for (int a = 0; a < kAges; ++a) widths[a] = AgeBegin(a + 1) - AgeBegin(a);
-  index_[cls] = IndexOf(chances, widths);
+  index = IndexOf(chances, widths);
   for (int a = 0; a < kAges; ++a) {
     hits[a] *= memory_;
     gone[a] *= memory_;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 namespace kvpool {
@@ -31,13 +33,14 @@ class ReuseModel {
   static constexpr int kAges = 40;
 
   // What is known of each class before it is seen: the rate, in hits per ms, at which blocks of an age in ms
-  // are found again. Nothing is known if `classes` is empty.
+  // are found again.
   struct Prior {
     static constexpr int kSpans = 16;
     // Where each span begins, in ms; the last number is the end of the last span.
     static const std::array<double, kSpans + 1>& SpanBegins();
     using Rates = std::array<double, kSpans>;
-    std::vector<Rates> classes;
+    // Asked once for each class that comes. Null: nothing is known.
+    std::function<Rates(int cls)> rates_of;
   };
 
   using Table = std::array<double, kAges>;
@@ -53,40 +56,44 @@ class ReuseModel {
   void SetBlocks(uint32_t blocks);
   // A wait began. From now on its class is learned.
   void Begin(int cls);
-  // A wait ended by a hit, at this age.
-  void Hit(int cls, uint64_t age) { hits_[cls][AgeOf(age)] += 1; }
+  // A wait ended by a hit, at this age. REQUIRES, here and below: a wait of the class began.
+  void Hit(int cls, uint64_t age) { classes_[cls]->hits[AgeOf(age)] += 1; }
   // A wait is no longer watched, from this age on.
-  void Forget(int cls, uint64_t age) { gone_[cls][AgeOf(age)] += 1; }
+  void Forget(int cls, uint64_t age) { classes_[cls]->gone[AgeOf(age)] += 1; }
 
   // An open wait, shown once a round; it stands for `times` waits.
-  void Show(int cls, uint64_t age, double times = 1) { open_[cls][AgeOf(age)] += times; }
+  void Show(int cls, uint64_t age, double times = 1) { classes_[cls]->open[AgeOf(age)] += times; }
   // Learns the next class. False if all were learned in this round.
   bool LearnNext();
   void BeginRound(uint64_t now, uint64_t now_ms);
 
-  double Index(int cls, uint64_t age) const { return index_[cls][AgeOf(age)]; }
+  // Before anything is learned of the class the oldest leaves.
+  double Index(int cls, uint64_t age) const {
+    return classes_[cls] == nullptr ? 1.0 / (1 + AgeOf(age)) : classes_[cls]->index[AgeOf(age)];
+  }
 
  private:
+  struct Class {
+    Prior::Rates expected{};
+    // Waits by age: those that ended by a hit, those no longer watched, and the open ones shown in this round.
+    Table hits{}, gone{}, open{};
+    Table index;
+  };
+
   int AgeOf(uint64_t age) const;
   double AgeBegin(int age) const;
   void LearnClass(int cls);
   // The chance to end within each age, by what was known before.
-  void Expect(int cls, Table* chances) const;
+  void Expect(const Class& learned, Table* chances) const;
 
   const std::vector<int> group_of_;
   const Prior prior_;
   uint32_t blocks_ = 0;
   int unit_bits_ = 0;  // Ages are counted in units of 2^unit_bits_ blocks.
-  // Indexed by class and age: waits that ended by a hit, those no longer watched, and the open ones shown in
-  // this round.
-  std::vector<Table> hits_;
-  std::vector<Table> gone_;
-  std::vector<Table> open_;
-  std::vector<Table> index_;
+  // Null: no wait of the class began. Most spaces see few of the classes.
+  std::vector<std::unique_ptr<Class>> classes_;
 
-  // Which classes had a wait, the same classes in the order in which they were seen, and how many of them
-  // were learned in this round.
-  std::vector<bool> seen_;
+  // The classes in the order in which they were seen, and how many of them were learned in this round.
   std::vector<int> to_learn_;
   size_t learned_ = 0;
   uint64_t round_began_ = 0, round_began_ms_ = 0;

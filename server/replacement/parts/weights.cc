@@ -38,6 +38,13 @@ absl::StatusOr<std::vector<float>> ValuesOf(const safetensors::Tensor& tensor, c
   return values;
 }
 
+absl::StatusOr<std::shared_ptr<const Weights>> ParseBuiltIn(const BuiltInWeights& built_in) {
+  const absl::string_view bytes(reinterpret_cast<const char*>(built_in.bytes), built_in.size);
+  ASSIGN_OR_RETURN(Weights weights,
+                   Weights::Parse(bytes, absl::StrCat("built-in weights of ", View(built_in.policy))));
+  return std::make_shared<const Weights>(std::move(weights));
+}
+
 }  // namespace
 
 Weights::Weights(const WeightsShape& shape, std::string trained)
@@ -79,12 +86,17 @@ absl::StatusOr<Weights> Weights::Read(const std::string& path) {
 }
 
 absl::StatusOr<std::shared_ptr<const Weights>> Weights::BuiltIn(std::string_view policy) {
-  for (const BuiltInWeights* built_in = kBuiltInWeights; !built_in->policy.empty(); ++built_in) {
-    if (built_in->policy != policy) continue;
-    const absl::string_view bytes(reinterpret_cast<const char*>(built_in->bytes), built_in->size);
-    ASSIGN_OR_RETURN(Weights weights, Parse(bytes, absl::StrCat("built-in weights of ", View(policy))));
-    return std::make_shared<const Weights>(std::move(weights));
-  }
+  // Each space with a trained policy asks, and parsing takes longer than the rest of its making.
+  using Parsed = std::map<std::string_view, absl::StatusOr<std::shared_ptr<const Weights>>>;
+  static const Parsed parsed = [] {
+    Parsed all;
+    for (const BuiltInWeights* built_in = kBuiltInWeights; !built_in->policy.empty(); ++built_in) {
+      all.emplace(built_in->policy, ParseBuiltIn(*built_in));
+    }
+    return all;
+  }();
+  const auto found = parsed.find(policy);
+  if (found != parsed.end()) return found->second;
   return absl::NotFoundError(absl::StrCat("no weights of ", View(policy), " are built in"));
 }
 

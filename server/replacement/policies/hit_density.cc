@@ -17,9 +17,12 @@ constexpr uint32_t kSweptSlots = 16, kGroupSlots = 4;
 // Inserts between two refreshes of cells, and the most cells of one refresh.
 constexpr uint64_t kRefreshBlocks = 8, kMostRefreshed = 16;
 
-std::vector<int> Groups() {
-  std::vector<int> groups;
-  for (int c = 0; c < UseClasses::kClasses; ++c) groups.push_back(UseClasses::GroupOf(c));
+const std::vector<int>& Groups() {
+  static const auto groups = [] {
+    std::vector<int> of(UseClasses::kClasses);
+    for (int c = 0; c < UseClasses::kClasses; ++c) of[c] = UseClasses::GroupOf(c);
+    return of;
+  }();
   return groups;
 }
 

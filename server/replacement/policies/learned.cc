@@ -35,26 +35,23 @@ ReuseNetwork::Inputs ReuseNetwork::InputsOf(int cls) {
   return inputs;
 }
 
-ReuseModel::Prior ReuseNetwork::PriorOf(const Weights& weights) {
+ReuseModel::Prior::Rates ReuseNetwork::RatesOf(const Weights& weights, int cls) {
   const absl::Span<const float> w1 = weights.Get("w1"), b1 = weights.Get("b1"), w2 = weights.Get("w2"),
                                 b2 = weights.Get("b2");
-  ReuseModel::Prior prior;
-  prior.classes.resize(UseClasses::kClasses);
-  for (int c = 0; c < UseClasses::kClasses; ++c) {
-    const Inputs inputs = InputsOf(c);
-    std::array<double, kHidden> hidden;
-    for (int h = 0; h < kHidden; ++h) {
-      double sum = b1[h];
-      for (int i = 0; i < kInputs; ++i) sum += double{w1[h * kInputs + i]} * double{inputs[i]};
-      hidden[h] = std::tanh(sum);
-    }
-    for (int o = 0; o < kOutputs; ++o) {
-      double sum = b2[o];
-      for (int h = 0; h < kHidden; ++h) sum += double{w2[o * kHidden + h]} * hidden[h];
-      prior.classes[c][o] = std::exp(std::min(sum, 10.0)) / 1000;
-    }
+  const Inputs inputs = InputsOf(cls);
+  std::array<double, kHidden> hidden;
+  for (int h = 0; h < kHidden; ++h) {
+    double sum = b1[h];
+    for (int i = 0; i < kInputs; ++i) sum += double{w1[h * kInputs + i]} * double{inputs[i]};
+    hidden[h] = std::tanh(sum);
   }
-  return prior;
+  ReuseModel::Prior::Rates rates;
+  for (int o = 0; o < kOutputs; ++o) {
+    double sum = b2[o];
+    for (int h = 0; h < kHidden; ++h) sum += double{w2[o * kHidden + h]} * hidden[h];
+    rates[o] = std::exp(std::min(sum, 10.0)) / 1000;
+  }
+  return rates;
 }
 
 }  // namespace kvpool

@@ -29,7 +29,7 @@ struct ReuseNetwork {
   static Inputs InputsOf(int cls);
 
   // REQUIRES: weights.Check(Shape()) is OK.
-  static ReuseModel::Prior PriorOf(const Weights& weights);
+  static ReuseModel::Prior::Rates RatesOf(const Weights& weights, int cls);
 };
 
 // hit_density, but until a class was seen often enough the network says how much more or less it comes back
@@ -40,7 +40,9 @@ class LearnedPolicy final : public HitDensityPolicy {
   static WeightsShape Shape() { return ReuseNetwork::Shape(); }
   // REQUIRES: options.weights is not null and has Shape().
   explicit LearnedPolicy(const PolicyOptions& options)
-      : HitDensityPolicy(options, ReuseNetwork::PriorOf(*options.weights)) {}
+      : HitDensityPolicy(options, {[weights = options.weights](int cls) {
+                           return ReuseNetwork::RatesOf(*weights, cls);
+                         }}) {}
   std::string_view name() const override { return "learned"; }
 };
 
