@@ -9,14 +9,18 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v clang-tidy >/dev/null || { echo "clang_tidy.sh: clang-tidy is not here: deploy/install_deps.sh test installs it"; exit 77; }
 
+# changed COMMIT
 changed() {
-  { git diff --name-only --diff-filter=d "$(git merge-base main HEAD)"; git ls-files --others --exclude-standard; } |
+  { git diff --name-only --diff-filter=d "$1"; git ls-files --others --exclude-standard; } |
     sed -n 's/\.h$/.cc/p; /\.cc$/p' | sort -u
 }
 
 case "${1:-}" in
   --all) mapfile -t sources < <(git ls-files '*.cc') ;;
-  "") mapfile -t sources < <(changed) ;;
+  "")
+    since=$(git merge-base main HEAD)  # The script ends here where there is no branch main.
+    mapfile -t sources < <(changed "$since")
+    ;;
   *) sources=("$@") ;;
 esac
 # Only what the build compiles has a command to go by.
