@@ -21,7 +21,12 @@ BUILD_PACKAGES=(
 TEST_PACKAGES=(
   clang  # thread-safety analysis and libFuzzer: g++ has neither
   clang-format
+  clang-tidy
+  doxygen  # deploy/docs.sh
   libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
+PYTHON_TOOLS=(
+  'mypy==2.4.*' 'nanobind==3.1.*' 'numpy==2.4.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*' 'ruff==0.17.*' 'scikit-build-core==1.1.*'
+  'types-protobuf==7.*')
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
@@ -166,12 +171,12 @@ PYTHON
   ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
 }
 
-# The tools that build client/python, run its tests and check its types. Where they are installed, the module
+# The tools that build client/python, run its tests and make its pages, and those that check all Python. Where they are installed, the module
 # is built with the rest.
 install_python_tools() {
   local venv=build/deps/python log=build/logs/python_tools.log
-  [ -x $venv/bin/mypy ] && return
-  say "installing nanobind, scikit-build-core, NumPy, pytest and mypy in $venv (log: $log)"
+  [ "$(cat $venv/installed 2>/dev/null)" = "${PYTHON_TOOLS[*]}" ] && return
+  say "installing ${PYTHON_TOOLS[*]} in $venv (log: $log)"
   rm -rf $venv
   mkdir -p build/deps build/logs
   (
@@ -179,7 +184,8 @@ install_python_tools() {
     set -e
     # Only the headers of Debian's interpreter are installed.
     /usr/bin/python3 -m venv $venv
-    $venv/bin/pip install --only-binary :all: 'nanobind==3.1.*' 'scikit-build-core==1.1.*' 'numpy==2.4.*' 'pytest==9.*' 'mypy==2.4.*'
+    $venv/bin/pip install --only-binary :all: "${PYTHON_TOOLS[@]}"
+    echo "${PYTHON_TOOLS[*]}" >$venv/installed
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
 }
 

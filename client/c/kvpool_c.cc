@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "client/c/kvpool.h"
 #include "client/c/kvpool_c_session.h"
 #include "client/layouts.h"
@@ -35,7 +36,7 @@ thread_local std::string last_error;
 // As many as the session keeps.
 constexpr size_t kKeptRefusals = 64;
 
-int Invalid(std::string words) { return Answer(absl::InvalidArgumentError(words)); }
+int Invalid(absl::string_view words) { return Answer(absl::InvalidArgumentError(words)); }
 
 std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
 

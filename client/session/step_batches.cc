@@ -23,9 +23,10 @@ absl::Status StatusOf(int32_t code, const std::string& message) {
 
 // The blocks that an operation without an answer of its own names.
 uint64_t BlocksNamed(const v1::Operation& operation) {
-  return static_cast<uint64_t>(operation.release().blocks_size() + operation.ref().blocks_size() +
-                               operation.pin().blocks_size() + operation.unpin().blocks_size() +
-                               operation.set_retention().blocks_size());
+  const int named = operation.release().blocks_size() + operation.ref().blocks_size() +
+                    operation.pin().blocks_size() + operation.unpin().blocks_size() +
+                    operation.set_retention().blocks_size();
+  return static_cast<uint64_t>(named);
 }
 
 template <typename T>

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
-from daemon import Daemon  # noqa: E402
-from models import DEVICE  # noqa: E402
+from daemon import Daemon
+from models import DEVICE
 
 torch.set_num_threads(1)
 

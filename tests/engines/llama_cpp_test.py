@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="needs llama.cpp: tests/engines.sh installs it")
 
-import ggufs  # noqa: E402
-import kvpool  # noqa: E402
-from daemon import Daemon  # noqa: E402
-from kvpool_llama_cpp import Engine, LlamaError  # noqa: E402
+import ggufs
+import kvpool
+from daemon import Daemon
+from kvpool_llama_cpp import Engine, LlamaError
 
 HERE = pathlib.Path(__file__).parent
 GEMMA = os.environ.get("KVPOOL_GGUF")

@@ -234,7 +234,7 @@ def test_bad_input(daemon):
 def test_caches_give_their_blocks_back(daemon):
     model, ids = llama(), prompt(100)
     with open_session(model, socket=daemon.socket, magazine_blocks=0) as session:
-        for i in range(3):
+        for _ in range(3):
             with KvPoolCache(session, seal=False) as cache:
                 generate(model, ids, cache)
             cache = KvPoolCache(session, seal=False)

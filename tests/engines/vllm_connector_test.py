@@ -10,7 +10,7 @@ import pytest
 
 from daemon import Daemon
 from models import adapter
-from vllm_test import engine, models, prompts, pytestmark, stock, whole_blocks  # noqa: F401: fixtures
+from vllm_test import engine, models, prompts, pytestmark, stock, whole_blocks  # these are fixtures
 
 
 def settled(daemon, *engines):

@@ -14,7 +14,7 @@ if [ ! -x "$here/bin/gpu_facts" ]; then
   [ -x "$folder/bin/gpu_facts" ] || "$here/build.sh"
   here=$(cd "$folder" && pwd)
 fi
-export LD_LIBRARY_PATH=$here/lib PATH=$here/bin:$PATH KVPOOL_TEST_DEVICE=cuda KVPOOL_SCORER_VECTORS=$here/vectors.json
+export LD_LIBRARY_PATH=$here/lib PATH=$here/bin:$PATH KVPOOL_TEST_DEVICE=cuda KVPOOL_SCORER_VECTORS=$here
 facts_effort=()
 requests=20000
 if [ "${1:-}" = --fake ]; then

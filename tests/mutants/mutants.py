@@ -16,7 +16,8 @@ import random
 import re
 import subprocess
 import sys
-from typing import Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "mutants"
@@ -183,7 +184,8 @@ def main() -> None:
     if arguments.sample is not None:
         new = random.Random(arguments.seed).sample(new, min(arguments.sample, len(new)))
     if not new:
-        return print("mutants: all of these are in the table")
+        print("mutants: all of these are in the table")
+        return
     prepare(sorted({program for mutant in new for program in PROGRAMS[mutant.source]}))
     for mutant in new:
         outcome = judge(mutant)

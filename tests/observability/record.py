@@ -49,7 +49,8 @@ class Scene:
         self.replay = self.daemon.replay(*flags)
 
     def stop_engines(self, count):
-        for self.session, pid in engines(self.daemon)[:count]:
+        for session, pid in engines(self.daemon)[:count]:
+            self.session = session
             os.kill(pid, signal.SIGSTOP)
             self.stopped.append(pid)
 

@@ -84,7 +84,7 @@ def test_fresh_blocks_are_read_anew(session):
 def test_compact_gathers(session):
     with kvpool.LiveSequence(session) as sequence:
         grow(session, sequence, range(50))
-        done = sequence.compact(keep=list(range(0, 16)) + [20, 30, 40, 49])
+        done = sequence.compact(keep=list(range(16)) + [20, 30, 40, 49])
         assert done.last_block_tokens == 4 and done.moved_from_block == 1 and sequence.tokens == 20
         assert done.table == sequence.refs and len(sequence.ids) == 2
         kept = np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[1], :, :4]

@@ -222,6 +222,21 @@ TEST(LruShadow, KnowsWhatLruWouldHold) {
   EXPECT_GT(wrong, 1);
 }
 
+// A lease evicts for all that it is short of before any of that is inserted.
+TEST(LruShadow, LruKeepsWhatALeaseOfManyBlocksEvicts) {
+  LruShadow shadow(20);
+  constexpr uint64_t kBlocks = 16;
+  for (uint64_t hash = 1; hash <= kBlocks; ++hash) shadow.OnMiss(hash);
+  for (uint64_t hash = 1; hash <= kBlocks; ++hash) shadow.OnUsed(hash);
+  // LRU would have found all of these.
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t hash = 1; hash <= kBlocks; ++hash) shadow.OnEvict(hash);
+    for (uint64_t hash = 1; hash <= kBlocks; ++hash) shadow.OnMiss(hash);
+    for (uint64_t hash = 1; hash <= kBlocks; ++hash) shadow.OnUsed(hash);
+  }
+  EXPECT_FALSE(shadow.PolicyMayChoose());
+}
+
 TEST(Turns, ARunOfInsertionsIsATurn) {
   Turns turns;
   const auto insert = [&turns](uint32_t block, uint32_t parent, uint8_t front) {

@@ -131,6 +131,11 @@ class Succinct : public Turned {
     f.phase = phase_;
     if (inserted_ > 8 * facts_.size()) reuse_.GiveUp(inserted_ - 8 * facts_.size());
     reuse_.Begin(f.hash, cls, inserted_);
+    // Now all that a lease made room for is inserted.
+    while (shadow_.size() > facts_.size()) {
+      shadow_.erase(std::min_element(shadow_.begin(), shadow_.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; }));
+    }
     if (shadow_.contains(f.hash)) shadow_[f.hash] = ++asked_;
   }
   uint32_t Victim() override {
@@ -153,10 +158,6 @@ class Succinct : public Turned {
   void Asked(uint64_t hash, bool missed) {
     const bool lru_missed = !shadow_.contains(hash);
     shadow_[hash] = ++asked_;
-    while (shadow_.size() > facts_.size()) {
-      shadow_.erase(std::min_element(shadow_.begin(), shadow_.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; }));
-    }
     debt_ += (missed ? 1 : 0) - (lru_missed ? 17.0 / 16 : 0);
     debt_ = std::max(debt_, -static_cast<double>(facts_.size()));
   }

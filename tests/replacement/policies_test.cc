@@ -10,10 +10,9 @@
 #include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/formats/trace.h"
 #include "server/replacement/policy.h"
-#include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
+#include "tests/replacement/conversations.h"
 #include "tests/replacement/naive.h"
 
 namespace kvpool {
@@ -204,14 +203,9 @@ TEST_P(Twins, AgreeOnWhatEnginesAndScorersSay) {
   }
 }
 
-TEST_P(Twins, AgreeOnTheTrace) {
-  const absl::StatusOr<std::string> path =
-      replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
-  if (!path.ok()) GTEST_SKIP() << path.status().message();
-  const absl::StatusOr<sim::Workload> workload =
-      sim::ReadWorkload(*path, {.max_requests = KVPOOL_TWIN_REQUESTS});
-  ASSERT_TRUE(workload.ok()) << workload.status();
-  EXPECT_GT(Play(*workload, std::max(400u, workload->largest_request())).evictions, 10000u);
+TEST_P(Twins, AgreeOnConversations) {
+  const sim::Workload workload = Conversations();
+  EXPECT_GT(Play(workload, std::max(400u, workload.largest_request())).evictions, 5000u);
 }
 
 std::vector<std::string> WithNaiveTwin() {

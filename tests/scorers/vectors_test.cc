@@ -1,5 +1,5 @@
-// Scores against vectors made by an independent implementation: vectors.json (make_vectors.py), and the
-// reference vectors where KVPOOL_GOLDEN names them.
+// Scores and choices against those of an independent implementation: vectors.json (make_vectors.py) has every
+// policy's scores, scenarios.json (make_scenarios.py) what follows from them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -85,10 +85,14 @@ Options WithParams(const std::string& policy, const std::vector<std::string>& pa
   return options;
 }
 
+// On a machine that has a GPU but not the source tree the variable names the folder of copies.
+std::filesystem::path Vectors(const char* file) {
+  const char* const folder = std::getenv("KVPOOL_SCORER_VECTORS");
+  return std::filesystem::path(folder != nullptr ? folder : KVPOOL_SCORER_VECTORS) / file;
+}
+
 TEST(VectorsTest, EveryPolicyMatchesTheIndependentImplementation) {
-  // On a machine that has a GPU but not the source tree the variable names a copy.
-  const char* const place = std::getenv("KVPOOL_SCORER_VECTORS");
-  const Json vectors = ReadJson(place != nullptr ? place : KVPOOL_SCORER_VECTORS);
+  const Json vectors = ReadJson(Vectors("vectors.json"));
   std::set<std::string> covered = {"random"};  // it has no formula to compare with
   for (const Json& one : vectors["cases"]) {
     const std::string policy = one["policy"];
@@ -113,30 +117,29 @@ TEST(VectorsTest, EveryPolicyMatchesTheIndependentImplementation) {
   }
 }
 
-class GoldenTest : public testing::Test {
+// KVPOOL_GOLDEN may name a second file of the same form.
+std::vector<std::filesystem::path> ScenarioFiles() {
+  std::vector<std::filesystem::path> files = {Vectors("scenarios.json")};
+  if (const char* const more = std::getenv("KVPOOL_GOLDEN")) files.emplace_back(more);
+  return files;
+}
+
+class ScenariosTest : public testing::TestWithParam<std::filesystem::path> {
  protected:
-  void SetUp() override {
-    const char* place = std::getenv("KVPOOL_GOLDEN");
-    std::filesystem::path path = place == nullptr ? "../shared/golden" : place;
-    if (place == nullptr) path = std::filesystem::path(KVPOOL_SOURCE_DIR) / path;
-    if (std::filesystem::is_directory(path)) path /= "policies.json";
-    if (!std::filesystem::is_regular_file(path)) {
-      GTEST_SKIP() << "no reference vectors at " << path
-                   << "; KVPOOL_GOLDEN names policies.json or its folder";
-    }
-    golden_ = ReadJson(path);
-  }
+  void SetUp() override { expected_ = ReadJson(GetParam()); }
 
   Tensors TensorsFor(const std::string& policy) {
-    auto tensors = ParseJson(golden_.dump(), policy);
+    auto tensors = ParseJson(expected_.dump(), policy);
     EXPECT_TRUE(tensors.ok()) << tensors.status();
     return *std::move(tensors);
   }
-  Json golden_;
+  Json expected_;
 };
+INSTANTIATE_TEST_SUITE_P(Files, ScenariosTest, testing::ValuesIn(ScenarioFiles()),
+                         [](const auto& file) { return file.index == 0 ? "Ours" : "Golden"; });
 
-TEST_F(GoldenTest, PagedEviction) {
-  const Json& paged = golden_["paged_eviction"];
+TEST_P(ScenariosTest, PagedEviction) {
+  const Json& paged = expected_["paged_eviction"];
   ExpectNear(TokenScores(paged, {}), paged["S"], "S");
   const auto problem = Problem::Make(TensorsFor("paged_eviction"), {});
   ASSERT_TRUE(problem.ok()) << problem.status();
@@ -152,9 +155,9 @@ TEST_F(GoldenTest, PagedEviction) {
   }
 }
 
-TEST_F(GoldenTest, PagedEvictionDropsPagesAsItDecodes) {
+TEST_P(ScenariosTest, PagedEvictionDropsPagesAsItDecodes) {
   // The scores of pages are given, so this tests the choice; a block is one token.
-  const Json& paged = golden_["paged_eviction"];
+  const Json& paged = expected_["paged_eviction"];
   for (const Json& step : paged["decode"]) {
     const size_t pages = step["page_scores"].size();
     for (const bool literal : {false, true}) {
@@ -179,93 +182,94 @@ TEST_F(GoldenTest, PagedEvictionDropsPagesAsItDecodes) {
   }
 }
 
-TEST_F(GoldenTest, KeysAlone) {
+TEST_P(ScenariosTest, KeysAlone) {
   Json keys = {{"K", Json::array()}};
-  for (const Json& token : golden_["paged_eviction"]["K"]) keys["K"].push_back(token[0]);
-  ExpectNear(TokenScores(keys, {.policy = "inverse_key_l2"}), golden_["knorm_head0"], "inverse_key_l2");
-  ExpectNear(TokenScores(keys, {.policy = "keydiff"}), golden_["keydiff_head0_normalised_anchor"], "keydiff");
+  for (const Json& token : expected_["paged_eviction"]["K"]) keys["K"].push_back(token[0]);
+  ExpectNear(TokenScores(keys, {.policy = "inverse_key_l2"}), expected_["knorm_head0"], "inverse_key_l2");
+  ExpectNear(TokenScores(keys, {.policy = "keydiff"}), expected_["keydiff_head0_normalised_anchor"],
+             "keydiff");
   ExpectNear(TokenScores(keys, WithParams("keydiff", {"anchor=mean"})),
-             golden_["keydiff_head0_plain_mean_anchor"], "keydiff, plain mean");
+             expected_["keydiff_head0_plain_mean_anchor"], "keydiff, plain mean");
 }
 
-TEST_F(GoldenTest, SequencesThatGrow) {
+TEST_P(ScenariosTest, SequencesThatGrow) {
   for (const char* policy : {"h2o", "roco", "tova"}) {
     const auto growth = Grow(TensorsFor(policy), Here({.policy = policy}));
     ASSERT_TRUE(growth.ok()) << growth.status();
-    EXPECT_EQ(Json(growth->evictions), golden_[policy]["evictions"]) << policy;
-    EXPECT_EQ(Json(growth->final), golden_[policy]["final"]) << policy;
+    EXPECT_EQ(Json(growth->evictions), expected_[policy]["evictions"]) << policy;
+    EXPECT_EQ(Json(growth->final), expected_[policy]["final"]) << policy;
   }
 }
 
-TEST_F(GoldenTest, Caote) {
-  const Json& caote = golden_["caote"];
+TEST_P(ScenariosTest, Caote) {
+  const Json& caote = expected_["caote"];
   ExpectNear(TokenScores(caote, {.policy = "caote"}), caote["caote"], "caote");
   ExpectNear(TokenScores(caote, {.policy = "caote"}), caote["brute_force"], "brute force");
   ExpectNear(TokenScores(caote, {.policy = "fast_caote"}), caote["fast_caote"], "fast_caote");
 }
 
-TEST_F(GoldenTest, Graphkv) {
-  const Json& graph = golden_["graphkv"];
-  ExpectNear(TokenScores(graph, WithParams("graphkv", {"sources=3"})), golden_["graphkv_sequential"]["after"],
-             "sequential");
+TEST_P(ScenariosTest, Graphkv) {
+  const Json& graph = expected_["graphkv"];
+  ExpectNear(TokenScores(graph, WithParams("graphkv", {"sources=3"})),
+             expected_["graphkv_sequential"]["after"], "sequential");
   ExpectNear(TokenScores(graph, WithParams("graphkv", {"sources=3", "mode=all"})),
              graph["after_one_round_all_sources_exclude_self"], "all");
 }
 
-TEST_F(GoldenTest, LazyEviction) {
+TEST_P(ScenariosTest, LazyEviction) {
   std::vector<double> both, first;
-  for (const auto& [token, terms] : golden_["lazy"]["tokens"].items()) {
+  for (const auto& [token, terms] : expected_["lazy"]["tokens"].items()) {
     first.push_back(terms["H1"]);
     both.push_back(terms["H1"].get<double>() + terms["H2_decreasing_variant"].get<double>());
   }
-  ExpectNear(TokenScores(golden_["lazy"], {.policy = "lazy_eviction"}), both, "H1 + H2");
-  ExpectNear(TokenScores(golden_["lazy"], WithParams("lazy_eviction", {"h2=off"})), first, "H1");
+  ExpectNear(TokenScores(expected_["lazy"], {.policy = "lazy_eviction"}), both, "H1 + H2");
+  ExpectNear(TokenScores(expected_["lazy"], WithParams("lazy_eviction", {"h2=off"})), first, "H1");
 }
 
-TEST_F(GoldenTest, Cake) {
+TEST_P(ScenariosTest, Cake) {
   Options options = WithParams("cake", {"pool=none"});
   options.scope = scorers::Scope::kLayer;
-  const std::vector<float> all = TokenScores(golden_["cake"], options);
+  const std::vector<float> all = TokenScores(expected_["cake"], options);
   const size_t keys = all.size() / 3;
   // The variance over all rows of keys before the window: the window's own end is not in these rows.
-  ExpectNear({all.begin() + keys, all.begin() + 2 * keys}, golden_["cake"]["indicator_gamma200_layer1"],
+  ExpectNear({all.begin() + keys, all.begin() + 2 * keys}, expected_["cake"]["indicator_gamma200_layer1"],
              "indicator");
   const auto budgets = PlanBudgets(TensorsFor("cake"), Here({.policy = "cake", .budget_tokens = 10}));
   ASSERT_TRUE(budgets.ok()) << budgets.status();
   for (size_t layer = 0; layer < 3; ++layer) {
-    EXPECT_NEAR(budgets->preferences[layer] / golden_["cake"]["pref"][layer].get<double>(), 1, 1e-9);
-    EXPECT_NEAR(budgets->shares[layer] / golden_["cake"]["float_budget"][layer].get<double>(), 1, 1e-9);
+    EXPECT_NEAR(budgets->preferences[layer] / expected_["cake"]["pref"][layer].get<double>(), 1, 1e-9);
+    EXPECT_NEAR(budgets->shares[layer] / expected_["cake"]["float_budget"][layer].get<double>(), 1, 1e-9);
   }
   EXPECT_EQ(budgets->tokens[0] + budgets->tokens[1] + budgets->tokens[2], 30u);
 }
 
-TEST_F(GoldenTest, Mpcache) {
+TEST_P(ScenariosTest, Mpcache) {
   for (const auto& [bound, name] : {std::pair("upper", "upper"), std::pair("linear", "linear_alpha0_6")}) {
     Scored scored;
-    ScoreInput(golden_["mpcache"], WithParams("mpcache", {"stage=dynamic", std::string("bound=") + bound}),
+    ScoreInput(expected_["mpcache"], WithParams("mpcache", {"stage=dynamic", std::string("bound=") + bound}),
                &scored);
     std::vector<double> expected;
-    for (const Json& cluster : golden_["mpcache"]["scores"]) expected.push_back(cluster[name]);
+    for (const Json& cluster : expected_["mpcache"]["scores"]) expected.push_back(cluster[name]);
     ExpectNear(scored.scores.blocks, expected, bound);
     for (size_t i = 0; i < expected.size() && std::string(bound) == "upper"; ++i) {
-      EXPECT_GE(scored.scores.blocks[i], golden_["mpcache"]["scores"][i]["true_max"].get<double>() - 1e-5);
+      EXPECT_GE(scored.scores.blocks[i], expected_["mpcache"]["scores"][i]["true_max"].get<double>() - 1e-5);
     }
   }
 }
 
-TEST_F(GoldenTest, Budgets) {
+TEST_P(ScenariosTest, Budgets) {
   const auto plan = [this](const char* policy) {
     auto budgets = PlanBudgets(TensorsFor(policy), Here({.policy = policy}));
     EXPECT_TRUE(budgets.ok()) << budgets.status();
     return *std::move(budgets);
   };
-  EXPECT_EQ(Json(plan("pyramid").tokens), golden_["budgets"]["pyramid"]["middle_budgets"]);
+  EXPECT_EQ(Json(plan("pyramid").tokens), expected_["budgets"]["pyramid"]["middle_budgets"]);
   const Budgets epicache = plan("epicache");
-  EXPECT_EQ(Json(epicache.as_authors), golden_["budgets"]["epicache"]["out"]);
+  EXPECT_EQ(Json(epicache.as_authors), expected_["budgets"]["epicache"]["out"]);
   EXPECT_EQ(epicache.tokens[0] + epicache.tokens[1] + epicache.tokens[2] + epicache.tokens[3], 4096u);
   const Budgets d2o = plan("d2o");
   for (size_t layer = 0; layer < 4; ++layer) {
-    EXPECT_NEAR(d2o.shares[layer], golden_["budgets"]["d2o"]["ratio"][layer].get<double>(), 1e-12);
+    EXPECT_NEAR(d2o.shares[layer], expected_["budgets"]["d2o"]["ratio"][layer].get<double>(), 1e-12);
   }
 }
 

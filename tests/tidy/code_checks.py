@@ -1,10 +1,12 @@
 """Checks of C++ sources, build files and scripts. Each returns a list of messages: empty is good."""
 
+import pathlib
 import posixpath
 import re
 import subprocess
+from collections.abc import Sequence
 
-from tree import without_comments
+from tree import Tree, without_comments
 
 # Who may include whom, by folder: the longest prefix of a file's path decides. "kvpool" is the generated code of proto/kvpool.
 SHARED = ("proto/cli/", "proto/formats/", "proto/support/")
@@ -22,7 +24,7 @@ CONDITIONS = re.compile(r"__CUDACC__|__cplusplus")
 TEST_CONDITIONS = re.compile(r"__CUDACC__|__cplusplus|__SANITIZE_\w+__|__has_feature")
 
 
-def include_graph(tree):
+def include_graph(tree: Tree) -> list[str]:
     errors = []
     for name in tree.sources():
         allowed = next((to for prefix, to in MAY_INCLUDE.items() if name.startswith(prefix)), None)
@@ -48,12 +50,12 @@ def include_graph(tree):
     return errors
 
 
-def _cmake_words(tree, name):
+def _cmake_words(tree: Tree, name: str) -> list[str]:
     text = re.sub(r"#[^\n]*", "", tree.text(name))
     return re.findall(r'[^\s()";<>]+', text)
 
 
-def sources_are_built(tree, compiled=()):
+def sources_are_built(tree: Tree, compiled: Sequence[str] = ()) -> list[str]:
     """Every source is compiled by some target; `compiled` are paths from compile_commands.json."""
     mentioned = set(compiled)
     for name in tree.files("CMakeLists.txt", ".cmake"):
@@ -66,7 +68,7 @@ def sources_are_built(tree, compiled=()):
     return [f"{name}: no target builds it" for name in tree.files(".cc", ".cu") if name not in mentioned]
 
 
-def test_programs_are_run(tree):
+def test_programs_are_run(tree: Tree) -> list[str]:
     """A program made of *_test.cc is given to ctest in the same build file."""
     errors = []
     for name in tree.files("CMakeLists.txt", under="tests/"):
@@ -80,7 +82,7 @@ def test_programs_are_run(tree):
     return errors
 
 
-def conditionals(tree):
+def conditionals(tree: Tree) -> list[str]:
     """Code is chosen at link time or in main, never by #if in a body."""
     errors = []
     for name in tree.sources():
@@ -100,7 +102,7 @@ def conditionals(tree):
     return errors
 
 
-def include_guards(tree):
+def include_guards(tree: Tree) -> list[str]:
     errors = []
     for name in tree.files(".h", ".cuh"):
         guard = "KVPOOL_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper() + "_"
@@ -109,7 +111,7 @@ def include_guards(tree):
     return errors
 
 
-def scripts(tree):
+def scripts(tree: Tree) -> list[str]:
     """Shell scripts parse, stop at the first error and can be executed; Python parses."""
     errors = []
     for name in tree.files():
@@ -131,7 +133,7 @@ def scripts(tree):
     return errors
 
 
-def formatting(tree):
+def formatting(tree: Tree) -> list[str] | None:
     """None if there is no clang-format here."""
     sources = tree.sources()
     try:
@@ -143,7 +145,17 @@ def formatting(tree):
     return [f"{name}: run clang-format -i on it" for name in files]
 
 
-def lengths(tree):
+def python_lint(tree: Tree) -> list[str] | None:
+    """ruff with the tree's ruff.toml. None if deploy/install_deps.sh test could not get it."""
+    ruff = pathlib.Path(__file__).parents[2] / "build/deps/python/bin/ruff"
+    if not ruff.is_file():
+        return None
+    result = subprocess.run([ruff, "check", "--no-cache", "--quiet", "--output-format=concise", "."], cwd=tree.root,
+                            capture_output=True, text=True, check=False)
+    return (result.stdout + result.stderr).splitlines()
+
+
+def lengths(tree: Tree) -> list[str]:
     """Notes, not errors: files and functions past the lengths that read well."""
     notes = []
     for name in tree.sources():

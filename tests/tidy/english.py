@@ -2,6 +2,8 @@
 
 import re
 
+from tree import Tree
+
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".proto")
 # A comment behind code is a sentence with a subject and a verb, or a unit. One that opens with one of these hangs in the air:
 # "ranks.size();  // Of the session" leaves the reader to find what is of the session.
@@ -11,14 +13,14 @@ PREPOSITIONS = frozenset(
     "except inside outside near past up down".split())
 
 
-def _trailing_comment(line):
+def _trailing_comment(line: str) -> tuple[str, str] | None:
     """(code, comment) of a line that has both, or None. Strings and characters are no comments."""
     line = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'', '""', line)
     code, mark, comment = line.partition("//")
     return (code.strip(), comment.strip()) if mark and code.strip() and comment.strip() else None
 
 
-def trailing_comments(tree):
+def trailing_comments(tree: Tree) -> list[str]:
     """No comment behind code opens with a preposition."""
     errors = []
     for name in tree.files(*SUFFIXES):

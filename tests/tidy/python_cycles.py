@@ -4,29 +4,30 @@ import ast
 import posixpath
 
 import rooms
+from tree import Tree
 
 
-def _imported(text):
+def _imported(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """(module, names or None) of each absolute import that is executed; those under TYPE_CHECKING are not."""
-    found = []
+    found: list[tuple[str, tuple[str, ...]]] = []
 
     class Imports(ast.NodeVisitor):
-        def visit_If(self, node):
+        def visit_If(self, node: ast.If) -> None:
             if "TYPE_CHECKING" not in ast.unparse(node.test):
                 self.generic_visit(node)
 
-        def visit_Import(self, node):
+        def visit_Import(self, node: ast.Import) -> None:
             found.extend((alias.name, ()) for alias in node.names)
 
-        def visit_ImportFrom(self, node):
-            if node.level == 0:
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+            if node.module is not None and node.level == 0:
                 found.append((node.module, tuple(alias.name for alias in node.names)))
 
     Imports().visit(ast.parse(text))
     return found
 
 
-def python_cycles(tree):
+def python_cycles(tree: Tree) -> list[str]:
     """A package is a folder with __init__.py, whose parent folder imports start from."""
     sources = tree.files(".py")
     errors = []
@@ -35,7 +36,7 @@ def python_cycles(tree):
         package_name = posixpath.basename(package)
         arrows = {}
         for module, name in modules.items():
-            to = set()
+            to: set[str] = set()
             for imported, names in _imported(tree.text(name)):
                 if imported == package_name:
                     to.update(entry if entry in modules else "__init__" for entry in names)

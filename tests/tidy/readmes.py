@@ -4,6 +4,9 @@ import fnmatch
 import posixpath
 import re
 import shlex
+from collections.abc import Iterable, Iterator
+
+from tree import Tree
 
 FRONT_PAGE = "README.md"
 # Of the front page, code not counted: whoever comes by reads so much, and no more.
@@ -21,22 +24,22 @@ FILE_NAME = r"[\w{][\w.{},*-]*(?:/[\w.{},*-]+)+\.(?:h|cc|cu|cmake|list|py|sh|md|
 OUR_FOLDERS = ("client/", "cuda/", "dashboards/", "deploy/", "proto/", "server/", "tests/")
 
 
-def _blocks(text, language):
+def _blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def _without_code(text):
+def _without_code(text: str) -> str:
     return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def _commands(block):
+def _commands(block: str) -> Iterator[list[str]]:
     """The commands of a `sh` block, each a list of words, without those of here-documents."""
     block = re.sub(r"<<-?'?(\w+)'?\n.*?^\1$", "", block, flags=re.MULTILINE | re.DOTALL)
     block = re.sub(r"\\\n|\|\n", lambda found: found.group(0)[:-1].replace("\\", " ") + " ", block)
     for line in block.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
-        command = []
+        command: list[str] = []
         for word in [*lexer, ";"]:
             if not set(word) <= set("();|&"):
                 command.append(word)
@@ -48,7 +51,7 @@ def _commands(block):
             command = []
 
 
-def _flag_exists(flag, sources):
+def _flag_exists(flag: str, sources: str) -> bool:
     """`--lease_blocks` is written "lease_blocks", "--lease_blocks", or lease_blocks as an identifier."""
     word = flag.lstrip("-")
     return re.search(rf'"(--)?{re.escape(word)}["=]|(?<![\w-])--{re.escape(word)}\b|\b{re.escape(word.replace("-", "_"))}\b',
@@ -58,24 +61,24 @@ def _flag_exists(flag, sources):
 class _Programs:
     """What the build makes, and the words of its sources."""
 
-    def __init__(self, tree):
+    def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.names = set()
+        self.names: set[str] = set()
         for name in tree.files("CMakeLists.txt"):
             self.names |= set(re.findall(r"add_executable\(\s*([\w-]+)", tree.text(name)))
-        self.presets = set()
+        self.presets: set[str] = set()
         if tree.exists("CMakePresets.json"):
             self.presets = set(re.findall(r'"name":\s*"(\w+)"', tree.text("CMakePresets.json")))
         self.code = "\n".join(tree.text(name) for name in tree.sources() if not name.startswith("tests/"))
 
-    def errors(self, words):
+    def errors(self, words: list[str]) -> list[str]:
         """What is wrong with a command."""
         shown, command = " ".join(words), words[0].removeprefix("./")
         built = re.fullmatch(r"build/(\w+)/bin/([\w-]+)", command)
         if built and not (built.group(1) in self.presets and built.group(2) in self.names):
             return [f"{command} is not built by any preset and target"]
         if built or command in self.names:
-            text = self.code
+            text: str | None = self.code
         elif self.tree.exists(command):
             text = self.tree.text(command)
         elif command in SYSTEM_PROGRAMS:
@@ -93,17 +96,17 @@ class _Programs:
         return errors
 
 
-def _functions(block):
+def _functions(block: str) -> set[str]:
     return set(re.findall(r"^(\w+)\(\) *\{", block, re.MULTILINE))
 
 
-def _anchors(text):
+def _anchors(text: str) -> set[str]:
     """Those that a forge makes of headings."""
     headings = re.findall(r"^#+ +(.*)$", _without_code(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def _link_errors(tree, folder, text):
+def _link_errors(tree: Tree, folder: str, text: str) -> Iterator[str]:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
         if "://" in target:
             continue
@@ -114,7 +117,7 @@ def _link_errors(tree, folder, text):
             yield f"link to {target}#{anchor}: there is no such heading"
 
 
-def _spellings(name):
+def _spellings(name: str) -> list[str]:
     """space/verbs.{h,cc} as the two that it stands for."""
     found = re.search(r"\{([^{}]*)\}", name)
     if not found:
@@ -122,7 +125,7 @@ def _spellings(name):
     return [whole for part in found.group(1).split(",") for whole in _spellings(name[:found.start()] + part + name[found.end():])]
 
 
-def _file_errors(files, text):
+def _file_errors(files: Iterable[str], text: str) -> Iterator[str]:
     """A file is named by its path, or the end of it. What is to be added, or has NAME for a name, need not be there."""
     for named in re.findall(rf"(?<!Add )`({FILE_NAME})`", text):
         for name in _spellings(named):
@@ -130,7 +133,7 @@ def _file_errors(files, text):
                 yield f"names {name}, which does not exist"
 
 
-def readme(tree):
+def readme(tree: Tree) -> list[str]:
     """Commands in `sh` blocks start a script or program that exists, with flags that it knows; `cpp` blocks are programs of the
     tree, word for word, as those are built and run; links lead somewhere, and files that are named exist."""
     if not tree.exists(FRONT_PAGE):
@@ -156,7 +159,7 @@ def readme(tree):
     return errors
 
 
-def server_map(tree):
+def server_map(tree: Tree) -> list[str]:
     """A reader of server/README.md finds every file of the daemon: each X.h and X.cc is named on the page of its folder, or of
     the nearest one above it that has a page. Replacement policies are in a table of their own, by name. Classes and functions
     that the page names exist."""

@@ -2,6 +2,9 @@
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from tree import Tree
 
 # From the ground up. A source includes its own folder and those on lower floors; folders that share a floor don't know each
 # other. What may be said across the top folders stands in code_checks.MAY_INCLUDE.
@@ -36,7 +39,7 @@ FLOORS = (
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 
 
-def includes(tree, name):
+def includes(tree: Tree, name: str) -> Iterator[tuple[int, str]]:
     """(line number, path) of each include of the project's own files."""
     for number, line in tree.lines(name):
         found = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
@@ -44,7 +47,7 @@ def includes(tree, name):
             yield number, found.group(1)
 
 
-def rooms(tree):
+def rooms(tree: Tree) -> list[str]:
     """Includes go down: no folder includes one on its own floor or above."""
     errors = []
     for name in tree.sources():
@@ -61,9 +64,9 @@ def rooms(tree):
     return errors
 
 
-def cycles(tree):
+def cycles(tree: Tree) -> list[str]:
     """No circle of units: a unit is a header with the source of the same name."""
-    arrows = {}
+    arrows: dict[str, set[str]] = {}
     for name in tree.sources():
         unit = posixpath.splitext(name)[0]
         to = {posixpath.splitext(target)[0] for _, target in includes(tree, name)}
@@ -71,9 +74,12 @@ def cycles(tree):
     return ["a circle of units: " + ", ".join(circle) for circle in circles(arrows)]
 
 
-def circles(arrows):
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Strongly connected components with more than one member (Tarjan's algorithm, without recursion)."""
-    order, low, stack, circles = {}, {}, [], []
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    circles: list[list[str]] = []
     for start in sorted(arrows):
         if start in order:
             continue

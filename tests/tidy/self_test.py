@@ -117,6 +117,12 @@ class TidyTest(unittest.TestCase):
             self.skipTest("clang-format is not installed")
         self.expect(messages, "cuda/a.cc: run clang-format")
 
+    def test_python_lint(self):
+        messages = self.check(code_checks.python_lint, {"ruff.toml": "", "tests/a.py": "import os\n"})
+        if messages is None:
+            self.skipTest("ruff is not installed")
+        self.expect(messages, "tests/a.py:1:8: F401")
+
     def test_lengths(self):
         self.expect(self.check(code_checks.lengths, {
             "server/a.h": "\n" * 201, "server/b.cc": "void F() {\n" + "  G();\n" * 71 + "}\n"}), "201 lines", "function of 72 lines")

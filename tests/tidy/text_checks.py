@@ -2,6 +2,9 @@
 
 import json
 import re
+from typing import Any
+
+from tree import Tree
 
 # Written in pieces, so that this file passes its own check.
 BANNED = [
@@ -14,7 +17,7 @@ BANNED = [
 ]
 
 
-def banned_words(tree):
+def banned_words(tree: Tree) -> list[str]:
     errors = []
     for name in tree.files():
         for number, line in tree.lines(name):
@@ -25,7 +28,7 @@ def banned_words(tree):
     return errors
 
 
-def proto_documented(tree):
+def proto_documented(tree: Tree) -> list[str]:
     """Every message, enum, service, method, field and value has a comment before it or behind it."""
     errors = []
     for name in tree.files(".proto", under="proto/"):
@@ -42,7 +45,7 @@ def proto_documented(tree):
     return errors
 
 
-def proto_style(tree):
+def proto_style(tree: Tree) -> list[str]:
     """Names as protobuf's style guide has them: CamelCase types, lower_snake fields, ENUM_NAME_VALUE from 0."""
     errors = []
     for name in tree.files(".proto", under="proto/kvpool/"):
@@ -68,24 +71,24 @@ def proto_style(tree):
     return errors
 
 
-def _metric_names(text):
+def _metric_names(text: str) -> set[str]:
     # level:kvpool_name:operations is the name of a recorded series.
     return set(re.findall(r"(?<![\w:])kvpool_[a-z0-9_]+(?![\w:])", text))
 
 
-def _defined_metrics(tree):
+def _defined_metrics(tree: Tree) -> set[str]:
     """Names in string literals of the daemon's metrics source."""
-    names = set()
+    names: set[str] = set()
     for name in tree.files(".cc", under="server/metrics"):
         names |= set(re.findall(r'"(kvpool_[a-z0-9_]+)"', tree.text(name)))
     return names
 
 
-def _queries(tree):
+def _queries(tree: Tree) -> list[tuple[str, str]]:
     """(file, expression) of every panel and variable of the dashboards and every rule."""
     found = []
 
-    def walk(name, value):
+    def walk(name: str, value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
                 if key in ("expr", "query", "definition") and isinstance(inner, str):
@@ -104,7 +107,7 @@ def _queries(tree):
     return found
 
 
-def metric_names(tree):
+def metric_names(tree: Tree) -> list[str]:
     """What dashboards and rules ask for is exported, and what is exported is asked for."""
     defined = _defined_metrics(tree)
     queries = _queries(tree)
@@ -122,10 +125,10 @@ def metric_names(tree):
     return errors
 
 
-def dashboards(tree):
+def dashboards(tree: Tree) -> list[str]:
     """Dashboards import anywhere: a datasource variable, a stable uid, no id of one Grafana; panels inside the grid."""
     errors = []
-    uids = {}
+    uids: dict[str, str] = {}
     for name in tree.files(".json", under="dashboards/"):
         board = json.loads(tree.text(name))
         if board.get("id") is not None:
@@ -157,7 +160,7 @@ def dashboards(tree):
     return errors
 
 
-def runbooks(tree):
+def runbooks(tree: Tree) -> list[str]:
     """Every alert has a severity, a summary, a description and a runbook that exists; every runbook has its alert."""
     errors, seen = [], set()
     for name in tree.files("rules.yaml", under="deploy/prometheus/"):

@@ -28,6 +28,7 @@ CHECKS = {
     "include_guards": code_checks.include_guards,
     "scripts": code_checks.scripts,
     "formatting": code_checks.formatting,
+    "python_lint": code_checks.python_lint,
     "lengths": code_checks.lengths,
     "banned_words": text_checks.banned_words,
     "proto_documented": text_checks.proto_documented,
@@ -42,17 +43,17 @@ CHECKS = {
 NOTES_ONLY = {"lengths"}
 
 
-def compiled_sources(root, path):
+def compiled_sources(root: pathlib.Path, path: pathlib.Path) -> list[str]:
     """Sources in compile_commands.json, relative to the root."""
     found = []
-    for entry in json.loads(pathlib.Path(path).read_text(encoding="utf-8")):
+    for entry in json.loads(path.read_text(encoding="utf-8")):
         source = (pathlib.Path(entry["directory"]) / entry["file"]).resolve()
         if source.is_relative_to(root):
             found.append(source.relative_to(root).as_posix())
     return found
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("check", choices=[*CHECKS, "list"])

@@ -38,6 +38,31 @@ struct Shape {
   size_t second_blocks = 0;  // Distinct second blocks: nearly the number of conversations.
 };
 
+// The public trace's, and by which factor those of a generated workload may differ.
+struct TraceQuantile {
+  std::vector<double> Shape::*numbers;
+  double quantile, in_trace, factor;
+};
+constexpr TraceQuantile kTraceQuantiles[] = {
+    {&Shape::input_tokens, 0.05, 901, 1.25},   {&Shape::input_tokens, 0.1, 964, 1.25},
+    {&Shape::input_tokens, 0.25, 2306, 1.4},  // The trace has a bump at 1,000 to 1,500 tokens.
+    {&Shape::input_tokens, 0.5, 6909, 1.25},   {&Shape::input_tokens, 0.75, 15368, 1.25},
+    {&Shape::input_tokens, 0.9, 27367, 1.25},  {&Shape::input_tokens, 0.95, 39552, 1.25},
+    {&Shape::input_tokens, 0.99, 85401, 1.25}, {&Shape::output_tokens, 0.25, 156, 1.35},
+    {&Shape::output_tokens, 0.5, 350, 1.35},   {&Shape::output_tokens, 0.75, 472, 1.35},
+    {&Shape::output_tokens, 0.9, 597, 1.35},   {&Shape::output_tokens, 0.99, 1120, 1.35},
+    {&Shape::blocks, 0.5, 14, 1.25},           {&Shape::blocks, 0.75, 31, 1.25},
+    {&Shape::blocks, 0.9, 54, 1.25},           {&Shape::blocks, 0.99, 167, 1.25},
+    {&Shape::growth_blocks, 0.5, 2, 1.35},     {&Shape::growth_blocks, 0.9, 20, 1.35},
+    {&Shape::gap_seconds, 0.1, 42, 1.25},      {&Shape::gap_seconds, 0.25, 66, 1.25},
+    {&Shape::gap_seconds, 0.5, 123, 1.25},     {&Shape::gap_seconds, 0.75, 264, 1.25},
+    {&Shape::gap_seconds, 0.9, 483, 1.25}};
+constexpr struct {
+  double blocks = 23.98, continued = 0.3872, requests_per_second = 3.4015;
+  size_t first_blocks = 1;
+  double second_blocks = 7373;
+} kTraceMeans;
+
 double Quantile(const std::vector<double>& sorted, double q) {
   return sorted[std::min(sorted.size() - 1, static_cast<size_t>(q * static_cast<double>(sorted.size())))];
 }
@@ -125,9 +150,18 @@ TEST(ExactLru, ARequestMustFit) {
               HasSubstr("the largest request has 3 blocks, the pool 2"));
 }
 
-TEST(ExactLru, PublicTraceHasItsPublishedRatios) {
+TEST(ExactLru, PublicTraceHasTheRatiosAndTheShapeThatAreHere) {
   const auto trace = PublicTrace();
   if (!trace.ok()) GTEST_SKIP() << trace.status().message();
+  const Shape shape = ShapeOf(*trace);
+  for (const TraceQuantile& real : kTraceQuantiles) {
+    EXPECT_NEAR(Quantile(shape.*real.numbers, real.quantile), real.in_trace, 0.002) << real.quantile;
+  }
+  EXPECT_NEAR(Mean(shape.blocks), kTraceMeans.blocks, 0.005);
+  EXPECT_NEAR(shape.continued, kTraceMeans.continued, 5e-5);
+  EXPECT_NEAR(shape.requests_per_second, kTraceMeans.requests_per_second, 5e-5);
+  EXPECT_EQ(shape.first_blocks, kTraceMeans.first_blocks);
+  EXPECT_EQ(shape.second_blocks, kTraceMeans.second_blocks);
   for (const auto& [capacity, ratio] : kTraceRatios) {
     EXPECT_NEAR(SimulateLru(*trace, {.capacity_blocks = capacity})->block_ratio(), ratio, 0.0001)
         << capacity << " blocks";
@@ -168,28 +202,17 @@ TEST_P(ConversationSeed, HitRatiosAreTheTraces) {
 }
 
 TEST_P(ConversationSeed, ShapeIsTheTraces) {
-  const auto trace = PublicTrace();
-  if (!trace.ok()) GTEST_SKIP() << trace.status().message();
-  const Shape real = ShapeOf(*trace);
   const Shape made = ShapeOf(GenerateConversation({.seed = GetParam()}));
-  const auto near = [](const std::vector<double>& got, const std::vector<double>& want, double q,
-                       double factor) {
-    const double ratio = Quantile(got, q) / Quantile(want, q);
-    EXPECT_LT(std::abs(std::log(ratio)), std::log(factor))
-        << "quantile " << q << ": " << Quantile(got, q) << ", in the trace " << Quantile(want, q);
-  };
-  for (const double q : {0.05, 0.1, 0.5, 0.75, 0.9, 0.95, 0.99})
-    near(made.input_tokens, real.input_tokens, q, 1.25);
-  near(made.input_tokens, real.input_tokens, 0.25, 1.4);  // The trace has a bump at 1,000 to 1,500 tokens.
-  for (const double q : {0.25, 0.5, 0.75, 0.9, 0.99}) near(made.output_tokens, real.output_tokens, q, 1.35);
-  for (const double q : {0.5, 0.75, 0.9, 0.99}) near(made.blocks, real.blocks, q, 1.25);
-  for (const double q : {0.5, 0.9}) near(made.growth_blocks, real.growth_blocks, q, 1.35);
-  for (const double q : {0.1, 0.25, 0.5, 0.75, 0.9}) near(made.gap_seconds, real.gap_seconds, q, 1.25);
-  EXPECT_NEAR(Mean(made.blocks) / Mean(real.blocks), 1, 0.1);
-  EXPECT_NEAR(made.continued, real.continued, 0.04);
-  EXPECT_NEAR(made.requests_per_second / real.requests_per_second, 1, 0.1);
-  EXPECT_EQ(made.first_blocks, real.first_blocks);
-  EXPECT_NEAR(static_cast<double>(made.second_blocks) / static_cast<double>(real.second_blocks), 1, 0.1);
+  for (const TraceQuantile& real : kTraceQuantiles) {
+    const double quantile = Quantile(made.*real.numbers, real.quantile);
+    EXPECT_LT(std::abs(std::log(quantile / real.in_trace)), std::log(real.factor))
+        << "quantile " << real.quantile << ": " << quantile << ", in the trace " << real.in_trace;
+  }
+  EXPECT_NEAR(Mean(made.blocks) / kTraceMeans.blocks, 1, 0.1);
+  EXPECT_NEAR(made.continued, kTraceMeans.continued, 0.04);
+  EXPECT_NEAR(made.requests_per_second / kTraceMeans.requests_per_second, 1, 0.1);
+  EXPECT_EQ(made.first_blocks, kTraceMeans.first_blocks);
+  EXPECT_NEAR(static_cast<double>(made.second_blocks) / kTraceMeans.second_blocks, 1, 0.1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ConversationSeed, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8));

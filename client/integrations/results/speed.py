@@ -209,7 +209,7 @@ def decode(here, cell):
         cache.update(torch.randn(shape, dtype=model.dtype), torch.randn(shape, dtype=model.dtype), layer)
     times = []
     with torch.no_grad():
-        for step in range(STEPS + 2):
+        for _ in range(STEPS + 2):
             began = time.monotonic()
             model(torch.tensor([[5]]), past_key_values=cache)
             if cell["cache"] != "own":

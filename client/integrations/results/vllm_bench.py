@@ -6,7 +6,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/engines"))
-import vllm_engine  # noqa: E402
+import vllm_engine
 
 
 class Bench(vllm_engine.Engine):

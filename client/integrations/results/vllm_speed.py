@@ -13,7 +13,7 @@ import lab
 import texts
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/engines"))
-from vllm_processes import PYTHON, Engine, prompts, whole_blocks  # noqa: E402
+from vllm_processes import PYTHON, Engine, prompts, whole_blocks
 
 CORE = os.environ.get("VLLM_CORE", "1")
 BENCH = pathlib.Path(__file__).parent / "vllm_bench.py"

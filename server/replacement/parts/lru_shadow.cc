@@ -23,7 +23,6 @@ void LruShadow::OnMiss(uint64_t hash) {
   const bool held = contents_.Find(hash) != nullptr;
   if (held) --absent_;
   contents_.Add(hash, kResident);
-  Trim();
   Count(/*policy_missed=*/true, /*lru_missed=*/!held);
 }
 
@@ -31,18 +30,17 @@ void LruShadow::OnHit(uint64_t hash) {
   if (!Watched(hash)) return;
   const bool held = contents_.Find(hash) != nullptr;
   contents_.Add(hash, kResident);
-  Trim();
   Count(/*policy_missed=*/false, /*lru_missed=*/!held);
 }
 
 void LruShadow::OnUsed(uint64_t hash) {
+  Trim();
   if (Watched(hash) && contents_.Find(hash) != nullptr) contents_.Add(hash, kResident);
 }
 
 void LruShadow::OnEvict(uint64_t hash) {
   if (!Watched(hash)) return;
   --resident_;
-  // Not trimmed: the eviction makes room for the next content, which LRU may hold already.
   if (contents_.Find(hash) == nullptr) return;
   contents_.Set(hash, kAbsent);
   ++absent_;

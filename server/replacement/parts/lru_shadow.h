@@ -9,8 +9,9 @@
 
 namespace kvpool {
 
-// It lists the contents that an LRU cache of the same size would hold. For each content asked for it knows
-// which of the two caches had it, and keeps
+// It lists the contents that an LRU cache of the same size would hold. The size is how many are resident when a use
+// ends: at other times a lease may have evicted many blocks to make room for contents that are inserted later, and which
+// LRU may hold already. For each content asked for it knows which of the two caches had it, and keeps
 //
 //   debt     misses that LRU would not have had - misses that only LRU would have had - LRU's misses / 16;
 //            never below minus the number of resident blocks, so that an old lead does not pay for new misses
@@ -29,7 +30,7 @@ namespace kvpool {
 // instead of by phases, so that it needs no second shadow and no reset.
 //
 // Beyond kWatched blocks a sample of the contents is watched, chosen by hash, and the bound holds for the
-// sample. So it takes at most kWatched * GhostList::kBytesPerGhost, 2.2 MiB.
+// sample. So it takes about kWatched * GhostList::kBytesPerGhost, 2.2 MiB, and up to twice that between two ends.
 class LruShadow {
  public:
   static constexpr uint32_t kWatched = 1u << 16;

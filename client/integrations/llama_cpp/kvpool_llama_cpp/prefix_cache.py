@@ -13,7 +13,7 @@ import hashlib
 import logging
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kvpool
@@ -67,7 +67,7 @@ class PrefixCache:
         description = ctypes.create_string_buffer(128)
         library.model_desc(library.get_model(context), description, len(description))
         facts = {"engine": "llama.cpp", "model": description.value.decode(errors="replace"), **(facts or {})}
-        self._open = lambda: kvpool.Session(layout, fingerprint, facts=facts, open_timeout=open_timeout, **options)
+        self._open: Callable[[], Any] = lambda: kvpool.Session(layout, fingerprint, facts=facts, open_timeout=open_timeout, **options)
         self._session: kvpool.Session | None = None
         self._next_try, self._next_save = 0.0, 0.0
         self.counters = {"loaded_blocks": 0, "saved_blocks": 0, "refused_blocks": 0, "unsaved_blocks": 0, "lost_daemons": 0}

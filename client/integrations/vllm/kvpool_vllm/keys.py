@@ -68,4 +68,4 @@ def is_taken(hash_name: str) -> bool:
     """Whether vLLM's chains start from this root."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
-    return _root is not None and kv_cache_utils.NONE_HASH == get_hash_fn_by_name(hash_name)(_root)
+    return _root is not None and get_hash_fn_by_name(hash_name)(_root) == kv_cache_utils.NONE_HASH
