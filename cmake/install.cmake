@@ -39,7 +39,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/kvpool DESTINATION ${CMAKE_INSTALL
 
 # ---- find_package and pkg-config
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/kvpoolConfig.cmake.in ${PROJECT_BINARY_DIR}/kvpoolConfig.cmake
-                              INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
+                              INSTALL_DESTINATION ${package_dir} PATH_VARS CMAKE_INSTALL_DATADIR NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a minor version may change anything.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvpoolConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/kvpoolConfig.cmake ${PROJECT_BINARY_DIR}/kvpoolConfigVersion.cmake
@@ -50,3 +50,6 @@ foreach(name kvpool kvpool-client)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT libkvpool-dev)
 endforeach()
+if(NOT KVPOOL_PYTHON_PACKAGE)
+  include(cmake/debian.cmake)
+endif()

@@ -35,6 +35,8 @@ boot() {
     mount -t tmpfs -o mode=755 tmpfs "$0/dev"
     for name in null zero full random urandom tty; do touch "$0/dev/$name"; mount --bind "/dev/$name" "$0/dev/$name"; done
     mkdir "$0/dev/shm" "$0/dev/pts"
+    mount -t devpts devpts "$0/dev/pts"
+    ln -s pts/ptmx "$0/dev/ptmx"
     mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm"
     ln -s /proc/self/fd "$0/dev/fd"
     mount -t tmpfs tmpfs "$0/sys/fs/cgroup"
@@ -48,7 +50,7 @@ boot() {
   ' "$tree" </dev/null >"$tree.boot" 2>&1 &
   local namespaces=$!
   # shellcheck disable=SC2064  # the process as it is now
-  trap "kill -9 $namespaces; wait $namespaces; rm -rf --one-file-system '$tree' '$tree.boot'" EXIT
+  trap "kill -9 $namespaces; wait $namespaces 2>/dev/null || true; rm -rf --one-file-system '$tree' '$tree.boot'" EXIT
   for _ in $(seq 100); do
     systemd=$(pgrep -P $namespaces || true)
     if [ -n "$systemd" ] && booted 'systemctl is-system-running --wait' >/dev/null 2>&1; then return; fi

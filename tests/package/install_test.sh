@@ -28,6 +28,10 @@ for program in kvpoold kvpoolctl kvpool-replay kvpool-sim kvpool-lab; do
   [[ "$("$prefix/bin/$program" --version)" = "$program $version "* ]] || fail "$program --version: $("$program" --version)"
 done
 same pkg-config "$(pkg-config --modversion kvpool) $(pkg-config --modversion kvpool-client)" "$version $version"
+same "kvpool_version()" "$version" "$(python3 -c 'import ctypes, sys
+function = ctypes.CDLL(sys.argv[1]).kvpool_version
+function.restype = ctypes.c_char_p
+print(function().decode())' "$lib/libkvpool.so.0")"
 
 echo "== libkvpool.so: its soname, and its symbols"
 readelf --dynamic "$lib/libkvpool.so" | grep -q 'soname: \[libkvpool.so.0\]' || fail "the soname is not libkvpool.so.0"
@@ -55,6 +59,9 @@ cmake_minimum_required(VERSION 3.25)
 project(only_c LANGUAGES C)
 set(CMAKE_DISABLE_FIND_PACKAGE_gRPC ON)
 find_package(kvpool 0.1 REQUIRED COMPONENTS c)
+if(NOT EXISTS ${kvpool_PROTO_DIR}/kvpool/v1/engine.proto)
+  message(FATAL_ERROR "kvpool_PROTO_DIR=${kvpool_PROTO_DIR} has no .proto files")
+endif()
 add_executable(engine ../engine.c)
 target_link_libraries(engine PRIVATE kvpool::c)
 CMAKE
