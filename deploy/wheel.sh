@@ -3,7 +3,7 @@
 #
 # The wheel has the Python module, the programs, the engines' packages, and every library that they need and that a Debian 12
 # without packages of its own lacks; module and programs share one copy of each. It is for one version of Python, Debian's, and
-# for glibc 2.36 and later. The CUDA driver is loaded at run time, where there is one.
+# for the glibc that Debian's libraries ask for (2.35). The CUDA driver is loaded at run time, where there is one.
 #
 #   --no-deps   what deploy/install_deps.sh test installs is there already
 set -euo pipefail

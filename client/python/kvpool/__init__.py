@@ -6,8 +6,8 @@ from kvpool import errors as errors
 from kvpool._core import (BlockArray, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout, LayerGroup,
                           LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch, PendingPrune,
                           PendingPutEpisode, PendingScore, PendingSeal, Plane, PrefixHasher, Protection, PruneResult,
-                          PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, __version__,
-                          close_all)
+                          PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, close_all)
+from kvpool._core import version as _version
 from kvpool.errors import *  # noqa: F403
 from kvpool.errors import __all__ as _errors
 
@@ -19,6 +19,7 @@ __all__ = [
     "block_id", "errors",
 ]
 __all__ += _errors  # type checkers know this form
+__version__ = _version()
 
 
 def block_id(ref: int) -> int:

@@ -7,7 +7,7 @@
 
 NB_MODULE(_core, module) {
   using namespace kvpool::python;
-  module.attr("__version__") = kvpool::Version();
+  module.def("version", &kvpool::Version, "kvpool's, \"0.1.0\": `kvpool.__version__`.");
   RegisterErrors();
   BindLayout(module);
   BindView(module);
