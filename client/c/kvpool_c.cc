@@ -14,6 +14,7 @@
 #include "client/layouts.h"
 #include "client/prefix_hasher.h"
 #include "client/session.h"
+#include "kvpool/version.h"
 #include "proto/support/status_macros.h"
 
 struct kvpool_match {
@@ -113,6 +114,8 @@ int Answer(const absl::Status& status) {
 }  // namespace kvpool
 
 const char* kvpool_last_error(void) { return last_error.c_str(); }
+
+const char* kvpool_version(void) { return kvpool::Version(); }
 
 int kvpool_open(const kvpool_options* options, kvpool_session** session) {
   const auto read = ReadOptions(options);

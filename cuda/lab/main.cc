@@ -24,6 +24,7 @@
 #include "cuda/scorers/episodes.h"
 #include "cuda/scorers/policies/registry.h"
 #include "proto/cli/flags.h"
+#include "proto/cli/version.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool::lab {
@@ -37,7 +38,7 @@ struct Arguments {
   std::string scope = "sequence", over_tokens = "mean", over_heads = "mean", over_layers = "mean";
   uint64_t budget = 0, tokens_per_block = 0, threads = 1;
   std::string weights, explain;
-  bool policies_table = false, help = false;
+  bool policies_table = false, help = false, version = false;
 };
 
 void AddFlags(Arguments* a, Flags* flags) {
@@ -57,6 +58,7 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("explain", &a->explain, "draw which tokens stay: text or - to the terminal, or a FILE.svg");
   flags->Add("policies-table", &a->policies_table, "the policies as a table in Markdown");
   flags->Add("help", &a->help, "this text");
+  flags->Add("version", &a->version, "what this build is");
 }
 
 absl::Status PickChoice(const char* flag, const std::string& value,
@@ -277,6 +279,10 @@ int Main(const std::vector<std::string>& arguments) {
   if (!left.ok()) return fail(left.status(), 2);
   if (a.policies_table) {
     std::fputs(scorers::PoliciesTable().c_str(), stdout);
+    return 0;
+  }
+  if (a.version) {
+    std::fputs(VersionText("kvpool-lab").c_str(), stdout);
     return 0;
   }
   if (a.help) {

@@ -4,8 +4,6 @@
 
 namespace kvpool {
 
-const char* Version() { return KVPOOL_VERSION; }
-
 const char* Commit() { return KVPOOL_COMMIT; }
 
 std::string VersionText(absl::string_view program) {

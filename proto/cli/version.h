@@ -5,10 +5,10 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "kvpool/version.h"
 
 namespace kvpool {
 
-const char* Version();  // "0.1.0"
 // The checkout's commit when it was configured, with "-dirty" behind it if files had changed; or "unknown".
 const char* Commit();
 

@@ -1,5 +1,6 @@
 """The examples of client/python/README.md, run as they stand, in order: the second finds what the first one sealed."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -33,4 +34,4 @@ def test_it_says_what_there_is():
     """Names of the package that the README mentions exist."""
     import kvpool
     for name in set(re.findall(r"\bkvpool\.([A-Za-z_]\w*)", README.read_text(encoding="utf-8"))):
-        assert hasattr(kvpool, name), f"kvpool.{name} does not exist"
+        assert hasattr(kvpool, name) or importlib.util.find_spec(f"kvpool.{name}"), f"kvpool.{name} does not exist"

@@ -7,6 +7,7 @@ from kvpool._core import (BlockArray, Blocks, BlockTable, BudgetPlan, CompactRes
                           LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch, PendingPrune,
                           PendingPutEpisode, PendingScore, PendingSeal, Plane, PrefixHasher, Protection, PruneResult,
                           PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome, Session, Signal, View, close_all)
+from kvpool._core import version as _version
 from kvpool.errors import *  # noqa: F403
 from kvpool.errors import __all__ as _errors
 
@@ -14,10 +15,11 @@ __all__ = [
     "BlockArray", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout", "LayerGroup",
     "LiveSequence", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch", "PendingPrune",
     "PendingPutEpisode", "PendingScore", "PendingSeal", "Plane", "PrefixHasher", "Protection", "PruneResult",
-    "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal", "View", "block_id",
-    "errors",
+    "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal", "View", "__version__",
+    "block_id", "errors",
 ]
 __all__ += _errors  # type checkers know this form
+__version__ = _version()
 
 
 def block_id(ref: int) -> int:

@@ -3,9 +3,11 @@
 
 #include "client/python/src/bind.h"
 #include "client/python/src/view.h"
+#include "kvpool/version.h"
 
 NB_MODULE(_core, module) {
   using namespace kvpool::python;
+  module.def("version", &kvpool::Version, "kvpool's, \"0.1.0\": `kvpool.__version__`.");
   RegisterErrors();
   BindLayout(module);
   BindView(module);

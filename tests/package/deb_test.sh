@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The Debian packages on a minimal Debian 12 that runs systemd: installed, started, used, upgraded, removed, purged.
+# Usage: deb_test.sh SOURCES VERSION [--no-build]
+#
+# It fetches what the packages depend on, and systemd and a compiler of C, some 60 MB.
+set -euo pipefail
+root=$1 version=$2
+. "$root/tests/package/bare_tree.sh"
+[ "${3:-}" = --no-build ] || "$root/deploy/deb.sh" --no-deps
+fail() { echo "deb_test: $*" >&2; exit 1; }
+
+echo "== lintian, and what the unit leaves open"
+lintian --tag-display-limit 0 "$root"/build/dist/*.deb >"$tree/lintian" || true
+if grep '^E:' "$tree/lintian"; then fail "lintian has errors"; fi
+cut -d: -f1 "$tree/lintian" | sort | uniq -c
+exposure=$(systemd-analyze security --offline=true "$root/deploy/debian/kvpoold.service" | sed -n 's/.*exposure level.*: \([0-9.]*\) .*/\1/p')
+echo "exposure: $exposure"
+awk "BEGIN { exit !($exposure < 2.0) }" || fail "systemd-analyze security says $exposure; the limit is 2.0"
+
+echo "== systemd, and what the packages need, are fetched"
+cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
+mkdir "$tree/srv/debs" "$tree/srv/next"
+cp "$root"/build/dist/*.deb "$tree/srv/debs"
+cp "$root/client/examples/engine.c" "$tree/srv"
+# The same kvpoold with a later version, to upgrade to.
+dpkg-deb -R "$root"/build/dist/kvpoold_*.deb "$tree/srv/kvpoold"
+sed -i 's/^Version: .*/&.1/' "$tree/srv/kvpoold/DEBIAN/control"
+dpkg-deb --root-owner-group -b "$tree/srv/kvpoold" "$tree/srv/next" >/dev/null
+inside --net '
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -q -q update
+  apt-get -q -q -y install --no-install-recommends systemd systemd-sysv gcc libc6-dev >/dev/null
+  apt-get -q -q -y install --no-install-recommends --download-only /srv/debs/*.deb
+' >"$tree/fetched" 2>&1 || { tail -n 20 "$tree/fetched" >&2; fail "apt-get"; }
+
+echo "== installed, and started by systemd"
+boot
+booted 'apt-get -q -q -y install --no-install-recommends /srv/debs/kvpoold_*.deb /srv/debs/kvpool-tools_*.deb' >/dev/null
+booted '
+  systemctl is-active kvpoold.service
+  systemctl is-enabled kvpoold.service
+  kvpoolctl health --wait=30s
+  [ "$(stat -c %U:%G:%a /run/kvpool/kvpoold.sock)" = kvpool:kvpool:660 ]
+  [ "$(stat -c %U "/proc/$(systemctl show --value -p MainPID kvpoold)")" = kvpool ]
+  kvpoold --version
+  # Nobody outside the group is let in.
+  if setpriv --reuid nobody --regid nogroup --clear-groups kvpoolctl health 2>/dev/null; then exit 1; fi
+  # Completion of commands and flags.
+  . /usr/share/bash-completion/completions/kvpoolctl
+  _kvpool kvpoolctl se
+  [ "${COMPREPLY[*]}" = sessions ]
+  _kvpool kvpoold --cap
+  [ "${COMPREPLY[*]}" = --capacity= ]
+'
+echo "== used, by a program in C that is compiled there"
+booted 'apt-get -q -q -y install --no-install-recommends /srv/debs/libkvpool*.deb' >/dev/null
+booted '
+  cc /srv/engine.c -o /tmp/engine -lkvpool
+  unset KVPOOL_SOCKET
+  [ "$(/tmp/engine)" = "0 of 1024 tokens were cached" ]
+  [ "$(/tmp/engine)" = "1024 of 1024 tokens were cached" ]
+'
+echo "== configured: the file is kept when the package is upgraded, and the new program serves"
+booted '
+  sed -i "s/^#capacity = .*/capacity = 96MiB/" /etc/kvpool/kvpoold.conf
+  systemctl restart kvpoold
+  kvpoolctl health --wait=30s
+  before=$(systemctl show -p MainPID kvpoold)
+  apt-get -q -q -y install /srv/next/kvpoold_*.deb >/dev/null
+  kvpoolctl health --wait=30s
+  [ "$before" != "$(systemctl show -p MainPID kvpoold)" ]
+  grep -q "^capacity = 96MiB" /etc/kvpool/kvpoold.conf
+  [ "$(dpkg-query -W -f "\${Version}" kvpoold)" = "'"$version"'.1" ]
+  # It ends on SIGTERM with status 0, and a killed one is started again.
+  systemctl kill -s KILL kvpoold && sleep 0.1
+  for i in $(seq 100); do kvpoolctl health --wait=1s >/dev/null 2>&1 && break; sleep 0.1; done
+  systemctl stop kvpoold
+  [ "$(systemctl show -p Result kvpoold)" = Result=success ]
+  systemctl start kvpoold
+'
+echo "== removed: the service has ended, and the configuration is left; purged: nothing is"
+booted '
+  apt-get -q -q -y remove kvpoold >/dev/null
+  [ "$(systemctl show --value -p MainPID kvpoold)" = 0 ]
+  [ -f /etc/kvpool/kvpoold.conf ]
+  apt-get -q -q -y purge kvpoold kvpool-tools libkvpool0 libkvpool-dev >/dev/null
+  if find /etc/kvpool /var/lib/kvpool /lib/systemd/system/kvpoold.service /usr/lib/sysusers.d/kvpool.conf 2>/dev/null | grep .; then exit 1; fi
+'

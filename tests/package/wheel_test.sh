@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# `pip install` of the wheel on a minimal Debian 12 that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
+# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION
+set -euo pipefail
+root=$1 version=$2
+. "$root/tests/package/bare_tree.sh"
+"$root/deploy/wheel.sh" --no-deps
+
+mkdir "$tree/srv/wheels"
+cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/numpy-*.whl "$tree/srv/wheels"
+cp "$root/tests/package/fifteen_lines.py" "$tree/srv"
+# shellcheck disable=SC2016  # the tree's shell
+inside '
+  if command -v cc c++ cmake || ldconfig -p | grep -E "grpc|protobuf|absl"; then exit 1; fi
+  started=$(date +%s.%N)
+  python3 -m venv /srv/venv
+  export PATH=/srv/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+  pip install --quiet --no-index --find-links /srv/wheels kvpool
+  echo "installed in $(python3 -c "import time; print(round(time.time() - $started, 1))") s; $(du -sh --total /srv/venv/lib/python3*/site-packages/kvpool* | tail -n 1 | cut -f 1)"
+  for program in kvpoold kvpoolctl kvpool-replay kvpool-sim kvpool-lab; do
+    [[ "$($program --version)" = "$program '"$version"' "* ]]
+    # Nothing of its own beside the copies that all of them share.
+    [ -z "$(ldd /srv/venv/lib/python3*/site-packages/kvpool/bin/$program | grep -E "not found|grpc|absl" | grep -v kvpool.libs/)" ]
+  done
+  python -c "import kvpool; assert kvpool.__version__ == \"'"$version"'\"; import kvpool_vllm, kvpool_llama_cpp.library"
+  python -m kvpool.demo
+  echo "from nothing to the end of the demonstration: $(python3 -c "import time; print(round(time.time() - $started))") s"
+  export KVPOOL_SOCKET=/tmp/kvpoold.sock
+  kvpoold --device=host --capacity=64MiB --state-dir=/tmp --socket=$KVPOOL_SOCKET --metrics-listen= --shutdown-grace=100ms >/tmp/log 2>&1 &
+  daemon=$!
+  kvpoolctl health --wait=30s
+  python /srv/fifteen_lines.py
+  python /srv/fifteen_lines.py
+  # The command is the daemon, so that a signal to it arrives.
+  kill $daemon && wait $daemon
+  pip uninstall --quiet --yes kvpool
+' | tee "$tree/log"
+grep -q '^0 tokens were there$' "$tree/log"
+grep -q '^1024 tokens were there$' "$tree/log"
