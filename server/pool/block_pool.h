@@ -175,9 +175,10 @@ class BlockPool {
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
   class HandOver;  // server/pool/hand_over.h
 
-  // The policy, if it decides outside the lock (server/replacement/policies/async_policy.h), or null.
+  // Does the policy decide outside the lock (server/replacement/policies/async_policy.h)?
+  bool decides_outside() const;
+  // It, if it does, or null.
   AsyncPolicy* async_policy();
-  const AsyncPolicy* async_policy() const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.
@@ -215,6 +216,10 @@ class BlockPool {
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
+  // The policy is told of events a little later than they happen (policy_feed.h): at the latest when it is asked
+  // something, and here. Is there enough to tell that it is worth a call that no verb waits for?
+  void TellPolicy();
+  bool policy_waits() const;
   // Bytes of the tables once every block up to max_blocks is in use, without sessions' holds.
   uint64_t bookkeeping_bytes() const;
   // Walks everything and aborts on the first broken invariant. O(capacity): for tests and for operators.

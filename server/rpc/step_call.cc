@@ -126,7 +126,7 @@ class StepCall final : public RpcCall {
   using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
-  bool reclaim_ = false;                  // The daemon wants ReclaimAhead once the answer is on its way.
+  bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
   bool reading_ = false, writing_ = false, waking_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   bool over_ = false;
@@ -176,7 +176,7 @@ void StepCall::Answer() {
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
-  if (std::exchange(reclaim_, false)) method_.daemon->ReclaimAhead(member_);
+  if (std::exchange(follow_up_, false)) method_.daemon->FollowUp(member_);
   reader_.Renew();
   RenewResponse();
 }
@@ -219,7 +219,7 @@ void StepCall::Handle() {
   }
   response_.mutable_results()->Swap(&left_);
   listener_->BeginVerb();
-  reclaim_ = method_.daemon->Apply(member_, request, &response_, &wire_);
+  follow_up_ = method_.daemon->Apply(member_, request, &response_, &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
