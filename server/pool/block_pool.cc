@@ -134,6 +134,23 @@ bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.emp
 
 // ------------------------------------------------------------------------------------- leases and holds
 
+void BlockPool::Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl::Span<const BlockKey> keys) {
+  Rep& r = *rep_;
+  const Rep::Session* const s = r.OpenSession(session);
+  if (s == nullptr) return;
+  r.scratch_hashes.clear();
+  for (const BlockKey& key : keys) {
+    r.scratch_hashes.push_back(HashKey(key));
+    r.index.PrefetchBucket(r.scratch_hashes.back());
+  }
+  for (const BlockRef block : blocks) {
+    if (Index(block.id) > r.capacity) continue;
+    r.records.Prefetch(Index(block.id));
+    s->holds.Prefetch(Index(block.id));
+  }
+  for (const uint64_t hash : r.scratch_hashes) r.index.PrefetchRecord(hash);
+}
+
 LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32_t min,
                               std::vector<BlockRef>* out) {
   Rep& r = *rep_;

@@ -108,6 +108,9 @@ class BlockPool {
   // So many at once are some 0.1 ms, and 1 ms where they are strewn.
   static constexpr uint32_t kTidySlice = 1024;
 
+  // The next verbs are about these blocks and keys: prefetches what they will read, all together. Only advice.
+  void Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl::Span<const BlockKey> keys);
+
   // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`.
   // Reclaims (reason kDirect) when free blocks run short, up to 2,048: where that is not enough the shortfall
   // is kReclaiming, and asking again gets further.

@@ -273,6 +273,7 @@ size_t PoolRep::PrefetchVictims(size_t most) const {
     hashes[i] = HashKey(records[Index(upcoming[i])].block_key());
     index.PrefetchBucket(hashes[i]);
     ghosts.Prefetch(hashes[i]);
+    policy.Prefetch(upcoming[i], hashes[i]);
   }
   for (size_t i = 0; i < n; ++i) index.PrefetchRecord(hashes[i]);
   return n;

@@ -219,6 +219,7 @@ class PoolRep final {
 
   // Kept so that verbs need not allocate at each call.
   std::vector<BlockKey> scratch_aliases;
+  std::vector<uint64_t> scratch_hashes;
   std::vector<std::vector<uint32_t>> scratch_match;
   std::vector<uint64_t> scratch_steps;  // A query's blocks per step.
   std::vector<std::pair<uint64_t, uint64_t>> scratch_runs;

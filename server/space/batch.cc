@@ -19,6 +19,9 @@ namespace {
 // So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
 
+// Operations of a batch whose blocks and keys are prefetched together.
+constexpr size_t kPrefetchedOperations = 64;
+
 // The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
 // to a batch may have, the response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
@@ -146,6 +149,10 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   results->Reserve(asked);
   Place place{.sequence = request.sequence()};
   for (const v1::Operation& operation : request.operations()) {
+    if (place.index % kPrefetchedOperations == 0 && asked > 1) {
+      verbs_.Prefetch(*session, absl::MakeConstSpan(request.operations().data(), asked)
+                                    .subspan(place.index, kPrefetchedOperations));
+    }
     v1::OperationResult* const result =
         ResultAt(static_cast<int>(place.index), operation.verb_case(), results);
     ApplyOne(turn, member, operation, place, result);
