@@ -199,19 +199,26 @@ bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest&
                    v1::StepResponse* response, std::string* wire) {
   Space& space = *member->session->space;
   if (wire != nullptr) wire->clear();
-  bool reclaim = false;
+  bool more = false;
   {
     SpaceTurn turn(space);
     const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response);
     if (wire != nullptr) wire->assign(remembered);
-    reclaim = std::exchange(turn.deferred.reclaim, false);
+    more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }
   if (wire != nullptr && wire->empty()) response->SerializeToString(wire);
-  return reclaim;
+  return more;
 }
 
-void Daemon::ReclaimAhead(const std::shared_ptr<Member>& member) {
-  ReclaimAhead(member->session->space.get());
+void Daemon::FollowUp(const std::shared_ptr<Member>& member) {
+  Space& space = *member->session->space;
+  {
+    SpaceLock lock(space);
+    space.state.pool.TellPolicy();
+    const Pressure& pressure = space.state.pressure;
+    if (!pressure.IsReclaimDue() || !pressure.FewToReclaim()) return;
+  }
+  ReclaimAhead(&space);
 }
 
 void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,

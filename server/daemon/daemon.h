@@ -105,11 +105,12 @@ class Daemon final : private SpaceOwner {
   absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
   // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer
-  // serialised. True: call ReclaimAhead once the answer is on its way.
+  // serialised. True: call FollowUp once the answer is on its way.
   bool Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
              v1::StepResponse* response, std::string* wire = nullptr);
-  // Reclaims ahead of the next verbs what the last ones used up, in the member's space.
-  void ReclaimAhead(const std::shared_ptr<Member>& member);
+  // What verbs in the member's space left to do that no answer waits for: tells the policy of them, and reclaims
+  // ahead of the next ones what they used up.
+  void FollowUp(const std::shared_ptr<Member>& member);
   // Applies one verb outside the stream. `done` is called once: inside the call or, for a verb that was
   // parked, later on any thread.
   void ApplyUnary(const v1::Call& call, v1::Operation operation,

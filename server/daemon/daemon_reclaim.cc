@@ -42,9 +42,12 @@ void Daemon::ReclaimAhead(Space* space) {
       if (Wanted(state, reclaiming) == 0) return;
       asked = decision.Prepare(state.pool.async_policy(), &state.decisions, clock_->NowMs());
     }
-    const auto decision_began = std::chrono::steady_clock::now();
-    if (asked) decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(decision_began) * 1e6); });
-    const double decision_seconds = SecondsSince(decision_began);
+    double decision_seconds = 0;
+    if (asked) {
+      const auto decision_began = std::chrono::steady_clock::now();
+      decision.Rank([&] { return static_cast<uint64_t>(SecondsSince(decision_began) * 1e6); });
+      decision_seconds = SecondsSince(decision_began);
+    }
 
     SpaceLock lock(*space);
     const auto reclaim_began = std::chrono::steady_clock::now();
@@ -59,9 +62,11 @@ void Daemon::ReclaimAhead(Space* space) {
     }
     // What was decided on leaves first; the rest waits for the next decision.
     if (policy != nullptr && policy->decided() > 0) count = std::min(count, policy->decided());
+    evictions.reserve(count);
     if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
     state.reclaim.Observe(SecondsSince(reclaim_began));
+    if (Wanted(state, /*reclaiming=*/true) == 0) return;
   }
 }
 

@@ -16,6 +16,8 @@ namespace {
 // of one block.
 constexpr size_t kPrefetchBlocks = 8;
 constexpr size_t kMaxSessions = 65534;
+// Events that the policy is told of by a call of its own.
+constexpr size_t kWorthTelling = PolicyFeed::kMostUntold / 4;
 // So many blocks are evicted for one lease: some 1.5 ms. Background reclaim keeps more than that free for
 // those who lease what they need next.
 constexpr uint32_t kMostDirectEvictions = 2048;
@@ -131,6 +133,23 @@ bool BlockPool::Tidy(uint32_t blocks) {
 bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.empty(); }
 
 // ------------------------------------------------------------------------------------- leases and holds
+
+void BlockPool::Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl::Span<const BlockKey> keys) {
+  Rep& r = *rep_;
+  const Rep::Session* const s = r.OpenSession(session);
+  if (s == nullptr) return;
+  r.scratch_hashes.clear();
+  for (const BlockKey& key : keys) {
+    r.scratch_hashes.push_back(HashKey(key));
+    r.index.PrefetchBucket(r.scratch_hashes.back());
+  }
+  for (const BlockRef block : blocks) {
+    if (Index(block.id) > r.capacity) continue;
+    r.records.Prefetch(Index(block.id));
+    s->holds.Prefetch(Index(block.id));
+  }
+  for (const uint64_t hash : r.scratch_hashes) r.index.PrefetchRecord(hash);
+}
 
 LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32_t min,
                               std::vector<BlockRef>* out, uint32_t most) {
@@ -277,8 +296,8 @@ void PoolRep::TouchOne(uint32_t b) {
   if (offered) Withdraw(b);
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kNeverReused);
   records[b].accessed_ms = static_cast<uint32_t>(now_ms);
-  policy->OnHit(BlockId{b}, now_ms);
-  if (records[b].state() == BlockState::kCached) policy->OnUsed(BlockId{b}, now_ms);
+  policy.OnHit(BlockId{b}, now_ms);
+  if (records[b].state() == BlockState::kCached) policy.OnUsed(BlockId{b}, now_ms);
   if (offered) Offer(b);
 }
 
@@ -293,7 +312,7 @@ uint32_t BlockPool::SetScores(TimeMs now, absl::Span<const BlockRef> blocks, abs
     ++told;
     const bool offered = r.records[b].has(BlockRecord::kOffered);
     if (offered) r.Withdraw(b);
-    r.policy->OnScore(blocks[i].id, scores[i]);
+    r.policy.OnScore(blocks[i].id, scores[i]);
     if (offered) r.Offer(b);
   }
   return told;
@@ -308,12 +327,15 @@ uint32_t BlockPool::promised() const { return rep_->promised; }
 uint32_t BlockPool::pinned() const { return rep_->protected_blocks; }
 uint32_t BlockPool::pin_budget() const { return rep_->pin_budget(); }
 const PoolCounters& BlockPool::counters() const { return rep_->counters; }
-const ReplacementPolicy& BlockPool::policy() const { return *rep_->policy; }
+bool BlockPool::decides_outside() const { return rep_->policy.decides_outside(); }
+void BlockPool::TellPolicy() { rep_->policy.TellAll(); }
+bool BlockPool::policy_waits() const { return rep_->policy.untold() >= kWorthTelling; }
+const ReplacementPolicy& BlockPool::policy() const { return *rep_->policy.asked(); }
 
 uint64_t BlockPool::bookkeeping_bytes() const {
   const Rep& r = *rep_;
   return r.records.bytes() + r.index.bytes() + r.ghosts.bytes() +
-         static_cast<uint64_t>(r.policy->bytes_per_block() * r.options.max_blocks);
+         static_cast<uint64_t>(r.policy.asked()->bytes_per_block() * r.options.max_blocks);
 }
 
 std::vector<Eviction> BlockPool::TakeDirectEvictions() { return std::exchange(rep_->direct_evictions, {}); }

@@ -108,6 +108,9 @@ class BlockPool {
   // So many at once are some 0.1 ms, and 1 ms where they are strewn.
   static constexpr uint32_t kTidySlice = 1024;
 
+  // The next verbs are about these blocks and keys: prefetches what they will read, all together. Only advice.
+  void Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl::Span<const BlockKey> keys);
+
   // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`. It
   // stops at `most`, for a caller that goes on in another hold of its lock.
   // Reclaims (reason kDirect) when free blocks run short, up to 2,048: where that is not enough the shortfall
@@ -177,9 +180,10 @@ class BlockPool {
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
   class HandOver;  // server/pool/hand_over.h
 
-  // The policy, if it decides outside the lock (server/replacement/policies/async_policy.h), or null.
+  // Does the policy decide outside the lock (server/replacement/policies/async_policy.h)?
+  bool decides_outside() const;
+  // It, if it does, or null.
   AsyncPolicy* async_policy();
-  const AsyncPolicy* async_policy() const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.
@@ -217,6 +221,10 @@ class BlockPool {
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
+  // The policy is told of events a little later than they happen (policy_feed.h): at the latest when it is asked
+  // something, and here. Is there enough to tell that it is worth a call that no verb waits for?
+  void TellPolicy();
+  bool policy_waits() const;
   // Bytes of the tables once every block up to max_blocks is in use, without sessions' holds.
   uint64_t bookkeeping_bytes() const;
   // Walks everything and aborts on the first broken invariant. O(capacity): for tests and for operators.

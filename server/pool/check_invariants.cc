@@ -91,8 +91,8 @@ void PoolRep::CheckStates() const {
     const bool is_retained = may_leave && priority(b) != kDefaultPriority;
     KVPOOL_CHECK(!is_retained || retained.contains(RetainedKey(b)), "block %u is not among the retained", b);
   }
-  KVPOOL_CHECK(policy->offered() + retained.size() == offered,
-               "the policy has %u blocks, %zu are retained, %zu may leave", policy->offered(),
+  KVPOOL_CHECK(policy.asked()->offered() + retained.size() == offered,
+               "the policy has %u blocks, %zu are retained, %zu may leave", policy.asked()->offered(),
                retained.size(), offered);
 
   uint32_t stacked = 0;

@@ -107,7 +107,7 @@ void BlockPool::HandOver::CopyBlock(const BlockPool& pool, uint32_t block) {
   Place& place = places_[block];
   place = {};
   if (!record.resident()) return;
-  place = {.standing = pool.rep_->policy->Standing(BlockId{block}),
+  place = {.standing = pool.rep_->policy.asked()->Standing(BlockId{block}),
            .hash = HashKey(record.block_key()),
            .parent = record.parent,
            .accessed_ms = record.accessed_ms,
@@ -122,9 +122,9 @@ bool BlockPool::HandOver::Copy(BlockPool* pool, TimeMs now, uint32_t blocks) {
   Rep& r = *pool->rep_;
   r.BeginVerb(now, 0);
   if (recorder_ == nullptr) {
-    auto recorder = std::make_unique<Recorder>(std::move(r.policy), this);
+    auto recorder = std::make_unique<Recorder>(r.policy.Take(), this);
     recorder_ = recorder.get();
-    r.policy = std::move(recorder);
+    r.policy.Set(std::move(recorder), PolicyFeed::Tell::kAtOnce);
   }
   for (uint32_t n = 0; n < blocks && copied_ < r.next_new; ++n) CopyBlock(*pool, copied_++);
   if (copied_ < r.next_new) return false;
@@ -148,7 +148,7 @@ std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, 
   Rep& r = *pool->rep_;
   std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
   recorder_ = nullptr;
-  r.policy = std::move(successor_);
+  r.policy.Set(std::move(successor_), PolicyFeed::Tell::kLater);
   return old;
 }
 
@@ -157,7 +157,7 @@ bool BlockPool::HandOver::overrun() const { return recorder_->overrun(); }
 void BlockPool::HandOver::GiveUp(BlockPool* pool) {
   std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
   recorder_ = nullptr;
-  pool->rep_->policy = std::move(old);
+  pool->rep_->policy.Set(std::move(old), PolicyFeed::Tell::kLater);
 }
 
 // -------------------------------------------------------------------------------------- without the lock

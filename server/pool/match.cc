@@ -345,7 +345,7 @@ void PoolRep::Matching::Take(uint64_t steps, MatchOutcome* out) {
       r_.AddRef(ids[i], holder_);
       r_.AddHold(&s, ids[i]);
       r_.records[ids[i]].accessed_ms = now32;
-      r_.policy->OnHit(BlockId{ids[i]}, r_.now_ms);
+      r_.policy.OnHit(BlockId{ids[i]}, r_.now_ms);
       refs.push_back(r_.RefOf(ids[i]));
     }
     r_.counters.hit_blocks += end - first;

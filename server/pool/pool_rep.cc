@@ -123,7 +123,7 @@ void PoolRep::DropRefs(uint32_t b, uint32_t refs) {
     } else {
       EndCharge(b);
     }
-    policy->OnUsed(BlockId{b}, now_ms);
+    policy.OnUsed(BlockId{b}, now_ms);
     if (r.children == 0) Offer(b);
     if (r.parent == 0) return;
     // A release is never refused, and one hold may be all that keeps a chain of any length.
@@ -158,7 +158,7 @@ void PoolRep::GoOnEnding(uint32_t* blocks) {
 
 void PoolRep::Hint(uint32_t b, const UseHint& hint) {
   BlockRecord& r = records[b];
-  policy->OnHint(BlockId{b}, hint);
+  policy.OnHint(BlockId{b}, hint);
   if (hint.reuse == Reuse::kNever && r.refs == 1) r.flags |= BlockRecord::kNeverReused;
 }
 
@@ -166,7 +166,7 @@ void PoolRep::Offer(uint32_t b) {
   BlockRecord& r = records[b];
   r.flags |= BlockRecord::kOffered;
   if (priority(b) == kDefaultPriority) {
-    policy->OnOffer(BlockId{b});
+    policy.OnOffer(BlockId{b});
   } else {
     retained.insert(RetainedKey(b));
   }
@@ -175,7 +175,7 @@ void PoolRep::Offer(uint32_t b) {
 void PoolRep::Withdraw(uint32_t b) {
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kOffered);
   if (priority(b) == kDefaultPriority) {
-    policy->OnWithdraw(BlockId{b});
+    policy.OnWithdraw(BlockId{b});
   } else {
     retained.erase(RetainedKey(b));
   }
@@ -184,14 +184,14 @@ void PoolRep::Withdraw(uint32_t b) {
 uint32_t PoolRep::NextVictim() {
   const uint32_t first = retained.empty() ? 0 : std::get<2>(*retained.begin());
   if (first != 0 && std::get<0>(*retained.begin()) < kDefaultPriority) return first;
-  if (AsyncPolicy* const async = policy->async()) {
+  if (AsyncPolicy* const async = policy.asked()->async()) {
     if (const BlockId decided = async->NextDecided(); decided != kNullBlock) {
       ++counters.decided_victims;
       return Index(decided);
     }
     if (async->offered() > 0) ++counters.undecided_victims;
   }
-  const BlockId chosen = policy->Victim(now_ms);
+  const BlockId chosen = policy.asked()->Victim(now_ms);
   return chosen != kNullBlock ? Index(chosen) : first;
 }
 
@@ -227,7 +227,7 @@ void PoolRep::PrefetchEviction(uint32_t b) const {
   const uint64_t hash = HashKey(r.block_key());
   index.PrefetchBucket(hash);
   ghosts.Prefetch(hash);
-  policy->Prefetch(BlockId{b}, hash);
+  policy.Prefetch(BlockId{b}, hash);
   records.Prefetch(r.parent);
 }
 
@@ -254,7 +254,7 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
   ++counters.evicted[static_cast<size_t>(reason)];
 
   Withdraw(b);
-  policy->OnEvict(BlockId{b});
+  policy.OnEvict(BlockId{b});
   if (r.has(BlockRecord::kProtected)) SetPriority(b, {}, 0);
   const uint32_t parent = r.parent;
   if (r.last_generation()) --last_generation_cached;
@@ -267,12 +267,13 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
 size_t PoolRep::PrefetchVictims(size_t most) const {
   std::array<BlockId, kPrefetchVictims> upcoming;
   std::array<uint64_t, kPrefetchVictims> hashes;
-  const size_t n = policy->Upcoming({upcoming.data(), std::min(most, upcoming.size())});
+  const size_t n = policy.asked()->Upcoming({upcoming.data(), std::min(most, upcoming.size())});
   for (size_t i = 0; i < n; ++i) records.Prefetch(Index(upcoming[i]));
   for (size_t i = 0; i < n; ++i) {
     hashes[i] = HashKey(records[Index(upcoming[i])].block_key());
     index.PrefetchBucket(hashes[i]);
     ghosts.Prefetch(hashes[i]);
+    policy.Prefetch(upcoming[i], hashes[i]);
   }
   for (size_t i = 0; i < n; ++i) index.PrefetchRecord(hashes[i]);
   return n;

@@ -15,6 +15,7 @@
 #include "server/pool/block_record.h"
 #include "server/pool/ghost_table.h"
 #include "server/pool/hold_table.h"
+#include "server/pool/policy_feed.h"
 #include "server/pool/pool_types.h"
 #include "server/pool/prefix_index.h"
 #include "server/replacement/policy.h"
@@ -173,7 +174,7 @@ class PoolRep final {
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
   GhostTable ghosts;
-  std::unique_ptr<ReplacementPolicy> policy;
+  PolicyFeed policy;
   std::array<uint32_t, kBlockStates> counts{};
   uint32_t last_generation_cached = 0;
 
@@ -218,6 +219,7 @@ class PoolRep final {
 
   // Kept so that verbs need not allocate at each call.
   std::vector<BlockKey> scratch_aliases;
+  std::vector<uint64_t> scratch_hashes;
   std::vector<std::vector<uint32_t>> scratch_match;
   std::vector<uint64_t> scratch_steps;  // A query's blocks per step.
   std::vector<std::pair<uint64_t, uint64_t>> scratch_runs;

@@ -42,7 +42,6 @@ uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, Evic
   return r.count(BlockState::kFree) - free;
 }
 
-AsyncPolicy* BlockPool::async_policy() { return rep_->policy->async(); }
-const AsyncPolicy* BlockPool::async_policy() const { return rep_->policy->async(); }
+AsyncPolicy* BlockPool::async_policy() { return rep_->policy.asked()->async(); }
 
 }  // namespace kvpool

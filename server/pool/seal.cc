@@ -30,7 +30,7 @@ SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_e
   AddRef(b, session);
   AddHold(&s, b);
   records[b].accessed_ms = static_cast<uint32_t>(now_ms);
-  policy->OnHit(BlockId{b}, now_ms);
+  policy.OnHit(BlockId{b}, now_ms);
   ++counters.deduplicated;
   return {.verdict = Verdict::kDuplicate, .canonical = RefOf(b)};
 }
@@ -66,8 +66,8 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   SetState(b, BlockState::kSealed);
   // A block of another group in front of it is no parent to the policy either.
   const bool same_group = parent != 0 && records[parent].group() == key.group;
-  policy->OnInsert(entry.block.id,
-                   {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});
+  policy.OnInsert(entry.block.id,
+                  {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});
   --s.leased;
   index.Insert(hash, b);
   for (const BlockKey& alias : entry.keys.subspan(0, entry.keys.size() - 1)) {
@@ -96,7 +96,7 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
       r.index.PrefetchBucket(hashes[i]);
       if (Index(entry.block.id) > r.capacity) continue;
       r.records.Prefetch(Index(entry.block.id));
-      r.policy->Prefetch(entry.block.id, hashes[i]);
+      r.policy.Prefetch(entry.block.id, hashes[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       if (!entries[begin + i].keys.empty()) r.index.PrefetchRecord(hashes[i]);

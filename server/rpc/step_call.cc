@@ -9,18 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "server/rpc/rpc_arena.h"
 #include "server/rpc/step_listener.h"
+#include "server/wire/step_reader.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
 namespace {
 
-// First blocks of the arenas: ten times what a batch of 64 one-block verbs and its answer take.
-// Messages that do not fit are allocated anew for every batch, in sizes that make malloc consolidate
-// its free lists each time.
-constexpr size_t kRequestBlockBytes = 128 * 1024;
-constexpr size_t kReplyBlockBytes = 64 * 1024;
+// The memory of an answer is used again for the next one, unless it is larger than this: four times what a batch
+// of 64 one-block verbs takes.
+constexpr size_t kMaxKeptAnswerBytes = 4096;
+constexpr int kMaxKeptResults = 128;
 
 struct StepMethod {
   RpcSite<EngineService> site;
@@ -82,6 +81,8 @@ class StepCall final : public RpcCall {
   // The call has ended, in one way or the other.
   void OnOver(bool ok);
 
+  // False: what was received is not a StepRequest.
+  bool ReadRequest();
   // Applies the batch that was read: fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
   // Has a large batch applied elsewhere; OnApplied follows. False: it is to be handled here.
@@ -95,6 +96,8 @@ class StepCall final : public RpcCall {
   void Pump();
   // Appends the answer, wire_ or else response_, to replies_.
   void Reply();
+  // Empties response_. Results of a small batch are left for the next one.
+  void RenewResponse();
   // Only the first end counts.
   void End(const absl::Status& status);
   void MarkEnding(const absl::Status& status);
@@ -116,19 +119,22 @@ class StepCall final : public RpcCall {
   std::shared_ptr<Member> member_;
   std::shared_ptr<StepListener> listener_;
   std::string token_;
-  // An opening or a large batch is under way on another thread, which alone uses request_, response_, wire_ and
-  // reclaim_.
+  // An opening or a large batch is under way on another thread, which alone uses reader_, response_, wire_ and
+  // follow_up_.
   std::shared_ptr<ElsewhereEnd> elsewhere_;
   // So many writes have to succeed until the answer to the opening has reached the caller.
   size_t undelivered_ = 0;
 
   uint64_t begun_ns_ = 0;
   grpc::ByteBuffer received_;
-  ArenaMessage<v1::StepRequest> request_{kRequestBlockBytes};
-  ArenaMessage<v1::StepResponse> response_{kReplyBlockBytes};
+  StepReader reader_;
+  v1::StepResponse response_;
   std::string wire_;
+  bool keep_results_ = false;
+  using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
+  Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
-  bool reclaim_ = false;                  // The daemon wants ReclaimAhead once the answer is on its way.
+  bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
   bool reading_ = false, writing_ = false, waking_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   bool over_ = false;
@@ -156,21 +162,20 @@ void StepCall::OnRead(bool ok) {
     return Pump();
   }
   begun_ns_ = NowNs();
-  if (!grpc::SerializationTraits<v1::StepRequest>::Deserialize(&received_, request_.get()).ok()) {
-    return End(absl::InvalidArgumentError("the message is not a StepRequest"));
-  }
+  if (!ReadRequest()) return End(absl::InvalidArgumentError("the message is not a StepRequest"));
   if (member_ == nullptr) {
-    if (Opens(*request_)) return OpenMember();
-    const absl::Status bound = Bind(request_->member_token());
+    if (Opens(reader_.request())) return OpenMember();
+    const absl::Status bound = Bind(reader_.request().member_token());
     if (!bound.ok()) return End(bound);
   }
-  if (!request_->member_token().empty() && request_->member_token() != token_) {
-    response_->set_sequence(request_->sequence());
-    response_->set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
-    response_->set_message("member_token is not that of this stream's first batch; leave it empty");
+  const v1::StepRequest& request = reader_.request();
+  if (!request.member_token().empty() && request.member_token() != token_) {
+    response_.set_sequence(request.sequence());
+    response_.set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    response_.set_message("member_token is not that of this stream's first batch; leave it empty");
     return Answer();
   }
-  if (CountNames(*request_) > kLargeCallNames && HandleElsewhere()) return;
+  if (CountNames(request) > kLargeCallNames && HandleElsewhere()) return;
   Handle();
   Answer();
 }
@@ -179,8 +184,8 @@ bool StepCall::HandleElsewhere() {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
-  const absl::Status started = method_.large_calls->Start(request_->ByteSizeLong(), [this, end] {
-    reclaim_ = method_.daemon->Apply(member_, *request_, response_.get(), &wire_);
+  const absl::Status started = method_.large_calls->Start(reader_.request().ByteSizeLong(), [this, end] {
+    follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_);
     end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
   });
   if (started.ok()) return true;
@@ -194,14 +199,21 @@ void StepCall::OnApplied(bool ok) {
   Answer();
 }
 
+bool StepCall::ReadRequest() {
+  grpc::Slice bytes;
+  if (!received_.TrySingleSlice(&bytes).ok() && !received_.DumpToSingleSlice(&bytes).ok()) return false;
+  received_.Clear();
+  return reader_.Read({reinterpret_cast<const char*>(bytes.begin()), bytes.size()});
+}
+
 void StepCall::Answer() {
-  method_.stats->Record(NowNs() - begun_ns_, static_cast<absl::StatusCode>(response_->code()));
+  method_.stats->Record(NowNs() - begun_ns_, static_cast<absl::StatusCode>(response_.code()));
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
-  if (std::exchange(reclaim_, false)) method_.daemon->ReclaimAhead(member_);
-  request_.Renew();
-  response_.Renew();
+  if (std::exchange(follow_up_, false)) method_.daemon->FollowUp(member_);
+  reader_.Renew();
+  RenewResponse();
 }
 
 void StepCall::OnWritten(bool ok) {
@@ -233,16 +245,17 @@ void StepCall::OnOver(bool ok) {
 }
 
 void StepCall::Handle() {
+  response_.mutable_results()->Swap(&left_);
   listener_->BeginVerb();
-  reclaim_ = method_.daemon->Apply(member_, *request_, response_.get(), &wire_);
+  follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_);
   if (listener_->EndVerb()) pending_ = true;
 }
 
 void StepCall::OpenMember() {
   caller_.peer = PeerOf(context_);
   elsewhere_ = std::make_shared<ElsewhereEnd>();
-  const v1::Operation& operation = request_->operations(0);
-  v1::OperationResult* result = response_->add_results();
+  const v1::Operation& operation = reader_.request().operations(0);
+  v1::OperationResult* result = response_.add_results();
   auto done = [this, end = elsewhere_](const absl::Status& status) {
     end->Tell(status, method_.site.queue, &opened_tag_);
   };
@@ -257,7 +270,7 @@ void StepCall::OpenMember() {
 
 void StepCall::OnOpened(bool ok) {
   absl::Status status = std::exchange(elsewhere_, nullptr)->status();
-  v1::OperationResult& result = *response_->mutable_results(0);
+  v1::OperationResult& result = *response_.mutable_results(0);
   const std::string token =
       result.has_open_session() ? result.open_session().member_token() : result.add_member().member_token();
   if (ending_) {
@@ -289,20 +302,28 @@ absl::Status StepCall::Bind(const std::string& token) {
 }
 
 void StepCall::Reply() {
-  if (wire_.empty()) response_->SerializeToString(&wire_);
+  if (wire_.empty()) response_.SerializeToString(&wire_);
   const grpc::Slice slice(wire_);
   replies_.emplace_back(&slice, 1);
+  keep_results_ = wire_.size() <= kMaxKeptAnswerBytes && response_.results_size() <= kMaxKeptResults;
   wire_.clear();
-  if (wire_.capacity() > kReplyBlockBytes) wire_.shrink_to_fit();
+  if (wire_.capacity() > kMaxKeptAnswerBytes) wire_.shrink_to_fit();
+}
+
+void StepCall::RenewResponse() {
+  Results results;
+  if (keep_results_) results.Swap(response_.mutable_results());
+  left_.Swap(&results);
+  response_ = v1::StepResponse();
 }
 
 void StepCall::Pump() {
   if (finishing_) return;
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr) {
-    response_.Renew();
     // Notices that do not fit into one response are asked for again when it has been written.
-    pending_ = method_.daemon->TakePending(member_, response_.get());
+    pending_ = method_.daemon->TakePending(member_, &response_);
     if (pending_) Reply();
+    response_ = v1::StepResponse();
   }
   if (!writing_ && !replies_.empty()) {
     writing_ = true;

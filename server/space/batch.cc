@@ -19,6 +19,9 @@ namespace {
 // So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
 
+// Operations of a batch whose blocks and keys are prefetched together.
+constexpr size_t kPrefetchedOperations = 64;
+
 // The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
 // to a batch may have, the response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
@@ -60,6 +63,40 @@ void Answer(const absl::Status& status, v1::OperationResult* result) {
   SetStatus(status, result);
 }
 
+using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
+
+// The result at `index`, empty, for an operation with this verb. Where an earlier batch left one there its memory is
+// used again, the inner message's too if the verb was the same: that is there and empty then.
+v1::OperationResult* ResultAt(int index, v1::Operation::VerbCase verb, Results* results) {
+  if (index == results->size()) return results->Add();
+  v1::OperationResult* result = results->Mutable(index);
+  result->set_code(0);
+  if (!result->message().empty()) result->clear_message();
+  result->set_parked(false);
+  switch (result->result_case()) {
+    case v1::OperationResult::kLease:
+      if (verb != v1::Operation::kLease) break;
+      result->mutable_lease()->Clear();
+      return result;
+    case v1::OperationResult::kSeal:
+      if (verb != v1::Operation::kSeal) break;
+      result->mutable_seal()->Clear();
+      return result;
+    case v1::OperationResult::kMatch:
+      if (verb != v1::Operation::kMatch) break;
+      result->mutable_match()->Clear();
+      return result;
+    case v1::OperationResult::kRelease:
+      if (verb != v1::Operation::kRelease) break;
+      result->mutable_release()->Clear();
+      return result;
+    default:
+      break;
+  }
+  result->clear_result();
+  return result;
+}
+
 absl::Status Forgotten(uint64_t sequence, const Member& member) {
   if (member.session->ended) return absl::AbortedError(member.session->end_reason);
   return absl::OutOfRangeError(absl::StrCat("sequence ", sequence, " is forgotten: answers through ",
@@ -70,6 +107,8 @@ absl::Status Forgotten(uint64_t sequence, const Member& member) {
 
 std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepRequest& request,
                                 v1::StepResponse* response) {
+  Results left;  // An earlier batch left these.
+  left.Swap(response->mutable_results());
   response->set_sequence(request.sequence());
   member->last_call_ms = turn.now;
   ++state_.counters.batches;
@@ -106,10 +145,22 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   session->applying = true;
   const absl::Cleanup applied = [session] { session->applying = false; };
-  response->mutable_results()->Reserve(request.operations_size());
+  Results* const results = response->mutable_results();
+  results->Swap(&left);
+  const int asked = request.operations_size();
+  while (results->size() > asked) results->RemoveLast();
+  results->Reserve(asked);
   Place place{.sequence = request.sequence()};
   for (const v1::Operation& operation : request.operations()) {
-    ApplyOne(turn, member, operation, place, response->add_results());
+    if (place.index % kPrefetchedOperations == 0 && asked > 1) {
+      verbs_.Prefetch(*session, absl::MakeConstSpan(request.operations().data(), asked)
+                                    .subspan(place.index, kPrefetchedOperations));
+    }
+    v1::OperationResult* const result =
+        ResultAt(static_cast<int>(place.index), operation.verb_case(), results);
+    ApplyOne(turn, member, operation, place, result);
+    // An operation that was not applied has no other result.
+    if (result->code() != 0 || result->parked()) result->clear_result();
     ++place.index;
     turn.Breathe();
   }

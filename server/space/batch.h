@@ -41,6 +41,7 @@ class Batches {
       : state_(*state), verbs_(*verbs), device_verbs_(*device_verbs), episodes_(state, verbs) {}
 
   // The answer in serialised form too, where there is one already: it is good until the member's next call.
+  // `response` is empty, but it may have the results of an earlier batch: they are written over, in their memory.
   std::string_view Apply(Turn& turn, Member* member, const v1::StepRequest& request,
                          v1::StepResponse* response);
   // `done` gets the answer at the end of the turn, or stays with the parked verb.

@@ -19,13 +19,16 @@ void Pressure::AfterVerbs(Turn& turn) {
   if (growth_.NeedsSlab()) turn.deferred.housekeep = true;
   if (pool_.untidy()) turn.deferred.housekeep = true;
   if (std::exchange(lease_was_short_, false) && turn.now - asked_ms_ >= kAskAgainMs) AskForLeases(turn.now);
-  const uint32_t free = growth_.free_blocks();
-  if (!growth_.may_grow() && free < growth_.low_blocks()) {
-    // A policy that takes its time is not for a thread that answers calls.
-    const bool few = growth_.high_blocks() - free <= kReclaimHere && pool_.async_policy() == nullptr;
-    (few ? turn.deferred.reclaim : turn.deferred.housekeep) = true;
-  }
+  if (IsReclaimDue()) (FewToReclaim() ? turn.deferred.reclaim : turn.deferred.housekeep) = true;
   Update(turn);
+}
+
+bool Pressure::IsReclaimDue() const {
+  return !growth_.may_grow() && growth_.free_blocks() < growth_.low_blocks();
+}
+
+bool Pressure::FewToReclaim() const {
+  return growth_.high_blocks() - growth_.free_blocks() <= kReclaimHere && !pool_.decides_outside();
 }
 
 void Pressure::Update(Turn& turn) {

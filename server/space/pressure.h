@@ -31,6 +31,10 @@ class Pressure {
   // Update, and before it: what verbs used up is to be grown, reclaimed or asked back. A turn in which
   // blocks, sessions or slabs changed calls it last.
   void AfterVerbs(Turn& turn);
+  // Free blocks are below the low watermark, and no slab will bring some.
+  bool IsReclaimDue() const;
+  // So few are missing that the thread that used them up reclaims them, after its answer. REQUIRES: IsReclaimDue().
+  bool FewToReclaim() const;
 
  private:
   void AskForLeases(uint64_t now);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "server/events/event_log.h"
 #include "server/replacement/policy.h"
 #include "server/space/block_info.h"
@@ -16,6 +17,8 @@ namespace {
 // Refusals beyond these get a code and no text, so that an answer stays below gRPC's default limit of 4 MiB
 // even if each of 65,536 blocks is refused.
 constexpr int kExplainedRefusals = 64;
+// Of an operation that is prefetched ahead, so many blocks are.
+constexpr int kPrefetchedBlocks = 4;
 // One match in this many, a power of two, looks up when a block of it was last used.
 constexpr uint32_t kReuseSample = 8;
 
@@ -185,6 +188,29 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
   }
   done += part.size();
   return done < static_cast<size_t>(blocks.size()) ? std::optional<size_t>(done) : std::nullopt;
+}
+
+void BlockVerbs::Prefetch(const Session& session, absl::Span<const v1::Operation* const> next) {
+  next_refs_.clear();
+  next_keys_.clear();
+  const auto add_key = [this](const std::string& keys, uint32_t key_bytes, uint32_t group) {
+    // Shorter keys would have to be digested.
+    if (key_bytes != sizeof(BlockKey::bytes) || keys.size() < key_bytes || group >= kMaxGroups) return;
+    next_keys_.push_back(BlockKey::From(std::string_view(keys).substr(0, key_bytes), group));
+  };
+  for (const v1::Operation* const operation : next) {
+    const Refs& blocks = BlocksOf(*operation);
+    for (int i = 0; i < std::min(blocks.size(), kPrefetchedBlocks); ++i) {
+      next_refs_.push_back(BlockRef::Unpack(blocks.Get(i)));
+    }
+    if (operation->has_seal()) {
+      add_key(operation->seal().keys(), operation->seal().key_bytes(), operation->seal().group());
+    } else if (operation->has_match() && !operation->match().groups().empty()) {
+      const v1::GroupKeys& group = operation->match().groups(0);
+      add_key(group.keys(), group.key_bytes(), group.group());
+    }
+  }
+  state_.pool.Prefetch(session.holder, next_refs_, next_keys_);
 }
 
 void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,

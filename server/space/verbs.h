@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "server/pool/block_pool.h"
 #include "server/space/session.h"
@@ -36,6 +37,9 @@ class BlockVerbs {
   // the verb is one of those above, and the session has not ended, since the part before neither.
   std::optional<size_t> Apply(Turn& turn, Session* session, const v1::Operation& operation, size_t done,
                               v1::OperationResult* result);
+  // The next operations to be applied, of which nothing was checked yet: prefetches what they begin with. Within one
+  // the pool does so itself.
+  void Prefetch(const Session& session, absl::Span<const v1::Operation* const> next);
   // Gives the blocks back when step `due` is passed and no device operation uses them: see LateReleases. Answers
   // now what is refused: blocks that the session does not hold.
   void ReleaseLate(Session* session, const v1::Release& release, uint64_t due, v1::OperationResult* result);
@@ -86,6 +90,8 @@ class BlockVerbs {
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
   std::vector<uint64_t> event_words_;
+  std::vector<BlockRef> next_refs_;
+  std::vector<BlockKey> next_keys_;
 };
 
 }  // namespace kvpool

@@ -236,7 +236,7 @@ v1::StepResponse World::Send(Process* process, v1::StepRequest request) {
   v1::StepResponse read;
   KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
   Heard(process, read);
-  if (more) daemon_->ReclaimAhead(process->member);
+  if (more) daemon_->FollowUp(process->member);
   return read;
 }
 
@@ -253,7 +253,7 @@ void World::RawStep(Process* process) {
   const bool more = daemon_->Apply(process->member, request, &response, &wire);
   v1::StepResponse read;
   KVPOOL_CHECK(read.ParseFromString(wire), "an answer that does not parse");
-  if (more) daemon_->ReclaimAhead(process->member);
+  if (more) daemon_->FollowUp(process->member);
 }
 
 void World::RawCall(Process* process) {

@@ -427,7 +427,7 @@ TEST_F(GrowthTest, ABatchTidiesUpAfterItself) {
   *request.add_operations() = LeaseOp(1);
   EXPECT_TRUE(daemon_->Apply(engine->member, request, &response));
   EXPECT_EQ(Blocks().free(), 2) << "not before the answer is on its way";
-  daemon_->ReclaimAhead(engine->member);
+  daemon_->FollowUp(engine->member);
   EXPECT_EQ(Blocks().free(), 6);
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 4);
 }

@@ -182,6 +182,60 @@ TEST_F(OnceTest, TheWireSaysWhatTheAnswerSays) {
   EXPECT_EQ(apply(refused).code(), kInvalid);
 }
 
+// A stream writes one answer over another: nothing of the last one may show.
+TEST_F(OnceTest, AnAnswerMayBeWrittenOverAnother) {
+  StartDaemon(4);
+  const auto engine = OpenEngine(OpenRequest());
+  uint64_t sequence = 0;
+  v1::StepResponse over;
+  const auto apply = [&](std::vector<v1::Operation> operations) {
+    v1::StepResponse left;
+    left.mutable_results()->Swap(over.mutable_results());
+    over.Clear();
+    over.mutable_results()->Swap(left.mutable_results());
+    daemon_->Apply(engine->member, Batch(++sequence, std::move(operations)), &over);
+    return over;
+  };
+  const auto only_refused = [](const v1::OperationResult& result) {
+    return result.code() != 0 && result.result_case() == v1::OperationResult::RESULT_NOT_SET;
+  };
+  const uint64_t stranger = BlockRef{BlockId{9}, 7}.Pack();
+  const v1::StepResponse first =
+      apply({LeaseOp(2), MatchOp(Keys("a", 2)), ReleaseOp({stranger}), LeaseOp(1)});
+  const std::vector<uint64_t> blocks(first.results(0).lease().blocks().begin(),
+                                     first.results(0).lease().blocks().end());
+  EXPECT_EQ(first.results(2).release().refused_size(), 1);
+
+  v1::Operation bad_match = MatchOp(Keys("a", 1));
+  bad_match.mutable_match()->mutable_groups(0)->set_group(5);
+  const v1::StepResponse second =
+      apply({LeaseOp(0), bad_match, ReleaseOp({blocks[1]}), SealOp({blocks[0]}, Keys("a", 1)), FenceOp(1)});
+  EXPECT_TRUE(only_refused(second.results(0))) << second.results(0).DebugString();
+  EXPECT_TRUE(only_refused(second.results(1))) << second.results(1).DebugString();
+  EXPECT_EQ(second.results(2).release().refused_size(), 0) << "refused before";
+  EXPECT_EQ(second.results(3).seal().canonical(0), blocks[0]);
+
+  const v1::StepResponse third =
+      apply({LeaseOp(1), MatchOp(Keys("a", 2)), ReleaseOp({blocks[0]}, /*after=*/9), LeaseOp(1)});
+  EXPECT_EQ(third.results_size(), 4);
+  EXPECT_EQ(third.results(0).code(), 0);
+  EXPECT_EQ(third.results(0).message(), "") << "refused before";
+  EXPECT_EQ(third.results(0).lease().blocks_size(), 1);
+  EXPECT_EQ(third.results(1).match().groups_size(), 1);
+  EXPECT_EQ(third.results(1).match().groups(0).blocks_size(), 1);
+  EXPECT_TRUE(third.results(2).parked());
+  EXPECT_EQ(third.results(2).result_case(), v1::OperationResult::RESULT_NOT_SET) << "applied before";
+
+  const v1::StepResponse fourth = apply({MatchOp(Keys("none", 1)), LeaseOp(1), ReleaseOp({blocks[0]})});
+  EXPECT_EQ(fourth.results_size(), 3);
+  EXPECT_EQ(fourth.results(0).match().groups(0).blocks_size(), 0);
+  EXPECT_EQ(fourth.results(1).lease().blocks_size(), 1);
+
+  daemon_->Apply(engine->member, Batch(0, {LeaseOp(1)}), &over);
+  EXPECT_EQ(over.code(), kInvalid);
+  EXPECT_EQ(over.results_size(), 0) << "nothing of it was applied";
+}
+
 TEST(AnswerWindowTest, RepeatsResultsAndNothingElse) {
   v1::StepResponse first;
   first.set_sequence(1);

@@ -42,6 +42,7 @@ class PastContents {
     return past.hash == 0 ? nullptr : &past;
   }
 
+  void PrefetchSlot(uint32_t slot) const { sets_.Prefetch(slot / kWays); }
   void Prefetch(uint64_t hash) const { sets_.Prefetch(SetOf(NameOf(hash))); }
   // Null if the content is not remembered.
   Past* Find(uint64_t hash) {

@@ -64,6 +64,12 @@ class UseClasses {
   // All open waits, for a walk in steps: they are in slots [0, slots()), in no meaningful order.
   uint32_t slots() const { return highest_ + 1 + past_.slots(); }
   std::optional<Wait> InSlot(uint32_t slot, uint64_t now) const;
+  // So few, from `slot` on, that their ends are in all cache lines of theirs.
+  void PrefetchSlots(uint32_t slot, uint32_t count) const {
+    for (const uint32_t end : {slot, slot + count - 1}) {
+      if (end < slots()) end <= highest_ ? nodes_.Prefetch(end) : past_.PrefetchSlot(end - highest_ - 1);
+    }
+  }
 
   int cls(uint32_t block) const { return nodes_[block].cls; }
   uint64_t used(uint32_t block) const { return nodes_[block].used; }

@@ -71,6 +71,9 @@ void HitDensityPolicy::Learn(uint64_t now_ms) {
         }
       }
     }
+    for (uint32_t slot = swept_; slot < swept_ + (kSweptSlots << pace()); slot += kGroupSlots << pace()) {
+      classes_.PrefetchSlots(slot, kGroupSlots);
+    }
   } else if (!model_.LearnNext()) {
     model_.BeginRound(inserted_, now_ms);
     ++rounds_;
