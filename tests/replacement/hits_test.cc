@@ -46,7 +46,9 @@ TEST(Hits, AreThoseOfTheModels) {
           sim::Replay(workload, {.policy = policy, .capacity_blocks = expected["capacity"]});
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->hit_blocks, expected["hits"]) << workload.name << ", " << expected;
-      if (expected.contains("evictions")) EXPECT_EQ(result->evictions, expected["evictions"]) << expected;
+      if (expected.contains("evictions")) {
+        EXPECT_EQ(result->evictions, expected["evictions"]) << expected;
+      }
     }
   }
   for (const PolicyEntry& policy : ReplacementPolicies()) {
