@@ -198,7 +198,7 @@ make_bare_tree() {
   [ -f $tree ] && return
   say "making a minimal Debian 12 in $tree (log: $log)"
   mkdir -p build/deps build/logs
-  { as_root mmdebstrap --variant=apt --include=python3-venv bookworm $tree.partial && mv $tree.partial $tree; } >"$log" 2>&1 ||
+  { as_root mmdebstrap --format=tar --variant=apt --include=python3-venv bookworm $tree.partial && mv $tree.partial $tree; } >"$log" 2>&1 ||
     say "not to be had ($log says why): the tests of packages in it will be skipped"
 }
 
