@@ -51,6 +51,7 @@ class Bytes {
     std::string_view packed;
     if (!Read(&packed) || packed.size() % sizeof(uint64_t) != 0) return false;
     const int count = static_cast<int>(packed.size() / sizeof(uint64_t));
+    if (count == 0) return true;  // There may be no array yet to copy to.
     fixed->Reserve(fixed->size() + count);
     static_assert(std::endian::native == std::endian::little);
     std::memcpy(fixed->AddNAlreadyReserved(count), packed.data(), packed.size());
