@@ -62,6 +62,9 @@ void Space::Unlock() {
 }
 
 void Space::GiveWay() {
+  // Some kernels let a thread that computes go on to the next tick, 4 ms, whoever wakes up beside it, unless it enters
+  // the kernel by itself.
+  std::this_thread::yield();
   for (int i = 0; i < kMostWayPauses && waiting_.load(std::memory_order_relaxed) > 0; ++i) {
     std::this_thread::sleep_for(kWayPause);
   }
