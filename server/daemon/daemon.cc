@@ -196,13 +196,13 @@ absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view toke
 }
 
 bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
-                   v1::StepResponse* response, std::string* wire) {
+                   v1::StepResponse* response, std::string* wire, const StreamListener* stream) {
   Space& space = *member->session->space;
   if (wire != nullptr) wire->clear();
   bool more = false;
   {
     SpaceTurn turn(space);
-    const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response);
+    const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response, stream);
     if (wire != nullptr) wire->assign(remembered);
     more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }

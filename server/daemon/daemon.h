@@ -105,9 +105,10 @@ class Daemon final : private SpaceOwner {
   absl::StatusOr<std::shared_ptr<Member>> FindMember(std::string_view token);
   // Applies a batch (never open_session or add_member) and fills the answer, with what else is pending for
   // the member's stream. A repeated sequence gets the first answer again. `wire`, if given, gets the answer
-  // serialised. True: call FollowUp once the answer is on its way.
+  // serialised. `stream`, if given, is the caller's: what is pending stays with the member if another one has taken
+  // its place. True: call FollowUp once the answer is on its way.
   bool Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
-             v1::StepResponse* response, std::string* wire = nullptr);
+             v1::StepResponse* response, std::string* wire = nullptr, const StreamListener* stream = nullptr);
   // What verbs in the member's space left to do that no answer waits for: tells the policy of them, and reclaims
   // ahead of the next ones what they used up.
   void FollowUp(const std::shared_ptr<Member>& member);

@@ -38,7 +38,7 @@ constexpr size_t kMostOperatorCallsWaiting = 64;
 constexpr size_t kMostOperatorBytesWaiting = 64 << 20;
 // Large calls of engines: some ten milliseconds each, in pieces. What finds no room here is carried out by the queue's
 // thread.
-constexpr int kLargeCallThreads = 2;
+constexpr int kLargeCallThreads = 4;
 constexpr size_t kMostLargeCallsWaiting = 256;
 constexpr size_t kMostLargeBytesWaiting = 64 << 20;
 // A connection that no call has used for so long is told to go; clients come back by themselves.

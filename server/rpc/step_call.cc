@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/rpc/step_listener.h"
+#include "server/space/session.h"
 #include "server/wire/step_reader.h"
 #include "server/wire/validate.h"
 
@@ -85,7 +86,8 @@ class StepCall final : public RpcCall {
   bool ReadRequest();
   // Applies the batch that was read: fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
-  // Has a large batch applied elsewhere; OnApplied follows. False: it is to be handled here.
+  // Has a large batch applied elsewhere, or one that would wait for another of its session's; OnApplied follows. False:
+  // it is to be handled here.
   bool HandleElsewhere();
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
@@ -175,7 +177,8 @@ void StepCall::OnRead(bool ok) {
     response_.set_message("member_token is not that of this stream's first batch; leave it empty");
     return Answer();
   }
-  if (CountNames(request) > kLargeCallNames && HandleElsewhere()) return;
+  const bool large = CountNames(request) > kLargeCallNames || member_->session->large_calls > 0;
+  if (large && HandleElsewhere()) return;
   Handle();
   Answer();
 }
@@ -184,11 +187,14 @@ bool StepCall::HandleElsewhere() {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
+  ++member_->session->large_calls;
   const absl::Status started = method_.large_calls->Start(reader_.request().ByteSizeLong(), [this, end] {
-    follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_);
+    follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
+    --member_->session->large_calls;
     end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
   });
   if (started.ok()) return true;
+  --member_->session->large_calls;
   elsewhere_ = nullptr;
   return false;
 }
@@ -247,7 +253,7 @@ void StepCall::OnOver(bool ok) {
 void StepCall::Handle() {
   response_.mutable_results()->Swap(&left_);
   listener_->BeginVerb();
-  follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_);
+  follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
   if (listener_->EndVerb()) pending_ = true;
 }
 

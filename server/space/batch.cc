@@ -64,6 +64,8 @@ void Answer(const absl::Status& status, v1::OperationResult* result) {
 }
 
 using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
+// The groups of a match whose memory is kept: each may hold a whole batch's blocks.
+constexpr int kMaxKeptGroups = 2;
 
 // The result at `index`, empty, for an operation with this verb. Where an earlier batch left one there its memory is
 // used again, the inner message's too if the verb was the same: that is there and empty then.
@@ -83,7 +85,7 @@ v1::OperationResult* ResultAt(int index, v1::Operation::VerbCase verb, Results* 
       result->mutable_seal()->Clear();
       return result;
     case v1::OperationResult::kMatch:
-      if (verb != v1::Operation::kMatch) break;
+      if (verb != v1::Operation::kMatch || result->match().groups_size() > kMaxKeptGroups) break;
       result->mutable_match()->Clear();
       return result;
     case v1::OperationResult::kRelease:
@@ -106,7 +108,7 @@ absl::Status Forgotten(uint64_t sequence, const Member& member) {
 }  // namespace
 
 std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepRequest& request,
-                                v1::StepResponse* response) {
+                                v1::StepResponse* response, const StreamListener* stream) {
   Results left;  // An earlier batch left these.
   left.Swap(response->mutable_results());
   response->set_sequence(request.sequence());
@@ -132,15 +134,14 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
       member->answers.Replay(request.sequence(), response);
       member->completions.Fold(response);
       SetFreeBlocks(*session, response);
-      AddPending(member, response);
-      member->completions.ConfirmBy(request.sequence());
+      AddPending(member, stream, request.sequence(), response);
       return {};
     case AnswerWindow::Seen::kNew:
       break;
   }
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
-    AddPending(member, response);
+    AddPending(member, stream, 0, response);
     return {};
   }
   session->applying = true;
@@ -166,11 +167,9 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   if (member->completions.any_waiting()) member->completions.Fold(response);
-  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
-  state_.pressure.AfterVerbs(turn);
+  EndApplying(turn, session);
   SetFreeBlocks(*session, response);
-  AddPending(member, response);
-  member->completions.ConfirmBy(request.sequence());
+  AddPending(member, stream, request.sequence(), response);
   return member->answers.Remember(request.sequence(), *response);
 }
 
@@ -210,12 +209,17 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
   member->answers.Remember(call.sequence(), response);
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
-  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
-  state_.pressure.AfterVerbs(turn);
+  EndApplying(turn, session);
 }
 
 void Batches::AwaitOthers(Turn& turn, const Session& session) {
-  while (session.applying) turn.Pause();
+  while (session.applying) turn.Pause(Turn::Rest::kLong);
+}
+
+void Batches::EndApplying(Turn& turn, Session* session) {
+  if (std::exchange(session->readmit, false) && !session->ended) Readmit(turn, session);
+  if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
+  state_.pressure.AfterVerbs(turn);
 }
 
 void Batches::RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter done) {
@@ -376,7 +380,12 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
     SetStatus(operation->status, &operation->result);
   }
   state_.sessions.Complete(turn, session->parked.Finish(operation->id), operation->result);
-  Readmit(turn, session);
+  // A batch that is half applied may name what an operation would be prepared on, or lease its destinations.
+  if (session->applying) {
+    session->readmit = true;
+  } else {
+    Readmit(turn, session);
+  }
   state_.pressure.AfterVerbs(turn);
 }
 
@@ -384,6 +393,10 @@ void Batches::RetryLackingBlocks(Turn& turn) {
   for (auto& [id, weak] : std::exchange(lacking_, {})) {
     const std::shared_ptr<Session> session = weak.lock();
     if (session == nullptr || session->ended) continue;
+    if (session->applying) {
+      lacking_[id] = weak;
+      continue;
+    }
     if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
     if (!session->lacks_blocks) continue;
     if (session->ready) {
@@ -507,9 +520,13 @@ bool Batches::TakePending(Member* member, v1::StepResponse* response) {
   return true;
 }
 
-void Batches::AddPending(Member* member, v1::StepResponse* response) {
+void Batches::AddPending(Member* member, const StreamListener* stream, uint64_t sequence,
+                         v1::StepResponse* response) {
+  // A stream that was replaced while its batch was applied delivers nothing any more.
+  if (stream != nullptr && member->listener.get() != stream) return;
   TakePending(member, response);
   if (member->completions.any_waiting()) state_.sessions.Touch(member);
+  if (sequence != 0) member->completions.ConfirmBy(sequence);
 }
 
 }  // namespace kvpool

@@ -13,8 +13,8 @@
 //
 // Not thread-safe: the space's mutex is around it. A batch that names many blocks pauses its turn now and then, so
 // that other sessions get in. The calls of its own session wait until it is applied: so a repetition can't overtake
-// the first application, and what was looked at before a pause (whether a device operation holds up one of the
-// blocks) holds after it, unless the session has ended.
+// the first application. Device operations of the session end meanwhile, but none is prepared: so what was looked at
+// before a pause (whether one holds up a block) holds after it, unless the session has ended.
 #ifndef KVPOOL_SERVER_SPACE_BATCH_H_
 #define KVPOOL_SERVER_SPACE_BATCH_H_
 
@@ -42,8 +42,9 @@ class Batches {
 
   // The answer in serialised form too, where there is one already: it is good until the member's next call.
   // `response` is empty, but it may have the results of an earlier batch: they are written over, in their memory.
+  // `stream` is the caller's; null: it has none, and delivers what it is answered.
   std::string_view Apply(Turn& turn, Member* member, const v1::StepRequest& request,
-                         v1::StepResponse* response);
+                         v1::StepResponse* response, const StreamListener* stream);
   // `done` gets the answer at the end of the turn, or stays with the parked verb.
   void ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::Operation operation, Waiter done);
   // A device operation is done with: it is answered, and what waited behind it goes on.
@@ -67,10 +68,14 @@ class Batches {
                 v1::OperationResult* result);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
+  // What was put off while a batch was applied, and what follows from it.
+  void EndApplying(Turn& turn, Session* session);
   // Counts what was refused.
   void Count(v1::Operation::VerbCase verb, const v1::OperationResult& result);
-  // Adds what is pending to the answer to a batch. What does not fit wakes the stream.
-  void AddPending(Member* member, v1::StepResponse* response);
+  // Adds what is pending to the answer to a batch, if that stream is still the member's. What does not fit wakes
+  // it. `sequence`: the batch whose acknowledgement confirms it; 0: none.
+  void AddPending(Member* member, const StreamListener* stream, uint64_t sequence,
+                  v1::StepResponse* response);
   // Applies a verb that was parked and may go now.
   void Resume(Turn& turn, ParkedVerb verb);
   // What is behind others or lacks blocks is looked at again.

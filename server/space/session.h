@@ -12,6 +12,7 @@
 #ifndef KVPOOL_SERVER_SPACE_SESSION_H_
 #define KVPOOL_SERVER_SPACE_SESSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -136,10 +137,16 @@ class Session : public std::enable_shared_from_this<Session> {
   bool free_when_over = false;  // It has ended, and its blocks come free when the last of these is over.
   bool lacks_blocks = false;    // Some parked verb waits for blocks.
   bool applying = false;        // A batch of it is being applied, by a turn that may pause.
+  // What waits behind device operations is looked at again when that batch is applied.
+  bool readmit = false;
   bool ready = false;
   bool ended = false;
   bool gone = false;
   std::string end_reason;
+
+  // Calls of it that are under way on threads of their own: others had better not wait for them on a queue's. Any
+  // thread may look.
+  std::atomic<int> large_calls{0};
 };
 
 }  // namespace kvpool

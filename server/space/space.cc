@@ -19,10 +19,11 @@ namespace {
 
 // Device memory that ran out for other reasons than the budget is asked for again after this.
 constexpr uint64_t kGrowthRetryMs = 10000;
-// GiveWay looks again after this pause, so many times at most: under a load that always has somebody wait, work in
-// slices has to get on too.
 constexpr auto kWayPause = std::chrono::microseconds(20);
-constexpr int kMostWayPauses = 64;
+// A verb gives way to one or two: all streams of its queue wait for it.
+constexpr int kVerbsWayPauses = 2;
+// One call waits so long before it looks whether another is done.
+constexpr auto kLongRest = std::chrono::microseconds(100);
 
 // A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
 void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
@@ -61,11 +62,11 @@ void Space::Unlock() {
   mu.Unlock();
 }
 
-void Space::GiveWay() {
+void Space::GiveWay(int pauses) {
   // Some kernels let a thread that computes go on to the next tick, 4 ms, whoever wakes up beside it, unless it enters
   // the kernel by itself.
   std::this_thread::yield();
-  for (int i = 0; i < kMostWayPauses && waiting_.load(std::memory_order_relaxed) > 0; ++i) {
+  for (int i = 0; i < pauses && waiting_.load(std::memory_order_relaxed) > 0; ++i) {
     std::this_thread::sleep_for(kWayPause);
   }
 }
@@ -83,10 +84,11 @@ SpaceTurn::~SpaceTurn() {
   space_.Unlock();
 }
 
-void SpaceTurn::Pause() {
+void SpaceTurn::Pause(Rest rest) {
   space_.state.EndTurn(*this);
   space_.Unlock();
-  space_.GiveWay();
+  if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
+  space_.GiveWay(kVerbsWayPauses);
   now = LockAndReadClock(space_);
   WorkBegins();
 }

@@ -60,7 +60,7 @@ class Space {
   void Settle(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   // Lets those in who wait for mu. Work that is done in slices calls it between two of them: mu is not fair, and
   // a thread that takes it again right after it let go would keep it from verbs until all slices are done.
-  void GiveWay() ABSL_LOCKS_EXCLUDED(mu);
+  void GiveWay(int pauses = kMostWayPauses) ABSL_LOCKS_EXCLUDED(mu);
 
   const SpaceFacts facts;
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
@@ -71,6 +71,9 @@ class Space {
   Batches batches ABSL_GUARDED_BY(mu);
 
  private:
+  // GiveWay looks again after each pause, so many times at most: under a load that always has somebody wait, work in
+  // slices has to get on too.
+  static constexpr int kMostWayPauses = 64;
   friend class SpaceLock;
   friend class SpaceTurn;
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
@@ -129,7 +132,7 @@ class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
   SpaceTurn(Space& space, Settlement* settlement)
       ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  void Pause() override ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void Pause(Rest rest) override ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   static uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS;

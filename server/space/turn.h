@@ -28,9 +28,11 @@ class Turn {
   // After much work lets go of the mutex, lets those in who wait, and takes it again. Anything may have changed
   // then: the session may have ended, and its holder may be another's.
   void Breathe() {
-    if (worked_ >= kNames && may_pause_) Pause();
+    if (worked_ >= kNames && may_pause_) Pause(Rest::kShort);
   }
-  virtual void Pause() = 0;
+  // kLong: for one that waits until another has done its work.
+  enum class Rest { kShort, kLong };
+  virtual void Pause(Rest rest) = 0;
 
   // While it lives the turn keeps the mutex: its caller is in the middle of something.
   class Unbroken {

@@ -242,9 +242,10 @@ bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
     answer->mutable_blocks()->Reserve(answer->blocks_size() + static_cast<int>(refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
     if (leased.outcome.more) return true;
-    if (static_cast<uint32_t>(answer->blocks_size()) < lease.min()) GiveBack(session, now, answer);
-    answer->set_sink_block(session->sink.Pack());
   }
+  // The session may have ceased to be ready between two parts.
+  if (session->ready || !answer->blocks().empty()) answer->set_sink_block(session->sink.Pack());
+  if (static_cast<uint32_t>(answer->blocks_size()) < lease.min()) GiveBack(session, now, answer);
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
   answer->set_shortfall(shortfall);
   if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) {
@@ -255,6 +256,7 @@ bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
 }
 
 void BlockVerbs::GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer) {
+  if (answer->blocks().empty()) return;
   Unpack(*session, answer->blocks(), {.end = static_cast<size_t>(answer->blocks_size())});
   state_.pool.Release(session->holder, now, refs_, absl::MakeSpan(verdicts_));
   answer->clear_blocks();

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "proto/support/limits.h"
-
 namespace kvpool {
 namespace {
+
+// A match that asks for more groups is left to Protocol Buffers: the memory of each is kept.
+constexpr int kMaxKeptGroups = 2;
 
 // Tags of one byte: the number of a field and how it is encoded.
 constexpr uint8_t Varint(int field) { return static_cast<uint8_t>(field << 3 | 0); }
@@ -154,7 +155,7 @@ bool ReadMatch(Bytes bytes, v1::Match* match) {
   while (!bytes.empty()) {
     std::string_view group;
     if (bytes.ReadTag() != Sized(v1::Match::kGroupsFieldNumber) || !bytes.Read(&group)) return false;
-    if (match->groups_size() == kMaxGroups) return false;
+    if (match->groups_size() == kMaxKeptGroups) return false;
     if (!ReadGroupKeys(Bytes(group), match->add_groups())) return false;
   }
   return true;
@@ -193,7 +194,7 @@ bool ReadOperation(Bytes bytes, v1::Operation* operation) {
     if (tag == Varint(v1::Operation::kAfterFieldNumber)) {
       if (!bytes.Read(&after)) return false;
     } else {
-      if (verb != 0 || !bytes.Read(&of_verb)) return false;
+      if (verb != 0 || tag == 0 || !bytes.Read(&of_verb)) return false;
       verb = tag;
     }
   }
