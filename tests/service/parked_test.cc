@@ -32,6 +32,28 @@ TEST_F(ParkedTest, AReleaseWaitsForItsStep) {
   EXPECT_EQ(other->LeaseAsked(1, 1).blocks_size(), 1);
 }
 
+// What is pending belongs to the stream that the member has now, not to one whose batch took long to apply.
+TEST_F(ParkedTest, AStreamThatWasReplacedTakesNothingAlong) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const FakeListener replaced;
+  const auto present = std::make_shared<FakeListener>();
+  daemon_->BindStream(engine->member, present);
+  ASSERT_TRUE(engine->Step({ReleaseOp(engine->Lease(1), 7)}).results(0).parked());
+  engine->Fence(7);
+  const auto lease_on = [&](const StreamListener* stream) {
+    v1::StepRequest request;
+    request.set_sequence(++engine->sequence);
+    *request.add_operations() = LeaseOp(1);
+    v1::StepResponse response;
+    daemon_->Apply(engine->member, request, &response, nullptr, stream);
+    EXPECT_EQ(response.results(0).lease().blocks_size(), 1);
+    return response;
+  };
+  EXPECT_EQ(lease_on(&replaced).completions_size(), 0);
+  EXPECT_EQ(lease_on(present.get()).completions_size(), 1);
+}
+
 TEST_F(ParkedTest, AStepThatIsPassedDoesNotPark) {
   StartDaemon(1);
   const auto engine = OpenEngine(OpenRequest());
