@@ -39,19 +39,18 @@ void Openings::AddMember(const Caller& caller, const v1::AddMember* request, v1:
 
 void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
                    std::function<absl::Status()> open, Done done) {
-  const absl::Status started = workers_.Start(bytes, [this, method, &caller, open = std::move(open), done] {
-    const absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
-    if (opened.ok()) return done(opened);
-    Refuse(method, caller, opened, done);
+  absl::Status started = workers_.Start(bytes, [this, method, &caller, open = std::move(open), done] {
+    absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
+    if (opened.ok()) return done(std::move(opened));
+    Refuse(method, caller, std::move(opened), done);
   });
-  if (!started.ok()) Refuse(method, caller, started, done);
+  if (!started.ok()) Refuse(method, caller, std::move(started), done);
 }
 
-void Openings::Refuse(std::string_view method, const Caller& caller, const absl::Status& status,
-                      const Done& done) {
+void Openings::Refuse(std::string_view method, const Caller& caller, absl::Status status, const Done& done) {
   stats_->CountRefusedOpening(status.code());
   refused_.Audit(caller.peer, method, status);
-  done(status);
+  done(std::move(status));
 }
 
 }  // namespace kvpool

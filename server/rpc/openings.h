@@ -19,7 +19,8 @@ namespace kvpool {
 
 class Openings {
  public:
-  using Done = std::function<void(const absl::Status&)>;
+  // The status is its own: no thread shares the text of an error with the one that made it.
+  using Done = std::function<void(absl::Status)>;
 
   // Both outlive it.
   Openings(Daemon* daemon, RpcStats* stats);
@@ -35,7 +36,7 @@ class Openings {
  private:
   void Run(std::string_view method, const Caller& caller, size_t bytes, std::function<absl::Status()> open,
            Done done);
-  void Refuse(std::string_view method, const Caller& caller, const absl::Status& status, const Done& done);
+  void Refuse(std::string_view method, const Caller& caller, absl::Status status, const Done& done);
 
   Daemon* const daemon_;
   RpcStats* const stats_;

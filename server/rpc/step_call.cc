@@ -34,15 +34,15 @@ struct StepMethod {
 class ElsewhereEnd {
  public:
   // On that thread: `tag` comes back on `queue`.
-  void Tell(const absl::Status& status, RpcQueue* queue, RpcTag* tag) {
+  void Tell(absl::Status status, RpcQueue* queue, RpcTag* tag) {
     MutexLock lock(&mu_);
-    status_ = status;
+    status_ = std::move(status);
     // A time that is long past: the tag comes back at once.
     alarm_.Set(queue->cq(), std::chrono::system_clock::time_point(), tag);
   }
-  absl::Status status() {
+  absl::Status TakeStatus() {
     MutexLock lock(&mu_);
-    return status_;
+    return std::move(status_);
   }
 
  private:
@@ -262,8 +262,8 @@ void StepCall::OpenMember() {
   elsewhere_ = std::make_shared<ElsewhereEnd>();
   const v1::Operation& operation = reader_.request().operations(0);
   v1::OperationResult* result = response_.add_results();
-  auto done = [this, end = elsewhere_](const absl::Status& status) {
-    end->Tell(status, method_.site.queue, &opened_tag_);
+  auto done = [this, end = elsewhere_](absl::Status status) {
+    end->Tell(std::move(status), method_.site.queue, &opened_tag_);
   };
   if (operation.has_open_session()) {
     method_.openings->OpenSession(caller_, &operation.open_session(), result->mutable_open_session(),
@@ -275,7 +275,7 @@ void StepCall::OpenMember() {
 }
 
 void StepCall::OnOpened(bool ok) {
-  absl::Status status = std::exchange(elsewhere_, nullptr)->status();
+  absl::Status status = std::exchange(elsewhere_, nullptr)->TakeStatus();
   v1::OperationResult& result = *response_.mutable_results(0);
   const std::string token =
       result.has_open_session() ? result.open_session().member_token() : result.add_member().member_token();
