@@ -1,10 +1,12 @@
 #include "server/rpc/rpc_methods.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "server/rpc/audit.h"
+#include "server/space/session.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -67,20 +69,28 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
              Verb* (Request::*of_request)(), Verb* (v1::Operation::*of_operation)(),
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
-      site, name, accept, [=](const Caller&, Request* request, Result* response, UnaryDone done) {
+      site, name, accept, [=](const Caller&, Request* request, Result* response, const UnaryDone& done) {
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
-        auto answer = [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
+        auto answer = [response, of_result, done](const v1::OperationResult& result) {
           if (result.code() == 0) *response = (result.*of_result)();
           done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
         };
-        if (CountNames(operation) > kLargeCallNames) {
-          auto large = std::make_shared<v1::Operation>(std::move(operation));
-          const auto apply = [=] { daemon->ApplyUnary(request->call(), std::move(*large), answer); };
-          if (!large_calls->Start(large->ByteSizeLong(), apply).ok()) apply();
-          return;
+        const absl::StatusOr<std::shared_ptr<Member>> member =
+            daemon->FindMember(request->call().member_token());
+        if (!member.ok()) return done(member.status());
+        std::atomic<int>& large = (*member)->session->large_calls;
+        if (CountNames(operation) <= kLargeCallNames && large == 0) {
+          return daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
         }
-        daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
+        // A large call, or one that would wait for another of its session's.
+        ++large;
+        auto moved = std::make_shared<v1::Operation>(std::move(operation));
+        const auto apply = [=, member = *member] {
+          daemon->ApplyUnary(request->call(), std::move(*moved), answer);
+          --member->session->large_calls;
+        };
+        if (!large_calls->Start(moved->ByteSizeLong(), apply).ok()) apply();
       });
 }
 
