@@ -41,13 +41,18 @@ endif()
 # A kernel that spills registers or keeps arrays in local memory does not build.
 set(KVPOOL_PTXAS_GATE -Xptxas -warn-spills,-warn-lmem-usage,-Werror CACHE INTERNAL "")
 
+# tests/mutants/kernel_defects.py builds many fat binaries of which it executes the PTX alone.
+option(KVPOOL_PTX_ONLY "Leave the machine code out of the kernels: for tests without a GPU" OFF)
+
 # kvpool_fatbin(<output> <source.cu> [<more options>…]): machine code for the architectures below, and PTX for later ones.
 # A kernel that spills registers or uses local memory does not build.
 function(kvpool_fatbin output source)
   set(architectures)
-  foreach(sm 75 80 86 89 90 100 120)
-    list(APPEND architectures -gencode arch=compute_${sm},code=sm_${sm})
-  endforeach()
+  if(NOT KVPOOL_PTX_ONLY)
+    foreach(sm 75 80 86 89 90 100 120)
+      list(APPEND architectures -gencode arch=compute_${sm},code=sm_${sm})
+    endforeach()
+  endif()
   # The PTX is for 100 and not for 120, so that 110 can compile it too.
   list(APPEND architectures -gencode arch=compute_100,code=compute_100)
   add_custom_command(

@@ -426,7 +426,7 @@ absl::Status CudaKvCompute::Score(const ScoreCall& call) {
   ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
   Scores scores;
   const size_t candidates = choice.protected_marks.size();
-  scores.chosen_on_host = plan.rows * uint64_t{candidates} < kChosenOnHost;
+  scores.chosen_on_host = choice.count > 0 && plan.rows * uint64_t{candidates} < kChosenOnHost;
   Inputs inputs;
   const size_t addresses = inputs.Add(absl::MakeConstSpan(call.kv.blocks, shape.blocks()));
   const size_t records = inputs.Add(call.records);

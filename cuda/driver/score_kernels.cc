@@ -22,7 +22,13 @@ constexpr TypeNames kTypeNames[] = {KVPOOL_TYPE_NAMES(f32), KVPOOL_TYPE_NAMES(f1
 struct PolicyNames {
   const char *score, *blocks;
 };
-#define KVPOOL_POLICY_NAMES(Policy) {"kvpool_score_" #Policy, "kvpool_score_blocks_" #Policy},
+template <typename Policy>
+constexpr const char* kBlocksName = nullptr;
+#define KVPOOL_BLOCKS_NAME(Policy) \
+  template <>                      \
+  constexpr const char* kBlocksName<scorers::Policy> = "kvpool_score_blocks_" #Policy;
+KVPOOL_BLOCK_POLICIES(KVPOOL_BLOCKS_NAME)
+#define KVPOOL_POLICY_NAMES(Policy) {"kvpool_score_" #Policy, kBlocksName<scorers::Policy>},
 constexpr PolicyNames kPolicyNames[] = {KVPOOL_POLICIES(KVPOOL_POLICY_NAMES)};
 
 }  // namespace
@@ -46,7 +52,8 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
                             find(names.window)};
   }
   for (const PolicyNames& names : kPolicyNames) {
-    kernels.policies_.push_back({find(names.score), find(names.blocks)});
+    kernels.policies_.push_back(
+        {find(names.score), names.blocks != nullptr ? find(names.blocks) : CudaKernel{}});
   }
   kernels.unpack = find("kvpool_score_unpack");
   kernels.anchors = find("kvpool_score_anchors");

@@ -26,7 +26,8 @@ class ScoreKernels {
     CudaKernel records, anchor_dots, window_lse, window;
   };
   struct OfPolicy {
-    CudaKernel score, blocks;
+    CudaKernel score;
+    CudaKernel blocks;  // only of policies with blocks of their own
   };
 
   // REQUIRES: the context is current.

@@ -35,7 +35,8 @@ class CudaTeam {
   __device__ uint32_t Count(uint32_t x) const {
     return Reduce(x, [](uint32_t a, uint32_t b) { return a + b; });
   }
-  __device__ float RowSum(float x) const {
+  template <typename T>
+  __device__ T RowSum(T x) const {
     for (uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
       x += __shfl_xor_sync(kAllLanes, x, distance);
     }

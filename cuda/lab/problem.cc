@@ -255,10 +255,10 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
   *latest = NewBuffer(size), *sum = NewBuffer(size), *square = NewBuffer(size);
   for (uint64_t i = 0; i < size; ++i) {
     const uint64_t plane = i / tokens, token = i % tokens;
-    double total = 0, squares = 0, spread = 0, top = 0, last = 0;
+    double total = 0, squares = 0, spread = 0, greatest = 0, last = 0;
     for (uint64_t g = 0; g < group; ++g) {
       const double* const first = attention->values.data() + (plane * group + g) * rows * tokens + token;
-      double running = 0, moment = 0, greatest = 0;
+      double running = 0, moment = 0;
       for (uint64_t row = 0; row < rows; ++row) {
         const double p = first[row * tokens];
         const double delta = p - running;
@@ -269,7 +269,6 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
       }
       total += running * static_cast<double>(rows);
       spread += rows > 1 ? moment / static_cast<double>(rows - 1) : 0;
-      top += greatest;
       last += first[(rows - 1) * tokens];
     }
     const double over = static_cast<double>(group);
@@ -277,7 +276,7 @@ absl::Status Problem::TakeAttention(const Tensors& tensors) {
     (*mean)[i] = static_cast<float>(total / over / static_cast<double>(rows));
     (*square)[i] = static_cast<float>(squares / over);
     (*variance)[i] = static_cast<float>(spread / over);
-    (*peak)[i] = static_cast<float>(top / over);
+    (*peak)[i] = static_cast<float>(greatest);
     (*latest)[i] = static_cast<float>(last / over);
   }
   const auto signal = [&](const std::vector<float>* values) {

@@ -76,9 +76,9 @@ bool ReadsWindow(Needs needs, const Signals& signals) {
 // The first layer that takes part in a row over all layers.
 uint32_t FirstReducedLayer(const ScoreRequest& request) {
   const PolicyFacts& facts = request.policy.facts();
-  if (facts.whole_layers == nullptr) return 0;
-  const uint32_t whole = facts.whole_layers(request.policy.params);
-  const uint32_t skipped = whole > request.first_model_layer ? whole - request.first_model_layer : 0;
+  if (facts.silent_layers == nullptr) return 0;
+  const uint32_t silent = facts.silent_layers(request.policy.params);
+  const uint32_t skipped = silent > request.first_model_layer ? silent - request.first_model_layer : 0;
   return skipped < request.shape.layers ? skipped : 0;
 }
 

@@ -71,7 +71,7 @@ def per_plane(f):
 
 
 def window(l, h):
-    """Mean, variance, peak and newest attention per token: mean over the group."""
+    """Mean, variance and newest attention per token, as means over the group; the peak is the maximum over it."""
     mean, var, peak, latest = ([0.0] * T for _ in range(4))
     for g in range(G):
         rows = []
@@ -85,7 +85,7 @@ def window(l, h):
             m = sum(column) / W
             mean[t] += m / G
             var[t] += sum((c - m) ** 2 for c in column) / (W - 1) / G
-            peak[t] += max(column) / G
+            peak[t] = max(peak[t], *column)
             latest[t] += column[-1] / G
     return mean, var, peak, latest
 

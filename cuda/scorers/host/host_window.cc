@@ -351,7 +351,7 @@ class Chunk {
   alignas(64) float inverse_[kRows];  // 1 / each row's sum of exponentials
 };
 
-// Adds the statistics of a query head, which have all of its queries, to the means over heads.
+// Adds the statistics of a query head, which have all of its queries, to those over heads: means, and the greatest peak.
 template <typename OneChunk>
 KVPOOL_INLINE void FinishHead(const ScoreContext& c, uint32_t plane, const Scratch& scratch,
                               const OneChunk& chunk, uint32_t last_row) {
@@ -362,7 +362,7 @@ KVPOOL_INLINE void FinishHead(const ScoreContext& c, uint32_t plane, const Scrat
   for (uint32_t t = 0; t < tokens; ++t) {
     c.window_mean[own + t] += scratch.mean[t] * share;
     c.window_variance[own + t] += queries > 1 ? scratch.squares[t] * of_variance : 0;
-    c.window_peak[own + t] += scratch.peak[t] * share;
+    c.window_peak[own + t] = GreaterOf(c.window_peak[own + t], scratch.peak[t]);
     c.window_latest[own + t] += chunk.Weight(last_row, t) * share;
   }
 }

@@ -141,9 +141,9 @@ struct PolicyFacts {
   bool protect_window = false;
   // Needs that depend on parameters, in place of `needs`.
   Needs (*needs_with)(const Params& params) = nullptr;
-  // Layers of the model that the policy leaves whole: left out where layers are reduced to one row, unless
-  // there are no others.
-  uint32_t (*whole_layers)(const Params& params) = nullptr;
+  // The first layers of the model that are left out where layers are reduced to one row, unless there are no
+  // others.
+  uint32_t (*silent_layers)(const Params& params) = nullptr;
   // The policy's default protection; none if null.
   Protection (*protect)(const Params& params, const KvShape& shape, uint32_t budget_tokens) = nullptr;
   // How many tokens a sequence is compacted to, given `budget_tokens`; the budget itself if null.

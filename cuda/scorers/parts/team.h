@@ -41,7 +41,10 @@ class OneLane {
   KVPOOL_HOST_DEVICE float Max(float x) const { return x; }
   KVPOOL_HOST_DEVICE float Min(float x) const { return x; }
   KVPOOL_HOST_DEVICE uint32_t Count(uint32_t x) const { return x; }
-  KVPOOL_HOST_DEVICE float RowSum(float x) const { return x; }
+  template <typename T>
+  KVPOOL_HOST_DEVICE T RowSum(T x) const {
+    return x;
+  }
   template <typename T>
   KVPOOL_HOST_DEVICE T SumOfRows(T x) const {
     return x;

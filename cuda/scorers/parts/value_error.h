@@ -31,7 +31,7 @@ enum class HeadOutput : uint8_t {
 };
 
 // Fills weights[plane.tokens] and output[v_head_dim]. A token whose weight is not finite has no part
-// in either.
+// in either. Row teams share the tokens, and the lanes of each the columns.
 template <HeadOutput kind, typename Team>
 KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, float* weights,
                                          float* output) {
@@ -42,12 +42,15 @@ KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, f
     weights[i] = sum > 0 ? static_cast<float>(double{weights[i]} / sum) : weights[i];
   }
   team.Sync();
-  for (uint32_t first = team.id() * Team::kColumns; first < kv.v.head_dim;
-       first += team.count() * Team::kColumns) {
-    const uint32_t count = kv.v.head_dim - first < Team::kColumns ? kv.v.head_dim - first : Team::kColumns;
+  // All lanes go around equally often, since the team makes the sums below.
+  for (uint32_t base = 0; base < kv.v.head_dim; base += team.row_width() * Team::kColumns) {
+    const uint32_t first = base + team.in_row() * Team::kColumns;
+    const uint32_t count = first >= kv.v.head_dim                   ? 0
+                           : kv.v.head_dim - first < Team::kColumns ? kv.v.head_dim - first
+                                                                    : Team::kColumns;
     double sums[Team::kColumns] = {};
     uint32_t counted = 0;
-    for (uint32_t t = 0; t < plane.tokens; ++t) {
+    for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
       if (!IsFinite(weights[t]) || !IsFinite(plane.v_norm[t])) continue;
       ++counted;
       const unsigned char* const row = kv.ValueRow(plane.layer, plane.head, t);
@@ -56,9 +59,11 @@ KVPOOL_HOST_DEVICE void WeightsAndOutput(const Team& team, const Plane& plane, f
         if (j < count) sums[j] += weight * double{ValueAt(kv, row, first + j)};
       }
     }
-    const double over = mean_of_values && counted > 0 ? counted : 1;
+    const uint32_t of_all = team.SumOfRows(counted);
+    const double over = mean_of_values && of_all > 0 ? of_all : 1;
     for (uint32_t j = 0; j < Team::kColumns; ++j) {
-      if (j < count) output[first + j] = static_cast<float>(sums[j] / over);
+      const double column = team.SumOfRows(sums[j]);
+      if (j < count && team.row() == 0) output[first + j] = static_cast<float>(column / over);
     }
   }
   team.Sync();
@@ -94,11 +99,11 @@ KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& c
     float* const output = plane.scratch + uint64_t{kScratchRows} * plane.tokens;
     team.Sync();
     WeightsAndOutput<kind>(team, plane, weights, output);
-    for (uint32_t block = 0; block < shape.blocks(); ++block) {
+    for (uint32_t block = team.row(); block < shape.blocks(); block += team.rows()) {
       const uint32_t first = block * shape.tokens_per_block;
       double weight = 0, square = 0;
       for (uint32_t t = 0; t < shape.TokensOf(block); ++t) weight += double{weights[first + t]};
-      for (uint32_t d = team.id(); d < shape.v_head_dim; d += team.count()) {
+      for (uint32_t d = team.in_row(); d < shape.v_head_dim; d += team.row_width()) {
         double moved = weight * double{output[d]};
         for (uint32_t t = 0; t < shape.TokensOf(block); ++t) {
           const unsigned char* const row = context.kv.ValueRow(plane.layer, plane.head, first + t);
@@ -106,8 +111,8 @@ KVPOOL_HOST_DEVICE void ScoreBlockErrors(const Team& team, const ScoreContext& c
         }
         square += moved * moved;
       }
-      square = team.Sum(square);
-      if (team.id() != 0) continue;
+      square = team.RowSum(square);
+      if (team.in_row() != 0) continue;
       // ‖m X - sum a v‖ is m ‖X - u‖.
       const float error = weight < 1 ? static_cast<float>(sqrt(square) / (1 - weight)) : INFINITY;
       block_scores[block] += (weight != weight ? NAN : error) / static_cast<float>(planes.count);

@@ -82,8 +82,8 @@ KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t
   return apart > 0 ? apart / (count - 1) : 0;
 }
 
-// Fills window_mean, window_variance (by Welford's method), window_peak and window_latest, each the mean over
-// the group, and the plane's spread.
+// Fills window_mean, window_variance (by Welford's method) and window_latest, each the mean over the group,
+// window_peak, the maximum over it, and the plane's spread.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const ScoreContext& c,
                                                        uint32_t plane) {
@@ -93,9 +93,9 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
   double entropy = 0, spread = 0, sum = 0, squares_sum = 0;
   for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
     const bool before_window = t + c.signals.window.own_tokens() < tokens;
-    float mean_sum = 0, variance_sum = 0, peak_sum = 0, latest_sum = 0;
+    float mean_sum = 0, variance_sum = 0, peak = 0, latest_sum = 0;
     for (uint32_t g = 0; g < group; ++g) {
-      float mean = 0, squares = 0, peak = 0, latest = 0;
+      float mean = 0, squares = 0, latest = 0;
       for (uint32_t w = 0; w < queries; ++w) {
         const uint32_t i = g * queries + w;
         float p = 0;
@@ -114,7 +114,6 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
       const float variance = queries > 1 ? squares / static_cast<float>(queries - 1) : 0;
       mean_sum += mean;
       variance_sum += variance;
-      peak_sum += peak;
       latest_sum += latest;
     }
     if (team.in_row() != 0) continue;
@@ -126,7 +125,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
       squares_sum += double{mean_sum / heads} * double{mean_sum / heads};
     }
     c.window_variance[own + t] = variance_sum / heads;
-    c.window_peak[own + t] = peak_sum / heads;
+    c.window_peak[own + t] = peak;
     c.window_latest[own + t] = latest_sum / heads;
   }
   entropy = team.Sum(entropy);

@@ -17,8 +17,8 @@ struct Epicache : SignalPolicy<&Plane::peak> {
       .title = "EpiCache",
       .source = "arXiv 2509.17396",
       .description =
-          "Keeps what an episode's patched prompt attends most (maximum over its queries), one block set per "
-          "episode.",
+          "Keeps what an episode's patched prompt attends most (maximum over its queries and the heads that "
+          "share K), one block set per episode.",
       .needs = kNeedPeak,
   };
 };

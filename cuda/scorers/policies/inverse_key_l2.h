@@ -1,7 +1,8 @@
 // Keeps the tokens with the shortest keys, which correlate with high attention over time.
 //
 // The score is -‖K‖. 1/‖K‖ would order tokens alike but not the means of blocks. The first two layers, where
-// the correlation fails, are left whole.
+// the correlation fails, have no say in what all layers keep together. The paper leaves them whole; here the
+// layers of a group keep equally many tokens, so that an engine does that by a layer group that it does not prune.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_INVERSE_KEY_L2_H_
 
@@ -14,7 +15,8 @@ namespace kvpool::scorers {
 struct InverseKeyL2 {
   enum : uint32_t { kSkipLayers };
   static constexpr ParamFacts kParams[] = {
-      {"skip_layers", ParamType::kInt, 2, 0, 1024, "", "first layers of the model that are left whole"},
+      {"skip_layers", ParamType::kInt, 2, 0, 1024, "",
+       "first layers of the model that have no say in a row over all layers"},
   };
   static constexpr PolicyFacts kFacts = {
       .name = "inverse_key_l2",
@@ -22,10 +24,10 @@ struct InverseKeyL2 {
       .source = "Devoto et al., arXiv 2406.11430",
       .description =
           "Keeps tokens with short keys (score -‖K‖), which go with high attention over time. Layers 0 and 1 "
-          "are left whole where layers are pruned apart.",
+          "have no say in what all layers keep together; where layers are pruned apart they are pruned too.",
       .needs = kNeedNorms,
       .params = kParams,
-      .whole_layers = [](const Params& params) { return params.Int(kSkipLayers); },
+      .silent_layers = [](const Params& params) { return params.Int(kSkipLayers); },
   };
 
   template <typename Team>

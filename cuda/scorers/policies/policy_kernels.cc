@@ -12,16 +12,21 @@ using BlocksFunction = void (*)(const HostTeam&, const ScoreContext&, PlaneRange
                                 float*);
 
 template <typename Policy>
-constexpr BlocksFunction BlocksOf() {
-  if constexpr (requires { &Policy::template ScoreBlocks<HostTeam>; }) {
-    return &Policy::template ScoreBlocks<HostTeam>;
-  } else {
-    return nullptr;
-  }
-}
+constexpr BlocksFunction kBlocksOf = nullptr;
+#define KVPOOL_BLOCKS_OF(Policy) \
+  template <>                    \
+  constexpr BlocksFunction kBlocksOf<Policy> = &Policy::ScoreBlocks<HostTeam>;
+KVPOOL_BLOCK_POLICIES(KVPOOL_BLOCKS_OF)
+#undef KVPOOL_BLOCKS_OF
+
+#define KVPOOL_LISTED(Policy)                                                             \
+  static_assert((kBlocksOf<Policy> != nullptr) == (Policy::kFacts.own_blocks != nullptr), \
+                "registry.list says whether " #Policy " has blocks of its own");
+KVPOOL_POLICIES(KVPOOL_LISTED)
+#undef KVPOOL_LISTED
 
 #define KVPOOL_SCORE(Policy) &Policy::Score<HostTeam>,
-#define KVPOOL_BLOCKS(Policy) BlocksOf<Policy>(),
+#define KVPOOL_BLOCKS(Policy) kBlocksOf<Policy>,
 constexpr ScoreFunction kScore[] = {KVPOOL_POLICIES(KVPOOL_SCORE)};
 constexpr BlocksFunction kBlocks[] = {KVPOOL_POLICIES(KVPOOL_BLOCKS)};
 #undef KVPOOL_SCORE

@@ -58,7 +58,11 @@ CUresult CUDAAPI cuGetErrorName(CUresult error, const char** name) {
 }
 
 CUresult CUDAAPI cuGetErrorString(CUresult error, const char** words) {
-  *words = kvpool::fake::NameOf(error) != nullptr ? "as the fake driver imitates it" : nullptr;
+  State& state = kvpool::fake::TheState();
+  const std::lock_guard lock(state.mu);
+  *words = kvpool::fake::NameOf(error) == nullptr             ? nullptr
+           : error == state.lost && !state.lost_words.empty() ? state.lost_words.c_str()
+                                                              : "as the fake driver imitates it";
   return *words != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

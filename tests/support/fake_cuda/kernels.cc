@@ -8,6 +8,7 @@
 
 #include "cuda/base/stamp.h"
 #include "tests/gpu/probe_kernels.h"
+#include "tests/support/fake_cuda/ptx/launch.h"
 #include "tests/support/fake_cuda/state.h"
 
 namespace kvpool::fake {
@@ -38,7 +39,7 @@ Work BindCount(const Grid&, void** arguments) {
   };
 }
 
-constexpr HostKernel kKernels[] = {
+const HostKernel kKernels[] = {
     {"kvpool_probe_count", BindCount},
     {"kvpool_write_stamps", BindStamps<WriteStamp<HostLane>, PROT_WRITE>},
     {"kvpool_verify_stamps", BindStamps<VerifyStamp<HostLane>, PROT_READ>},
@@ -52,9 +53,10 @@ bool IsMapped(uint64_t address, size_t bytes, int protection) {
   return IsAccessible(state, address, bytes, protection);
 }
 
-const HostKernel* FindHostKernel(const char* name) {
+const FakeKernel* FindKernel(const void* image, const char* name) {
+  if (TheState().settings.kernels == Kernels::kPtx) return ptx::FindKernel(image, name);
   const auto* found = std::ranges::find_if(
-      kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name, name) == 0; });
+      kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name(), name) == 0; });
   return found != std::end(kKernels) ? found : FindScoreKernel(name);
 }
 

@@ -277,6 +277,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, size_t bytes) {
         whole_bytes < bytes ? nullptr : Allocate(state, CurrentDevice(), whole_bytes);
     *address = memory != nullptr ? MapAnywhere(*memory) : 0;
     if (*address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (state.settings.kernels == Kernels::kPtx) memory->shadow = std::make_unique<Shadow>(whole_bytes);
     state.mappings[*address] = {
         .bytes = whole_bytes, .memory = std::move(memory), .protection = PROT_READ | PROT_WRITE};
     return CUDA_SUCCESS;
@@ -329,6 +330,7 @@ CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) 
     if (found == state.mappings.end() || reserved || ::fstat(found->second.memory->fd, &status) != 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    found->second.memory->shadow.reset();  // Other processes write it, too, from now on.
     IpcContent content = {.pid = ::getpid(),
                           .fd = found->second.memory->fd,
                           .device = found->second.memory->device,

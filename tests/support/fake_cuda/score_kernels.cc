@@ -222,24 +222,23 @@ constexpr auto kPolicyBlocks =
     },
          [](const ThreadBlock& b, const ScoreContext& c, uint32_t planes_each, const Params& params,
             float* scores) {
-           if constexpr (requires { &Policy::template ScoreBlocks<HostTeam>; }) {
-             Policy::ScoreBlocks(HostTeam(), c, {b.x * planes_each, planes_each}, b.x, params,
-                                 scores + uint64_t{b.x} * c.shape().blocks());
-           }
+           Policy::ScoreBlocks(HostTeam(), c, {b.x * planes_each, planes_each}, b.x, params,
+                               scores + uint64_t{b.x} * c.shape().blocks());
          },
          ScoreContext, uint32_t, Params, float*>;
 
 #define KVPOOL_TYPED(name, dtype)                                                                            \
   {"kvpool_score_records_" #name, kRecords<dtype>}, {"kvpool_score_anchor_dots_" #name, kAnchorDots<dtype>}, \
       {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>},
-#define KVPOOL_POLICY(Policy) \
-  {"kvpool_score_" #Policy, kPolicy<Policy>}, {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
+#define KVPOOL_POLICY(Policy) {"kvpool_score_" #Policy, kPolicy<Policy>},
+#define KVPOOL_POLICY_BLOCKS(Policy) {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
 
-constexpr HostKernel kKernels[] = {
+const HostKernel kKernels[] = {
     // clang-format off
     KVPOOL_TYPED(f32, KvDtype::kF32) KVPOOL_TYPED(f16, KvDtype::kF16) KVPOOL_TYPED(bf16, KvDtype::kBf16)
     KVPOOL_TYPED(fp8_e4m3, KvDtype::kFp8E4m3) KVPOOL_TYPED(fp8_e5m2, KvDtype::kFp8E5m2)
     KVPOOL_POLICIES(KVPOOL_POLICY)
+    KVPOOL_BLOCK_POLICIES(KVPOOL_POLICY_BLOCKS)
     // clang-format on
     {"kvpool_score_unpack", kUnpack},
     {"kvpool_score_anchors", kAnchors},
@@ -257,7 +256,7 @@ constexpr HostKernel kKernels[] = {
 
 const HostKernel* FindScoreKernel(const char* name) {
   const auto* found = std::ranges::find_if(
-      kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name, name) == 0; });
+      kKernels, [name](const HostKernel& kernel) { return std::strcmp(kernel.name(), name) == 0; });
   return found != std::end(kKernels) ? found : nullptr;
 }
 

@@ -33,6 +33,7 @@ constexpr ErrorName kErrors[] = {
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", false},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", false},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", true},
+    {CUDA_ERROR_MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", true},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", true},
     {CUDA_ERROR_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", false},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", false},
@@ -100,6 +101,11 @@ Settings ReadSettings() {
     if (equals == std::string::npos) Unreadable(kLatency, word);
     settings.latency_us[word.substr(0, equals)] = static_cast<int>(Number(kLatency, word.substr(equals + 1)));
   }
+  constexpr char kKernels[] = "KVPOOL_FAKE_KERNELS";
+  for (const std::string& word : Words(kKernels)) {
+    if (word != "host" && word != "ptx") Unreadable(kKernels, word);
+    settings.kernels = word == "ptx" ? Kernels::kPtx : Kernels::kHost;
+  }
   return settings;
 }
 
@@ -136,6 +142,29 @@ bool IsAccessible(const State& state, CUdeviceptr address, size_t bytes, int pro
     address = mapping_end;
   }
   return true;
+}
+
+namespace {
+
+// The shadow that has the address, and the address's offset in it; nullptr where there is none.
+std::pair<Shadow*, size_t> ShadowAt(const State& state, CUdeviceptr address) {
+  const auto after = state.mappings.upper_bound(address);
+  if (after == state.mappings.begin()) return {nullptr, 0};
+  const auto& [start, mapping] = *std::prev(after);
+  if (address >= start + mapping.bytes) return {nullptr, 0};
+  return {mapping.memory->shadow.get(), address - start};
+}
+
+}  // namespace
+
+void NoteWritten(State& state, CUdeviceptr address, size_t bytes) {
+  const auto [shadow, offset] = ShadowAt(state, address);
+  if (shadow != nullptr) shadow->Wrote(offset, bytes);
+}
+
+bool WasWritten(const State& state, CUdeviceptr address, size_t bytes) {
+  const auto [shadow, offset] = ShadowAt(state, address);
+  return shadow == nullptr || shadow->WasWritten(offset, bytes);
 }
 
 bool IsSticky(CUresult result) {

@@ -1,5 +1,5 @@
 // A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and
-// the kernels' host bodies. It does what the driver documents, in one process and across several: the memory
+// the kernels' host bodies or their PTX. It does what the driver documents, in one process and across several: the memory
 // of a new allocation is dirty, calls without a current context fail, a child forked after cuInit is refused,
 // streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
 //
@@ -13,6 +13,9 @@
 //                                       also fails every other call after it, as it does on a GPU.
 //   KVPOOL_FAKE_CUDA_LATENCY_US=cuMemCreate=200,cuMemsetD8Async=5000
 //                                       What a call costs its caller, as on a busy GPU.
+//   KVPOOL_FAKE_KERNELS=ptx             Kernels are executed from the PTX of their fat binaries, and checked as
+//                                       ptx/launch.h says. Default host: the same bodies, compiled for the host,
+//                                       which is faster.
 #ifndef KVPOOL_TESTS_SUPPORT_FAKE_CUDA_STATE_H_
 #define KVPOOL_TESTS_SUPPORT_FAKE_CUDA_STATE_H_
 
@@ -28,6 +31,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/fake_cuda/shadow.h"
+
 namespace kvpool::fake {
 
 inline constexpr size_t kGranularityBytes = size_t{2} << 20;
@@ -39,12 +44,15 @@ struct Fault {
   CUresult result = CUDA_ERROR_UNKNOWN;
 };
 
+enum class Kernels { kHost, kPtx };
+
 struct Settings {
   int device_count = 1;
   size_t device_bytes = size_t{4} << 30;
   std::set<std::string> without;
   std::vector<Fault> faults;
   std::map<std::string, int> latency_us;
+  Kernels kernels = Kernels::kHost;
 };
 
 // Aborts with the variable's name where one can't be parsed: a test that sets it wrong must not pass.
@@ -65,6 +73,8 @@ class Memory {
   int fd;
   const size_t bytes;
   const int device;
+  // Of memory that only this process writes, where kernels are checked.
+  std::unique_ptr<Shadow> shadow;
 
  private:
   size_t* const used_bytes_;
@@ -94,6 +104,7 @@ struct State {
   std::mutex mu;
   std::map<std::string, int> calls;
   CUresult lost = CUDA_SUCCESS;  // the sticky error that made the context unusable
+  std::string lost_words;        // what a kernel that was checked did wrong
   std::vector<DeviceState> devices;
   uint64_t next_handle = 1;
   std::map<CUmemGenericAllocationHandle, std::shared_ptr<Memory>> handles;
@@ -106,6 +117,10 @@ State& TheState();
 
 // Whether [address, address + bytes) is mapped with this protection. REQUIRES: state.mu is held.
 bool IsAccessible(const State& state, CUdeviceptr address, size_t bytes, int protection);
+
+// Notes that a copy writes a range, or answers whether all of one was written before it is copied. REQUIRES: state.mu is held.
+void NoteWritten(State& state, CUdeviceptr address, size_t bytes);
+bool WasWritten(const State& state, CUdeviceptr address, size_t bytes);
 
 bool IsSticky(CUresult result);
 const char* NameOf(CUresult result);  // nullptr for an unknown number

@@ -5,11 +5,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -159,6 +161,19 @@ CUresult Enqueue(CUstream stream, Work work) {
 bool IsMapped(State& state, CUdeviceptr address, size_t bytes, int protection) {
   const std::lock_guard lock(state.mu);
   return IsAccessible(state, address, bytes, protection);
+}
+
+// A copy and a kernel that write the same memory at a time are a mistake of their own, which this does not look for.
+void MarkWritten(State& state, CUdeviceptr address, size_t bytes) {
+  const std::lock_guard lock(state.mu);
+  NoteWritten(state, address, bytes);
+}
+bool MayRead(State& state, CUdeviceptr address, size_t bytes) {
+  const std::lock_guard lock(state.mu);
+  if (WasWritten(state, address, bytes)) return true;
+  state.lost_words = "a copy of " + std::to_string(bytes) + " bytes reads what nobody has written";
+  std::fprintf(stderr, "fake libcuda: %s\n", state.lost_words.c_str());
+  return false;
 }
 
 CUresult MakeStream(CUstream* stream, unsigned int flags) {
@@ -343,7 +358,8 @@ CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream) {
   return Call("cuMemsetD8Async", Needs::kContext, [&](State& state) {
     if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [=] {
+    return Enqueue(stream, [=, &state] {
+      MarkWritten(state, address, bytes);
       void* const start = reinterpret_cast<void*>(address);
       // Whole pages become holes, which read as zero and take no memory, so that large pools are cheap.
       if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
@@ -355,7 +371,8 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_
 CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   return Call("cuMemcpyHtoDAsync", Needs::kContext, [&](State& state) {
     if (!IsMapped(state, to, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [=] {
+    return Enqueue(stream, [=, &state] {
+      MarkWritten(state, to, bytes);
       std::memcpy(reinterpret_cast<void*>(to), from, bytes);
       return CUDA_SUCCESS;
     });
@@ -365,7 +382,8 @@ CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t byte
 CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return Call("cuMemcpyDtoHAsync", Needs::kContext, [&](State& state) {
     if (!IsMapped(state, from, bytes, PROT_READ)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [=] {
+    return Enqueue(stream, [=, &state] {
+      if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
       std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
       return CUDA_SUCCESS;
     });
@@ -377,7 +395,8 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
     if (!IsMapped(state, from, bytes, PROT_READ) || !IsMapped(state, to, bytes, PROT_WRITE)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    return Enqueue(stream, [=] {
+    return Enqueue(stream, [=, &state] {
+      MarkWritten(state, to, bytes);
       std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
       return CUDA_SUCCESS;
     });
@@ -386,7 +405,7 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   return Call("cuModuleLoadData", Needs::kContext, [&](State&) {
-    // The first word is that of a fat binary. Its code is for GPUs, so the host bodies stand for it.
+    // The first word is that of a fat binary.
     constexpr uint32_t kFatBinary = 0xba55ed50;
     uint32_t word;
     std::memcpy(&word, image, sizeof word);
@@ -400,11 +419,11 @@ CUresult CUDAAPI cuModuleUnload(CUmodule) {
   return Call("cuModuleUnload", Needs::kContext, [](State&) { return CUDA_SUCCESS; });
 }
 
-CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   return Call("cuModuleGetFunction", Needs::kContext, [&](State&) {
-    const HostKernel* kernel = FindHostKernel(name);
+    const FakeKernel* kernel = FindKernel(module, name);
     if (kernel == nullptr) return CUDA_ERROR_NOT_FOUND;
-    *function = reinterpret_cast<CUfunction>(const_cast<HostKernel*>(kernel));
+    *function = reinterpret_cast<CUfunction>(const_cast<FakeKernel*>(kernel));
     return CUDA_SUCCESS;
   });
 }
@@ -414,13 +433,16 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
                                 unsigned int block_z, unsigned int, CUstream stream, void** arguments,
                                 void**) {
   return Call("cuLaunchKernel", Needs::kContext, [&](State&) {
-    constexpr unsigned int kMaxThreads = 1024;
+    const auto& kernel = *reinterpret_cast<const FakeKernel*>(function);
     constexpr unsigned int kMaxGridSide = 65535;  // the limit of y and z
     const uint64_t threads = uint64_t{block_x} * block_y * block_z;
-    if (threads == 0 || threads > kMaxThreads || grid_x == 0 || grid_y == 0 || grid_y > kMaxGridSide ||
-        grid_z == 0 || grid_z > kMaxGridSide) {
+    if (threads == 0 || threads > kernel.max_threads() || grid_x == 0 || grid_y == 0 ||
+        grid_y > kMaxGridSide || grid_z == 0 || grid_z > kMaxGridSide) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    return Enqueue(stream, reinterpret_cast<const HostKernel*>(function)->bind({grid_x, grid_y}, arguments));
+    // kvpool's grids have two dimensions, and its thread blocks one.
+    if (grid_z != 1 || threads != block_x) return CUDA_ERROR_NOT_SUPPORTED;
+    const Grid grid = {grid_x, grid_y, block_x};
+    return Enqueue(stream, kernel.Bind(grid, arguments));
   });
 }

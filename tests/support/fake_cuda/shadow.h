@@ -1,0 +1,56 @@
+// What is known of memory, byte by byte and beside it: whether anything was ever written there, and which thread of which
+// thread block last wrote and read it. Kernels that are executed instruction by instruction (ptx/) are checked against it.
+#ifndef KVPOOL_TESTS_SUPPORT_FAKE_CUDA_SHADOW_H_
+#define KVPOOL_TESTS_SUPPORT_FAKE_CUDA_SHADOW_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvpool::fake {
+
+// Points in the course of all launches of a process: each launch, thread block and barrier begins a new one.
+struct Moment {
+  uint32_t launch = 0;  // the first moment of this launch
+  uint32_t block = 0;   // and of this thread block
+  uint32_t now = 0;     // begins at the block's last barrier
+};
+
+enum class Touch : uint8_t { kRead, kWrite, kAtomic };
+
+class Shadow {
+ public:
+  explicit Shadow(size_t bytes);
+  ~Shadow();
+  Shadow(const Shadow&) = delete;
+  Shadow& operator=(const Shadow&) = delete;
+
+  // What the driver's copies do.
+  void Wrote(size_t offset, size_t bytes);
+  bool WasWritten(size_t offset, size_t bytes) const;
+  // As if nothing had been written.
+  void Forget();
+
+  // What a thread of a kernel does. Returns what is wrong with that, or nullptr. REQUIRES: [offset, offset + bytes) is aligned
+  // to its size, which is a power of two.
+  const char* Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment);
+
+ private:
+  // Of four bytes; a mask has a bit for each.
+  struct Cell {
+    uint32_t written_at, read_at;
+    uint16_t writer, reader;
+    uint8_t write_mask : 4, read_mask : 4;  // what was done at that moment
+    uint8_t ever_written : 4;
+    uint8_t atomic : 1;         // the last write was
+    uint8_t many_readers : 1;   // more than one read it at that moment
+    uint8_t another_block : 1;  // read it too, in the launch of read_at
+  };
+  const char* CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment);
+
+  const size_t cells_bytes_;
+  Cell* const cells_;
+};
+
+}  // namespace kvpool::fake
+
+#endif  // KVPOOL_TESTS_SUPPORT_FAKE_CUDA_SHADOW_H_
