@@ -4,6 +4,8 @@
 # The version is project(VERSION) in CMakeLists.txt; CHANGELOG.md must have a section for it, and the tree no changes. The packages are
 # installed in a minimal Debian, and the sdist is built and installed from, which compiles everything again. It takes a
 # quarter of an hour on two cores, and tests/run.sh, which is to pass before, another 40 minutes.
+#
+#   KVPOOL_LAST_RELEASE=FILE   the wheel of the release before: engines and daemons of both meet
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -37,6 +39,12 @@ step release-build build release all
 say "cmake --install, the wheel, the Debian packages (tests/package)"
 step release-install tests/package/install_test.sh "$PWD" "$PWD/build/release" "$version"
 step release-wheel tests/package/wheel_test.sh "$PWD" "$version"
+if [ -n "${KVPOOL_LAST_RELEASE:-}" ]; then
+  say "engines and daemons of this release and of $KVPOOL_LAST_RELEASE (tests/compat/releases_test.sh)"
+  step release-compat tests/compat/releases_test.sh "$KVPOOL_LAST_RELEASE" build/dist/kvpool-"$version"-*.whl
+else
+  say "not run: tests/compat/releases_test.sh: KVPOOL_LAST_RELEASE names no wheel"
+fi
 step release-deb tests/package/deb_test.sh "$PWD" "$version"
 say "the sdist, built again"
 step release-sdist from_sdist

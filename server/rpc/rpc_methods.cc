@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/rpc/audit.h"
+#include "server/wire/field_checks.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -37,6 +38,7 @@ void AddOperatorCall(
   AddUnary<Request, Response>(
       site, name, accept,
       [=](const Caller& caller, Request* request, Response* response, const UnaryDone& done) {
+        if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         const absl::Status started = workers->Start(request->ByteSizeLong(), [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(*request, response);
@@ -68,6 +70,7 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
       site, name, accept, [=](const Caller&, Request* request, Result* response, UnaryDone done) {
+        if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
         auto answer = [response, of_result, done = std::move(done)](const v1::OperationResult& result) {
