@@ -38,7 +38,8 @@ say "everything (build/release)"
 step release-build build release all
 say "cmake --install, the wheel, the Debian packages (tests/package)"
 step release-install tests/package/install_test.sh "$PWD" "$PWD/build/release" "$version"
-step release-wheel tests/package/wheel_test.sh "$PWD" "$version"
+step release-wheel tests/package/wheel_test.sh "$PWD" "$version" bookworm
+step release-wheel-later tests/package/wheel_test.sh "$PWD" "$version" trixie --no-build
 if [ -n "${KVPOOL_LAST_RELEASE:-}" ]; then
   say "engines and daemons of this release and of $KVPOOL_LAST_RELEASE (tests/compat/releases_test.sh)"
   step release-compat tests/compat/releases_test.sh "$KVPOOL_LAST_RELEASE" build/dist/kvpool-"$version"-*.whl

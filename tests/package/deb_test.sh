@@ -4,7 +4,7 @@
 #
 # It fetches what the packages depend on, and systemd and a compiler of C, some 60 MB.
 set -euo pipefail
-root=$1 version=$2
+root=$1 version=$2 debian=bookworm
 . "$root/tests/package/bare_tree.sh"
 [ "${3:-}" = --no-build ] || "$root/deploy/deb.sh" --no-deps
 fail() { echo "deb_test: $*" >&2; exit 1; }

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# `pip install` of the wheel on a minimal Debian 12 that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
-# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION
+# `pip install` of the wheel on a minimal Debian that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
+# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION bookworm|trixie [--no-build]
+#
+#   bookworm, trixie   Debian 12 with Python 3.11, and Debian 13 with Python 3.13: the wheel is one
+#   --no-build         it is in build/dist already
 set -euo pipefail
-root=$1 version=$2
+root=$1 version=$2 debian=$3
 . "$root/tests/package/bare_tree.sh"
-"$root/deploy/wheel.sh" --no-deps
+[ "${4:-}" = --no-build ] || "$root/deploy/wheel.sh" --no-deps
 
 mkdir "$tree/srv/wheels"
-cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/numpy-*.whl "$tree/srv/wheels"
+cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/*.whl "$tree/srv/wheels"
 cp "$root/client/examples/engine.py" "$tree/srv"
 # shellcheck disable=SC2016  # the tree's shell
 inside '
