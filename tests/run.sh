@@ -100,7 +100,9 @@ main() {
     say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
     check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
   fi
-  not_run package.deb "it downloads systemd and a compiler, 60 MB: tests/package/deb_test.sh, which deploy/release.sh runs"
+  not_run package.deb "it downloads systemd and a compiler, 100 MB: tests/package/deb_test.sh, which deploy/release.sh runs"
+  not_run package.sdist "it compiles everything again: tests/package/sdist_test.sh, which deploy/release.sh runs"
+  not_run compat.releases "it takes the wheel of an earlier release: tests/compat/releases_test.sh, which deploy/release.sh runs"
   if [ $quick = no ]; then
     if [ -x build/release/bin/kvpool-bench ]; then
       say "the figures that kvpool promises (kvpool-bench; all of them: build/logs/bench.log)"

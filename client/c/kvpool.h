@@ -102,7 +102,7 @@ void kvpool_free(kvpool_session* session);
 uint64_t kvpool_session_id(const kvpool_session* session);
 #define KVPOOL_INVITATION_BYTES 24
 void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
-/* KVPOOL_OK while the session is open. Any thread, as are the five that follow. */
+/* KVPOOL_OK while the session is open. Any thread, as are the six that follow. */
 int kvpool_status(const kvpool_session* session);
 uint32_t kvpool_capacity_blocks(const kvpool_session* session);
 /* At least the capacity. */
@@ -111,6 +111,8 @@ int kvpool_under_pressure(const kvpool_session* session);
 int kvpool_draining(const kvpool_session* session);
 /* The address of block 0, on the host or on the device. */
 uint64_t kvpool_base(const kvpool_session* session);
+/* The address of a block, likewise. */
+void* kvpool_data(const kvpool_session* session, kvpool_block block);
 /* Not 0: the memory is on a GPU, whose UUID is written. 0: it is host memory, and `uuid` is left alone. */
 #define KVPOOL_DEVICE_UUID_BYTES 16
 int kvpool_device_uuid(const kvpool_session* session, uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]);

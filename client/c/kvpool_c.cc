@@ -149,6 +149,9 @@ uint32_t kvpool_mapped_blocks(const kvpool_session* session) { return session->s
 int kvpool_under_pressure(const kvpool_session* session) { return session->session->under_pressure(); }
 int kvpool_draining(const kvpool_session* session) { return session->session->draining(); }
 uint64_t kvpool_base(const kvpool_session* session) { return session->session->base(); }
+void* kvpool_data(const kvpool_session* session, kvpool_block block) {
+  return session->session->data(BlockRef::Unpack(block));
+}
 int kvpool_device_uuid(const kvpool_session* session, uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]) {
   const std::string bytes = session->session->device_uuid();
   std::memcpy(uuid, bytes.data(), std::min<size_t>(bytes.size(), KVPOOL_DEVICE_UUID_BYTES));

@@ -7,6 +7,7 @@
 
 #include "server/rpc/audit.h"
 #include "server/space/session.h"
+#include "server/wire/field_checks.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -39,6 +40,7 @@ void AddOperatorCall(
   AddUnary<Request, Response>(
       site, name, accept,
       [=](const Caller& caller, Request* request, Response* response, const UnaryDone& done) {
+        if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         const absl::Status started = workers->Start(request->ByteSizeLong(), [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(*request, response);
@@ -70,6 +72,7 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
       site, name, accept, [=](const Caller&, Request* request, Result* response, const UnaryDone& done) {
+        if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
         auto answer = [response, of_result, done](const v1::OperationResult& result) {
@@ -79,16 +82,16 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
         const absl::StatusOr<std::shared_ptr<Member>> member =
             daemon->FindMember(request->call().member_token());
         if (!member.ok()) return done(member.status());
-        std::atomic<int>& large = (*member)->session->large_calls;
-        if (CountNames(operation) <= kLargeCallNames && large == 0) {
+        const bool large = CountNames(operation) > kLargeCallNames;
+        if (!large && (*member)->session->large_calls == 0) {
           return daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
         }
         // A large call, or one that would wait for another of its session's.
-        ++large;
         auto moved = std::make_shared<v1::Operation>(std::move(operation));
         const auto apply = [=, member = *member] {
+          member->session->large_calls += large ? 1 : 0;
           daemon->ApplyUnary(request->call(), std::move(*moved), answer);
-          --member->session->large_calls;
+          member->session->large_calls -= large ? 1 : 0;
         };
         if (!large_calls->Start(moved->ByteSizeLong(), apply).ok()) apply();
       });

@@ -88,7 +88,7 @@ class StepCall final : public RpcCall {
   void Handle();
   // Has a large batch applied elsewhere, or one that would wait for another of its session's; OnApplied follows. False:
   // it is to be handled here.
-  bool HandleElsewhere();
+  bool HandleElsewhere(bool large);
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
   absl::Status Bind(const std::string& token);
@@ -177,24 +177,24 @@ void StepCall::OnRead(bool ok) {
     response_.set_message("member_token is not that of this stream's first batch; leave it empty");
     return Answer();
   }
-  const bool large = CountNames(request) > kLargeCallNames || member_->session->large_calls > 0;
-  if (large && HandleElsewhere()) return;
+  const bool large = CountNames(request) > kLargeCallNames;
+  if ((large || member_->session->large_calls > 0) && HandleElsewhere(large)) return;
   Handle();
   Answer();
 }
 
-bool StepCall::HandleElsewhere() {
+bool StepCall::HandleElsewhere(bool large) {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
-  ++member_->session->large_calls;
-  const absl::Status started = method_.large_calls->Start(reader_.request().ByteSizeLong(), [this, end] {
-    follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
-    --member_->session->large_calls;
-    end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
-  });
+  const absl::Status started =
+      method_.large_calls->Start(reader_.request().ByteSizeLong(), [this, end, large] {
+        member_->session->large_calls += large ? 1 : 0;
+        follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
+        member_->session->large_calls -= large ? 1 : 0;
+        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
+      });
   if (started.ok()) return true;
-  --member_->session->large_calls;
   elsewhere_ = nullptr;
   return false;
 }

@@ -45,6 +45,10 @@ struct ParkedVerb {
 
 class ParkedVerbs {
  public:
+  ParkedVerbs() = default;
+  ParkedVerbs(ParkedVerbs&&) = default;
+  ParkedVerbs& operator=(ParkedVerbs&&) = default;
+
   // The most blocks that a session's parked verbs may name, the verbs counted too: its members may report no
   // fence. Releases beyond it are late releases, which holds bound. Device operations have a bound of their own, so that they leave room for what waits behind them: a
   // few hundred sequences that fill a block in the same step. What they carry besides counts by its size.

@@ -84,6 +84,7 @@ class Member {
   // It is bound to its attachment, so that what it acknowledges is heard. It gets no slab before.
   bool joined = false;
   bool dead = false;
+  bool hung_up = false;
   bool touched = false;  // It is in Sessions' list of members to wake.
   uint64_t last_call_ms = 0;
 };

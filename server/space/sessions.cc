@@ -81,6 +81,7 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
 void Sessions::OnHangup(Turn& turn, Member* member) {
   End(turn, member->session, EndKind::kHangup, absl::StrCat(EndedBy(*member), " hung up"), member);
   FreeIfNeverReady(turn, member->session);
+  member->hung_up = true;
   if (!member->session->gone) return;
   member->answers.ForgetAll();
   member->completions.Clear();
@@ -329,7 +330,8 @@ void Sessions::CollectWakes(Turn& turn) {
 
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
   verb.member->answers.Complete(verb.sequence, verb.index, result);
-  if (verb.on_stream) {
+  // A session that is gone keeps nothing for a member that has hung up.
+  if (verb.on_stream && !(verb.member->hung_up && verb.member->session->gone)) {
     verb.member->completions.Add(verb.sequence, verb.index, result);
     Touch(verb.member);
   }

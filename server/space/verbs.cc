@@ -349,7 +349,7 @@ size_t BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v
     queries_.push_back({group.group(), absl::MakeConstSpan(keys_).subspan(first, count), tokens});
     first += count;
   }
-  SampleReuse(now);
+  SampleReuse(now, match);
   state_.pool.Match(session->holder, now, queries_, &match_);
   if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
   if (event_log_ != nullptr && match.groups_size() > 0) LogMatch(*session, now, match.groups(0));
@@ -379,12 +379,12 @@ std::optional<size_t> BlockVerbs::MatchPart(Turn& turn, Session* session, const 
     result->mutable_match()->add_groups()->set_group(group.group());
   }
   v1::MatchResult* answer = result->mutable_match();
-  if (!session->ready) {
+  if (done == 0 && !session->ready) {
     answer->set_miss(v1::MISS_REASON_GROWING);
     return std::nullopt;
   }
   if (done == 0) {
-    SampleReuse(turn.now);
+    SampleReuse(turn.now, match);
     if (event_log_ != nullptr) LogMatch(*session, turn.now, group);
   }
   keys_.clear();
@@ -394,7 +394,9 @@ std::optional<size_t> BlockVerbs::MatchPart(Turn& turn, Session* session, const 
   turn.Worked(keys_.size());
   const uint32_t tokens = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block();
   const GroupQuery query = {group.group(), keys_, tokens};
-  if (answer->tokens() < done * tokens) {
+  // The session may have ceased to be ready between two parts: what it was given stays, and no more is found.
+  if (answer->tokens() < done * tokens || !session->ready) {
+    if (answer->tokens() == done * tokens) answer->set_miss(v1::MISS_REASON_GROWING);
     state_.pool.CountMissed(turn.now, query);
   } else {
     if (done == 0) {
@@ -473,10 +475,16 @@ void BlockVerbs::LogSeal(const Session& session, TimeMs now, const v1::Seal& sea
       event_words_);
 }
 
-void BlockVerbs::SampleReuse(TimeMs now) {
-  if (++matches_ % kReuseSample != 0 || keys_.empty()) return;
+void BlockVerbs::SampleReuse(TimeMs now, const v1::Match& match) {
+  if (++matches_ % kReuseSample != 0 || match.groups_size() == 0) return;
   // Any of the keys may be sampled: taking the first would measure system prompts alone.
-  const BlockRef block = state_.pool.Find(keys_[matches_ / kReuseSample % keys_.size()]);
+  const uint32_t sample = matches_ / kReuseSample, groups = static_cast<uint32_t>(match.groups_size());
+  const v1::GroupKeys& group = match.groups(static_cast<int>(sample % groups));
+  const size_t keys = group.keys().size() / group.key_bytes();
+  if (keys == 0) return;
+  const std::string_view key =
+      std::string_view(group.keys()).substr(sample / groups % keys * group.key_bytes(), group.key_bytes());
+  const BlockRef block = state_.pool.Find(BlockKey::From(key, group.group()));
   if (block == kNullRef) return;
   const absl::StatusOr<BlockView> view = state_.pool.View(block.id, now);
   if (view.ok()) state_.reuse_gap.Observe(view->idle_ms / 1000.0);

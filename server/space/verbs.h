@@ -68,7 +68,7 @@ class BlockVerbs {
   // Answers as Apply does.
   std::optional<size_t> MatchPart(Turn& turn, Session* session, const v1::Match& match, size_t done,
                                   v1::OperationResult* result);
-  void SampleReuse(TimeMs now);
+  void SampleReuse(TimeMs now, const v1::Match& match);
   // Only the first group that was asked for is recorded.
   void LogMatch(const Session& session, TimeMs now, const v1::GroupKeys& group);
   // Only released blocks that are sealed are recorded.

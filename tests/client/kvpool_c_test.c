@@ -17,7 +17,9 @@
 enum { kBlocks = 8, kTokensPerBlock = 16, kBlockBytes = 4096, kTimeoutMs = 60000 };
 
 static char* address_of(kvpool_session* session, kvpool_block block) {
-  return (char*)(uintptr_t)(kvpool_base(session) + (uint32_t)block * kvpool_block_stride_bytes(session));
+  char* const address = kvpool_data(session, block);
+  CHECK((uintptr_t)address == kvpool_base(session) + (uint32_t)block * kvpool_block_stride_bytes(session));
+  return address;
 }
 
 /* Writes and seals a sequence, and gives it back: it stays in the cache. */

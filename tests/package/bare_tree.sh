@@ -1,8 +1,8 @@
-# Sourced by tests of packages: `inside COMMAND` runs a command as root in a fresh minimal Debian 12, which is gone with the test.
-# Mounts and processes are in namespaces of their own. Status 77, with the reason, where that can't be.
-base=$root/build/deps/bookworm.tar
+# Sourced by tests of packages: `inside COMMAND` runs a command as root in a fresh minimal Debian, of the release $debian, which is
+# gone with the test. Mounts and processes are in namespaces of their own. Status 77, with the reason, where that can't be.
+base=$root/build/deps/$debian.tar
 [ "$(id -u)" = 0 ] || { echo "needs root, for chroot" >&2; exit 77; }
-[ -f "$base" ] || { echo "build/deps/bookworm.tar is missing: deploy/install_deps.sh test makes it, build/logs/bare_tree.log says why not" >&2; exit 77; }
+[ -f "$base" ] || { echo "build/deps/$debian.tar is missing: deploy/install_deps.sh test makes it, build/logs/bare_tree_$debian.log says why not" >&2; exit 77; }
 tree=$(mktemp -d)
 trap 'rm -rf --one-file-system "$tree"' EXIT
 chmod 755 "$tree"

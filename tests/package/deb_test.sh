@@ -2,9 +2,9 @@
 # The Debian packages on a minimal Debian 12 that runs systemd: installed, started, used, upgraded, removed, purged.
 # Usage: deb_test.sh SOURCES VERSION [--no-build]
 #
-# It fetches what the packages depend on, and systemd and a compiler of C, some 60 MB.
+# It fetches what the packages depend on, and systemd and compilers, some 100 MB.
 set -euo pipefail
-root=$1 version=$2
+root=$1 version=$2 debian=bookworm
 . "$root/tests/package/bare_tree.sh"
 [ "${3:-}" = --no-build ] || "$root/deploy/deb.sh" --no-deps
 fail() { echo "deb_test: $*" >&2; exit 1; }
@@ -21,7 +21,7 @@ echo "== systemd, and what the packages need, are fetched"
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir "$tree/srv/debs" "$tree/srv/next"
 cp "$root"/build/dist/*.deb "$tree/srv/debs"
-cp "$root/client/examples/engine.c" "$tree/srv"
+cp "$root"/client/examples/engine.{c,cc} "$tree/srv"
 # The same kvpoold with a later version, to upgrade to.
 dpkg-deb -R "$root"/build/dist/kvpoold_*.deb "$tree/srv/kvpoold"
 sed -i 's/^Version: .*/&.1/' "$tree/srv/kvpoold/DEBIAN/control"
@@ -29,7 +29,7 @@ dpkg-deb --root-owner-group -b "$tree/srv/kvpoold" "$tree/srv/next" >/dev/null
 inside --net '
   export DEBIAN_FRONTEND=noninteractive
   apt-get -q -q update
-  apt-get -q -q -y install --no-install-recommends systemd systemd-sysv gcc libc6-dev >/dev/null
+  apt-get -q -q -y install --no-install-recommends systemd systemd-sysv g++ pkg-config >/dev/null
   apt-get -q -q -y install --no-install-recommends --download-only /srv/debs/*.deb
 ' >"$tree/fetched" 2>&1 || { tail -n 20 "$tree/fetched" >&2; fail "apt-get"; }
 
@@ -45,6 +45,11 @@ booted '
   kvpoold --version
   # Nobody outside the group is let in.
   if setpriv --reuid nobody --regid nogroup --clear-groups kvpoolctl health 2>/dev/null; then exit 1; fi
+  # Manual pages say what --help says.
+  for page in man8/kvpoold.8 man1/kvpoolctl.1 man1/kvpool-replay.1 man1/kvpool-sim.1 man1/kvpool-lab.1; do
+    zcat /usr/share/man/$page.gz | grep -q "^\.SH DESCRIPTION"
+  done
+  zcat /usr/share/man/man8/kvpoold.8.gz | grep -q capacity
   # Completion of commands and flags.
   . /usr/share/bash-completion/completions/kvpoolctl
   _kvpool kvpoolctl se
@@ -52,13 +57,16 @@ booted '
   _kvpool kvpoold --cap
   [ "${COMPREPLY[*]}" = --capacity= ]
 '
-echo "== used, by a program in C that is compiled there"
+echo "== used, by engines in C and C++ that are compiled there"
 booted 'apt-get -q -q -y install --no-install-recommends /srv/debs/libkvpool*.deb' >/dev/null
 booted '
-  cc /srv/engine.c -o /tmp/engine -lkvpool
+  cc /srv/engine.c -o /tmp/engine_c -lkvpool
+  c++ -std=c++20 /srv/engine.cc -o /tmp/engine $(pkg-config --cflags --libs kvpool-client)
   unset KVPOOL_SOCKET
-  [ "$(/tmp/engine)" = "0 of 1024 tokens were cached" ]
-  [ "$(/tmp/engine)" = "1024 of 1024 tokens were cached" ]
+  [ "$(/tmp/engine_c)" = "0 of 1024 tokens were cached" ]
+  [ "$(/tmp/engine_c)" = "1024 of 1024 tokens were cached" ]
+  [ "$(/tmp/engine)" = "0 of 64 blocks were cached" ]
+  [ "$(/tmp/engine)" = "64 of 64 blocks were cached" ]
 '
 echo "== configured: the file is kept when the package is upgraded, and the new program serves"
 booted '

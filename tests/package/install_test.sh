@@ -50,6 +50,9 @@ echo '#include <kvpool.h>' | cc -std=c99 -pedantic -Wall -Wextra -Werror -fsynta
 echo "== the examples, by find_package"
 cp -r "$sources/client/examples" "$scratch/examples"
 cd "$scratch/examples"
+for bound in engine.c:30 engine.py:15 engine.cc:40; do  # A whole engine is that short.
+  [ "$(wc -l <"${bound%:*}")" -le "${bound#*:}" ] || fail "${bound%:*} has more lines than ${bound#*:}"
+done
 cmake -S . -B by_cmake -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/cmake.log" || { cat "$scratch/cmake.log" >&2; fail "find_package"; }
 cmake --build by_cmake
 # The C ABI alone asks for no gRPC.

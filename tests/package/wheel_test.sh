@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# `pip install` of the wheel on a minimal Debian 12 that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
-# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION
+# `pip install` of the wheel on a minimal Debian that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
+# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION bookworm|trixie [--no-build]
+#
+#   bookworm, trixie   Debian 12 with Python 3.11, and Debian 13 with Python 3.13: the wheel is one
+#   --no-build         it is in build/dist already
 set -euo pipefail
-root=$1 version=$2
+root=$1 version=$2 debian=$3
 . "$root/tests/package/bare_tree.sh"
-"$root/deploy/wheel.sh" --no-deps
+[ "${4:-}" = --no-build ] || "$root/deploy/wheel.sh" --no-deps
 
 mkdir "$tree/srv/wheels"
-cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/numpy-*.whl "$tree/srv/wheels"
-cp "$root/tests/package/fifteen_lines.py" "$tree/srv"
+cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/*.whl "$tree/srv/wheels"
+cp "$root/client/examples/engine.py" "$tree/srv"
 # shellcheck disable=SC2016  # the tree's shell
 inside '
   if command -v cc c++ cmake || ldconfig -p | grep -E "grpc|protobuf|absl"; then exit 1; fi
@@ -29,11 +32,11 @@ inside '
   kvpoold --device=host --capacity=64MiB --state-dir=/tmp --socket=$KVPOOL_SOCKET --metrics-listen= --shutdown-grace=100ms >/tmp/log 2>&1 &
   daemon=$!
   kvpoolctl health --wait=30s
-  python /srv/fifteen_lines.py
-  python /srv/fifteen_lines.py
+  python /srv/engine.py
+  python /srv/engine.py
   # The command is the daemon, so that a signal to it arrives.
   kill $daemon && wait $daemon
   pip uninstall --quiet --yes kvpool
 ' | tee "$tree/log"
-grep -q '^0 tokens were there$' "$tree/log"
-grep -q '^1024 tokens were there$' "$tree/log"
+grep -qx '0 of 64 blocks were cached' "$tree/log"
+grep -qx '64 of 64 blocks were cached' "$tree/log"

@@ -30,6 +30,13 @@ def test_examples(daemon):
         assert done.stdout.splitlines() == expected(block), block
 
 
+def test_the_example_finds_its_prefix_the_second_time(daemon):
+    example = README.parents[1] / "examples/engine.py"
+    environment = {**os.environ, "KVPOOL_SOCKET": daemon.socket}
+    said = [subprocess.run([sys.executable, example], env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert said == ["0 of 64 blocks were cached\n", "64 of 64 blocks were cached\n"]
+
+
 def test_it_says_what_there_is():
     """Names of the package that the README mentions exist."""
     import kvpool

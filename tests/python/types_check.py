@@ -24,7 +24,7 @@ def mypy(*arguments):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    examples = []
+    examples = [root / "client/examples/engine.py"]
     for number, block in enumerate(python_blocks(root / "client/python/README.md")):
         path = pathlib.Path(folder) / f"readme_{number}.py"
         path.write_text(block)

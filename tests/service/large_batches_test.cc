@@ -218,6 +218,17 @@ TEST_F(LargeBatchTest, ASessionThatEndsAnswersAllThatIsParked) {
   }
 }
 
+TEST_F(LargeBatchTest, AMemberThatHungUpBeforeItsSessionWasReadyLeavesNothing) {
+  StartWith(1024);
+  const auto engine = Attach();
+  ASSERT_TRUE(engine->Open(OpenRequest()).ok());
+  std::vector<uint64_t> guesses(60);
+  for (size_t i = 0; i < guesses.size(); ++i) guesses[i] = i + 1;
+  for (int i = 0; i < 10; ++i) engine->Step(std::vector<v1::Operation>(10, ReleaseOp(guesses, /*after=*/7)));
+  daemon_->OnHangup(engine->id);
+  EXPECT_EQ(engine->member->completions.size(), 0u);
+}
+
 TEST_F(LargeBatchTest, AFenceAppliesWhatIsParkedInParts) {
   StartWith(8192);
   const auto engine = OpenEngine(OpenRequest());

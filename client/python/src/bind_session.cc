@@ -10,6 +10,7 @@
 
 #include "client/prefix_hasher.h"
 #include "client/python/src/bind.h"
+#include "client/python/src/gil.h"
 #include "client/python/src/view.h"
 
 namespace kvpool::python {
@@ -73,7 +74,7 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
   options.open_timeout = std::chrono::milliseconds(static_cast<int64_t>(open_timeout * 1000));
   const std::string proof =
       invitation.has_value() ? std::string(invitation->c_str(), invitation->size()) : "";
-  nb::gil_scoped_release released;
+  const GilRelease released;
   return SharedSession::Open(std::move(options), proof);
 }
 
@@ -108,7 +109,7 @@ std::optional<PyNotice> NextNotice(const SessionPtr& session, Timeout timeout) {
 }
 
 bool CloseSession(const SessionPtr& session, double timeout) {
-  nb::gil_scoped_release released;
+  const GilRelease released;
   return session->Close(DeadlineOf(timeout));
 }
 
@@ -342,7 +343,7 @@ void BindSession(nb::module_& module) {
   module.def(
       "close_all",
       [] {
-        nb::gil_scoped_release released;
+        const GilRelease released;
         SharedSession::CloseAll();
       },
       "Ends the process' sessions.");

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "client/python/src/gil.h"
 #include "client/release_hint.h"
 #include "client/session.h"
 
@@ -67,7 +68,7 @@ auto Await(Timeout timeout, Attempt attempt) {
   while (true) {
     const Deadline slice = std::min(end, std::chrono::steady_clock::now() + std::chrono::milliseconds(100));
     auto result = [&] {
-      nb::gil_scoped_release released;
+      const GilRelease released;
       return attempt(slice);
     }();
     if (result.ok() || slice == end) return result;

@@ -33,8 +33,8 @@ std::shared_ptr<SharedSession> SharedSession::Open(SessionOptions options, const
 }
 
 SharedSession::~SharedSession() {
-  std::optional<nb::gil_scoped_release> released;
-  if (PyGILState_Check() != 0) released.emplace();
+  std::optional<GilRelease> released;
+  if (GilRelease::Held()) released.emplace();
   // Nobody has a turn any more.
   if (session_ != nullptr) ClearDropped();
   session_.reset();
@@ -211,8 +211,8 @@ void SharedSession::EndTurn() {
 
 void SharedSession::Settle() {
   if (!HasDropped() || !mu_.TryLock()) return;
-  std::optional<nb::gil_scoped_release> released;
-  if (PyGILState_Check() != 0) released.emplace();
+  std::optional<GilRelease> released;
+  if (GilRelease::Held()) released.emplace();
   EndTurn();
 }
 

@@ -21,6 +21,7 @@
 
 #include "absl/types/span.h"
 #include "client/python/src/convert.h"
+#include "client/python/src/gil.h"
 #include "client/release_hint.h"
 #include "client/session.h"
 #include "proto/support/mutex.h"
@@ -36,7 +37,7 @@ class SharedSession {
   // Calls use(session) in a turn, without the GIL. ReleasedError: the session was closed. REQUIRES: the GIL.
   template <typename F>
   auto Use(F use) {
-    nb::gil_scoped_release released;
+    const GilRelease released;
     return UseWithoutGil(std::move(use));
   }
   // The same for callers without the GIL.

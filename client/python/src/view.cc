@@ -304,12 +304,12 @@ nb::dict CudaArrayInterface(const View& view) {
 }  // namespace
 
 void BindView(nb::module_& module) {
-  nb::class_<View>(
+  nb::class_<View> view(
       module, "View", nb::type_slots(kBufferSlots),
       "Pool memory in place: numpy.asarray(view), numpy.from_dlpack(view), torch.from_dlpack(view).\n\n"
       "While a view of a block, or an array made from it, is there, the block stays held: what is released\n"
-      "meanwhile goes back with the last view.")
-      .def_prop_ro("shape", Shape, nb::sig("def shape(self) -> tuple[int, ...]"), "Sizes of the axes.")
+      "meanwhile goes back with the last view.");
+  view.def_prop_ro("shape", Shape, nb::sig("def shape(self) -> tuple[int, ...]"), "Sizes of the axes.")
       .def_prop_ro("strides", Strides, nb::sig("def strides(self) -> tuple[int, ...]"),
                    "Distances along the axes, in bytes.")
       .def_prop_ro("dtype", &View::dtype_name,
@@ -329,14 +329,16 @@ void BindView(nb::module_& module) {
       .def_prop_ro("__cuda_array_interface__", CudaArrayInterface,
                    nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"),
                    "Only on a GPU; elsewhere there is no such attribute.")
-      .def(
-          "__buffer__",
-          [](nb::handle self, int flags) { return nb::steal(PyMemoryView_FromObject(self.ptr())); },
-          nb::arg("flags"), nb::sig("def __buffer__(self, flags: int, /) -> memoryview"), "Only on the host.")
       .def("__dlpack__", DlPack, nb::sig("def __dlpack__(self, **kwargs: typing.Any) -> typing.Any"),
            "The DLPack protocol's.")
       .def("__dlpack_device__", DlPackDevice, nb::sig("def __dlpack_device__(self) -> tuple[int, int]"),
            "The DLPack protocol's: (1, 0) on the host, (2, ordinal) on a GPU.");
+  // From 3.12 on Python makes this method of the slot, and would make the slot of the method: each would call the other.
+  constexpr unsigned long kPython312 = 0x030c0000;
+  if (Py_Version >= kPython312) return;
+  view.def(
+      "__buffer__", [](nb::handle self, int flags) { return nb::steal(PyMemoryView_FromObject(self.ptr())); },
+      nb::arg("flags"), nb::sig("def __buffer__(self, flags: int, /) -> memoryview"), "Only on the host.");
 }
 
 }  // namespace kvpool::python

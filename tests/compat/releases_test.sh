@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The wheels of two releases together: the engine and the tools of each with the daemon of the other, and both engines on one
+# daemon, where they share a prefix. Usage: releases_test.sh OLD.whl NEW.whl
+#
+# It needs what deploy/install_deps.sh test installs. deploy/release.sh runs it with the wheel that KVPOOL_LAST_RELEASE names.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+scratch=$(mktemp -d)
+daemon=
+stop() {
+  if [ -n "$daemon" ]; then kill "$daemon" && wait "$daemon" || true; fi
+  daemon=
+}
+trap 'stop; rm -rf "$scratch"' EXIT
+# same WHAT GOT EXPECTED
+same() { [ "$2" = "$3" ] || { echo "releases_test: $1: got '$2', expected '$3'" >&2; exit 1; }; }
+
+for name in old new; do
+  wheel=$1 && [ $name = old ] || wheel=$2
+  /usr/bin/python3 -m venv "$scratch/$name"
+  "$scratch/$name/bin/pip" install --quiet --disable-pip-version-check --no-index --find-links "$root/build/deps/wheels" "$wheel"
+done
+export KVPOOL_SOCKET=$scratch/kvpoold.sock
+for name in old new; do
+  other=new && [ $name = old ] || other=old
+  echo "== the daemon is $("$scratch/$name/bin/kvpoold" --version), the engine $("$scratch/$other/bin/kvpoolctl" --version)"
+  "$scratch/$name/bin/kvpoold" --device=host --capacity=256MiB --socket="$KVPOOL_SOCKET" --state-dir="$scratch/state" \
+    --metrics-listen= --shutdown-grace=100ms >"$scratch/log" 2>&1 &
+  daemon=$!
+  "$scratch/$other/bin/kvpoolctl" health --wait=30s
+  same "first engine" "$("$scratch/$other/bin/python" "$root/client/examples/engine.py")" "0 of 64 blocks were cached"
+  same "second engine" "$("$scratch/$other/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
+  same "engine of the daemon's release" "$("$scratch/$name/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
+  "$scratch/$other/bin/kvpoolctl" spaces
+  "$scratch/$other/bin/kvpoolctl" status
+  "$scratch/$other/bin/kvpool-replay" --workload=conversation --seed=1 --engines=2 --requests=300 --kill-one-at=0.5
+  stop
+done

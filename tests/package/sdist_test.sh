@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# `pip install` of the sdist on a minimal Debian 12: it compiles all of kvpool, which takes a quarter of an hour on two cores, after
+# fetching what deploy/install_deps.sh installs, some 400 MB. So deploy/release.sh runs it, and tests/run.sh does not.
+# Usage: sdist_test.sh SOURCES VERSION
+set -euo pipefail
+root=$1 version=$2 debian=bookworm
+. "$root/tests/package/bare_tree.sh"
+# The network as this machine reaches it: its names, and the certificates that its administrator trusts.
+cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
+mkdir -p "$tree/usr/local/share/ca-certificates" "$tree/srv/deploy"
+find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree/usr/local/share/ca-certificates" {} +
+cp "$root/build/dist/kvpool-$version.tar.gz" "$tree/srv"
+cp "$root/deploy/install_deps.sh" "$tree/srv/deploy"
+# shellcheck disable=SC2016  # the tree's shell
+inside --net '
+  cd /srv
+  if command -v update-ca-certificates; then update-ca-certificates; fi  # Otherwise it comes with install_deps.sh.
+  deploy/install_deps.sh
+  started=$SECONDS
+  python3 -m venv venv
+  export PATH=/srv/venv/bin:$PATH PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1
+  KVPOOL_CUDA_ROOT=$(cat build/deps/cuda_root) CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip install --quiet kvpool-'"$version"'.tar.gz
+  echo "compiled and installed in $((SECONDS - started)) s"
+  kvpoold --version
+  python -m kvpool.demo
+'
