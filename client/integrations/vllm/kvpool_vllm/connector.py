@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from kvpool_vllm import plugin
+from kvpool_vllm import core, plugin
 from kvpool_vllm.lookup import Lookup
 from kvpool_vllm.space import Options, refuse_what_is_not_shared
 from kvpool_vllm.transfer import Transfer
@@ -81,6 +81,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             plugin.take_keys()
             self.lookup = Lookup(vllm_config, kv_cache_config, options)
+            core.when_weights_change(self.lookup.weights_changed)
             if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
                 logger.warning("kv_load_failure_policy is %r: a block that can't be loaded ends its request with an error; with "
                                "\"recompute\" it is computed", transfer.kv_load_failure_policy)
