@@ -30,7 +30,7 @@ class Engine:
         self.llm = LLM(**{"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "block_size": 32,
                           "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 2048,
                           "max_num_seqs": 16, **more})
-        self.preemptions, self.steps, self.at_step = 0, 0, {}
+        self.preemptions, self.steps, self.at_step, self.refused = 0, 0, {}, 0
         if processes:
             return
         # A signal to this process is one to all of the engine, and all of it can be reached.
@@ -120,7 +120,10 @@ class Engine:
         facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__,
                  "groups": [type(group.kv_cache_spec).__name__ for group in self.scheduler.kv_cache_config.kv_cache_groups]}
         if (pool := getattr(self.scheduler, "pool", None)) is not None:
-            facts |= {"session": pool.session.counters if pool.session else {}, "pool": pool.counters, "in_use": pool._in_use,
+            if pool.session:
+                # A session asks for its first blocks beside its word that the warm-up is over, and may be too early.
+                self.refused += sum(verb != "lease" for verb, _, _ in pool.session.take_refusals())
+            facts |= {"session": {"refused": self.refused}, "pool": pool.counters, "in_use": pool._in_use,
                       "detached": pool.detached, "own": pool.own, "waiting": len(pool._waiting) + len(pool._asked)}
         if self.scheduler.connector is not None:
             lookup, transfer = self.scheduler.connector.lookup, self.transfer()

@@ -448,6 +448,8 @@ class KvPoolBlockPool(BlockPool):
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
+        if self.detached:
+            return 0
         said, self.release_waits = bool(self._new_seals) or self.release_waits, False
         if self.space.terms.ranks == 1 and not said:
             return 0

@@ -86,6 +86,8 @@ class PooledScheduler(scheduler.Scheduler):
         pool.join(session)
         keys.set_root(session.hash_seed)
         self._rehash()
+        for request in self.requests.values():
+            pool.ask(request, self.block_size)
 
     def _stop_all(self) -> None:
         """No request has a block. They begin anew, with the tokens that they have."""

@@ -67,7 +67,7 @@ def choose_layout(vllm_config: VllmConfig, supported_layouts: Sequence[Sequence[
         if name in ("BLHNC", "BLNHC"):
             vllm_config.cache_config.kv_cache_layout = name
             return
-    raise ValueError(f"the attention backend supports the KV cache layouts {', '.join(*supported_layouts[:1])}: none in which a "
+    raise ValueError(f"the attention backend supports the KV cache layouts {', '.join(supported_layouts[0] if supported_layouts else ())}: none in which a "
                      "block holds all layers, as a pool's blocks do")
 
 
