@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import types
 
 OUT = None
 
@@ -61,39 +62,39 @@ class Engine:
         if weights is not None:
             self.at_step[self.steps + weights[2]] = lambda: self.change_weights(*weights[:2])
         salted = {} if salt is None else {"cache_salt": salt}
-        outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
-                                    SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
-                                    lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
-        if stop is not None:
-            os.kill(stop[0], signal.SIGCONT)
+        try:
+            outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
+                                        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
+                                        lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
+        finally:
+            if stop is not None:
+                os.kill(stop[0], signal.SIGCONT)
         return {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "cached": [output.num_cached_tokens for output in outputs]}
 
     def change_weights(self, directory, way):
         """To those of another directory of the same model, as a loop of reinforcement learning does it."""
         from safetensors.torch import load_file
-
-        def load(worker):
-            worker.get_model().load_weights(load_file(f"{directory}/model.safetensors").items())
-
         if way == "reload_weights":
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
         elif way == "a function":
-            self.llm.collective_rpc(load)
-        else:
-            load(self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker)
+            self.llm.collective_rpc(lambda worker: worker.model_runner.reload_weights(weights_path=directory))
+        else:  # Of the embedding: most other weights are packed for the CPU's kernels once they are loaded.
+            name = "model.embed_tokens.weight"
+            model = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+            model.load_weights([(name, load_file(f"{directory}/model.safetensors")[name])])
         return {}
 
     def touched(self):
         """What of vLLM's is not its own."""
         found = set()
-        for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "vllm"]:
+        for module in [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "vllm"]:
             for name, value in list(vars(module).items()):
-                if getattr(value, "__dict__", {}).get("kvpool", False):
+                if isinstance(value, types.FunctionType) and vars(value).get("kvpool", False):
                     found.add(f"{module.__name__}.{name}")
                 elif isinstance(value, type):
-                    found.update(f"{value.__name__}.{method}" for method, function in vars(value).items()
-                                 if getattr(function, "__dict__", {}).get("kvpool", False))
+                    found.update(f"{value.__name__}.{method}" for method, function in list(vars(value).items())
+                                 if isinstance(function, types.FunctionType) and vars(function).get("kvpool", False))
         # A module that imports vLLM's function by name has it there, too.
         return {"names": sorted(name for name in found if not name.endswith(".load_general_plugins") or name.startswith("vllm.plugins."))}
 

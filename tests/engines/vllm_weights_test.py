@@ -27,9 +27,12 @@ def engine(models):
 
 @pytest.fixture(scope="module")
 def stocks(models):
-    """Of the weights before and after."""
+    """[before, {way: after}], which differ in their weights."""
     with engines(models / "0") as start:
-        yield start(), start(model=models / "1")
+        before, after = start(), {way: start() for way in ("reload_weights", "load_weights")}
+        for way, each in after.items():
+            each.ask("change_weights", directory=str(models / "1"), way=way)
+        yield before, after | {"a function": after["reload_weights"]}
 
 
 def by_both(daemon, engine, how):
@@ -42,7 +45,7 @@ def by_both(daemon, engine, how):
 @pytest.mark.parametrize("way", ["reload_weights", "a function", "load_weights"])
 def test_weights_changed_in_place(daemon, models, engine, stocks, how, way):
     first, second = by_both(daemon, engine, how)
-    before, after = stocks
+    before, after = stocks[0], stocks[1][way]
     asked, fresh = prompts(4, seed=91, shortest=100), prompts(4, seed=92, shortest=100)
     assert first.generate(asked)["tokens"] == before.generate(asked)["tokens"]
     first.ask("flush")
@@ -65,7 +68,7 @@ def test_weights_changed_in_place(daemon, models, engine, stocks, how, way):
 def test_weights_changed_while_requests_run(daemon, models, engine, stocks, how, step):
     """Such requests go on with what they have, as vLLM has it. Nobody finds any of it."""
     first, second = by_both(daemon, engine, how)
-    before, after = stocks
+    before, after = stocks[0], stocks[1]["load_weights"]
     asked = prompts(6, seed=93, shortest=100, longest=400)
     first.generate(asked, tokens=60, weights=[str(models / "1"), "load_weights", step])
     if how == "connector":

@@ -82,7 +82,7 @@ class KvPoolBlockPool(BlockPool):
         self._new_seals: list[_Filled] = []
         self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
         # Keyed by request id.
-        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash]]] = {}  # The question, and its keys.
+        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash], float]] = {}  # The question, its keys, and when.
         # Until the request is scheduled: blocks of its prefix with one reference each, and what _junction says.
         self._waiting: dict[str, list[KVCacheBlock]] = {}
         self._junctions: dict[str, int] = {}
@@ -93,7 +93,8 @@ class KvPoolBlockPool(BlockPool):
         self._left = 0  # Counts how often shared blocks have left the index.
         # What was released waits for all ranks to be done with the last step, and no worker has been told to say so.
         self.release_waits = False
-        self._silent = False  # The last question was not answered in time.
+        # When it was noticed that a question was not answered in time, and none sent since has been; None: the daemon answers.
+        self._silent_since: float | None = None
         self._quiet_until = 0.0
         self._probe: tuple[kvpool.PendingMatch, float] | None = None  # Sent while blocks are short, and when.
         self._begin(self.num_gpu_blocks)
@@ -121,8 +122,8 @@ class KvPoolBlockPool(BlockPool):
         self.cached_block_hashes_by_block.clear()
         for block in self.blocks:
             block.reset_hash()
-        self.release_waits = self._silent = False
-        self._probe = self._short_since = None
+        self.release_waits = False
+        self._probe = self._short_since = self._silent_since = None
         self._quiet_until = self._retry_at = 0.0
 
     def go_own(self) -> None:
@@ -175,7 +176,7 @@ class KvPoolBlockPool(BlockPool):
         for asked in sorted({missing + headroom + self._spare, missing + headroom, missing}, reverse=True):
             if asked <= 0 or self._lease(asked, 0.0):
                 return
-        patience = 0.0 if self._silent else self.space.options.lease_timeout
+        patience = 0.0 if self._silent_since is not None else self.space.options.lease_timeout
         if patience > 0 and self._lease(missing, patience):
             return
         # Prefixes that wait for their turn give way: what is gone by then is computed.
@@ -198,12 +199,12 @@ class KvPoolBlockPool(BlockPool):
             pending, since = self._probe
             pending.wait(timeout=0)
             self._probe = None
-            self._heard()
+            self._heard(since)
         except kvpool.DeadlineExceededError:
             silence = time.monotonic() - since
             if silence > _PATIENCE * self.space.options.match_timeout:
                 self._detach(f"it has not answered for {silence:.1f} s, and this engine is short of blocks")
-            elif silence > self.space.options.match_timeout:
+            elif silence > self.space.options.match_timeout and self._silent_since is None:
                 self._unheard()
         except kvpool.ResourceExhaustedError:
             pass
@@ -212,18 +213,24 @@ class KvPoolBlockPool(BlockPool):
 
     def _unheard(self) -> None:
         """A question was not answered in time: for a while nothing is asked, and nobody waits."""
+        now = time.monotonic()
         self.counters["late_answers"] += 1
-        if not self._silent:
+        self._quiet_until = now + _QUIET_S
+        if self._silent_since is None:
+            self._silent_since = now
             logger.warning("kvpoold has not answered for %s s: prefixes are computed until it does", self.space.options.match_timeout)
-        self._silent, self._quiet_until = True, time.monotonic() + _QUIET_S
 
-    def _heard(self) -> None:
-        if self._silent:
+    def _heard(self, asked_at: float) -> None:
+        """What was asked before may have been answered before."""
+        if self._silent_since is not None and asked_at >= self._silent_since:
             logger.warning("kvpoold answers again")
-            self._silent, self._quiet_until = False, 0.0
+            self._silent_since, self._quiet_until = None, 0.0
 
-    def _patience(self) -> float:
-        return min(_PROBE_S, self.space.options.match_timeout) if self._silent else self.space.options.match_timeout
+    def _patience(self, asked_at: float) -> float:
+        """How long an answer may take to a question of that time."""
+        if self._silent_since is None:
+            return self.space.options.match_timeout
+        return min(_PROBE_S, self.space.options.match_timeout) if asked_at >= self._silent_since else 0.0
 
     def _lease(self, count: int, timeout: float) -> bool:
         if self.detached:
@@ -315,7 +322,8 @@ class KvPoolBlockPool(BlockPool):
             return
         self.counters["asked"] += 1
         try:
-            self._asked[request.request_id] = (self.session.match_groups([(number, wanted) for number in range(len(self._groups))]), wanted)
+            pending = self.session.match_groups([(number, wanted) for number in range(len(self._groups))])
+            self._asked[request.request_id] = pending, wanted, time.monotonic()
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
@@ -339,14 +347,16 @@ class KvPoolBlockPool(BlockPool):
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
-        pending, wanted = asked
+        pending, wanted, asked_at = asked
+        patience = self._patience(asked_at)
         try:
-            hit = pending.wait(timeout=self._patience())
+            hit = pending.wait(timeout=patience)
             found = [(number, i, ref) for number, blocks in enumerate(hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
-            self._heard()
+            self._heard(asked_at)
         except kvpool.DeadlineExceededError:
             request.kvpool_asked = self._left  # Once is enough.
-            self._unheard()
+            if patience > 0:
+                self._unheard()
             return  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -379,7 +389,7 @@ class KvPoolBlockPool(BlockPool):
         full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
         try:
             if full and not self.detached:
-                hit = self.session.match_groups(full).wait(timeout=self._patience())
+                hit = self.session.match_groups(full).wait(timeout=self._patience(time.monotonic()))
                 for blocks in hit.groups:
                     blocks.release(after=0)  # No step reads by these holds.
                 return hit.tokens

@@ -25,7 +25,7 @@ from vllm.logger import init_logger
 from kvpool_vllm import keys
 from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options
+from kvpool_vllm.space import Options, leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -299,5 +299,4 @@ class Lookup:
             asked.mixed = asked.request.num_computed_tokens > 0
 
     def close(self) -> None:
-        if self.session is not None:
-            self.session.close(timeout=1.0)
+        leave(self.session)

@@ -14,6 +14,7 @@ from vllm.v1.core.sched import scheduler
 from kvpool_vllm import core, keys, plugin
 from kvpool_vllm.block_pool import KvPoolBlockPool
 from kvpool_vllm.reopen import Opener
+from kvpool_vllm.space import leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -178,8 +179,7 @@ class PooledScheduler(scheduler.Scheduler):
 
     def shutdown(self) -> None:
         super().shutdown()
-        if self.pool.session is not None:
-            self.pool.session.close()
+        leave(self.pool.session)
 
 
 class Scheduler:

@@ -168,6 +168,15 @@ class Memory:
 _OPEN_AGAIN_S = 1.0
 
 
+def leave(session: kvpool.Session | None) -> None:
+    """A daemon that does not answer sees that it is hung up on."""
+    if session is not None:
+        try:
+            session.close(timeout=1.0)
+        except kvpool.KvpoolError as error:
+            logger.warning("left a session without a word of kvpoold's: %s", error)
+
+
 class Space:
     """An engine's hold on a pool, and what its parts need to know of it. Sent to a worker's process it has no session until it joins
     that of the sender.
@@ -204,8 +213,7 @@ class Space:
         before, self.session = self.session, session
         memory = self.own if session is None else _memory_of(session, self.own)
         why = next(filter(None, self.executor.collective_rpc("kvpool_move", args=(memory,))), "")
-        if before is not None:
-            before.close(timeout=1.0)
+        leave(before)
         return why
 
     def enter(self, memory: Memory, rank: int) -> None:
@@ -213,8 +221,7 @@ class Space:
         if self.executor is not None:
             return
         before, self.session = self.session, None
-        if before is not None:
-            before.close(timeout=1.0)
+        leave(before)
         self._invitation = memory.invitation
         if memory.invitation is not None:
             self.session = self.terms.session(invitation=memory.invitation, rank=rank, open_timeout=self.options.open_timeout)

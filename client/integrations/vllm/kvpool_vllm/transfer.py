@@ -19,7 +19,7 @@ from kvpool_vllm import facts, keys
 from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Plan, Report
 from kvpool_vllm.reopen import PAUSE_S, Opener
-from kvpool_vllm.space import Options, attention_of, digest_of
+from kvpool_vllm.space import Options, attention_of, digest_of, leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -273,7 +273,7 @@ class Transfer:
     def close(self) -> None:
         if self.session is not None:
             self.pool = self.words = None
-            self.session.close(timeout=1.0)
+            leave(self.session)
             self.session = None
 
 
