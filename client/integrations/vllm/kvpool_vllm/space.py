@@ -153,7 +153,7 @@ class Terms:
 
     def session(self, **more: Any) -> kvpool.Session:
         return kvpool.Session(groups.layout_of(self.groups, self.block_bytes), self.digest, facts=self.facts, socket=self.socket,
-                              ranks=self.ranks, client_name="vllm", **more)
+                              ranks=self.ranks, client_name="vllm", warmup=True, **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Space:
 
     def join(self, rank: int) -> None:
         if self.session is None and self._invitation is not None:
-            self.session = self.terms.session(invitation=self._invitation, rank=rank, warmup=True, open_timeout=self.options.open_timeout)
+            self.session = self.terms.session(invitation=self._invitation, rank=rank, open_timeout=self.options.open_timeout)
 
     # ---- Losing a kvpoold, and finding one
 
@@ -308,7 +308,7 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     for each in configs:
         each.kvpool = space
     try:
-        space.session = session = terms.session(warmup=True, open_timeout=options.open_timeout, **space.asked)
+        space.session = session = terms.session(open_timeout=options.open_timeout, **space.asked)
     except kvpool.UnavailableError as error:
         if options.fallback != "own":
             raise RuntimeError(f"kvpool_vllm.Scheduler needs a kvpoold: {error} (additional_config.kvpool.fallback = \"own\" "

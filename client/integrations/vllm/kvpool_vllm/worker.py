@@ -71,6 +71,8 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
             runner.kv_caches.clear()
             with set_current_vllm_config(wrapper.vllm_config):
                 make(*arguments, **more)
+            if space.session is not None:
+                space.session.finish_warmup()
             gc.collect()  # Views of the old memory keep it mapped.
         except Exception as error:
             return f"{type(error).__name__}: {error}"
