@@ -45,7 +45,6 @@ def assert_shared_again(first, second, stock, seed):
 
 @pytest.mark.parametrize("step", [1, 5, 40])
 def test_killed_while_requests_decode(daemon, engine, stock, step):
-    """More of them than the blocks that the engine held would have carried."""
     pool = {"socket": daemon.socket}
     one, idle = engine(pool), engine(pool)
     asked = prompts(24, seed=71, shortest=200, longest=500)
@@ -53,7 +52,7 @@ def test_killed_while_requests_decode(daemon, engine, stock, step):
     idle.started()
     assert one.generate(asked, tokens=80, kill=[daemon.process.pid, step])["tokens"] == own
     daemon.process.wait()
-    for each in (one, idle):  # Long prompts, in an engine that held next to nothing.
+    for each in (one, idle):
         assert each.generate(asked, tokens=80)["tokens"] == own
         facts = each.ask("facts")
         assert facts["own"] and facts["detached"] and facts["in_use"] == 0
@@ -61,6 +60,14 @@ def test_killed_while_requests_decode(daemon, engine, stock, step):
     for each in (one, idle):
         await_shared(each)
     assert_shared_again(one, idle, stock, seed=72)
+
+
+def test_a_long_prompt_comes_to_an_engine_that_held_next_to_nothing(daemon, engine):
+    long = functools.partial(engine, max_model_len=4096, max_num_batched_tokens=4096)
+    one, asked = long({"socket": daemon.socket}), prompts(1, seed=70, shortest=3500, longest=3500)
+    one.generate([[1, 2, 3]])
+    daemon.kill()
+    assert one.generate(asked)["tokens"] == long().generate(asked)["tokens"]
 
 
 def test_restarted_while_requests_decode(daemon, engine, stock):

@@ -1,5 +1,6 @@
 """What K and V depend on changes while an engine runs: nobody takes what was computed with other weights, or with another adapter."""
 
+import functools
 import pathlib
 import shutil
 
@@ -82,9 +83,8 @@ def test_weights_changed_while_requests_run(daemon, models, engine, stocks, how,
 def test_an_adapter_overwritten_while_it_is_loaded(daemon, engine, tmp_path, how):
     """The engine goes on with what it has loaded: another that loads the new files must not find that under their name."""
     tuned = {"enable_lora": True, "max_lora_rank": 8}
-    where = {"socket": daemon.socket}
-    first, second, stock = [engine(**tuned, **({"pool": where} if how == "pool" else {"connector": where}) if i < 2 else tuned)
-                            for i in range(3)]
+    first, second = by_both(daemon, functools.partial(engine, **tuned), how)
+    stock = engine(**tuned)
     path = pathlib.Path(adapter(tmp_path / "tuned", seed=1))
     new = pathlib.Path(adapter(tmp_path / "new", seed=2))
     asked, fresh = prompts(3, seed=94, shortest=100), prompts(3, seed=95, shortest=100)
