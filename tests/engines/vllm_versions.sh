@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/engines/vllm_versions_test.py in the newest vLLM of the package index and in the oldest that is promised (plugin.OLDEST).
+# Runs tests/engines/vllm_versions_test.py in the newest vLLM of the package index and in the oldest that is promised (patches.OLDEST).
 # Usage: tests/engines/vllm_versions.sh [VERSION...]
 #
 # For a daily job: it fails when a new vLLM breaks kvpool, or kvpool a vLLM that has not asked for it. It needs what tests/engines.sh
@@ -52,7 +52,7 @@ check() {
 main() {
   [ -x "$directory/vllm/bin/pip" ] || { echo "vllm_versions.sh: tests/engines.sh --vllm comes first" >&2 && exit 2; }
   local status=0 version
-  [ $# -gt 0 ] || set -- "$(newest)" "$(sed -n 's/^OLDEST = (\(.*\), \(.*\))/\1.\2.0/p' client/integrations/vllm/kvpool_vllm/plugin.py)"
+  [ $# -gt 0 ] || set -- "$(newest)" "$(sed -n 's/^OLDEST = (\(.*\), \(.*\))/\1.\2.0/p' client/integrations/vllm/kvpool_vllm/patches.py)"
   for version in "$@"; do check "$version" || status=1; done
   return $status
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from kvpool_vllm import keys, plugin
+from kvpool_vllm import keys, patches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -27,15 +27,15 @@ _listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
 def when_weights_change(call: Callable[[], None]) -> None:
     """`call`: a method, whose object is not kept. RuntimeError: nobody would tell."""
     if not watched:
-        raise RuntimeError(plugin.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
+        raise RuntimeError(patches.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
     _listeners.append(weakref.WeakMethod(call))
 
 
 def prepare(core: Any, vllm_config: VllmConfig, pooled: bool, initialize: Callable[[], KVCacheConfig]) -> KVCacheConfig:
     """The core's own `initialize`, which plans its KV memory. `pooled`: that memory is the pool's; else it has our connector."""
     import vllm
-    plugin.check_version(vllm.__version__)
-    plugin.take_keys()
+    patches.check_version(vllm.__version__)
+    patches.take_keys()
     config = _plan(core, vllm_config, initialize) if pooled else initialize()
     _watch(core)
     return config

@@ -1,9 +1,10 @@
 """The plugin that vLLM loads in each of its processes: it puts kvpool's code where vLLM makes KV memory, block pools and keys.
 
-Where it is not asked for, a vLLM has two methods wrapped, each of which is called once an engine:
+Where it is not asked for, a vLLM has two methods wrapped, each of which is called once an engine, and what loads plugins:
 
     EngineCore._initialize_kv_caches              here the engine's configuration says whether it is asked for (core.prepare)
     WorkerWrapperBase.initialize_from_config      here a worker is given its plan, which says the same (worker.prepare)
+    plugins.load_general_plugins                  it is called before those two, also where they were imported after the plugins
 
 Nothing else is touched before one of them finds that it is, and then in that process alone:
 
@@ -22,27 +23,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from kvpool_vllm import patches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-OLDEST = (0, 29)
-
 logger = logging.getLogger("vllm.kvpool")
-# Why this process has a vLLM that does not know of kvpool; "": it does.
-failure = "vLLM has not loaded the plugin of kvpool_vllm: VLLM_PLUGINS leaves out kvpool"
-
-
-def check_version(version: str) -> None:
-    """RuntimeError: this vLLM is older than OLDEST, against which the replacements were written."""
-    try:
-        parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    except ValueError:
-        return  # A build from source: "dev".
-    if parts < OLDEST:
-        raise RuntimeError(f"vLLM is {version}; kvpool_vllm needs {OLDEST[0]}.{OLDEST[1]} or later")
 
 
 def is_ours(vllm_config: VllmConfig) -> bool:
@@ -56,50 +44,6 @@ def _has_our_connector(vllm_config: VllmConfig) -> bool:
     transfer = vllm_config.kv_transfer_config
     # One may be among those of vLLM's MultiConnector.
     return transfer is not None and "KvPoolConnector" in f"{transfer.kv_connector} {transfer.kv_connector_extra_config}"
-
-
-def replace(module: ModuleType, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-    """module.name becomes make(original). vLLM's modules import these functions by name (`from … import name`), and some of them
-    have done so before: each such binding is replaced too. A module that imports later finds the new one."""
-    original = getattr(module, name)
-    if getattr(original, "kvpool", False):
-        return
-    made = make(original)
-    made.kvpool = True
-    for other in list(sys.modules.values()):
-        if getattr(other, "__dict__", {}).get(name) is original:
-            setattr(other, name, made)
-
-
-def _root(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_none_hash(hash_fn: Callable[..., Any]) -> None:
-        original(hash_fn)
-        from kvpool_vllm.keys import take_root
-        take_root(hash_fn)
-    return init_none_hash
-
-
-def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _gen_lora_extra_hash_keys(request: Any) -> Any:
-        from kvpool_vllm.keys import adapter_keys
-        return adapter_keys(request, original)
-    return _gen_lora_extra_hash_keys
-
-
-def _images(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _gen_mm_extra_hash_keys(request: Any, *rest: Any, **more: Any) -> Any:
-        from kvpool_vllm.keys import name_images
-        name_images(request)
-        return original(request, *rest, **more)
-    return _gen_mm_extra_hash_keys
-
-
-def take_keys() -> None:
-    """Has vLLM make block keys from the space's root, once there is a space."""
-    from vllm.v1.core import kv_cache_utils
-    replace(kv_cache_utils, "init_none_hash", _root)
-    replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
-    replace(kv_cache_utils, "_gen_mm_extra_hash_keys", _images)
 
 
 def _of_core(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,12 +95,11 @@ def _meet_again() -> None:
 
 def register() -> None:
     """What vLLM calls. Never raises: vLLM would not start, whether kvpool is asked for or not."""
-    global failure
     try:
         _meet_again()
         _wrap("vllm.v1.engine.core", "EngineCore", "_initialize_kv_caches", _of_core)
         _wrap("vllm.v1.worker.worker_base", "WorkerWrapperBase", "initialize_from_config", _of_worker)
-        failure = ""
+        patches.failure = ""
     except Exception as error:
-        failure = f"kvpool's plugin does not know this vLLM: {type(error).__name__}: {error}"
-        logger.warning("%s. An engine that asks for kvpool will not start; others are as they were", failure)
+        patches.failure = f"kvpool's plugin does not know this vLLM: {type(error).__name__}: {error}"
+        logger.warning("%s. An engine that asks for kvpool will not start; others are as they were", patches.failure)

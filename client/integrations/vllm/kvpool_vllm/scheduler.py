@@ -11,7 +11,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.sched import scheduler
 
-from kvpool_vllm import core, keys, plugin
+from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
 from kvpool_vllm.reopen import Opener
 from kvpool_vllm.space import leave
@@ -187,5 +187,5 @@ class Scheduler:
 
     def __new__(cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **more: Any) -> Any:
         if not hasattr(kv_cache_config, "kvpool"):
-            raise RuntimeError(plugin.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
+            raise RuntimeError(patches.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
         return PooledScheduler(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)

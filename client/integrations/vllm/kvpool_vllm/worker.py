@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvpool_vllm import plugin
+from kvpool_vllm import patches
 
 if TYPE_CHECKING:
     from kvpool_vllm.space import Memory, Space
@@ -28,7 +28,7 @@ def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
 def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
     """`wrapper`: the WorkerWrapperBase through which an executor calls its worker. `initialize`: its own, which makes the KV tensors."""
     from vllm.v1.worker import utils as worker_utils
-    plugin.replace(worker_utils, "allocate_kv_cache", _allocate)
+    patches.replace(worker_utils, "allocate_kv_cache", _allocate)
     space.join(wrapper.global_rank)
     runner = getattr(wrapper.worker, "model_runner", None)
     make = getattr(runner, "initialize_kv_cache_tensors", None)
