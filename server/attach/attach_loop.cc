@@ -31,6 +31,13 @@ constexpr size_t kMaxReasonBytes = 1024;
 enum class Source : uint64_t { kListener, kMailbox, kStop, kConnection, kProcess };
 constexpr uint64_t Key(Source source, uint64_t id) { return id << 3 | static_cast<uint64_t>(source); }
 
+// The first bytes of a text in UTF-8, at most `most` and no part of a character: a peer takes a frame with one for garbage.
+std::string_view Clip(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AttachLoop>> AttachLoop::Open(AttachServerOptions options, AttachEvents events,
@@ -368,7 +375,7 @@ void AttachLoop::Close(Connection* connection, std::string_view label, const std
   Move(connection, ConnectionState::kClosing);
   connection->deadline_ms = NowMs() + options_.close_timeout_ms;
   Outgoing farewell;
-  farewell.frame.mutable_closed()->set_reason(reason.substr(0, kMaxReasonBytes));
+  farewell.frame.mutable_closed()->set_reason(std::string(Clip(reason, kMaxReasonBytes)));
   connection->out.push_back(std::move(farewell));
   Flush(connection);
 }

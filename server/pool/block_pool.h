@@ -137,6 +137,11 @@ class BlockPool {
   // takes a hold on each of its blocks. A prefix that credit or the cap do not cover is answered shorter. A
   // query of a group that the pool lacks, or with tokens_per_block 0, is answered by an empty prefix.
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
+  // A long match of one group without a window may come in parts: Match of the first keys, MatchOn of the next ones as
+  // long as all were found, and CountMissed of those behind the end. It is one lookup then, and what is found is
+  // what one Match would find, unless others change it in between.
+  void MatchOn(Holder session, TimeMs now, const GroupQuery& query, MatchOutcome* out);
+  void CountMissed(TimeMs now, const GroupQuery& query);
 
   // Takes one hold off each block. The blocks come root first and are touched tail first, so that LRU
   // takes leaves before parents. The policy is told `hint`. Reuse::kNever binds every policy: of the

@@ -30,6 +30,8 @@ class PoolRep::Matching {
   }
 
   void Run(MatchOutcome* out);
+  // Counts keys that were asked for behind the end of a prefix.
+  static void CountMissed(PoolRep* rep, absl::Span<const BlockKey> keys);
 
  private:
   // The cost of holding a selection of blocks.
@@ -59,7 +61,7 @@ class PoolRep::Matching {
   uint64_t Affordable(uint64_t steps, MissReason* miss);
   std::vector<Cost> FullCosts(uint64_t steps);
   // Counts the key's eviction as regretted, once, unless the key is resident again.
-  void Regret(uint64_t hash, const BlockKey& key);
+  static void Regret(PoolRep* rep, uint64_t hash, const BlockKey& key);
   void Take(uint64_t steps, MatchOutcome* out);
 
   PoolRep& r_;
@@ -167,11 +169,23 @@ uint64_t PoolRep::Matching::LongestWindowed(uint64_t steps) {
   return steps;
 }
 
-void PoolRep::Matching::Regret(uint64_t hash, const BlockKey& key) {
-  GhostTable::Ghost* const ghost = r_.ghosts.Find(hash);
-  if (ghost == nullptr || ghost->regretted || r_.index.Find(hash, key) != 0) return;
+void PoolRep::Matching::Regret(PoolRep* rep, uint64_t hash, const BlockKey& key) {
+  GhostTable::Ghost* const ghost = rep->ghosts.Find(hash);
+  if (ghost == nullptr || ghost->regretted || rep->index.Find(hash, key) != 0) return;
   ghost->regretted = true;
-  ++r_.counters.regret;
+  ++rep->counters.regret;
+}
+
+void PoolRep::Matching::CountMissed(PoolRep* rep, absl::Span<const BlockKey> keys) {
+  std::array<uint64_t, kChunk> hashes;
+  for (; !keys.empty(); keys.remove_prefix(std::min(kChunk, keys.size()))) {
+    const size_t n = std::min(kChunk, keys.size());
+    for (size_t i = 0; i < n; ++i) {
+      hashes[i] = HashKey(keys[i]);
+      rep->ghosts.Prefetch(hashes[i]);
+    }
+    for (size_t i = 0; i < n; ++i) Regret(rep, hashes[i], keys[i]);
+  }
 }
 
 // Answers why no more than `steps` are resident, and counts the evicted keys that the asked prefix would have
@@ -179,7 +193,6 @@ void PoolRep::Matching::Regret(uint64_t hash, const BlockKey& key) {
 MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
   if (steps == asked_steps_) return MissReason::kNone;
   MissReason reason = MissReason::kWindow;
-  std::array<uint64_t, kChunk> hashes;
   for (size_t q = 0; q < queries_.size(); ++q) {
     const absl::Span<const BlockKey> keys = queries_[q].keys;
     const uint64_t begin = window(q) == 0 ? run_steps * BlocksPerStep(q) : First(q, asked_steps_);
@@ -195,14 +208,7 @@ MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
         break;
       }
     }
-    for (uint64_t at = begin; at < end; at += kChunk) {
-      const uint64_t n = std::min<uint64_t>(kChunk, end - at);
-      for (uint64_t i = 0; i < n; ++i) {
-        hashes[i] = HashKey(keys[at + i]);
-        r_.ghosts.Prefetch(hashes[i]);
-      }
-      for (uint64_t i = 0; i < n; ++i) Regret(hashes[i], keys[at + i]);
-    }
+    CountMissed(&r_, keys.subspan(begin, end - begin));
   }
   return reason;
 }
@@ -376,20 +382,34 @@ void PoolRep::Matching::Run(MatchOutcome* out) {
 }
 
 void BlockPool::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
-  Rep& r = *rep_;
+  if (rep_->OpenSession(session) != nullptr) ++rep_->counters.lookups;
+  rep_->Match(session, now, queries, out);
+}
+
+void BlockPool::MatchOn(Holder session, TimeMs now, const GroupQuery& query, MatchOutcome* out) {
+  rep_->Match(session, now, {&query, 1}, out);
+}
+
+void BlockPool::CountMissed(TimeMs now, const GroupQuery& query) {
+  rep_->BeginVerb(now, query.keys.size());
+  rep_->counters.lookup_blocks += query.keys.size();
+  rep_->counters.lookup_tokens += query.keys.size() * query.tokens_per_block;
+  Rep::Matching::CountMissed(rep_.get(), query.keys);
+}
+
+void PoolRep::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
   size_t names = 0;
   for (const GroupQuery& query : queries) names += query.keys.size();
-  r.BeginVerb(now, names);
+  BeginVerb(now, names);
   out->tokens = 0;
   out->miss = MissReason::kNone;
   out->blocks.resize(queries.size());
   for (std::vector<BlockRef>& refs : out->blocks) refs.clear();
-  if (r.OpenSession(session) == nullptr) {
+  if (OpenSession(session) == nullptr) {
     out->miss = MissReason::kCap;
     return;
   }
-  ++r.counters.lookups;
-  Rep::Matching(&r, session, queries).Run(out);
+  Matching(this, session, queries).Run(out);
 }
 
 }  // namespace kvpool

@@ -160,6 +160,7 @@ class PoolRep final {
   void DropProtectionIfIdle(uint32_t b);
 
   class Matching;  // match.cc
+  void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
 
   // ---- check_invariants.cc
   void CheckStates() const;

@@ -263,6 +263,7 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   if (!waits && !held_up && !NeedsDevice(operation)) {
     return ApplyVerb(turn, member, operation, result);
   }
+  turn.Worked(WeightOf(operation));
   if (operation.has_release() && !CheckRoom(*member, operation, due).ok()) {
     return verbs_.ReleaseLate(session, operation.release(), due, result);
   }

@@ -16,6 +16,8 @@
 
 namespace kvpool {
 
+class Session;
+
 // Why a session ended. The names are label values of a metric.
 enum class EndKind { kClosed, kMemberDied, kHangup, kRefusedSlab, kUnsentSlab, kOperator };
 inline constexpr int kEndKinds = 6;
@@ -42,6 +44,11 @@ struct Deferred {
     std::vector<Waiter> waiters;
     v1::OperationResult result;
   };
+  // Verbs that were parked when their session ended.
+  struct Dropped {
+    std::shared_ptr<Session> session;
+    ParkedVerbs verbs;
+  };
   struct Hangup {
     std::shared_ptr<AttachPeer> peer;
     std::string reason;
@@ -54,6 +61,7 @@ struct Deferred {
 
   // ---- Carried out by the space
   bool send = false;                                        // The outbox has frames.
+  std::vector<Dropped> dropped;                             // Many verbs, to be answered part by part.
   std::vector<std::shared_ptr<StreamListener>> wake;        // Something is pending for these streams.
   std::vector<std::shared_ptr<StreamListener>> superseded;  // A newer stream took over from these.
   std::vector<Answer> answers;                              // Unary calls have their results.

@@ -71,8 +71,6 @@ v1::Release LateReleases::Take(uint64_t passed, size_t count,
   return release;
 }
 
-void LateReleases::Clear() { *this = LateReleases(); }
-
 void LateReleases::FindEarliest() {
   earliest_due_ = UINT64_MAX;
   for (const Fold& fold : folds_) earliest_due_ = std::min(earliest_due_, fold.due);

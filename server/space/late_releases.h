@@ -39,7 +39,6 @@ class LateReleases {
   // The next release whose step is passed, of those among the first `count` refs that are not held up; it may
   // be empty, and there may be more. Each ref is named once for each hold.
   v1::Release Take(uint64_t passed, size_t count, absl::FunctionRef<bool(uint32_t block)> held_up);
-  void Clear();
 
  private:
   struct Fold {

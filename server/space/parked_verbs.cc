@@ -74,6 +74,16 @@ std::optional<ParkedVerb> ParkedVerbs::PopAny() {
   return std::nullopt;
 }
 
+std::vector<ParkedVerb> ParkedVerbs::PopSome(size_t count) {
+  std::vector<ParkedVerb> verbs;
+  while (verbs.size() < count) {
+    std::optional<ParkedVerb> verb = PopAny();
+    if (!verb.has_value()) break;
+    verbs.push_back(*std::move(verb));
+  }
+  return verbs;
+}
+
 ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t index) {
   const auto is_it = [&](const ParkedVerb& verb) {
     return verb.member == member && verb.sequence == sequence && verb.index == index;

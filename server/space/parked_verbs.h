@@ -73,8 +73,8 @@ class ParkedVerbs {
   void ParkBehind(ParkedVerb verb);
   // The next verb that is due once step `passed` is passed, and not held up; nullopt: all wait.
   std::optional<ParkedVerb> Pop(uint64_t passed);
-  // Any verb that waits or is behind, for a session that ends; nullopt: there is none.
-  std::optional<ParkedVerb> PopAny();
+  // At most so many of the verbs that wait or are behind, for a session that has ended; empty: there are none.
+  std::vector<ParkedVerb> PopSome(size_t count);
   // The verb of this call, for a repetition that waits for it too; null: it is not parked.
   ParkedVerb* Find(const Member* member, uint64_t sequence, uint32_t index);
 
@@ -86,7 +86,6 @@ class ParkedVerbs {
   }
   // The next part of what may be released by now: see LateReleases::Take.
   v1::Release TakeLate(uint64_t passed);
-  void DropLate() { late_.Clear(); }
 
   // ---- Device operations
   // No running one has this `id`; `blocks` are the ids that it reads or writes, and `named` is its WeightOf.
@@ -109,6 +108,7 @@ class ParkedVerbs {
     std::vector<uint32_t> blocks;
     size_t named = 0;
   };
+  std::optional<ParkedVerb> PopAny();
   uint64_t DueBehindOthers(const v1::Operation& operation) const;
   bool BehindGate(const v1::Operation& operation) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);

@@ -20,6 +20,13 @@ std::string EndedBy(const Member& member) {
                       member.identity.credentials.pid, ")");
 }
 
+v1::OperationResult Aborted(const std::string& reason) {
+  v1::OperationResult result;
+  result.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  result.set_message(reason);
+  return result;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------- coming and going
@@ -110,22 +117,30 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   std::erase(pending_, session);
   behind_.erase(session->terms.id);
   unequipped_.erase(session->terms.id);
-  v1::OperationResult aborted;
-  aborted.set_code(static_cast<int>(absl::StatusCode::kAborted));
-  aborted.set_message(reason);
-  while (std::optional<ParkedVerb> verb = session->parked.PopAny()) Complete(turn, std::move(*verb), aborted);
   for (const auto& operation : session->device_operations) {
     // It goes on, or is skipped if it has not begun; nobody hears what came of it.
     operation->abandoned.store(true, std::memory_order_release);
-    Complete(turn, session->parked.Finish(operation->id), aborted);
+    Complete(turn, session->parked.Finish(operation->id), Aborted(reason));
   }
-  session->parked.DropLate();  // Its holds end with it.
+  // Late releases go with the rest: holds end with the session.
+  Deferred::Dropped dropped = {.session = session->shared_from_this(),
+                               .verbs = std::exchange(session->parked, ParkedVerbs())};
+  if (dropped.verbs.on_host().names() + dropped.verbs.on_device().names() > Turn::kNames) {
+    turn.deferred.dropped.push_back(std::move(dropped));
+  } else {
+    AnswerDropped(turn, dropped, dropped.verbs.PopSome(Turn::kNames));
+  }
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
     if (member.get() != except) turn.deferred.hangups.push_back({member->identity.peer, reason});
   }
   turn.deferred.ended.push_back({session->terms.id, kind, reason});
   EnterSlabs(turn);
+}
+
+void Sessions::AnswerDropped(Turn& turn, const Deferred::Dropped& dropped, std::vector<ParkedVerb> verbs) {
+  const v1::OperationResult aborted = Aborted(dropped.session->end_reason);
+  for (ParkedVerb& verb : verbs) Complete(turn, std::move(verb), aborted);
 }
 
 uint64_t Sessions::Free(Turn& turn, Session* session) {

@@ -100,6 +100,8 @@ class Sessions {
   // The member may have something pending: its listener is told at the end of the turn.
   void Touch(Member* member);
   void CollectWakes(Turn& turn);
+  // Some of what was parked when the session ended, popped without the mutex where it is much.
+  void AnswerDropped(Turn& turn, const Deferred::Dropped& dropped, std::vector<ParkedVerb> verbs);
   // A parked verb has its result.
   void Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result);
 

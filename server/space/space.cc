@@ -96,6 +96,7 @@ void SpaceTurn::Pause(Rest rest) {
 void Space::Settle(Settlement* settlement) {
   const Deferred& deferred = settlement->pending();
   if (deferred.send) SendFrames(settlement);
+  if (!deferred.dropped.empty()) AnswerDropped(settlement);
   for (const auto& listener : deferred.wake) listener->OnPending();
   for (const auto& listener : deferred.superseded) listener->OnSuperseded();
   for (const Deferred::Answer& answer : deferred.answers) {
@@ -104,6 +105,21 @@ void Space::Settle(Settlement* settlement) {
   for (const Deferred::Hangup& hangup : deferred.hangups) hangup.peer->Close(hangup.reason);
   if (!deferred.ended.empty() || !deferred.gone.empty() || deferred.housekeep || deferred.reclaim) {
     owner_->AfterTurn(this, deferred);
+  }
+}
+
+void Space::AnswerDropped(Settlement* settlement) {
+  // The turns below may defer anything but this: a session ends once.
+  for (Deferred::Dropped& dropped : std::exchange(settlement->pending().dropped, {})) {
+    while (true) {
+      std::vector<ParkedVerb> verbs = dropped.verbs.PopSome(Turn::kNames);
+      if (verbs.empty()) break;
+      {
+        SpaceTurn turn(*this, settlement);
+        state.sessions.AnswerDropped(turn, dropped, std::move(verbs));
+      }
+      GiveWay(kVerbsWayPauses);
+    }
   }
 }
 

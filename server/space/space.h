@@ -78,6 +78,8 @@ class Space {
   friend class SpaceTurn;
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
   void Unlock() ABSL_UNLOCK_FUNCTION(mu);
+  // Tells their callers of verbs that were parked when their session ended.
+  void AnswerDropped(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   absl::StatusOr<SlabRow> MakeRow(uint64_t bytes);

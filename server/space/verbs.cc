@@ -89,6 +89,11 @@ Reuse HintOf(v1::Reuse reuse) {
   return static_cast<Reuse>(reuse);
 }
 
+void AppendHits(const std::vector<BlockRef>& blocks, v1::GroupHit* hit) {
+  hit->mutable_blocks()->Reserve(hit->blocks_size() + static_cast<int>(blocks.size()));
+  for (const BlockRef ref : blocks) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
+}
+
 // Parts from the tail to the head leave them in another order.
 void SortByIndex(google::protobuf::RepeatedPtrField<v1::Refusal>* refusals) {
   std::sort(refusals->pointer_begin(), refusals->pointer_end(),
@@ -129,11 +134,11 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
   switch (operation.verb_case()) {
     case v1::Operation::kLease: {
       const bool more = Lease(session, operation.lease(), now, result);
-      const size_t leased = result->lease().blocks_size();
-      turn.Worked(leased - std::min(done, leased));
-      return more ? std::optional<size_t>(leased) : std::nullopt;
+      turn.Worked(refs_.size());
+      return more ? std::optional<size_t>(result->lease().blocks_size()) : std::nullopt;
     }
     case v1::Operation::kMatch:
+      if (IsInParts(operation.match())) return MatchPart(turn, session, operation.match(), done, result);
       turn.Worked(Match(session, operation.match(), now, result));
       return std::nullopt;
     case v1::Operation::kSeal:
@@ -228,10 +233,11 @@ void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint6
 }
 
 bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
+  refs_.clear();
   if (RefuseWarmingUp(*session, "lease", result)) return false;
   v1::LeaseResult* answer = result->mutable_lease();
+  if (answer->shortfall() != v1::SHORTFALL_NONE) return GiveBack(session, now, answer);
   v1::Shortfall shortfall = v1::SHORTFALL_GROWING;
-  refs_.clear();
   if (session->ready) {
     // All parts together have to be the least that would do; the first looks whether they can be.
     const auto before = static_cast<uint32_t>(answer->blocks_size());
@@ -245,21 +251,24 @@ bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
   }
   // The session may have ceased to be ready between two parts.
   if (session->ready || !answer->blocks().empty()) answer->set_sink_block(session->sink.Pack());
-  if (static_cast<uint32_t>(answer->blocks_size()) < lease.min()) GiveBack(session, now, answer);
   if (session->holder != kNobody) answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
   answer->set_shortfall(shortfall);
   if (shortfall == v1::SHORTFALL_PRESSURE || shortfall == v1::SHORTFALL_CREDIT) {
     state_.pressure.OnShortLease();
   }
   ++state_.counters.shortfalls[shortfall];
-  return false;
+  // Others took the rest of what would do.
+  return static_cast<uint32_t>(answer->blocks_size()) < lease.min() && !answer->blocks().empty();
 }
 
-void BlockVerbs::GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer) {
-  if (answer->blocks().empty()) return;
-  Unpack(*session, answer->blocks(), {.end = static_cast<size_t>(answer->blocks_size())});
+bool BlockVerbs::GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer) {
+  const auto all = static_cast<size_t>(answer->blocks_size());
+  const size_t left = all - std::min(all, Turn::kNames);
+  Unpack(*session, answer->blocks(), {.begin = left, .end = all});
   state_.pool.Release(session->holder, now, refs_, absl::MakeSpan(verdicts_));
-  answer->clear_blocks();
+  answer->mutable_blocks()->Truncate(static_cast<int>(left));
+  answer->set_free_blocks(state_.pool.guaranteed_free(session->holder));
+  return left > 0;
 }
 
 void BlockVerbs::AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group) {
@@ -343,30 +352,81 @@ size_t BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v
   SampleReuse(now);
   state_.pool.Match(session->holder, now, queries_, &match_);
   if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
-  if (event_log_ != nullptr) LogMatch(*session, now);
+  if (event_log_ != nullptr && match.groups_size() > 0) LogMatch(*session, now, match.groups(0));
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));
   for (size_t i = 0; i < queries_.size(); ++i) {
     v1::GroupHit* hit = answer->add_groups();
     hit->set_group(queries_[i].group);
-    hit->mutable_blocks()->Reserve(static_cast<int>(match_.blocks[i].size()));
-    for (const BlockRef ref : match_.blocks[i]) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
+    AppendHits(match_.blocks[i], hit);
   }
   return keys_.size();
 }
 
-void BlockVerbs::LogMatch(const Session& session, TimeMs now) {
-  if (queries_.empty()) return;
+bool BlockVerbs::IsInParts(const v1::Match& match) const {
+  // With several groups, or a window, the end of a sequence has a say in what is held of its beginning.
+  if (match.groups_size() != 1) return false;
+  const v1::GroupKeys& group = match.groups(0);
+  return group.keys().size() > Turn::kNames * group.key_bytes() &&
+         state_.facts.layout.groups(static_cast<int>(group.group())).window_tokens() == 0;
+}
+
+std::optional<size_t> BlockVerbs::MatchPart(Turn& turn, Session* session, const v1::Match& match, size_t done,
+                                            v1::OperationResult* result) {
+  const v1::GroupKeys& group = match.groups(0);
+  if (done == 0) {
+    if (RefuseWarmingUp(*session, "match", result)) return std::nullopt;
+    result->mutable_match()->add_groups()->set_group(group.group());
+  }
+  v1::MatchResult* answer = result->mutable_match();
+  if (!session->ready) {
+    answer->set_miss(v1::MISS_REASON_GROWING);
+    return std::nullopt;
+  }
+  if (done == 0) {
+    SampleReuse(turn.now);
+    if (event_log_ != nullptr) LogMatch(*session, turn.now, group);
+  }
+  keys_.clear();
+  AppendKeys(
+      std::string_view(group.keys()).substr(done * group.key_bytes(), Turn::kNames * group.key_bytes()),
+      group.key_bytes(), group.group());
+  turn.Worked(keys_.size());
+  const uint32_t tokens = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block();
+  const GroupQuery query = {group.group(), keys_, tokens};
+  if (answer->tokens() < done * tokens) {
+    state_.pool.CountMissed(turn.now, query);
+  } else {
+    if (done == 0) {
+      state_.pool.Match(session->holder, turn.now, {&query, 1}, &match_);
+    } else {
+      state_.pool.MatchOn(session->holder, turn.now, query, &match_);
+    }
+    if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
+    answer->set_tokens(answer->tokens() + match_.tokens);
+    answer->set_miss(WireReason(match_.miss));
+    AppendHits(match_.blocks[0], answer->mutable_groups(0));
+  }
+  done += keys_.size();
+  return done * group.key_bytes() < group.keys().size() ? std::optional<size_t>(done) : std::nullopt;
+}
+
+void BlockVerbs::LogMatch(const Session& session, TimeMs now, const v1::GroupKeys& group) {
   event_words_.clear();
-  for (const BlockKey& key : queries_[0].keys) event_words_.push_back(event_log_->Hash(key));
-  event_log_->Add({.kind = EventKind::kMatch,
-                   .group = static_cast<uint8_t>(queries_[0].group),
-                   .words = static_cast<uint32_t>(event_words_.size()),
-                   .time_ms = now,
-                   .space = state_.facts.id,
-                   .session = session.terms.id,
-                   .tokens_per_block = queries_[0].tokens_per_block},
-                  event_words_);
+  const std::string_view keys = group.keys();
+  for (size_t at = 0; at < keys.size(); at += group.key_bytes()) {
+    event_words_.push_back(
+        event_log_->Hash(BlockKey::From(keys.substr(at, group.key_bytes()), group.group())));
+  }
+  event_log_->Add(
+      {.kind = EventKind::kMatch,
+       .group = static_cast<uint8_t>(group.group()),
+       .words = static_cast<uint32_t>(event_words_.size()),
+       .time_ms = now,
+       .space = state_.facts.id,
+       .session = session.terms.id,
+       .tokens_per_block = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block()},
+      event_words_);
 }
 
 void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint) {

@@ -32,8 +32,8 @@ class BlockVerbs {
   // `event_log` may be null.
   BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
-  // Applies a part of the verb: Turn::kNames blocks or keys, of which `done` were done before; a match is one
-  // part. Answers how many are done now, or nothing at the end. REQUIRES: ValidateOperation(operation) is OK,
+  // Applies a part of the verb: Turn::kNames blocks or keys, of which `done` were done before; a match of several
+  // groups, or of one with a window, is one part. Answers how many are done now, or nothing at the end. REQUIRES: ValidateOperation(operation) is OK,
   // the verb is one of those above, and the session has not ended, since the part before neither.
   std::optional<size_t> Apply(Turn& turn, Session* session, const v1::Operation& operation, size_t done,
                               v1::OperationResult* result);
@@ -56,17 +56,21 @@ class BlockVerbs {
     size_t size() const { return end - begin; }
   };
   static Part PartOf(const v1::Operation& operation, size_t blocks, size_t done);
-  // True: there is more to be leased.
+  // True: there is more to be leased, or to be given back.
   bool Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result);
-  // Gives back what was leased in parts: others took the rest of what would do.
-  void GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
+  // Gives back a part of what was leased. True: there is more.
+  bool GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
   void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
   // Answers how many keys were looked up.
   size_t Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
+  bool IsInParts(const v1::Match& match) const;
+  // Answers as Apply does.
+  std::optional<size_t> MatchPart(Turn& turn, Session* session, const v1::Match& match, size_t done,
+                                  v1::OperationResult* result);
   void SampleReuse(TimeMs now);
   // Only the first group that was asked for is recorded.
-  void LogMatch(const Session& session, TimeMs now);
+  void LogMatch(const Session& session, TimeMs now, const v1::GroupKeys& group);
   // Only released blocks that are sealed are recorded.
   void LogHint(const Session& session, TimeMs now, const UseHint& hint);
   void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);

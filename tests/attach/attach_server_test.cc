@@ -490,6 +490,20 @@ TEST_F(AttachServerTest, CloseSaysWhyAndHangsUp) {
   recorder_.Peer(1)->Send(Hello(), UniqueFd());  // Nobody is there: it is dropped.
 }
 
+TEST_F(AttachServerTest, ALongReasonIsCutBetweenCharacters) {
+  Start();
+  for (size_t id = 1; id <= 3; ++id) {
+    const UniqueFd socket = Attach();
+    // As the words of a peer that could not map a slab have it: characters of three bytes, at any offset.
+    std::string words(id, ' ');
+    for (int i = 0; i < 500; ++i) words += "\u20ac";
+    recorder_.Peer(id)->Close(words);
+    const std::string reason = ClosedReason(socket);
+    EXPECT_GT(reason.size(), 1000u);
+    EXPECT_EQ(words.substr(0, reason.size()), reason);
+  }
+}
+
 TEST_F(AttachServerTest, AClientThatDoesNotReadIsClosed) {
   options_.max_queued_frames = 16;
   options_.close_timeout_ms = 50;

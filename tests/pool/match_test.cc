@@ -39,6 +39,68 @@ TEST(Match, LongRunsCrossTheChunksOfTheLookup) {
   EXPECT_EQ(t.Match(a, names).tokens, 150u);
 }
 
+// A match in parts finds, holds and counts what one match of all keys does, wherever it ends and for whatever reason.
+TEST(Match, PartsAreOneMatch) {
+  constexpr size_t kKeys = 12;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kKeys; ++i) names.push_back("k" + std::to_string(i));
+  const std::vector<BlockKey> keys = Keys(names);
+  enum class End { kNone, kMissing, kEvicted, kCap, kCredit };
+  for (const End end : {End::kNone, End::kMissing, End::kEvicted, End::kCap, End::kCredit}) {
+    for (size_t place = 0; place < kKeys; ++place) {
+      MatchOutcome found[2];
+      uint32_t held[2], regret[2];
+      uint64_t lookups[2], lookup_tokens[2], hit_tokens[2];
+      for (const size_t part : {kKeys, size_t{3}}) {
+        const bool whole = part == kKeys;
+        TestPool t(32);
+        const Holder a = t.Session();
+        std::vector<std::string> cached = names;
+        if (end == End::kMissing) cached.resize(place);
+        const Refs blocks = cached.empty() ? Refs() : t.Cache(a, cached);
+        if (end == End::kEvicted) t.Reclaim(static_cast<uint32_t>(kKeys - place));
+        const auto most = static_cast<uint32_t>(place);
+        const Holder b = t.Session({.guaranteed = 0, .max_blocks = end == End::kCap && most > 0 ? most : 0});
+        // All but `place` of the available blocks are promised to another.
+        if (end == End::kCredit) t.Session({.guaranteed = 32 - most});
+        MatchOutcome& sum = found[whole];
+        sum.blocks.resize(1);
+        for (size_t at = 0; at < kKeys; at += part) {
+          const GroupQuery query = {0, absl::MakeConstSpan(keys).subspan(at, part), 16};
+          MatchOutcome out;
+          if (at == 0) {
+            t.pool.Match(b, t.now, {&query, 1}, &out);
+          } else if (sum.tokens == at * 16) {
+            t.pool.MatchOn(b, t.now, query, &out);
+          } else {
+            t.pool.CountMissed(t.now, query);
+            continue;
+          }
+          sum.tokens += out.tokens;
+          sum.miss = out.miss;
+          sum.blocks[0].insert(sum.blocks[0].end(), out.blocks[0].begin(), out.blocks[0].end());
+        }
+        held[whole] = t.pool.holds(b);
+        regret[whole] = static_cast<uint32_t>(t.pool.counters().regret);
+        lookups[whole] = t.pool.counters().lookups;
+        lookup_tokens[whole] = t.pool.counters().lookup_tokens;
+        hit_tokens[whole] = t.pool.counters().hit_tokens;
+        EXPECT_EQ(t.pool.counters().lookup_blocks, kKeys);
+      }
+      EXPECT_EQ(found[0].tokens, found[1].tokens);
+      EXPECT_EQ(found[0].blocks, found[1].blocks);
+      EXPECT_EQ(found[0].miss, found[1].miss);
+      EXPECT_EQ(held[0], held[1]);
+      EXPECT_EQ(regret[0], regret[1]);
+      EXPECT_EQ(lookups[0], 1u);
+      EXPECT_EQ(lookups[1], 1u);
+      EXPECT_EQ(lookup_tokens[0], lookup_tokens[1]);
+      EXPECT_EQ(hit_tokens[0], hit_tokens[1]);
+      EXPECT_EQ(held[0], found[0].blocks[0].size());
+    }
+  }
+}
+
 TEST(Match, GroupsHaveSeparateKeys) {
   TestPool t(8, {.windows = {0, 0}});
   const Holder a = t.Session();

@@ -89,6 +89,27 @@ TEST_F(LargeBatchTest, AChainThatIsSealedInPartsIsOneChain) {
   EXPECT_EQ(Blocks().sealed(), kMany);
 }
 
+TEST_F(LargeBatchTest, AMatchInPartsIsOneMatch) {
+  StartWith(8192);
+  const auto engine = OpenEngine(OpenRequest()), other = OpenEngine(OpenRequest(), "other");
+  const std::vector<uint64_t> blocks = engine->Lease(kMany);
+  std::vector<std::string> keys = Keys("chain", kMany);
+  engine->Seal(blocks, keys);
+  EXPECT_EQ(other->Match(keys).tokens(), kMany * 16);
+  const size_t end = 2 * Turn::kNames + 5;
+  keys[end] = Key("another");
+  const v1::MatchResult part = other->Match(keys);
+  EXPECT_EQ(part.tokens(), end * 16);
+  EXPECT_EQ(part.miss(), v1::MISS_REASON_NEVER_SEEN);
+  ASSERT_EQ(part.groups_size(), 1);
+  const auto& found = part.groups(0).blocks();
+  EXPECT_EQ(std::vector<uint64_t>(found.begin(), found.end()),
+            std::vector<uint64_t>(blocks.begin(), blocks.begin() + static_cast<ptrdiff_t>(end)));
+  EXPECT_EQ(other->Release({found.begin(), found.end()}).refused_size(), 0);
+  EXPECT_EQ(other->Release(blocks).refused_size(), 0) << "the holds of the first match";
+  EXPECT_EQ(other->Release({blocks[0]}).refused_size(), 1);
+}
+
 TEST_F(LargeBatchTest, RefusalsNameTheirPlaces) {
   StartWith(8192);
   const auto engine = OpenEngine(OpenRequest());
@@ -158,6 +179,42 @@ TEST_F(LargeBatchTest, ASessionEndsInTheMiddle) {
     EXPECT_EQ(next->Release(of_next).refused_size(), 0);
     next->Die();
     for (int i = 0; i < 10; ++i) daemon_->HousekeepOnce();
+  }
+}
+
+// Much that is parked is answered after the turn in which its session ends, in parts.
+TEST_F(LargeBatchTest, ASessionThatEndsAnswersAllThatIsParked) {
+  StartWith(1024);
+  for (const bool hangs_up : {false, true}) {
+    const auto engine = OpenEngine(OpenRequest());
+    const std::vector<uint64_t> blocks = engine->Lease(20);
+    constexpr int kBatches = 40, kReleases = 50;
+    for (int i = 0; i < kBatches; ++i) {
+      const v1::StepResponse parked =
+          engine->Step(std::vector<v1::Operation>(kReleases, ReleaseOp(blocks, /*after=*/7)));
+      for (const v1::OperationResult& result : parked.results()) ASSERT_TRUE(result.parked());
+    }
+    std::optional<v1::OperationResult> waits;
+    engine->Send(ReleaseOp(blocks, /*after=*/7), &waits);
+    ASSERT_FALSE(waits.has_value());
+    if (hangs_up) {
+      daemon_->OnHangup(engine->id);
+    } else {
+      daemon_->OnUndelivered(engine->token);
+    }
+    ASSERT_TRUE(waits.has_value());
+    EXPECT_EQ(waits->code(), static_cast<int>(absl::StatusCode::kAborted));
+    std::set<std::pair<uint64_t, uint32_t>> answered;
+    for (v1::StepResponse part; (part = engine->Pending()).completions_size() > 0;) {
+      for (const v1::Completion& completion : part.completions()) {
+        EXPECT_EQ(completion.result().code(), static_cast<int>(absl::StatusCode::kAborted));
+        EXPECT_TRUE(answered.emplace(completion.sequence(), completion.index()).second) << "answered twice";
+      }
+    }
+    EXPECT_EQ(answered.size(), size_t{kBatches} * kReleases);
+    engine->Die();
+    for (int i = 0; i < 10; ++i) daemon_->HousekeepOnce();
+    EXPECT_EQ(Blocks().leased() + Blocks().quarantined(), 0u);
   }
 }
 

@@ -1,4 +1,5 @@
 // Device operations against everything else, with threads: right whatever the interleaving; sanitizers see the rest.
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -124,6 +125,59 @@ TEST_F(ScoreRaceTest, CompactionsWaitForSlabsSideBySide) {
   mapper.join();
   EXPECT_EQ(Blocks().cached(), 5);
   EXPECT_EQ(Blocks().leased(), 3 * (1 + 3 * 15));
+}
+
+// A compaction waits behind another operation, which ends while a verb of the same session is half applied. The rest of
+// that verb names by guess the blocks that the compaction is to be leased: the device writes to them, so they must stay
+// its own.
+TEST_F(ScoreRaceTest, WhatIsLetInBesideAHalfAppliedVerbLosesNoBlockToIt) {
+  StartRace();
+  const auto engine = OpenScored(), other = OpenScored("other");
+  const uint64_t filler = engine->Lease(1)[0];
+  constexpr uint32_t kFillers = 60000;
+  uint32_t guessed = 0;
+  for (int round = 0; round < 20; ++round) {
+    const Refs sequence = LeaseWith(engine.get(), {1, 5, 2, 3});
+    const Refs probe = engine->Lease(3);  // The last one shows that the verb has begun.
+    // What was released last is leased next, one generation further.
+    Refs guesses;
+    for (const uint64_t ref : probe) {
+      BlockRef next = BlockRef::Unpack(ref);
+      ++next.generation;
+      guesses.push_back(next.Pack());
+    }
+    engine->Release({probe[0], probe[1]});
+    ASSERT_EQ(engine->Do(RefOp(Refs(kFillers, filler))).code(), 0);
+    const uint32_t leased = Blocks().leased();
+    const int calls = hold_.calls();
+    hold_.Hold();
+    const auto score = Begin(engine.get(), ScoreOp(sequence));
+    hold_.AwaitCalls(calls + 1);
+    const auto compact = Begin(engine.get(), CompactOp(sequence, 2 * kTokens));
+    std::thread end([&] {
+      while (Blocks().leased() == leased) std::this_thread::yield();
+      hold_.Release();
+    });
+    // A release goes from the tail to the head.
+    Refs named = guesses;
+    named.insert(named.end(), kFillers, filler);
+    named.push_back(probe[2]);
+    const v1::ReleaseResult released = engine->Release(named);
+    end.join();
+    EXPECT_EQ(released.refused_size(), 3) << "they were not leased when the verb began";
+    EXPECT_EQ(score->Await().code(), 0);
+    const v1::OperationResult compacted = compact->Await();
+    ASSERT_EQ(compacted.code(), 0) << compacted.message();
+    const Refs table = TableOf(compacted.compact());
+    const Refs of_other = other->Lease(3);
+    for (const uint64_t block : table) {
+      guessed += std::count(guesses.begin(), guesses.end(), block);
+      EXPECT_EQ(std::count(of_other.begin(), of_other.end(), block), 0) << "two owners";
+    }
+    EXPECT_EQ(engine->Release(table).refused_size(), 0);
+    other->Release(of_other);
+  }
+  EXPECT_GT(guessed, 0u) << "no guess was good";
 }
 
 // Snapshots, evictions and shared prefixes beside operations on the same blocks.
