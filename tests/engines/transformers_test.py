@@ -231,6 +231,36 @@ def test_bad_input(daemon):
         KvPoolCache(plain)
 
 
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_drafts_are_refused(daemon, warm):
+    """They write tokens that may be taken back; and on a prefix that was found Transformers would compute all of the prompt again."""
+    model, ids = llama(), prompt(100)
+    ids[0, 60:] = ids[0, 20:60]  # So that there is something to look up.
+    with open_session(model, socket=daemon.socket) as session:
+        if warm:
+            generate(model, ids, KvPoolCache(session))
+        for drafts in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": llama(layers=1)}):
+            cache = KvPoolCache(session, prompt=ids)
+            assert cache.shared == (96 if warm else 0)
+            with torch.no_grad(), pytest.raises(ValueError, match="drafts"):
+                model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=20, do_sample=False, **drafts)
+        assert generate(model, ids, KvPoolCache(session, prompt=ids)) == generate(model, ids)
+
+
+def test_what_does_not_go_on_from_the_prefix_is_refused(daemon):
+    model, ids = llama(), prompt(100)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        generate(model, ids, KvPoolCache(session))
+        for given in (ids, ids[:, 95:], prompt(4, seed=9)):
+            cache = KvPoolCache(session, prompt=ids)
+            assert cache.shared == 96
+            with pytest.raises(ValueError, match="do not go on from there"):
+                model(given, past_key_values=cache)
+        longer = torch.cat([ids, prompt(5, seed=2)], 1)
+        cache = KvPoolCache(session, prompt=ids)
+        assert torch.allclose(model(longer[:, 96:], past_key_values=cache).logits, model(longer).logits[:, 96:], atol=1e-4)
+
+
 def test_caches_give_their_blocks_back(daemon):
     model, ids = llama(), prompt(100)
     with open_session(model, socket=daemon.socket, magazine_blocks=0) as session:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import types
 
 OUT = None
 
@@ -30,7 +31,7 @@ class Engine:
         self.llm = LLM(**{"model": model, "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "block_size": 32,
                           "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 2048,
                           "max_num_seqs": 16, **more})
-        self.preemptions, self.steps, self.at_step = 0, 0, {}
+        self.preemptions, self.steps, self.at_step, self.refused = 0, 0, {}, 0
         if processes:
             return
         # A signal to this process is one to all of the engine, and all of it can be reached.
@@ -44,23 +45,74 @@ class Engine:
         def stepped(*arguments, **keywords):
             self.steps += 1
             if self.steps in self.at_step:
-                os.kill(self.at_step.pop(self.steps), signal.SIGKILL)
+                self.at_step.pop(self.steps)()
             return update(*arguments, **keywords)
 
         self.scheduler._preempt_request, self.scheduler.update_from_output = counted, stepped
 
-    def generate(self, prompts, tokens=20, salt=None, lora=None, kill=None):
-        """kill: [process, how many steps from now]."""
+    def generate(self, prompts, tokens=20, salt=None, lora=None, kill=None, stop=None, weights=None):
+        """At a step from now, of how many the last says: kill: [process, step]; stop: the same, and it goes on when the generation is over;
+        weights: [directory, way, step], as change_weights."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
         if kill is not None:
-            self.at_step[self.steps + kill[1]] = kill[0]
+            self.at_step[self.steps + kill[1]] = lambda: os.kill(kill[0], signal.SIGKILL)
+        if stop is not None:
+            self.at_step[self.steps + stop[1]] = lambda: os.kill(stop[0], signal.SIGSTOP)
+        if weights is not None:
+            self.at_step[self.steps + weights[2]] = lambda: self.change_weights(*weights[:2])
         salted = {} if salt is None else {"cache_salt": salt}
-        outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
-                                    SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
-                                    lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
+        try:
+            outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
+                                        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
+                                        lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
+        finally:
+            if stop is not None:
+                os.kill(stop[0], signal.SIGCONT)
         return {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "cached": [output.num_cached_tokens for output in outputs]}
+
+    def change_weights(self, directory, way):
+        """To those of another directory of the same model, as a loop of reinforcement learning does it."""
+        from safetensors.torch import load_file
+        if way == "reload_weights":
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+        elif way == "a function":
+            self.llm.collective_rpc(lambda worker: worker.model_runner.reload_weights(weights_path=directory))
+        else:  # Of the embedding: most other weights are packed for the CPU's kernels once they are loaded.
+            name = "model.embed_tokens.weight"
+            model = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+            model.load_weights([(name, load_file(f"{directory}/model.safetensors")[name])])
+        return {}
+
+    def touched(self):
+        """What of vLLM's is not its own."""
+        found = set()
+        for module in [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "vllm"]:
+            for name, value in list(vars(module).items()):
+                if isinstance(value, types.FunctionType) and vars(value).get("kvpool", False):
+                    found.add(f"{module.__name__}.{name}")
+                elif isinstance(value, type):
+                    found.update(f"{value.__name__}.{method}" for method, function in list(vars(value).items())
+                                 if isinstance(function, types.FunctionType) and vars(function).get("kvpool", False))
+        # A module that imports vLLM's function by name has it there, too.
+        return {"names": sorted(name for name in found if not name.endswith(".load_general_plugins") or name.startswith("vllm.plugins."))}
+
+    def unload(self, number=1):
+        """An adapter."""
+        return {"done": self.llm.llm_engine.remove_lora(number)}
+
+    def usage(self, prompts):
+        """(blocks in use, the share that vLLM's metric says) while these requests run."""
+        from vllm import SamplingParams
+        engine, pool = self.llm.llm_engine, self.scheduler.pool
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), {"prompt_token_ids": prompt}, SamplingParams(max_tokens=5, ignore_eos=True, detokenize=False))
+        engine.step()
+        said = {"in_use": pool._in_use, "usage": self.scheduler.kv_cache_manager.usage, "leased": pool.session.counters["leased"]}
+        while engine.has_unfinished_requests():
+            engine.step()
+        return said
 
     def reset(self, connector=False):
         return {"done": self.llm.reset_prefix_cache(reset_connector=connector)}
@@ -69,8 +121,11 @@ class Engine:
         facts = {"preemptions": self.preemptions, "scheduler": type(self.scheduler).__name__,
                  "groups": [type(group.kv_cache_spec).__name__ for group in self.scheduler.kv_cache_config.kv_cache_groups]}
         if (pool := getattr(self.scheduler, "pool", None)) is not None:
-            facts |= {"session": pool.session.counters, "pool": pool.counters, "in_use": pool._in_use, "detached": pool.detached,
-                      "waiting": len(pool._waiting) + len(pool._asked)}
+            if pool.session:
+                # A session asks for its first blocks beside its word that the warm-up is over, and may be too early.
+                self.refused += sum(verb != "lease" for verb, _, _ in pool.session.take_refusals())
+            facts |= {"session": {"refused": self.refused}, "pool": pool.counters, "in_use": pool._in_use,
+                      "detached": pool.detached, "own": pool.own, "waiting": len(pool._waiting) + len(pool._asked)}
         if self.scheduler.connector is not None:
             lookup, transfer = self.scheduler.connector.lookup, self.transfer()
             facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],

@@ -149,7 +149,7 @@ def test_ranks_and_servers(daemon, model, engine, tmp_path):
     pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
     two = {"environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "tensor_parallel_size": 2}
     stock, second = engine(**two), engine(pool, **two)
-    server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2")
+    server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2", "--dtype=float32")
     try:
         asked = prompts(8, seed=40, shortest=2 * WINDOW)
         own = stock.generate(asked, tokens=40)["tokens"]

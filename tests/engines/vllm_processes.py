@@ -17,6 +17,8 @@ import time
 import urllib.request
 
 PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
+# Another vLLM in front of that Python's: vllm_versions.sh.
+OVERLAY = {"PYTHONPATH": path} if (path := os.environ.get("KVPOOL_VLLM_PATH")) else {}
 HERE = pathlib.Path(__file__).parent
 BLOCK = 32
 # On a machine that is busy with other tests a daemon may take long to answer, and a prefix has to be found all the same.
@@ -47,7 +49,8 @@ class Engine(_Session):
     def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
         super().__init__(
             [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
+            env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
+                 **(environment or {})})
         self.start = None
 
     def started(self):
@@ -109,7 +112,7 @@ class Server(_Session):
             [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port",
              self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
              json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
-             "--dtype=float32", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
+             "--dtype=bfloat16", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -188,8 +191,16 @@ def assert_two_share_a_pool_that_is_too_small(daemon, stock, start, count, seeds
 
 
 def await_detached(engine):
-    """It learns that its daemon is gone when it wants something of it, and may have few blocks left."""
+    """It learns that its daemon is gone when it wants something of it."""
     deadline = time.monotonic() + 60
     while not engine.ask("facts")["detached"]:
         assert time.monotonic() < deadline
         engine.generate([[1, 2, 3]], tokens=64)
+
+
+def await_shared(engine):
+    """It finds the daemon again when it has something to do."""
+    deadline = time.monotonic() + 60
+    while engine.ask("facts")["detached"]:
+        assert time.monotonic() < deadline
+        engine.generate([[1, 2, 3]], tokens=4)

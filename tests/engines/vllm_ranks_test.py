@@ -33,7 +33,7 @@ def test_ranks_share_prefixes_and_die_as_one(daemon, model, engine, tmp_path):
     pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}
     stock, second = engine(), engine(pool)
     second.started()
-    server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2")
+    server = Server(model, pool, tmp_path / "log", "--tensor-parallel-size=2", "--dtype=float32")
     try:
         server.started()
         asked = prompts(12, seed=21)

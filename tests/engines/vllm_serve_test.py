@@ -15,7 +15,7 @@ def servers(daemon, tmp_path):
     """Two, and what each prompt's answer has to be."""
     llama(0, head_dim=32).save_pretrained(tmp_path / "model")
     two = [Server(tmp_path / "model", {"socket": daemon.socket}, tmp_path / f"{name}.log") for name in "ab"]
-    stock = Engine(tmp_path / "model")
+    stock = Engine(tmp_path / "model", dtype="bfloat16")
     try:
         for server in two:
             server.started()

@@ -100,6 +100,7 @@ class KvPoolCache(Cache):
         self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
         self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
+        self._behind: list[int] = []  # Of the prompt, behind the prefix that was found: what the first forward has to begin with.
         self._coming: list[int] | None = None  # Token ids of this forward.
         self._pending, self._written = 0, 0  # Tokens, and layers that have them.
         # [layers, kv_heads, tokens] f32.
@@ -134,10 +135,21 @@ class KvPoolCache(Cache):
             if found:
                 self._sequence.adopt(hit.blocks, ids[:found * size])
         self.resident = self.logical = self.shared = found * size
+        if found:
+            self._behind = ids[self.shared:]
 
     def tokens_come(self, ids: torch.Tensor | None) -> None:
         self.settle()
         self._coming = None if ids is None or ids.shape[0] != 1 else ids.flatten().tolist()
+        expected, self._behind = self._behind, []
+        if self._coming is not None and expected and self._coming[:len(expected)] != expected[:len(self._coming)]:
+            raise ValueError(f"the cache found {self.shared} tokens of its prompt, and is given {len(self._coming)} tokens that do not go on "
+                             "from there")
+
+    def activate_past_recording(self) -> None:
+        """Transformers announces with this that it will take tokens back."""
+        raise ValueError("drafts (assistant_model, prompt_lookup_num_tokens) do not go with a KvPoolCache: its blocks may be shared, and "
+                         "rejected tokens can't be taken back")
 
     # ---- K and V
 

@@ -19,12 +19,14 @@ goes with the next step; one that was sealed stays cached in the pool.
 get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
 taken by others.
 
-Once kvpoold is gone, blocks are leased and released no more: private ones go round within the engine, shared ones stay readable,
-and are never written again, for others may read them.
+Once kvpoold is gone, nothing is leased and released any more. Before the next step is planned the scheduler takes all requests back
+to their start and moves the engine to memory of its own (own), of which the stock is all; when there is a kvpoold again, it moves
+it back (join). A daemon that is silent while blocks are short counts as gone.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,12 +47,15 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvpool")
 
-_Filled = tuple[int, "KVCacheBlock", bytes, int, "bytes | None"]
+_Filled = tuple[int, "KVCacheBlock", bytes, int, "bytes | None", "Request"]
 _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
 _STUCK_S = 1.0  # A shortage this long is a deadlock: steps of running requests would have released blocks by then.
+_QUIET_S = 5.0  # How long nobody waits for a daemon that has not answered in time.
+_PROBE_S = 0.05  # The longest wait for the first answer after that.
+_PATIENCE = 3  # A daemon that is silent for so many match_timeouts, while blocks are short, is gone.
 
 
 class KvPoolBlockPool(BlockPool):
@@ -60,22 +65,24 @@ class KvPoolBlockPool(BlockPool):
         super().__init__(*arguments, **more)
         self.space, self.session = space, space.session
         self._groups = space.terms.groups
-        self._spare, self._surplus = _SPARE * len(self._groups), _SURPLUS * len(self._groups)
-        self.detached = False  # kvpoold is gone.
+        # A small part of what the engine may hold: what it stocks is nobody's cache.
+        self._spare = min(_SPARE * len(self._groups), space.limit // 16)
+        self._surplus = max(self._spare, min(_SURPLUS * len(self._groups), space.limit // 4))
+        self.detached = self.session is None  # There is no kvpoold.
+        self.own = False  # The KV tensors are in the engine's own memory.
         self.wanted = 0  # Blocks that the allocation under way needs.
         self.headroom = 0  # Blocks that it may have to leave free; nobody waits for these.
-        self.starved = False  # Nobody can give what was wanted last.
-        self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0}
+        self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0, "late_answers": 0}
         # Indexed by block id.
-        self._refs = [0] * self.num_gpu_blocks  # The ref that is held; 0: none.
-        self._shared = bytearray(self.num_gpu_blocks)
-        self._stays = [0] * self.num_gpu_blocks  # Counts how often a private block has left the index.
+        self._refs: list[int] = []  # The ref that is held; 0: none.
+        self._shared = bytearray()
+        self._stays: list[int] = []  # Counts how often a private block has left the index.
         self._stock: list[KVCacheBlock] = []
         # Blocks that the step which is being scheduled fills: (group, block, key, its stays, parent key).
         self._new_seals: list[_Filled] = []
         self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
         # Keyed by request id.
-        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash]]] = {}  # The question, and its keys.
+        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash], float]] = {}  # The question, its keys, and when.
         # Until the request is scheduled: blocks of its prefix with one reference each, and what _junction says.
         self._waiting: dict[str, list[KVCacheBlock]] = {}
         self._junctions: dict[str, int] = {}
@@ -86,6 +93,54 @@ class KvPoolBlockPool(BlockPool):
         self._left = 0  # Counts how often shared blocks have left the index.
         # What was released waits for all ranks to be done with the last step, and no worker has been told to say so.
         self.release_waits = False
+        # When it was noticed that a question was not answered in time, and none sent since has been; None: the daemon answers.
+        self._silent_since: float | None = None
+        self._quiet_until = 0.0
+        self._probe: tuple[kvpool.PendingMatch, float] | None = None  # Sent while blocks are short, and when.
+        self._begin(self.num_gpu_blocks)
+        if self.session is None:
+            self.go_own()
+
+    # ---- Whose memory
+
+    def _begin(self, count: int) -> None:
+        """Nothing is held of `count` blocks. REQUIRES: no request has a block."""
+        assert self._in_use == 0, f"{self._in_use} blocks have requests"
+        for block_id in range(len(self.blocks), count):
+            block = copy.copy(self.null_block)
+            block.block_id, block.is_null, block.ref_cnt = block_id, False, 0
+            self.blocks.append(block)
+        self.num_gpu_blocks = count
+        self._refs, self._shared = [0] * len(self.blocks), bytearray(len(self.blocks))
+        self._stays = [stays + 1 for stays in self._stays] + [0] * (len(self.blocks) - len(self._stays))
+        self._stock.clear()
+        self._asked.clear()
+        self._waiting.clear()
+        self._junctions.clear()
+        self.forget_what_was_computed()
+        self.cached_block_hash_to_block = type(self.cached_block_hash_to_block)()
+        self.cached_block_hashes_by_block.clear()
+        for block in self.blocks:
+            block.reset_hash()
+        self.release_waits = False
+        self._probe = self._short_since = self._silent_since = None
+        self._quiet_until = self._retry_at = 0.0
+
+    def go_own(self) -> None:
+        """The KV tensors are in the engine's own memory, and hold nothing."""
+        self.session, self.detached, self.own = None, True, True
+        self._begin(self.space.own.num_blocks)
+        self._stock.extend(self.blocks[self.num_gpu_blocks - 1:0:-1])  # Not the null block.
+
+    def join(self, session: kvpool.Session) -> None:
+        """The KV tensors are in the session's memory, and hold nothing of this engine's."""
+        self.session, self.detached, self.own = session, False, False
+        self._begin(session.max_blocks)
+
+    def forget_what_was_computed(self) -> None:
+        """What waits to be shared is not."""
+        self._seals.clear()
+        self._new_seals.clear()
 
     # ---- Leases
 
@@ -95,7 +150,6 @@ class KvPoolBlockPool(BlockPool):
     def get_num_free_blocks(self) -> int:
         if len(self._stock) < self.wanted + self.headroom:
             self._top_up(self.wanted, self.headroom)
-        self.starved = self.detached and len(self._stock) < self.wanted
         return len(self._stock)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -122,18 +176,61 @@ class KvPoolBlockPool(BlockPool):
         for asked in sorted({missing + headroom + self._spare, missing + headroom, missing}, reverse=True):
             if asked <= 0 or self._lease(asked, 0.0):
                 return
-        if self._lease(missing, self.space.options.lease_timeout):
+        patience = 0.0 if self._silent_since is not None else self.space.options.lease_timeout
+        if patience > 0 and self._lease(missing, patience):
             return
         # Prefixes that wait for their turn give way: what is gone by then is computed.
         self.counters["shortages"] += 1
-        if self._give_up(self._waiting) and self._lease(missing, self.space.options.lease_timeout):
+        if self._give_up(self._waiting) and self._lease(missing, patience):
             return
         # What was found for requests that have not looked at it yet is held, too: nobody else may be there to let go of anything.
         now = time.monotonic()
         self._short_since = self._short_since or now
-        if now - self._short_since > _STUCK_S and self._give_up(self._asked) and self._lease(missing, self.space.options.lease_timeout):
+        if now - self._short_since > _STUCK_S and self._give_up(self._asked) and self._lease(missing, patience):
             return
+        self._look_for_a_sign_of_life()
         self._retry_at = time.monotonic() + _RETRY_S
+
+    def _look_for_a_sign_of_life(self) -> None:
+        """Blocks are short. A daemon that has none says so, and answers other questions; one that is stopped does not."""
+        try:
+            if self._probe is None:
+                self._probe = self.session.match([bytes(32)]), time.monotonic()
+            pending, since = self._probe
+            pending.wait(timeout=0)
+            self._probe = None
+            self._heard(since)
+        except kvpool.DeadlineExceededError:
+            silence = time.monotonic() - since
+            if silence > _PATIENCE * self.space.options.match_timeout:
+                self._detach(f"it has not answered for {silence:.1f} s, and this engine is short of blocks")
+            elif silence > self.space.options.match_timeout and self._silent_since is None:
+                self._unheard()
+        except kvpool.ResourceExhaustedError:
+            pass
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+
+    def _unheard(self) -> None:
+        """A question was not answered in time: for a while nothing is asked, and nobody waits."""
+        now = time.monotonic()
+        self.counters["late_answers"] += 1
+        self._quiet_until = now + _QUIET_S
+        if self._silent_since is None:
+            self._silent_since = now
+            logger.warning("kvpoold has not answered for %s s: prefixes are computed until it does", self.space.options.match_timeout)
+
+    def _heard(self, asked_at: float) -> None:
+        """What was asked before may have been answered before."""
+        if self._silent_since is not None and asked_at >= self._silent_since:
+            logger.warning("kvpoold answers again")
+            self._silent_since, self._quiet_until = None, 0.0
+
+    def _patience(self, asked_at: float) -> float:
+        """How long an answer may take to a question of that time."""
+        if self._silent_since is None:
+            return self.space.options.match_timeout
+        return min(_PROBE_S, self.space.options.match_timeout) if asked_at >= self._silent_since else 0.0
 
     def _lease(self, count: int, timeout: float) -> bool:
         if self.detached:
@@ -157,8 +254,7 @@ class KvPoolBlockPool(BlockPool):
     def _detach(self, error: object) -> None:
         if not self.detached:
             self.detached = True
-            logger.error("kvpoold is gone: this engine goes on with the %d blocks it holds, and shares nothing: %s",
-                         self._in_use + len(self._stock), error)
+            logger.error("kvpoold is gone: this engine goes on in memory of its own, and shares nothing until there is one again: %s", error)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
@@ -220,13 +316,14 @@ class KvPoolBlockPool(BlockPool):
         """Sends the question for the request's prefix."""
         request.kvpool_asked = self._left
         wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
-        if not wanted or self.detached or request.mm_features or request.skip_reading_prefix_cache:
-            return  # Images may be named by their senders: no proof that they are the same.
-        if self._is_here(wanted):
+        if not wanted or self.detached or request.skip_reading_prefix_cache or self._is_here(wanted):
+            return
+        if time.monotonic() < self._quiet_until:
             return
         self.counters["asked"] += 1
         try:
-            self._asked[request.request_id] = (self.session.match_groups([(number, wanted) for number in range(len(self._groups))]), wanted)
+            pending = self.session.match_groups([(number, wanted) for number in range(len(self._groups))])
+            self._asked[request.request_id] = pending, wanted, time.monotonic()
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
@@ -250,12 +347,16 @@ class KvPoolBlockPool(BlockPool):
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
-        pending, wanted = asked
+        pending, wanted, asked_at = asked
+        patience = self._patience(asked_at)
         try:
-            hit = pending.wait(timeout=self.space.options.match_timeout)
+            hit = pending.wait(timeout=patience)
             found = [(number, i, ref) for number, blocks in enumerate(hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
+            self._heard(asked_at)
         except kvpool.DeadlineExceededError:
             request.kvpool_asked = self._left  # Once is enough.
+            if patience > 0:
+                self._unheard()
             return  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -288,12 +389,14 @@ class KvPoolBlockPool(BlockPool):
         full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
         try:
             if full and not self.detached:
-                hit = self.session.match_groups(full).wait(timeout=self.space.options.match_timeout)
+                hit = self.session.match_groups(full).wait(timeout=self._patience(time.monotonic()))
                 for blocks in hit.groups:
                     blocks.release(after=0)  # No step reads by these holds.
                 return hit.tokens
-        except (kvpool.DeadlineExceededError, kvpool.ResourceExhaustedError):
-            pass  # No window is kept there.
+        except kvpool.DeadlineExceededError:
+            self._unheard()  # No window is kept there.
+        except kvpool.ResourceExhaustedError:
+            pass
         except kvpool.KvpoolError as error:
             self._detach(error)
         return 0
@@ -332,15 +435,18 @@ class KvPoolBlockPool(BlockPool):
 
     def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int, num_full_blocks: int, block_size: int,
                           kv_cache_group_id: int, block_mask: Sequence[bool] | None = None) -> None:
+        if getattr(request, "kvpool_mixed", False):
+            return  # Some of its tokens are of other weights: nobody finds them.
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask)
-        if num_cached_blocks >= num_full_blocks or self.detached or request.mm_features:
+        if num_cached_blocks >= num_full_blocks or self.detached:
             return
         hashes = resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
         for i in range(num_cached_blocks, num_full_blocks):
             block = blocks[i]
             if block.is_null or self._shared[block.block_id] or (block_mask is not None and not block_mask[i - num_cached_blocks]):
                 continue
-            self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None))
+            self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None,
+                                    request))
 
     def scheduled(self, request_ids: Iterable[str]) -> int:
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
@@ -352,6 +458,8 @@ class KvPoolBlockPool(BlockPool):
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
+        if self.detached:
+            return 0
         said, self.release_waits = bool(self._new_seals) or self.release_waits, False
         if self.space.terms.ranks == 1 and not said:
             return 0
@@ -383,8 +491,13 @@ class KvPoolBlockPool(BlockPool):
         """(number of its run, group, block, key, parent key) of blocks that were not freed meanwhile."""
         run = 0
         last: tuple[int | None, bytes | None] = (None, None)
-        for group, block, key, stays, parent in entries:
+        adapters: dict[str, bool] = {}  # By request: its adapter is the one that its keys name.
+        for group, block, key, stays, parent, request in entries:
             if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
+                continue
+            if request.request_id not in adapters:
+                adapters[request.request_id] = keys.adapter_is_the_same(request)
+            if not adapters[request.request_id]:
                 continue
             if parent is None or (group, parent) != last:
                 run += 1
@@ -411,25 +524,18 @@ class KvPoolBlockPool(BlockPool):
         raise NotImplementedError("blocks that stay readable until they are reused: not in a shared pool")
 
     def reset_prefix_cache(self) -> bool:
-        """From now on keys have another root: what this engine sealed so far is found by its neighbours alone."""
+        """Nothing is on its way, and the scheduler makes keys of another root."""
         for request_id in list(self._asked) + list(self._waiting):
             self.let_go(request_id)
         if self._in_use > 0:
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self._in_use)
             return False
-        self._seals.clear()
-        self._new_seals.clear()
-        if self.detached:
-            self.cached_block_hash_to_block = type(self.cached_block_hash_to_block)()
-            self.cached_block_hashes_by_block.clear()
-            for block in self.blocks:
-                block.reset_hash()
-        keys.new_root()
+        self.forget_what_was_computed()
         if self.metrics_collector:
             self.metrics_collector.reset()
         logger.info("Successfully reset prefix cache")
         return True
 
     def get_usage(self) -> float:
-        total = max(1, self.session.capacity_blocks - 1)
-        return min(1.0, self._in_use / total)
+        """Of what this engine may hold, which is what limits it; the pool's own use is the daemon's to say."""
+        return min(1.0, self._in_use / max(1, self.space.limit - 1))

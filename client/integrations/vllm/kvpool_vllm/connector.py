@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from kvpool_vllm import plugin
+from kvpool_vllm import core, patches
 from kvpool_vllm.lookup import Lookup
 from kvpool_vllm.space import Options, refuse_what_is_not_shared
 from kvpool_vllm.transfer import Transfer
@@ -63,7 +63,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         import vllm
         super().__init__(vllm_config, role, kv_cache_config)
-        plugin.check_version(vllm.__version__)
+        patches.check_version(vllm.__version__)
         transfer = vllm_config.kv_transfer_config
         options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
         groups = kv_cache_config.kv_cache_groups
@@ -79,8 +79,9 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.transfer: Transfer | None = None
         self._told: dict[str, int] = {}  # Counts that vLLM knows.
         if role == KVConnectorRole.SCHEDULER:
-            plugin.take_keys()
+            patches.take_keys()
             self.lookup = Lookup(vllm_config, kv_cache_config, options)
+            core.when_weights_change(self.lookup.weights_changed)
             if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
                 logger.warning("kv_load_failure_policy is %r: a block that can't be loaded ends its request with an error; with "
                                "\"recompute\" it is computed", transfer.kv_load_failure_policy)

@@ -44,6 +44,13 @@ def _attend(cache: torch.Tensor, query: torch.Tensor, table: torch.Tensor, isa: 
     return output
 
 
+def _permit(isa: str) -> None:
+    """Asks the kernel for what these kernels need. AMX tiles are a permission of a process, which a worker has from loading its model; an
+    engine core without a worker in its process has not, and the first tile instruction would be its last (SIGILL)."""
+    if isa == "amx" and not torch.cpu._init_amx():
+        raise RuntimeError("vLLM's CPU attention has chosen AMX, and the kernel does not let this process use its tiles")
+
+
 def isa_of(spec: Any, kv_cache_dtype: str) -> str:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     return _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, kv_cache_dtype)
@@ -51,6 +58,7 @@ def isa_of(spec: Any, kv_cache_dtype: str) -> str:
 
 def check_strides(spec: Any, isa: str) -> None:
     """RuntimeError: these kernels do not work in a pool's blocks."""
+    _permit(isa)
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
     generator = torch.Generator().manual_seed(1)
     tokens, heads, dim = 2 * spec.block_size + 5, spec.num_kv_heads, spec.head_size
@@ -85,6 +93,7 @@ def check_strides(spec: Any, isa: str) -> None:
 
 def planes(spec: Any, isa: str) -> tuple[Any, ...] | None:
     """((offset, token, head, dim) of K, of V) inside a layer's page in elements, or None: no strides say it (AMX tiles)."""
+    _permit(isa)
     tokens, heads, dim = spec.block_size, spec.num_kv_heads, spec.head_size
     page = heads * 2 * tokens * dim
     slots = torch.arange(tokens)

@@ -1,4 +1,4 @@
-"""Keys of blocks: vLLM's own hash chain, from the root of the space, with adapters by their content."""
+"""Keys of blocks: vLLM's own hash chain, from the root of the space, with adapters and images by their content."""
 
 from __future__ import annotations
 
@@ -6,35 +6,41 @@ import functools
 import hashlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-# What the chains of this process start from: the space's seed, and since a reset something that no other process has.
-_root: bytes | None = None
+# What the chains of this process start from: the space's seed, and behind it what no other process has, once this one's K and V or
+# keys are not theirs.
+_seed: bytes | None = None
+_private = b""
 
 
-def set_root(root: bytes) -> None:
-    global _root
-    _root = root
+def set_root(seed: bytes) -> None:
+    global _seed
+    _seed = seed
 
 
 def new_root() -> None:
-    """From now on no other process has this one's keys."""
-    set_root((_root or b"") + secrets.token_bytes(32))
+    """From now on no other process has this one's keys, whatever the seed."""
+    global _private
+    _private = secrets.token_bytes(32)
 
 
 def take_root(hash_fn: Callable[[Any], bytes]) -> None:
     """Makes the root that of vLLM's chains."""
-    if _root is None:
+    if _seed is None:
         return
     from vllm.v1.core import kv_cache_utils
-    kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(hash_fn(_root))
+    kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(hash_fn(_seed + _private))
+
+
+# ---- Adapters
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of(files: tuple[tuple[str, int, int], ...]) -> str:
+def _digest_of(files: tuple[tuple[str, int, int, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path, size, _ in files:
+    for path, size, *_ in files:
         digest.update(f"{os.path.basename(path)} {size}\n".encode())
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest")
@@ -48,24 +54,106 @@ def adapter_digest(path: str) -> str:
         names = sorted(os.listdir(path))
         files = [(os.path.join(path, name), os.stat(os.path.join(path, name))) for name in names
                  if name.endswith((".safetensors", ".bin", ".pt")) or name == "adapter_config.json"]
-        return _digest_of(tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)) if files else ""
+        return _digest_of(tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for name, stat in files)) if files else ""
     except OSError:
         return ""
 
 
-_PRIVATE = secrets.token_hex(16)
+_OWN = secrets.token_hex(16)  # No other process has it.
+# By lora_int_id: the digest of an adapter's files when this engine first saw it, which is before it is loaded; "": there were none.
+# vLLM loads it again when it has dropped it, from whatever the files are by then.
+_adapters: dict[int, str] = {}
+
+
+def adapter_comes(lora: Any) -> None:
+    """It is about to be loaded, unless it is already."""
+    if lora.lora_int_id not in _adapters or getattr(lora, "load_inplace", False):
+        _adapters[lora.lora_int_id] = adapter_digest(lora.lora_path)
+
+
+def adapter_goes(lora_int_id: int) -> None:
+    _adapters.pop(lora_int_id, None)
+
+
+def adapter_files(request: Any) -> tuple[str, str] | None:
+    """(directory, digest of its files) of the adapter that the request's keys name; None: they name none that others know."""
+    named = getattr(request, "kvpool_adapter", _OWN)
+    return None if named.startswith(_OWN) else (request.lora_request.lora_path, named)
+
+
+def adapter_is_the_same(request: Any) -> bool:
+    """The files are what they were when the request's keys were made, and were that all the time: so what was loaded is."""
+    files = adapter_files(request)
+    return files is None or _adapters.get(request.lora_request.lora_int_id) == files[1] == adapter_digest(files[0])
 
 
 def adapter_keys(request: Any, original: Callable[[Any], list[Any]]) -> list[Any]:
-    if _root is None or not request.lora_request:
+    if _seed is None or not request.lora_request:
         return original(request)
-    # An adapter that came without files can't be told from another of its name: nobody else finds its blocks.
-    lora = request.lora_request
-    return [("lora", adapter_digest(lora.lora_path) or f"{_PRIVATE} {lora.lora_name} {lora.lora_int_id}")]
+    named = getattr(request, "kvpool_adapter", None)
+    if named is None:
+        lora = request.lora_request
+        if lora.lora_int_id not in _adapters:
+            adapter_comes(lora)
+        named = _adapters[lora.lora_int_id]
+        # One that came without files can't be told from another of its name, and of one whose files have changed nobody knows which
+        # are loaded: others do not find its blocks.
+        if not named or named != adapter_digest(lora.lora_path):
+            named = f"{_OWN} {lora.lora_name} {lora.lora_int_id}"
+        request.kvpool_adapter = named
+    return [("lora", named)]
+
+
+# ---- Images
+
+
+def content_digest(data: Any) -> str:
+    """SHA-256 over the tensors of what vLLM's processor made of an image or the like; "" where they are not here: an address of shared
+    memory, or a handle of a GPU's, is no content."""
+    import torch
+    digest, pixels = hashlib.sha256(), 0
+
+    def add(value: Any) -> bool:
+        nonlocal pixels
+        digest.update(f"{type(value).__name__} ".encode())
+        if isinstance(value, torch.Tensor):
+            pixels += value.numel() if value.is_floating_point() or value.dtype == torch.uint8 else 0
+            digest.update(f"{value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        elif isinstance(value, (str, int, float, type(None))):
+            digest.update(f"{value!r} ".encode())
+        elif isinstance(value, (list, tuple)):
+            digest.update(f"{len(value)} ".encode())
+            return all(add(each) for each in value)
+        elif isinstance(value, Mapping):
+            digest.update(f"{len(value)} ".encode())
+            return all(add(name) and add(value[name]) for name in sorted(value))
+        elif type(value).__name__ == "MultiModalFieldElem":
+            return add(value.data)
+        else:
+            return False
+        return True
+
+    return digest.hexdigest() if data is not None and add(data) and pixels > 0 else ""
+
+
+def name_images(request: Any) -> None:
+    """Names what a request has beside text by its content, here: its sender may name it as he likes. vLLM then keeps what its encoder
+    made of it under that name, too. What has no content here is found by this engine alone."""
+    if _seed is None:
+        return
+    for feature in request.mm_features or ():
+        if getattr(feature, "kvpool_named", False):
+            continue
+        name, feature.kvpool_named = feature.identifier, True
+        feature.mm_hash = feature.mm_hash or name  # By which vLLM keeps what its processor made.
+        # With an adapter for the encoder vLLM has put its name in front of the identifier.
+        digest = content_digest(feature.data) if name == feature.mm_hash else ""
+        feature.identifier = f"kvpool {digest or f'{_OWN} {name}'}"
 
 
 def is_taken(hash_name: str) -> bool:
     """Whether vLLM's chains start from this root."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
-    return _root is not None and get_hash_fn_by_name(hash_name)(_root) == kv_cache_utils.NONE_HASH
+    return _seed is not None and get_hash_fn_by_name(hash_name)(_seed + _private) == kv_cache_utils.NONE_HASH

@@ -25,7 +25,7 @@ from vllm.logger import init_logger
 from kvpool_vllm import keys
 from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options
+from kvpool_vllm.space import Options, leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,6 +52,7 @@ class _Asked:
         self.refs: list[int] | None = None  # Once answered: the blocks that the session holds for it.
         self.local = 0  # Blocks of its prefix that vLLM has itself.
         self.saved = 0  # Its blocks before this one are kvpoold's, or on their way.
+        self.mixed = False  # Some of its tokens are of other weights than the rest.
 
 
 class Lookup:
@@ -135,8 +136,8 @@ class Lookup:
 
     def _wanted(self, request: Request) -> int:
         """Blocks that may be loaded: the last token is always computed."""
-        if request.mm_features or request.skip_reading_prefix_cache:
-            return 0  # Images may be named by their senders: no proof that they are the same.
+        if request.skip_reading_prefix_cache:
+            return 0
         return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes))
 
     def _ask(self, asked: _Asked) -> None:
@@ -202,7 +203,7 @@ class Lookup:
         asked = self._requests[request.request_id]
         self._ahead.discard(request.request_id)
         refs, asked.refs = asked.refs or [], None
-        asked.saved = len(refs)
+        asked.saved, asked.mixed = len(refs), False
         first = asked.local if external else len(refs)
         last = first + external // self.block_size
         if external:
@@ -240,7 +241,7 @@ class Lookup:
         request = asked.request
         # Tokens that a step guesses have no hash yet.
         full = min((request.num_computed_tokens + tokens) // self.block_size, len(request.block_hashes))
-        if full <= asked.saved or request.mm_features:
+        if full <= asked.saved or asked.mixed or not keys.adapter_is_the_same(request):
             return None
         first, asked.saved = asked.saved, full
         names = self._keys(request, first, full)
@@ -251,7 +252,7 @@ class Lookup:
         first += there
         (ids,) = self.manager.get_block_ids(request_id)
         (parent,) = self._keys(request, first - 1, first) if first else (None,)
-        return Save(ids[first:full], names[there:], parent)
+        return Save(ids[first:full], names[there:], parent, keys.adapter_files(request))
 
     def done(self, report: Report, invalid: set[int]) -> None:
         """The worker has executed plans; `invalid`: blocks of vLLM's that it could not load."""
@@ -291,6 +292,11 @@ class Lookup:
             asked.refs, asked.saved = None, 0
         return True
 
+    def weights_changed(self) -> None:
+        """What was computed before is not found any more, and what a request goes on with is not saved."""
+        self.reset()
+        for asked in self._requests.values():
+            asked.mixed = asked.request.num_computed_tokens > 0
+
     def close(self) -> None:
-        if self.session is not None:
-            self.session.close(timeout=1.0)
+        leave(self.session)

@@ -41,6 +41,7 @@ class Save:
     blocks: list[int]
     keys: list[bytes]
     parent_key: bytes | None
+    adapter: tuple[str, str] | None  # keys.adapter_files: what they have to be still once the step is done.
 
 
 @dataclasses.dataclass

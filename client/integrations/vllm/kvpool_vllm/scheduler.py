@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.sched import scheduler
 
-from kvpool_vllm import keys, plugin
+from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
+from kvpool_vllm.reopen import Opener
+from kvpool_vllm.space import leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -17,23 +24,95 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
+    from kvpool_vllm.space import Space
+
+logger = init_logger("vllm.kvpool")
+
+
+@contextlib.contextmanager
+def building(space: Space) -> Iterator[None]:
+    """The coordinator of KV caches that is made meanwhile has a pool of ours. Other modules use vLLM's class in type hints and for pools
+    of their own."""
+    original = kv_cache_coordinator.BlockPool
+
+    def make(*arguments: Any, **more: Any) -> KvPoolBlockPool:
+        return KvPoolBlockPool(space, *arguments, **more)
+
+    kv_cache_coordinator.BlockPool = make
+    try:
+        yield
+    finally:
+        kv_cache_coordinator.BlockPool = original
+
 
 class PooledScheduler(scheduler.Scheduler):
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **more: Any) -> None:
         space = kv_cache_config.kvpool
-        token = plugin.building.set(space)
-        try:
+        with building(space):
             super().__init__(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)
-        finally:
-            plugin.building.reset(token)
         self.pool = self.kv_cache_manager.block_pool
         if not isinstance(self.pool, KvPoolBlockPool):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
+        core.when_weights_change(self.weights_changed)
+        self._opener = Opener(space.open_again)
         self.pool.want(1)
         if self.pool.get_num_free_blocks() == 0:
             space.session.lease(1, timeout=space.options.open_timeout).release()
         self._wrap(self.kv_cache_manager)
+
+    # ---- Losing a kvpoold, and finding one
+
+    def _follow_the_daemon(self) -> None:
+        """Between two steps. Requests that run are computed again, as preempted ones are: none of them fails."""
+        pool = self.pool
+        if pool.detached and not pool.own:
+            self._move(None)
+        elif pool.own and (session := self._opener.take()) is not None:
+            self._move(session)
+
+    def _move(self, session: Any) -> None:
+        space, pool = self.pool.space, self.pool
+        self._stop_all()
+        why = space.move(session)
+        if why and session is not None:
+            logger.error("the kvpoold that is there again could not be joined: %s", why)
+            session, why = None, space.move(None)
+        if why:
+            raise RuntimeError(f"kvpoold is gone, and this engine can't go on in memory of its own: {why}")
+        if session is None:
+            pool.go_own()
+            return
+        logger.warning("kvpoold is there again: this engine shares what it computes from now on")
+        pool.join(session)
+        keys.set_root(session.hash_seed)
+        self._rehash()
+        for request in self.requests.values():
+            pool.ask(request, self.block_size)
+
+    def _stop_all(self) -> None:
+        """No request has a block. They begin anew, with the tokens that they have."""
+        for request in self.requests.values():
+            if request.num_computed_tokens > 0 and request not in self.running:  # It waits for more of a prompt that is streamed.
+                self.kv_cache_manager.free(request)
+                request.num_computed_tokens = 0
+        super().reset_prefix_cache(reset_running_requests=True)
+
+    def _rehash(self) -> None:
+        """Requests that are there have keys of another root."""
+        keys.take_root(get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo))
+        for request in self.requests.values():
+            request.block_hashes.clear()
+            request.update_block_hashes()
+
+    def weights_changed(self) -> None:
+        """Nothing that was computed before is found, and nothing that comes is found by others, who may have other weights."""
+        self.pool.forget_what_was_computed()
+        for request in self.requests.values():
+            self.pool.let_go(request.request_id)
+            request.kvpool_mixed = request.num_computed_tokens > 0  # It goes on, as vLLM has it.
+        keys.new_root()
+        self._rehash()
 
     def _wrap(self, manager: KVCacheManager) -> None:
         lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
@@ -41,9 +120,9 @@ class PooledScheduler(scheduler.Scheduler):
         # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
         manager.watermark_blocks = watermark = int(self.scheduler_config.watermark * pool.space.limit)
 
-        def get_computed_blocks(request: Request) -> Any:
+        def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
             pool.settle(request, self.block_size)
-            blocks, tokens, *boundary = lookup(request)
+            blocks, tokens, *boundary = lookup(request, *arguments, **more)
             pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
             if boundary and (junction := pool.junction(request)) > tokens:
                 boundary = [max(junction, *boundary)]
@@ -64,15 +143,12 @@ class PooledScheduler(scheduler.Scheduler):
             self.pool.ask(request, self.block_size)
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
-        self.pool.starved = False
+        self._follow_the_daemon()
         output = super().schedule(*arguments, **more)
         output.kvpool_step = 0
         idle = output.total_num_scheduled_tokens == 0
         if not idle or self.pool.release_waits:
             output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
-        if idle and self.pool.starved and not self.running:
-            raise RuntimeError(f"kvpoold is gone, and the {self.pool.get_num_free_blocks()} blocks that this engine still may "
-                               "write are too few for the requests that wait: it has to be started again")
         return output
 
     def has_requests(self) -> bool:
@@ -87,6 +163,7 @@ class PooledScheduler(scheduler.Scheduler):
 
     def _preempt_request(self, request: Request, *arguments: Any, **more: Any) -> None:
         super()._preempt_request(request, *arguments, **more)
+        request.kvpool_mixed = False
         self.pool.ask(request, self.block_size)
 
     def _free_request(self, request: Request, *arguments: Any, **more: Any) -> Any:
@@ -96,17 +173,13 @@ class PooledScheduler(scheduler.Scheduler):
     def reset_prefix_cache(self, *arguments: Any, **more: Any) -> bool:
         done = super().reset_prefix_cache(*arguments, **more)
         if done:
-            # Requests that wait have keys of the old root.
-            from vllm.utils.hashing import get_hash_fn_by_name
-            keys.take_root(get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo))
-            for request in self.requests.values():
-                request.block_hashes.clear()
-                request.update_block_hashes()
+            keys.new_root()  # What this engine sealed so far is found by its neighbours alone.
+            self._rehash()
         return done
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.pool.session.close()
+        leave(self.pool.session)
 
 
 class Scheduler:
@@ -114,7 +187,5 @@ class Scheduler:
 
     def __new__(cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **more: Any) -> Any:
         if not hasattr(kv_cache_config, "kvpool"):
-            raise RuntimeError("vLLM has not loaded the plugin of kvpool_vllm: its log says why, or VLLM_PLUGINS leaves out kvpool")
-        # Without a space: fallback="own".
-        kind = scheduler.Scheduler if kv_cache_config.kvpool is None else PooledScheduler
-        return kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)
+            raise RuntimeError(patches.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
+        return PooledScheduler(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)

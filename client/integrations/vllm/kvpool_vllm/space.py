@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ class Options:
     # A name for the space. Engines that give the same name must be of the same model, dtype, block size and so on: one that
     # differs is refused at its start. "": those that are the same find each other, others have spaces of their own.
     space: str = ""
-    fallback: str = ""  # "own": without a daemon at start vLLM's own memory is used. "": then it does not start.
+    # "own": an engine that finds no daemon at its start begins in memory of its own. "": then it does not start. One that loses its daemon
+    # goes on in memory of its own in either case.
+    fallback: str = ""
     # Blocks that the engine always gets, whatever others do. -1: as many as one request of max_model_len tokens needs.
     guaranteed_blocks: int = -1
     max_space_bytes: int = 0  # 0: all that the device has.
@@ -57,16 +60,19 @@ class Options:
 
 
 def choose_layout(vllm_config: VllmConfig, supported_layouts: Sequence[Sequence[str]]) -> None:
-    """A layout whose blocks hold all layers."""
-    from vllm.v1.kv_cache_layout import KVCacheLayout
-    for name in supported_layouts[0] if supported_layouts else ():
-        if name in (KVCacheLayout.BLHNC.name, KVCacheLayout.BLNHC.name):
+    """A layout whose blocks hold all layers. vLLM takes one that is chosen already. The CPU's kernels take any stride between blocks, as
+    cpu_attention.check_strides proves before a Space is opened, but declare only the layouts that vLLM itself uses."""
+    from vllm.platforms import current_platform
+    for name in ("BLHNC",) if current_platform.is_cpu() else supported_layouts[0] if supported_layouts else ():
+        if name in ("BLHNC", "BLNHC"):
             vllm_config.cache_config.kv_cache_layout = name
             return
-    raise ValueError(f"the attention backend supports the KV cache layouts {', '.join(supported_layouts[0])}: none in which a "
+    raise ValueError(f"the attention backend supports the KV cache layouts {', '.join(supported_layouts[0] if supported_layouts else ())}: none in which a "
                      "block holds all layers, as a pool's blocks do")
 
 
+_MAGAZINE = 256  # Blocks, as the client's default.
+_PART = 16
 _DRAFTS_WITHOUT_KV = ("ngram",)  # Such drafts are taken from earlier text.
 
 
@@ -150,24 +156,77 @@ class Terms:
                               ranks=self.ranks, client_name="vllm", warmup=True, **more)
 
 
-class Space:
-    """A session, and what the parts of an engine need to know of it. Sent to a worker's process it has no session until it joins
-    that of the sender."""
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Where the KV tensors of all workers are: so many blocks of the tensors' strides."""
 
-    def __init__(self, session: kvpool.Session | None, options: Options, terms: Terms, invitation: bytes | None = None) -> None:
-        self.session, self.options, self.terms, self._invitation = session, options, terms, invitation
+    num_blocks: int
+    tensors: tuple[Any, ...]  # KVCacheTensor, as vLLM plans them.
+    invitation: bytes | None  # Into the session whose memory it is; None: the engine's own.
+
+
+_OPEN_AGAIN_S = 1.0
+
+
+def leave(session: kvpool.Session | None) -> None:
+    """A daemon that does not answer sees that it is hung up on."""
+    if session is not None:
+        try:
+            session.close(timeout=1.0)
+        except kvpool.KvpoolError as error:
+            logger.warning("left a session without a word of kvpoold's: %s", error)
+
+
+class Space:
+    """An engine's hold on a pool, and what its parts need to know of it. Sent to a worker's process it has no session until it joins
+    that of the sender.
+
+    It has a session, or none: then there is no kvpoold, and the KV tensors are in the engine's own memory, of the size that vLLM
+    planned. Going from one to the other is the scheduler's to decide, when no request has a block (move)."""
+
+    def __init__(self, session: kvpool.Session | None, options: Options, terms: Terms, own: Memory, invitation: bytes | None = None) -> None:
+        self.session, self.options, self.terms, self.own, self._invitation = session, options, terms, own, invitation
         self._on_gpu = False
-        self.limit = 0  # Blocks that the engine may hold at once. Only its scheduler knows.
+        # These are known in the engine core's process only.
+        self.limit = own.num_blocks  # Blocks that the engine may hold at once.
+        self.asked: dict[str, Any] = {}  # Arguments of its session.
+        self.executor: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Space:
         return self  # vLLM copies its plans; the memory is one.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Space, (None, self.options, self.terms, self.session.invitation())
+        return Space, (None, self.options, self.terms, self.own, self.session.invitation() if self.session else None)
 
     def join(self, rank: int) -> None:
-        if self.session is None:
+        if self.session is None and self._invitation is not None:
             self.session = self.terms.session(invitation=self._invitation, rank=rank, open_timeout=self.options.open_timeout)
+
+    # ---- Losing a kvpoold, and finding one
+
+    def open_again(self) -> kvpool.Session:
+        return self.terms.session(open_timeout=_OPEN_AGAIN_S, **self.asked)
+
+    def move(self, session: kvpool.Session | None) -> str:
+        """Has all workers go to the memory of this session, or to their own. Answers why they could not, or nothing; then some of them
+        may have gone. REQUIRES: no request has a block, and no step is under way."""
+        before, self.session = self.session, session
+        memory = self.own if session is None else _memory_of(session, self.own)
+        why = next(filter(None, self.executor.collective_rpc("kvpool_move", args=(memory,))), "")
+        leave(before)
+        return why
+
+    def enter(self, memory: Memory, rank: int) -> None:
+        """A worker's part of it. One in the scheduler's process has its session already."""
+        if self.executor is not None:
+            return
+        before, self.session = self.session, None
+        leave(before)
+        self._invitation = memory.invitation
+        if memory.invitation is not None:
+            self.session = self.terms.session(invitation=memory.invitation, rank=rank, open_timeout=self.options.open_timeout)
+
+    # ---- Memory
 
     def computed(self, step: int) -> None:
         """The kernels of the step have been launched, all of them: those of a CPU are done."""
@@ -221,13 +280,18 @@ def _needed_by_one_request(vllm_config: VllmConfig, config: KVCacheConfig) -> in
     return sum(-(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes) for spec in specs)
 
 
-def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
+def _memory_of(session: kvpool.Session, own: Memory) -> Memory:
+    """The session's memory, by vLLM's plan of its own."""
+    stride = session.block_stride_bytes
+    return Memory(session.max_blocks, tuple(dataclasses.replace(tensor, size=session.max_blocks * stride, block_stride=stride)
+                                            for tensor in own.tensors), session.invitation())
+
+
+def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: Any) -> None:
     """Opens the space for what vLLM has planned, and makes its plan one of the pool's blocks."""
     options = Options.of(vllm_config)
     _refuse_what_is_not_supported(vllm_config, configs)
     config = configs[0]
-    for each in configs:
-        each.kvpool = None
     planes, attention = _attentions(vllm_config, config)
     of_model = groups.groups_of(config, planes.get)
     known = facts.facts_of(vllm_config, of_model, attention, vllm_config.cache_config.kv_cache_layout)
@@ -235,22 +299,26 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
     if guaranteed < 0:
         guaranteed = _needed_by_one_request(vllm_config, config)
     terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs))
+    space = Space(None, options, terms, Memory(config.num_blocks, tuple(config.kv_cache_tensors), None))
+    space.executor = executor
+    # A magazine and what an engine stocks itself are leased and no cache: they are a small part of what it may hold.
+    space.asked = {"tenant": options.tenant, "scheduler": not _worker_is_here(vllm_config), "guaranteed_blocks": guaranteed,
+                   "max_blocks": config.num_blocks, "max_space_bytes": options.max_space_bytes,
+                   "magazine_blocks": min(_MAGAZINE, config.num_blocks // _PART)}
+    for each in configs:
+        each.kvpool = space
     try:
-        session = terms.session(
-            tenant=options.tenant, scheduler=not _worker_is_here(vllm_config), guaranteed_blocks=guaranteed,
-            max_blocks=config.num_blocks, max_space_bytes=options.max_space_bytes, open_timeout=options.open_timeout)
+        space.session = session = terms.session(open_timeout=options.open_timeout, **space.asked)
     except kvpool.UnavailableError as error:
         if options.fallback != "own":
             raise RuntimeError(f"kvpool_vllm.Scheduler needs a kvpoold: {error} (additional_config.kvpool.fallback = \"own\" "
-                               "would go on with vLLM's own memory)") from error
-        logger.warning("no kvpoold, going on with vLLM's own KV cache: %s", error)
+                               "would go on with vLLM's own memory until there is one)") from error
+        logger.warning("no kvpoold, going on in memory of this engine's own until there is one: %s", error)
+        keys.set_root(secrets.token_bytes(32))
         return
     logger.info("KV cache: %d blocks of %d tokens at most in kvpoold's space, %d guaranteed to this engine, %d its limit; groups of "
                 "layers: %s", session.max_blocks - 1, of_model[0].spec.block_size, guaranteed, config.num_blocks, groups.describe(of_model))
     keys.set_root(session.hash_seed)
-    space = Space(session, options, terms)
-    space.limit = config.num_blocks
-    stride = session.block_stride_bytes
-    tensors = [dataclasses.replace(tensor, size=session.max_blocks * stride, block_stride=stride) for tensor in config.kv_cache_tensors]
+    memory = _memory_of(session, space.own)
     for each in configs:
-        each.kvpool, each.num_blocks, each.kv_cache_tensors = space, session.max_blocks, list(tensors)
+        each.num_blocks, each.kv_cache_tensors = memory.num_blocks, list(memory.tensors)

@@ -7,8 +7,6 @@ it. A step in which that happens saves nothing, for what it computed may have se
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -17,10 +15,11 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from kvpool_vllm import facts
+from kvpool_vllm import facts, keys
 from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Plan, Report
-from kvpool_vllm.space import Options, attention_of, digest_of
+from kvpool_vllm.reopen import PAUSE_S, Opener
+from kvpool_vllm.space import Options, attention_of, digest_of, leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,7 +30,6 @@ logger = init_logger("vllm.kvpool")
 _BLOCK = 0xffffffff
 _WORD = 8
 _RETRY_S = 0.5  # How long nobody waits after a wait in vain.
-_REOPEN_S = 1.0  # The pause between two attempts to find a kvpoold again.
 
 
 class Transfer:
@@ -64,9 +62,8 @@ class Transfer:
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
         # For each save of the step under way: the question how much of it kvpoold has already.
         self._questions: list[kvpool.PendingMatch | None] = []
-        self._retry_at = self._reopen_at = 0.0
-        self._opener: threading.Thread | None = None
-        self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
+        self._retry_at = 0.0
+        self._opener = Opener(lambda: self._open(PAUSE_S))
         self._layout = layout_of([group], block_bytes)
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
@@ -103,31 +100,10 @@ class Transfer:
             logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
 
     def _reopen(self) -> None:
-        """Opens another session beside the engine's work, and takes it once it is there."""
-        if self._opener is None:
-            if time.monotonic() >= self._reopen_at:
-                self._opener = threading.Thread(target=self._open_beside, daemon=True)
-                self._opener.start()
-            return
-        try:
-            opened = self._opened.get_nowait()
-        except queue.Empty:
-            return
-        self._opener = None
-        if isinstance(opened, kvpool.FailedPreconditionError):
-            self._reopen_at = float("inf")
-            logger.error("kvpoold does not take this engine again: %s", opened)
-        elif isinstance(opened, Exception):
-            self._reopen_at = time.monotonic() + _REOPEN_S
-        else:
+        """Takes another session, once there is one."""
+        if (opened := self._opener.take()) is not None:
             self.close()
             self._use(opened)
-
-    def _open_beside(self) -> None:
-        try:
-            self._opened.put(self._open(_REOPEN_S))
-        except Exception as error:
-            self._opened.put(error)
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
@@ -239,6 +215,9 @@ class Transfer:
         runs, patience = [], self._patience()
         deadline = time.monotonic() + patience
         for save, question in zip(plan.saves, questions):
+            if save.adapter is not None and keys.adapter_digest(save.adapter[0]) != save.adapter[1]:
+                self.counts["skipped_blocks"] += len(save.blocks)  # The step may have loaded others.
+                continue
             known = self._known(question, patience, deadline)
             self.counts["known_blocks"] += known
             if known < len(save.blocks):
@@ -294,7 +273,7 @@ class Transfer:
     def close(self) -> None:
         if self.session is not None:
             self.pool = self.words = None
-            self.session.close(timeout=1.0)
+            leave(self.session)
             self.session = None
 
 

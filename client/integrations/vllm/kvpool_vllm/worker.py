@@ -1,4 +1,4 @@
-"""A worker's part in the engine's session: it maps the pool, ends its warm-up, and says which steps are done.
+"""A worker's part in the engine's session: it maps the pool, ends its warm-up, says which steps are done, and moves when the scheduler does.
 
 An executor has its worker in the engine core's process, whose session it uses, or workers in processes of their own (vLLM's servers
 on CPUs, tensor parallelism), each of which joins that session as a rank.
@@ -6,35 +6,77 @@ on CPUs, tensor parallelism), each of which joins that session as a rank.
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvpool_vllm import patches
+
+if TYPE_CHECKING:
+    from kvpool_vllm.space import Memory, Space
 
 
-def extend(wrapper: Any) -> None:
-    """WorkerWrapperBase, through which executors call their workers."""
-    if getattr(wrapper.execute_model, "kvpool", False):
-        return
-    initialize, execute = wrapper.initialize_from_config, wrapper.execute_model
+def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def allocate_kv_cache(kv_cache_config: Any, device: Any, layout: Any, kernel_block_sizes: Any = None) -> Any:
+        space = getattr(kv_cache_config, "kvpool", None)
+        if space is None or space.session is None or not kv_cache_config.kv_cache_tensors:
+            return original(kv_cache_config, device, layout, kernel_block_sizes)
+        return space.views(kv_cache_config, device, layout, kernel_block_sizes)
+    return allocate_kv_cache
 
-    def initialize_from_config(self: Any, kv_cache_configs: Any) -> Any:
-        self.kvpool = getattr(kv_cache_configs[self.global_rank], "kvpool", None)
-        if self.kvpool is not None:
-            self.kvpool.join(self.global_rank)
-        return initialize(self, kv_cache_configs)
 
-    def compile_or_warm_up_model(self: Any, *arguments: Any, **more: Any) -> Any:
-        done = self.worker.compile_or_warm_up_model(*arguments, **more)
-        if self.kvpool is not None:
-            self.kvpool.session.finish_warmup()
-        return done
+def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
+    """`wrapper`: the WorkerWrapperBase through which an executor calls its worker. `initialize`: its own, which makes the KV tensors."""
+    from vllm.v1.worker import utils as worker_utils
+    patches.replace(worker_utils, "allocate_kv_cache", _allocate)
+    space.join(wrapper.global_rank)
+    runner = getattr(wrapper.worker, "model_runner", None)
+    make = getattr(runner, "initialize_kv_cache_tensors", None)
+    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # How the tensors were made.
+    if make is not None:
+        def initialize_kv_cache_tensors(*arguments: Any, **more: Any) -> Any:
+            made.append((arguments, more))
+            return make(*arguments, **more)
 
-    def execute_model(self: Any, scheduler_output: Any, *arguments: Any, **more: Any) -> Any:
-        output = execute(self, scheduler_output, *arguments, **more)
-        step = getattr(scheduler_output, "kvpool_step", 0)
-        if self.kvpool is not None and step:
-            self.kvpool.computed(step)
+        runner.initialize_kv_cache_tensors = initialize_kv_cache_tensors
+    try:
+        done = initialize()
+    finally:
+        if make is not None:
+            del runner.initialize_kv_cache_tensors
+    warm_up, execute = wrapper.worker.compile_or_warm_up_model, wrapper.execute_model
+
+    def compile_or_warm_up_model(*arguments: Any, **more: Any) -> Any:
+        warm = warm_up(*arguments, **more)
+        if space.session is not None:
+            space.session.finish_warmup()
+        return warm
+
+    def execute_model(scheduler_output: Any, *arguments: Any, **more: Any) -> Any:
+        output = execute(scheduler_output, *arguments, **more)
+        if step := getattr(scheduler_output, "kvpool_step", 0):
+            space.computed(step)
         return output
 
-    execute_model.kvpool = True  # type: ignore[attr-defined]
-    wrapper.kvpool = None
-    wrapper.initialize_from_config, wrapper.execute_model = initialize_from_config, execute_model
-    wrapper.compile_or_warm_up_model = compile_or_warm_up_model
+    def kvpool_move(memory: Memory) -> str:
+        """Makes the KV tensors anew, in other memory; what was in the old is gone. Answers why it could not, or nothing."""
+        try:
+            if not made:
+                raise RuntimeError(f"{type(runner).__name__} makes its KV tensors in a way that kvpool does not know")
+            arguments, more = made[-1]
+            space.enter(memory, wrapper.global_rank)
+            config = arguments[0]
+            config.num_blocks, config.kv_cache_tensors = memory.num_blocks, list(memory.tensors)
+            from vllm.config import set_current_vllm_config
+            runner.kv_caches.clear()
+            with set_current_vllm_config(wrapper.vllm_config):
+                make(*arguments, **more)
+            if space.session is not None:
+                space.session.finish_warmup()
+            gc.collect()  # Views of the old memory keep it mapped.
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    wrapper.compile_or_warm_up_model, wrapper.execute_model, wrapper.kvpool_move = compile_or_warm_up_model, execute_model, kvpool_move
+    return done

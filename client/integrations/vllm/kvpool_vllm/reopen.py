@@ -1,0 +1,52 @@
+"""Finds a kvpoold again, beside the engine's work."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import kvpool
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.kvpool")
+
+PAUSE_S = 1.0  # Between two attempts; an attempt takes as long at most.
+
+
+class Opener:
+    """Opens a session when it is asked again and again. One that refuses this engine is not asked any more."""
+
+    def __init__(self, open_session: Callable[[], kvpool.Session]) -> None:
+        self._open = open_session
+        self._thread: threading.Thread | None = None
+        self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
+        self._next = 0.0
+
+    def take(self) -> kvpool.Session | None:
+        """The session, once it is there. Never waits."""
+        if self._thread is None:
+            if time.monotonic() >= self._next:
+                self._thread = threading.Thread(target=self._try, daemon=True)
+                self._thread.start()
+            return None
+        try:
+            opened = self._opened.get_nowait()
+        except queue.Empty:
+            return None
+        self._thread = None
+        if isinstance(opened, kvpool.FailedPreconditionError):
+            self._next = float("inf")
+            logger.error("kvpoold does not take this engine again: %s", opened)
+        elif isinstance(opened, Exception):
+            self._next = time.monotonic() + PAUSE_S
+        else:
+            return opened
+        return None
+
+    def _try(self) -> None:
+        try:
+            self._opened.put(self._open())
+        except Exception as error:
+            self._opened.put(error)

@@ -1,0 +1,238 @@
+"""The plugin for vLLM without vLLM: what it does to a vLLM that it knows, that it does not know, and that has not asked for it.
+
+vLLM here is a few modules of its names. tests/engines runs the plugin in real ones.
+"""
+
+import importlib
+import pathlib
+import sys
+import types
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[2] / "client/integrations/vllm"
+
+
+class EngineCore:
+    def __init__(self):
+        self.calls = []
+        self.model_executor = types.SimpleNamespace()
+
+    def _initialize_kv_caches(self, vllm_config):
+        return "stock"
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        self.calls.append(method)
+        if method == "fails":
+            raise ValueError("after some of them")
+        return [method]
+
+    def wake_up(self, tags=None):
+        return True
+
+    def add_lora(self, lora_request):
+        return True
+
+    def remove_lora(self, lora_id):
+        return True
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """{module: its fake}, imported as far as vLLM's front end has when it loads plugins."""
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    modules = {name: types.ModuleType(name) for name in ("vllm", "vllm.plugins", "vllm.logger", "vllm.v1", "vllm.v1.core",
+                                                         "vllm.v1.core.kv_cache_utils")}
+    for name, module in modules.items():
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+        if "." in name:
+            setattr(modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+    modules["vllm"].__version__ = "0.33.0"
+    modules["vllm.plugins"].load_general_plugins = lambda: None
+    modules["vllm.logger"].init_logger = lambda name: types.SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
+    utils = modules["vllm.v1.core.kv_cache_utils"]
+    utils.init_none_hash = utils._gen_lora_extra_hash_keys = utils._gen_mm_extra_hash_keys = lambda *_: []
+    for name in [name for name in sys.modules if name.split(".")[0] == "kvpool_vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield modules
+    for name in [name for name in sys.modules if name.split(".")[0] == "kvpool_vllm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def plugin(vllm):
+    return importlib.import_module("kvpool_vllm.plugin")
+
+
+def failure():
+    return sys.modules["kvpool_vllm.patches"].failure
+
+
+def engine_is_imported(monkeypatch, core=EngineCore):
+    """vLLM imports its engine when it makes one, after it has loaded plugins."""
+    module = types.ModuleType("vllm.v1.engine.core")
+    module.EngineCore = type("EngineCore", (core,), {"_initialize_kv_caches": core._initialize_kv_caches}) if core is EngineCore else core
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.core", module)
+    return module.EngineCore
+
+
+def config(scheduler_cls=None, connector=None):
+    transfer = connector and types.SimpleNamespace(kv_connector=connector, kv_connector_extra_config={})
+    return types.SimpleNamespace(scheduler_config=types.SimpleNamespace(scheduler_cls=scheduler_cls), kv_transfer_config=transfer)
+
+
+def test_register_imports_nothing(vllm, plugin):
+    before = set(sys.modules)
+    plugin.register()
+    assert set(sys.modules) == before and failure() == ""
+    utils = vllm["vllm.v1.core.kv_cache_utils"]
+    assert not hasattr(utils.init_none_hash, "kvpool")
+
+
+def test_register_of_a_vllm_that_is_not_known(vllm, plugin, monkeypatch):
+    """vLLM calls it without a try: whatever it raises, nobody's engine starts."""
+    engine_is_imported(monkeypatch, type("EngineCore", (), {}))
+    plugin.register()
+    assert "_initialize_kv_caches" in failure()
+    del vllm["vllm.plugins"].load_general_plugins
+    plugin.register()
+    assert "load_general_plugins" in failure()
+
+
+@pytest.mark.parametrize("version", ["0.5.0", "0.28.3", "0.33.0", "1.0.0", "dev"])
+def test_an_engine_that_has_not_asked_is_as_it_was(vllm, plugin, monkeypatch, version):
+    vllm["vllm"].__version__ = version
+    plugin.register()
+    kind = engine_is_imported(monkeypatch)
+    vllm["vllm.plugins"].load_general_plugins()  # As EngineCore's constructor does.
+    before = set(sys.modules)
+    core = kind()
+    for asked in (config(), config("vllm.Other"), config(connector="ExampleConnector")):
+        assert core._initialize_kv_caches(asked) == "stock"
+    assert set(sys.modules) == before
+    assert vars(core).keys() == {"calls", "model_executor"}
+    assert not hasattr(vllm["vllm.v1.core.kv_cache_utils"].init_none_hash, "kvpool")
+
+
+def test_one_that_has_asked_is_met_though_it_was_imported_later(vllm, plugin, monkeypatch):
+    plugin.register()
+    kind = engine_is_imported(monkeypatch)
+    vllm["vllm.plugins"].load_general_plugins()
+    vllm["vllm.plugins"].load_general_plugins()
+    vllm["vllm"].__version__ = "0.28.3"
+    with pytest.raises(RuntimeError, match="0.28.3.*0.29"):
+        kind()._initialize_kv_caches(config("kvpool_vllm.Scheduler"))
+
+
+def watched(plugin, vllm, monkeypatch):
+    plugin.register()
+    kind = engine_is_imported(monkeypatch)
+    vllm["vllm.plugins"].load_general_plugins()
+    core = kind()
+    model = types.SimpleNamespace(load_weights=lambda weights: {"all"})
+    core.model_executor.driver_worker = types.SimpleNamespace(worker=types.SimpleNamespace(get_model=lambda: model))
+    assert core._initialize_kv_caches(config(connector="KvPoolConnector")) == "stock"
+    return core, model
+
+
+class Listener:
+    def __init__(self):
+        self.heard = 0
+
+    def changed(self):
+        self.heard += 1
+
+
+def test_every_way_to_change_weights_is_seen(vllm, plugin, monkeypatch):
+    core, model = watched(plugin, vllm, monkeypatch)
+    listener = Listener()
+    importlib.import_module("kvpool_vllm.core").when_weights_change(listener.changed)
+    count = 0
+    for method in ("update_weights", "reload_weights", "load_weights", "my_extension", lambda worker: None):
+        assert core.collective_rpc(method, args=(1,)) == [method]
+        count += 1
+        assert listener.heard == count, method
+    with pytest.raises(ValueError, match="after some"):
+        core.collective_rpc("fails")
+    assert core.wake_up() and model.load_weights([]) == {"all"}
+    assert listener.heard == count + 3
+    for method in ("get_model_inspection", "compute_weight_checksums", "profile", "list_loras"):
+        assert core.collective_rpc(method) == [method]
+    assert listener.heard == count + 3
+    del listener
+    core.wake_up()  # Of an engine that is gone nobody hears.
+
+
+def test_nobody_listens_where_nobody_would_tell(vllm, plugin):
+    with pytest.raises(RuntimeError, match="has not loaded the plugin"):
+        importlib.import_module("kvpool_vllm.core").when_weights_change(Listener().changed)
+
+
+def request_with(lora):
+    return types.SimpleNamespace(lora_request=lora)
+
+
+def lora(path, number=1, **more):
+    return types.SimpleNamespace(lora_name="tuned", lora_int_id=number, lora_path=str(path), **more)
+
+
+@pytest.fixture
+def keys(vllm):
+    keys = importlib.import_module("kvpool_vllm.keys")
+    keys.set_root(b"seed")
+    return keys
+
+
+def adapter(directory, weights):
+    directory.mkdir(exist_ok=True)
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+    return directory
+
+
+def test_an_adapter_whose_files_change_while_it_is_loaded(vllm, keys, tmp_path):
+    """Its K and V are of what was loaded: under the new files' key another engine would take them for the new ones'."""
+    path = adapter(tmp_path / "a", b"one")
+    before = request_with(lora(path))
+    ((_, first),) = keys.adapter_keys(before, None)
+    assert keys.adapter_is_the_same(before) and keys.adapter_keys(before, None) == [("lora", first)]
+    adapter(path, b"two")
+    # What was asked for before is shared no more: it may have been loaded since.
+    assert not keys.adapter_is_the_same(before) and keys.adapter_keys(before, None) == [("lora", first)]
+    after = request_with(lora(path))
+    ((_, second),) = keys.adapter_keys(after, None)
+    fresh = keys.adapter_digest(str(path))
+    assert second not in (first, fresh) and keys.adapter_is_the_same(after) and keys.adapter_files(after) is None
+    # Removed and added, it is loaded from the new files.
+    keys.adapter_goes(1)
+    keys.adapter_comes(lora(path))
+    assert keys.adapter_keys(request_with(lora(path)), None) == [("lora", fresh)]
+    adapter(path, b"three")
+    keys.adapter_comes(lora(path))
+    assert keys.adapter_keys(request_with(lora(path)), None)[0][1] not in (fresh, keys.adapter_digest(str(path)))
+    keys.adapter_comes(lora(path, load_inplace=True))
+    assert keys.adapter_keys(request_with(lora(path)), None) == [("lora", keys.adapter_digest(str(path)))]
+
+
+def test_adapters_are_known_by_content(vllm, keys, tmp_path):
+    one, same, other = (adapter(tmp_path / name, weights) for name, weights in (("a", b"x"), ("b", b"x"), ("c", b"y")))
+    named = [keys.adapter_keys(request_with(lora(path, number)), None) for number, path in enumerate((one, same, other))]
+    assert named[0] == named[1] != named[2]
+    # An id that was another directory's: whose weights are loaded is not known.
+    assert keys.adapter_keys(request_with(lora(other, 0)), None) not in named
+    nowhere = keys.adapter_keys(request_with(lora(tmp_path / "nowhere", 9)), None)
+    assert nowhere not in named and nowhere[0][1]
+
+
+def test_a_root_of_its_own_outlives_the_seed(vllm, keys):
+    utils = vllm["vllm.v1.core.kv_cache_utils"]
+    utils.BlockHash = bytes
+    keys.take_root(bytes)
+    assert utils.NONE_HASH == b"seed"
+    keys.new_root()
+    keys.take_root(bytes)
+    private = utils.NONE_HASH
+    assert private.startswith(b"seed") and private != b"seed"
+    keys.set_root(b"daemon that came back")  # This engine's weights are still not the fingerprint's.
+    keys.take_root(bytes)
+    assert utils.NONE_HASH.startswith(b"daemon that came back") and utils.NONE_HASH.endswith(private[4:])
