@@ -50,8 +50,9 @@ class ParkedVerbs {
   ParkedVerbs& operator=(ParkedVerbs&&) = default;
 
   // The most blocks that a session's parked verbs may name, the verbs counted too: its members may report no
-  // fence. Releases beyond it are late releases, which holds bound. Device operations have a bound of their own, so that they leave room for what waits behind them: a
-  // few hundred sequences that fill a block in the same step. What they carry besides counts by its size.
+  // fence. Releases beyond it are late releases, which holds bound. Device operations have a bound of their own, so
+  // that they leave room for what waits behind them: a few hundred sequences that fill a block in the same step.
+  // What they carry besides counts by its size.
   static constexpr size_t kMaxNames = 65536;
   static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
 

@@ -145,8 +145,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool gone = false;
   std::string end_reason;
 
-  // Calls of it that are under way on threads of their own: others had better not wait for them on a queue's. Any
-  // thread may look.
+  // Large calls of it that threads of their own are applying: others had better not wait for them on a queue's
+  // thread. Any thread may look.
   std::atomic<int> large_calls{0};
 };
 

@@ -33,8 +33,9 @@ class BlockVerbs {
   BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
   // Applies a part of the verb: Turn::kNames blocks or keys, of which `done` were done before; a match of several
-  // groups, or of one with a window, is one part. Answers how many are done now, or nothing at the end. REQUIRES: ValidateOperation(operation) is OK,
-  // the verb is one of those above, and the session has not ended, since the part before neither.
+  // groups, or of one with a window, is one part. Answers how many are done now, or nothing at the end. REQUIRES:
+  // ValidateOperation(operation) is OK, the verb is one of those above, and the session has not ended, since the
+  // part before neither.
   std::optional<size_t> Apply(Turn& turn, Session* session, const v1::Operation& operation, size_t done,
                               v1::OperationResult* result);
   // The next operations to be applied, of which nothing was checked yet: prefetches what they begin with. Within one
