@@ -92,6 +92,10 @@ class LongCallsTest : public testing::Test {
   }
   void TearDown() override {
     gate_.Open();
+    StopServing();
+  }
+  // Nobody logs after it.
+  void StopServing() {
     server_.reset();
     attach_.reset();
   }
@@ -293,6 +297,7 @@ TEST_F(LongCallsTest, RefusedOpeningsAreCountedAndNotAllLogged) {
     EXPECT_EQ(Open(engine.get(), request, Soon()).error_code(), grpc::StatusCode::UNAUTHENTICATED);
   }
   EXPECT_EQ(stats_.Snapshot().refused_openings["UNAUTHENTICATED"], 20u);
+  StopServing();
   SetLog({});
   close(ends[1]);
   std::string log;
@@ -329,6 +334,7 @@ TEST_F(LongCallsTest, OperatorCallsThatChangeSomethingAreAudited) {
   EXPECT_TRUE(call(&v1::Operator::Stub::EndSession, end, v1::EndSessionResponse()).ok());
   EXPECT_TRUE(
       call(&v1::Operator::Stub::ListSessions, v1::ListSessionsRequest(), v1::ListSessionsResponse()).ok());
+  StopServing();
   SetLog({});
   close(ends[1]);
   std::string log;
