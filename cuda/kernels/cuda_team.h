@@ -89,8 +89,8 @@ class CudaTeam {
 
   // Rows of whole sixteen bytes are spread over as few lanes as can load one at once (16 lanes for 128
   // two-byte elements), and each lane issues the loads of four rows before it uses the first. Warps wait for
-  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, and 1,024 lanes
-  // with 64 bytes each are more than twice that.
+  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, a B200 37, and 768 lanes
+  // with 64 bytes each are 48.
   template <KvDtype dtype>
   __device__ __forceinline__ void NormsOfRows(const RowGrid& rows_of) const {
     using Storage = typename Element<dtype>::Storage;
@@ -126,26 +126,49 @@ class CudaTeam {
     return __ldcs(reinterpret_cast<const uint4*>(at));
   }
 
-  template <KvDtype dtype, RowOp op>
-  __device__ __forceinline__ static float SumOfChunk(const uint4& chunk, const float* x) {
-    using Storage = typename Element<dtype>::Storage;
-    constexpr uint32_t kInWord = sizeof(uint32_t) / sizeof(Storage);
-    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-    float sum = 0;
+  // The elements of a word, those of e4m3 divided by kE4m3Scale and NaN as any number: a conversion for each, two
+  // at a time before it.
+  template <KvDtype dtype, uint32_t kInWord>
+  __device__ __forceinline__ static void UnpackWord(uint32_t word, float (&to)[kInWord]) {
+    if constexpr (dtype == KvDtype::kF32) {
+      to[0] = __uint_as_float(word);
+    } else if constexpr (kInWord == 2) {
+      to[0] = Element<dtype>::Load(static_cast<uint16_t>(word));
+      to[1] = Element<dtype>::Load(static_cast<uint16_t>(word >> 16));
+    } else {
 #pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) {
-#pragma unroll
-      for (uint32_t j = 0; j < kInWord; ++j) {
-        float element;
-        if constexpr (dtype == KvDtype::kF32) {
-          element = __uint_as_float(words[w]);
-        } else {
-          element = Element<dtype>::Load(static_cast<Storage>(words[w] >> (8 * sizeof(Storage) * j)));
-        }
-        sum += Term<op>(element, op == RowOp::kSquare ? 0 : x[w * kInWord + j]);
+      for (uint32_t pair = 0; pair < 2; ++pair) {
+        uint32_t halves = __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);  // the bytes are the upper ones
+        if constexpr (dtype == KvDtype::kFp8E4m3) halves = F16OfE4m3(halves);
+        to[2 * pair] = FloatOfF16(static_cast<uint16_t>(halves));
+        to[2 * pair + 1] = FloatOfF16(static_cast<uint16_t>(halves >> 16));
       }
     }
-    return sum;
+  }
+
+  template <KvDtype dtype, RowOp op>
+  __device__ __forceinline__ static float SumOfChunk(const uint4& chunk, const float* x) {
+    constexpr uint32_t kInWord = sizeof(uint32_t) / sizeof(typename Element<dtype>::Storage);
+    constexpr bool kIsE4m3 = dtype == KvDtype::kFp8E4m3;
+    constexpr float kScale = kIsE4m3 ? kE4m3Scale : 1;
+    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    float sum = 0;
+    uint32_t none = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      float elements[kInWord];
+      UnpackWord<dtype>(words[w], elements);
+      // The sign bit of each byte that is NaN, all ones below its own sign.
+      if constexpr (kIsE4m3) none |= (words[w] & 0x7f7f7f7fu) + 0x01010101u;
+#pragma unroll
+      for (uint32_t j = 0; j < kInWord; ++j) {
+        sum += Term<op>(op == RowOp::kDistance ? elements[j] * kScale : elements[j],
+                        op == RowOp::kSquare ? 0 : x[w * kInWord + j]);
+      }
+    }
+    if constexpr (op == RowOp::kSquare) sum *= kScale * kScale;
+    if constexpr (op == RowOp::kProduct) sum *= kScale;
+    return (none & 0x80808080u) == 0 ? sum : __uint_as_float(0x7fc00000u);
   }
 
   template <KvDtype dtype>
