@@ -108,7 +108,35 @@ class CudaTeam {
       }
       return;
     }
-    NormsOfChunkedRows<dtype>(rows_of, row_bytes / sizeof(uint4), all);
+    SumOverChunkedRows<dtype, RowOp::kSquare>(
+        row_bytes / sizeof(uint4), rows_of.inner_count, all, nullptr,
+        [&](uint32_t outer, uint32_t inner) {
+          return rows_of.first + outer * rows_of.outer_stride_bytes + inner * rows_of.inner_stride_bytes;
+        },
+        [&](uint32_t outer, uint32_t inner, float norm) {
+          rows_of.norms[outer * rows_of.outer_step + inner * rows_of.inner_step] = norm;
+        });
+  }
+
+  // As NormsOfRows reads them, where they begin at whole sixteen bytes.
+  template <KvDtype dtype, typename RowAt>
+  __device__ __forceinline__ void ProductsOfRows(const RowAt& row_at, bool aligned, uint32_t inner_count,
+                                                 uint32_t all, uint32_t dim, const float* x,
+                                                 float* products) const {
+    using Storage = typename Element<dtype>::Storage;
+    const uint32_t row_bytes = dim * sizeof(Storage);
+    if (!aligned || row_bytes % sizeof(uint4) != 0) {
+      for (uint32_t i = row(); i < all; i += rows()) {
+        const float product =
+            SumOfRow<dtype, RowOp::kProduct>(row_at(i / inner_count, i % inner_count), dim, x);
+        if (in_row() == 0) products[i] = product;
+      }
+      return;
+    }
+    SumOverChunkedRows<dtype, RowOp::kProduct>(row_bytes / sizeof(uint4), inner_count, all, x, row_at,
+                                               [&](uint32_t outer, uint32_t inner, float product) {
+                                                 products[outer * inner_count + inner] = product;
+                                               });
   }
 
  private:
@@ -171,29 +199,34 @@ class CudaTeam {
     return (none & 0x80808080u) == 0 ? sum : __uint_as_float(0x7fc00000u);
   }
 
-  template <KvDtype dtype>
-  __device__ __forceinline__ void NormsOfChunkedRows(const RowGrid& grid, uint32_t chunks,
-                                                     uint32_t all) const {
+  // Calls store(outer, inner, op of the row at row_at(outer, inner)) for the first `all` rows of a grid, each of
+  // `chunks` aligned chunks.
+  template <KvDtype dtype, RowOp op, typename RowAt, typename Store>
+  __device__ __forceinline__ void SumOverChunkedRows(uint32_t chunks, uint32_t inner_count, uint32_t all,
+                                                     const float* x, const RowAt& row_at,
+                                                     const Store& store) const {
     constexpr uint32_t kAtOnce = 4;
+    constexpr uint32_t kInChunk = sizeof(uint4) / sizeof(typename Element<dtype>::Storage);
     // The lanes of a row are a power of two, so that a warp consists of whole groups.
     uint32_t width = 1;
     while (width < chunks && width < kWarp) width *= 2;
     const uint32_t group = threadIdx.x / width, groups = blockDim.x / width, lane = threadIdx.x % width;
-    const uint32_t outer_per_step = groups / grid.inner_count, inner_per_step = groups % grid.inner_count;
-    uint32_t outer = group / grid.inner_count, inner = group % grid.inner_count;
+    const uint32_t outer_per_step = groups / inner_count, inner_per_step = groups % inner_count;
+    uint32_t outer = group / inner_count, inner = group % inner_count;
     // All lanes go around equally often, since whole warps make the sums below.
     for (uint32_t base = group; base - group < all; base += groups * kAtOnce) {
       const unsigned char* at[kAtOnce];
-      float* to[kAtOnce];
+      uint32_t outers[kAtOnce], inners[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         // Past the last row the first is loaded again: an unconditional load does not wait for a comparison.
         const bool there = base + i * groups < all;
-        at[i] = grid.first + (there ? outer * grid.outer_stride_bytes + inner * grid.inner_stride_bytes : 0);
-        to[i] = there ? grid.norms + outer * grid.outer_step + inner * grid.inner_step : nullptr;
+        at[i] = row_at(there ? outer : 0, there ? inner : 0);
+        outers[i] = outer;
+        inners[i] = inner;
         outer += outer_per_step;
         inner += inner_per_step;
-        if (inner >= grid.inner_count) inner -= grid.inner_count, ++outer;
+        if (inner >= inner_count) inner -= inner_count, ++outer;
       }
       float sums[kAtOnce] = {};
       for (uint32_t chunk = lane; chunk < chunks; chunk += width) {
@@ -204,7 +237,7 @@ class CudaTeam {
         }
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-          sums[i] += SumOfChunk<dtype, RowOp::kSquare>(loaded[i], nullptr);
+          sums[i] += SumOfChunk<dtype, op>(loaded[i], op == RowOp::kSquare ? nullptr : x + chunk * kInChunk);
         }
       }
 #pragma unroll
@@ -212,7 +245,8 @@ class CudaTeam {
         for (uint32_t distance = width / 2; distance > 0; distance /= 2) {
           sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
         }
-        if (lane == 0 && to[i] != nullptr) *to[i] = sqrtf(sums[i]);
+        if (lane != 0 || base + i * groups >= all) continue;
+        store(outers[i], inners[i], op == RowOp::kSquare ? sqrtf(sums[i]) : sums[i]);
       }
     }
   }

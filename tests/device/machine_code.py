@@ -37,7 +37,7 @@ REGISTERS = 65536  # of an SM, given to a warp's threads in units of 8
 LATENCY_S = 0.7e-6  # of memory that is kept busy
 # The threads of a team and the kernels that promise loads in flight for the whole SM (cuda/kernels/cuda_team.h).
 TEAM = 256
-BATCHED = re.compile(r"kvpool_score_records_")
+BATCHED = re.compile(r"kvpool_score_(records|anchor_dots)_")
 WIDE = 16  # bytes that a lane loads at once
 
 
