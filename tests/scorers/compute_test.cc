@@ -81,19 +81,19 @@ class ComputeTest : public testing::Test {
   const std::unique_ptr<KvCompute> host_;
 };
 
-// A window of queries of two query heads for each kv head, and an engine's own importance.
+// A window of queries of `group` query heads for each kv head, and an engine's own importance.
 struct SomeSignals {
-  SomeSignals(const KvShape& shape, uint64_t seed) {
+  SomeSignals(const KvShape& shape, uint64_t seed, uint32_t window = 3, uint32_t group = 2) {
     Random random(seed);
-    const uint32_t heads = shape.kv_heads * 2;
-    queries.resize(size_t{shape.layers} * 3 * heads * shape.k_head_dim);
+    const uint32_t heads = shape.kv_heads * group;
+    queries.resize(size_t{shape.layers} * window * heads * shape.k_head_dim);
     for (float& x : queries) x = static_cast<float>(random.Normal());
     importance.resize(size_t{shape.planes()} * shape.tokens);
     for (float& x : importance) x = static_cast<float>(random.Uniform());
     s.window = {.data = queries.data(),
-                .queries = 3,
+                .queries = window,
                 .q_heads = heads,
-                .layer_stride_bytes = 3 * heads * shape.k_head_dim * sizeof(float),
+                .layer_stride_bytes = window * heads * shape.k_head_dim * sizeof(float),
                 .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
@@ -101,6 +101,25 @@ struct SomeSignals {
   std::vector<float> queries, importance;
   Signals s;
 };
+
+// A warp has 32 queries at once, and four times as many in a round over the keys.
+TEST_F(ComputeTest, WindowsAndGroupsOfAllSizes) {
+  for (const uint32_t window : {1u, 8u, 32u, 33u, 64u}) {
+    for (const uint32_t group : {1u, 3u, 4u}) {
+      SCOPED_TRACE(testing::Message() << window << " queries, group of " << group);
+      const Sequence sequence({.layers = 1,
+                               .tokens = 70,
+                               .heads = 2,
+                               .k_dim = window == 8 ? 260u : 128u,
+                               .v_dim = 0,
+                               .tokens_per_block = 16,
+                               .dtype = KvDtype::kBf16});
+      const SomeSignals signals(sequence.kv().shape, window, window, group);
+      for (const char* policy : {"snapkv", "cake", "tova", "epicache"})
+        ExpectSame(sequence.kv(), signals.s, policy);
+    }
+  }
+}
 
 TEST_F(ComputeTest, QueriesBehindTheSequenceSeeAllOfItOnEveryDevice) {
   const Sequence sequence({.tokens = 29});

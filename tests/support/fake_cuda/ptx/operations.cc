@@ -1,5 +1,6 @@
 #include "tests/support/fake_cuda/ptx/operations.h"
 
+#include <algorithm>
 #include <bit>
 #include <cfenv>
 #include <cmath>
@@ -216,6 +217,12 @@ void AddInteger(Table& table, const std::string& type) {
   Add<[](T a) { return static_cast<int32_t>(a); }, int32_t, T>(table, "cvt.s32." + type);
   Add<[](T a) { return static_cast<uint64_t>(a); }, uint64_t, T>(table, "cvt.u64." + type);
   Add<[](T a) { return static_cast<int64_t>(a); }, int64_t, T>(table, "cvt.s64." + type);
+}
+
+// Bits [first, first + count); those behind the last are 0.
+uint32_t ExtractedBits(uint32_t a, uint32_t first, uint32_t count) {
+  return static_cast<uint32_t>(uint64_t{a} >> std::min(first & 0xff, 32u) &
+                               ((uint64_t{1} << std::min(count & 0xff, 32u)) - 1));
 }
 
 // Each nibble of `which` chooses one of the eight bytes, or with its upper bit set that byte's sign, eight times.
@@ -440,6 +447,7 @@ Table MakeTable() {
   Add<[](float a) { return double{a}; }, double, float>(table, "cvt.f64.f32");
   Add<kSaturate, float, float>(table, "cvt.sat.f32.f32");
   Add<FloatOfF16, float, uint16_t>(table, "cvt.f32.f16");
+  Add<ExtractedBits, uint32_t, uint32_t, uint32_t, uint32_t>(table, "bfe.u32");
   Add<PermutedBytes, uint32_t, uint32_t, uint32_t, uint32_t>(table, "prmt.b32");
   table["fma.rm.f32"] = {&FmaDownwards, "wwww"};
   Add<[](float a) { return Flushed(std::exp2(Flushed(a))); }, float, float>(table, "ex2.approx.ftz.f32");
