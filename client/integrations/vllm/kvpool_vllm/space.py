@@ -80,8 +80,8 @@ def magazine_of(blocks: int) -> int:
     return min(_MAGAZINE, blocks // _PART)
 
 
-# Drafts by "ngram" are taken from earlier text. Those of the others have layers of their own, in the same blocks.
-_DRAFTS = ("ngram", "eagle", "eagle3")
+# Drafts by "ngram" are taken from earlier text. Those by "eagle" have layers of their own, in the same blocks.
+_DRAFTS = ("ngram", "eagle")
 
 
 def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], who: str, drafts: Sequence[str] = ()) -> None:
