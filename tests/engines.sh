@@ -12,7 +12,7 @@
 #               dequantised once to 1.1 GB, compared with llama.cpp on the same GGUF, and tested with.
 #   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers.
 #               It needs a torch built for CPUs too; where pip finds none, PIP_EXTRA_INDEX_URL has to name
-#               PyTorch's index of them.
+#               PyTorch's index of them. vLLM's own tests follow (tests/engines/vllm_suite.sh).
 #   --kvpress   NVIDIA's kvpress, with which client/integrations/results.sh compares scores: 90 MB in an
 #               environment of its own, since it needs another Transformers.
 set -euo pipefail
@@ -117,6 +117,7 @@ main() {
   local status=0
   KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/python" -m pytest -p no:cacheprovider --durations=5 tests/engines "$@" 2>&1 | tee build/logs/engines.log || status=$?
+  [ $with_vllm = no ] || tests/engines/vllm_suite.sh || status=1
   say "done; $("$venv/bin/python" -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)')"
   return $status
 }

@@ -40,6 +40,20 @@ def generate(model, ids, cache=None, tokens=40):
                               do_sample=False)[0, ids.shape[1]:].tolist()
 
 
+def eagle(directory, seed=0):
+    """A draft model for llama(head_dim=32), with a layer of its own, as vLLM reads EAGLE's: it says again what the model said last, or
+    nearly so, and is right where the model repeats itself."""
+    config = LlamaConfig(**{**llama(head_dim=32).config.to_dict(), "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"self_attn.q_proj": (128, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64), "self_attn.o_proj": (64, 128),
+              "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64), "mlp.down_proj": (64, 128)}
+    weights = {f"layers.0.{name}.weight": 0.1 * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    weights |= {"layers.0.post_attention_layernorm.weight": torch.ones(64), "fc.weight": torch.cat([torch.zeros(64, 64), torch.eye(64)], 1)}
+    config.save_pretrained(directory)
+    save_file(weights, directory / "model.safetensors")
+    return str(directory)
+
+
 def adapter(directory, seed=0, rank=4):
     """A LoRA of llama(head_dim=32), as a directory that vLLM and peft read; strong enough to change what is said."""
     shapes = {"q_proj": (64, 128), "v_proj": (64, 64)}  # In, out.

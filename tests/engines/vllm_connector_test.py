@@ -10,7 +10,9 @@ import pytest
 
 from daemon import Daemon
 from models import adapter
-from vllm_test import engine, models, prompts, pytestmark, stock, whole_blocks  # these are fixtures
+from vllm_processes import PYTHON, prompts, whole_blocks
+
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
 
 def settled(daemon, *engines):

@@ -7,29 +7,9 @@ import signal
 import pytest
 
 from daemon import Daemon
-from models import llama
-from vllm_processes import BLOCK, PYTHON, assert_nothing_is_held, await_detached, await_shared, engines, prompts, whole_blocks
+from vllm_processes import BLOCK, PYTHON, assert_nothing_is_held, await_detached, await_shared, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models") / "model"
-    llama(0, head_dim=32).save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture
-def engine(model):
-    with engines(model) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def stock(model):
-    with engines(model) as start:
-        yield start()
 
 
 def assert_shared_again(first, second, stock, seed):

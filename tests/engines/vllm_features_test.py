@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, models as tokenizer_models, pre_tokenizers
 from transformers import BertConfig, BertModel, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from daemon import Daemon
-from models import llama
-from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, engines, prompts,
+from models import eagle, llama
+from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, prompts,
                             whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
-SCRIPT = pathlib.Path(__file__).parent / "vllm_features_engine.py"
+USUAL = {"script": pathlib.Path(__file__).parent / "vllm_features_engine.py"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -30,18 +30,6 @@ def model(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t510", unk_token="t511").save_pretrained(directory)
     return directory
-
-
-@pytest.fixture
-def engine(model):
-    with engines(model, script=SCRIPT) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def stock(model):
-    with engines(model, script=SCRIPT) as start:
-        yield start()
 
 
 def test_every_kind_of_sampling(daemon, engine, stock):
@@ -112,6 +100,34 @@ def test_drafts_of_which_some_are_rejected(daemon, engine, stock):
     first.kill(), second.kill()
     with contextlib.closing(Daemon(capacity="8MiB", slab="4MiB")) as small:
         assert_two_share_a_pool_that_is_too_small(small, stock, functools.partial(drafting, max_num_seqs=8), count=8, seeds=(55, 56))
+
+
+def test_drafts_with_layers_of_their_own(daemon, engine, stock, tmp_path):
+    """Blocks hold K and V of the draft model, too. An engine without it, or with another, has a space of its own."""
+    drafts = [{"method": "eagle", "model": eagle(tmp_path / str(seed), seed), "num_speculative_tokens": 3} for seed in (0, 1)]
+    pool = {"socket": daemon.socket}
+    asked = prompts(8, seed=58, shortest=100, longest=300, shared=70)
+    own = stock.generate(asked, tokens=100)["tokens"]
+    alone, first, second = (engine(some, speculative_config=drafts[0]) for some in (None, pool, pool))
+    assert alone.generate(asked, tokens=100)["tokens"] == own
+    assert first.generate(asked, tokens=100)["tokens"] == own
+    accepted, rejected = alone.ask("facts")["drafts"]
+    assert accepted > 0 and rejected > 0
+    # With the prefixes that the first has left, as many drafts are right: their K and V are the first's.
+    first.ask("flush")
+    found, again = (one.generate(asked, tokens=100) for one in (second, alone))
+    assert found["tokens"] == own and found["cached"] == again["cached"] and min(found["cached"]) > 0
+    assert second.ask("facts")["drafts"] == [now - before for now, before in zip(alone.ask("facts")["drafts"], (accepted, rejected))]
+    longer = [prompt + answer + [7] for prompt, answer in zip(asked, own)]
+    assert second.generate(longer)["tokens"] == first.generate(longer)["tokens"] == stock.generate(longer)["tokens"]
+    assert_nothing_is_held(first, second)
+    alone.kill(), first.kill()
+    for other in (engine(pool), engine(pool, speculative_config=drafts[1])):
+        assert other.generate(asked[:2])["cached"][0] == 0
+        other.kill()
+    daemon.kill()
+    await_detached(second)
+    assert second.generate(asked, tokens=100)["tokens"] == own
 
 
 def test_priorities_in_a_pool_that_is_too_small(daemon, engine, stock):

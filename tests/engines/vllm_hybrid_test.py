@@ -28,18 +28,6 @@ def model(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def engine(model):
-    with engines(model) as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def stock(model):
-    with engines(model) as start:
-        yield start()
-
-
 def test_another_process_prefix_and_its_death(daemon, engine, stock):
     pool = {"socket": daemon.socket, "guaranteed_blocks": 2000}
     first, second = engine(pool), engine(pool)

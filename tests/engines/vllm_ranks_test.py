@@ -7,18 +7,10 @@ import functools
 import pytest
 
 from daemon import Daemon
-from models import llama
 from vllm_processes import (BLOCK, PYTHON, Server, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_blocks,
                             await_detached, engines, prompts, whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models") / "0"
-    llama(0, head_dim=32).save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture

@@ -10,31 +10,11 @@ import subprocess
 import pytest
 
 from daemon import Daemon
-from models import adapter, llama
-from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, engines, prompts,
+from models import adapter
+from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, prompts,
                             whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    for seed in (0, 1):
-        llama(seed, head_dim=32).save_pretrained(directory / str(seed))
-    return directory
-
-
-@pytest.fixture
-def engine(models):
-    with engines(models / "0") as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def stock(models):
-    with engines(models / "0") as start:
-        yield start()
 
 
 def test_fifty_prompts_and_another_process_prefix_and_its_death(daemon, engine, stock):

@@ -6,24 +6,10 @@ import shutil
 
 import pytest
 
-from models import adapter, llama
+from models import adapter
 from vllm_processes import PYTHON, assert_nothing_is_held, engines, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    for seed in (0, 1):
-        llama(seed, head_dim=32).save_pretrained(directory / str(seed))
-    return directory
-
-
-@pytest.fixture
-def engine(models):
-    with engines(models / "0") as start:
-        yield start
 
 
 @pytest.fixture(scope="module")

@@ -87,12 +87,17 @@ class KvPoolBlockPool(BlockPool):
         self._waiting: dict[str, list[KVCacheBlock]] = {}
         self._junctions: dict[str, int] = {}
         self._trying: str | None = None  # The request that is being allocated for.
-        self._retry_at = 0.0
+        # So many blocks were not to be had, and are not asked for before that time.
+        self._short_of, self._retry_at = 0, 0.0
         self._short_since: float | None = None
         self._in_use = 0  # Blocks with requests.
         self._left = 0  # Counts how often shared blocks have left the index.
         # What was released waits for all ranks to be done with the last step, and no worker has been told to say so.
         self.release_waits = False
+        # A step is planned before the one in front of it is done, and may still write to blocks of requests that are over: every step
+        # is begun and said to be done, and what is released waits for those that are under way.
+        self.steps_overlap = False
+        self._step = 0  # The last that was begun. It grows from session to session: a step of an earlier one may be under way.
         # When it was noticed that a question was not answered in time, and none sent since has been; None: the daemon answers.
         self._silent_since: float | None = None
         self._quiet_until = 0.0
@@ -171,7 +176,7 @@ class KvPoolBlockPool(BlockPool):
 
     def _top_up(self, count: int, headroom: int = 0) -> None:
         missing = count - len(self._stock)
-        if self.detached or time.monotonic() < self._retry_at:
+        if self.detached or (missing >= self._short_of and time.monotonic() < self._retry_at):
             return
         for asked in sorted({missing + headroom + self._spare, missing + headroom, missing}, reverse=True):
             if asked <= 0 or self._lease(asked, 0.0):
@@ -189,7 +194,7 @@ class KvPoolBlockPool(BlockPool):
         if now - self._short_since > _STUCK_S and self._give_up(self._asked) and self._lease(missing, patience):
             return
         self._look_for_a_sign_of_life()
-        self._retry_at = time.monotonic() + _RETRY_S
+        self._short_of, self._retry_at = missing, time.monotonic() + _RETRY_S
 
     def _look_for_a_sign_of_life(self) -> None:
         """Blocks are short. A daemon that has none says so, and answers other questions; one that is stopped does not."""
@@ -452,19 +457,20 @@ class KvPoolBlockPool(BlockPool):
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
 
         They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
-        more than all else here. What is released is released when no step is under way, if there is one rank. vLLM takes a step
-        for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
+        more than all else here. What is released is released when no step is under way, if there is one rank and steps do not overlap.
+        vLLM takes a step for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
         if self._waiting or self._junctions:
             for request_id in request_ids:
                 self.let_go(request_id)
         self._trying = None
         if self.detached:
             return 0
-        said, self.release_waits = bool(self._new_seals) or self.release_waits, False
+        said, self.release_waits = bool(self._new_seals) or self.release_waits or self.steps_overlap, False
         if self.space.terms.ranks == 1 and not said:
             return 0
+        self._step = step = self._step + 1
         try:
-            step = self.session.begin_step()
+            self.session.begin_step(step)
         except kvpool.KvpoolError as error:
             self._detach(error)
             return 0

@@ -14,7 +14,7 @@ import torch
 from kvpool_vllm import groups
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -55,8 +55,7 @@ def _remembered(path: str) -> str:
     return digest
 
 
-def weights_digest(vllm_config: VllmConfig) -> str:
-    model, load = vllm_config.model_config, vllm_config.load_config
+def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
     if load.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     directory = model.model
@@ -81,6 +80,11 @@ def _model_config(model: Any) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
+def has_drafts_with_kv(vllm_config: VllmConfig) -> bool:
+    """Blocks hold layers of a draft model, too."""
+    return vllm_config.speculative_config is not None and vllm_config.speculative_config.use_eagle()
+
+
 def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str, layout: str) -> dict[str, str]:
     """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal. `of_model`: its groups."""
     import vllm
@@ -90,7 +94,7 @@ def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str
     facts = {
         "model": hashlib.sha256(config.encode()).hexdigest(),
         "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ["?"])[:256],
-        "weights": weights_digest(vllm_config),
+        "weights": weights_digest(model, vllm_config.load_config),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_dtype": str(spec.dtype).removeprefix("torch."),
         "block_size": str(spec.block_size),
@@ -105,6 +109,10 @@ def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str
         "python": ".".join(platform.python_version_tuple()[:2]),  # Keys are hashed over what it pickles.
         "machine": platform.machine(),
     }
+    if has_drafts_with_kv(vllm_config):
+        drafts = vllm_config.speculative_config
+        of_drafts = hashlib.sha256(_model_config(drafts.draft_model_config).encode()).hexdigest()
+        facts["drafts"] = f"{drafts.method} {of_drafts} {weights_digest(drafts.draft_model_config, drafts.draft_load_config or vllm_config.load_config)}"
     if '"rope' in config and any(word in config for word in ('"longrope"', '"dynamic"')):
         facts["max_model_len"] = str(model.max_model_len)  # Frequencies go by it.
     return facts

@@ -29,13 +29,17 @@ class Group:
     layers: tuple[int, ...]  # Their numbers in the model.
     layer_stride: int  # Bytes from a layer's page to the next one's.
     offset: int = 0  # Where in a block the first page is.
+    # Drafts have K and V of their own: vLLM leaves out the last block of a prefix, which a draft model computes anew.
+    drafted: bool = False
 
     @property
     def window_tokens(self) -> int:
         """How many of the tokens in front of it a token reads; 0: all."""
         from vllm.v1.kv_cache_interface import SlidingWindowSpec
         # Full attention may have one, too, by which it computes; its blocks are kept all the same.
-        return max(1, self.spec.sliding_window - 1) if isinstance(self.spec, SlidingWindowSpec) else 0
+        if not isinstance(self.spec, SlidingWindowSpec):
+            return 0
+        return max(1, self.spec.sliding_window - 1) + (self.spec.block_size if self.drafted else 0)
 
     @property
     def window_blocks(self) -> int:
@@ -83,11 +87,11 @@ def _numbers(config: KVCacheConfig) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None]) -> tuple[Group, ...]:
+def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None], drafted: bool) -> tuple[Group, ...]:
     """The groups of a plan in which blocks hold all layers. `planes_of` answers the planes of a spec."""
     numbers = _numbers(config)
     return tuple(Group(group.kv_cache_spec, planes_of(group.kv_cache_spec), tuple(numbers[name] for name in tensor.layers),
-                       tensor.layer_stride, tensor.offset)
+                       tensor.layer_stride, tensor.offset, drafted)
                  for group, tensor in zip(config.kv_cache_groups, config.kv_cache_tensors))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_coordinator
-from vllm.v1.core.sched import scheduler
+from vllm.v1.core.sched import async_scheduler, scheduler
 
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
@@ -45,7 +45,31 @@ def building(space: Space) -> Iterator[None]:
         kv_cache_coordinator.BlockPool = original
 
 
-class PooledScheduler(scheduler.Scheduler):
+def ask_for_blocks(manager: KVCacheManager, block_size: int, watermark: int) -> None:
+    """The manager's pool is told of each allocation what it needs, and has its answer for a request before vLLM looks for a prefix.
+    `watermark`: blocks that vLLM leaves free when it admits a request."""
+    lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
+    pool, manager.watermark_blocks = manager.block_pool, watermark
+
+    def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
+        pool.settle(request, block_size)
+        blocks, tokens, *boundary = lookup(request, *arguments, **more)
+        pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
+        if boundary and (junction := pool.junction(request)) > tokens:
+            boundary = [max(junction, *boundary)]
+        return blocks, tokens, *boundary
+
+    def get_num_blocks_to_allocate(*arguments: Any, **more: Any) -> int:
+        count = plan(*arguments, **more)
+        pool.want(count, watermark)
+        return count
+
+    manager.get_computed_blocks = get_computed_blocks
+    manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
+
+
+class _Pooled(scheduler.Scheduler):
+    """What kvpool adds to each of vLLM's schedulers."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **more: Any) -> None:
         space = kv_cache_config.kvpool
@@ -54,17 +78,20 @@ class PooledScheduler(scheduler.Scheduler):
         self.pool = self.kv_cache_manager.block_pool
         if not isinstance(self.pool, KvPoolBlockPool):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
+        self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
         core.when_weights_change(self.weights_changed)
         self._opener = Opener(space.open_again)
         self.pool.want(1)
         if self.pool.get_num_free_blocks() == 0:
             space.session.lease(1, timeout=space.options.open_timeout).release()
-        self._wrap(self.kv_cache_manager)
+        # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
+        ask_for_blocks(self.kv_cache_manager, self.block_size, int(self.scheduler_config.watermark * space.limit))
 
     # ---- Losing a kvpoold, and finding one
 
     def _follow_the_daemon(self) -> None:
-        """Between two steps. Requests that run are computed again, as preempted ones are: none of them fails."""
+        """Before a step is planned. Requests that run are computed again, as preempted ones are: none of them fails. What a step that is
+        under way answers for them is dropped, and workers move once it is done."""
         pool = self.pool
         if pool.detached and not pool.own:
             self._move(None)
@@ -114,28 +141,6 @@ class PooledScheduler(scheduler.Scheduler):
         keys.new_root()
         self._rehash()
 
-    def _wrap(self, manager: KVCacheManager) -> None:
-        lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
-        pool = self.pool
-        # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
-        manager.watermark_blocks = watermark = int(self.scheduler_config.watermark * pool.space.limit)
-
-        def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
-            pool.settle(request, self.block_size)
-            blocks, tokens, *boundary = lookup(request, *arguments, **more)
-            pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
-            if boundary and (junction := pool.junction(request)) > tokens:
-                boundary = [max(junction, *boundary)]
-            return blocks, tokens, *boundary
-
-        def get_num_blocks_to_allocate(*arguments: Any, **more: Any) -> int:
-            count = plan(*arguments, **more)
-            pool.want(count, watermark)
-            return count
-
-        manager.get_computed_blocks = get_computed_blocks
-        manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
-
     def add_request(self, request: Request) -> None:
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
@@ -155,8 +160,8 @@ class PooledScheduler(scheduler.Scheduler):
         return super().has_requests() or self.pool.release_waits  # Else they would wait for the next request.
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        if scheduler_output.kvpool_step:
-            self.pool.computed(scheduler_output.kvpool_step)
+        if step := getattr(scheduler_output, "kvpool_step", 0):
+            self.pool.computed(step)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.pool.trim()
         return outputs
@@ -182,10 +187,19 @@ class PooledScheduler(scheduler.Scheduler):
         leave(self.pool.session)
 
 
+class PooledScheduler(_Pooled):
+    """A step is planned when the one before is done."""
+
+
+class PooledAsyncScheduler(_Pooled, async_scheduler.AsyncScheduler):
+    """A step is planned while the one before is under way: vLLM's default on GPUs."""
+
+
 class Scheduler:
     """--scheduler-cls kvpool_vllm.Scheduler: vLLM's scheduler on a pool. It starts on nothing else."""
 
     def __new__(cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **more: Any) -> Any:
         if not hasattr(kv_cache_config, "kvpool"):
             raise RuntimeError(patches.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
-        return PooledScheduler(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)
+        kind = PooledAsyncScheduler if vllm_config.scheduler_config.async_scheduling else PooledScheduler
+        return kind(vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)

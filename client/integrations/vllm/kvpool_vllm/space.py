@@ -73,7 +73,15 @@ def choose_layout(vllm_config: VllmConfig, supported_layouts: Sequence[Sequence[
 
 _MAGAZINE = 256  # Blocks, as the client's default.
 _PART = 16
-_DRAFTS_WITHOUT_KV = ("ngram",)  # Such drafts are taken from earlier text.
+
+
+def magazine_of(blocks: int) -> int:
+    """Of an engine that may hold so many. What is in it is leased and no cache: it is a small part."""
+    return min(_MAGAZINE, blocks // _PART)
+
+
+# Drafts by "ngram" are taken from earlier text. Those by "eagle" have layers of their own, in the same blocks.
+_DRAFTS = ("ngram", "eagle")
 
 
 def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], who: str, drafts: Sequence[str] = ()) -> None:
@@ -87,7 +95,7 @@ def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCache
             raise ValueError(f"{name} {size}: {who} needs workers that have all layers and all tokens")
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in drafts:
-        also = f"; {', '.join(drafts)} does" if drafts else ""
+        also = f"; those by {', '.join(drafts)} do" if drafts else ""
         raise ValueError(f"speculative_config: drafts by {speculative.method!r} do not go with {who}{also}")
     if cache.prefix_caching_hash_algo.startswith("xxhash"):
         raise ValueError(f"prefix_caching_hash_algo {cache.prefix_caching_hash_algo}: other prompts can be made with the same key; {who} "
@@ -113,10 +121,11 @@ def _refuse_ranks_that_can_not_join(vllm_config: VllmConfig, configs: Sequence[K
 
 
 def _refuse_what_is_not_supported(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
-    refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS_WITHOUT_KV)
+    refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS)
     _refuse_ranks_that_can_not_join(vllm_config, configs)
-    if vllm_config.scheduler_config.async_scheduling:
-        raise ValueError("async_scheduling: kvpool_vllm.Scheduler plans a step when the one before is done: --no-async-scheduling")
+    if vllm_config.scheduler_config.async_scheduling and vllm_config.speculative_config is not None:
+        raise ValueError("async_scheduling with speculative_config: kvpool_vllm.Scheduler plans steps with drafts when the one before is "
+                         "done: --no-async-scheduling")
     if vllm_config.kv_transfer_config is not None:
         raise ValueError("kv_transfer_config: with kvpool_vllm.Scheduler blocks are shared in place; a connector can't move them")
     if vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events:
@@ -293,7 +302,7 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     _refuse_what_is_not_supported(vllm_config, configs)
     config = configs[0]
     planes, attention = _attentions(vllm_config, config)
-    of_model = groups.groups_of(config, planes.get)
+    of_model = groups.groups_of(config, planes.get, facts.has_drafts_with_kv(vllm_config))
     known = facts.facts_of(vllm_config, of_model, attention, vllm_config.cache_config.kv_cache_layout)
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
@@ -301,10 +310,9 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs))
     space = Space(None, options, terms, Memory(config.num_blocks, tuple(config.kv_cache_tensors), None))
     space.executor = executor
-    # A magazine and what an engine stocks itself are leased and no cache: they are a small part of what it may hold.
     space.asked = {"tenant": options.tenant, "scheduler": not _worker_is_here(vllm_config), "guaranteed_blocks": guaranteed,
                    "max_blocks": config.num_blocks, "max_space_bytes": options.max_space_bytes,
-                   "magazine_blocks": min(_MAGAZINE, config.num_blocks // _PART)}
+                   "magazine_blocks": magazine_of(config.num_blocks)}
     for each in configs:
         each.kvpool = space
     try:

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvpool_vllm import patches
+from kvpool_vllm import facts, patches
 
 if TYPE_CHECKING:
     from kvpool_vllm.space import Memory, Space
@@ -44,7 +44,9 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
     finally:
         if make is not None:
             del runner.initialize_kv_cache_tensors
-    warm_up, execute = wrapper.worker.compile_or_warm_up_model, wrapper.execute_model
+    warm_up, execute, sample = wrapper.worker.compile_or_warm_up_model, wrapper.execute_model, wrapper.sample_tokens
+    drafts = facts.has_drafts_with_kv(wrapper.vllm_config)  # Their K and V are computed once tokens are sampled.
+    executed: list[int] = []  # The step whose tokens are to be sampled.
 
     def compile_or_warm_up_model(*arguments: Any, **more: Any) -> Any:
         warm = warm_up(*arguments, **more)
@@ -55,8 +57,17 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
     def execute_model(scheduler_output: Any, *arguments: Any, **more: Any) -> Any:
         output = execute(scheduler_output, *arguments, **more)
         if step := getattr(scheduler_output, "kvpool_step", 0):
-            space.computed(step)
+            if drafts:
+                executed.append(step)
+            else:
+                space.computed(step)
         return output
+
+    def sample_tokens(*arguments: Any, **more: Any) -> Any:
+        sampled = sample(*arguments, **more)
+        if executed:
+            space.computed(executed.pop())
+        return sampled
 
     def kvpool_move(memory: Memory) -> str:
         """Makes the KV tensors anew, in other memory; what was in the old is gone. Answers why it could not, or nothing."""
@@ -78,5 +89,6 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    wrapper.compile_or_warm_up_model, wrapper.execute_model, wrapper.kvpool_move = compile_or_warm_up_model, execute_model, kvpool_move
+    wrapper.compile_or_warm_up_model, wrapper.kvpool_move = compile_or_warm_up_model, kvpool_move
+    wrapper.execute_model, wrapper.sample_tokens = execute_model, sample_tokens
     return done

@@ -1,0 +1,42 @@
+"""Steps that overlap, as on GPUs, in a pool that two engines share and that is too small for both: no block is another's while a step
+that is under way reads or writes it, and what is said follows from the prompt. vllm_overlap_engines.py has the engines."""
+
+import contextlib
+import json
+import os
+import subprocess
+
+import pytest
+
+from daemon import Daemon
+from vllm_processes import HERE, OVERLAY, PYTHON
+
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
+
+
+def run(daemon, model, **asked):
+    """What vllm_overlap_engines.py says."""
+    done = subprocess.run([PYTHON, HERE / "vllm_overlap_engines.py", json.dumps({"model": str(model), "socket": daemon.socket, **asked})],
+                          capture_output=True, text=True,
+                          env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture
+def small():
+    with contextlib.closing(Daemon(capacity="4MiB", slab="2MiB", flags=("--policy=random",))) as daemon:  # 64 blocks.
+        yield daemon
+
+
+def test_what_a_step_under_way_reads_is_nobody_elses(small, model):
+    said = run(small, model, overlap=True, seed=None, kill=None)
+    assert said == {"sealed": 4, "before": 0, "after": 4}
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["daemon lives", "daemon dies"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one by one"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_engines(small, model, overlap, kill, seed):
+    said = run(small, model, overlap=overlap, seed=seed, kill=small.process.pid if kill else None)
+    assert said["sealed"] > 0 and said["found"] > 0, said
