@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "server/daemon/daemon.h"
+#include "tests/support/access.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/memory_device.h"
 
@@ -127,6 +128,7 @@ class ServiceTest : public testing::Test {
   void Settle(const std::vector<Engine*>& engines);
 
   FakeClock clock_;
+  const std::shared_ptr<AccessControl> access_ = MakeAccess();
   DaemonOptions options_;
   std::vector<std::unique_ptr<MemoryDevice::Script>> scripts_;
   std::unique_ptr<Daemon> daemon_;
