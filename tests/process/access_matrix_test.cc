@@ -119,6 +119,7 @@ class AccessMatrixTest : public testing::Test {
     reflection::ServerReflectionResponse response;
     EXPECT_TRUE(stream->Write(request) && stream->Read(&response));
     stream->WritesDone();
+    EXPECT_TRUE(stream->Finish().ok());
     std::vector<const pb::MethodDescriptor*> methods;
     for (const auto& listed : response.list_services_response().service()) {
       const pb::ServiceDescriptor* service =

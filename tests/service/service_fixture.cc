@@ -256,7 +256,6 @@ std::vector<std::string> Keys(const std::string& prefix, int count) {
 
 void ServiceTest::StartDaemon(uint32_t slabs, int devices) {
   options_.version = "test";
-  options_.access = access_;
   options_.housekeeping_thread = false;
   if (options_.slab_bytes == 0) options_.slab_bytes = kSlabBlocks * kBlockBytes;
   options_.device_capacity_bytes.assign(devices, uint64_t{slabs} * kSlabBlocks * kBlockBytes);

@@ -116,6 +116,7 @@ std::vector<std::string> Keys(const std::string& prefix, int count);
 
 class ServiceTest : public testing::Test {
  protected:
+  ServiceTest() { options_.access = access_; }
   // `slabs`: capacity of each device in slabs of 16 blocks.
   void StartDaemon(uint32_t slabs, int devices = 1);
   std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
