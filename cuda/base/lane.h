@@ -14,8 +14,11 @@
 
 #ifdef __CUDACC__
 #define KVPOOL_HOST_DEVICE __host__ __device__
+// Before a loop whose arrays must be registers.
+#define KVPOOL_UNROLL _Pragma("unroll")
 #else
 #define KVPOOL_HOST_DEVICE
+#define KVPOOL_UNROLL
 #endif
 
 namespace kvpool {

@@ -14,6 +14,7 @@
 
 #include "cuda/kv_compute.h"
 #include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/order.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
@@ -80,19 +81,19 @@ class ComputeTest : public testing::Test {
   const std::unique_ptr<KvCompute> host_;
 };
 
-// A window of queries of two query heads for each kv head, and an engine's own importance.
+// A window of queries of `group` query heads for each kv head, and an engine's own importance.
 struct SomeSignals {
-  SomeSignals(const KvShape& shape, uint64_t seed) {
+  SomeSignals(const KvShape& shape, uint64_t seed, uint32_t window = 3, uint32_t group = 2) {
     Random random(seed);
-    const uint32_t heads = shape.kv_heads * 2;
-    queries.resize(size_t{shape.layers} * 3 * heads * shape.k_head_dim);
+    const uint32_t heads = shape.kv_heads * group;
+    queries.resize(size_t{shape.layers} * window * heads * shape.k_head_dim);
     for (float& x : queries) x = static_cast<float>(random.Normal());
     importance.resize(size_t{shape.planes()} * shape.tokens);
     for (float& x : importance) x = static_cast<float>(random.Uniform());
     s.window = {.data = queries.data(),
-                .queries = 3,
+                .queries = window,
                 .q_heads = heads,
-                .layer_stride_bytes = 3 * heads * shape.k_head_dim * sizeof(float),
+                .layer_stride_bytes = window * heads * shape.k_head_dim * sizeof(float),
                 .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
@@ -100,6 +101,25 @@ struct SomeSignals {
   std::vector<float> queries, importance;
   Signals s;
 };
+
+// A warp has 32 queries at once, and four times as many in a round over the keys.
+TEST_F(ComputeTest, WindowsAndGroupsOfAllSizes) {
+  for (const uint32_t window : {1u, 8u, 32u, 33u, 64u}) {
+    for (const uint32_t group : {1u, 3u, 4u}) {
+      SCOPED_TRACE(testing::Message() << window << " queries, group of " << group);
+      const Sequence sequence({.layers = 1,
+                               .tokens = 70,
+                               .heads = 2,
+                               .k_dim = window == 8 ? 260u : 128u,
+                               .v_dim = 0,
+                               .tokens_per_block = 16,
+                               .dtype = KvDtype::kBf16});
+      const SomeSignals signals(sequence.kv().shape, window, window, group);
+      for (const char* policy : {"snapkv", "cake", "tova", "epicache"})
+        ExpectSame(sequence.kv(), signals.s, policy);
+    }
+  }
+}
 
 TEST_F(ComputeTest, QueriesBehindTheSequenceSeeAllOfItOnEveryDevice) {
   const Sequence sequence({.tokens = 29});
@@ -171,6 +191,60 @@ TEST_F(ComputeTest, LongSequencesTakeManyTeams) {
       {.layers = 1, .tokens = 4100, .heads = 2, .k_dim = 8, .v_dim = 8, .tokens_per_block = 3});
   ExpectSame(sequence.kv(), {}, "paged_eviction");
   ExpectSame(sequence.kv(), {}, "keydiff");
+}
+
+TEST_F(ComputeTest, RowsOfWholeSixteenBytesMayBeginAnywhere) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kFp8E5m2}) {
+    const Sequence sequence({.k_dim = 33, .v_dim = 33, .dtype = dtype});
+    KvView kv = sequence.kv();
+    kv.shape.k_head_dim = kv.shape.v_head_dim = kv.k.head_dim = kv.v.head_dim = 32;
+    ExpectSame(kv, {}, "paged_eviction");
+    ExpectSame(kv, {}, "keydiff");
+  }
+}
+
+// A token for each code, all of whose key's elements but one are 0, and whose value's norm is 1.
+template <KvDtype dtype>
+std::vector<float> ScoresOfCodes(KvCompute* compute, uint32_t dim, uint32_t step) {
+  using Storage = typename Element<dtype>::Storage;
+  const uint32_t tokens = (1u << 8 * sizeof(Storage)) / step;
+  const Sequence sequence(
+      {.layers = 1, .tokens = tokens, .heads = 1, .k_dim = dim, .v_dim = dim, .dtype = dtype},
+      [](bool value, uint32_t, uint32_t, uint32_t, uint32_t d) { return value && d == 0 ? 1.0 : 0.0; });
+  for (uint32_t t = 0; t < tokens; ++t) {
+    auto* const row = const_cast<unsigned char*>(sequence.kv().KeyRow(0, 0, t));
+    reinterpret_cast<Storage*>(row)[t % dim] = static_cast<Storage>(t * step);
+  }
+  const auto policy = BindPolicy("paged_eviction", {{"eps", "0"}});
+  const auto staged = StagedSequence::Make(compute, sequence.kv(), {});
+  EXPECT_TRUE(policy.ok() && staged.ok());
+  const auto scored = lab::ScoreStaged(compute, *staged, {.policy = *policy, .shape = sequence.kv().shape});
+  EXPECT_TRUE(scored.ok()) << scored.status();
+  return scored->tokens;
+}
+
+template <KvDtype dtype>
+void ExpectEveryCode(KvCompute* compute, uint32_t step) {
+  using Storage = typename Element<dtype>::Storage;
+  // Rows of whole sixteen bytes are read another way than others.
+  for (const uint32_t dim : {32u, 19u}) {
+    const std::vector<float> scores = ScoresOfCodes<dtype>(compute, dim, step);
+    for (uint32_t t = 0; t < scores.size(); ++t) {
+      const double x = std::abs(double{Element<dtype>::Load(static_cast<Storage>(t * step))});
+      if (std::isfinite(x) && x > 0) {
+        ASSERT_NEAR(scores[t], 1 / x, 1e-6 / x) << "code " << t * step << ", dim " << dim;
+      } else {
+        ASSERT_EQ(OrderOf(scores[t]), OrderOf(static_cast<float>(1 / x)))
+            << "code " << t * step << ", dim " << dim;
+      }
+    }
+  }
+}
+
+TEST_F(ComputeTest, EveryCodeIsReadAsItsNumber) {
+  ExpectEveryCode<KvDtype::kFp8E4m3>(&compute(), 1);
+  ExpectEveryCode<KvDtype::kFp8E5m2>(&compute(), 1);
+  ExpectEveryCode<KvDtype::kF16>(&compute(), 7);
 }
 
 TEST_F(ComputeTest, RecordsThatAreKeptAreNotMadeAgain) {

@@ -39,41 +39,70 @@ KVPOOL_HOST_DEVICE inline uint32_t KeysSeen(const ScoreContext& c, uint32_t quer
   return c.shape().tokens > after ? c.shape().tokens - after : 0;
 }
 
+// The logits of queries [first, first + count) of a plane and one token: each lane of the row team has that of
+// query first + in_row(). REQUIRES: count <= row_width().
 template <KvDtype dtype, typename Team>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE float Logit(const Team& team, const ScoreContext& c, uint32_t plane,
-                                             uint32_t token, const float* query) {
-  const unsigned char* const row = c.kv.KeyRow(plane / c.shape().kv_heads, plane % c.shape().kv_heads, token);
-  const uint64_t stride = c.kv.k.dim_stride_bytes;
-  return stride == BytesOf(dtype)
-             ? SumOverRow<dtype, true, RowOp::kProduct>(team, row, stride, c.shape().k_head_dim, query)
-             : SumOverRow<dtype, false, RowOp::kProduct>(team, row, stride, c.shape().k_head_dim, query);
+KVPOOL_HOST_DEVICE KVPOOL_INLINE float OwnLogit(const Team& team, const ScoreContext& c, uint32_t plane,
+                                                uint32_t token, uint32_t first, uint32_t count) {
+  const uint32_t dim = c.shape().k_head_dim;
+  return team.template ProductWithOwn<dtype>(
+      c.kv.KeyRow(plane / c.shape().kv_heads, plane % c.shape().kv_heads, token), c.kv.k.dim_stride_bytes,
+      dim, c.queries + c.QueryFloats() * plane + uint64_t{first} * dim, count);
 }
 
+// Row teams share the tokens, whose keys each reads once for so many queries as its lanes have in these.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreContext& c, uint32_t plane) {
-  const uint32_t queries = c.signals.window.queries;
-  for (uint32_t i = 0; i < c.group() * queries; ++i) {
-    const float* const query = c.queries + c.QueryFloats() * plane + uint64_t{i} * c.shape().k_head_dim;
-    const uint32_t seen = KeysSeen(c, i % queries);
-    float most = -INFINITY, sum = 0;
-    for (uint32_t t = team.row(); t < seen; t += team.rows()) {
-      const float logit = Logit<dtype>(team, c, plane, t, query);
-      if (!IsFinite(logit)) continue;
-      if (logit > most) {
-        sum = sum * expf(most - logit) + 1;
-        most = logit;
-      } else {
-        sum += expf(logit - most);
+  constexpr uint32_t kEach = 4;  // queries of a lane
+  const uint32_t width = team.row_width(), queries = c.signals.window.queries, all = c.group() * queries;
+  for (uint32_t base = 0; base < all; base += width * kEach) {
+    float most[kEach], sum[kEach];
+    uint32_t seen[kEach];
+    KVPOOL_UNROLL
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const uint32_t query = base + i * width + team.in_row();
+      most[i] = -INFINITY, sum[i] = 0;
+      seen[i] = query < all ? KeysSeen(c, query % queries) : 0;
+    }
+    for (uint32_t t = team.row(); t < c.shape().tokens; t += team.rows()) {
+      KVPOOL_UNROLL
+      for (uint32_t i = 0; i < kEach; ++i) {
+        const uint32_t first = base + i * width;
+        if (first >= all) continue;
+        const float logit =
+            OwnLogit<dtype>(team, c, plane, t, first, all - first < width ? all - first : width);
+        if (t >= seen[i] || !IsFinite(logit)) continue;
+        if (logit > most[i]) {
+          sum[i] = sum[i] * expf(most[i] - logit) + 1;
+          most[i] = logit;
+        } else {
+          sum[i] += expf(logit - most[i]);
+        }
       }
     }
-    const float all_most = team.Max(most);
-    const double all = team.Sum(team.in_row() == 0 && sum != 0 ? double{sum * expf(most - all_most)} : 0.0);
-    if (team.id() == 0) {
-      c.lse[uint64_t{plane} * c.group() * queries + i] = all_most + static_cast<float>(log(all));
+    KVPOOL_UNROLL
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const uint32_t query = base + i * width + team.in_row();
+      const float all_most = team.GreatestOfRows(most[i]);
+      const double all_sum = team.SumOfRows(sum[i] != 0 ? double{sum[i] * expf(most[i] - all_most)} : 0.0);
+      if (team.row() != 0 || query >= all) continue;
+      c.lse[uint64_t{plane} * all + query] = all_most + static_cast<float>(log(all_sum));
     }
   }
   team.Sync();
 }
+
+// Count, mean and sum of squared distances from it, of numbers that come in parts (Chan, Golub, LeVeque 1979).
+struct Moments {
+  float count = 0, mean = 0, squares = 0;
+
+  KVPOOL_HOST_DEVICE void Add(float part_count, float part_mean, float part_squares) {
+    const float sum = count + part_count, delta = part_mean - mean;
+    mean += delta * part_count / sum;
+    squares += part_squares + delta * delta * count * part_count / sum;
+    count = sum;
+  }
+};
 
 // The unbiased variance of `count` numbers, from their sum and the sum of their squares.
 KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t count) {
@@ -82,39 +111,45 @@ KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t
   return apart > 0 ? apart / (count - 1) : 0;
 }
 
-// Fills window_mean, window_variance (by Welford's method) and window_latest, each the mean over the group,
-// window_peak, the maximum over it, and the plane's spread.
+// Fills window_mean, window_variance and window_latest, each the mean over the group, window_peak, the maximum over
+// it, and the plane's spread. Row teams share the tokens, and the lanes of each the queries.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const ScoreContext& c,
                                                        uint32_t plane) {
   const uint32_t queries = c.signals.window.queries, group = c.group(), tokens = c.shape().tokens;
-  const float* const lse = c.lse + uint64_t{plane} * group * queries;
+  const uint32_t width = team.row_width(), all = group * queries;
+  const float* const lse = c.lse + uint64_t{plane} * all;
   const uint64_t own = uint64_t{plane} * tokens;
   double entropy = 0, spread = 0, sum = 0, squares_sum = 0;
   for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
     const bool before_window = t + c.signals.window.own_tokens() < tokens;
     float mean_sum = 0, variance_sum = 0, peak = 0, latest_sum = 0;
-    for (uint32_t g = 0; g < group; ++g) {
-      float mean = 0, squares = 0, latest = 0;
-      for (uint32_t w = 0; w < queries; ++w) {
-        const uint32_t i = g * queries + w;
-        float p = 0;
-        if (t < KeysSeen(c, w)) {
-          const float logit = Logit<dtype>(
-              team, c, plane, t, c.queries + c.QueryFloats() * plane + uint64_t{i} * c.shape().k_head_dim);
-          p = IsFinite(logit) ? expf(logit - lse[i]) : NAN;
-        }
-        const float delta = p - mean;
-        mean += delta / static_cast<float>(w + 1);
-        squares += delta * (p - mean);
-        peak = GreaterOf(peak, p);
-        latest = p;
-        if (before_window && team.in_row() == 0 && p == p) entropy -= double{p} * log(double{p} + 1e-10);
+    Moments of_head;
+    for (uint32_t first = 0; first < all; first += width) {
+      const uint32_t end = all - first < width ? all : first + width;
+      const float logit = OwnLogit<dtype>(team, c, plane, t, first, end - first);
+      const uint32_t query = first + team.in_row();
+      float p = 0;
+      if (query < end && t < KeysSeen(c, query % queries))
+        p = IsFinite(logit) ? expf(logit - lse[query]) : NAN;
+      if (before_window && p == p) entropy -= double{p} * log(double{p} + 1e-10);
+      // The query heads of which these lanes have queries.
+      for (uint32_t begin = first; begin < end;) {
+        const uint32_t head_end = (begin / queries + 1) * queries;
+        const uint32_t part_end = head_end < end ? head_end : end;
+        const bool counts = query >= begin && query < part_end;
+        const float count = static_cast<float>(part_end - begin);
+        const float mean = team.RowSum(counts ? p : 0) / count;
+        const float apart = counts ? p - mean : 0;
+        of_head.Add(count, mean, team.RowSum(apart * apart));
+        peak = GreaterOf(peak, team.RowGreatest(counts ? p : 0));
+        begin = part_end;
+        if (part_end != head_end) continue;
+        mean_sum += of_head.mean;
+        variance_sum += queries > 1 ? of_head.squares / static_cast<float>(queries - 1) : 0;
+        latest_sum += team.RowSum(query == head_end - 1 ? p : 0);
+        of_head = {};
       }
-      const float variance = queries > 1 ? squares / static_cast<float>(queries - 1) : 0;
-      mean_sum += mean;
-      variance_sum += variance;
-      latest_sum += latest;
     }
     if (team.in_row() != 0) continue;
     if (before_window && variance_sum == variance_sum) spread += double{variance_sum};
