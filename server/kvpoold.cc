@@ -38,6 +38,11 @@ int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes,
   return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
 }
 
+absl::StatusOr<std::shared_ptr<const AccessPolicy>> ReadPolicy(const std::string& file) {
+  if (file.empty()) return AccessPolicy::OfUid(geteuid());
+  return AccessPolicy::Read(file);
+}
+
 std::string CudaFacts() {
   const absl::StatusOr<int> gpus = CudaDeviceCount();
   if (gpus.ok()) return absl::StrCat(*gpus, *gpus == 1 ? " GPU" : " GPUs");
@@ -83,6 +88,9 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
+  access_file_ = settings.access;
+  ASSIGN_OR_RETURN(const auto policy, ReadPolicy(access_file_));
+  access_ = std::make_shared<AccessControl>(policy);
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
@@ -101,6 +109,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   DaemonOptions options = settings.daemon;
   options.version = Version();
   options.epoch = state_dir_.epoch();
+  options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock()));
 
@@ -157,6 +166,17 @@ uint32_t Kvpoold::Drain() {
   const absl::Status drained = daemon_->Drain(v1::DrainRequest(), &response);
   if (!drained.ok()) LogWarning("drain failed", {{"error", drained}});
   return response.sessions_left();
+}
+
+void Kvpoold::ReadAccessAgain() {
+  if (access_file_.empty()) return LogInfo("SIGHUP, and no --access to read again");
+  const auto policy = ReadPolicy(access_file_);
+  if (!policy.ok()) {
+    return LogError("access rules refused", {{"file", access_file_}, {"error", policy.status()}});
+  }
+  access_->Replace(*policy);
+  LogAudit("access rules read",
+           std::initializer_list<LogField>{{"file", access_file_}, {"rules", (*policy)->size()}});
 }
 
 void Kvpoold::Stop() {

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "server/access/access_control.h"
 #include "server/attach/attach_server.h"
 #include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
@@ -27,6 +28,8 @@ class Kvpoold {
   // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
   // open. May be repeated.
   uint32_t Drain();
+  // Reads the file of --access again. If something in it is wrong, that is logged, and the rules stay.
+  void ReadAccessAgain();
   // Ends calls, hangs up, and removes the sockets.
   void Stop();
 
@@ -39,6 +42,8 @@ class Kvpoold {
   FileLock socket_lock_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;
+  std::string access_file_;  // Empty: none.
+  std::shared_ptr<AccessControl> access_;
   std::unique_ptr<Daemon> daemon_;
   RpcStats rpc_stats_;
   std::unique_ptr<AttachServer> attach_server_;

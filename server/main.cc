@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -30,16 +31,11 @@ void LogWordsOfProtobuf(google::protobuf::LogLevel, const char* file, int line, 
               {{"words", words}, {"file", file}, {"line", line}});
 }
 
-// Blocks SIGTERM and SIGINT, which main waits for. It must come before the first thread starts, so that no
-// thread gets them.
-sigset_t BlockEndSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  return signals;
+sigset_t SetOf(std::initializer_list<int> signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals) sigaddset(&set, signal);
+  return set;
 }
 
 // Waits until all sessions have ended by themselves, the grace is over, or a second signal comes.
@@ -65,16 +61,19 @@ int main(int argc, char** argv) {
   }
   kvpool::SetLog(settings->log);
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
-  const sigset_t signals = BlockEndSignals();
+  // Main waits for them. They are blocked before the first thread starts, so that no thread gets them.
+  const sigset_t ends = SetOf({SIGTERM, SIGINT}), all = SetOf({SIGTERM, SIGINT, SIGHUP});
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  signal(SIGPIPE, SIG_IGN);
   const kvpool::LogWriter log_writer;
 
   absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
   if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));
 
   int signal_number = 0;
-  sigwait(&signals, &signal_number);
+  while (sigwait(&all, &signal_number) == 0 && signal_number == SIGHUP) (*kvpoold)->ReadAccessAgain();
   kvpool::LogInfo("shutting down", {{"signal", signal_number}});
-  DrainFor(kvpoold->get(), settings->shutdown_grace, signals);
+  DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
   (*kvpoold)->Stop();
   kvpool::LogInfo("ended");
   return 0;

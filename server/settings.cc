@@ -69,22 +69,6 @@ void AddSize(const std::string& name, uint64_t* target, uint64_t least, const st
   });
 }
 
-absl::Status ParseTenants(absl::string_view text, std::map<std::string, std::vector<uint32_t>>* tenants) {
-  tenants->clear();
-  for (absl::string_view entry : absl::StrSplit(text, ',', absl::SkipEmpty())) {
-    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
-    if (parts.size() != 2 || parts[0].empty() || parts[1].empty()) {
-      return Invalid(absl::StrCat("\"", entry, "\" is not name=uid+uid"));
-    }
-    for (absl::string_view uid : absl::StrSplit(parts[1], '+')) {
-      uint32_t number;
-      if (!absl::SimpleAtoi(uid, &number)) return Invalid(absl::StrCat("\"", uid, "\" is no uid"));
-      (*tenants)[parts[0]].push_back(number);
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Devices, sockets, files and the log.
 void AddPlaceFlags(CommandLine* line, Flags* flags) {
   Settings& settings = line->settings;
@@ -106,6 +90,10 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
              "$XDG_RUNTIME_DIR, or in /run");
   flags->Add("socket-group", &line->socket_group,
              "group, by name or number, that may use the sockets; empty: the daemon's own");
+  flags->Add(
+      "access", &settings.access,
+      "file of rules, who may do what, read again on SIGHUP; empty: the daemon's own user and root may do "
+      "all, others nothing");
   flags->Add(
       "state-dir", &settings.state_dir,
       "where epoch, lock and kvpoold.json are kept, made if it is missing; empty: the socket's directory");
@@ -143,9 +131,6 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add("max-members", &daemon.max_members, {.min = 1, .max = kMaxMembers}, "processes of one session");
   flags->Add("idle-space", &line->idle_space, {.min = absl::ZeroDuration()},
              "close a space that has had no session for so long");
-  flags->AddText("tenant-uids", "",
-                 "tenants shared between users: name=uid+uid,name=uid; others are scoped by the caller's uid",
-                 [&daemon](absl::string_view text) { return ParseTenants(text, &daemon.tenant_uids); });
   flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},
@@ -166,7 +151,7 @@ void AddFlags(CommandLine* line, Flags* flags) {
   AddDaemonFlags(line, flags);
   Settings& settings = line->settings;
   flags->Add("operator-tls-listen", &settings.operator_tls_listen,
-             "host:port for operator verbs over TCP with mutual TLS; empty: none");
+             "host:port for operator verbs over TCP with mutual TLS, by --access; empty: none");
   flags->Add("operator-tls-cert", &settings.operator_tls.certificate,
              "PEM file with the daemon's certificate chain");
   flags->Add("operator-tls-key", &settings.operator_tls.key, "PEM file with its key");
@@ -295,6 +280,10 @@ absl::Status CheckOperatorTls(const Settings& settings) {
                      "needs --operator-tls-cert, --operator-tls-key and --operator-tls-ca");
     }
     if (address.empty() && !path.empty()) return BadFlag(flag, path, "is for --operator-tls-listen");
+  }
+  if (!address.empty() && settings.access.empty()) {
+    return BadFlag("operator-tls-listen", address,
+                   "needs --access, a file of rules that says whose certificates are operators'");
   }
   return absl::OkStatus();
 }

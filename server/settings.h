@@ -27,6 +27,7 @@ struct Settings {
   // activations on the same GPU, and everything else lives in the same RAM.
   std::string device = "auto", capacity = "0.5";
   std::string socket, state_dir;
+  std::string access;  // File of rules; empty: none.
   std::string metrics_listen = "127.0.0.1:9400";
   bool default_socket = false;  // Nobody named one: its directory is the daemon's own.
   std::optional<uint32_t> socket_group;

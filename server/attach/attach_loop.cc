@@ -287,11 +287,17 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   if (!process.ok()) return Close(connection, "process", std::string(process.status().message()));
   PeerCredentials credentials = connection->peer;
   credentials.process = (*process)->id;
+  credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd.get());
   absl::StatusOr<Daemon::Welcome> welcome =
       events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());
   if (!welcome.ok()) {
     if ((*process)->attached.empty()) Unwatch(*process);
-    return Close(connection, "refused", std::string(welcome.status().message()));
+    if (!absl::IsPermissionDenied(welcome.status())) {
+      return Close(connection, "refused", std::string(welcome.status().message()));
+    }
+    refusals_.Add({.process = std::make_shared<const PeerCredentials>(credentials)}, "attach",
+                  welcome.status());
+    return Close(connection, "access", std::string(welcome.status().message()));
   }
   connection->attach = welcome->id;
   connection->process = (*process)->id;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
 #include "proto/support/unique_fd.h"
+#include "server/access/refusal_log.h"
 #include "server/attach/attach_mailbox.h"
 #include "server/attach/attach_options.h"
 #include "server/base/clock.h"
@@ -138,6 +139,7 @@ class AttachLoop {
   std::unordered_map<uint64_t, Connection> connections_;
   std::unordered_map<uint64_t, Process> processes_;
   std::unordered_map<int64_t, uint64_t> process_of_pid_;
+  RefusalLog refusals_{"attach refused"};
   std::set<uint64_t> silent_, greeted_, closing_;  // Ids by state, oldest first.
 
   mutable Mutex stats_mu_;

@@ -7,6 +7,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
 
 #ifndef SO_PEERPIDFD
@@ -14,6 +18,23 @@
 #endif
 
 namespace kvpool {
+namespace {
+
+// A socket's peer has at most NGROUPS_MAX groups, 65,536. Kernels before 4.13 do not tell.
+std::vector<uint32_t> GroupsOf(int socket) {
+  std::vector<uint32_t> groups(64);
+  for (;;) {
+    auto size = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+    const bool told = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &size) == 0;
+    if (!told && errno != ERANGE) return {};
+    groups.resize(size / sizeof(gid_t));
+    if (!told) continue;  // Now it has the size that is needed.
+    std::sort(groups.begin(), groups.end());
+    return groups;
+  }
+}
+
+}  // namespace
 
 bool ProcessEnded(int pidfd) {
   pollfd waiting{.fd = pidfd, .events = POLLIN, .revents = 0};
@@ -26,7 +47,19 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return absl::UnavailableError(absl::StrCat("SO_PEERCRED: ", strerror(errno)));
   }
-  return PeerCredentials{.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
+  return PeerCredentials{
+      .pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid, .groups = GroupsOf(socket)};
+}
+
+std::string CgroupOf(int64_t pid, int pidfd) {
+  if (pid <= 0) return "";
+  std::ifstream file(absl::StrCat("/proc/", pid, "/cgroup"));
+  constexpr std::string_view kUnified = "0::";
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with(kUnified)) {
+  }
+  if (!line.starts_with(kUnified) || ProcessEnded(pidfd)) return "";
+  return line.substr(kUnified.size());
 }
 
 absl::StatusOr<UniqueFd> PidfdOf(int socket, const PeerCredentials& credentials) {

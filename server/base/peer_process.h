@@ -1,9 +1,11 @@
-// The process at the other end of a Unix socket: its credentials, and a descriptor that
+// The process at the other end of a Unix socket: its credentials, its cgroup, and a descriptor that
 // tells when it has ended.
 #ifndef KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 #define KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
@@ -16,13 +18,20 @@ struct PeerCredentials {
   uint32_t gid = 0;
   // Names the process among those that live; 0: two connections can't be told to be of one process.
   uint64_t process = 0;
+  std::vector<uint32_t> groups;  // Its supplementary groups, sorted.
+  // Its path in the tree of cgroup v2, as the daemon's cgroup namespace shows it; empty: not known.
+  std::string cgroup;
 };
 
 // True once the process behind a pidfd has ended.
 bool ProcessEnded(int pidfd);
 
-// The credentials of the process that connected `socket`.
+// The credentials of the process that connected `socket`, as they were then; without its cgroup.
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
+
+// The cgroup of the process behind `pidfd`; empty: it has ended, so that its pid may be another's, or /proc does not
+// show it. The kernel takes a lock of its cgroups for this: it is not for the threads of RPC queues.
+std::string CgroupOf(int64_t pid, int pidfd);
 
 // A pidfd of the process that connected `socket`: from SO_PEERPIDFD where the kernel has it (6.5), else by
 // PidfdByPid. FAILED_PRECONDITION: the process is gone, or is not visible.

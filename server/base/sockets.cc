@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <pwd.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -119,6 +120,22 @@ absl::StatusOr<uint32_t> GroupId(const std::string& group) {
     return absl::NotFoundError(absl::StrCat("no group \"", group, "\" on this system"));
   }
   return entry.gr_gid;
+}
+
+absl::StatusOr<uint32_t> UserId(const std::string& user) {
+  uint32_t number;
+  if (absl::SimpleAtoi(user, &number)) {
+    if (number == static_cast<uid_t>(-1))
+      return absl::InvalidArgumentError(absl::StrCat(number, " is no user"));
+    return number;
+  }
+  std::vector<char> buffer(16384);
+  struct passwd entry;
+  struct passwd* found = nullptr;
+  if (getpwnam_r(user.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no user \"", user, "\" on this system"));
+  }
+  return entry.pw_uid;
 }
 
 absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {

@@ -48,6 +48,8 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& con
 // Answers the id of a group given by name; a number is answered as it is. NOT_FOUND: no such name.
 // INVALID_ARGUMENT: a number that is none.
 absl::StatusOr<uint32_t> GroupId(const std::string& group);
+// The same of a user.
+absl::StatusOr<uint32_t> UserId(const std::string& user);
 
 struct ListenOptions {
   std::string path;

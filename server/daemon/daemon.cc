@@ -37,6 +37,8 @@ absl::Status CheckShare(absl::string_view field, double value) {
 
 absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
   if (devices.empty()) return absl::InvalidArgumentError("no devices; at least one is needed");
+  if (options.access == nullptr)
+    return absl::InvalidArgumentError("access is null; who may do what is needed");
   if (options.device_capacity_bytes.size() != devices.size()) {
     return absl::InvalidArgumentError(absl::StrCat("device_capacity_bytes has ",
                                                    options.device_capacity_bytes.size(), " entries for ",
@@ -144,9 +146,16 @@ void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
 
 // --------------------------------------------------------------------------------------- attach connections
 
+absl::StatusOr<std::shared_ptr<const AccessRule>> Daemon::AdmitEngine(const PeerCredentials& credentials,
+                                                                      absl::string_view what) const {
+  const Peer peer{.process = std::make_shared<const PeerCredentials>(credentials)};
+  return options_.access->Admit(peer, AccessRole::kEngine, what);
+}
+
 absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> peer,
                                                    const PeerCredentials& credentials,
                                                    const std::string& client_name) {
+  RETURN_IF_ERROR(AdmitEngine(credentials, "the attach socket").status());
   RETURN_IF_ERROR(ValidateClientName(client_name));
   const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, client_name);
   Welcome welcome{.id = attached.id};

@@ -43,6 +43,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
 #include "proto/support/mutex.h"
+#include "server/access/access_control.h"
 #include "server/base/clock.h"
 #include "server/daemon/options.h"
 #include "server/daemon/snapshot.h"
@@ -65,6 +66,7 @@ class Registry;
 class RetiredCounters;
 class Session;
 struct SpaceFacts;
+struct TenantScope;
 
 class Daemon final : private SpaceOwner {
  public:
@@ -81,6 +83,7 @@ class Daemon final : private SpaceOwner {
     AttachId id;
     v1::AttachFrame frame;
   };
+  // PERMISSION_DENIED: the process is no engine.
   absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                      const std::string& client_name);
   void OnSlabAck(AttachId id, const v1::SlabAck& ack);
@@ -138,6 +141,7 @@ class Daemon final : private SpaceOwner {
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
 
   DaemonSnapshot Snapshot();
+  const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
   void HousekeepOnce();
@@ -150,8 +154,10 @@ class Daemon final : private SpaceOwner {
  private:
   Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
   void AfterTurn(Space* space, const Deferred& deferred) override;
-  absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request,
-                                                   const PeerCredentials& credentials);
+  absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request, const TenantScope& tenant);
+  // The rule by which the process is an engine.
+  absl::StatusOr<std::shared_ptr<const AccessRule>> AdmitEngine(const PeerCredentials& credentials,
+                                                                absl::string_view what) const;
   // Enters the session in its space, making the slabs that its guarantee needs.
   absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since

@@ -79,6 +79,21 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
           .rank = role.rank()};
 }
 
+// A session whose guarantee is above what it may hold could never have it.
+absl::Status CheckHeldBlocks(const AccessRule& rule, const v1::OpenSession& request) {
+  if (request.guaranteed_blocks() <= rule.limits.held_blocks) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("guaranteed_blocks is ", request.guaranteed_blocks(), "; rule [", rule.name,
+                   "] allows held-blocks = ", rule.limits.held_blocks, " of a session"));
+}
+
+// The cap on a session's blocks; 0: none.
+uint32_t MostBlocks(const AccessRule& rule, const v1::OpenSession& request) {
+  const uint32_t asked = request.max_blocks(), allowed = rule.limits.held_blocks;
+  if (allowed == kNoAccessLimit) return asked;
+  return asked == 0 ? allowed : std::min(asked, allowed);
+}
+
 template <typename Result>  // OpenSessionResult or AddMemberResult.
 void FillMember(const Member& member, const SpaceFacts& facts, uint64_t epoch, Result* result) {
   result->set_member_token(member.identity.token);
@@ -94,8 +109,7 @@ void FillMember(const Member& member, const SpaceFacts& facts, uint64_t epoch, R
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& request,
-                                                         const PeerCredentials& credentials) {
-  ASSIGN_OR_RETURN(const TenantScope tenant, ScopeTenant(options_, request.tenant(), credentials.uid));
+                                                         const TenantScope& tenant) {
   const std::string key = absl::StrCat(tenant.scope, "\n", request.fingerprint().digest());
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
@@ -180,7 +194,11 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
                                  const std::atomic<bool>* given_up) {
   RETURN_IF_ERROR(ValidateOpenSession(request));
   ASSIGN_OR_RETURN(Claim claim, Claim::Take(registry_.get(), request.attach_token(), /*new_session=*/true));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, claim->credentials));
+  ASSIGN_OR_RETURN(const auto rule, AdmitEngine(claim->credentials, "OpenSession"));
+  ASSIGN_OR_RETURN(const TenantScope tenant, ScopeTenant(*rule, request.tenant(), claim->credentials.uid));
+  RETURN_IF_ERROR(CheckHeldBlocks(*rule, request));
+  ASSIGN_OR_RETURN(SessionShare share, options_.access->TakeSession(*rule, request.guaranteed_blocks()));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, tenant));
   const Opening opening(registry_.get(), space,
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
@@ -191,9 +209,11 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
       .uid = claim->credentials.uid,
       .ranks = std::max(1u, request.ranks()),
       .guaranteed_blocks = request.guaranteed_blocks(),
-      .max_blocks = request.max_blocks(),
+      .max_blocks = MostBlocks(*rule, request),
+      .max_pinned_blocks = rule->limits.pinned_blocks,
       .warmup = request.warmup()};
   const auto session = std::make_shared<Session>(space, std::move(terms));
+  session->share = std::move(share);
   Member* member = session->AddMember(Identify(*claim, request.role()));
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
@@ -211,6 +231,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   LogInfo("session opened", {{"session", session->terms.id},
                              {"space", space->facts.id},
                              {"tenant", space->facts.tenant},
+                             {"rule", rule->name},
                              {"client", session->terms.client_name},
                              {"pid", claim->credentials.pid}});
   // What happened to the connection meanwhile found no member to end.
@@ -245,6 +266,8 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
                                                     session->terms.uid));
   }
   const std::shared_ptr<Space> space = session->space;
+  ASSIGN_OR_RETURN(const auto rule, AdmitEngine(claim->credentials, "AddMember"));
+  RETURN_IF_ERROR(ScopeTenant(*rule, space->facts.tenant_name, claim->credentials.uid).status());
   RETURN_IF_ERROR(CheckSameModel(space->facts, request.layout(), request.fingerprint()));
 
   Member* member = nullptr;

@@ -4,7 +4,6 @@
 #define KVPOOL_SERVER_DAEMON_OPTIONS_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 
 namespace kvpool {
 
+class AccessControl;
 class Weights;
 
 // A pool's holders have 16 bits, and one whose session ended stays taken while blocks are charged to it.
@@ -43,8 +43,8 @@ struct DaemonOptions {
   uint32_t max_members = 64;  // Processes of one session. 1 to kMaxMembers.
   // A space without sessions is closed after this time, or earlier when others need its memory.
   uint64_t idle_space_ms = 3600 * 1000;
-  // Tenant name -> uids that may use it and then share it. Tenants not listed are scoped by uid.
-  std::map<std::string, std::vector<uint32_t>> tenant_uids;
+  // Who may do what. Required.
+  std::shared_ptr<AccessControl> access;
 
   // ---- The event log
   std::string event_log;                 // File that records what engines ask for; empty: none.

@@ -183,6 +183,7 @@ std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end()) return stood_for;
   session = std::move(it->second);
+  session->share = {};
   sessions_.erase(it);
   std::vector<std::shared_ptr<Member>> members;
   {

@@ -64,14 +64,16 @@ absl::Status Differs(const SpaceFacts& facts, absl::string_view field, absl::str
 
 }  // namespace
 
-absl::StatusOr<TenantScope> ScopeTenant(const DaemonOptions& options, const std::string& tenant,
-                                        uint32_t uid) {
-  const std::string name = tenant.empty() ? "default" : tenant;
-  const auto it = options.tenant_uids.find(name);
-  if (it == options.tenant_uids.end()) return TenantScope{name, absl::StrCat(name, "@", uid)};
-  if (std::find(it->second.begin(), it->second.end(), uid) == it->second.end()) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "tenant \"", name, "\" is for uids ", absl::StrJoin(it->second, ", "), "; the caller's is ", uid));
+absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::string& tenant, uint32_t uid) {
+  if (rule.tenants.empty()) {
+    const std::string name = tenant.empty() ? "default" : tenant;
+    return TenantScope{name, absl::StrCat(name, "@", uid)};
+  }
+  const std::string& name = tenant.empty() ? rule.tenants.front() : tenant;
+  if (std::find(rule.tenants.begin(), rule.tenants.end(), name) == rule.tenants.end()) {
+    return absl::PermissionDeniedError(absl::StrCat("tenant is \"", name, "\"; rule [", rule.name,
+                                                    "] gives uid ", uid,
+                                                    " tenant = ", absl::StrJoin(rule.tenants, ", ")));
   }
   return TenantScope{name, name};
 }

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cuda/device.h"
+#include "server/access/access_policy.h"
 #include "server/daemon/options.h"
 #include "server/pool/block_pool.h"
 #include "server/space/space_facts.h"
@@ -19,11 +20,10 @@ namespace kvpool {
 
 struct TenantScope {
   std::string name;   // "default".
-  std::string scope;  // "default@1000", or the name where several uids share it.
+  std::string scope;  // "default@1000", or the name where a rule lists it: @ is in no name.
 };
-// The tenant that `uid` is served as. PERMISSION_DENIED: the tenant is for other uids.
-absl::StatusOr<TenantScope> ScopeTenant(const DaemonOptions& options, const std::string& tenant,
-                                        uint32_t uid);
+// The tenant that `uid` is served as by the rule that it matches. PERMISSION_DENIED: the rule lists others.
+absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::string& tenant, uint32_t uid);
 
 // The facts of a new space. NOT_FOUND: no such device; INVALID_ARGUMENT: fewer devices than ranks.
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,

@@ -161,13 +161,15 @@ class BlockPool {
   // Tells the policy how valuable a scorer found each block among the others: from 0, the least, to 1, the
   // most. Answers how many were resident and current.
   uint32_t SetScores(TimeMs now, absl::Span<const BlockRef> blocks, absl::Span<const float> scores);
-  // Pins each block and the chain in front of it.
-  void Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts);
+  // Pins each block and the chain in front of it. Where `most` is below the pin budget, it is the budget.
+  void Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts,
+           uint32_t most = UINT32_MAX);
   // Skips blocks that a pinned child keeps pinned, so it goes from the last block named to the first. Answers
   // how many were unpinned.
   uint32_t Unpin(absl::Span<const BlockRef> blocks);
+  // `most` is as in Pin.
   void SetRetention(TimeMs now, const Retention& retention, absl::Span<const BlockRef> blocks,
-                    absl::Span<Verdict> verdicts);
+                    absl::Span<Verdict> verdicts, uint32_t most = UINT32_MAX);
   // Ends pins and retentions whose time is over, at most `most`. True: there are more.
   bool Expire(TimeMs now, uint32_t most = UINT32_MAX);
 

@@ -151,7 +151,7 @@ class PoolRep final {
   static bool Budgeted(const BlockRecord& r, const Protection& p) {
     return r.has(BlockRecord::kPinned) || p.priority > kDefaultPriority;
   }
-  Verdict PinChain(uint32_t b, TimeMs until);
+  Verdict PinChain(uint32_t b, TimeMs until, uint32_t budget);
   void StartPin(uint32_t b, TimeMs until);
   // REQUIRES: the block is pinned and none of its children is.
   void EndPin(uint32_t b);

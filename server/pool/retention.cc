@@ -31,7 +31,7 @@ void PoolRep::StartPin(uint32_t b, TimeMs until) {
   deadlines.emplace(until, b, Deadline::kPin);
 }
 
-Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
+Verdict PoolRep::PinChain(uint32_t b, TimeMs until, uint32_t budget) {
   // The pins in front of a pin that lasts long enough last long enough too.
   const auto lasts = [&](uint32_t p) {
     return records[p].has(BlockRecord::kPinned) && protections.find(p)->second.pin_until >= until;
@@ -40,7 +40,7 @@ Verdict PoolRep::PinChain(uint32_t b, TimeMs until) {
     denied = b;
     return Verdict::kOverPinBudget;
   };
-  const uint32_t room = pin_budget() - std::min(pin_budget(), protected_blocks);
+  const uint32_t room = budget - std::min(budget, protected_blocks);
   uint32_t more = 0;
   scratch_chain.clear();
   for (uint32_t p = b; p != 0 && !lasts(p); p = records[p].parent) {
@@ -97,15 +97,16 @@ void PoolRep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) 
   if (offered) Offer(b);
 }
 
-void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks,
-                    absl::Span<Verdict> verdicts) {
+void BlockPool::Pin(TimeMs now, TimeMs until, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts,
+                    uint32_t most) {
   Rep& r = *rep_;
+  const uint32_t budget = std::min(most, r.pin_budget());
   r.BeginVerb(now, blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
     verdicts[i] = r.Resolve(blocks[i]);
     if (verdicts[i] != Verdict::kDone) continue;
     const uint32_t b = Index(blocks[i].id);
-    verdicts[i] = r.records[b].resident() ? r.PinChain(b, until) : Verdict::kWrongState;
+    verdicts[i] = r.records[b].resident() ? r.PinChain(b, until, budget) : Verdict::kWrongState;
   }
 }
 
@@ -125,8 +126,9 @@ uint32_t BlockPool::Unpin(absl::Span<const BlockRef> blocks) {
 }
 
 void BlockPool::SetRetention(TimeMs now, const Retention& asked, absl::Span<const BlockRef> blocks,
-                             absl::Span<Verdict> verdicts) {
+                             absl::Span<Verdict> verdicts, uint32_t most) {
   Rep& r = *rep_;
+  const uint32_t budget = std::min(most, r.pin_budget());
   r.BeginVerb(now, blocks.size());
   Retention retention = asked;
   retention.priority = std::min(asked.priority, kMaxPriority);
@@ -141,7 +143,7 @@ void BlockPool::SetRetention(TimeMs now, const Retention& asked, absl::Span<cons
     }
     const bool budgeted =
         record.has(BlockRecord::kProtected) && Rep::Budgeted(record, r.protections.find(b)->second);
-    if (retention.priority > kDefaultPriority && !budgeted && r.protected_blocks >= r.pin_budget()) {
+    if (retention.priority > kDefaultPriority && !budgeted && r.protected_blocks >= budget) {
       verdicts[i] = Verdict::kOverPinBudget;
       continue;
     }

@@ -1,14 +1,15 @@
 #include "server/rpc/caller.h"
 
+#include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/auth_context.h>
 
 #include <memory>
-#include <string_view>
+#include <string>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/space/session.h"
 
 namespace kvpool {
 namespace {
@@ -18,28 +19,30 @@ constexpr absl::string_view kDescriptor = "fd:";
 
 }  // namespace
 
-bool FromNetwork(const grpc::ServerContextBase& context) {
-  return !absl::StartsWith(context.peer(), kDescriptor);
-}
-
-Peer PeerOf(const grpc::ServerContextBase& context) {
+Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connections) {
   Peer peer;
   const std::string name = context.peer();
   absl::string_view descriptor = name;
-  if (absl::ConsumePrefix(&descriptor, kDescriptor)) {
-    int fd = -1;
-    if (!absl::SimpleAtoi(descriptor, &fd)) return peer;
-    const absl::StatusOr<PeerCredentials> credentials = CredentialsOf(fd);
-    if (credentials.ok()) peer.process = *credentials;
+  int fd = -1;
+  if (absl::ConsumePrefix(&descriptor, kDescriptor) && absl::SimpleAtoi(descriptor, &fd)) {
+    peer.process = connections.Of(fd);
     return peer;
   }
   peer.address = name;
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
   if (auth == nullptr) return peer;
-  peer.certificate = absl::StrJoin(
-      auth->GetPeerIdentity(), ",",
-      [](std::string* out, grpc::string_ref value) { out->append(value.data(), value.size()); });
+  // Not its subject: gRPC takes the common name for an identity where a certificate has no such names.
+  for (const grpc::string_ref san : auth->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME)) {
+    peer.names.emplace_back(san.data(), san.size());
+  }
   return peer;
+}
+
+absl::Status CheckOwner(const Peer& peer, const Member& member) {
+  const SessionTerms& terms = member.session->terms;
+  if (peer.process != nullptr && peer.process->uid == terms.uid) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("member_token is of session ", terms.id, ", which uid ",
+                                                  terms.uid, " opened; the caller is ", Describe(peer)));
 }
 
 }  // namespace kvpool

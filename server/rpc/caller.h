@@ -5,24 +5,21 @@
 #include <grpcpp/server_context.h>
 
 #include <atomic>
-#include <optional>
-#include <string>
 
-#include "server/base/peer_process.h"
+#include "absl/status/status.h"
+#include "server/access/peer.h"
+#include "server/rpc/connections.h"
 
 namespace kvpool {
 
-// The peer of a connection: a process on the Unix socket, or the owner of a certificate on the network.
-struct Peer {
-  std::optional<PeerCredentials>
-      process;              // The one that connected the socket; empty: the connection is gone.
-  std::string address;      // gRPC's name of a network peer; else empty.
-  std::string certificate;  // The names in a network peer's certificate.
-};
-Peer PeerOf(const grpc::ServerContextBase& context);
+class Member;
 
-// Did the call come over TCP, with mutual TLS, instead of the Unix socket? The Engine service refuses such calls.
-bool FromNetwork(const grpc::ServerContextBase& context);
+// The peer of a call's connection.
+Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connections);
+
+// Whoever shows a member's token must be of the uid that opened its session. PERMISSION_DENIED: it is not, or it is on
+// the network.
+absl::Status CheckOwner(const Peer& peer, const Member& member);
 
 // It lives as long as its call, which a handler's `done` keeps alive.
 struct Caller {

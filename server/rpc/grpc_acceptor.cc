@@ -6,7 +6,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -31,11 +30,12 @@ constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcceptorOptions& options,
+                                                                  Connections* connections,
                                                                   std::function<void(UniqueFd)> hand_over) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
   std::unique_ptr<GrpcAcceptor> acceptor(
-      new GrpcAcceptor(options, std::move(hand_over), std::move(listener)));
+      new GrpcAcceptor(options, connections, std::move(hand_over), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
   return acceptor;
 }
@@ -109,7 +109,7 @@ void GrpcAcceptor::Accept() {
       Refuse("the daemon is at its limit of open files", 0);
       continue;
     }
-    const absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
+    absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
     if (!peer.ok()) continue;
     if (socket.get() >= options_.fd_ceiling) {
       Refuse("the daemon is at its limit of open files for connections", peer->uid);
@@ -118,7 +118,8 @@ void GrpcAcceptor::Accept() {
     if (silent_.size() >= options_.max_silent) silent_.erase(silent_.begin());
     const uint64_t id = next_id_++;
     if (!Watch(socket.get(), id).ok()) continue;
-    silent_[id] = {std::move(socket), peer->uid, MonotonicClock()->NowMs() + options_.preface_timeout_ms};
+    silent_[id] = {std::move(socket), *std::move(peer),
+                   MonotonicClock()->NowMs() + options_.preface_timeout_ms};
   }
 }
 
@@ -133,46 +134,24 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   // would poll in circles.
   const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
                       std::string_view(bytes.data(), bytes.size()) == kPreface;
-  if (speaks && Admit(fd, found->second.uid)) {
+  if (speaks && Admit(fd, std::move(found->second.peer))) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     hand_over_(std::move(found->second.socket));
   }
   silent_.erase(found);
 }
 
-bool GrpcAcceptor::Admit(int fd, uint32_t uid) {
-  if (handed_over_.size() >= options_.max_connections || per_uid_[uid] >= options_.max_connections_per_uid) {
-    ForgetClosed();
-  }
-  if (handed_over_.size() >= options_.max_connections) {
-    Refuse("connections of all users", uid);
-    return false;
-  }
-  if (per_uid_[uid] >= options_.max_connections_per_uid) {
-    Refuse("connections of one user", uid);
-    return false;
-  }
-  struct stat file;
-  if (fstat(fd, &file) != 0) return false;
-  // If the descriptor is known, it belonged to a connection that is closed by now.
-  if (const auto old = handed_over_.find(fd); old != handed_over_.end()) --per_uid_[old->second.uid];
-  handed_over_[fd] = {.inode = file.st_ino, .uid = uid};
-  ++per_uid_[uid];
-  return true;
+bool GrpcAcceptor::Admit(int fd, PeerCredentials peer) {
+  // Where the process can't be watched, its cgroup is not known: no rule that names one matches it.
+  const absl::StatusOr<UniqueFd> pidfd = PidfdOf(fd, peer);
+  if (pidfd.ok()) peer.cgroup = CgroupOf(peer.pid, pidfd->get());
+  const uint32_t uid = peer.uid;
+  const absl::Status added = connections_->Add(fd, std::move(peer));
+  if (!added.ok()) Refuse({added.message().data(), added.message().size()}, uid);
+  return added.ok();
 }
 
-void GrpcAcceptor::ForgetClosed() {
-  std::erase_if(handed_over_, [this](const auto& entry) {
-    struct stat file;
-    if (fstat(entry.first, &file) == 0 && S_ISSOCK(file.st_mode) && file.st_ino == entry.second.inode)
-      return false;
-    --per_uid_[entry.second.uid];
-    return true;
-  });
-  std::erase_if(per_uid_, [](const auto& entry) { return entry.second == 0; });
-}
-
-void GrpcAcceptor::Refuse(const char* why, uint32_t uid) {
+void GrpcAcceptor::Refuse(std::string_view why, uint32_t uid) {
   LogWarning("gRPC connection refused", {{"limit", why}, {"uid", uid}});
 }
 

@@ -3,13 +3,12 @@
 // gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps
 // connections that never say a word. Here a connection is:
 //
-//   state         meaning                    leaves by
-//   silent        no byte has come           the HTTP/2 preface -> handed over
-//                                            timeout, other bytes, displaced by a newcomer -> closed
-//   handed over   gRPC's, and counted here   its descriptor is closed, or belongs to another file by now
+//   state         meaning                      leaves by
+//   silent        no byte has come             the HTTP/2 preface -> handed over
+//                                              timeout, other bytes, displaced by a newcomer -> closed
+//   handed over   gRPC's, and in Connections   its descriptor is closed, or belongs to another file by now
 //
 // Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once.
-// Handed-over ones are bounded in all and for each uid.
 #ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 #define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 
@@ -19,10 +18,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
+#include "server/base/peer_process.h"
+#include "server/rpc/connections.h"
 
 namespace kvpool {
 
@@ -31,15 +33,15 @@ struct GrpcAcceptorOptions {
   std::optional<uint32_t> group;
   uint64_t preface_timeout_ms = 5000;
   uint32_t max_silent = 64;
-  uint32_t max_connections = 2048;
-  uint32_t max_connections_per_uid = 1024;
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
 };
 
 class GrpcAcceptor {
  public:
-  // `hand_over` takes a connected, non-blocking socket; called on the acceptor's thread.
+  // `hand_over` takes a connected, non-blocking socket, which is in `connections` by then; called on the acceptor's
+  // thread.
   static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Start(const GrpcAcceptorOptions& options,
+                                                             Connections* connections,
                                                              std::function<void(UniqueFd)> hand_over);
   // Accepts no more, and joins.
   ~GrpcAcceptor();
@@ -47,36 +49,33 @@ class GrpcAcceptor {
  private:
   struct Silent {
     UniqueFd socket;
-    uint32_t uid;
+    PeerCredentials peer;
     uint64_t deadline_ms;
   };
-  // A descriptor number names a connection only together with the socket's inode.
-  struct HandedOver {
-    uint64_t inode;
-    uint32_t uid;
-  };
 
-  GrpcAcceptor(GrpcAcceptorOptions options, std::function<void(UniqueFd)> hand_over, UniqueFd listener)
-      : options_(std::move(options)), hand_over_(std::move(hand_over)), listener_(std::move(listener)) {}
+  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, std::function<void(UniqueFd)> hand_over,
+               UniqueFd listener)
+      : options_(std::move(options)),
+        connections_(connections),
+        hand_over_(std::move(hand_over)),
+        listener_(std::move(listener)) {}
   absl::Status Begin();
   absl::Status Watch(int fd, uint64_t key);
   void Run();
   void Accept();
   void OnReadable(uint64_t id);
-  // Counts a connection that is to be handed over. False: there are too many already.
-  bool Admit(int fd, uint32_t uid);
-  void ForgetClosed();
-  void Refuse(const char* why, uint32_t uid);
+  // Adds a connection that is to be handed over. False: it is not to be.
+  bool Admit(int fd, PeerCredentials peer);
+  void Refuse(std::string_view why, uint32_t uid);
 
   const GrpcAcceptorOptions options_;
+  Connections* const connections_;
   const std::function<void(UniqueFd)> hand_over_;
   const UniqueFd listener_;
   UniqueFd epoll_, stop_;
   UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and close it.
   uint64_t next_id_ = 2;
-  std::map<uint64_t, Silent> silent_;      // Keyed by id, which grows: the oldest is first.
-  std::map<int, HandedOver> handed_over_;  // Keyed by descriptor.
-  std::map<uint32_t, uint32_t> per_uid_;   // uid -> its connections in handed_over_.
+  std::map<uint64_t, Silent> silent_;  // Keyed by id, which grows: the oldest is first.
   std::thread thread_;
 };
 

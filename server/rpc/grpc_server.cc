@@ -8,6 +8,7 @@
 #include <grpcpp/server_posix.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/rpc/call_workers.h"
+#include "server/rpc/connections.h"
 #include "server/rpc/grpc_acceptor.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/openings.h"
@@ -95,8 +97,8 @@ class GrpcServer::Rep {
 
  private:
   template <typename Service>
-  RpcSite<Service> Site(Service* service, RpcQueue* queue, bool unix_only) {
-    return {.service = service, .queue = queue, .stats = stats_, .unix_only = unix_only};
+  RpcSite<Service> Site(Service* service, RpcQueue* queue) {
+    return {.service = service, .queue = queue, .stats = stats_, .connections = &*connections_};
   }
 
   Daemon* const daemon_;
@@ -110,6 +112,8 @@ class GrpcServer::Rep {
   v1::Operator::AsyncService operator_service_;
   grpc::health::v1::Health::AsyncService health_service_;
   grpc::reflection::v1alpha::ServerReflection::AsyncService reflection_service_;
+  RefusalLog refusals_{"operator call refused"};
+  std::optional<Connections> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<RpcQueue>> queues_;
   std::unique_ptr<Openings> openings_;
@@ -121,6 +125,8 @@ class GrpcServer::Rep {
 
 absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   gpr_set_log_function(LogWordsOfGrpc);
+  connections_.emplace(
+      Connections::Limits{.all = options.max_connections, .of_uid = options.max_connections / 2});
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
@@ -143,21 +149,19 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
                                                ": cannot serve there with this certificate, key and CA"));
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
-    AcceptEngineCalls(Site(&engine_service_, queue.get(), true), daemon_, openings_.get(),
-                      large_calls_.get());
-    AcceptOperatorCalls(Site(&operator_service_, queue.get(), false), daemon_, &health_, operators_.get());
-    AcceptHealthCalls(Site(&health_service_, queue.get(), false), &health_);
-    AcceptReflectionCalls(Site(&reflection_service_, queue.get(), false), &services_);
+    AcceptEngineCalls(Site(&engine_service_, queue.get()), daemon_, openings_.get(), large_calls_.get());
+    AcceptOperatorCalls(Site(&operator_service_, queue.get()), daemon_, &health_, operators_.get(),
+                        &refusals_);
+    AcceptHealthCalls(Site(&health_service_, queue.get()), &health_);
+    AcceptReflectionCalls(Site(&reflection_service_, queue.get()), &services_);
     queue->Start();
   }
-  ASSIGN_OR_RETURN(acceptor_, GrpcAcceptor::Start({.path = options.socket_path,
-                                                   .group = options.group,
-                                                   .max_connections = options.max_connections,
-                                                   .max_connections_per_uid = options.max_connections / 2,
-                                                   .fd_ceiling = options.fd_ceiling},
-                                                  [server = server_.get()](UniqueFd socket) {
-                                                    grpc::AddInsecureChannelFromFd(server, socket.Release());
-                                                  }));
+  ASSIGN_OR_RETURN(
+      acceptor_, GrpcAcceptor::Start(
+                     {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
+                     &*connections_, [server = server_.get()](UniqueFd socket) {
+                       grpc::AddInsecureChannelFromFd(server, socket.Release());
+                     }));
   return absl::OkStatus();
 }
 

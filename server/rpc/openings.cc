@@ -1,6 +1,9 @@
 #include "server/rpc/openings.h"
 
+#include <memory>
 #include <utility>
+
+#include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
@@ -26,7 +29,10 @@ void Openings::OpenSession(const Caller& caller, const v1::OpenSession* request,
                            v1::OpenSessionResult* result, Done done) {
   Run(
       "OpenSession", caller, request->ByteSizeLong(),
-      [this, &caller, request, result] { return daemon_->OpenSession(*request, result, &caller.gone); },
+      [this, &caller, request, result] {
+        RETURN_IF_ERROR(daemon_->OpenSession(*request, result, &caller.gone));
+        return CheckOwned(caller, result);
+      },
       std::move(done));
 }
 
@@ -34,11 +40,30 @@ void Openings::AddMember(const Caller& caller, const v1::AddMember* request, v1:
                          Done done) {
   Run(
       "AddMember", caller, request->ByteSizeLong(),
-      [this, request, result] { return daemon_->AddMember(*request, result); }, std::move(done));
+      [this, &caller, request, result] {
+        RETURN_IF_ERROR(daemon_->AddMember(*request, result));
+        return CheckOwned(caller, result);
+      },
+      std::move(done));
+}
+
+template <typename Result>
+absl::Status Openings::CheckOwned(const Caller& caller, Result* result) {
+  const absl::StatusOr<std::shared_ptr<Member>> member = daemon_->FindMember(result->member_token());
+  if (!member.ok()) return absl::OkStatus();  // It has hung up and died since.
+  absl::Status owned = CheckOwner(caller.peer, **member);
+  if (!owned.ok()) {
+    OnUndelivered(result->member_token());
+    result->Clear();
+  }
+  return owned;
 }
 
 void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
                    std::function<absl::Status()> open, Done done) {
+  absl::Status engine =
+      daemon_->access().Admit(caller.peer, AccessRole::kEngine, {method.data(), method.size()}).status();
+  if (!engine.ok()) return Refuse(method, caller, std::move(engine), done);
   absl::Status started = workers_.Start(bytes, [this, method, &caller, open = std::move(open), done] {
     absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
     if (opened.ok()) return done(std::move(opened));
@@ -49,7 +74,7 @@ void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
 
 void Openings::Refuse(std::string_view method, const Caller& caller, absl::Status status, const Done& done) {
   stats_->CountRefusedOpening(status.code());
-  refused_.Audit(caller.peer, method, status);
+  refusals_.Add(caller.peer, method, status);
   done(std::move(status));
 }
 

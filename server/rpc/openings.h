@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "kvpool/v1/engine.pb.h"
+#include "server/access/refusal_log.h"
 #include "server/daemon/daemon.h"
-#include "server/rpc/audit.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/caller.h"
 #include "server/rpc/rpc_stats.h"
@@ -26,7 +26,8 @@ class Openings {
   Openings(Daemon* daemon, RpcStats* stats);
 
   // Both call `done` once: on a thread of theirs or, if too many openings wait, within the call. All arguments are
-  // valid until then. An opening whose caller is gone is given up, at its next slab at the latest.
+  // valid until then. An opening whose caller is gone is given up, at its next slab at the latest. PERMISSION_DENIED: the
+  // caller is no engine.
   void OpenSession(const Caller& caller, const v1::OpenSession* request, v1::OpenSessionResult* result,
                    Done done);
   void AddMember(const Caller& caller, const v1::AddMember* request, v1::AddMemberResult* result, Done done);
@@ -34,13 +35,16 @@ class Openings {
   void OnUndelivered(std::string_view member_token) { daemon_->OnUndelivered(member_token); }
 
  private:
+  // An attach token serves the uid of its connection. If the caller is another, what was opened is undone.
+  template <typename Result>
+  absl::Status CheckOwned(const Caller& caller, Result* result);
   void Run(std::string_view method, const Caller& caller, size_t bytes, std::function<absl::Status()> open,
            Done done);
   void Refuse(std::string_view method, const Caller& caller, absl::Status status, const Done& done);
 
   Daemon* const daemon_;
   RpcStats* const stats_;
-  RefusedOpenings refused_;
+  RefusalLog refusals_{"opening refused"};
   CallWorkers workers_;  // It is the last member: its threads use all the others.
 };
 

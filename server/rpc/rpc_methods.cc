@@ -28,20 +28,33 @@ void AddOpening(const RpcSite<EngineService>& site, Openings* openings, const st
       /*watched=*/true, [openings](const Result& result) { openings->OnUndelivered(result.member_token()); });
 }
 
-// Does an operator's call change something? Then it is audited.
+// Does an operator's call change something? Then it is audited, and an observer may not make it.
 enum class Effect { kReads, kChanges };
+
+// What operator calls need besides their request.
+struct OperatorDesk {
+  Daemon* daemon;
+  CallWorkers* workers;
+  RefusalLog* refusals;
+};
 
 // A method of operators. `run` is carried out by one of the workers.
 template <typename Request, typename Response, typename Run>
 void AddOperatorCall(
-    const RpcSite<OperatorService>& site, CallWorkers* workers, const std::string& name,
+    const RpcSite<OperatorService>& site, const OperatorDesk& desk, const std::string& name,
     std::type_identity_t<typename UnaryMethod<OperatorService, Request, Response>::Accept> accept,
     Effect effect, Run run) {
+  const AccessRole role = effect == Effect::kChanges ? AccessRole::kOperator : AccessRole::kObserver;
   AddUnary<Request, Response>(
       site, name, accept,
       [=](const Caller& caller, Request* request, Response* response, const UnaryDone& done) {
+        const absl::Status admitted = desk.daemon->access().Admit(caller.peer, role, name).status();
+        if (!admitted.ok()) {
+          desk.refusals->Add(caller.peer, name, admitted);
+          return done(admitted);
+        }
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
-        const absl::Status started = workers->Start(request->ByteSizeLong(), [=, &caller] {
+        const absl::Status started = desk.workers->Start(request->ByteSizeLong(), [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(*request, response);
           if (effect == Effect::kChanges) AuditOperatorCall(caller.peer, name, *request, *response, status);
@@ -54,13 +67,14 @@ void AddOperatorCall(
 
 template <typename Request, typename Response>
 void AddOperatorCall(
-    const RpcSite<OperatorService>& site, CallWorkers* workers, const std::string& name,
+    const RpcSite<OperatorService>& site, const OperatorDesk& desk, const std::string& name,
     std::type_identity_t<typename UnaryMethod<OperatorService, Request, Response>::Accept> accept,
-    Effect effect, Daemon* daemon, absl::Status (Daemon::*method)(const Request&, Response*)) {
-  AddOperatorCall<Request, Response>(site, workers, name, accept, effect,
-                                     [daemon, method](const Request& request, Response* response) {
-                                       return (daemon->*method)(request, response);
-                                     });
+    Effect effect, absl::Status (Daemon::*method)(const Request&, Response*)) {
+  AddOperatorCall<Request, Response>(
+      site, desk, name, accept, effect,
+      [daemon = desk.daemon, method](const Request& request, Response* response) {
+        return (daemon->*method)(request, response);
+      });
 }
 
 // The unary form of a Step operation: the same handler, under the call's sequence.
@@ -71,7 +85,8 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
              Verb* (Request::*of_request)(), Verb* (v1::Operation::*of_operation)(),
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
-      site, name, accept, [=](const Caller&, Request* request, Result* response, const UnaryDone& done) {
+      site, name, accept,
+      [=](const Caller& caller, Request* request, Result* response, const UnaryDone& done) {
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
@@ -82,6 +97,7 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
         const absl::StatusOr<std::shared_ptr<Member>> member =
             daemon->FindMember(request->call().member_token());
         if (!member.ok()) return done(member.status());
+        if (const absl::Status owner = CheckOwner(caller.peer, **member); !owner.ok()) return done(owner);
         const bool large = CountNames(operation) > kLargeCallNames;
         if (!large && (*member)->session->large_calls == 0) {
           return daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
@@ -146,10 +162,11 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openi
 }
 
 void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health,
-                         CallWorkers* workers) {
+                         CallWorkers* workers, RefusalLog* refusals) {
   using S = OperatorService;
+  const OperatorDesk desk{.daemon = daemon, .workers = workers, .refusals = refusals};
   const auto add = [&](const std::string& name, auto accept, Effect effect, auto method) {
-    AddOperatorCall(site, workers, name, accept, effect, daemon, method);
+    AddOperatorCall(site, desk, name, accept, effect, method);
   };
   constexpr Effect kReads = Effect::kReads, kChanges = Effect::kChanges;
   add("Evict", &S::RequestEvict, kChanges, &Daemon::Evict);
@@ -160,7 +177,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("Revoke", &S::RequestRevoke, kChanges, &Daemon::Revoke);
   add("EndSession", &S::RequestEndSession, kChanges, &Daemon::EndSession);
   AddOperatorCall<v1::DrainRequest, v1::DrainResponse>(
-      site, workers, "Drain", &S::RequestDrain, kChanges,
+      site, desk, "Drain", &S::RequestDrain, kChanges,
       [daemon, health](const v1::DrainRequest& request, v1::DrainResponse* response) {
         const absl::Status drained = daemon->Drain(request, response);
         if (drained.ok()) health->SetServing(request.cancel());

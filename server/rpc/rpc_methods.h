@@ -3,6 +3,7 @@
 #define KVPOOL_SERVER_RPC_RPC_METHODS_H_
 
 #include "kvpool/v1/operator.grpc.pb.h"
+#include "server/access/refusal_log.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/health_service.h"
@@ -15,9 +16,10 @@ namespace kvpool {
 // Both accept calls on the site's queue, for as long as it runs, and run verbs there.
 void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
                        CallWorkers* large_calls);
-// The calls themselves run on `workers`. While the daemon drains, `health` says that it is not serving.
+// The calls themselves run on `workers`. While the daemon drains, `health` says that it is not serving. Those who lack the
+// role are in `refusals`.
 void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon, HealthState* health,
-                         CallWorkers* workers);
+                         CallWorkers* workers, RefusalLog* refusals);
 
 }  // namespace kvpool
 

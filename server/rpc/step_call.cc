@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
 #include "server/rpc/step_listener.h"
 #include "server/space/session.h"
 #include "server/wire/step_reader.h"
@@ -150,8 +152,10 @@ void StepCall::OnAccepted(bool ok) {
   }
   if (!method_.site.queue->stopping()) Accept(method_);
   method_.site.queue->Begin(this);
-  if (method_.site.unix_only && FromNetwork(context_)) {
-    return End(absl::PermissionDeniedError("this service is for the Unix socket only"));
+  caller_.peer = PeerOf(context_, *method_.site.connections);
+  if (caller_.peer.process == nullptr) {
+    return End(absl::PermissionDeniedError(
+        absl::StrCat("Step is for the Unix socket only; the caller is ", Describe(caller_.peer))));
   }
   Pump();
 }
@@ -258,7 +262,6 @@ void StepCall::Handle() {
 }
 
 void StepCall::OpenMember() {
-  caller_.peer = PeerOf(context_);
   elsewhere_ = std::make_shared<ElsewhereEnd>();
   const v1::Operation& operation = reader_.request().operations(0);
   v1::OperationResult* result = response_.add_results();
@@ -297,6 +300,7 @@ void StepCall::OnOpened(bool ok) {
 absl::Status StepCall::Bind(const std::string& token) {
   absl::StatusOr<std::shared_ptr<Member>> member = method_.daemon->FindMember(token);
   if (!member.ok()) return member.status();
+  RETURN_IF_ERROR(CheckOwner(caller_.peer, **member));
   member_ = std::move(*member);
   token_ = token;
   listener_ = std::make_shared<StepListener>(method_.site.queue, &wake_tag_);

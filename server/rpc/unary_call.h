@@ -34,7 +34,7 @@ struct RpcSite {
   Service* service;
   RpcQueue* queue;
   RpcStats* stats;
-  bool unix_only;  // PERMISSION_DENIED to callers from the network.
+  const Connections* connections;
 };
 
 template <typename Service, typename Request, typename Response>
@@ -47,7 +47,7 @@ struct UnaryMethod {
   MethodStats* stats;
   Accept accept;
   Handler handler;
-  // A method of CallWorkers, whose calls take long: the handler is told who calls, and whether the caller is gone.
+  // A method of CallWorkers, whose calls take long: the handler is told whether the caller is gone.
   bool watched = false;
   // Called on the queue's thread with an answer that could not be delivered. May be empty.
   std::function<void(const Response&)> undelivered;
@@ -96,10 +96,7 @@ class UnaryCall final : public RpcTag,
     begun_ = true;
     begun_ns_ = NowNs();
     method_->site.queue->Begin(this);
-    if (method_->site.unix_only && FromNetwork(context_)) {
-      return Answer(absl::PermissionDeniedError("this service is for the Unix socket only"));
-    }
-    if (method_->watched) caller_.peer = PeerOf(context_);
+    caller_.peer = PeerOf(context_, *method_->site.connections);
     method_->handler(caller_, &request_, &response_,
                      [call = this->shared_from_this()](const absl::Status& status) { call->Answer(status); });
   }

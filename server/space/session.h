@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "server/access/access_control.h"
 #include "server/pool/block_pool.h"
 #include "server/space/answer_window.h"
 #include "server/space/attach_peer.h"
@@ -96,6 +97,8 @@ struct SessionTerms {
   uint32_t ranks = 1;
   uint32_t guaranteed_blocks = 0;
   uint32_t max_blocks = 0;
+  // It pins and retains only while fewer blocks of the space are.
+  uint32_t max_pinned_blocks = UINT32_MAX;
   bool warmup = false;
 };
 
@@ -148,6 +151,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // Large calls of it that threads of their own are applying: others had better not wait for them on a queue's
   // thread. Any thread may look.
   std::atomic<int> large_calls{0};
+
+  // What it takes of its rule's limits, until it is gone. The registry's mutex is around it.
+  SessionShare share;
 };
 
 }  // namespace kvpool

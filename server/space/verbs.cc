@@ -161,7 +161,8 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
       result->mutable_touch()->set_touched(result->touch().touched() + state_.pool.Touch(now, refs_));
       break;
     case v1::Operation::kPin:
-      state_.pool.Pin(now, now + operation.pin().ttl_ms(), refs_, absl::MakeSpan(verdicts_));
+      state_.pool.Pin(now, now + operation.pin().ttl_ms(), refs_, absl::MakeSpan(verdicts_),
+                      session->terms.max_pinned_blocks);
       Refuse(*session, blocks, part.begin, result->mutable_pin()->mutable_refused());
       break;
     case v1::Operation::kUnpin:
@@ -173,7 +174,7 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
                                {.priority = static_cast<uint8_t>(retention.priority()),
                                 .until = now + retention.ttl_ms(),
                                 .half_life_ms = retention.half_life_ms()},
-                               refs_, absl::MakeSpan(verdicts_));
+                               refs_, absl::MakeSpan(verdicts_), session->terms.max_pinned_blocks);
       Refuse(*session, blocks, part.begin, result->mutable_set_retention()->mutable_refused());
       break;
     }
@@ -553,8 +554,8 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
       return absl::StrCat(block, " is held ", pool.holds(session.holder, ref.id), " times by session ",
                           session.terms.id, ", the limit");
     case Verdict::kOverPinBudget:
-      return absl::StrCat(block, " is beyond the pin budget: ", pool.pinned(), " of ", pool.pin_budget(),
-                          " blocks are pinned");
+      return absl::StrCat(block, " is beyond the pin budget: ", pool.pinned(), " of ",
+                          std::min(pool.pin_budget(), session.terms.max_pinned_blocks), " blocks are pinned");
     case Verdict::kOverCredit:
       return absl::StrCat(block, " is promised to other sessions: ", pool.available(), " available, ",
                           pool.promised(), " promised");

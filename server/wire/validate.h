@@ -16,6 +16,7 @@
 
 namespace kvpool {
 
+absl::Status CheckTenant(const std::string& tenant);
 absl::Status ValidateOpenSession(const v1::OpenSession& request);
 absl::Status ValidateAddMember(const v1::AddMember& request);
 absl::Status ValidateClientName(const std::string& name);

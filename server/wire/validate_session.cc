@@ -130,17 +130,6 @@ absl::Status CheckFingerprint(const v1::Fingerprint& fingerprint) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTenant(const std::string& tenant) {
-  RETURN_IF_ERROR(CheckSize("tenant", tenant, 0, kMaxTenantBytes));
-  for (const char c : tenant) {
-    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
-      return Invalid(
-          absl::StrCat("tenant has byte ", static_cast<unsigned char>(c), "; allowed are [A-Za-z0-9._-]"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckRole(const v1::Role& role, uint32_t ranks) {
   RETURN_IF_ERROR(CheckKnown("role", role));
   if (role.scheduler() && role.rank() != 0) {
@@ -153,6 +142,17 @@ absl::Status CheckRole(const v1::Role& role, uint32_t ranks) {
 }
 
 }  // namespace
+
+absl::Status CheckTenant(const std::string& tenant) {
+  RETURN_IF_ERROR(CheckSize("tenant", tenant, 0, kMaxTenantBytes));
+  for (const char c : tenant) {
+    if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
+      return Invalid(
+          absl::StrCat("tenant has byte ", static_cast<unsigned char>(c), "; allowed are [A-Za-z0-9._-]"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ValidateOpenSession(const v1::OpenSession& request) {
   RETURN_IF_ERROR(CheckKnown("open_session", request));

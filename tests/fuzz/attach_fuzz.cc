@@ -29,6 +29,7 @@
 #include "server/base/log.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/messages.h"
+#include "tests/support/access.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/memory_device.h"
 
@@ -143,6 +144,7 @@ uint32_t NextNumber() {
 Story::Story(Input* input) : input_(*input), number_(NextNumber()) {
   const uint8_t limits = input_.Byte();
   DaemonOptions options;
+  options.access = MakeAccess();
   options.version = "fuzz";
   options.housekeeping_thread = false;
   options.max_sessions = 4;

@@ -9,6 +9,7 @@
 #include "server/replacement/policy.h"
 #include "tests/fuzz/heap_device.h"
 #include "tests/fuzz/messages.h"
+#include "tests/support/access.h"
 
 namespace kvpool::fuzz {
 namespace {
@@ -53,6 +54,7 @@ World::World(Input* input) : input_(*input) {
   if (hybrid_) AddWindowedGroup(&layout_);
   if (layout % 4 == 3) Vary(&input_, &layout_);
   DaemonOptions options;
+  options.access = MakeAccess();
   options.version = "fuzz";
   options.housekeeping_thread = false;
   options.device_threads = false;

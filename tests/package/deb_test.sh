@@ -45,6 +45,12 @@ booted '
   kvpoold --version
   # Nobody outside the group is let in.
   if setpriv --reuid nobody --regid nogroup --clear-groups kvpoolctl health 2>/dev/null; then exit 1; fi
+  # Who is in it runs engines and looks on; root operates.
+  member="setpriv --reuid nobody --regid nogroup --groups kvpool kvpoolctl"
+  $member sessions
+  if $member drain 2>/tmp/refused; then exit 1; fi
+  grep -q "Drain needs the role operator" /tmp/refused
+  systemctl reload kvpoold
   # Manual pages say what --help says.
   for page in man8/kvpoold.8 man1/kvpoolctl.1 man1/kvpool-replay.1 man1/kvpool-sim.1 man1/kvpool-lab.1; do
     zcat /usr/share/man/$page.gz | grep -q "^\.SH DESCRIPTION"
@@ -91,6 +97,7 @@ booted '
   apt-get -q -q -y remove kvpoold >/dev/null
   [ "$(systemctl show --value -p MainPID kvpoold)" = 0 ]
   [ -f /etc/kvpool/kvpoold.conf ]
+  [ -f /etc/kvpool/access.conf ]
   apt-get -q -q -y purge kvpoold kvpool-tools libkvpool0 libkvpool-dev >/dev/null
   if find /etc/kvpool /var/lib/kvpool /lib/systemd/system/kvpoold.service /usr/lib/sysusers.d/kvpool.conf 2>/dev/null | grep .; then exit 1; fi
 '

@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "proto/support/attach_socket.h"
 #include "server/base/sockets.h"
+#include "tests/process/raw_engine.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -85,7 +86,6 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--max-sessions=0", {"--max-sessions", "0", "1"}},
       {"--max-members=66", {"--max-members", "66", "1 to 65"}},
       {"--log-level=loud", {"--log-level", "loud", "debug"}},
-      {"--tenant-uids=team", {"--tenant-uids", "team", "uid"}},
       {"--socket=relative.sock", {"--socket", "relative.sock", "absolute"}},
       {"--socket=/" + std::string(120, 's'), {"--socket", "107"}},
       {"--operator-tls-listen=127.0.0.1:0", {"--operator-tls-listen", "--operator-tls-ca"}},
@@ -107,6 +107,110 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
                                                        << end.output;
     }
   }
+}
+
+TEST(LifecycleTest, RulesOfAccessAreReadBeforeAnythingIsServed) {
+  const TemporaryDirectory directory;
+  const std::string access = directory.path() + "/access.conf", config = directory.path() + "/kvpoold.conf";
+  std::ofstream(access) << "[engines]\nuid = 1000\nrole = engine\n";
+  std::ofstream(config) << "access = /nonexistent\n";
+  const std::vector<std::string> common = {DaemonProcess::Program(), "--device=host", "--capacity=64MiB",
+                                           "--socket=" + directory.path() + "/k.sock", "--metrics-listen="};
+  const auto output = [&common](const std::string& flag) {
+    std::vector<std::string> command = common;
+    command.push_back(flag);
+    const ProgramEnd end = RunProgram(command);
+    EXPECT_EQ(end.exit_code, 2) << end.output;
+    return end.output;
+  };
+  EXPECT_EQ(
+      output("--access=" + access),
+      absl::StrCat(
+          "kvpoold: ", access,
+          ":1: [engines] tenant is missing: an engine needs one, or *, by which each uid has its own\n"));
+  EXPECT_EQ(output("--config=" + config),
+            absl::StrCat("kvpoold: ", config,
+                         ":1: --access=/nonexistent: cannot read it: No such file or directory\n"));
+}
+
+// Waits until the daemon's log has the text so many times.
+bool Logs(const DaemonProcess& daemon, const std::string& text, int times) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (std::chrono::steady_clock::now() < deadline) {
+    int found = 0;
+    const std::string log = daemon.Log();
+    for (size_t at = 0; (at = log.find(text, at)) != std::string::npos; ++at) ++found;
+    if (found >= times) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+TEST(LifecycleTest, RulesOfAccessAreReadAgainOnSighup) {
+  const TemporaryDirectory directory;
+  const std::string access = directory.path() + "/access.conf";
+  const std::string everybody = "[everybody]\nuid = *\nrole = engine, operator\ntenant = *\n";
+  std::ofstream(access) << everybody;
+  auto daemon = DaemonProcess::Start({.flags = {"--access=" + access}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto attach = [&] {
+    const auto engine = RawEngine::Attach((*daemon)->socket());
+    return engine.ok() ? "welcome" : std::string(engine.status().message());
+  };
+  EXPECT_EQ(attach(), "welcome");
+  // What is wrong changes nothing.
+  std::ofstream(access) << everybody << "sessions = none\n";
+  (*daemon)->Signal(SIGHUP);
+  EXPECT_TRUE(Logs(**daemon, "access rules refused", 1)) << (*daemon)->Log();
+  EXPECT_TRUE(
+      absl::StrContains((*daemon)->Log(), ":5: [everybody] sessions = none: the limits are 1 and 4294967294"))
+      << (*daemon)->Log();
+  EXPECT_EQ(attach(), "welcome");
+  std::filesystem::remove(access);
+  (*daemon)->Signal(SIGHUP);
+  EXPECT_TRUE(Logs(**daemon, "access rules refused", 2)) << (*daemon)->Log();
+  EXPECT_EQ(attach(), "welcome");
+  std::ofstream(access) << "[operators]\nuid = *\nrole = operator\n";
+  (*daemon)->Signal(SIGHUP);
+  EXPECT_TRUE(Logs(**daemon, "access rules read category=audit", 1)) << (*daemon)->Log();
+  EXPECT_TRUE(absl::StrContains(attach(), "rule [operators] gives it operator")) << attach();
+  EXPECT_EQ((*daemon)->Metric("kvpool_attach_refused_total", "reason=\"access\""), 1);
+  EXPECT_EQ((*daemon)->Stop(), 0);
+}
+
+// The kernel's word for it: a process of another user, whom the socket's group lets in.
+TEST(LifecycleTest, AnotherUserIsRefusedUnlessARuleNamesHim) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  const TemporaryDirectory directory;
+  const std::string access = directory.path() + "/access.conf";
+  std::filesystem::permissions(directory.path(), std::filesystem::perms(0755));
+  const auto as_another = [](const DaemonProcess& daemon, const std::string& groups, const char* verb) {
+    return RunProgram({"/usr/bin/setpriv", "--reuid=54321", "--regid=0", groups, KVPOOLCTL,
+                       "--socket=" + daemon.socket(), verb});
+  };
+  {
+    auto daemon = DaemonProcess::Start();
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    std::filesystem::permissions((*daemon)->directory(), std::filesystem::perms(0755));
+    const ProgramEnd refused = as_another(**daemon, "--clear-groups", "status");
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_TRUE(
+        absl::StrContains(refused.output, "GetStats needs the role observer, which uid 54321 (gid 0, pid "))
+        << refused.output;
+    EXPECT_TRUE(
+        absl::StrContains(refused.output, "without --access=FILE only uid 0, the daemon's own, and root"))
+        << refused.output;
+    EXPECT_EQ(as_another(**daemon, "--clear-groups", "health").exit_code, 0) << "a probe may be anybody";
+  }
+  std::ofstream(access) << "[readers]\ngid = 54322\nrole = observer\n[root]\nuid = 0\nrole = operator\n";
+  auto daemon = DaemonProcess::Start({.flags = {"--access=" + access}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  std::filesystem::permissions((*daemon)->directory(), std::filesystem::perms(0755));
+  EXPECT_NE(as_another(**daemon, "--clear-groups", "status").exit_code, 0);
+  const ProgramEnd read = as_another(**daemon, "--groups=7,54322,9", "status");
+  EXPECT_EQ(read.exit_code, 0) << read.output;
+  const ProgramEnd drained = as_another(**daemon, "--groups=7,54322,9", "drain");
+  EXPECT_TRUE(absl::StrContains(drained.output, "Drain needs the role operator")) << drained.output;
 }
 
 TEST(LifecycleTest, HelpAndVersion) {
@@ -195,9 +299,11 @@ TEST(LifecycleTest, WhatDevicesCannotGiveNamesTheFlag) {
                    ":3: --slab-bytes=33554432: the limits on host are 2097152 and its capacity, 16777216\n"));
   EXPECT_EQ(output({"--device=host", "--capacity=1KiB"}),
             "kvpoold: --capacity=1KiB: 1024 bytes of host; the least is 2097152\n");
+  const std::string access = directory.path() + "/access.conf";
+  std::ofstream(access) << "[operators]\nsan = operator.example\nrole = operator\n";
   for (const char* flag : {"operator-tls-cert", "operator-tls-key", "operator-tls-ca"}) {
     std::vector<std::string> flags = {"--device=host", "--capacity=16MiB", "--log-level=error",
-                                      "--operator-tls-listen=127.0.0.1:0"};
+                                      "--operator-tls-listen=127.0.0.1:0", "--access=" + access};
     for (const char* file : {"operator-tls-cert", "operator-tls-key", "operator-tls-ca"}) {
       flags.push_back(absl::StrCat("--", file, "=", file == std::string(flag) ? "/nope" : config));
     }

@@ -21,6 +21,7 @@
 #include "server/rpc/call_workers.h"
 #include "server/rpc/grpc_server.h"
 #include "tests/process/raw_engine.h"
+#include "tests/support/access.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/memory_device.h"
 
@@ -72,6 +73,7 @@ class LongCallsTest : public testing::Test {
     script_.on_make = [this] { gate_.Pass(); };
     DaemonOptions options;
     options.version = "test";
+    options.access = MakeAccess();
     options.slab_bytes = kSlabBytes;
     options.max_sessions = 2;
     options.device_capacity_bytes = {64 * kSlabBytes};

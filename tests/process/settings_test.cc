@@ -103,6 +103,10 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   EXPECT_EQ(Error(ParseSettings({"--operator-tls-cert=/c"})), tls);
   EXPECT_THAT(Error(ParseSettings({"--operator-tls-listen=:1", "--operator-tls-cert=/c"})),
               HasSubstr("needs --operator-tls-cert, --operator-tls-key and --operator-tls-ca"));
+  EXPECT_EQ(Error(ParseSettings({"--operator-tls-listen=:1", "--operator-tls-cert=/c",
+                                 "--operator-tls-key=/k", "--operator-tls-ca=/a"})),
+            "--operator-tls-listen=:1: needs --access, a file of rules that says whose certificates are "
+            "operators'");
   EXPECT_THAT(Error(ParseSettings({"--tenant-share=0"})), StartsWith("--tenant-share=0: "));
   EXPECT_THAT(Error(ParseSettings({"--socket=/tmp/"})), StartsWith("--socket=/tmp/: "));
   // To chown it means: leave the group as it is.

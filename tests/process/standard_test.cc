@@ -125,11 +125,14 @@ class OperatorTlsTest : public ::testing::Test {
       for name in daemon operator; do
         $new -subj /CN=$name -keyout $name.key -out $name.csr
         openssl x509 -req -days 2 -in $name.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile san -out $name.pem
-      done)")});
+      done
+      printf '[operators]\nsan = localhost\nrole = operator\n[local]\nuid = *\nrole = engine\ntenant = *\n' > access
+      )")});
     ASSERT_EQ(made.exit_code, 0) << made.output;
-    daemon_ = StartDaemon(
-        {"--operator-tls-listen=127.0.0.1:0", "--operator-tls-cert=" + directory_ + "/daemon.pem",
-         "--operator-tls-key=" + directory_ + "/daemon.key", "--operator-tls-ca=" + directory_ + "/ca.pem"});
+    daemon_ = StartDaemon({"--operator-tls-listen=127.0.0.1:0", "--access=" + directory_ + "/access",
+                           "--operator-tls-cert=" + directory_ + "/daemon.pem",
+                           "--operator-tls-key=" + directory_ + "/daemon.key",
+                           "--operator-tls-ca=" + directory_ + "/ca.pem"});
     ASSERT_NE(daemon_, nullptr);
   }
   void TearDown() override {

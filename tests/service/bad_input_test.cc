@@ -307,6 +307,7 @@ TEST_F(BadInputTest, Options) {
     devices.push_back(std::make_unique<MemoryDevice>("mem0", kGranuleBytes, scripts_.back().get()));
     options.device_capacity_bytes = {capacity};
     options.housekeeping_thread = false;
+    options.access = access_;
     return std::string(Daemon::Start(options, std::move(devices), &clock_).status().message());
   };
   EXPECT_EQ(start({}, 1 << 20), "");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "server/daemon/daemon.h"
+#include "tests/support/access.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/memory_device.h"
 
@@ -115,6 +116,7 @@ std::vector<std::string> Keys(const std::string& prefix, int count);
 
 class ServiceTest : public testing::Test {
  protected:
+  ServiceTest() { options_.access = access_; }
   // `slabs`: capacity of each device in slabs of 16 blocks.
   void StartDaemon(uint32_t slabs, int devices = 1);
   std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
@@ -127,6 +129,7 @@ class ServiceTest : public testing::Test {
   void Settle(const std::vector<Engine*>& engines);
 
   FakeClock clock_;
+  const std::shared_ptr<AccessControl> access_ = MakeAccess();
   DaemonOptions options_;
   std::vector<std::unique_ptr<MemoryDevice::Script>> scripts_;
   std::unique_ptr<Daemon> daemon_;

@@ -54,23 +54,6 @@ TEST_F(SessionTest, EnginesOfOneFingerprintShareASpace) {
   EXPECT_EQ(other->Match(Keys("x", 2)).tokens(), 0);
 }
 
-TEST_F(SessionTest, UidsDoNotShareUnlessTheDaemonSaysSo) {
-  options_.tenant_uids["team"] = {1000, 1001};
-  StartDaemon(4);
-  const auto a = Attach("a", 1000), b = Attach("b", 1001), c = Attach("c", 1001), d = Attach("d", 1000);
-  ASSERT_TRUE(a->Open(OpenRequest()).ok());
-  ASSERT_TRUE(b->Open(OpenRequest()).ok());
-  EXPECT_NE(a->opened.space(), b->opened.space());
-  v1::OpenSession team = OpenRequest();
-  team.set_tenant("team");
-  ASSERT_TRUE(c->Open(team).ok());
-  ASSERT_TRUE(d->Open(team).ok());
-  EXPECT_EQ(c->opened.space(), d->opened.space());
-  const absl::Status refused = Attach("e", 1002)->Open(team);
-  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(refused.message(), "tenant \"team\" is for uids 1000, 1001; the caller's is 1002");
-}
-
 TEST_F(SessionTest, MismatchNamesBothSides) {
   StartDaemon(4, /*devices=*/2);
   const auto engine = OpenEngine(OpenRequest());

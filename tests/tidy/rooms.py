@@ -25,7 +25,7 @@ FLOORS = (
     ("server/replacement/parts",),
     ("server/replacement/policies",),
     ("server/pool", "server/wire"),
-    ("server/events", "server/scoring"),
+    ("server/access", "server/events", "server/scoring"),
     ("server/sim", "server/space"),
     ("server/daemon",),
     ("server/attach", "server/rpc"),

@@ -441,10 +441,12 @@ class KvpoolctlTls : public ::testing::Test {
 };
 
 TEST_F(KvpoolctlTls, OperatorVerbsOverTcp) {
+  std::ofstream(File("access.conf")) << "[operators]\nsan = operator\nrole = operator\n";
   auto daemon = DaemonProcess::Start(
       {.binary = KVPOOL_KVPOOLD,
-       .flags = {"--operator-tls-listen=127.0.0.1:0", "--operator-tls-cert=" + File("daemon.pem"),
-                 "--operator-tls-key=" + File("daemon.key"), "--operator-tls-ca=" + File("ca.pem")}});
+       .flags = {"--operator-tls-listen=127.0.0.1:0", "--access=" + File("access.conf"),
+                 "--operator-tls-cert=" + File("daemon.pem"), "--operator-tls-key=" + File("daemon.key"),
+                 "--operator-tls-ca=" + File("ca.pem")}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   std::ifstream facts((std::filesystem::path((*daemon)->socket()).parent_path() / "kvpoold.json").string());
   const std::string text((std::istreambuf_iterator<char>(facts)), std::istreambuf_iterator<char>());

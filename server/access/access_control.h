@@ -1,0 +1,75 @@
+// The policy in force, and what its rules' sessions have of their limits. Thread-safe; its mutexes are leaves.
+#ifndef KVPOOL_SERVER_ACCESS_ACCESS_CONTROL_H_
+#define KVPOOL_SERVER_ACCESS_ACCESS_CONTROL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/support/mutex.h"
+#include "server/access/access_policy.h"
+
+namespace kvpool {
+
+// What the sessions of each rule have taken. Rules are known by name, so that what is taken counts after the policy
+// has changed.
+class AccessLedger {
+ public:
+  // RESOURCE_EXHAUSTED, with the numbers.
+  absl::Status Take(const AccessRule& rule, uint32_t guaranteed_blocks);
+  void GiveBack(const std::string& rule, uint32_t guaranteed_blocks);
+
+ private:
+  struct Taken {
+    uint64_t sessions = 0, guaranteed_blocks = 0;
+  };
+  Mutex mu_;
+  std::map<std::string, Taken> taken_ ABSL_GUARDED_BY(mu_);  // Rules with sessions.
+};
+
+// A session's part of its rule's limits, given back with this object.
+class SessionShare {
+ public:
+  SessionShare() = default;
+  SessionShare(SessionShare&& other) noexcept = default;
+  SessionShare& operator=(SessionShare&& other) noexcept;
+  ~SessionShare() { GiveBack(); }
+
+ private:
+  friend class AccessControl;
+  SessionShare(std::shared_ptr<AccessLedger> ledger, std::string rule, uint32_t guaranteed_blocks)
+      : ledger_(std::move(ledger)), rule_(std::move(rule)), guaranteed_blocks_(guaranteed_blocks) {}
+  void GiveBack();
+
+  std::shared_ptr<AccessLedger> ledger_;  // Null: there is nothing to give back.
+  std::string rule_;
+  uint32_t guaranteed_blocks_ = 0;
+};
+
+class AccessControl {
+ public:
+  explicit AccessControl(std::shared_ptr<const AccessPolicy> policy) : policy_(std::move(policy)) {}
+
+  // Counts from now on; sessions that are open stay as they are.
+  void Replace(std::shared_ptr<const AccessPolicy> policy) ABSL_LOCKS_EXCLUDED(mu_);
+  // As AccessPolicy::Admit, by the policy in force.
+  absl::StatusOr<std::shared_ptr<const AccessRule>> Admit(const Peer& peer, AccessRole role,
+                                                          absl::string_view what) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes what a session of the rule needs. RESOURCE_EXHAUSTED names rule, limit, and what is taken.
+  absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
+
+ private:
+  const std::shared_ptr<AccessLedger> ledger_ = std::make_shared<AccessLedger>();
+  mutable Mutex mu_;
+  std::shared_ptr<const AccessPolicy> policy_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_ACCESS_ACCESS_CONTROL_H_

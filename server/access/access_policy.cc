@@ -1,0 +1,290 @@
+#include "server/access/access_policy.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "proto/cli/flags.h"
+#include "proto/support/status_macros.h"
+#include "server/base/sockets.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+constexpr size_t kMaxRuleNameBytes = 64;
+constexpr size_t kMaxCgroupBytes = 4096;
+constexpr size_t kMaxSanBytes = 256;
+constexpr AccessRole kRoles[] = {AccessRole::kEngine, AccessRole::kObserver, AccessRole::kOperator};
+
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+absl::StatusOr<uint32_t> ParseUid(absl::string_view value) { return UserId(std::string(value)); }
+absl::StatusOr<uint32_t> ParseGid(absl::string_view value) { return GroupId(std::string(value)); }
+
+absl::StatusOr<std::string> ParseCgroup(absl::string_view value) {
+  if (value.size() > kMaxCgroupBytes) {
+    return Invalid(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxCgroupBytes));
+  }
+  if (value[0] != '/') return Invalid("write a path of cgroup v2, from / on");
+  if (value.size() > 1 && value.back() == '/') return Invalid("write it without the / at its end");
+  return std::string(value);
+}
+
+absl::StatusOr<std::string> ParseSan(absl::string_view value) {
+  if (value.size() > kMaxSanBytes) {
+    return Invalid(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxSanBytes));
+  }
+  if (absl::StrContains(value, '*')) return Invalid("names are compared whole: there are no wildcards");
+  return std::string(value);
+}
+
+absl::StatusOr<AccessRole> ParseRole(absl::string_view value) {
+  for (const AccessRole role : kRoles) {
+    if (value == AccessRoleName(role)) return role;
+  }
+  return Invalid("there are engine, observer and operator");
+}
+
+absl::StatusOr<std::string> ParseTenant(absl::string_view value) {
+  std::string tenant(value);
+  RETURN_IF_ERROR(CheckTenant(tenant));
+  return tenant;
+}
+
+// A comma list of one or more different values.
+template <typename Value>
+absl::Status ParseList(absl::string_view text, absl::StatusOr<Value> (*parse)(absl::string_view),
+                       std::vector<Value>* values) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
+  if (parts.size() > kMostAccessValues) {
+    return Invalid(absl::StrCat("it has ", parts.size(), " values; the limit is ", kMostAccessValues));
+  }
+  for (const absl::string_view part : parts) {
+    const absl::string_view value = absl::StripAsciiWhitespace(part);
+    if (value.empty()) return Invalid("a value is empty");
+    const absl::StatusOr<Value> parsed = parse(value);
+    if (!parsed.ok()) return Invalid(absl::StrCat("\"", value, "\": ", parsed.status().message()));
+    if (std::find(values->begin(), values->end(), *parsed) != values->end()) {
+      return Invalid(absl::StrCat("\"", value, "\" is there twice"));
+    }
+    values->push_back(*parsed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseCount(absl::string_view text, uint32_t least, uint32_t* count) {
+  constexpr uint32_t kMost = kNoAccessLimit - 1;
+  if (absl::SimpleAtoi(text, count) && *count >= least && *count <= kMost) return absl::OkStatus();
+  return Invalid(absl::StrCat("the limits are ", least, " and ", kMost));
+}
+
+absl::Status SetField(absl::string_view field, absl::string_view value, AccessRule* rule) {
+  AccessLimits& limits = rule->limits;
+  if (field == "uid" && value == "*") return absl::OkStatus();
+  if (field == "uid") return ParseList(value, ParseUid, &rule->uids);
+  if (field == "gid") return ParseList(value, ParseGid, &rule->gids);
+  if (field == "cgroup") return ParseList(value, ParseCgroup, &rule->cgroups);
+  if (field == "san") return ParseList(value, ParseSan, &rule->sans);
+  if (field == "role") return ParseList(value, ParseRole, &rule->roles);
+  if (field == "tenant" && value == "*") return absl::OkStatus();
+  if (field == "tenant") return ParseList(value, ParseTenant, &rule->tenants);
+  if (field == "sessions") return ParseCount(value, 1, &limits.sessions);
+  if (field == "guaranteed-blocks") return ParseCount(value, 0, &limits.guaranteed_blocks);
+  if (field == "held-blocks") return ParseCount(value, 1, &limits.held_blocks);
+  if (field == "pinned-blocks") return ParseCount(value, 0, &limits.pinned_blocks);
+  return Invalid(
+      "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "
+      "held-blocks and "
+      "pinned-blocks");
+}
+
+// One rule while its lines are read.
+struct Section {
+  std::string place;  // "FILE:LINE" of its name.
+  AccessRule rule;
+  std::map<std::string, std::string> places;  // Field -> "FILE:LINE".
+};
+
+absl::Status Wrong(const Section& section, absl::string_view field, absl::string_view why) {
+  const auto at = section.places.find(std::string(field));
+  return Invalid(absl::StrCat(at == section.places.end() ? section.place : at->second, ": [",
+                              section.rule.name, "] ", field, why));
+}
+
+// What is to be known of all lines of a rule.
+absl::Status Check(const Section& section) {
+  const AccessRule& rule = section.rule;
+  const auto& places = section.places;
+  const bool local = places.contains("uid") || places.contains("gid") || places.contains("cgroup");
+  if (!local && rule.sans.empty()) {
+    return Wrong(section, "matches nobody", ": it needs uid, gid, cgroup or san");
+  }
+  if (local && !rule.sans.empty()) {
+    return Wrong(section, "san", " is for peers on the network, which have no uid, gid and cgroup");
+  }
+  if (rule.roles.empty()) return Wrong(section, "role", " is missing");
+  const bool engine = rule.Allows(AccessRole::kEngine);
+  if (engine && !rule.sans.empty()) {
+    return Wrong(section, "role", " = engine: engines are served on the Unix socket, and not by san");
+  }
+  if (engine && !places.contains("tenant")) {
+    return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
+  }
+  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "held-blocks", "pinned-blocks"}) {
+    if (!engine && places.contains(field)) {
+      return Wrong(section, field, " is for the role engine, which the rule does not give");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ParseRuleName(absl::string_view line) {
+  if (line.back() != ']') return Invalid(absl::StrCat("\"", line, "\" is not \"[name]\""));
+  const absl::string_view name = absl::StripAsciiWhitespace(line.substr(1, line.size() - 2));
+  if (name.empty() || name.size() > kMaxRuleNameBytes) {
+    return Invalid(absl::StrCat("the name of a rule has ", name.size(), " bytes; the limits are 1 and ",
+                                kMaxRuleNameBytes));
+  }
+  return std::string(name);
+}
+
+}  // namespace
+
+absl::string_view AccessRoleName(AccessRole role) {
+  switch (role) {
+    case AccessRole::kEngine:
+      return "engine";
+    case AccessRole::kObserver:
+      return "observer";
+    case AccessRole::kOperator:
+      return "operator";
+  }
+  return "";
+}
+
+bool AccessRule::Allows(AccessRole role) const {
+  return std::any_of(roles.begin(), roles.end(), [role](AccessRole has) {
+    return has == role || (has == AccessRole::kOperator && role == AccessRole::kObserver);
+  });
+}
+
+bool AccessRule::Matches(const Peer& peer) const {
+  const auto has = [](const auto& list, const auto& value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+  };
+  if (peer.process == nullptr) {
+    return std::any_of(sans.begin(), sans.end(),
+                       [&](const std::string& san) { return has(peer.names, san); });
+  }
+  if (!sans.empty()) return false;
+  const PeerCredentials& process = *peer.process;
+  if (!uids.empty() && !has(uids, process.uid)) return false;
+  if (!gids.empty() && std::none_of(gids.begin(), gids.end(), [&process](uint32_t gid) {
+        return gid == process.gid || std::binary_search(process.groups.begin(), process.groups.end(), gid);
+      })) {
+    return false;
+  }
+  if (cgroups.empty()) return true;
+  return std::any_of(cgroups.begin(), cgroups.end(), [&process](const std::string& top) {
+    const std::string& path = process.cgroup;
+    if (!absl::StartsWith(path, top)) return false;
+    return top == "/" || path.size() == top.size() || path[top.size()] == '/';
+  });
+}
+
+absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Parse(absl::string_view text,
+                                                                        const std::string& path) {
+  std::vector<Section> sections;
+  int number = 0;
+  for (const absl::string_view whole : absl::StrSplit(text, '\n')) {
+    const std::string place = absl::StrCat(path, ":", ++number);
+    const absl::string_view line = absl::StripAsciiWhitespace(whole);
+    if (line.empty() || line[0] == '#') continue;
+    if (line[0] == '[') {
+      absl::StatusOr<std::string> name = ParseRuleName(line);
+      if (!name.ok()) return Invalid(absl::StrCat(place, ": ", name.status().message()));
+      for (const Section& other : sections) {
+        if (other.rule.name != *name) continue;
+        return Invalid(absl::StrCat(place, ": [", *name, "] is at ", other.place, " too"));
+      }
+      if (sections.size() == kMostAccessRules) {
+        return Invalid(
+            absl::StrCat(place, ": [", *name, "] is one rule too many; the limit is ", kMostAccessRules));
+      }
+      sections.emplace_back();
+      sections.back().place = place;
+      sections.back().rule.name = *std::move(name);
+      continue;
+    }
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits('=', 1));
+    if (parts.size() != 2) return Invalid(absl::StrCat(place, ": \"", line, "\" is not \"field = value\""));
+    if (sections.empty()) return Invalid(absl::StrCat(place, ": \"", line, "\" is before the first [rule]"));
+    Section& section = sections.back();
+    const std::string field(absl::StripAsciiWhitespace(parts[0]));
+    const absl::string_view value = absl::StripAsciiWhitespace(parts[1]);
+    const auto [first, is_first] = section.places.emplace(field, place);
+    if (!is_first) {
+      return Invalid(
+          absl::StrCat(place, ": [", section.rule.name, "] ", field, " is at ", first->second, " too"));
+    }
+    const absl::Status set = SetField(field, value, &section.rule);
+    if (!set.ok()) return Wrong(section, field, absl::StrCat(" = ", value, ": ", set.message()));
+  }
+  // A file of comments would lock out everybody, its owner too.
+  if (sections.empty()) return Invalid(absl::StrCat(path, ": there is no rule"));
+  std::vector<std::shared_ptr<const AccessRule>> rules;
+  for (Section& section : sections) {
+    RETURN_IF_ERROR(Check(section));
+    rules.push_back(std::make_shared<const AccessRule>(std::move(section.rule)));
+  }
+  return std::shared_ptr<const AccessPolicy>(new AccessPolicy(path, std::move(rules)));
+}
+
+absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Read(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFlagFile("access", path));
+  return Parse(text, path);
+}
+
+std::shared_ptr<const AccessPolicy> AccessPolicy::OfUid(uint32_t uid) {
+  AccessRule rule{.name = "default",
+                  .uids = {uid, 0},
+                  .gids = {},
+                  .cgroups = {},
+                  .sans = {},
+                  .roles = {AccessRole::kEngine, AccessRole::kOperator},
+                  .tenants = {},
+                  .limits = {}};
+  return std::shared_ptr<const AccessPolicy>(
+      new AccessPolicy("", {std::make_shared<const AccessRule>(std::move(rule))}));
+}
+
+absl::StatusOr<std::shared_ptr<const AccessRule>> AccessPolicy::Admit(const Peer& peer, AccessRole role,
+                                                                      absl::string_view what) const {
+  const auto found =
+      std::find_if(rules_.begin(), rules_.end(), [&peer](const auto& rule) { return rule->Matches(peer); });
+  if (found != rules_.end() && (*found)->Allows(role)) return *found;
+  std::string why;
+  if (found != rules_.end()) {
+    why = absl::StrCat("rule [", (*found)->name, "] gives it ",
+                       absl::StrJoin((*found)->roles, " and ", [](std::string* out, AccessRole has) {
+                         absl::StrAppend(out, AccessRoleName(has));
+                       }));
+  } else if (file_.empty()) {
+    why = absl::StrCat("without --access=FILE only uid ", rules_[0]->uids[0],
+                       ", the daemon's own, and root have any: name others in such a file");
+  } else {
+    why = absl::StrCat("no rule of ", file_, " matches it: add one there, and send the daemon SIGHUP");
+  }
+  return absl::PermissionDeniedError(absl::StrCat(what, " needs the role ", AccessRoleName(role), ", which ",
+                                                  Describe(peer), " lacks: ", why));
+}
+
+}  // namespace kvpool

@@ -1,0 +1,428 @@
+// Who may call what: each method of each service, by each kind of identity, with each role.
+//
+// The methods are those that the server lists, and each needs a row in kNeeds: a method that has none fails the test. The
+// identity is always this process; what changes is the rule that it matches.
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "proto/support/unique_fd.h"
+#include "server/attach/attach_server.h"
+#include "server/base/log.h"
+#include "server/base/peer_process.h"
+#include "server/daemon/daemon.h"
+#include "server/rpc/grpc_server.h"
+#include "tests/process/raw_engine.h"
+#include "tests/support/access.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/memory_device.h"
+
+namespace kvpool {
+namespace {
+
+namespace pb = google::protobuf;
+namespace reflection = grpc::reflection::v1alpha;
+
+constexpr uint64_t kSlabBytes = 16 * 4096;
+
+enum class Need {
+  kNothing,   // Whoever may connect.
+  kOwnToken,  // A token of a session that the caller's uid opened.
+  kEngine,
+  kObserver,
+  kOperator,
+};
+
+// The table of server/README.md, "Who may call what".
+const std::map<std::string, Need>& Needs() {
+  static const auto* const needs = [] {
+    auto* rows = new std::map<std::string, Need>{
+        {"kvpool.v1.Engine.OpenSession", Need::kEngine},
+        {"kvpool.v1.Engine.AddMember", Need::kEngine},
+        {"grpc.health.v1.Health.Check", Need::kNothing},
+        {"grpc.health.v1.Health.Watch", Need::kNothing},
+        {"grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo", Need::kNothing},
+    };
+    for (const char* verb : {"Lease", "Seal", "Match", "Release", "Ref", "Touch", "Fence", "Pin", "Unpin",
+                             "SetRetention", "WarmupDone", "Score", "Prune", "Compact", "PlanBudgets",
+                             "PutEpisode", "ChooseEpisode", "CloseSession", "Step"}) {
+      rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
+    }
+    for (const char* verb :
+         {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies"}) {
+      rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
+    }
+    for (const char* verb : {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy"}) {
+      rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
+    }
+    return rows;
+  }();
+  return *needs;
+}
+
+class AccessMatrixTest : public testing::Test {
+ protected:
+  void SetUp() override { Start({}); }
+  void TearDown() override {
+    server_.reset();
+    attach_.reset();
+  }
+
+  void Start(GrpcServerOptions server_options) {
+    DaemonOptions options;
+    options.version = "test";
+    options.access = access_;
+    options.slab_bytes = kSlabBytes;
+    options.device_capacity_bytes = {64 * kSlabBytes};
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::make_unique<MemoryDevice>("memory", 4096, &script_));
+    auto daemon = Daemon::Start(options, std::move(devices), MonotonicClock());
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    auto attach =
+        AttachServer::Start({.path = socket() + ".attach", .fd_ceiling = 1024}, EventsOf(daemon_.get()));
+    ASSERT_TRUE(attach.ok()) << attach.status();
+    attach_ = *std::move(attach);
+    server_options.socket_path = socket();
+    server_options.threads = 1;
+    server_options.fd_ceiling = 1024;
+    auto server = GrpcServer::Start(server_options, daemon_.get(), &stats_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = ConnectTo("unix:" + socket());
+  }
+  std::string socket() const { return directory_.path() + "/socket"; }
+
+  // The methods of all services that the server lists.
+  std::vector<const pb::MethodDescriptor*> Methods() {
+    grpc::ClientContext context;
+    const auto stream = reflection::ServerReflection::NewStub(channel_)->ServerReflectionInfo(&context);
+    reflection::ServerReflectionRequest request;
+    request.set_list_services("");
+    reflection::ServerReflectionResponse response;
+    EXPECT_TRUE(stream->Write(request) && stream->Read(&response));
+    stream->WritesDone();
+    EXPECT_TRUE(stream->Finish().ok());
+    std::vector<const pb::MethodDescriptor*> methods;
+    for (const auto& listed : response.list_services_response().service()) {
+      const pb::ServiceDescriptor* service =
+          pb::DescriptorPool::generated_pool()->FindServiceByName(listed.name());
+      for (int i = 0; service != nullptr && i < service->method_count(); ++i)
+        methods.push_back(service->method(i));
+    }
+    return methods;
+  }
+
+  // The status of a call with this token, and else an empty request. Of a stream it is that of the first answer, if there
+  // is one.
+  grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const pb::MethodDescriptor& method,
+                    const std::string& token = "") {
+    std::unique_ptr<pb::Message> request(
+        pb::MessageFactory::generated_factory()->GetPrototype(method.input_type())->New());
+    const pb::Descriptor& type = *method.input_type();
+    if (const pb::FieldDescriptor* call = type.FindFieldByName("call")) {
+      dynamic_cast<v1::Call*>(request->GetReflection()->MutableMessage(request.get(), call))
+          ->set_member_token(token);
+    } else if (const pb::FieldDescriptor* field = type.FindFieldByName("member_token")) {
+      request->GetReflection()->SetString(request.get(), field, token);
+    }
+    const grpc::Slice slice(request->SerializeAsString());
+    grpc::ByteBuffer bytes(&slice, 1), answer;
+    grpc::GenericStub stub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    grpc::CompletionQueue queue;
+    const std::string path = absl::StrCat("/", method.service()->full_name(), "/", method.name());
+    void* tag = nullptr;
+    bool ok = false;
+    grpc::Status status;
+    if (!method.client_streaming() && !method.server_streaming()) {
+      const auto call = stub.PrepareUnaryCall(&context, path, bytes, &queue);
+      call->StartCall();
+      call->Finish(&answer, &status, nullptr);
+      queue.Next(&tag, &ok);
+      return status;
+    }
+    const auto call = stub.PrepareCall(&context, path, &queue);
+    call->StartCall(nullptr);
+    queue.Next(&tag, &ok);
+    if (ok) {
+      call->Write(bytes, nullptr);
+      queue.Next(&tag, &ok);
+    }
+    call->Read(&answer, nullptr);
+    queue.Next(&tag, &ok);
+    if (ok) {
+      context.TryCancel();
+      return grpc::Status::OK;
+    }
+    call->Finish(&status, nullptr);
+    queue.Next(&tag, &ok);
+    return status;
+  }
+
+  // Checks every method against what `roles` may do, by a rule with the line `who`.
+  void CheckAll(const std::shared_ptr<grpc::Channel>& channel, const std::string& who, bool local) {
+    const std::vector<const pb::MethodDescriptor*> methods = Methods();
+    ASSERT_EQ(methods.size(), Needs().size()) << "a row of Needs() is of no method";
+    for (const std::string roles :
+         {"", "engine", "observer", "operator", "engine, observer", "engine, operator"}) {
+      const bool engine = absl::StrContains(roles, "engine");
+      if (engine && !local) continue;  // No rule may say so; the file's own test sees to that.
+      const bool operates = absl::StrContains(roles, "operator");
+      const bool observes = operates || absl::StrContains(roles, "observer");
+      access_->Replace(MakePolicy(roles.empty() ? "[another]\nuid = 4242\nrole = operator\n"
+                                                : absl::StrCat("[rule]\n", who, "\nrole = ", roles, "\n",
+                                                               engine ? "tenant = *\n" : "")));
+      for (const pb::MethodDescriptor* method : methods) {
+        const auto need = Needs().find(method->full_name());
+        ASSERT_NE(need, Needs().end()) << method->full_name() << " has no row in Needs()";
+        const grpc::Status status = Call(channel, *method);
+        const auto expect = [&](bool allowed) {
+          EXPECT_EQ(status.error_code() != grpc::StatusCode::PERMISSION_DENIED, allowed)
+              << method->full_name() << " by " << who << " as \"" << roles
+              << "\": " << status.error_message();
+        };
+        switch (need->second) {
+          case Need::kNothing:
+            expect(true);
+            EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::INVALID_ARGUMENT)
+                << method->full_name() << ": " << status.error_message();
+            break;
+          case Need::kOwnToken:
+            // There is no such token. On the network there could be none.
+            EXPECT_EQ(status.error_code(), local || method->name() != "Step"
+                                               ? grpc::StatusCode::UNAUTHENTICATED
+                                               : grpc::StatusCode::PERMISSION_DENIED)
+                << method->full_name() << ": " << status.error_message();
+            break;
+          case Need::kEngine:
+            expect(engine);
+            break;
+          case Need::kObserver:
+            expect(observes);
+            break;
+          case Need::kOperator:
+            expect(operates);
+            break;
+        }
+      }
+      if (local)
+        EXPECT_EQ(RawEngine::Attach(socket()).ok(), engine) << "the attach socket, as \"" << roles << "\"";
+    }
+  }
+
+  const TemporaryDirectory directory_;
+  MemoryDevice::Script script_;
+  const std::shared_ptr<AccessControl> access_ = MakeAccess();
+  RpcStats stats_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<AttachServer> attach_;
+  std::unique_ptr<GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(AccessMatrixTest, ByUid) { CheckAll(channel_, absl::StrCat("uid = ", geteuid()), /*local=*/true); }
+
+TEST_F(AccessMatrixTest, ByGid) { CheckAll(channel_, absl::StrCat("gid = ", getegid()), /*local=*/true); }
+
+TEST_F(AccessMatrixTest, ByCgroup) {
+  const UniqueFd self(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  const std::string cgroup = CgroupOf(getpid(), self.get());
+  if (cgroup.empty()) GTEST_SKIP() << "this kernel has no cgroup v2";
+  CheckAll(channel_, "cgroup = " + cgroup, /*local=*/true);
+}
+
+// A peer that is attached, as AttachServer would have it, without a socket.
+class NobodysPeer final : public AttachPeer {
+ public:
+  void Send(const v1::AttachFrame&, UniqueFd) override {}
+  void Close(const std::string&) override {}
+  void Bound() override {}
+};
+
+TEST_F(AccessMatrixTest, ATokenServesTheUidThatOpenedItsSession) {
+  const auto open = [&](uint32_t uid) {
+    const auto welcome =
+        daemon_->OnAttached(std::make_shared<NobodysPeer>(), {.pid = 1, .uid = uid, .gid = uid}, "engine");
+    EXPECT_TRUE(welcome.ok()) << welcome.status();
+    v1::OpenSessionResult opened;
+    const absl::Status status =
+        daemon_->OpenSession(SmallSession(welcome->frame.welcome().attach_token()), &opened);
+    EXPECT_TRUE(status.ok()) << status;
+    return opened.member_token();
+  };
+  const std::string own = open(geteuid()), foreign = open(4242);
+  // Whatever the rules say by now: what is open can give back.
+  for (const std::string& rules :
+       {std::string(kOpenAccess), std::string("[a]\nuid = 4242\nrole = operator\n")}) {
+    access_->Replace(MakePolicy(rules));
+    for (const pb::MethodDescriptor* method : Methods()) {
+      if (Needs().at(method->full_name()) != Need::kOwnToken) continue;
+      if (method->name() == "CloseSession") continue;  // Its sessions are still wanted.
+      const grpc::Status refused = Call(channel_, *method, foreign);
+      EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED) << method->full_name();
+      EXPECT_TRUE(absl::StrContains(refused.error_message(), "which uid 4242 opened"))
+          << refused.error_message();
+      const grpc::Status served = Call(channel_, *method, own);
+      EXPECT_NE(served.error_code(), grpc::StatusCode::PERMISSION_DENIED) << method->full_name();
+      EXPECT_NE(served.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method->full_name();
+    }
+  }
+  const pb::MethodDescriptor* close =
+      pb::DescriptorPool::generated_pool()->FindMethodByName("kvpool.v1.Engine.CloseSession");
+  EXPECT_EQ(Call(channel_, *close, foreign).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+}
+
+TEST_F(AccessMatrixTest, AnAttachTokenServesTheUidThatConnected) {
+  const auto attached = [&] {
+    const auto welcome =
+        daemon_->OnAttached(std::make_shared<NobodysPeer>(), {.pid = 1, .uid = 4242, .gid = 4242}, "engine");
+    EXPECT_TRUE(welcome.ok()) << welcome.status();
+    return SmallSession(welcome->frame.welcome().attach_token());
+  };
+  const auto stub = v1::Engine::NewStub(channel_);
+  {
+    grpc::ClientContext context;
+    v1::OpenSessionResult opened;
+    const grpc::Status refused = stub->OpenSession(&context, attached(), &opened);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_TRUE(absl::StrContains(refused.error_message(), "which uid 4242 opened"))
+        << refused.error_message();
+  }
+  grpc::ClientContext context;
+  const auto stream = stub->Step(&context);
+  v1::StepRequest batch;
+  *batch.add_operations()->mutable_open_session() = attached();
+  ASSERT_TRUE(stream->Write(batch));
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_EQ(answer.results_size(), 1);
+  EXPECT_EQ(answer.results(0).code(), static_cast<int>(grpc::StatusCode::PERMISSION_DENIED));
+  EXPECT_FALSE(answer.results(0).has_open_session());
+  stream->WritesDone();
+  v1::ListSessionsResponse sessions;
+  ASSERT_TRUE(daemon_->ListSessions(v1::ListSessionsRequest(), &sessions).ok());
+  EXPECT_EQ(sessions.sessions_size(), 0) << sessions.DebugString();
+}
+
+TEST_F(AccessMatrixTest, RefusalsAreCountedAndAuditedButNotAll) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  access_->Replace(MakePolicy("[a]\nuid = *\nrole = observer\n"));
+  SetLog({.level = LogLevel::kError, .fd = ends[1]});
+  const auto operators = v1::Operator::NewStub(channel_);
+  for (int i = 0; i < 20; ++i) {
+    grpc::ClientContext context;
+    v1::EvictResponse response;
+    EXPECT_EQ(operators->Evict(&context, v1::EvictRequest(), &response).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_FALSE(RawEngine::Attach(socket()).ok());
+  }
+  EXPECT_EQ(stats_.Snapshot().methods["Evict"].errors["PERMISSION_DENIED"], 20u);
+  EXPECT_EQ(attach_->Stats().refused["access"], 20u);
+  TearDown();
+  SetLog({});
+  close(ends[1]);
+  std::stringstream log;
+  char text[4096];
+  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;) log.write(text, size);
+  close(ends[0]);
+  const auto count = [&log](const std::string& part) {
+    int found = 0;
+    for (size_t at = 0; (at = log.str().find(part, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  const std::string who =
+      absl::StrCat(" uid=", geteuid(), " pid=", getpid(), " code=PERMISSION_DENIED error=\"");
+  EXPECT_EQ(count(absl::StrCat("I operator call refused category=audit method=Evict", who,
+                               "Evict needs the role operator, which uid ")),
+            5)
+      << log.str();
+  EXPECT_EQ(count(absl::StrCat("I attach refused category=audit method=attach", who,
+                               "the attach socket needs the role engine, which uid ")),
+            5)
+      << log.str();
+}
+
+class AccessMatrixTlsTest : public AccessMatrixTest {
+ protected:
+  void SetUp() override {
+    if (RunProgram({"/bin/sh", "-c", "command -v openssl"}).exit_code != 0) {
+      GTEST_SKIP() << "the openssl program, which makes the certificates, is not installed";
+    }
+    const ProgramEnd made = RunProgram({"/bin/sh", "-ec", absl::StrCat("cd ", directory_.path(), R"(
+      new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -batch"
+      for ca in ca other; do $new -x509 -days 2 -subj /CN=$ca -keyout $ca.key -out $ca.pem; done
+      sign() { openssl x509 -req -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -out $1.pem $3 $4 $5 $6; }
+      for name in daemon peer nameless expired foreign; do
+        # The common name is that of a rule, and is no name that counts.
+        $new -subj /CN=peer.example -keyout $name.key -out $name.csr
+      done
+      echo subjectAltName=DNS:localhost,IP:127.0.0.1 > daemon.ext
+      echo subjectAltName=DNS:else.example,URI:spiffe://example/peer,DNS:peer.example > peer.ext
+      sign daemon ca -extfile daemon.ext -days 2
+      sign peer ca -extfile peer.ext -days 2
+      sign nameless ca -days 2
+      sign foreign other -extfile peer.ext -days 2
+      sign expired ca -extfile peer.ext -days -1)")});
+    ASSERT_EQ(made.exit_code, 0) << made.output;
+    Start({.operator_address = "127.0.0.1:0",
+           .operator_tls = {
+               .certificate = File("daemon.pem"), .key = File("daemon.key"), .client_ca = File("ca.pem")}});
+  }
+  std::string File(const std::string& name) const { return directory_.path() + "/" + name; }
+  std::string Text(const std::string& name) const {
+    std::stringstream text;
+    text << std::ifstream(File(name)).rdbuf();
+    return text.str();
+  }
+  std::shared_ptr<grpc::Channel> Connect(const std::string& identity) {
+    return grpc::CreateChannel(
+        absl::StrCat("127.0.0.1:", server_->operator_port()),
+        grpc::SslCredentials({Text("ca.pem"), Text(identity + ".key"), Text(identity + ".pem")}));
+  }
+  grpc::Status GetStats(const std::string& identity) {
+    grpc::ClientContext context;
+    v1::GetStatsResponse response;
+    return v1::Operator::NewStub(Connect(identity))->GetStats(&context, v1::GetStatsRequest(), &response);
+  }
+};
+
+TEST_F(AccessMatrixTlsTest, BySan) {
+  CheckAll(Connect("peer"), "san = peer.example", /*local=*/false);
+  CheckAll(Connect("peer"), "san = nobody.example, spiffe://example/peer", /*local=*/false);
+}
+
+TEST_F(AccessMatrixTlsTest, OtherCertificatesAreNobody) {
+  access_->Replace(MakePolicy("[a]\nsan = peer.example\nrole = operator\n[b]\nuid = *\nrole = operator\n"));
+  EXPECT_TRUE(GetStats("peer").ok());
+  const grpc::Status nameless = GetStats("nameless");
+  EXPECT_EQ(nameless.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_TRUE(absl::StrContains(nameless.error_message(), "(certificate of no subjectAltName)"))
+      << nameless.error_message();
+  EXPECT_EQ(GetStats("daemon").error_code(), grpc::StatusCode::PERMISSION_DENIED)
+      << "its CA's, with another name";
+  EXPECT_EQ(GetStats("foreign").error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(GetStats("expired").error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace kvpool
