@@ -8,9 +8,11 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/keeper/keeper.h"
 #include "server/kvpoold.h"
 #include "server/settings.h"
 
@@ -64,11 +66,14 @@ int main(int argc, char** argv) {
     return 0;
   }
   kvpool::SetLog(settings->log);
+  kvpool::UniqueFd keeper = kvpool::TakeKeeperSocket();
+  if (settings->keeper && !keeper.valid()) return kvpool::RunKeeper({argv, argv + argc});
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   const sigset_t signals = BlockEndSignals();
   const kvpool::LogWriter log_writer;
 
-  absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
+  absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold =
+      kvpool::Kvpoold::Start(*settings, std::move(keeper));
   if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));
 
   int signal_number = 0;

@@ -4,6 +4,7 @@
 #define KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
@@ -16,6 +17,8 @@ struct PeerCredentials {
   uint32_t gid = 0;
   // Names the process among those that live; 0: two connections can't be told to be of one process.
   uint64_t process = 0;
+  // Of the process, where who connected is watched. Null: not known.
+  std::shared_ptr<const UniqueFd> pidfd;
 };
 
 // True once the process behind a pidfd has ended.
