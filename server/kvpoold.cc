@@ -52,13 +52,14 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
 
 // Whether a GPU's memory outlives the process that made it, and nothing writes to it after that process is gone, was not seen
 // on a GPU yet.
-absl::Status CheckOutlives(const std::vector<std::unique_ptr<Device>>& devices) {
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
+                                                       const std::vector<std::unique_ptr<Device>>& devices) {
   for (const auto& device : devices) {
     if (device->uuid_bytes().empty()) continue;
     return absl::InvalidArgumentError(absl::StrCat("--keeper=on: device ", device->id(),
                                                    " is a GPU; only host memory outlives the daemon so far"));
   }
-  return absl::OkStatus();
+  return KeeperLink::Join(std::move(keeper));
 }
 
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
@@ -98,8 +99,7 @@ absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
   if (keeper.valid()) {
-    RETURN_IF_ERROR(CheckOutlives(opened.devices));
-    ASSIGN_OR_RETURN(keeper_, KeeperLink::Join(std::move(keeper)));
+    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper), opened.devices));
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},
