@@ -128,8 +128,8 @@ absl::Status DeviceVerbs::CheckOutlives(const v1::Operation& request) const {
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
                                                                       const v1::Operation& request,
                                                                       TimeMs now) {
-  RETURN_IF_ERROR(CheckCanRun());
   RETURN_IF_ERROR(CheckOutlives(request));
+  RETURN_IF_ERROR(CheckCanRun());
   auto operation = std::make_shared<DeviceOperation>();
   operation->session = session->shared_from_this();
   operation->request = request;
