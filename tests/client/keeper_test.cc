@@ -296,6 +296,7 @@ class Writer {
 };
 
 // KVPOOL_KILLS says how many, for a longer run by hand.
+// Its writers are forked, so nothing in its process may have used gRPC before: it runs alone, as ctest runs each test.
 TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
   const char* const asked = std::getenv("KVPOOL_KILLS");
   const int kills = asked == nullptr ? 20 : atoi(asked);
