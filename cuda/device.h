@@ -34,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
 
 namespace kvpool {
@@ -75,6 +76,11 @@ class Device {
   // out of memory, with the bytes asked for and the bytes free. INVALID_ARGUMENT: `bytes` is 0 or not a
   // multiple of the granularity.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) = 0;
+  // The slab behind a descriptor that a slab of this device had exported, in this process or in one that has ended; with what
+  // is in it. UNIMPLEMENTED: this device can't. INVALID_ARGUMENT: it is not memory of this size.
+  virtual absl::StatusOr<std::unique_ptr<Slab>> AdoptSlab(UniqueFd fd, size_t bytes) {
+    return absl::UnimplementedError(absl::StrCat(id(), ": slabs of an earlier daemon can't be had here"));
+  }
   // One allocation that is handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
   // Scores and moves K and V in this device's slabs (cuda/kv_compute.h). UNIMPLEMENTED: this device can't.

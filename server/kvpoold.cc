@@ -55,6 +55,18 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
+// Whether a GPU's memory outlives the process that made it, and nothing writes to it after that process is gone, was not seen
+// on a GPU yet.
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
+                                                       const std::vector<std::unique_ptr<Device>>& devices) {
+  for (const auto& device : devices) {
+    if (device->uuid_bytes().empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--keeper=on: device ", device->id(),
+                                                   " is a GPU; only host memory outlives the daemon so far"));
+  }
+  return KeeperLink::Join(std::move(keeper));
+}
+
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
 // reported, not made. A socket that is left there will be replaced, but no other file.
 absl::Status CheckSocketPaths(const Settings& settings) {
@@ -75,16 +87,16 @@ absl::Status CheckSocketPaths(const Settings& settings) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings) {
+absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, UniqueFd keeper) {
   RETURN_IF_ERROR(CheckSocketPaths(settings));
   ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
   ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
   std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(socket_lock), std::move(state_dir)));
-  RETURN_IF_ERROR(kvpoold->Open(settings));
+  RETURN_IF_ERROR(kvpoold->Open(settings, std::move(keeper)));
   return kvpoold;
 }
 
-absl::Status Kvpoold::Open(const Settings& settings) {
+absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
@@ -94,6 +106,9 @@ absl::Status Kvpoold::Open(const Settings& settings) {
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
+  if (keeper.valid()) {
+    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper), opened.devices));
+  }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},
                        {"name", opened.devices[i]->name()},
@@ -111,7 +126,8 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   options.epoch = state_dir_.epoch();
   options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
-  ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock()));
+  ASSIGN_OR_RETURN(daemon_,
+                   Daemon::Start(options, std::move(opened.devices), MonotonicClock(), keeper_.get()));
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
@@ -148,6 +164,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                      .devices = device_ids,
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
+  if (keeper_ != nullptr) keeper_->Serving();
   state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
                       {"epoch", state_dir_.epoch()},

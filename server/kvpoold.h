@@ -10,6 +10,7 @@
 #include "server/attach/attach_server.h"
 #include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
+#include "server/keeper/keeper_link.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/rpc_stats.h"
@@ -20,9 +21,9 @@ namespace kvpool {
 
 class Kvpoold {
  public:
-  // The object serves. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
+  // The object serves. `keeper` is the socket of the keeper that has started this process; invalid: none has. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
   // socket or the state directory.
-  static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings);
+  static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings, UniqueFd keeper);
   ~Kvpoold();
 
   // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
@@ -36,7 +37,7 @@ class Kvpoold {
  private:
   Kvpoold(FileLock socket_lock, StateDir state_dir)
       : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
-  absl::Status Open(const Settings& settings);
+  absl::Status Open(const Settings& settings, UniqueFd keeper);
 
   // Members are in the order they are made; each may use those before it.
   FileLock socket_lock_;
@@ -44,6 +45,7 @@ class Kvpoold {
   std::string socket_, attach_socket_;
   std::string access_file_;  // Empty: none.
   std::shared_ptr<AccessControl> access_;
+  std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
   std::unique_ptr<Daemon> daemon_;
   RpcStats rpc_stats_;
   std::unique_ptr<AttachServer> attach_server_;

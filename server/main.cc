@@ -9,9 +9,11 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/keeper/keeper.h"
 #include "server/kvpoold.h"
 #include "server/settings.h"
 
@@ -60,6 +62,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   kvpool::SetLog(settings->log);
+  kvpool::UniqueFd keeper = kvpool::TakeKeeperSocket();
+  if (settings->keeper && !keeper.valid()) return kvpool::RunKeeper({argv, argv + argc});
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   // Main waits for them. They are blocked before the first thread starts, so that no thread gets them.
   const sigset_t ends = SetOf({SIGTERM, SIGINT}), all = SetOf({SIGTERM, SIGINT, SIGHUP});
@@ -67,7 +71,8 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   const kvpool::LogWriter log_writer;
 
-  absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold = kvpool::Kvpoold::Start(*settings);
+  absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold =
+      kvpool::Kvpoold::Start(*settings, std::move(keeper));
   if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));
 
   int signal_number = 0;

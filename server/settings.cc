@@ -97,6 +97,16 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->Add(
       "state-dir", &settings.state_dir,
       "where epoch, lock and kvpoold.json are kept, made if it is missing; empty: the socket's directory");
+  flags->AddText(
+      "keeper", "off",
+      "on: a small process starts the daemon, and another one when that is killed, which goes on with what "
+      "was "
+      "sealed. Host memory only; prune and compact are not offered. off: what is cached ends with the daemon",
+      [&settings](absl::string_view text) -> absl::Status {
+        if (text != "on" && text != "off") return Invalid(absl::StrCat("\"", text, "\" is not on or off"));
+        settings.keeper = text == "on";
+        return absl::OkStatus();
+      });
   flags->Add("metrics-listen", &settings.metrics_listen,
              "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
   flags->AddText("log-level", "info", "debug, info, warning or error",

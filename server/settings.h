@@ -35,6 +35,7 @@ struct Settings {
   std::string operator_tls_listen;
   TlsFiles operator_tls;
   std::chrono::milliseconds shutdown_grace{5000};
+  bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
   std::string
       reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.
   DaemonOptions daemon;                       // Epoch, version and device capacities are not set yet.

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,8 @@
 
 namespace kvpool {
 namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // The bytes of the capacity that slabs have taken. Slabs share its ownership, since they may outlive
 // their device.
@@ -109,7 +112,7 @@ absl::StatusOr<Memory> MakeMemory(size_t bytes, unsigned int page_flags) {
   ASSIGN_OR_RETURN(HostMapping mapping, HostMapping::MapShared(fd.get(), bytes));
   Memory memory = {.fd = std::move(fd), .mapping = std::move(mapping)};
   RETURN_IF_ERROR(Populate(memory));
-  if (::fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (::fcntl(memory.fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return absl::ErrnoToStatus(errno, "sealing a memfd");
   }
   return memory;
@@ -145,6 +148,25 @@ class HostDevice : public Device {
     Share share(budget_, bytes);
     ASSIGN_OR_RETURN(Memory memory, MakePages(bytes));
     return std::make_unique<HostSlab>(std::move(memory), std::move(share));
+  }
+  absl::StatusOr<std::unique_ptr<Slab>> AdoptSlab(UniqueFd fd, size_t bytes) override {
+    struct stat file;
+    if (::fstat(fd.get(), &file) != 0) return absl::ErrnoToStatus(errno, "looking at a slab's memfd");
+    // Without the seals somebody could shrink it under its readers.
+    if (static_cast<size_t>(file.st_size) != bytes || (::fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals) {
+      return absl::InvalidArgumentError(absl::StrCat("adopting a slab of ", bytes,
+                                                     " bytes: the descriptor has ", file.st_size,
+                                                     ", or is no sealed memory"));
+    }
+    if (!budget_->Take(bytes)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("host memory: a slab of ", bytes, " bytes to be adopted, ", budget_->free_bytes(),
+                       " of the capacity of ", budget_->capacity_bytes(), " free"));
+    }
+    Share share(budget_, bytes);
+    ASSIGN_OR_RETURN(HostMapping mapping, HostMapping::MapShared(fd.get(), bytes));
+    return std::make_unique<HostSlab>(Memory{.fd = std::move(fd), .mapping = std::move(mapping)},
+                                      std::move(share));
   }
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t) override {
     return absl::UnimplementedError("IPC slabs exist on cuda devices only");

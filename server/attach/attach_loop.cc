@@ -288,6 +288,7 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   PeerCredentials credentials = connection->peer;
   credentials.process = (*process)->id;
   credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd.get());
+  credentials.pidfd = (*process)->pidfd;
   absl::StatusOr<Daemon::Welcome> welcome =
       events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());
   if (!welcome.ok()) {
@@ -434,14 +435,14 @@ absl::StatusOr<AttachLoop::Process*> AttachLoop::WatchPeer(const Connection& con
   // watched one may have, and its pid been given to the peer.
   if (const auto known = process_of_pid_.find(pid); pid > 0 && known != process_of_pid_.end()) {
     Process& process = processes_.at(known->second);
-    if (!ProcessEnded(process.pidfd.get())) return &process;
+    if (!ProcessEnded(process.pidfd->get())) return &process;
   }
   const uint64_t id = next_id_++;
   RETURN_IF_ERROR(Watch(pidfd.get(), Key(Source::kProcess, id), EPOLLIN));
   Process& process = processes_[id];
   process.id = id;
   process.pid = pid;
-  process.pidfd = std::move(pidfd);
+  process.pidfd = std::make_shared<const UniqueFd>(std::move(pidfd));
   if (pid > 0) process_of_pid_[pid] = id;
   return &process;
 }
@@ -451,6 +452,9 @@ void AttachLoop::Unwatch(Process* process) {
       known != process_of_pid_.end() && known->second == process->id) {
     process_of_pid_.erase(known);
   }
+  // Others may hold the descriptor still, and while any does the kernel goes on to report it.
+  KVPOOL_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, process->pidfd->get(), nullptr) == 0,
+               "epoll_ctl: errno %d", errno);
   processes_.erase(process->id);
 }
 

@@ -80,7 +80,7 @@ class AttachLoop {
   struct Process {
     uint64_t id = 0;
     int64_t pid = 0;
-    UniqueFd pidfd;
+    std::shared_ptr<const UniqueFd> pidfd;
     std::set<uint64_t> connections;  // Its greeted and bound connections.
     std::vector<AttachId> attached;  // The daemon waits for the end of these.
   };

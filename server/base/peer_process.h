@@ -4,6 +4,7 @@
 #define KVPOOL_SERVER_BASE_PEER_PROCESS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct PeerCredentials {
   std::vector<uint32_t> groups;  // Its supplementary groups, sorted.
   // Its path in the tree of cgroup v2, as the daemon's cgroup namespace shows it; empty: not known.
   std::string cgroup;
+  // Of the process, where who connected is watched. Null: not known.
+  std::shared_ptr<const UniqueFd> pidfd;
 };
 
 // True once the process behind a pidfd has ended.

@@ -46,7 +46,10 @@ class VirtualArray {
     // Advice: where the kernel has no huge pages everything still works.
     if (size * sizeof(T) >= kHugeFromBytes) (void)madvise(data_, size * sizeof(T), MADV_HUGEPAGE);
   }
+  // `size` elements that lie in memory of the caller's, which outlives the array.
+  VirtualArray(T* data, size_t size) : size_(size), owned_(false), data_(data) {}
   ~VirtualArray() {
+    if (!owned_) return;
     if (mapped_ == nullptr) {
       ::operator delete(data_, kSmallAlignment);
     } else {
@@ -74,8 +77,9 @@ class VirtualArray {
       64};  // No element is in more cache lines than it must be.
 
   const size_t size_;
+  const bool owned_ = true;
   size_t mapped_bytes_ = 0;
-  void* mapped_ = nullptr;  // Null: the array is the heap's.
+  void* mapped_ = nullptr;  // Null: the array is the heap's, or the caller's.
   T* data_;
 };
 

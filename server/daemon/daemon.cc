@@ -72,10 +72,11 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<std::unique_ptr<Device>> devices,
-                                                      const Clock* clock) {
+                                                      const Clock* clock, KeeperLink* keeper) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
-  std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock));
+  std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
+  if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
   return daemon;
 }
 
@@ -92,10 +93,12 @@ absl::Status Daemon::StartEventLog() {
   return absl::OkStatus();
 }
 
-Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock)
+Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock,
+               KeeperLink* keeper)
     : options_(options),
       devices_(std::move(devices)),
       clock_(clock),
+      keeper_(keeper),
       start_ms_(clock->NowMs()),
       new_spaces_policy_(options.policy) {
   std::vector<DeviceBudget::Capacity> capacities;
@@ -118,6 +121,8 @@ Daemon::~Daemon() {
   // Operations read slabs, which go below; the end of one may wake the housekeeper.
   runners_.clear();
   housekeeper_.reset();
+  // What is destroyed below is there for the next daemon.
+  if (keeper_ != nullptr) keeper_->Leave();
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     {
@@ -321,6 +326,7 @@ void Daemon::CheckDevices(uint64_t now) {
 void Daemon::HousekeepOnce() {
   CheckDevices(clock_->NowMs());
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
+  if (keeper_ != nullptr) keeper_->Flush();
   const uint64_t now = clock_->NowMs();
   if (now < options_.idle_space_ms) return;
   while (std::shared_ptr<Space> idle = registry_->CloseIdle(now - options_.idle_space_ms + 1, {}))
@@ -363,6 +369,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     space->MakeSlab(&settlement).IgnoreError();
     space->growth_mu.Unlock();
   }
+  space->CollectOldSessions();
   ReclaimAhead(space.get());
   TidyUp(space.get());
   SpaceTurn turn(*space);

@@ -11,6 +11,7 @@
 //   daemon.cc            start and stop, attach connections, engine verbs, device operations, housekeeping
 //   daemon_open.cc       OpenSession and AddMember, and the memory that they need
 //   daemon_reclaim.cc    ReclaimAhead, TidyUp
+//   daemon_recover.cc    spaces that an earlier daemon left with a keeper
 //   daemon_evict.cc      the operator's Evict
 //   daemon_explain.cc    the operator's Explain
 //   daemon_policy.cc     GetPolicies, SetPolicy
@@ -47,6 +48,7 @@
 #include "server/base/clock.h"
 #include "server/daemon/options.h"
 #include "server/daemon/snapshot.h"
+#include "server/keeper/keeper_link.h"
 #include "server/space/attach_peer.h"
 #include "server/space/space_owner.h"
 #include "server/space/stream_listener.h"
@@ -65,15 +67,19 @@ class Housekeeper;
 class Registry;
 class RetiredCounters;
 class Session;
+struct SlabRow;
 struct SpaceFacts;
+class SpaceTable;
 struct TenantScope;
 
 class Daemon final : private SpaceOwner {
  public:
-  // Takes the devices. INVALID_ARGUMENT names the option and its limits.
+  // Takes the devices. With a keeper, which outlives it, the daemon goes on with the spaces that one has, and gives it its
+  // own. INVALID_ARGUMENT names the option and its limits. FAILED_PRECONDITION: the keeper has what a daemon of
+  // another version left; the error names both.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        std::vector<std::unique_ptr<Device>> devices,
-                                                       const Clock* clock);
+                                                       const Clock* clock, KeeperLink* keeper = nullptr);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -152,7 +158,17 @@ class Daemon final : private SpaceOwner {
   void StopDeviceOperations();
 
  private:
-  Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock);
+  Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock,
+         KeeperLink* keeper);
+  struct Remains;
+  absl::Status Recover();
+  // Raises `last_session` to the ids of the sessions that it finds.
+  absl::Status RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains, uint64_t* last_session);
+  // Adds their bytes on one rank to `bytes`.
+  absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains remains, uint64_t* bytes);
+  absl::StatusOr<std::shared_ptr<Space>> MakeSpace(SpaceFacts facts, std::unique_ptr<SpaceTable> table);
+  // The keeper has the process of a member to be, before anything is sent to it.
+  absl::StatusOr<Kept> KeepMember(const PeerCredentials& process, const Session& session);
   void AfterTurn(Space* space, const Deferred& deferred) override;
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request, const TenantScope& tenant);
   // The rule by which the process is an engine.
@@ -193,6 +209,7 @@ class Daemon final : private SpaceOwner {
   const DaemonOptions options_;
   const std::vector<std::unique_ptr<Device>> devices_;
   const Clock* const clock_;
+  KeeperLink* const keeper_;  // Null: what there is ends with this process.
   const uint64_t start_ms_;
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.

@@ -13,6 +13,7 @@
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
 #include "server/space/device_budget.h"
+#include "server/space/kept_facts.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
 #include "server/wire/validate.h"
@@ -21,6 +22,7 @@ namespace kvpool {
 namespace {
 
 constexpr size_t kMemberTokenBytes = 16;
+constexpr uint32_t kTableSessionsPerSession = 4;
 
 // Gives the attach token back unless the opening worked.
 class Claim {
@@ -38,8 +40,9 @@ class Claim {
   }
   const Registry::Claimed& operator*() const { return claimed_; }
   const Registry::Claimed* operator->() const { return &claimed_; }
-  Registry::Fate Bind(const std::shared_ptr<Session>& session, Member* member) {
-    return std::exchange(registry_, nullptr)->Bind(claimed_.id, session, member, new_session_);
+  Registry::Fate Bind(const std::shared_ptr<Session>& session, Member* member, Kept kept) {
+    return std::exchange(registry_, nullptr)
+        ->Bind(claimed_.id, session, member, new_session_, std::move(kept));
   }
 
  private:
@@ -110,23 +113,47 @@ void FillMember(const Member& member, const SpaceFacts& facts, uint64_t epoch, R
 
 absl::StatusOr<std::shared_ptr<Space>> Daemon::OpenSpace(const v1::OpenSession& request,
                                                          const TenantScope& tenant) {
-  const std::string key = absl::StrCat(tenant.scope, "\n", request.fingerprint().digest());
+  const std::string key = SpaceKey(tenant.scope, request.fingerprint());
   return registry_->OpenSpace(key, [&](uint64_t id) -> absl::StatusOr<std::shared_ptr<Space>> {
     ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, request, tenant, id));
-    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(NewSpacesPolicy(), facts));
-    const PoolOptions pool = PoolOptionsOf(options_, facts);
-    std::vector<RunnerOrWhy> runners;
-    for (const size_t device : facts.rank_devices) {
-      runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
+    std::unique_ptr<SpaceTable> table;
+    if (keeper_ != nullptr) {
+      // Those that have ended, or are of earlier daemons, keep their holds until their processes end.
+      ASSIGN_OR_RETURN(table,
+                       SpaceTable::Make(facts, request, kTableSessionsPerSession * options_.max_sessions));
     }
-    return std::make_shared<Space>(std::move(facts), pool,
-                                   Space::Parts{.policy = std::move(policy),
-                                                .runners = std::move(runners),
-                                                .budget = budget_.get(),
-                                                .event_log = event_log_.get(),
-                                                .owner = this,
-                                                .clock = clock_});
+    return MakeSpace(std::move(facts), std::move(table));
   });
+}
+
+absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
+                                                         std::unique_ptr<SpaceTable> table) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(NewSpacesPolicy(), facts));
+  PoolOptions pool = PoolOptionsOf(options_, facts);
+  facts.kept = table != nullptr;
+  if (table != nullptr) table->Hold(&pool);
+  std::vector<RunnerOrWhy> runners;
+  for (const size_t device : facts.rank_devices) {
+    runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
+  }
+  return std::make_shared<Space>(std::move(facts), pool,
+                                 Space::Parts{.policy = std::move(policy),
+                                              .runners = std::move(runners),
+                                              .budget = budget_.get(),
+                                              .event_log = event_log_.get(),
+                                              .owner = this,
+                                              .clock = clock_,
+                                              .table = std::move(table),
+                                              .keeper = keeper_});
+}
+
+absl::StatusOr<Kept> Daemon::KeepMember(const PeerCredentials& process, const Session& session) {
+  if (keeper_ == nullptr) return Kept();
+  if (process.pidfd == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("pid ", process.pid, " has no pidfd for the keeper"));
+  }
+  const KeptMember member{.space = session.space->facts.id, .session = session.terms.id};
+  return keeper_->Keep(KeptKind::kMember, FactBytes(member), process.pidfd->get());
 }
 
 absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
@@ -215,9 +242,10 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const auto session = std::make_shared<Session>(space, std::move(terms));
   session->share = std::move(share);
   Member* member = session->AddMember(Identify(*claim, request.role()));
+  ASSIGN_OR_RETURN(Kept kept, KeepMember(claim->credentials, *session));
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
-  const Registry::Fate fate = claim.Bind(session, member);
+  const Registry::Fate fate = claim.Bind(session, member, std::move(kept));
   claim->peer->Bound();
   {
     SpaceTurn turn(*space);
@@ -270,6 +298,7 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
   RETURN_IF_ERROR(ScopeTenant(*rule, space->facts.tenant_name, claim->credentials.uid).status());
   RETURN_IF_ERROR(CheckSameModel(space->facts, request.layout(), request.fingerprint()));
 
+  ASSIGN_OR_RETURN(Kept kept, KeepMember(claim->credentials, *session));
   Member* member = nullptr;
   {
     SpaceLock lock(*space);
@@ -283,7 +312,7 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
     member = session->AddMember(Identify(*claim, request.role()));
     FillMember(*member, space->facts, options_.epoch, result);
   }
-  const Registry::Fate fate = claim.Bind(session, member);
+  const Registry::Fate fate = claim.Bind(session, member, std::move(kept));
   claim->peer->Bound();
   {
     SpaceTurn turn(*space);

@@ -64,10 +64,11 @@ void Registry::Unclaim(AttachId id, bool new_session) {
 }
 
 Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member,
-                              bool new_session) {
+                              bool new_session, Kept kept) {
   MutexLock lock(&mu_);
   Attachment& attachment = attachments_.at(id);
   attachment.use = Use::kBound;
+  attachment.kept = std::move(kept);
   attachment.member = std::shared_ptr<Member>(session, member);
   member_tokens_[member->identity.token] = attachment.member;
   ++mappings_[MappingOf(attachment)];
@@ -224,6 +225,17 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
   return it->second.space;
 }
 
+void Registry::Adopt(const std::string& key, std::shared_ptr<Space> space) {
+  MutexLock lock(&mu_);
+  spaces_.emplace(key, Entry{std::move(space), 0});
+}
+
+void Registry::StartBehind(uint64_t session, uint64_t space) {
+  MutexLock lock(&mu_);
+  next_session_ = std::max(next_session_, session + 1);
+  next_space_ = std::max(next_space_, space + 1);
+}
+
 std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   MutexLock lock(&mu_);
   const auto it = std::find_if(spaces_.begin(), spaces_.end(),
@@ -231,7 +243,11 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
   const std::shared_ptr<Space> finished = it->second.space;
   SpaceLock space_lock(*finished);
-  if (!finished->state.sessions.idle() || finished->state.pool.counters().sealed > 0) return nullptr;
+  const SpaceCounters& counters = finished->state.counters;
+  if (!finished->state.sessions.idle() ||
+      finished->state.pool.counters().sealed + counters.recovered_blocks > 0) {
+    return nullptr;
+  }
   finished->state.growth.Close();
   closing_.push_back(finished);
   spaces_.erase(it);

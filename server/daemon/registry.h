@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/support/mutex.h"
+#include "server/keeper/keeper_link.h"
 #include "server/space/deferred.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -68,7 +69,9 @@ class Registry {
   struct Fate {
     bool hung_up = false, dead = false;
   };
-  Fate Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member, bool new_session);
+  // `kept` lasts as long as the attachment.
+  Fate Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member, bool new_session,
+            Kept kept);
 
   // The member of an attachment, or null. The pointer keeps its session alive.
   std::shared_ptr<Member> MemberOf(AttachId id);
@@ -97,7 +100,10 @@ class Registry {
   using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
   // The open space of the key, made if there is none; it can't be closed before FinishOpening.
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
-  // Closes the space and answers it if nothing came of it, that is no session and nothing sealed: its key and
+  // A space of an earlier daemon, which had sessions and spaces up to these ids.
+  void Adopt(const std::string& key, std::shared_ptr<Space> space);
+  void StartBehind(uint64_t session, uint64_t space);
+  // Closes the space and answers it if nothing came of it, that is no session and nothing sealed, by this daemon or before: its key and
   // its memory are for others then. Else null.
   std::shared_ptr<Space> FinishOpening(const Space& space);
   std::vector<std::shared_ptr<Space>> Spaces();
@@ -134,6 +140,7 @@ class Registry {
     Use use = Use::kWaiting;
     Fate fate;
     std::shared_ptr<Member> member;  // Null until it is bound.
+    Kept kept;                       // The keeper has its process then.
   };
   struct Entry {
     std::shared_ptr<Space> space;

@@ -117,6 +117,10 @@ absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
   return facts;
 }
 
+std::string SpaceKey(const std::string& tenant_scope, const v1::Fingerprint& fingerprint) {
+  return absl::StrCat(tenant_scope, "\n", fingerprint.digest());
+}
+
 PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts) {
   PoolOptions pool;
   pool.max_blocks = facts.geometry.max_blocks;

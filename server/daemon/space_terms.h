@@ -30,6 +30,8 @@ absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
                                          const std::vector<std::unique_ptr<Device>>& devices,
                                          const v1::OpenSession& request, const TenantScope& tenant,
                                          uint64_t id);
+// The name under which the registry has the space.
+std::string SpaceKey(const std::string& tenant_scope, const v1::Fingerprint& fingerprint);
 PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts);
 
 // FAILED_PRECONDITION: they differ; it names both sides.

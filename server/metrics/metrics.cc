@@ -123,7 +123,8 @@ static_assert(sizeof(PoolCounters) ==
 static_assert(sizeof(SpaceCounters) ==
                   sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
                       sizeof(SpaceCounters::refused_blocks) + sizeof(SpaceCounters::shortfalls) +
-                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures),
+                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures) +
+                      sizeof(SpaceCounters::recovered_blocks) + sizeof(SpaceCounters::dropped_blocks),
               "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
 
 constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
@@ -181,6 +182,12 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, &Space::pressure);
   out->Counter("kvpool_growth_failures_total", "Slabs that a device refused although the budget had room.");
   EachSpace(daemon, out, [](const Space& space) { return space.counters.growth_failures; });
+  out->Gauge("kvpool_recovered_blocks",
+             "Sealed blocks that this daemon found with its keeper when it started.");
+  EachSpace(daemon, out, [](const Space& space) { return space.counters.recovered_blocks; });
+  out->Gauge("kvpool_recovery_dropped_blocks",
+             "Sealed blocks that were lost when this daemon started, as their records are damaged.");
+  EachSpace(daemon, out, [](const Space& space) { return space.counters.dropped_blocks; });
 }
 
 // Sessions come and go without end. So many, those with the most blocks, have a series of their own.

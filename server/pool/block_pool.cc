@@ -41,8 +41,9 @@ absl::Status BlockPool::Grow(uint32_t blocks) {
 
 // -------------------------------------------------------------------------------------------- sessions
 
-absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32_t coming) {
+absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32_t coming, uint64_t id) {
   Rep& r = *rep_;
+  KVPOOL_CHECK(!r.table.has_value() || id != 0, "a session of a pool in a table has no id");
   if (limits.max_blocks != 0 && limits.guaranteed > limits.max_blocks) {
     return absl::InvalidArgumentError(absl::StrCat(
         limits.guaranteed, " blocks guaranteed asked, above the cap of ", limits.max_blocks, " held"));
@@ -55,12 +56,13 @@ absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32
                      r.capacity, coming == 0 ? "" : absl::StrCat(", ", coming, " unpromised to come")));
   }
   size_t slot = r.sessions.size();
+  const size_t most =
+      r.table.has_value() ? std::min<size_t>(kMaxSessions, r.options.table_sessions) : kMaxSessions;
   if (!r.unused_slots.empty()) {
     slot = r.unused_slots.back();
     r.unused_slots.pop_back();
-  } else if (slot == kMaxSessions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(kMaxSessions, " sessions are in the pool, all there can be"));
+  } else if (slot >= most) {
+    return absl::ResourceExhaustedError(absl::StrCat(slot, " sessions are in the pool, all there can be"));
   } else {
     r.sessions.push_back({.holds = HoldTable(&r.hold_pages)});
   }
@@ -70,6 +72,7 @@ absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32
   s.limits.guaranteed -= unmet;
   s.unmet = unmet;
   s.many_holds = false;
+  s.holds.Begin(id);
   r.promised += s.limits.guaranteed;
   return Holder{static_cast<uint16_t>(slot)};
 }

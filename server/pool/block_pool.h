@@ -86,13 +86,20 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
+  // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
+  // sessions held stays held. Pins, retentions, aliases and ghosts are lost. REQUIRES: there is a table, and nothing else
+  // was called before.
+  RecoveredPool Recover(TimeMs now, uint32_t blocks);
+
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks.
   absl::Status Grow(uint32_t blocks);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
   // numbers), or at 65,534 sessions. INVALID_ARGUMENT: guaranteed above max_blocks. All that is unpromised is
   // promised at once, as far as it is needed: nobody else can take it until the rest is there.
-  absl::StatusOr<Holder> AddSession(const SessionLimits& limits, uint32_t coming = 0);
+  // `id` is the caller's name for it, which Recover answers; a pool in a table needs it to be neither 0 nor that of
+  // another session that holds anything.
+  absl::StatusOr<Holder> AddSession(const SessionLimits& limits, uint32_t coming = 0, uint64_t id = 0);
   // Promises the session what is unpromised now, up to its guarantee. True: that is promised whole.
   bool Promise(Holder session);
   // Ends the session and its guarantee. Its leases become quarantined; the sealed blocks that it

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,34 +17,89 @@ namespace kvpool {
 
 inline constexpr uint32_t kMaxHolds = UINT16_MAX;
 
-struct HoldPage {
+struct alignas(64) HoldPage {
   static constexpr uint32_t kBlocks = 1024;
-  uint32_t live = 0;  // How many counters are not zero.
+  uint64_t session = 0;  // Whose holds these are, as the pool's caller calls it; 0: the page is spare.
+  uint32_t index = 0;    // They are on the blocks from index * kBlocks on.
+  uint32_t live = 0;     // How many counters are not zero.
   uint16_t counts[kBlocks] = {};
 };
 
-// Spare pages, all zero, for the next session that needs one: without them a magazine's worth of leases and
-// releases of scattered blocks would make as many calls of malloc.
+// Where pages come from: the heap or, for a pool whose holds outlive the process, a table. Spare pages, all zero,
+// wait for the next session that needs one: without them a magazine's worth of leases and releases of
+// scattered blocks would make as many calls of malloc.
 class HoldPageStock {
  public:
-  std::unique_ptr<HoldPage> Take() {
-    if (pages_.empty()) return std::make_unique<HoldPage>();
-    std::unique_ptr<HoldPage> page = std::move(pages_.back());
-    pages_.pop_back();
+  HoldPageStock() = default;
+  // `begun` counts the pages of the table that were ever used, and lies beside them. The caller sees to it that
+  // the table has a page for each that its sessions can need.
+  HoldPageStock(HoldPage* table, uint32_t pages, uint32_t* begun)
+      : table_(table), table_pages_(pages), begun_(begun) {}
+  ~HoldPageStock() {
+    for (HoldPage* const page : spare_) Destroy(page);
+  }
+  HoldPageStock(const HoldPageStock&) = delete;
+  HoldPageStock& operator=(const HoldPageStock&) = delete;
+
+  HoldPage* Take(uint64_t session, uint32_t index) {
+    HoldPage* page = nullptr;
+    if (!spare_.empty()) {
+      page = spare_.back();
+      spare_.pop_back();
+    } else if (table_ == nullptr) {
+      page = new HoldPage;
+    } else {
+      KVPOOL_CHECK(*begun_ < table_pages_, "%u pages of holds are in use, all there are", table_pages_);
+      page = &table_[(*begun_)++];
+    }
+    page->index = index;
+    page->session = session;
     return page;
   }
-  void Give(std::unique_ptr<HoldPage> page) {
-    if (pages_.size() < kMaxPages) pages_.push_back(std::move(page));
+  // REQUIRES: all its counters are zero.
+  void Give(HoldPage* page) {
+    page->session = 0;
+    if (table_ != nullptr || spare_.size() < kMaxSpare) {
+      spare_.push_back(page);
+    } else {
+      Destroy(page);
+    }
   }
+  // The pool ends. A page of a table keeps its holds: they are there for the next process.
+  void Leave(HoldPage* page) { Destroy(page); }
 
  private:
-  static constexpr size_t kMaxPages = 1024;  // 2 MiB
-  std::vector<std::unique_ptr<HoldPage>> pages_;
+  static constexpr size_t kMaxSpare = 1024;  // 2 MiB
+  void Destroy(HoldPage* page) {
+    if (table_ == nullptr) delete page;
+  }
+
+  HoldPage* const table_ = nullptr;  // Null: pages are the heap's.
+  const uint32_t table_pages_ = 0;
+  uint32_t* const begun_ = nullptr;
+  std::vector<HoldPage*> spare_;
 };
 
 class HoldTable {
  public:
   explicit HoldTable(HoldPageStock* stock) : stock_(stock) {}
+  HoldTable(HoldTable&& other) noexcept
+      : stock_(other.stock_), session_(other.session_), pages_(std::move(other.pages_)) {
+    other.pages_.clear();
+  }
+  ~HoldTable() {
+    for (HoldPage* const page : pages_) stock_->Leave(page);
+  }
+
+  // Whose holds are added from now on. REQUIRES: it has none.
+  void Begin(uint64_t session) { session_ = session; }
+  // A page that an earlier process left, with `live` counted. False: it has one of that index.
+  bool Adopt(HoldPage* page) {
+    if (page->index >= pages_.size()) pages_.resize(page->index + 1);
+    if (pages_[page->index] != nullptr) return false;
+    pages_[page->index] = page;
+    return true;
+  }
 
   uint32_t count(uint32_t block) const {
     const HoldPage* const page = FindPage(block);
@@ -59,7 +113,7 @@ class HoldTable {
   uint32_t Add(uint32_t block) {
     const uint32_t index = block / HoldPage::kBlocks;
     if (index >= pages_.size()) pages_.resize(index + 1);
-    if (pages_[index] == nullptr) pages_[index] = stock_->Take();
+    if (pages_[index] == nullptr) pages_[index] = stock_->Take(session_, index);
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(count < kMaxHolds, "block %u has %u holds of one session", block, kMaxHolds);
     if (count == 0) ++pages_[index]->live;
@@ -72,7 +126,7 @@ class HoldTable {
     KVPOOL_CHECK(holds > 0 && holds <= count, "block %u has %u holds, not %u", block, count, holds);
     count = static_cast<uint16_t>(count - holds);
     const uint32_t left = count;
-    if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::move(pages_[index]));
+    if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::exchange(pages_[index], nullptr));
     return left;
   }
   // Calls visit(block, holds) on at most `most` held blocks below `end`, from the highest down. Answers the
@@ -95,12 +149,13 @@ class HoldTable {
  private:
   const HoldPage* FindPage(uint32_t block) const {
     const uint32_t index = block / HoldPage::kBlocks;
-    return index < pages_.size() ? pages_[index].get() : nullptr;
+    return index < pages_.size() ? pages_[index] : nullptr;
   }
 
   HoldPageStock* stock_;
+  uint64_t session_ = 0;
   // Indexed by block / kBlocks; null where nothing is held.
-  std::vector<std::unique_ptr<HoldPage>> pages_;
+  std::vector<HoldPage*> pages_;
 };
 
 }  // namespace kvpool

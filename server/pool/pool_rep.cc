@@ -16,15 +16,30 @@ constexpr size_t kMaxDirectEvictions = 4096;
 constexpr size_t kPrefetchVictims = 16;
 constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
 
+std::optional<PoolTable> TableOf(const PoolOptions& options) {
+  if (options.table == nullptr) return std::nullopt;
+  return PoolTable(options.table, options.max_blocks, options.table_sessions);
+}
+
+VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint32_t max_blocks) {
+  if (table.has_value()) return VirtualArray<BlockRecord>(table->records, max_blocks);
+  return VirtualArray<BlockRecord>(max_blocks);
+}
+
 }  // namespace
 
 PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
     : options(pool_options),
-      records(pool_options.max_blocks),
+      table(TableOf(pool_options)),
+      next_new(table.has_value() ? table->begun.blocks : own_begun.blocks),
+      records(RecordsOf(table, pool_options.max_blocks)),
       index(pool_options.max_blocks, &records),
       ghosts(pool_options.ghosts != 0 ? pool_options.ghosts
                                       : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
-      policy(std::move(replacement)) {
+      policy(std::move(replacement)),
+      hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
+                 table.has_value() ? &table->begun.hold_pages : nullptr) {
+  next_new = std::max(next_new, 1u);
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
   KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",
                options.windows.size(), kMaxGroups);
@@ -147,7 +162,8 @@ void PoolRep::GoOnEnding(uint32_t* blocks) {
     --s.held;
     if (sealed) return DropRefs(b, holds);
     --s.leased;
-    Free(b);
+    // A damaged block that was recovered may have several holders.
+    if ((records[b].refs -= holds) == 0) Free(b);
   });
   if (s.tidied_from != 0) return;
   ending.pop_back();

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "server/pool/ghost_table.h"
 #include "server/pool/hold_table.h"
 #include "server/pool/policy_feed.h"
+#include "server/pool/pool_table.h"
 #include "server/pool/pool_types.h"
 #include "server/pool/prefix_index.h"
 #include "server/replacement/policy.h"
@@ -162,6 +164,14 @@ class PoolRep final {
   class Matching;  // match.cc
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
 
+  // ---- recover.cc
+  RecoveredPool Recover(TimeMs now, uint32_t blocks);
+  void RecoverHolds(RecoveredPool* found, std::vector<uint32_t>* holds);
+  // Answers which blocks are resident with a whole record; their links are sound then.
+  std::vector<bool> RecoverChains(RecoveredPool* found);
+  void RecoverStates(const std::vector<uint32_t>& holds, const std::vector<bool>& resident,
+                     RecoveredPool* found);
+
   // ---- check_invariants.cc
   void CheckStates() const;
   void CheckRefs() const;
@@ -171,7 +181,9 @@ class PoolRep final {
   // ---- The blocks
   const PoolOptions options;
   uint32_t capacity = 0;
-  uint32_t next_new = 1;  // The first block that was never leased.
+  const std::optional<PoolTable> table;  // None: the tables below are the pool's own.
+  PoolTable::Begun own_begun{};
+  uint32_t& next_new;  // The first block that was never leased.
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
   GhostTable ghosts;

@@ -90,6 +90,10 @@ struct PoolOptions {
   // A block's first lease has the generation after this one. A pool that takes over memory whose old refs may
   // still be around begins behind theirs.
   uint32_t first_generation = 0;
+  // Memory of PoolTable::Bytes(max_blocks, table_sessions) bytes that outlives the pool, and a process that is killed:
+  // zero, or as a pool of the same options left it (BlockPool::Recover). Null: the pool has its own.
+  void* table = nullptr;
+  uint32_t table_sessions = 0;  // So many sessions at once have room in the table for their holds.
 };
 
 // A priority that blocks have in place of the default one, for a time.
@@ -126,6 +130,19 @@ struct MatchOutcome {
   // Parallel to the queries: each one's blocks in sequence order, kNullRef in front of a window.
   std::vector<std::vector<BlockRef>> blocks;
   MissReason miss = MissReason::kNone;
+};
+
+// What a pool found in a table that an earlier process left.
+struct RecoveredPool {
+  struct Session {
+    uint64_t id = 0;  // AddSession got it.
+    Holder holder = kNobody;
+    uint64_t holds = 0;
+  };
+  std::vector<Session> sessions;  // They have ended: FreeQuarantine gives back what they hold.
+  uint32_t cached = 0, held = 0, quarantined = 0;
+  // Sealed blocks whose records are damaged, and links to parents that are not there.
+  uint32_t dropped = 0, cut_links = 0;
 };
 
 struct LeaseOutcome {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
@@ -63,6 +64,9 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   }
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
+  if (table.has_value()) table->checksums[b] = RecordChecksum(b, r, hash);
+  // From the next store on, a process that takes over finds the block under its key.
+  std::atomic_signal_fence(std::memory_order_release);
   SetState(b, BlockState::kSealed);
   // A block of another group in front of it is no parent to the policy either.
   const bool same_group = parent != 0 && records[parent].group() == key.group;

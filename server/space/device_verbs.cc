@@ -116,9 +116,19 @@ absl::Status DeviceVerbs::CheckCanRun() const {
   return absl::OkStatus();
 }
 
+absl::Status DeviceVerbs::CheckOutlives(const v1::Operation& request) const {
+  const bool releases = request.has_prune() || (request.has_compact() && !request.compact().keep_sources());
+  if (!state_.facts.kept || !releases) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      request.has_prune() ? "prune" : "compact without keep_sources",
+      " is not offered with --keeper=on: were the daemon killed before the engine hears which blocks it "
+      "released, they would be leased to others while the engine reads them"));
+}
+
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
                                                                       const v1::Operation& request,
                                                                       TimeMs now) {
+  RETURN_IF_ERROR(CheckOutlives(request));
   RETURN_IF_ERROR(CheckCanRun());
   auto operation = std::make_shared<DeviceOperation>();
   operation->session = session->shared_from_this();

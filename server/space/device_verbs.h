@@ -61,6 +61,8 @@ class DeviceVerbs {
 
  private:
   absl::Status CheckCanRun() const;
+  // UNIMPLEMENTED: what it releases might be read after a restart by an engine that has not heard of it.
+  absl::Status CheckOutlives(const v1::Operation& request) const;
   absl::Status PrepareSequence(const Session& session, const v1::Sequence& sequence, SequenceWork* work);
   absl::Status PrepareScore(const v1::Score& score, DeviceOperation* operation);
   absl::Status PreparePrune(const v1::Prune& prune, DeviceOperation* operation);

@@ -60,11 +60,21 @@ void Growth::EnterNext(uint64_t now) {
   KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts_.id, entered_, status.ToString().c_str());
   ++entered_;
   moved_ms_ = now;
+  SetWatermarks();
+  wanted_blocks_ = 0;  // Who wants more asks again.
+}
+
+void Growth::Adopt(std::vector<SlabRow> rows, uint64_t now) {
+  for (SlabRow& row : rows) Add(std::move(row), now);
+  entered_ = static_cast<uint32_t>(slabs_.size());
+  SetWatermarks();
+}
+
+void Growth::SetWatermarks() {
   // At least one: a watermark that rounds to nothing would never ask for anything.
   low_blocks_ = std::max<uint32_t>(1, std::ceil(facts_.low_watermark * pool_.capacity()));
   high_blocks_ = std::max<uint32_t>(low_blocks_ + 1, std::ceil(facts_.high_watermark * pool_.capacity()));
   ahead_blocks_ = AheadBlocks();
-  wanted_blocks_ = 0;  // Who wants more asks again.
 }
 
 std::vector<SlabRow> Growth::TakeSlabs() {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "server/keeper/keeper_link.h"
 #include "server/pool/block_pool.h"
 #include "server/space/space_facts.h"
 
@@ -43,6 +44,7 @@ struct SlabRow {
   uint64_t bytes = 0;  // Each rank's slab has so many.
   uint64_t made_ms = 0;
   std::vector<std::shared_ptr<Slab>> by_rank;
+  std::vector<Kept> kept;  // Each rank's, where a keeper has them.
 
   uint32_t end_block() const { return first_block + block_count; }
 };
@@ -73,6 +75,8 @@ class Growth {
   void Add(SlabRow row, uint64_t now);
   // The first slab that has not entered does.
   void EnterNext(uint64_t now);
+  // Slabs of an earlier daemon, whose blocks the pool has recovered: they have entered.
+  void Adopt(std::vector<SlabRow> rows, uint64_t now);
   // A member has mapped a slab: growth is not stalled.
   void OnMapped(uint64_t now) { moved_ms_ = now; }
   // A closed space gets no more slabs; those it has are taken from it and destroyed.
@@ -113,6 +117,8 @@ class Growth {
   // So many blocks are wanted beside those there are. False: growth will not bring them.
   bool GrowFor(uint32_t blocks, uint64_t now);
   uint32_t AheadBlocks() const;  // The right number at this capacity, with what was learned.
+  // What follows from the capacity.
+  void SetWatermarks();
   // Before a slab enters: did the blocks that were spare last until now?
   void LearnAhead();
   uint32_t spare_blocks() const;

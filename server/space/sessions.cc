@@ -36,7 +36,7 @@ absl::Status Sessions::Enter(const Turn& turn, Session* session) {
   // session counts on them.
   uint32_t coming = growth_.coming_blocks();
   for (const Session* other : pending_) coming -= std::min(coming, pool_.unmet(other->holder));
-  absl::StatusOr<Holder> holder = pool_.AddSession(session->limits(), coming);
+  absl::StatusOr<Holder> holder = pool_.AddSession(session->limits(), coming, session->terms.id);
   if (!holder.ok()) return holder.status();
   session->holder = *holder;
   if (static_cast<size_t>(*holder) >= by_holder_.size()) by_holder_.resize(static_cast<size_t>(*holder) + 1);

@@ -62,6 +62,12 @@ class Sessions {
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
+  // Processes that an earlier daemon sent slabs, and of these some that have ended.
+  void AddMappingProcesses(size_t count) { mapping_processes_ += static_cast<uint32_t>(count); }
+  void RemoveMappingProcesses(const Turn& turn, size_t count) {
+    mapping_processes_ -= static_cast<uint32_t>(count);
+    last_used_ms_ = turn.now;
+  }
   // No session, and such a process is alive.
   bool held_idle() const { return empty() && mapping_processes_ > 0; }
   uint64_t last_used_ms() const { return last_used_ms_; }

@@ -12,7 +12,9 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/peer_process.h"
 #include "server/replacement/policy.h"
+#include "server/space/kept_facts.h"
 
 namespace kvpool {
 namespace {
@@ -38,13 +40,15 @@ uint64_t NowNs() {
 
 Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
     : facts(std::move(facts)),
+      table(std::move(parts.table)),
       state(&this->facts, options, std::move(parts.policy), parts.clock->NowMs()),
       verbs(&state, parts.event_log),
       device_verbs(&state, &verbs, std::move(parts.runners)),
       batches(&state, &verbs, &device_verbs),
       budget_(parts.budget),
       owner_(parts.owner),
-      clock_(parts.clock) {}
+      clock_(parts.clock),
+      keeper_(parts.keeper) {}
 
 // --------------------------------------------------------------------------------------------------- turns
 
@@ -226,12 +230,67 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
     }
     row.by_rank.push_back(*std::move(slab));
   }
+  uint32_t index = 0;
+  {
+    SpaceLock lock(*this);
+    index = static_cast<uint32_t>(state.growth.slabs().size());
+  }
+  RETURN_IF_ERROR(KeepRow(index, &row));
   return row;
+}
+
+absl::Status Space::KeepRow(uint32_t slab, SlabRow* row) {
+  if (keeper_ == nullptr) return absl::OkStatus();
+  if (slab == 0) {
+    ASSIGN_OR_RETURN(kept_table_, keeper_->Keep(KeptKind::kTable, "", table->fd()));
+  }
+  for (uint32_t rank = 0; rank < row->by_rank.size(); ++rank) {
+    ASSIGN_OR_RETURN(const UniqueFd fd, row->by_rank[rank]->Export());
+    const KeptSlab kept{.space = facts.id, .bytes = row->bytes, .slab = slab, .rank = rank};
+    ASSIGN_OR_RETURN(row->kept.emplace_back(), keeper_->Keep(KeptKind::kSlab, FactBytes(kept), fd.get()));
+  }
+  return absl::OkStatus();
+}
+
+RecoveredPool Space::Recover(Inheritance inheritance) {
+  MutexLock growth(&growth_mu);
+  kept_table_ = std::move(inheritance.table);
+  uint64_t blocks = 0, bytes = 0;
+  for (const SlabRow& row : inheritance.rows) {
+    blocks += row.block_count;
+    bytes += row.bytes;
+  }
+  slab_bytes_.store(bytes, std::memory_order_relaxed);
+  SpaceLock lock(*this);
+  // The null block is no part of the pool's capacity.
+  const RecoveredPool found = state.pool.Recover(clock_->NowMs(), static_cast<uint32_t>(blocks - 1));
+  state.growth.Adopt(std::move(inheritance.rows), clock_->NowMs());
+  state.sessions.AddMappingProcesses(inheritance.members.size());
+  state.old_sessions.Adopt(found, std::move(inheritance.members));
+  state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
+  state.counters.dropped_blocks += found.dropped;
+  return found;
+}
+
+void Space::CollectOldSessions() {
+  std::vector<std::shared_ptr<OldMember>> members;
+  {
+    SpaceLock lock(*this);
+    members = state.old_sessions.members();
+  }
+  std::erase_if(members, [](const auto& member) { return !ProcessEnded(member->pidfd.get()); });
+  if (members.empty()) return;
+  SpaceTurn turn(*this);
+  state.sessions.RemoveMappingProcesses(turn, members.size());
+  state.old_sessions.OnEnded(members);
 }
 
 void Space::DestroyRow(SlabRow row) {
   const uint64_t bytes = row.bytes;
   row.by_rank.clear();
+  // While the keeper holds it, the memory is not free.
+  row.kept.clear();
+  if (keeper_ != nullptr) keeper_->Flush();
   budget_->Give(facts.rank_devices, facts.tenant, bytes);
 }
 
@@ -243,6 +302,7 @@ void Space::DestroySlabs() {
     rows = state.growth.TakeSlabs();
     slab_bytes_.store(0, std::memory_order_relaxed);
   }
+  kept_table_ = Kept();
   for (SlabRow& row : rows) DestroyRow(std::move(row));
 }
 

@@ -26,6 +26,7 @@
 #include "server/space/device_verbs.h"
 #include "server/space/space_owner.h"
 #include "server/space/space_state.h"
+#include "server/space/space_table.h"
 #include "server/space/verbs.h"
 
 namespace kvpool {
@@ -42,6 +43,9 @@ class Space {
     EventLog* event_log = nullptr;
     SpaceOwner* owner = nullptr;
     const Clock* clock = nullptr;
+    // Both or none: what the pool's options have as their table, and who keeps it.
+    std::unique_ptr<SpaceTable> table;
+    KeeperLink* keeper = nullptr;
   };
   Space(SpaceFacts facts, const PoolOptions& options, Parts parts);
 
@@ -49,6 +53,16 @@ class Space {
   // budget or a device is out of memory. `settlement` is carried out by the caller, once growth_mu is free.
   absl::Status MakeSlab(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
+  // Goes on where an earlier daemon was killed: with what its table says, these slabs, which the budget has counted, and the
+  // processes that it had as members. REQUIRES: it is called first.
+  struct Inheritance {
+    Kept table;
+    std::vector<SlabRow> rows;
+    std::vector<std::shared_ptr<OldMember>> members;
+  };
+  RecoveredPool Recover(Inheritance inheritance) ABSL_LOCKS_EXCLUDED(growth_mu, mu);
+  // Gives back what sessions of an earlier daemon held whose processes have ended.
+  void CollectOldSessions() ABSL_LOCKS_EXCLUDED(mu);
   // Destroys the slabs of a closed space. When it returns they are gone, whichever thread destroyed them.
   void DestroySlabs() ABSL_LOCKS_EXCLUDED(growth_mu, mu);
 
@@ -63,6 +77,7 @@ class Space {
   void GiveWay(int pauses = kMostWayPauses) ABSL_LOCKS_EXCLUDED(mu);
 
   const SpaceFacts facts;
+  const std::unique_ptr<SpaceTable> table;  // Null: nothing outlives the daemon. The pool lives in it.
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
   Mutex mu;
   SpaceState state ABSL_GUARDED_BY(mu);
@@ -82,13 +97,17 @@ class Space {
   void AnswerDropped(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
-  absl::StatusOr<SlabRow> MakeRow(uint64_t bytes);
+  absl::StatusOr<SlabRow> MakeRow(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
+  // From its return on the next daemon finds the slab.
+  absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row);
   absl::Status SendFrame(OutgoingFrame out);
 
   DeviceBudget* const budget_;
   SpaceOwner* const owner_;
   const Clock* const clock_;
+  KeeperLink* const keeper_;
+  Kept kept_table_ ABSL_GUARDED_BY(growth_mu);  // It is kept with the first slab.
   std::atomic<uint64_t> slab_bytes_{0};
   std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu.
   uint64_t locked_ns_ ABSL_GUARDED_BY(mu) = 0;  // When mu was taken, by a clock of its own.

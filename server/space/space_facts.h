@@ -26,6 +26,7 @@ struct SpaceFacts {
   std::string hash_seed;  // 32 bytes.
   double low_watermark = 0;
   double high_watermark = 0;
+  bool kept = false;  // What is sealed in it outlives the daemon: it has a table that a keeper keeps.
 };
 
 }  // namespace kvpool

@@ -19,6 +19,7 @@ struct SpaceGeometry {
   uint64_t slab_bytes = 0;
   uint32_t max_blocks = 0;  // All slabs that fit have so many, the null block included.
 
+  friend bool operator==(const SpaceGeometry&, const SpaceGeometry&) = default;
   uint32_t blocks_in(uint64_t bytes) const { return static_cast<uint32_t>(bytes / block_stride_bytes); }
 };
 

@@ -1,7 +1,8 @@
-// All of a space that changes, but for the verbs: the pool, and three parts around it, each of which knows
+// All of a space that changes, but for the verbs: the pool, and four parts around it, each of which knows
 // those above it.
 //
 //   growth     slabs, and whether to make another       (growth.h)
+//   old_sessions   what engines of an earlier daemon hold   (old_sessions.h)
 //   sessions   who is in the space, and is to be told   (sessions.h)
 //   pressure   watermarks, and what follows from them   (pressure.h)
 //
@@ -20,6 +21,7 @@
 #include "server/pool/block_pool.h"
 #include "server/replacement/policies/async_policy.h"
 #include "server/space/growth.h"
+#include "server/space/old_sessions.h"
 #include "server/space/pressure.h"
 #include "server/space/sessions.h"
 #include "server/space/space_facts.h"
@@ -37,6 +39,8 @@ struct SpaceCounters {
   std::array<uint64_t, 24> refused_blocks{};  // Those that an operation was not applied to, but to others.
   std::array<uint64_t, 8> shortfalls{};       // Indexed by v1::Shortfall.
   uint64_t batches = 0;
+  // By BlockPool::Recover: blocks that are cached or held again, and sealed ones that are lost as their records are damaged.
+  uint64_t recovered_blocks = 0, dropped_blocks = 0;
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };
 
@@ -60,6 +64,7 @@ class SpaceState {
   const SpaceFacts& facts;
   BlockPool pool;
   Growth growth;
+  OldSessions old_sessions;
   Sessions sessions;
   Pressure pressure;
 

@@ -1,0 +1,67 @@
+#include "server/keeper/inventory.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+
+namespace kvpool {
+
+absl::Status Inventory::Serve(int socket) {
+  KeeperFrame frame;
+  UniqueFd fd;
+  const absl::Status received = ReceiveKeeperFrame(socket, &frame, &fd);
+  if (!received.ok() && !absl::IsResourceExhausted(received)) return received;
+  switch (frame.verb) {
+    case KeeperVerb::kHello:
+      return Show(socket);
+    case KeeperVerb::kKeep:
+      return Keep(socket, frame, std::move(fd), received);
+    case KeeperVerb::kDrop:
+      things_.erase(frame.id);
+      return absl::OkStatus();
+    case KeeperVerb::kServing:
+      serving_ = true;
+      return absl::OkStatus();
+    case KeeperVerb::kHeld:
+    case KeeperVerb::kAllHeld:
+    case KeeperVerb::kKept:
+    case KeeperVerb::kRefused:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a daemon's frame has verb ", static_cast<int>(frame.verb), ", which daemons don't say"));
+}
+
+absl::Status Inventory::Show(int socket) {
+  for (const auto& [id, thing] : things_) {
+    KeeperFrame held = thing.frame;
+    held.verb = KeeperVerb::kHeld;
+    RETURN_IF_ERROR(SendKeeperFrame(socket, held, thing.fd.get()));
+  }
+  KeeperFrame end;
+  end.verb = KeeperVerb::kAllHeld;
+  return SendKeeperFrame(socket, end);
+}
+
+absl::Status Inventory::Keep(int socket, KeeperFrame frame, UniqueFd fd, const absl::Status& received) {
+  KeeperFrame answer;
+  answer.id = frame.id;
+  answer.verb = KeeperVerb::kRefused;
+  if (!received.ok()) {
+    answer.set_text(std::string(received.message()));
+  } else if (!fd.valid()) {
+    answer.set_text("no descriptor came");
+  } else if (things_.contains(frame.id)) {
+    answer.set_text(absl::StrCat("id ", frame.id, " is taken"));
+  } else if (things_.size() >= most_) {
+    answer.set_text(
+        absl::StrCat("the keeper has ", things_.size(), " descriptors, its limit: raise RLIMIT_NOFILE"));
+  } else {
+    things_[frame.id] = {.frame = frame, .fd = std::move(fd)};
+    answer.verb = KeeperVerb::kKept;
+  }
+  return SendKeeperFrame(socket, answer);
+}
+
+}  // namespace kvpool

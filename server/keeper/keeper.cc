@@ -1,0 +1,208 @@
+#include "server/keeper/keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/base/sockets.h"
+#include "server/keeper/inventory.h"
+#include "server/keeper/keeper_frames.h"
+
+namespace kvpool {
+namespace {
+
+constexpr char kSocketVariable[] = "KVPOOL_KEEPER_SOCKET";
+// The program that runs, even if its file was replaced since.
+constexpr char kThisProgram[] = "/proc/self/exe";
+constexpr size_t kOwnFiles = 16;
+// Between the end of a daemon that served and the start of the next.
+constexpr int kPauseMs = 20;
+constexpr int kFailedPauseMs = 100;  // The same after the first start that failed. It doubles with each.
+// A daemon that is killed hangs up when it dies. One that lives on so long after it has hung up does so for another reason.
+constexpr auto kLongestDeath = std::chrono::seconds(10);
+
+struct End {
+  int status = 0;  // waitpid's.
+  int exit_status() const { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+};
+
+class Keeper {
+ public:
+  Keeper(std::vector<std::string> arguments, sigset_t before, UniqueFd signals, size_t most_files)
+      : arguments_(std::move(arguments)),
+        before_(before),
+        signals_(std::move(signals)),
+        inventory_(most_files) {}
+
+  int Run() {
+    while (true) {
+      if (const absl::Status started = Start(); !started.ok()) {
+        LogError("daemon not started", {{"error", started}});
+        return 1;
+      }
+      const End end = Serve();
+      if (stopping_ || (WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0)) return end.exit_status();
+      if (!ever_served_ && !inventory_.serving()) return end.exit_status();
+      failed_starts_ = inventory_.serving() ? 0 : failed_starts_ + 1;
+      LogError("daemon ended", {{"signal", WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
+                                {"exit_status", WIFEXITED(end.status) ? WEXITSTATUS(end.status) : 0},
+                                {"kept", inventory_.size()},
+                                {"failed_starts", failed_starts_}});
+      if (failed_starts_ >= kMostFailedStarts) {
+        LogError("keeper gives up", {{"failed_starts", failed_starts_}, {"lost", inventory_.size()}});
+        return 1;
+      }
+      Pause(failed_starts_ == 0 ? kPauseMs : kFailedPauseMs << failed_starts_);
+      if (stopping_) return 0;
+    }
+  }
+
+ private:
+  absl::Status Start() {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+      return absl::UnavailableError(absl::StrCat("socketpair: ", strerror(errno)));
+    }
+    socket_.Reset(pair[0]);
+    const UniqueFd theirs(pair[1]);
+    const pid_t child = fork();
+    if (child < 0) return absl::UnavailableError(absl::StrCat("fork: ", strerror(errno)));
+    if (child == 0) BecomeDaemon(theirs.get());
+    child_ = child;
+    hung_up_.reset();
+    inventory_.OnDaemon();
+    return absl::OkStatus();
+  }
+
+  [[noreturn]] void BecomeDaemon(int socket) {
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    fcntl(socket, F_SETFD, 0);
+    setenv(kSocketVariable, absl::StrCat(socket).c_str(), 1);
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments_) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    execv(kThisProgram, pointers.data());
+    LogError("daemon not started", {{"error", strerror(errno)}});
+    _exit(1);
+  }
+
+  // Until the daemon has ended.
+  End Serve() {
+    while (true) {
+      if (const std::optional<End> end = Reap()) {
+        // What it sent before it was killed is in the socket still.
+        while (socket_.valid() && Readable()) ServeOne();
+        socket_.Reset();
+        if (hung_up_.has_value() && std::chrono::steady_clock::now() - *hung_up_ > kLongestDeath) {
+          LogError("kept for nothing",
+                   {{"reason", "the daemon went on without the keeper"}, {"lost", inventory_.size()}});
+          inventory_.Clear();
+        }
+        return *end;
+      }
+      pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
+      poll(waiting, 2, -1);
+      if (waiting[0].revents != 0) ReadSignal();
+      if (socket_.valid() && waiting[1].revents != 0) ServeOne();
+    }
+  }
+
+  bool Readable() const {
+    pollfd waiting{socket_.get(), POLLIN, 0};
+    return poll(&waiting, 1, 0) == 1 && (waiting.revents & POLLIN) != 0;
+  }
+
+  void ServeOne() {
+    const absl::Status served = inventory_.Serve(socket_.get());
+    if (served.ok()) return;
+    socket_.Reset();
+    hung_up_ = std::chrono::steady_clock::now();
+    if (absl::IsUnavailable(served)) return;
+    LogError("daemon not understood", {{"error", served}, {"lost", inventory_.size()}});
+    inventory_.Clear();
+  }
+
+  std::optional<End> Reap() {
+    // As process 1 of a container it has the orphans of others, too.
+    End end;
+    for (pid_t pid; (pid = waitpid(-1, &end.status, WNOHANG)) > 0;) {
+      if (pid != child_) continue;
+      child_ = 0;
+      ever_served_ = ever_served_ || inventory_.serving();
+      return end;
+    }
+    return std::nullopt;
+  }
+
+  void ReadSignal() {
+    signalfd_siginfo signal;
+    if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
+    if (signal.ssi_signo == SIGCHLD) return;
+    stopping_ = true;
+    if (child_ > 0) kill(child_, static_cast<int>(signal.ssi_signo));
+  }
+
+  void Pause(int ms) {
+    pollfd waiting{signals_.get(), POLLIN, 0};
+    while (!stopping_ && poll(&waiting, 1, ms) == 1) ReadSignal();
+  }
+
+  std::vector<std::string> arguments_;
+  const sigset_t before_;  // The signals that were blocked when the keeper was started.
+  const UniqueFd signals_;
+  Inventory inventory_;
+  UniqueFd socket_;
+  // When its end of the socket was gone, while the daemon lived.
+  std::optional<std::chrono::steady_clock::time_point> hung_up_;
+  pid_t child_ = 0;
+  int failed_starts_ = 0;
+  bool ever_served_ = false;
+  bool stopping_ = false;
+};
+
+}  // namespace
+
+int RunKeeper(const std::vector<std::string>& arguments) {
+  sigset_t signals, before;
+  sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&signals, signal);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  UniqueFd events(signalfd(-1, &signals, SFD_CLOEXEC));
+  const absl::StatusOr<uint64_t> files = RaiseOpenFileLimit();
+  if (!events.valid() || !files.ok()) {
+    LogError("keeper not started",
+             {{"error", files.ok() ? strerror(errno) : std::string(files.status().message())}});
+    return 1;
+  }
+  return Keeper(arguments, before, std::move(events), *files - std::min<uint64_t>(*files, kOwnFiles)).Run();
+}
+
+UniqueFd TakeKeeperSocket() {
+  const char* const text = getenv(kSocketVariable);
+  int fd = -1;
+  if (text == nullptr || !absl::SimpleAtoi(text, &fd)) return UniqueFd();
+  unsetenv(kSocketVariable);
+  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return UniqueFd();
+  return UniqueFd(fd);
+}
+
+}  // namespace kvpool

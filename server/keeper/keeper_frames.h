@@ -1,0 +1,58 @@
+// What a keeper and its daemon say to each other: frames of one size, one packet each, over a socket pair.
+//
+//   daemon                                       keeper
+//   kHello, with its version                ->
+//                                           <-   kHeld, with a descriptor, for each thing that it keeps
+//                                           <-   kAllHeld
+//   kKeep, with a descriptor                ->
+//                                           <-   kKept, or kRefused with the reason in `facts`
+//   kDrop                                   ->
+//   kServing                                ->
+//
+// The daemon is answered in the order in which it asks, and has one question at a time. What it has sent is read even if
+// it is killed right after.
+#ifndef KVPOOL_SERVER_KEEPER_KEEPER_FRAMES_H_
+#define KVPOOL_SERVER_KEEPER_KEEPER_FRAMES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+// Frames of another version have another form, and are refused.
+inline constexpr uint16_t kKeeperVersion = 1;
+inline constexpr size_t kMaxKeptFacts = 232;
+
+enum class KeeperVerb : uint16_t { kHello, kHeld, kAllHeld, kKeep, kKept, kRefused, kDrop, kServing };
+
+struct KeeperFrame {
+  uint32_t magic = kMagic;
+  uint16_t version = kKeeperVersion;
+  KeeperVerb verb = KeeperVerb::kHello;
+  uint64_t id = 0;    // The thing's; the daemon gives them out.
+  uint16_t kind = 0;  // What the thing is, and with `facts` which one, means nothing to the keeper.
+  uint16_t facts_bytes = 0;
+  uint32_t unused = 0;
+  char facts[kMaxKeptFacts] = {};
+
+  static constexpr uint32_t kMagic = 0x6b76706b;
+  std::string_view text() const { return {facts, facts_bytes}; }
+  // What is too long is cut, as only words for people are.
+  void set_text(std::string_view text);
+};
+static_assert(sizeof(KeeperFrame) == 256);
+
+// Waits until the frame is sent. `fd` travels with it if it is not -1. UNAVAILABLE: nobody is at the other end.
+absl::Status SendKeeperFrame(int socket, const KeeperFrame& frame, int fd = -1);
+// Waits for a frame. UNAVAILABLE: nobody is at the other end. FAILED_PRECONDITION names both versions.
+// INVALID_ARGUMENT: what came is no frame. RESOURCE_EXHAUSTED: a descriptor came, and this process can have no more.
+absl::Status ReceiveKeeperFrame(int socket, KeeperFrame* frame, UniqueFd* fd);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_KEEPER_KEEPER_FRAMES_H_

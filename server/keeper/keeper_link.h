@@ -1,0 +1,84 @@
+// The daemon's end of a keeper: gives it what must outlive the process, and gets what an earlier daemon gave it.
+//
+//   KeptThing   from the keeper: what an earlier daemon left
+//   Kept        the daemon's word that the keeper has a thing; its end lets the keeper drop it
+//
+// A keeper that is gone is no error: the daemon goes on as one that was started without, and says so once.
+#ifndef KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
+#define KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/support/mutex.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+class KeeperLink;
+
+enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3 };
+
+// Move-only. Its destructor sends nothing by itself: the next call of the link does.
+class Kept {
+ public:
+  Kept() = default;
+  Kept(KeeperLink* link, uint64_t id) : link_(link), id_(id) {}
+  Kept(Kept&& other) noexcept : link_(std::exchange(other.link_, nullptr)), id_(other.id_) {}
+  Kept& operator=(Kept&& other) noexcept;
+  ~Kept();
+
+ private:
+  KeeperLink* link_ = nullptr;
+  uint64_t id_ = 0;
+};
+
+struct KeptThing {
+  KeptKind kind{};
+  std::string facts;
+  UniqueFd fd;
+  Kept kept;
+};
+
+// Thread-safe. Its mutex is a leaf, and held while the keeper answers: some 20 us.
+class KeeperLink {
+ public:
+  // Says hello on the socket of a keeper and receives what it keeps.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket);
+
+  // What an earlier daemon left, in the order in which that one gave it; once.
+  std::vector<KeptThing> TakeInherited() { return std::exchange(inherited_, {}); }
+  // Returns when the keeper has a copy of the descriptor. RESOURCE_EXHAUSTED: it keeps no more, with its reason.
+  absl::StatusOr<Kept> Keep(KeptKind kind, std::string_view facts, int fd);
+  // This daemon serves: its start has not failed.
+  void Serving();
+  // Sends what is to be dropped. The housekeeper calls it.
+  void Flush();
+  // Hangs up. The keeper goes on with what it has, for the next daemon; from now on nothing is kept or dropped.
+  void Leave();
+
+ private:
+  friend class Kept;
+  explicit KeeperLink(UniqueFd socket) : socket_(std::move(socket)) {}
+  absl::Status Inherit();
+  void Drop(uint64_t id);
+  void SendDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  std::vector<KeptThing> inherited_;
+  Mutex mu_;
+  UniqueFd socket_ ABSL_GUARDED_BY(mu_);  // Invalid once the keeper is gone.
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+  Mutex drops_mu_;  // Taken under all others, as a Kept may end anywhere.
+  std::vector<uint64_t> drops_ ABSL_GUARDED_BY(drops_mu_);
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_

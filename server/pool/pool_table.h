@@ -1,0 +1,76 @@
+// What of a pool outlives the process, in memory that another process keeps (server/keeper).
+//
+//   what                            written by                              before
+//   record: generation, state       Lease, Seal, Reclaim, Release           the answer
+//   record: key, parent, checksum   Seal                                    the state that makes them count
+//   holds                           every verb that takes or gives them     the answer
+//
+// Nothing else of a record counts after a crash: refs, children, lists and the index are computed again. A process may
+// be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
+//
+//                 resident, and the record is whole     anything else
+//   held          sealed                                quarantined, until its holders are gone
+//   not held      cached                                free
+//
+// A torn verb was not answered, so nobody relies on what it took; what it gave back, the engine asked to give back. One
+// thread stores at a time, and its stores reach memory in the order of the program.
+#ifndef KVPOOL_SERVER_POOL_POOL_TABLE_H_
+#define KVPOOL_SERVER_POOL_POOL_TABLE_H_
+
+#include <cstdint>
+
+#include "server/pool/block_record.h"
+#include "server/pool/hold_table.h"
+
+namespace kvpool {
+
+// The pool's name for this layout. Another number means other offsets or other rules: it is not read.
+inline constexpr uint32_t kPoolTableVersion = 1;
+
+class PoolTable {
+ public:
+  static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
+    return PagesAt(max_blocks) + uint64_t{Pages(max_blocks, sessions)} * sizeof(HoldPage);
+  }
+  // `data` is aligned to 64 bytes.
+  PoolTable(void* data, uint32_t max_blocks, uint32_t sessions)
+      : begun(*static_cast<Begun*>(data)),
+        records(reinterpret_cast<BlockRecord*>(static_cast<char*>(data) + kRecordsAt)),
+        checksums(reinterpret_cast<uint32_t*>(static_cast<char*>(data) + ChecksumsAt(max_blocks))),
+        pages(reinterpret_cast<HoldPage*>(static_cast<char*>(data) + PagesAt(max_blocks))),
+        page_count(Pages(max_blocks, sessions)) {}
+
+  // What lies behind these was never used: the memory there need not be looked at.
+  struct Begun {
+    uint32_t blocks;
+    uint32_t hold_pages;
+  };
+  Begun& begun;
+  BlockRecord* const records;  // Indexed by block, as are the checksums.
+  uint32_t* const checksums;
+  HoldPage* const pages;
+  const uint32_t page_count;
+
+ private:
+  static constexpr uint64_t kRecordsAt = 64;
+  static uint64_t ChecksumsAt(uint32_t max_blocks) { return kRecordsAt + max_blocks * sizeof(BlockRecord); }
+  static uint64_t PagesAt(uint32_t max_blocks) {
+    return (ChecksumsAt(max_blocks) + max_blocks * sizeof(uint32_t) + 63) / 64 * 64;
+  }
+  static uint32_t Pages(uint32_t max_blocks, uint32_t sessions) {
+    return (max_blocks + HoldPage::kBlocks - 1) / HoldPage::kBlocks * sessions;
+  }
+};
+
+// Of what stays the same from Seal to eviction. `key_hash` is the hash of the record's key.
+inline uint32_t RecordChecksum(uint32_t block, const BlockRecord& record, uint64_t key_hash) {
+  const uint64_t life = uint64_t{record.generation} << 32 | record.parent;
+  const unsigned __int128 product = static_cast<unsigned __int128>(key_hash ^ 0x9e3779b97f4a7c15u) *
+                                    (life ^ uint64_t{block} << 16 ^ 0xd6e8feb86659fd93u);
+  const uint64_t folded = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  return static_cast<uint32_t>(folded ^ folded >> 32);
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_POOL_POOL_TABLE_H_

@@ -1,0 +1,464 @@
+// What a pool leaves in its table, read by another one: after each verb, and after each instruction of a verb that stored
+// anything.
+//
+// A child process runs the verbs on a table that it shares with this one, which steps it by ptrace. Each time that the table has
+// changed, a copy is recovered as if the child had been killed there.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/pool/block_pool.h"
+#include "server/pool/pool_table.h"
+#include "server/replacement/policy.h"
+#include "tests/pool/pool_fixture.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint32_t kBlocks = 24;
+constexpr uint32_t kSessions = 24;
+constexpr uint32_t kKeys = 40;
+
+PoolOptions OptionsIn(void* table) {
+  PoolOptions options;
+  options.max_blocks = kBlocks + 1;
+  options.windows = {0, 4};
+  options.ghosts = 64;
+  options.table = table;
+  options.table_sessions = kSessions;
+  return options;
+}
+
+std::unique_ptr<BlockPool> MakePool(void* table) {
+  return std::make_unique<BlockPool>(OptionsIn(table), *MakeReplacementPolicy("lru", kBlocks + 1));
+}
+
+// Memory for a table, of this process or shared with a child.
+class Table {
+ public:
+  Table()
+      : bytes_(PoolTable::Bytes(kBlocks + 1, kSessions)),
+        data_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    EXPECT_NE(data_, MAP_FAILED);
+  }
+  ~Table() { munmap(data_, bytes_); }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  void* data() { return data_; }
+  PoolTable view() { return PoolTable(data_, kBlocks + 1, kSessions); }
+  void CopyFrom(const std::string& image) { std::memcpy(data_, image.data(), bytes_); }
+  bool Is(const std::string& image) const { return std::memcmp(data_, image.data(), bytes_) == 0; }
+  std::string Image() const { return {static_cast<const char*>(data_), bytes_}; }
+
+ private:
+  const size_t bytes_;
+  void* const data_;
+};
+
+// What may be relied on of a block after a crash.
+struct Fate {
+  uint32_t generation = 0;
+  bool resident = false;
+  BlockKey key;
+  uint32_t parent = 0;
+  std::map<uint64_t, uint32_t> holds;  // The key is the session's id.
+  friend bool operator==(const Fate&, const Fate&) = default;
+};
+using Fates = std::vector<Fate>;
+
+Fate FateOf(const BlockPool& pool, uint32_t b) {
+  const BlockView view = *pool.View(BlockId{b}, 0);
+  Fate fate{.generation = view.ref.generation};
+  fate.resident = view.state == BlockState::kSealed || view.state == BlockState::kCached;
+  if (fate.resident) {
+    fate.key = view.key;
+    fate.parent = Index(view.parent);
+  }
+  return fate;
+}
+
+// The fates in a pool whose sessions are these, by id.
+Fates FatesOf(const BlockPool& pool, const std::map<uint64_t, Holder>& sessions) {
+  Fates fates(1);
+  for (uint32_t b = 1; b <= kBlocks; ++b) {
+    Fate fate = FateOf(pool, b);
+    for (const auto& [id, holder] : sessions) {
+      if (const uint32_t holds = pool.holds(holder, BlockId{b}); holds > 0) fate.holds[id] = holds;
+    }
+    const BlockState state = pool.View(BlockId{b}, 0)->state;
+    EXPECT_TRUE(fate.holds.empty() || state == BlockState::kSealed || state == BlockState::kLeased ||
+                state == BlockState::kQuarantined)
+        << "block " << b << " is held, in state " << static_cast<int>(state);
+    fates.push_back(std::move(fate));
+  }
+  return fates;
+}
+
+struct Recovered {
+  std::unique_ptr<BlockPool> pool;
+  RecoveredPool found;
+  Fates fates;
+};
+
+// What another process would find in this image of a table. It is left in `table`.
+Recovered Recover(const std::string& image, Table* table) {
+  table->CopyFrom(image);
+  Recovered recovered{.pool = MakePool(table->data())};
+  recovered.found = recovered.pool->Recover(1000000, kBlocks);
+  recovered.pool->CheckInvariants();
+  std::map<uint64_t, Holder> sessions;
+  for (const RecoveredPool::Session& session : recovered.found.sessions)
+    sessions[session.id] = session.holder;
+  recovered.fates = FatesOf(*recovered.pool, sessions);
+  return recovered;
+}
+
+// Once its sessions are gone, everything that is not resident is free, and all of it can be had.
+void ExpectAllComesBack(Recovered* recovered) {
+  BlockPool& pool = *recovered->pool;
+  for (const RecoveredPool::Session& session : recovered->found.sessions) pool.FreeQuarantine(session.holder);
+  while (pool.Tidy(BlockPool::kTidySlice)) {
+  }
+  pool.CheckInvariants();
+  EXPECT_EQ(pool.available(), kBlocks);
+  const Holder heir = *pool.AddSession({}, 0, 999999);
+  std::vector<BlockRef> blocks;
+  EXPECT_EQ(pool.Lease(heir, 1000001, kBlocks, kBlocks, &blocks).leased, kBlocks);
+  for (const BlockRef block : blocks) {
+    EXPECT_GT(block.generation, recovered->fates[Index(block.id)].generation);
+  }
+  pool.CheckInvariants();
+}
+
+BlockKey KeyOf(uint32_t number) { return Key(absl::StrCat("key ", number), number % 8 == 7 ? 1 : 0); }
+
+// Random verbs of up to six sessions. The child runs it; this process does in the test without steps.
+class Player {
+ public:
+  // `mark` is called right before and right after each call of the pool.
+  Player(
+      void* table, uint64_t seed, std::function<void()> mark = [] {})
+      : pool(MakePool(table)), random_(seed), mark_(std::move(mark)) {
+    EXPECT_TRUE(pool->Grow(kBlocks).ok());
+  }
+
+  void Step() {
+    ++now_;
+    switch (Below(12)) {
+      case 0:
+        return Open();
+      case 1:
+        if (Below(3) != 0) return;
+        return End();
+      case 2:
+      case 3:
+      case 4:
+        return Lease();
+      case 5:
+      case 6:
+      case 7:
+        return Seal();
+      case 8:
+        return Match();
+      case 9:
+        return Ref();
+      case 10:
+        mark_();
+        pool->Reclaim(now_, 1 + Below(3), EvictReason::kOperator, nullptr);
+        return mark_();
+      default:
+        return Release();
+    }
+  }
+
+  std::unique_ptr<BlockPool> pool;
+  std::map<uint64_t, Holder> sessions;  // Those that may hold anything, ended ones included.
+
+ private:
+  uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+  uint64_t AnySession() {
+    if (open_.empty()) Open();
+    return open_[Below(static_cast<uint32_t>(open_.size()))];
+  }
+  void Open() {
+    if (sessions.size() >= 6) return;
+    const uint64_t id = next_id_++;
+    sessions[id] = *pool->AddSession({}, 0, id);
+    open_.push_back(id);
+  }
+  // A session ends, or one that has ended is gone.
+  void End() {
+    for (const auto& [id, holder] : sessions) {
+      if (std::find(open_.begin(), open_.end(), id) != open_.end()) continue;
+      mark_();
+      pool->FreeQuarantine(holder);
+      mark_();
+      sessions.erase(id);
+      return;
+    }
+    if (open_.empty()) return;
+    mark_();
+    pool->EndSession(sessions[open_.front()]);
+    mark_();
+    open_.erase(open_.begin());
+  }
+  void Lease() {
+    std::vector<BlockRef> blocks;
+    const Holder session = sessions[AnySession()];
+    const uint32_t count = 1 + Below(5);
+    mark_();
+    pool->Lease(session, now_, count, 1, &blocks);
+    mark_();
+  }
+  std::vector<BlockRef> Held(uint64_t session, BlockState state) {
+    std::vector<BlockRef> held;
+    for (uint32_t b = 1; b <= kBlocks; ++b) {
+      const BlockView view = *pool->View(BlockId{b}, now_);
+      if (view.state == state && pool->holds(sessions[session], BlockId{b}) > 0) held.push_back(view.ref);
+    }
+    std::shuffle(held.begin(), held.end(), random_);
+    return held;
+  }
+  void Seal() {
+    const uint64_t session = AnySession();
+    std::vector<BlockRef> blocks = Held(session, BlockState::kLeased);
+    if (blocks.size() > 4) blocks.resize(4);
+    const uint32_t first = Below(kKeys);
+    std::vector<BlockKey> keys;
+    for (uint32_t i = 0; i <= blocks.size(); ++i) keys.push_back(KeyOf(first + i));
+    std::vector<SealEntry> entries;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      entries.push_back({.block = blocks[i], .keys = {&keys[i + 1], 1}, .leave_duplicate = Below(2) == 0});
+    }
+    std::vector<SealOutcome> outcomes(entries.size());
+    mark_();
+    pool->Seal(sessions[session], now_, &keys[0], entries, absl::MakeSpan(outcomes));
+    mark_();
+  }
+  void Match() {
+    const uint32_t first = Below(kKeys);
+    std::vector<BlockKey> keys;
+    for (uint32_t i = 0; i < 4 && KeyOf(first + i).group == 0; ++i) keys.push_back(KeyOf(first + i));
+    const GroupQuery query{.group = 0, .keys = keys};
+    MatchOutcome outcome;
+    const Holder session = sessions[AnySession()];
+    mark_();
+    pool->Match(session, now_, {&query, 1}, &outcome);
+    mark_();
+  }
+  void Ref() {
+    const uint64_t session = AnySession();
+    const std::vector<BlockRef> blocks =
+        Held(session, Below(2) == 0 ? BlockState::kSealed : BlockState::kLeased);
+    std::vector<Verdict> verdicts(blocks.size());
+    mark_();
+    pool->Ref(sessions[session], blocks, absl::MakeSpan(verdicts));
+    mark_();
+  }
+  void Release() {
+    const uint64_t session = AnySession();
+    std::vector<BlockRef> blocks = Held(session, Below(2) == 0 ? BlockState::kSealed : BlockState::kLeased);
+    if (blocks.size() > 3) blocks.resize(3);
+    std::vector<Verdict> verdicts(blocks.size());
+    mark_();
+    pool->Release(sessions[session], now_, blocks, absl::MakeSpan(verdicts));
+    mark_();
+  }
+
+  std::mt19937_64 random_;
+  const std::function<void()> mark_;
+  TimeMs now_ = 1000;
+  uint64_t next_id_ = 1;
+  std::vector<uint64_t> open_;
+};
+
+TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Table table, copy;
+    Player player(table.data(), seed);
+    for (int step = 0; step < 400; ++step) {
+      player.Step();
+      Recovered recovered = Recover(table.Image(), &copy);
+      ASSERT_EQ(recovered.fates, FatesOf(*player.pool, player.sessions)) << "step " << step;
+      ASSERT_EQ(recovered.found.dropped + recovered.found.cut_links, 0u);
+      if (step % 50 == 0) ExpectAllComesBack(&recovered);
+    }
+  }
+}
+
+// A block of a torn verb is as it was before or after, or nobody's and empty in between; and what no verb touches stays.
+void ExpectBetween(const Fates& before, const Fates& now, const Fates& after) {
+  for (uint32_t b = 1; b <= kBlocks; ++b) {
+    SCOPED_TRACE(absl::StrCat("block ", b));
+    for (const auto& [session, holds] : before[b].holds) {
+      const auto stays = after[b].holds.find(session);
+      if (stays == after[b].holds.end()) continue;
+      const auto held = now[b].holds.find(session);
+      ASSERT_TRUE(held != now[b].holds.end()) << "session " << session << " has lost it";
+      ASSERT_GE(held->second, std::min(holds, stays->second));
+    }
+    for (const auto& [session, holds] : now[b].holds) {
+      ASSERT_TRUE(before[b].holds.contains(session) || after[b].holds.contains(session))
+          << "session " << session;
+    }
+    const auto same_content = [&](const Fate& other) {
+      return now[b].key == other.key && now[b].generation == other.generation && other.resident;
+    };
+    if (now[b].resident) {
+      ASSERT_TRUE(same_content(before[b]) || same_content(after[b])) << "it has another's content";
+      ASSERT_TRUE(now[b].parent == before[b].parent || now[b].parent == after[b].parent);
+    }
+    const bool stays = before[b].resident && after[b].resident && before[b].generation == after[b].generation;
+    ASSERT_TRUE(!stays || now[b].resident) << "what was sealed is lost";
+    ASSERT_GE(now[b].generation, before[b].generation);
+  }
+}
+
+// How the child came to its next stop.
+enum class Stop { kMark, kStep, kEnd };
+Stop Continue(pid_t child, __ptrace_request how) {
+  int status = 0;
+  if (ptrace(how, child, nullptr, nullptr) != 0 || waitpid(child, &status, 0) != child) return Stop::kEnd;
+  if (!WIFSTOPPED(status)) return Stop::kEnd;
+  return WSTOPSIG(status) == SIGSTOP ? Stop::kMark : Stop::kStep;
+}
+
+TEST(RecoverTest, AfterEachInstructionThatStoresNothingIsLostAndNothingIsTwice) {
+  constexpr uint32_t kVerbs = 100;
+  Table table, copy;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    Player player(table.data(), 7, [] { raise(SIGSTOP); });
+    while (true) player.Step();
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSTOPPED(status)) << "ptrace does not work here";
+  // The child is before its first verb.
+  uint32_t images = 0;
+  for (uint32_t verb = 0; verb < kVerbs && !HasFatalFailure(); ++verb) {
+    const Fates before = Recover(table.Image(), &copy).fates;
+    std::vector<std::string> torn;
+    std::string last = table.Image();
+    Stop stop = Stop::kStep;
+    while ((stop = Continue(child, PTRACE_SINGLESTEP)) == Stop::kStep) {
+      if (table.Is(last)) continue;
+      last = table.Image();
+      torn.push_back(last);
+    }
+    ASSERT_EQ(stop, Stop::kMark) << "verb " << verb;
+    const Fates after = Recover(last, &copy).fates;
+    for (const std::string& image : torn) {
+      SCOPED_TRACE(absl::StrCat("verb ", verb, ", image ", images++));
+      Recovered recovered = Recover(image, &copy);
+      ExpectBetween(before, recovered.fates, after);
+      ExpectAllComesBack(&recovered);
+      if (HasFatalFailure()) break;
+    }
+    ASSERT_EQ(Continue(child, PTRACE_CONT), Stop::kMark) << "verb " << verb;
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  EXPECT_GT(images, 300u) << "the verbs did too little to say anything";
+}
+
+class DamagedTableTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    pool_ = MakePool(table_.data());
+    ASSERT_TRUE(pool_->Grow(kBlocks).ok());
+    session_ = *pool_->AddSession({}, 0, 5);
+    ASSERT_EQ(pool_->Lease(session_, 1000, 3, 3, &blocks_).leased, 3u);
+    const std::vector<BlockKey> keys = Keys({"a", "b", "c"});
+    std::vector<SealEntry> entries;
+    for (size_t i = 0; i < 3; ++i) entries.push_back({blocks_[i], {&keys[i], 1}});
+    std::vector<SealOutcome> outcomes(3);
+    pool_->Seal(session_, 1000, nullptr, entries, absl::MakeSpan(outcomes));
+  }
+  void Release(size_t block) {
+    Verdict verdict;
+    pool_->Release(session_, 1001, {&blocks_[block], 1}, {&verdict, 1});
+    ASSERT_EQ(verdict, Verdict::kDone);
+  }
+  BlockRecord& record(size_t block) { return table_.view().records[Index(blocks_[block].id)]; }
+
+  Table table_, copy_;
+  std::unique_ptr<BlockPool> pool_;
+  Holder session_{};
+  std::vector<BlockRef> blocks_;
+};
+
+TEST_F(DamagedTableTest, ADamagedBlockThatIsHeldStaysWithItsHolder) {
+  record(2).key[3] ^= 1;
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.held, 2u);
+  EXPECT_EQ(recovered.found.quarantined, 1u);
+  EXPECT_EQ(recovered.pool->Find(Key("c")), kNullRef);
+  EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, ADamagedBlockThatNobodyHoldsIsFree) {
+  Release(2);
+  record(2).key[3] ^= 1;
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.quarantined, 0u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, ALinkToABlockThatIsGoneIsCut) {
+  Release(0);
+  record(0).generation += 1;
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.cut_links, 1u);
+  EXPECT_EQ(recovered.pool->View(blocks_[1].id, 0)->parent, kNullBlock);
+  EXPECT_EQ(Index(recovered.pool->View(blocks_[2].id, 0)->parent), Index(blocks_[1].id));
+  // Whoever takes over from the heir finds nothing to cut.
+  Table again;
+  EXPECT_EQ(Recover(copy_.Image(), &again).found.cut_links, 0u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, AHeirCanBeKilledAnyTime) {
+  Release(2);
+  Table first, second;
+  Recovered heir = Recover(table_.Image(), &first);
+  Recovered next = Recover(first.Image(), &second);
+  EXPECT_EQ(heir.fates, next.fates);
+  EXPECT_EQ(next.found.held, 2u);
+  EXPECT_EQ(next.found.cached, 1u);
+  ExpectAllComesBack(&next);
+}
+
+TEST_F(DamagedTableTest, PinsAndAliasesAreLostAndNothingElse) {
+  std::vector<Verdict> verdicts(3);
+  pool_->Pin(1002, 100000, blocks_, absl::MakeSpan(verdicts));
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.cached, 3u);
+  EXPECT_EQ(recovered.pool->pinned(), 0u);
+  ExpectAllComesBack(&recovered);
+}
+
+}  // namespace
+}  // namespace kvpool
