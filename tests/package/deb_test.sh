@@ -68,7 +68,7 @@ booted '
 echo "== used, by engines in C and C++ that are compiled there"
 booted '
   cd /srv/debs
-  . /srv/libraries
+  . /srv/libraries >/dev/null
   . /srv/compile
   unset KVPOOL_SOCKET
   [ "$(./engine_c)" = "0 of 1024 tokens were cached" ]
