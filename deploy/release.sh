@@ -25,8 +25,9 @@ say "kvpool $version: packages (deploy/install_deps.sh test)"
 step release-packages deploy/install_deps.sh test
 say "what is installed (build/release)"
 step release-build build release kvpool_wheel kvpool_debian
-say "cmake --install, the wheel, the Debian packages (tests/package)"
+say "cmake --install, and engines that have only that (tests/package/install_test.sh)"
 step release-install tests/package/install_test.sh "$PWD" "$PWD/build/release" "$version"
+say "the wheel, in minimal Debians with Python 3.11 and 3.13 (tests/package/wheel_test.sh)"
 step release-wheel tests/package/wheel_test.sh "$PWD" "$version" bookworm
 step release-wheel-later tests/package/wheel_test.sh "$PWD" "$version" trixie --no-build
 last=${KVPOOL_LAST_RELEASE:-$(git describe --tags --abbrev=0 --match='v*' 2>/dev/null || true)}
@@ -36,6 +37,7 @@ if [ -n "$last" ]; then
 else
   say "not run: tests/compat/releases_test.sh: no tag v*, so this is the first release"
 fi
+say "the Debian packages, on a minimal Debian that runs systemd (tests/package/deb_test.sh)"
 step release-deb tests/package/deb_test.sh "$PWD" "$version"
 say "the sdist, compiled and installed in a minimal Debian (tests/package/sdist_test.sh)"
 step release-sdist tests/package/sdist_test.sh "$PWD" "$version"
