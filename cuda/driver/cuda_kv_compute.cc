@@ -231,26 +231,25 @@ absl::StatusOr<std::unique_ptr<KvBuffer>> CudaKvCompute::Allocate(size_t bytes) 
 absl::Status CudaKvCompute::Stage(absl::Span<const KvPiece> pieces, uint64_t to) {
   Inputs inputs;
   std::vector<scorers::PieceCopy> copies;
+  std::vector<size_t>
+      from_inputs;  // the copies whose address is an offset there, until it is known where that is
   for (const KvPiece& piece : pieces) {
-    if (piece.bytes == 0) continue;
     uint64_t from = piece.address;
-    if (!piece.in_block) {
+    if (!piece.in_block && piece.bytes > 0) {
       from = inputs.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(piece.address), piece.bytes));
     }
-    copies.push_back({.from = from, .to = to, .bytes = piece.bytes});
-    to += piece.bytes;
+    for (uint64_t at = 0; at < piece.bytes; at += scorers::kCopyBytes, to += copies.back().bytes) {
+      if (!piece.in_block) from_inputs.push_back(copies.size());
+      copies.push_back(
+          {.from = from + at, .to = to, .bytes = std::min(piece.bytes - at, scorers::kCopyBytes)});
+    }
   }
   if (copies.empty()) return absl::OkStatus();
   const size_t copies_at = inputs.Add(absl::MakeConstSpan(copies));
   ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
   RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
   RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
-  auto copy = copies.begin();
-  for (const KvPiece& piece : pieces) {
-    if (piece.bytes == 0) continue;
-    if (!piece.in_block) copy->from += inputs_.address();
-    ++copy;
-  }
+  for (const size_t i : from_inputs) copies[i].from += inputs_.address();
   inputs.CopyTo(pinned_inputs_.address());
   return RunOnStream("staging signals", [&] {
     RETURN_IF_ERROR(Send(inputs));
@@ -295,13 +294,15 @@ absl::Status CudaKvCompute::EnqueueFeatures(const ScoreCall& call, const ScoreCo
   return Launch(kernels.window, {shape.planes(), 1, kPolicyThreads}, on_device);
 }
 
-absl::Status CudaKvCompute::EnqueuePlaneScores(const ScorePlan& plan, const ScoreContext& on_device) {
+absl::Status CudaKvCompute::EnqueuePlaneScores(const ScorePlan& plan, bool tokens,
+                                               const ScoreContext& on_device) {
   const scorers::BoundPolicy& policy = plan.request.policy;
   const Grid grid = {plan.request.shape.planes(), 1, kPolicyThreads};
   if (policy.has_host()) {
     RETURN_IF_ERROR(
         Launch(kernels_.of(policy.host).score, grid, on_device, policy.host_params, on_device.host_scores));
   }
+  if (!tokens) return absl::OkStatus();
   return Launch(kernels_.of(policy.id).score, grid, on_device, policy.params, on_device.plane_scores);
 }
 
@@ -365,9 +366,11 @@ absl::Status CudaKvCompute::EnqueueScore(const ScoreCall& call, Scores* scores) 
   const bool choose = call.choice.count > 0;
   const bool tokens = call.output.token_scores != nullptr || (choose && call.choice.of_tokens);
   const bool blocks = call.output.block_scores != nullptr || (choose && !call.choice.of_tokens);
-  if (tokens || blocks) RETURN_IF_ERROR(EnqueuePlaneScores(plan, on_device));
+  // A block form of a policy's own reads its host's scores, not those of its tokens.
+  const bool planes = tokens || (blocks && !plan.own_blocks);
+  if (tokens || blocks) RETURN_IF_ERROR(EnqueuePlaneScores(plan, planes, on_device));
   scores->tokens = plan.request.scope == Scope::kHead ? on_device.plane_scores : on_device.row_scores;
-  if ((tokens || (blocks && !plan.own_blocks)) && plan.request.scope != Scope::kHead) {
+  if (planes && plan.request.scope != Scope::kHead) {
     RETURN_IF_ERROR(
         EnqueueRows(plan, shape.kv_heads, on_device.plane_scores, shape.tokens, on_device.row_scores));
   }

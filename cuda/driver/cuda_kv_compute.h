@@ -87,7 +87,8 @@ class CudaKvCompute final : public KvCompute {
 
   absl::Status EnqueueScore(const ScoreCall& call, Scores* scores);
   absl::Status EnqueueFeatures(const ScoreCall& call, const scorers::ScoreContext& on_device);
-  absl::Status EnqueuePlaneScores(const scorers::ScorePlan& plan, const scorers::ScoreContext& on_device);
+  absl::Status EnqueuePlaneScores(const scorers::ScorePlan& plan, bool tokens,
+                                  const scorers::ScoreContext& on_device);
   absl::Status EnqueueRows(const scorers::ScorePlan& plan, uint32_t heads, const float* values,
                            uint64_t items, float* rows);
   absl::Status EnqueueBlocks(const scorers::ScorePlan& plan, const scorers::ScoreContext& on_device,

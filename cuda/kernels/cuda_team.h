@@ -89,8 +89,8 @@ class CudaTeam {
 
   // Rows of whole sixteen bytes are spread over as few lanes as can load one at once (16 lanes for 128
   // two-byte elements), and each lane issues the loads of four rows before it uses the first. Warps wait for
-  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, and 1,024 lanes
-  // with 64 bytes each are more than twice that.
+  // memory here: an H200 needs 4.8 TB/s x 0.7 us / 132 SMs = 25 KiB in flight for each SM, a B200 37, and 768 lanes
+  // with 64 bytes each are 48.
   template <KvDtype dtype>
   __device__ __forceinline__ void NormsOfRows(const RowGrid& rows_of) const {
     using Storage = typename Element<dtype>::Storage;
@@ -108,7 +108,35 @@ class CudaTeam {
       }
       return;
     }
-    NormsOfChunkedRows<dtype>(rows_of, row_bytes / sizeof(uint4), all);
+    SumOverChunkedRows<dtype, RowOp::kSquare>(
+        row_bytes / sizeof(uint4), rows_of.inner_count, all, nullptr,
+        [&](uint32_t outer, uint32_t inner) {
+          return rows_of.first + outer * rows_of.outer_stride_bytes + inner * rows_of.inner_stride_bytes;
+        },
+        [&](uint32_t outer, uint32_t inner, float norm) {
+          rows_of.norms[outer * rows_of.outer_step + inner * rows_of.inner_step] = norm;
+        });
+  }
+
+  // As NormsOfRows reads them, where they begin at whole sixteen bytes.
+  template <KvDtype dtype, typename RowAt>
+  __device__ __forceinline__ void ProductsOfRows(const RowAt& row_at, bool aligned, uint32_t inner_count,
+                                                 uint32_t all, uint32_t dim, const float* x,
+                                                 float* products) const {
+    using Storage = typename Element<dtype>::Storage;
+    const uint32_t row_bytes = dim * sizeof(Storage);
+    if (!aligned || row_bytes % sizeof(uint4) != 0) {
+      for (uint32_t i = row(); i < all; i += rows()) {
+        const float product =
+            SumOfRow<dtype, RowOp::kProduct>(row_at(i / inner_count, i % inner_count), dim, x);
+        if (in_row() == 0) products[i] = product;
+      }
+      return;
+    }
+    SumOverChunkedRows<dtype, RowOp::kProduct>(row_bytes / sizeof(uint4), inner_count, all, x, row_at,
+                                               [&](uint32_t outer, uint32_t inner, float product) {
+                                                 products[outer * inner_count + inner] = product;
+                                               });
   }
 
  private:
@@ -126,51 +154,79 @@ class CudaTeam {
     return __ldcs(reinterpret_cast<const uint4*>(at));
   }
 
-  template <KvDtype dtype, RowOp op>
-  __device__ __forceinline__ static float SumOfChunk(const uint4& chunk, const float* x) {
-    using Storage = typename Element<dtype>::Storage;
-    constexpr uint32_t kInWord = sizeof(uint32_t) / sizeof(Storage);
-    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-    float sum = 0;
+  // The elements of a word, those of e4m3 divided by kE4m3Scale and NaN as any number: a conversion for each, two
+  // at a time before it.
+  template <KvDtype dtype, uint32_t kInWord>
+  __device__ __forceinline__ static void UnpackWord(uint32_t word, float (&to)[kInWord]) {
+    if constexpr (dtype == KvDtype::kF32) {
+      to[0] = __uint_as_float(word);
+    } else if constexpr (kInWord == 2) {
+      to[0] = Element<dtype>::Load(static_cast<uint16_t>(word));
+      to[1] = Element<dtype>::Load(static_cast<uint16_t>(word >> 16));
+    } else {
 #pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) {
-#pragma unroll
-      for (uint32_t j = 0; j < kInWord; ++j) {
-        float element;
-        if constexpr (dtype == KvDtype::kF32) {
-          element = __uint_as_float(words[w]);
-        } else {
-          element = Element<dtype>::Load(static_cast<Storage>(words[w] >> (8 * sizeof(Storage) * j)));
-        }
-        sum += Term<op>(element, op == RowOp::kSquare ? 0 : x[w * kInWord + j]);
+      for (uint32_t pair = 0; pair < 2; ++pair) {
+        uint32_t halves = __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);  // the bytes are the upper ones
+        if constexpr (dtype == KvDtype::kFp8E4m3) halves = F16OfE4m3(halves);
+        to[2 * pair] = FloatOfF16(static_cast<uint16_t>(halves));
+        to[2 * pair + 1] = FloatOfF16(static_cast<uint16_t>(halves >> 16));
       }
     }
-    return sum;
   }
 
-  template <KvDtype dtype>
-  __device__ __forceinline__ void NormsOfChunkedRows(const RowGrid& grid, uint32_t chunks,
-                                                     uint32_t all) const {
+  template <KvDtype dtype, RowOp op>
+  __device__ __forceinline__ static float SumOfChunk(const uint4& chunk, const float* x) {
+    constexpr uint32_t kInWord = sizeof(uint32_t) / sizeof(typename Element<dtype>::Storage);
+    constexpr bool kIsE4m3 = dtype == KvDtype::kFp8E4m3;
+    constexpr float kScale = kIsE4m3 ? kE4m3Scale : 1;
+    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    float sum = 0;
+    uint32_t none = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      float elements[kInWord];
+      UnpackWord<dtype>(words[w], elements);
+      // The sign bit of each byte that is NaN, all ones below its own sign.
+      if constexpr (kIsE4m3) none |= (words[w] & 0x7f7f7f7fu) + 0x01010101u;
+#pragma unroll
+      for (uint32_t j = 0; j < kInWord; ++j) {
+        sum += Term<op>(op == RowOp::kDistance ? elements[j] * kScale : elements[j],
+                        op == RowOp::kSquare ? 0 : x[w * kInWord + j]);
+      }
+    }
+    if constexpr (op == RowOp::kSquare) sum *= kScale * kScale;
+    if constexpr (op == RowOp::kProduct) sum *= kScale;
+    return (none & 0x80808080u) == 0 ? sum : __uint_as_float(0x7fc00000u);
+  }
+
+  // Calls store(outer, inner, op of the row at row_at(outer, inner)) for the first `all` rows of a grid, each of
+  // `chunks` aligned chunks.
+  template <KvDtype dtype, RowOp op, typename RowAt, typename Store>
+  __device__ __forceinline__ void SumOverChunkedRows(uint32_t chunks, uint32_t inner_count, uint32_t all,
+                                                     const float* x, const RowAt& row_at,
+                                                     const Store& store) const {
     constexpr uint32_t kAtOnce = 4;
+    constexpr uint32_t kInChunk = sizeof(uint4) / sizeof(typename Element<dtype>::Storage);
     // The lanes of a row are a power of two, so that a warp consists of whole groups.
     uint32_t width = 1;
     while (width < chunks && width < kWarp) width *= 2;
     const uint32_t group = threadIdx.x / width, groups = blockDim.x / width, lane = threadIdx.x % width;
-    const uint32_t outer_per_step = groups / grid.inner_count, inner_per_step = groups % grid.inner_count;
-    uint32_t outer = group / grid.inner_count, inner = group % grid.inner_count;
+    const uint32_t outer_per_step = groups / inner_count, inner_per_step = groups % inner_count;
+    uint32_t outer = group / inner_count, inner = group % inner_count;
     // All lanes go around equally often, since whole warps make the sums below.
     for (uint32_t base = group; base - group < all; base += groups * kAtOnce) {
       const unsigned char* at[kAtOnce];
-      float* to[kAtOnce];
+      uint32_t outers[kAtOnce], inners[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         // Past the last row the first is loaded again: an unconditional load does not wait for a comparison.
         const bool there = base + i * groups < all;
-        at[i] = grid.first + (there ? outer * grid.outer_stride_bytes + inner * grid.inner_stride_bytes : 0);
-        to[i] = there ? grid.norms + outer * grid.outer_step + inner * grid.inner_step : nullptr;
+        at[i] = row_at(there ? outer : 0, there ? inner : 0);
+        outers[i] = outer;
+        inners[i] = inner;
         outer += outer_per_step;
         inner += inner_per_step;
-        if (inner >= grid.inner_count) inner -= grid.inner_count, ++outer;
+        if (inner >= inner_count) inner -= inner_count, ++outer;
       }
       float sums[kAtOnce] = {};
       for (uint32_t chunk = lane; chunk < chunks; chunk += width) {
@@ -181,7 +237,7 @@ class CudaTeam {
         }
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-          sums[i] += SumOfChunk<dtype, RowOp::kSquare>(loaded[i], nullptr);
+          sums[i] += SumOfChunk<dtype, op>(loaded[i], op == RowOp::kSquare ? nullptr : x + chunk * kInChunk);
         }
       }
 #pragma unroll
@@ -189,7 +245,8 @@ class CudaTeam {
         for (uint32_t distance = width / 2; distance > 0; distance /= 2) {
           sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
         }
-        if (lane == 0 && to[i] != nullptr) *to[i] = sqrtf(sums[i]);
+        if (lane != 0 || base + i * groups >= all) continue;
+        store(outers[i], inners[i], op == RowOp::kSquare ? sqrtf(sums[i]) : sums[i]);
       }
     }
   }

@@ -9,9 +9,11 @@
 
 namespace kvpool::scorers {
 
-// The threads of teams that read K and V in blocks of a sequence: four such teams are resident on an SM, each
-// with loads in flight.
+// The threads of teams that read K and V in blocks of a sequence.
 inline constexpr uint32_t kBlockThreads = 256;
+// The least number of teams that an SM must hold where each lane has four loads in flight: for more teams the assembler
+// would save registers by having fewer loads, which tests/device/machine_code.py sees.
+inline constexpr uint32_t kRecordTeams = 3;
 // The threads of teams of a whole plane: a model has a few hundred planes, about two for each SM, so each
 // must fill half of one.
 inline constexpr uint32_t kPlaneThreads = 1024;
@@ -35,6 +37,10 @@ struct PlaneShares {
     return {blocks_each, blocks / blocks_each + (blocks % blocks_each != 0)};
   }
 };
+
+// Bytes that one team copies at most: 32 rounds of all its threads, and few enough that a megabyte of attention is
+// copied by 16 SMs.
+inline constexpr uint64_t kCopyBytes = 64 << 10;
 
 // Bytes to copy.
 struct PieceCopy {

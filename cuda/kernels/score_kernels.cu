@@ -37,12 +37,12 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
 // records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. The others:
 // x: plane.
 #define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
-  KVPOOL_KERNEL(kBlockThreads)                                                                             \
+  KVPOOL_KERNEL(kBlockThreads, kRecordTeams)                                                               \
   kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
                               uint32_t first, float* const* records) {                                     \
     RecordOfLayer<dtype>(CudaTeam(), kv, at, first + blockIdx.x, blockIdx.y, records[first + blockIdx.x]); \
   }                                                                                                        \
-  KVPOOL_KERNEL(kBlockThreads)                                                                             \
+  KVPOOL_KERNEL(kBlockThreads, kRecordTeams)                                                               \
   kvpool_score_anchor_dots_##name(const __grid_constant__ ScoreContext context,                            \
                                   const __grid_constant__ PlaneShares shares) {                            \
     AnchorDots<dtype>(CudaTeam(), context, blockIdx.x / shares.shares, ShareOf(shares, context.shape()));  \

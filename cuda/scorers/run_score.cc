@@ -16,9 +16,9 @@ namespace {
 constexpr uint32_t kPacksPerItem = 64;
 constexpr uint32_t kBlocksPerWorker = 4;
 
-// Computes everything about one plane up to its token scores.
-void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* window_scratch, uint32_t plane,
-                   uint32_t worker) {
+// Computes everything about one plane up to its token scores, where these are asked for.
+void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, bool tokens, float* window_scratch,
+                   uint32_t plane, uint32_t worker) {
   const HostTeam team;
   const BoundPolicy& policy = plan.request.policy;
   const uint64_t first = uint64_t{plane} * context.shape().tokens;
@@ -31,7 +31,7 @@ void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, float* wi
   if (policy.has_host()) {
     ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);
   }
-  ScorePlane(policy.id, context, plane, worker, policy.params, context.plane_scores + first);
+  if (tokens) ScorePlane(policy.id, context, plane, worker, policy.params, context.plane_scores + first);
 }
 
 // Reduces values[plane * items + i], with `heads` planes a layer, to rows[row * items + i].
@@ -97,13 +97,15 @@ void RunScore(const ScorePlan& plan, const ScoreInput& input, absl::Span<std::by
                "workspace of %zu bytes for %u threads", workspace.size(), workers->count());
   const KvShape& shape = plan.request.shape;
   float* const window_scratch = reinterpret_cast<float*>(start + WorkspaceBytes(plan, workers->count()));
+  // A block form of a policy's own reads its host's scores, not those of its tokens.
+  const bool tokens = output.token_scores != nullptr || (output.block_scores != nullptr && !plan.own_blocks);
   workers->Run(shape.planes(), [&](uint32_t plane, uint32_t worker) {
-    ScoreOnePlane(plan, context, window_scratch + worker * WindowScratchFloats(shape), plane, worker);
+    ScoreOnePlane(plan, context, tokens, window_scratch + worker * WindowScratchFloats(shape), plane, worker);
   });
   float* const rows = output.token_scores != nullptr ? output.token_scores : context.row_scores;
-  if (plan.request.scope == Scope::kHead) {
+  if (tokens && plan.request.scope == Scope::kHead) {
     std::memcpy(rows, context.plane_scores, uint64_t{shape.planes()} * shape.tokens * sizeof(float));
-  } else {
+  } else if (tokens) {
     ReduceRows(plan, shape.kv_heads, context.plane_scores, shape.tokens, rows, workers);
   }
   if (output.block_scores != nullptr) ScoreBlockRows(plan, context, rows, output.block_scores, workers);

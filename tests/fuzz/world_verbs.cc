@@ -344,7 +344,8 @@ void World::Heard(Process* process, const v1::StepResponse& response) {
   if (response.code() != 0) {  // Nothing of the batch was applied.
     std::erase_if(process->sent, [&](const auto& entry) { return entry.first.first == response.sequence(); });
   }
-  // Completions first: what they gave, a release of this batch may have taken already.
+  // Completions and calls' answers first: what they gave, a release of this batch may have taken already.
+  for (const auto& each : processes_) HearCalls(each.get());
   for (const v1::Completion& completion : response.completions()) {
     KVPOOL_CHECK(!completion.result().parked(), "a completion that is parked");
     Answered(process, completion.sequence(), completion.index(), completion.result());

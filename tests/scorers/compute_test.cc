@@ -14,6 +14,7 @@
 
 #include "cuda/kv_compute.h"
 #include "cuda/lab/staged_sequence.h"
+#include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/order.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
@@ -171,6 +172,60 @@ TEST_F(ComputeTest, LongSequencesTakeManyTeams) {
       {.layers = 1, .tokens = 4100, .heads = 2, .k_dim = 8, .v_dim = 8, .tokens_per_block = 3});
   ExpectSame(sequence.kv(), {}, "paged_eviction");
   ExpectSame(sequence.kv(), {}, "keydiff");
+}
+
+TEST_F(ComputeTest, RowsOfWholeSixteenBytesMayBeginAnywhere) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kFp8E5m2}) {
+    const Sequence sequence({.k_dim = 33, .v_dim = 33, .dtype = dtype});
+    KvView kv = sequence.kv();
+    kv.shape.k_head_dim = kv.shape.v_head_dim = kv.k.head_dim = kv.v.head_dim = 32;
+    ExpectSame(kv, {}, "paged_eviction");
+    ExpectSame(kv, {}, "keydiff");
+  }
+}
+
+// A token for each code, all of whose key's elements but one are 0, and whose value's norm is 1.
+template <KvDtype dtype>
+std::vector<float> ScoresOfCodes(KvCompute* compute, uint32_t dim, uint32_t step) {
+  using Storage = typename Element<dtype>::Storage;
+  const uint32_t tokens = (1u << 8 * sizeof(Storage)) / step;
+  const Sequence sequence(
+      {.layers = 1, .tokens = tokens, .heads = 1, .k_dim = dim, .v_dim = dim, .dtype = dtype},
+      [](bool value, uint32_t, uint32_t, uint32_t, uint32_t d) { return value && d == 0 ? 1.0 : 0.0; });
+  for (uint32_t t = 0; t < tokens; ++t) {
+    auto* const row = const_cast<unsigned char*>(sequence.kv().KeyRow(0, 0, t));
+    reinterpret_cast<Storage*>(row)[t % dim] = static_cast<Storage>(t * step);
+  }
+  const auto policy = BindPolicy("paged_eviction", {{"eps", "0"}});
+  const auto staged = StagedSequence::Make(compute, sequence.kv(), {});
+  EXPECT_TRUE(policy.ok() && staged.ok());
+  const auto scored = lab::ScoreStaged(compute, *staged, {.policy = *policy, .shape = sequence.kv().shape});
+  EXPECT_TRUE(scored.ok()) << scored.status();
+  return scored->tokens;
+}
+
+template <KvDtype dtype>
+void ExpectEveryCode(KvCompute* compute, uint32_t step) {
+  using Storage = typename Element<dtype>::Storage;
+  // Rows of whole sixteen bytes are read another way than others.
+  for (const uint32_t dim : {32u, 19u}) {
+    const std::vector<float> scores = ScoresOfCodes<dtype>(compute, dim, step);
+    for (uint32_t t = 0; t < scores.size(); ++t) {
+      const double x = std::abs(double{Element<dtype>::Load(static_cast<Storage>(t * step))});
+      if (std::isfinite(x) && x > 0) {
+        ASSERT_NEAR(scores[t], 1 / x, 1e-6 / x) << "code " << t * step << ", dim " << dim;
+      } else {
+        ASSERT_EQ(OrderOf(scores[t]), OrderOf(static_cast<float>(1 / x)))
+            << "code " << t * step << ", dim " << dim;
+      }
+    }
+  }
+}
+
+TEST_F(ComputeTest, EveryCodeIsReadAsItsNumber) {
+  ExpectEveryCode<KvDtype::kFp8E4m3>(&compute(), 1);
+  ExpectEveryCode<KvDtype::kFp8E5m2>(&compute(), 1);
+  ExpectEveryCode<KvDtype::kF16>(&compute(), 7);
 }
 
 TEST_F(ComputeTest, RecordsThatAreKeptAreNotMadeAgain) {

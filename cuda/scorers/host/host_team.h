@@ -31,6 +31,13 @@ class HostTeam : public OneLane {
     }
   }
 
+  template <KvDtype dtype, typename RowAt>
+  void ProductsOfRows(const RowAt& row_at, bool, uint32_t inner_count, uint32_t all, uint32_t dim,
+                      const float* x, float* products) const {
+    for (uint32_t i = 0; i < all; ++i)
+      products[i] = SumOfRow<dtype, RowOp::kProduct>(row_at(i / inner_count, i % inner_count), dim, x);
+  }
+
   const HostRows& code() const { return *rows_; }
 
  private:

@@ -229,16 +229,24 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void AnchorDots(const Team& team, const ScoreCo
   const uint32_t layer = plane / shape.kv_heads, head = plane % shape.kv_heads;
   const float* const anchor = c.anchors + uint64_t{plane} * shape.k_head_dim;
   float* const dots = c.anchor_dots + uint64_t{plane} * shape.tokens;
-  const bool contiguous = c.kv.k.dim_stride_bytes == BytesOf(dtype);
-  for (uint32_t block = blocks.begin; block < blocks.end; ++block) {
-    const uint32_t tokens = shape.TokensOf(block);
-    for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
-      const unsigned char* const row = c.kv.Row(c.kv.k, block, layer, t, head);
-      const float dot = contiguous ? SumOverRow<dtype, true, RowOp::kProduct>(
-                                         team, row, c.kv.k.dim_stride_bytes, shape.k_head_dim, anchor)
-                                   : SumOverRow<dtype, false, RowOp::kProduct>(
-                                         team, row, c.kv.k.dim_stride_bytes, shape.k_head_dim, anchor);
-      if (team.in_row() == 0) dots[block * shape.tokens_per_block + t] = dot;
+  const uint32_t first = blocks.begin * shape.tokens_per_block;
+  const uint32_t end = blocks.end * shape.tokens_per_block;
+  const uint32_t count = (end < shape.tokens ? end : shape.tokens) - first;
+  const auto row_at = [&](uint32_t block, uint32_t token) {
+    return c.kv.Row(c.kv.k, blocks.begin + block, layer, token, head);
+  };
+  if (c.kv.k.dim_stride_bytes == BytesOf(dtype)) {
+    uint64_t bits = c.kv.k.offset_bytes | c.kv.k.layer_stride_bytes | c.kv.k.token_stride_bytes |
+                    c.kv.k.head_stride_bytes;
+    for (uint32_t block = blocks.begin; block < blocks.end; ++block) bits |= c.kv.blocks[block];
+    team.template ProductsOfRows<dtype>(row_at, bits % 16 == 0, shape.tokens_per_block, count,
+                                        shape.k_head_dim, anchor, dots + first);
+  } else {
+    for (uint32_t i = team.row(); i < count; i += team.rows()) {
+      const float dot = SumOverRow<dtype, false, RowOp::kProduct>(
+          team, row_at(i / shape.tokens_per_block, i % shape.tokens_per_block), c.kv.k.dim_stride_bytes,
+          shape.k_head_dim, anchor);
+      if (team.in_row() == 0) dots[first + i] = dot;
     }
   }
   team.Sync();

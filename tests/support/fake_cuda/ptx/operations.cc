@@ -218,6 +218,18 @@ void AddInteger(Table& table, const std::string& type) {
   Add<[](T a) { return static_cast<int64_t>(a); }, int64_t, T>(table, "cvt.s64." + type);
 }
 
+// Each nibble of `which` chooses one of the eight bytes, or with its upper bit set that byte's sign, eight times.
+uint32_t PermutedBytes(uint32_t a, uint32_t b, uint32_t which) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  uint32_t permuted = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t nibble = which >> (4 * i);
+    const auto byte = static_cast<uint8_t>(bytes >> (8 * (nibble & 7)));
+    permuted |= uint32_t{(nibble & 8) == 0 ? byte : byte >= 0x80 ? uint8_t{0xff} : uint8_t{0}} << (8 * i);
+  }
+  return permuted;
+}
+
 // --------------------------------------------------------------------------------------- floating point
 
 // Towards zero, into the range of D; 0 for NaN.
@@ -274,6 +286,16 @@ void FmaDownwards(Warp& warp, const Instruction& in) {
     to[i] = std::fma(a[i], b[i], c[i]);
   }
   std::fesetround(FE_TONEAREST);
+}
+
+float FloatOfF16(uint16_t x) {
+  const uint32_t exponent = x >> 10 & 0x1f, fraction = x & 0x3ff;
+  const float magnitude =
+      exponent == 0x1f
+          ? (fraction == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN())
+      : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                      : std::ldexp(static_cast<float>(fraction | 0x400), static_cast<int>(exponent) - 25);
+  return (x & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
 // "ftz": what is subnormal is zero.
@@ -417,6 +439,8 @@ Table MakeTable() {
   Add<[](double a) { return static_cast<float>(a); }, float, double>(table, "cvt.rn.f32.f64");
   Add<[](float a) { return double{a}; }, double, float>(table, "cvt.f64.f32");
   Add<kSaturate, float, float>(table, "cvt.sat.f32.f32");
+  Add<FloatOfF16, float, uint16_t>(table, "cvt.f32.f16");
+  Add<PermutedBytes, uint32_t, uint32_t, uint32_t, uint32_t>(table, "prmt.b32");
   table["fma.rm.f32"] = {&FmaDownwards, "wwww"};
   Add<[](float a) { return Flushed(std::exp2(Flushed(a))); }, float, float>(table, "ex2.approx.ftz.f32");
   Add<[](float a) { return std::exp2(a); }, float, float>(table, "ex2.approx.f32");
