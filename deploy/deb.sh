@@ -13,8 +13,8 @@ case "${1:-}" in
 esac
 pack() {
   rm -rf build/dist/*.deb
-  cpack --config build/release/CPackConfig.cmake -B build/dist
-  rm -rf build/dist/_CPack_Packages
+  # A step goes on after a command that fails, hence `&&`.
+  cpack --config build/release/CPackConfig.cmake -B build/dist && rm -rf build/dist/_CPack_Packages
 }
 say "programs, libraries and manual pages (build/release)"
 step deb-build build release kvpool_debian

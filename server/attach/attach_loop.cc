@@ -287,7 +287,7 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   if (!process.ok()) return Close(connection, "process", std::string(process.status().message()));
   PeerCredentials credentials = connection->peer;
   credentials.process = (*process)->id;
-  credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd.get());
+  credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd->get());
   credentials.pidfd = (*process)->pidfd;
   absl::StatusOr<Daemon::Welcome> welcome =
       events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());

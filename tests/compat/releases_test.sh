@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # The wheels of two releases together: the engine and the tools of each with the daemon of the other, and both engines on one
-# daemon, where they share a prefix. Usage: releases_test.sh OLD.whl NEW.whl
+# daemon, where they share a prefix. Usage: releases_test.sh OLD NEW.whl
 #
-# It needs what deploy/install_deps.sh test installs. deploy/release.sh runs it with the wheel that KVPOOL_LAST_RELEASE names.
+#   OLD   a wheel, or a git revision, such as v0.1.0, whose wheel its own deploy/wheel.sh makes: it compiles all of it, in ten minutes
+#         on two cores
+#
+# It needs what deploy/install_deps.sh test installs. deploy/release.sh runs it with the last tag.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 scratch=$(mktemp -d)
@@ -15,10 +18,18 @@ trap 'stop; rm -rf "$scratch"' EXIT
 # same WHAT GOT EXPECTED
 same() { [ "$2" = "$3" ] || { echo "releases_test: $1: got '$2', expected '$3'" >&2; exit 1; }; }
 
+old=$1 new=$2
+if [ ! -f "$old" ]; then
+  echo "== the wheel of $(git -C "$root" log -1 --format='%h, %s' "$1")"
+  mkdir -p "$scratch/sources/build"
+  git -C "$root" archive "$1" | tar -x -C "$scratch/sources"
+  ln -s "$root/build/deps" "$scratch/sources/build/deps"
+  "$scratch/sources/deploy/wheel.sh" --no-deps
+  old=$(echo "$scratch"/sources/build/dist/kvpool-*.whl)
+fi
 for name in old new; do
-  wheel=$1 && [ $name = old ] || wheel=$2
   /usr/bin/python3 -m venv "$scratch/$name"
-  "$scratch/$name/bin/pip" install --quiet --disable-pip-version-check --no-index --find-links "$root/build/deps/wheels" "$wheel"
+  "$scratch/$name/bin/pip" install --quiet --disable-pip-version-check --no-index --find-links "$root/build/deps/wheels" "${!name}"
 done
 export KVPOOL_SOCKET=$scratch/kvpoold.sock
 for name in old new; do

@@ -8,6 +8,14 @@ trap 'rm -rf --one-file-system "$tree"' EXIT
 chmod 755 "$tree"
 tar -C "$tree" -xf "$base" --exclude './dev/*'
 
+# readme_lines FILE WORDS: prints the block of shell lines in FILE that has these words.
+readme_lines() {
+  WORDS=$2 awk '/^```sh$/ { block = ""; inside = 1; next }
+    /^```$/ { if (inside && index(block, ENVIRON["WORDS"])) { printf "%s", block; found = 1; exit } inside = 0 }
+    inside { block = block $0 "\n" }
+    END { exit !found }' "$root/$1"
+}
+
 # inside [--net] COMMAND: without --net it has no network.
 inside() {
   local network=--net

@@ -21,7 +21,13 @@ echo "== systemd, and what the packages need, are fetched"
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir "$tree/srv/debs" "$tree/srv/next"
 cp "$root"/build/dist/*.deb "$tree/srv/debs"
-cp "$root"/client/examples/engine.{c,cc} "$tree/srv"
+cp "$root"/client/examples/engine.{c,cc} "$tree/srv/debs"
+# The lines of deploy/README.md, word for word.
+readme_lines deploy/README.md kvpoold_ >"$tree/srv/service"
+readme_lines deploy/README.md libkvpool0_ >"$tree/srv/libraries"
+readme_lines deploy/README.md pkg-config >"$tree/srv/compile"
+printf 'APT::Get::Assume-Yes "true";\nAPT::Install-Recommends "false";\n' >"$tree/etc/apt/apt.conf.d/answers"
+printf '#!/bin/sh\nexec "$@"\n' >"$tree/usr/bin/sudo" && chmod +x "$tree/usr/bin/sudo"
 # The same kvpoold with a later version, to upgrade to.
 dpkg-deb -R "$root"/build/dist/kvpoold_*.deb "$tree/srv/kvpoold"
 sed -i 's/^Version: .*/&.1/' "$tree/srv/kvpoold/DEBIAN/control"
@@ -35,8 +41,10 @@ inside --net '
 
 echo "== installed, and started by systemd"
 boot
-booted 'apt-get -q -q -y install --no-install-recommends /srv/debs/kvpoold_*.deb /srv/debs/kvpool-tools_*.deb' >/dev/null
+booted 'cd /srv/debs && USER=nobody && . /srv/service' >/dev/null
 booted '
+  id --name --groups nobody | grep -w kvpool
+  gpasswd --delete nobody kvpool
   systemctl is-active kvpoold.service
   systemctl is-enabled kvpoold.service
   kvpoolctl health --wait=30s
@@ -64,15 +72,15 @@ booted '
   [ "${COMPREPLY[*]}" = --capacity= ]
 '
 echo "== used, by engines in C and C++ that are compiled there"
-booted 'apt-get -q -q -y install --no-install-recommends /srv/debs/libkvpool*.deb' >/dev/null
 booted '
-  cc /srv/engine.c -o /tmp/engine_c -lkvpool
-  c++ -std=c++20 /srv/engine.cc -o /tmp/engine $(pkg-config --cflags --libs kvpool-client)
+  cd /srv/debs
+  . /srv/libraries >/dev/null
+  . /srv/compile
   unset KVPOOL_SOCKET
-  [ "$(/tmp/engine_c)" = "0 of 1024 tokens were cached" ]
-  [ "$(/tmp/engine_c)" = "1024 of 1024 tokens were cached" ]
-  [ "$(/tmp/engine)" = "0 of 64 blocks were cached" ]
-  [ "$(/tmp/engine)" = "64 of 64 blocks were cached" ]
+  [ "$(./engine_c)" = "0 of 1024 tokens were cached" ]
+  [ "$(./engine_c)" = "1024 of 1024 tokens were cached" ]
+  [ "$(./engine)" = "0 of 64 blocks were cached" ]
+  [ "$(./engine)" = "64 of 64 blocks were cached" ]
 '
 echo "== configured: the file is kept when the package is upgraded, and the new program serves"
 booted '

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `pip install` of the wheel on a minimal Debian that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
-# the module, the commands, the demonstration, a script run twice. Usage: wheel_test.sh SOURCES VERSION bookworm|trixie [--no-build]
+# the lines of README.md, the module, the commands, a script run twice. Usage: wheel_test.sh SOURCES VERSION bookworm|trixie [--no-build]
 #
 #   bookworm, trixie   Debian 12 with Python 3.11, and Debian 13 with Python 3.13: the wheel is one
 #   --no-build         it is in build/dist already
@@ -12,22 +12,25 @@ root=$1 version=$2 debian=$3
 mkdir "$tree/srv/wheels"
 cp "$root"/build/dist/kvpool-"$version"-*.whl "$root"/build/deps/wheels/*.whl "$tree/srv/wheels"
 cp "$root/client/examples/engine.py" "$tree/srv"
+readme_lines README.md kvpool.demo >"$tree/srv/quick_start"
 # shellcheck disable=SC2016  # the tree's shell
 inside '
   if command -v cc c++ cmake || ldconfig -p | grep -E "grpc|protobuf|absl"; then exit 1; fi
-  started=$(date +%s.%N)
-  python3 -m venv /srv/venv
-  export PATH=/srv/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
-  pip install --quiet --no-index --find-links /srv/wheels kvpool
-  echo "installed in $(python3 -c "import time; print(round(time.time() - $started, 1))") s; $(du -sh --total /srv/venv/lib/python3*/site-packages/kvpool* | tail -n 1 | cut -f 1)"
+  export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INDEX=1 PIP_FIND_LINKS=/srv/wheels PIP_QUIET=1
+  cd /srv/wheels
+  started=$SECONDS
+  . /srv/quick_start
+  echo "from nothing to the end of the demonstration: $((SECONDS - started)) s; $(du -sh --total "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool* | tail -n 1 | cut -f 1)"
   for program in kvpoold kvpoolctl kvpool-replay kvpool-sim kvpool-lab; do
     [[ "$($program --version)" = "$program '"$version"' "* ]]
     # Nothing of its own beside the copies that all of them share.
-    [ -z "$(ldd /srv/venv/lib/python3*/site-packages/kvpool/bin/$program | grep -E "not found|grpc|absl" | grep -v kvpool.libs/)" ]
+    [ -z "$(ldd "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool/bin/$program | grep -E "not found|grpc|absl" | grep -v kvpool.libs/)" ]
+  done
+  cd "$VIRTUAL_ENV"/lib/python3*/site-packages  # Each library that others made comes with its license.
+  for package in libgrpc29 libgrpc++1.51 libprotobuf32 libabsl20220623 libssl3 libre2-9 libc-ares2 nanobind nlohmann-json3-dev; do
+    [ -s kvpool/licenses/$package ]
   done
   python -c "import kvpool; assert kvpool.__version__ == \"'"$version"'\"; import kvpool_vllm, kvpool_llama_cpp.library"
-  python -m kvpool.demo
-  echo "from nothing to the end of the demonstration: $(python3 -c "import time; print(round(time.time() - $started))") s"
   export KVPOOL_SOCKET=/tmp/kvpoold.sock
   kvpoold --device=host --capacity=64MiB --state-dir=/tmp --socket=$KVPOOL_SOCKET --metrics-listen= --shutdown-grace=100ms >/tmp/log 2>&1 &
   daemon=$!

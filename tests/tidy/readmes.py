@@ -13,9 +13,9 @@ FRONT_PAGE = "README.md"
 FRONT_PAGE_WORDS = 900
 # Programs of the system that a page may show; everything else in a `sh` block must be ours.
 SYSTEM_PROGRAMS = {
-    ".", "adduser", "apt-get", "c++", "cat", "cc", "cd", "cmake", "cp", "ctest", "curl", "docker", "export", "g++", "git",
+    ".", "apt-get", "c++", "cat", "cc", "cd", "cmake", "cp", "ctest", "curl", "docker", "export", "g++", "git",
     "grep", "grpcurl", "gzip", "head", "kill", "kubectl", "ls", "mkdir", "ninja", "pip", "pkg-config", "podman", "promtool",
-    "python", "python3", "rm", "sleep", "sudo",
+    "python", "python3", "rm", "sleep", "sudo", "usermod",
 }
 # Words of the shell that a command may stand behind.
 SHELL_WORDS = {"until", "while", "if", "then", "do", "done", "fi", "{", "}", "!", "sudo", "$"}
