@@ -44,6 +44,7 @@ class Recorder {
           if (refuse_) return absl::ResourceExhaustedError("1024 sessions, the limit");
           peers_.push_back(std::move(peer));
           credentials_.push_back(credentials);
+          credentials_.back().pidfd = nullptr;  // Those that are open are counted.
           Daemon::Welcome welcome;
           welcome.id = AttachId{peers_.size()};
           welcome.frame.mutable_welcome()->set_attach_token(std::string(32, 't'));

@@ -19,6 +19,7 @@
 #include "server/keeper/keeper_frames.h"
 #include "server/keeper/keeper_link.h"
 #include "tests/service/service_fixture.h"
+#include "tests/support/access.h"
 
 namespace kvpool {
 namespace {
@@ -91,6 +92,7 @@ class RecoveryTest : public testing::Test {
     if (!link.ok()) return link.status();
     link_ = *std::move(link);
     options_.housekeeping_thread = options_.device_threads = false;
+    options_.access = MakeAccess();
     options_.device_capacity_bytes = {kCapacity};
     if (options_.slab_bytes == 0) options_.slab_bytes = kSlab;
     std::vector<std::unique_ptr<Device>> devices;

@@ -20,7 +20,7 @@ MAY_INCLUDE = {
 # What a leaf does without: no RPC, no metrics.
 CUDA_MUST_NOT_INCLUDE = ("grpc", "google/protobuf", "prometheus")
 # Macros that code may ask for: the device compiler, the C side of the C ABI, and in tests which sanitizer runs.
-CONDITIONS = re.compile(r"__CUDACC__|__cplusplus")
+CONDITIONS = re.compile(r"__CUDACC__|__CUDA_ARCH__|__cplusplus")
 TEST_CONDITIONS = re.compile(r"__CUDACC__|__cplusplus|__SANITIZE_\w+__|__has_feature")
 
 
