@@ -62,13 +62,13 @@ int main(int argc, char** argv) {
     return 0;
   }
   kvpool::SetLog(settings->log);
+  signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::UniqueFd keeper = kvpool::TakeKeeperSocket();
   if (settings->keeper && !keeper.valid()) return kvpool::RunKeeper({argv, argv + argc});
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   // Main waits for them. They are blocked before the first thread starts, so that no thread gets them.
   const sigset_t ends = SetOf({SIGTERM, SIGINT}), all = SetOf({SIGTERM, SIGINT, SIGHUP});
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  signal(SIGPIPE, SIG_IGN);
   const kvpool::LogWriter log_writer;
 
   absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold =

@@ -156,6 +156,19 @@ absl::StatusOr<std::string> ParseRuleName(absl::string_view line) {
   return std::string(name);
 }
 
+template <typename List, typename Value>
+bool Has(const List& list, const Value& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+// The rule is for processes, this uid and one of these groups.
+bool MatchesUser(const AccessRule& rule, const PeerCredentials& process) {
+  if (!rule.sans.empty() || (!rule.uids.empty() && !Has(rule.uids, process.uid))) return false;
+  return rule.gids.empty() || std::any_of(rule.gids.begin(), rule.gids.end(), [&process](uint32_t gid) {
+           return gid == process.gid || std::binary_search(process.groups.begin(), process.groups.end(), gid);
+         });
+}
+
 }  // namespace
 
 absl::string_view AccessRoleName(AccessRole role) {
@@ -177,27 +190,26 @@ bool AccessRule::Allows(AccessRole role) const {
 }
 
 bool AccessRule::Matches(const Peer& peer) const {
-  const auto has = [](const auto& list, const auto& value) {
-    return std::find(list.begin(), list.end(), value) != list.end();
-  };
   if (peer.process == nullptr) {
     return std::any_of(sans.begin(), sans.end(),
-                       [&](const std::string& san) { return has(peer.names, san); });
+                       [&](const std::string& san) { return Has(peer.names, san); });
   }
-  if (!sans.empty()) return false;
   const PeerCredentials& process = *peer.process;
-  if (!uids.empty() && !has(uids, process.uid)) return false;
-  if (!gids.empty() && std::none_of(gids.begin(), gids.end(), [&process](uint32_t gid) {
-        return gid == process.gid || std::binary_search(process.groups.begin(), process.groups.end(), gid);
-      })) {
-    return false;
-  }
+  if (!MatchesUser(*this, process)) return false;
   if (cgroups.empty()) return true;
   return std::any_of(cgroups.begin(), cgroups.end(), [&process](const std::string& top) {
     const std::string& path = process.cgroup;
     if (!absl::StartsWith(path, top)) return false;
-    return top == "/" || path.size() == top.size() || path[top.size()] == '/';
+    const absl::string_view below = absl::string_view(path).substr(top == "/" ? 0 : top.size());
+    // A daemon in a cgroup namespace of its own sees the others beside it behind "/..".
+    const bool leaves = below == "/.." || absl::StartsWith(below, "/../");
+    return below.empty() || (below[0] == '/' && !leaves);
   });
+}
+
+bool AccessRule::CannotTell(const Peer& peer) const {
+  return peer.process != nullptr && peer.process->cgroup.empty() && !cgroups.empty() &&
+         MatchesUser(*this, *peer.process);
 }
 
 absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Parse(absl::string_view text,
@@ -268,11 +280,17 @@ std::shared_ptr<const AccessPolicy> AccessPolicy::OfUid(uint32_t uid) {
 
 absl::StatusOr<std::shared_ptr<const AccessRule>> AccessPolicy::Admit(const Peer& peer, AccessRole role,
                                                                       absl::string_view what) const {
-  const auto found =
-      std::find_if(rules_.begin(), rules_.end(), [&peer](const auto& rule) { return rule->Matches(peer); });
-  if (found != rules_.end() && (*found)->Allows(role)) return *found;
+  // A rule of which it is not known whether it is the peer's ends the search: who hides its cgroup would be given what
+  // a later rule says.
+  const auto found = std::find_if(rules_.begin(), rules_.end(), [&peer](const auto& rule) {
+    return rule->Matches(peer) || rule->CannotTell(peer);
+  });
+  const bool known = found != rules_.end() && !(*found)->CannotTell(peer);
+  if (known && (*found)->Allows(role)) return *found;
   std::string why;
-  if (found != rules_.end()) {
+  if (found != rules_.end() && !known) {
+    why = absl::StrCat("rule [", (*found)->name, "] is by cgroup, and its cgroup is not known");
+  } else if (found != rules_.end()) {
     why = absl::StrCat("rule [", (*found)->name, "] gives it ",
                        absl::StrJoin((*found)->roles, " and ", [](std::string* out, AccessRole has) {
                          absl::StrAppend(out, AccessRoleName(has));

@@ -54,6 +54,8 @@ struct AccessRule {
   AccessLimits limits;
 
   bool Matches(const Peer& peer) const;
+  // It might match, but the peer's cgroup is not known.
+  bool CannotTell(const Peer& peer) const;
   // An operator may do what an observer may.
   bool Allows(AccessRole role) const;
 };

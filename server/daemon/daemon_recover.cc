@@ -68,8 +68,8 @@ absl::Status Daemon::Recover() {
 absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains,
                                   uint64_t* last_session) {
   const v1::OpenSession& opening = table->opening();
-  const TenantScope tenant{.name = opening.tenant().empty() ? "default" : opening.tenant(),
-                           .scope = table->tenant_scope()};
+  const std::string scope = table->tenant_scope();
+  const TenantScope tenant{.name = scope.substr(0, scope.find('@')), .scope = scope};
   ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, opening, tenant, table->space()));
   const auto sizes = [](const SpaceGeometry& g) {
     return absl::StrCat(g.max_blocks, " blocks of ", g.block_stride_bytes, " bytes in slabs of ",

@@ -94,7 +94,10 @@ class Keeper {
   }
 
   [[noreturn]] void BecomeDaemon(int socket) {
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    // A SIGHUP that comes before the daemon waits for it is seen then, instead of ending it.
+    sigset_t mask = before_;
+    sigaddset(&mask, SIGHUP);
+    sigprocmask(SIG_SETMASK, &mask, nullptr);
     fcntl(socket, F_SETFD, 0);
     setenv(kSocketVariable, absl::StrCat(socket).c_str(), 1);
     std::vector<char*> pointers;
@@ -157,7 +160,7 @@ class Keeper {
     signalfd_siginfo signal;
     if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
     if (signal.ssi_signo == SIGCHLD) return;
-    stopping_ = true;
+    stopping_ = stopping_ || signal.ssi_signo != SIGHUP;
     if (child_ > 0) kill(child_, static_cast<int>(signal.ssi_signo));
   }
 
@@ -184,7 +187,7 @@ class Keeper {
 int RunKeeper(const std::vector<std::string>& arguments) {
   sigset_t signals, before;
   sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&signals, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &before);
   UniqueFd events(signalfd(-1, &signals, SFD_CLOEXEC));
   const absl::StatusOr<uint64_t> files = RaiseOpenFileLimit();

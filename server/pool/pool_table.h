@@ -30,7 +30,11 @@ inline constexpr uint32_t kPoolTableVersion = 1;
 class PoolTable {
  public:
   static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
-    return PagesAt(max_blocks) + uint64_t{Pages(max_blocks, sessions)} * sizeof(HoldPage);
+    return PagesAt(max_blocks) + Pages(max_blocks, sessions) * sizeof(HoldPage);
+  }
+  // The pages of holds that its sessions can need together. REQUIRES of a pool's table: at most UINT32_MAX.
+  static uint64_t Pages(uint32_t max_blocks, uint32_t sessions) {
+    return (uint64_t{max_blocks} + HoldPage::kBlocks - 1) / HoldPage::kBlocks * sessions;
   }
   // `data` is aligned to 64 bytes.
   PoolTable(void* data, uint32_t max_blocks, uint32_t sessions)
@@ -38,7 +42,7 @@ class PoolTable {
         records(reinterpret_cast<BlockRecord*>(static_cast<char*>(data) + kRecordsAt)),
         checksums(reinterpret_cast<uint32_t*>(static_cast<char*>(data) + ChecksumsAt(max_blocks))),
         pages(reinterpret_cast<HoldPage*>(static_cast<char*>(data) + PagesAt(max_blocks))),
-        page_count(Pages(max_blocks, sessions)) {}
+        page_count(static_cast<uint32_t>(Pages(max_blocks, sessions))) {}
 
   // What lies behind these was never used: the memory there need not be looked at.
   struct Begun {
@@ -56,9 +60,6 @@ class PoolTable {
   static uint64_t ChecksumsAt(uint32_t max_blocks) { return kRecordsAt + max_blocks * sizeof(BlockRecord); }
   static uint64_t PagesAt(uint32_t max_blocks) {
     return (ChecksumsAt(max_blocks) + max_blocks * sizeof(uint32_t) + 63) / 64 * 64;
-  }
-  static uint32_t Pages(uint32_t max_blocks, uint32_t sessions) {
-    return (max_blocks + HoldPage::kBlocks - 1) / HoldPage::kBlocks * sessions;
   }
 };
 

@@ -46,6 +46,10 @@ RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   next_new = std::min(next_new, capacity + 1);
   std::vector<uint32_t> holds(capacity + 1);
   RecoverHolds(&found, &holds);
+  // What is held was leased, whatever else the crash left.
+  for (uint32_t b = capacity; b > 0 && b >= next_new; --b) {
+    if (holds[b] != 0) next_new = b + 1;
+  }
   const std::vector<bool> resident = RecoverChains(&found);
   RecoverStates(holds, resident, &found);
   return found;

@@ -50,7 +50,10 @@ void Openings::AddMember(const Caller& caller, const v1::AddMember* request, v1:
 template <typename Result>
 absl::Status Openings::CheckOwned(const Caller& caller, Result* result) {
   const absl::StatusOr<std::shared_ptr<Member>> member = daemon_->FindMember(result->member_token());
-  if (!member.ok()) return absl::OkStatus();  // It has hung up and died since.
+  if (!member.ok()) {  // It has hung up and died since, so that nobody can say whose it was.
+    result->Clear();
+    return absl::AbortedError("the process behind attach_token has ended");
+  }
   absl::Status owned = CheckOwner(caller.peer, **member);
   if (!owned.ok()) {
     OnUndelivered(result->member_token());

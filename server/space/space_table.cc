@@ -50,6 +50,13 @@ absl::Status Damaged(std::string_view what) {
 absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& facts,
                                                              const v1::OpenSession& opening,
                                                              uint32_t sessions) {
+  const uint64_t pages = PoolTable::Pages(facts.geometry.max_blocks, sessions);
+  if (pages > UINT32_MAX) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a space of ", facts.geometry.max_blocks, " blocks has ", pages,
+                     " pages of holds of its sessions; with a keeper the limit is ", UINT32_MAX,
+                     ": ask for a smaller max_space_bytes"));
+  }
   v1::OpenSession kept = opening;
   kept.clear_attach_token();
   const std::string bytes = kept.SerializeAsString();

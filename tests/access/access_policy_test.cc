@@ -202,6 +202,25 @@ TEST(AccessRuleTest, ACgroupIsOneWithAllBelowIt) {
   const auto all = Parsed("[a]\ncgroup = /\nrole = observer\n");
   EXPECT_EQ(RuleOf(*all, Process({.cgroup = "/x"})), "a");
   EXPECT_EQ(RuleOf(*all, Process({.cgroup = ""})), "");
+  EXPECT_EQ(RuleOf(*all, Process({.cgroup = "/../otherpod"})), "") << "not below, but beside";
+  EXPECT_EQ(RuleOf(*all, Process({.cgroup = "/.."})), "");
+  EXPECT_EQ(RuleOf(*all, Process({.cgroup = "/..x"})), "a");
+  const auto pod = Parsed("[a]\ncgroup = /..\nrole = observer\n");
+  EXPECT_EQ(RuleOf(*pod, Process({.cgroup = "/../sidecar"})), "a");
+  EXPECT_EQ(RuleOf(*pod, Process({.cgroup = "/../../otherpod/x"})), "");
+}
+
+TEST(AccessRuleTest, WhoHidesItsCgroupIsNotGivenWhatLaterRulesSay) {
+  const auto policy = Parsed(
+      "[pods]\ncgroup = /pods\nuid = 1, 2\nrole = observer\n"
+      "[others]\nuid = *\nrole = operator\n");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 1, .cgroup = "/pods/a"})), "pods");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 1, .cgroup = "/system"})), "others");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 3})), "others") << "no cgroup makes it the first rule's";
+  const auto hidden = policy->Admit(Process({.uid = 1}), AccessRole::kObserver, "ListSpaces");
+  EXPECT_EQ(hidden.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(hidden.status().message()),
+              testing::HasSubstr("rule [pods] is by cgroup, and its cgroup is not known"));
 }
 
 TEST(AccessRuleTest, ACertificateIsKnownByItsWholeNames) {
