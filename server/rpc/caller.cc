@@ -32,7 +32,7 @@ Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connectio
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
   if (auth == nullptr) return peer;
   // Not its subject: gRPC takes the common name for an identity where a certificate has no such names.
-  for (const grpc::string_ref san : auth->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME)) {
+  for (const grpc::string_ref& san : auth->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME)) {
     peer.names.emplace_back(san.data(), san.size());
   }
   return peer;
