@@ -127,6 +127,11 @@ absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
   return ToBytes(text, quantity);
 }
 
+// A total may be the greatest number there is, which as a double is one more.
+static uint64_t ShareOf(double share, uint64_t total_bytes) {
+  return share < 1 ? static_cast<uint64_t>(share * static_cast<double>(total_bytes)) : total_bytes;
+}
+
 absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_bytes) {
   absl::string_view percent = View(text);
   if (absl::ConsumeSuffix(&percent, "%")) {
@@ -135,11 +140,11 @@ absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_byt
       return absl::InvalidArgumentError(
           absl::StrCat("\"", View(text), "\" is no share; the limits are above 0% and 100%"));
     }
-    return static_cast<uint64_t>(number / 100 * static_cast<double>(total_bytes));
+    return ShareOf(number / 100, total_bytes);
   }
   ASSIGN_OR_RETURN(const Quantity quantity, ParseQuantity(text));
   if (quantity.unit == 0 && quantity.number > 0 && quantity.number <= 1) {
-    return static_cast<uint64_t>(quantity.number * static_cast<double>(total_bytes));
+    return ShareOf(quantity.number, total_bytes);
   }
   ASSIGN_OR_RETURN(const uint64_t bytes, ToBytes(text, quantity));
   if (bytes > total_bytes) {
