@@ -8,8 +8,9 @@
 //   fails kMostFailedStarts times in a row   gives up with status 1, and with it goes what it keeps
 //   ends with status 0                       ends with 0
 //
-// A keeper that is told to end, by SIGTERM or SIGINT, tells the daemon and ends as it does. One that is killed costs nothing at
-// once: the daemon goes on alone. It has no threads, and reads nothing but frames of its child.
+// A keeper that is told to end, by SIGTERM or SIGINT, tells the daemon and ends as it does; SIGHUP is for the daemon. One
+// that is killed costs nothing at once: the daemon goes on alone. It has no threads, and reads nothing but frames of its
+// child.
 #ifndef KVPOOL_SERVER_KEEPER_KEEPER_H_
 #define KVPOOL_SERVER_KEEPER_KEEPER_H_
 

@@ -72,6 +72,16 @@ class KeeperTest : public SessionTest {
     const auto spaces = (*client)->ListSpaces({});
     return spaces.ok() && spaces->spaces_size() == 1 ? spaces->spaces(0).blocks() : v1::StateCounts();
   }
+  // The log once the text is in it: a thread of the daemon's own writes it.
+  std::string AwaitInLog(const std::string& text) const {
+    std::string log = daemon_->Log();
+    for (const Deadline deadline = Soon();
+         log.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline;
+         log = daemon_->Log()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return log;
+  }
   // Waits until nothing is held; answers the counts then.
   v1::StateCounts AwaitAllBack() const {
     v1::StateCounts counts;
@@ -145,6 +155,16 @@ TEST_F(KeeperTest, EndsWithTheDaemonThatIsToldToEnd) {
   EXPECT_NE(kill(daemon, 0), 0);
 }
 
+TEST_F(KeeperTest, SighupIsForTheDaemon) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon_->pid(), SIGHUP), 0);
+  EXPECT_THAT(AwaitInLog("SIGHUP"), HasSubstr("SIGHUP, and no --access to read again"));
+  EXPECT_NE(Open(), nullptr) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+}
+
 TEST_F(KeeperTest, ADaemonGoesOnWithoutItsKeeper) {
   StartWithKeeper();
   auto session = Open();
@@ -159,7 +179,7 @@ TEST_F(KeeperTest, ADaemonGoesOnWithoutItsKeeper) {
   // An opening gives the keeper something, or tries.
   auto other = Open();
   EXPECT_NE(other, nullptr);
-  EXPECT_THAT(daemon_->Log(), HasSubstr("keeper lost"));
+  EXPECT_THAT(AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
   kill(daemon, SIGKILL);
 }
 
