@@ -25,6 +25,7 @@ struct MatchHit {
   uint64_t tokens = 0;         // Length of the common prefix.
   std::vector<Blocks> groups;  // Parallel to the groups asked for.
   v1::MissReason miss = v1::MISS_REASON_NONE;
+  uint64_t below_tokens = 0;  // So many more are in a tier: see v1::MatchResult.
 };
 
 // What became of sealed blocks.

@@ -15,11 +15,15 @@
 //   open       Open or Join returned                      OK                    all work
 //   closed     Close returned                             FAILED_PRECONDITION   Lease and Match return status();
 //   ended      the daemon ended it                        ABORTED and why       Release, Seal and the like do nothing
-//   detached   the daemon is gone, or lost an answer      UNAVAILABLE and why
+//   detached   the daemon is gone for good, or has lost   UNAVAILABLE and why
+//              an answer
 //   forked     this process is a fork of the opening one  FAILED_PRECONDITION
 //
 // The memory stays mapped in all of them, but not in a fork. A broken stream is no state: it is opened again,
-// and batches without an answer are sent again; the daemon applies each once.
+// and batches without an answer are sent again; the daemon applies each once. Where the daemon has a keeper the session
+// is open while it is gone, too: Match finds nothing then, Lease has what is in the magazine, all else waits for the next
+// daemon, which goes on with the session. It is detached if none comes within the daemon's --reattach-timeout, or one
+// without it.
 //
 // Thread-compatible: one thread at a time uses a session, its Blocks and its pending answers; exceptions are
 // marked "Any thread". The session runs two threads of its own, for the stream and for the attach socket.
@@ -55,6 +59,12 @@ struct GroupKeys {
   uint32_t group = 0;
   std::string_view keys;  // One after another; KeyBytes makes them of a PrefixHasher's.
   uint32_t key_bytes = 32;
+};
+
+// What of a match is below the pool: see v1::Match.
+struct MatchOptions {
+  uint32_t wait_ms = 0;   // How long the answer may wait for it. At most 60000.
+  bool prefetch = false;  // Bring it up without waiting.
 };
 
 // Consecutive blocks of one sequence; see v1::Seal.
@@ -169,9 +179,9 @@ class Session {
                                uint64_t after = kCurrentStep);
 
   // ---- Sharing. RESOURCE_EXHAUSTED: 1024 calls are queued already, and nothing was done.
-  absl::StatusOr<PendingMatch> Match(absl::Span<const GroupKeys> groups);
+  absl::StatusOr<PendingMatch> Match(absl::Span<const GroupKeys> groups, const MatchOptions& options = {});
   // The same for group 0 alone, with keys of 32 bytes.
-  absl::StatusOr<PendingMatch> Match(std::string_view keys);
+  absl::StatusOr<PendingMatch> Match(std::string_view keys, const MatchOptions& options = {});
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
   // One more hold on blocks that this session holds, any number of them: a pruning under way on them does not take
   // it. Fails only if the session is over. Blocks that are not held, or 65,535 times already, end the session, as

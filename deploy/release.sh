@@ -27,9 +27,11 @@ say "what is installed (build/release)"
 step release-build build release kvpool_wheel kvpool_debian
 say "cmake --install, and engines that have only that (tests/package/install_test.sh)"
 step release-install tests/package/install_test.sh "$PWD" "$PWD/build/release" "$version"
-say "the wheel, in minimal Debians with Python 3.11 and 3.13 (tests/package/wheel_test.sh)"
+say "the wheel, in minimal Debians with Python 3.11, 3.13 and 3.14 (tests/package/wheel_test.sh)"
 step release-wheel tests/package/wheel_test.sh "$PWD" "$version" bookworm
-step release-wheel-later tests/package/wheel_test.sh "$PWD" "$version" trixie --no-build
+for debian in trixie forky; do
+  step release-wheel-$debian tests/package/wheel_test.sh "$PWD" "$version" $debian --no-build
+done
 last=${KVPOOL_LAST_RELEASE:-$(git describe --tags --abbrev=0 --match='v*' 2>/dev/null || true)}
 if [ -n "$last" ]; then
   say "engines and daemons of this release and of $last (tests/compat/releases_test.sh)"

@@ -16,6 +16,7 @@ case "${1:-}" in
   *) sed -n '2,/^set/{s/^# \{0,1\}//;/^set/!p}' "$0" && exit 2 ;;
 esac
 python=$PWD/build/deps/python/bin/python
+[ -x "$python" ] || { say "build/deps/python is missing: deploy/install_deps.sh test makes it, build/logs/python_tools.log says why not" >&2; exit 1; }
 stage=$PWD/build/wheel
 
 # copy_licenses FOLDER: of what is compiled in, and of the libraries that auditwheel adds, which are all but those of every Linux.

@@ -126,6 +126,15 @@ absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
   options.epoch = state_dir_.epoch();
   options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
+  if (settings.tier.has_value()) {
+    ASSIGN_OR_RETURN(OpenedTier opened_tier, OpenTier(*settings.tier, settings.tier_key_file));
+    LogInfo("tier", {{"tier", opened_tier.tier->name()},
+                     {"what", opened_tier.tier->describe()},
+                     {"values", opened_tier.tier->usage().values}});
+    options.tier = std::move(opened_tier.tier);
+    options.tier_secret = std::move(opened_tier.secret);
+    options.tier_write = settings.tier->write;
+  }
   ASSIGN_OR_RETURN(daemon_,
                    Daemon::Start(options, std::move(opened.devices), MonotonicClock(), keeper_.get()));
 

@@ -64,7 +64,8 @@ int main(int argc, char** argv) {
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::UniqueFd keeper = kvpool::TakeKeeperSocket();
-  if (settings->keeper && !keeper.valid()) return kvpool::RunKeeper({argv, argv + argc});
+  if (settings->keeper && !keeper.valid())
+    return kvpool::RunKeeper({argv, argv + argc}, settings->keeper_deaths);
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   // Main waits for them. They are blocked before the first thread starts, so that no thread gets them.
   const sigset_t ends = SetOf({SIGTERM, SIGINT}), all = SetOf({SIGTERM, SIGINT, SIGHUP});

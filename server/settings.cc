@@ -32,6 +32,7 @@ namespace {
 
 constexpr uint64_t kLeastEventLogBytes = 8 << 20;
 constexpr uint32_t kMostRpcThreads = 64;
+constexpr uint64_t kLeastTierBuffer = 1 << 20;
 
 // The targets of the flags. Most are members of Settings, whose initial values are the defaults that --help
 // shows; the rest is converted after parsing.
@@ -41,6 +42,7 @@ struct CommandLine {
   std::string socket_group, replacement_weights;
   uint32_t score_threads = 0;  // 0: half of the cores.
   absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
+  absl::Duration reattach_timeout = absl::Milliseconds(settings.daemon.reattach_ms);
   absl::Duration shutdown_grace = absl::FromChrono(settings.shutdown_grace);
   bool help = false, version = false;
 };
@@ -108,6 +110,10 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
         settings.keeper = text == "on";
         return absl::OkStatus();
       });
+  flags->Add(
+      "keeper-deaths", &settings.keeper_deaths, {.min = 1},
+      "the keeper gives up when the daemon has died so often within 10 minutes: what it keeps may be what "
+      "kills it");
   flags->Add("metrics-listen", &settings.metrics_listen,
              "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
   flags->AddText("log-level", "info", "debug, info, warning or error",
@@ -132,6 +138,21 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "record what engines ask for in this file, keys hashed, to replay it with kvpool-sim; empty: do not");
   AddSize("event-log-bytes", &daemon.event_log_bytes, kLeastEventLogBytes,
           "most that it takes; at half of this the file becomes FILE.1 and is begun anew", flags);
+  flags->AddText("tier", "",
+                 "memory below the pool, for what would be evicted: "
+                 "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
+                 "on a disk; empty: none. Host memory only",
+                 [settings = &line->settings](absl::string_view text) -> absl::Status {
+                   if (text.empty()) return absl::OkStatus();
+                   ASSIGN_OR_RETURN(settings->tier, ParseTierOptions({text.data(), text.size()}));
+                   return absl::OkStatus();
+                 });
+  flags->Add(
+      "tier-key-file", &line->settings.tier_key_file,
+      "file with the secret, 32 bytes or more, that keys in the tier are derived from; empty: one is made in "
+      "the tier's folder");
+  AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
+          "memory for copies on their way to the tier, and again as much for those from it", flags);
   flags->Add("low-watermark", &daemon.low_watermark, 1,
              "reclaim in the background when less than this share of a space is free");
   flags->Add("high-watermark", &daemon.high_watermark, 1, "and stop when this share is free");
@@ -142,6 +163,9 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add("max-members", &daemon.max_members, {.min = 1, .max = kMaxMembers}, "processes of one session");
   flags->Add("idle-space", &line->idle_space, {.min = absl::ZeroDuration()},
              "close a space that has had no session for so long");
+  flags->Add("reattach-timeout", &line->reattach_timeout,
+             {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
+             "with --keeper=on: so long after a start engines may come back to the sessions that they had");
   flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},
@@ -308,6 +332,7 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
   const uint32_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
   daemon->score_threads = line.score_threads == 0 ? half : line.score_threads;
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));
+  daemon->reattach_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.reattach_timeout));
   return ReadPolicy(line, daemon);
 }
 
@@ -315,6 +340,9 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
 absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(ReadPaths(line, settings));
   RETURN_IF_ERROR(CheckOperatorTls(*settings));
+  if (!settings->tier.has_value() && !settings->tier_key_file.empty()) {
+    return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
+  }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   return ReadDaemonOptions(line, &settings->daemon);
 }

@@ -16,6 +16,7 @@
 #include "server/base/log.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/grpc_server.h"
+#include "server/tier_options.h"
 
 namespace kvpool {
 
@@ -35,7 +36,10 @@ struct Settings {
   std::string operator_tls_listen;
   TlsFiles operator_tls;
   std::chrono::milliseconds shutdown_grace{5000};
-  bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
+  std::optional<TierOptions> tier;
+  std::string tier_key_file;  // Empty: the tier's folder has its secret.
+  bool keeper = false;        // Started as a keeper, which starts the daemon and another when that is killed.
+  uint32_t keeper_deaths = 10;  // The keeper gives up after so many.
   std::string
       reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.
   DaemonOptions daemon;                       // Epoch, version and device capacities are not set yet.

@@ -51,6 +51,8 @@ git archive HEAD | tar -x -C "$tree/srv/kvpool"
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir -p "$tree/usr/local/share/ca-certificates"
 find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree/usr/local/share/ca-certificates" {} +
+# In a tree without the package they count from its installation on.
+[ ! -x "$tree/usr/sbin/update-ca-certificates" ] || chroot "$tree" /usr/sbin/update-ca-certificates >/dev/null
 
 # inside COMMAND: runs COMMAND in the tree's /srv/kvpool, with mounts and process ids of its own.
 inside() {

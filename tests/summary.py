@@ -1,8 +1,9 @@
 """Prints the table that ends tests/run.sh. Usage: summary.py DIR
 
 DIR holds, for each check of run.sh, NAME.check (outcome, seconds, reason; tab-separated) and, for each run of ctest,
-PRESET.ctest (the run began) and PRESET.xml (JUnit, as ctest writes it). The last line is "N passed, N failed, N skipped";
-the exit status is 1 if anything failed or nothing passed.
+PRESET.ctest (the run began) and PRESET.xml (JUnit, as ctest writes it). Before the table stands how the first tests that
+failed ended: often this text is all that is left of a run. The last line is "N passed, N failed, N skipped"; the exit status
+is 1 if anything failed or nothing passed.
 """
 
 import collections
@@ -11,7 +12,8 @@ import re
 import sys
 import xml.etree.ElementTree
 
-Result = collections.namedtuple("Result", "suite name outcome seconds reason")
+Result = collections.namedtuple("Result", "suite name outcome seconds reason output", defaults=[""])
+SHOWN_FAILURES, SHOWN_LINES = 6, 40
 
 
 def read_check(path):
@@ -44,7 +46,8 @@ def read_ctest(path):
         reason = skip_reason(case) if outcome == "skipped" else ""
         if status == "disabled":
             reason = "disabled"
-        results.append(Result(path.stem, case.get("name"), outcome, float(case.get("time", 0)), reason))
+        results.append(Result(path.stem, case.get("name"), outcome, float(case.get("time", 0)), reason,
+                              case.findtext("system-out") or ""))
     return results
 
 
@@ -71,6 +74,15 @@ def print_table(results):
             print(f"{title}: {suite}: {', '.join(shown)}{more}{': ' if reason else ''}{reason}")
 
 
+def print_failures(results):
+    failed = [result for result in results if result.outcome == "failed" and result.output]
+    for result in failed[:SHOWN_FAILURES]:
+        print(f"\n{result.suite}: {result.name}, the end of its output:")
+        print("\n".join("    " + line for line in result.output.splitlines()[-SHOWN_LINES:]))
+    if failed:
+        print()
+
+
 def main(folder):
     results = []
     for path in sorted(folder.iterdir(), key=lambda p: (p.stat().st_mtime_ns, p.name)):
@@ -78,6 +90,7 @@ def main(folder):
             results.append(read_check(path))
         elif path.suffix == ".ctest":
             results.extend(read_ctest(path))
+    print_failures(results)
     print_table(results)
     count = collections.Counter(result.outcome for result in results)
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")

@@ -22,6 +22,8 @@
  *                                    S - 1 of a result may be anything, and are set to zero
  *
  * A refusal is KVPOOL_INVALID_ARGUMENT and names the structure, its size and the limit.
+ *
+ * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef KVPOOL_CLIENT_C_KVPOOL_H_
 #define KVPOOL_CLIENT_C_KVPOOL_H_

@@ -54,6 +54,14 @@ class AnswerSignal {
   CondVar cv_;
 };
 
+// What a match of so many groups finds where there is no daemon.
+inline v1::OperationResult NothingCached(int groups) {
+  v1::OperationResult result;
+  while (result.mutable_match()->groups_size() < groups) result.mutable_match()->add_groups();
+  result.mutable_match()->set_miss(v1::MISS_REASON_GROWING);
+  return result;
+}
+
 // One answer. `status` and `result` belong to the stream's thread until it sets kReady, and
 // then to the engine's.
 struct AnswerState {

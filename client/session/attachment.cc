@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,10 @@ constexpr uint32_t kProtocol = 1;
 constexpr uint64_t kReserveGranularityBytes = 2 << 20;
 // The whole warm-up range of a GPU maps the same few pages, because dummy K and V are never read back.
 constexpr uint64_t kScratchBytes = 32 << 20;
+// Between two attempts to find the next daemon.
+constexpr std::chrono::milliseconds kComeBackPause{5};
+// A daemon that turns many away at once is given more and more time, up to this.
+constexpr std::chrono::milliseconds kLongestComeBackPause{100};
 
 // Waits for the next frame. The socket stays blocking: only the handshake has a deadline.
 absl::StatusOr<v1::AttachFrame> ReceiveBefore(int socket, steady_clock::time_point deadline) {
@@ -65,22 +70,109 @@ absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::strin
     return absl::InternalError(
         absl::StrCat("attach socket: frame ", answer.frame_case(), " where a welcome was due"));
   }
-  return std::unique_ptr<Attachment>(new Attachment(std::move(socket), answer.welcome()));
+  return std::unique_ptr<Attachment>(
+      new Attachment(daemon_socket, client_name, std::move(socket), answer.welcome()));
 }
 
 void Attachment::Unmap() {
-  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+  {
+    MutexLock lock(&socket_mu_);
+    stop_ = true;
+    stopped_.SignalAll();
+    if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
+  }
   if (thread_.joinable()) thread_.join();
-  socket_.Reset();
+  {
+    MutexLock lock(&socket_mu_);
+    socket_.Reset();
+  }
   base_.store(0, std::memory_order_release);
   MutexLock lock(&mu_);
   memory_.reset();
 }
 
-void Attachment::Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end) {
+int Attachment::socket() {
+  MutexLock lock(&socket_mu_);
+  return socket_.get();
+}
+
+bool Attachment::Use(UniqueFd socket) {
+  MutexLock lock(&socket_mu_);
+  if (stop_) return false;
+  socket_ = std::move(socket);
+  return true;
+}
+
+bool Attachment::Rest(std::chrono::milliseconds time) {
+  const auto until = steady_clock::now() + time;
+  MutexLock lock(&socket_mu_);
+  while (!stop_ && steady_clock::now() < until) stopped_.WaitUntil(&socket_mu_, until);
+  return !stop_;
+}
+
+absl::Status Attachment::TryToComeBack(steady_clock::time_point deadline) {
+  ASSIGN_OR_RETURN(UniqueFd socket, ConnectAttachSocket(path_ + kAttachSuffix));
+  const int fd = socket.get();
+  // From here on Unmap ends what is waited for.
+  if (!Use(std::move(socket))) return absl::CancelledError("the session is over");
+  v1::AttachFrame hello;
+  hello.mutable_hello()->set_protocol(kProtocol);
+  hello.mutable_hello()->set_client_name(client_name_);
+  hello.mutable_hello()->set_member_token(member_token_);
+  RETURN_IF_ERROR(SendFrame(fd, hello).status());
+  ASSIGN_OR_RETURN(const v1::AttachFrame answer, ReceiveBefore(fd, deadline));
+  if (answer.has_closed()) {
+    return answer.closed().final() ? absl::AbortedError(answer.closed().reason())
+                                   : absl::ResourceExhaustedError(answer.closed().reason());
+  }
+  if (!answer.has_welcome()) return absl::AbortedError("the daemon answered hello with another frame");
+  // A daemon that does not know of member tokens takes it for a newcomer.
+  if (!answer.welcome().attach_token().empty())
+    return absl::AbortedError("the daemon knows no session of before it");
+  return absl::OkStatus();
+}
+
+bool Attachment::ComeBack(const std::string& why) {
+  const std::chrono::milliseconds patience(welcome_.reattach_ms());
+  absl::Status status = absl::UnavailableError(why);
+  if (patience.count() > 0 && Rest(std::chrono::milliseconds(0))) {
+    state_->away.store(true, std::memory_order_seq_cst);
+    on_change_();
+    const auto deadline = steady_clock::now() + patience;
+    std::chrono::milliseconds pause = kComeBackPause;
+    // Those who are turned away together don't come again together.
+    std::minstd_rand random(static_cast<uint32_t>(steady_clock::now().time_since_epoch().count()) ^
+                            static_cast<uint32_t>(reinterpret_cast<uintptr_t>(this) >> 4));
+    while (true) {
+      status = TryToComeBack(deadline);
+      const bool turned_away = absl::IsResourceExhausted(status);
+      if (!turned_away && !absl::IsUnavailable(status)) break;
+      std::chrono::milliseconds rest = kComeBackPause;
+      if (turned_away) {
+        pause = std::min(2 * pause, kLongestComeBackPause);
+        rest = pause / 2 + std::chrono::milliseconds(random() % static_cast<uint64_t>(pause.count() / 2 + 1));
+      }
+      if (steady_clock::now() >= deadline || !Rest(rest)) break;
+    }
+    if (status.ok()) {
+      state_->away.store(false, std::memory_order_seq_cst);
+      on_change_();
+      return true;
+    }
+  }
+  state_->End(
+      absl::UnavailableError(absl::StrCat("detached: the daemon is gone (", why, ")",
+                                          patience.count() == 0 ? "" : "; the session did not come back: ",
+                                          patience.count() == 0 ? "" : status.message())));
+  return false;
+}
+
+void Attachment::Start(const Geometry& geometry, const std::string& member_token, SessionState* state,
+                       std::function<void()> on_change) {
   geometry_ = geometry;
+  member_token_ = member_token;
   state_ = state;
-  on_end_ = std::move(on_end);
+  on_change_ = std::move(on_change);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -89,10 +181,10 @@ void Attachment::Run() {
   while (usable) {
     v1::AttachFrame frame;
     UniqueFd fd;
-    const absl::StatusOr<ReceiveOutcome> outcome = ReceiveFrame(socket_.get(), &frame, &fd);
+    const absl::StatusOr<ReceiveOutcome> outcome = ReceiveFrame(socket(), &frame, &fd);
     if (!outcome.ok()) {
-      state_->End(absl::UnavailableError(absl::StrCat("attach socket: ", outcome.status().message())));
-      break;
+      usable = ComeBack(std::string(outcome.status().message()));
+      continue;
     }
     switch (*outcome) {
       case ReceiveOutcome::kFrame:
@@ -102,34 +194,39 @@ void Attachment::Run() {
       case ReceiveOutcome::kWouldBlock:
         break;
       case ReceiveOutcome::kHangup:
-        state_->End(absl::UnavailableError("detached: the daemon is gone (its attach socket hung up)"));
-        usable = false;
+        usable = ComeBack("its attach socket hung up");
         break;
     }
   }
-  on_end_();
+  on_change_();
 }
 
 bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
   switch (frame.frame_case()) {
     case v1::AttachFrame::kSlab: {
-      const absl::Status mapped = Map(frame.slab(), std::move(fd));
+      const bool again = frame.slab().slab() < slab_ids_.size();
+      const absl::Status mapped = again ? CheckSame(frame.slab()) : Map(frame.slab(), std::move(fd));
       v1::AttachFrame ack;
       ack.mutable_slab_ack()->set_slab(frame.slab().slab());
       if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
-      if (mapped.ok()) {
+      if (mapped.ok() && !again) {
+        slab_ids_.push_back(frame.slab().id());
         // This comes before the acknowledgement, after which answers may name these blocks.
         state_->mapped_blocks.store(frame.slab().first_block() + frame.slab().block_count(),
                                     std::memory_order_seq_cst);
         state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
         state_->signal.Notify();
       }
-      const bool sent = SendFrame(socket_.get(), ack).ok();
+      // If it can't be sent, the next receive says why.
+      SendFrame(socket(), ack).IgnoreError();
       if (!mapped.ok()) state_->End(mapped);
-      return mapped.ok() && sent;
+      return mapped.ok();
     }
     case v1::AttachFrame::kSlabReady:
-      state_->capacity_blocks.store(frame.slab_ready().capacity_blocks(), std::memory_order_seq_cst);
+      // A daemon to which the session came back tells of each slab again.
+      state_->capacity_blocks.store(std::max(state_->capacity_blocks.load(std::memory_order_relaxed),
+                                             frame.slab_ready().capacity_blocks()),
+                                    std::memory_order_seq_cst);
       state_->signal.Notify();
       return true;
     case v1::AttachFrame::kClosed:
@@ -144,6 +241,12 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
   state_->End(
       absl::InternalError(absl::StrCat("attach socket: frame ", frame.frame_case(), " is not for clients")));
   return false;
+}
+
+absl::Status Attachment::CheckSame(const v1::Slab& slab) const {
+  if (slab.id() == slab_ids_[slab.slab()]) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "slab ", slab.slab(), " of the daemon that came back is another than the one mapped here"));
 }
 
 absl::Status Attachment::Reserve(const v1::Slab& slab) {

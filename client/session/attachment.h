@@ -1,8 +1,9 @@
 // The attach socket of one member, and the memory that comes through it.
 //
 // Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it,
-// for as long as the session lives; the engine does nothing for growth. When the connection hangs up,
-// the session is over.
+// for as long as the session lives; the engine does nothing for growth. When the daemon closes the connection, or hangs
+// up, the session is over; but if its sessions outlive it, the thread comes back to the next one, which then sends the
+// slabs anew. Until then the state says `away`.
 #ifndef KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 #define KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
 
@@ -12,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,9 +44,10 @@ class Attachment {
     uint64_t slab_bytes = 0;
     bool warmup = false;
   };
-  // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it
-  // why and calls `on_end`.
-  void Start(const Geometry& geometry, SessionState* state, std::function<void()> on_end);
+  // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it why. `on_change` is called then,
+  // and when the daemon is gone or back.
+  void Start(const Geometry& geometry, const std::string& member_token, SessionState* state,
+             std::function<void()> on_change);
 
   // Hangs up, stops the thread and unmaps. From then on base() is 0.
   void Unmap() ABSL_LOCKS_EXCLUDED(mu_);
@@ -57,20 +60,43 @@ class Attachment {
   absl::Status FinishWarmup() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  Attachment(UniqueFd socket, const v1::AttachWelcome& welcome)
-      : socket_(std::move(socket)), welcome_(welcome) {}
+  Attachment(std::string path, std::string client_name, UniqueFd socket, const v1::AttachWelcome& welcome)
+      : path_(std::move(path)),
+        client_name_(std::move(client_name)),
+        welcome_(welcome),
+        socket_(std::move(socket)) {}
 
   void Run();
+  // The daemon has hung up. True: the session goes on with the next one. False: it is over, and the state says why.
+  bool ComeBack(const std::string& why);
+  // One attempt. UNAVAILABLE: there is no daemon yet. RESOURCE_EXHAUSTED: it turned this connection away, and may take the
+  // next. ABORTED: it does not know the session, and will not.
+  absl::Status TryToComeBack(std::chrono::steady_clock::time_point deadline);
+  // False: Unmap was called.
+  bool Use(UniqueFd socket) ABSL_LOCKS_EXCLUDED(socket_mu_);
+  // Sleeps; false: Unmap was called.
+  bool Rest(std::chrono::milliseconds time) ABSL_LOCKS_EXCLUDED(socket_mu_);
+  int socket() ABSL_LOCKS_EXCLUDED(socket_mu_);
   // False: the connection is useless from now on, and the state says why.
   bool OnFrame(const v1::AttachFrame& frame, UniqueFd fd);
+  // The slab is sent again: is it the one that is mapped?
+  absl::Status CheckSame(const v1::Slab& slab) const;
   absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Reserve(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  UniqueFd socket_;  // Closed once the thread has ended.
+  const std::string path_;  // The daemon's socket.
+  const std::string client_name_;
   const v1::AttachWelcome welcome_;
   Geometry geometry_;
+  std::string member_token_;
   SessionState* state_ = nullptr;
-  std::function<void()> on_end_;
+  std::function<void()> on_change_;
+  Mutex socket_mu_;
+  CondVar stopped_;
+  bool stop_ ABSL_GUARDED_BY(socket_mu_) = false;
+  UniqueFd socket_
+      ABSL_GUARDED_BY(socket_mu_);     // The thread alone replaces it, and it is closed when that has ended.
+  std::vector<std::string> slab_ids_;  // The thread's: those of mapped slabs.
   std::atomic<uint64_t> base_{0};
   std::string device_uuid_;  // Written before base_.
   Mutex mu_;

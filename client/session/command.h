@@ -45,13 +45,15 @@ struct Command {
   std::vector<BlockRef> blocks;
   std::vector<Keys> groups;  // kMatch: one for each group asked. kSeal: one.
   std::string keys;          // Keys of all groups, one after another.
+  uint32_t wait_ms = 0;      // kMatch.
+  bool prefetch = false;     // kMatch.
   std::string parent_key;
   bool leave_duplicates = false;  // kSeal.
   ReleaseHint hint;               // kRelease.
   uint32_t priority = 0;
   uint64_t ttl_ms = 0, half_life_ms = 0;
   std::unique_ptr<v1::Operation> operation;  // kOnDevice: the whole operation; `blocks` are those it names.
-  std::shared_ptr<AnswerState> answer;       // Null: nobody waits.
+  std::shared_ptr<AnswerState> answer;       // Null: nobody waits, and a match has been answered.
 
   // Arrays travel inside an operation. So many of its bytes count as one name, so that a batch
   // stays below 4 MiB.
@@ -79,6 +81,8 @@ class CommandRing {
     if (head == tail_.load(std::memory_order_seq_cst)) return nullptr;
     return &slots_[head % kCommands];
   }
+  // Consumer: the oldest but `index`. REQUIRES: index < size().
+  Command* At(size_t index) { return &slots_[(head_.load(std::memory_order_relaxed) + index) % kCommands]; }
   void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
 
   // Either side.

@@ -254,7 +254,11 @@ absl::Status Session::ReleaseWithHint(absl::Span<const BlockRef> blocks, const R
 
 // ---------------------------------------------------------------------------------------------- sharing
 
-absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups) {
+absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups, const MatchOptions& options) {
+  if (options.wait_ms > kMaxMatchWaitMs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wait_ms: ", options.wait_ms, ", where at most ", kMaxMatchWaitMs, " are allowed"));
+  }
   size_t names = 0;
   for (const GroupKeys& group : groups) {
     RETURN_IF_ERROR(CheckKeyBytes(group.key_bytes));
@@ -267,6 +271,8 @@ absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups) 
   }
   RETURN_IF_ERROR(CheckNames("Match.groups", names));
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kMatch));
+  command->wait_ms = options.wait_ms;
+  command->prefetch = options.prefetch;
   for (const GroupKeys& group : groups) {
     command->groups.push_back({.group = group.group,
                                .key_bytes = group.key_bytes,
@@ -275,14 +281,20 @@ absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups) 
   }
   command->answer = rep_->NewAnswer(this);
   PendingMatch pending(command->answer);
+  if (rep_->state.away.load(std::memory_order_seq_cst)) {
+    command->answer->result = NothingCached(static_cast<int>(groups.size()));
+    command->answer->phase = AnswerState::kReady;
+    command->answer.reset();
+    return pending;  // The slot stays vacant.
+  }
   rep_->state.match_keys_pending.fetch_add(names, std::memory_order_relaxed);
   rep_->Send(StepStream::Urgency::kNow);
   return pending;
 }
 
-absl::StatusOr<PendingMatch> Session::Match(std::string_view keys) {
+absl::StatusOr<PendingMatch> Session::Match(std::string_view keys, const MatchOptions& options) {
   const GroupKeys group{.group = 0, .keys = keys, .key_bytes = 32};
-  return Match({&group, 1});
+  return Match({&group, 1}, options);
 }
 
 absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {

@@ -117,7 +117,7 @@ absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) 
   block_stride_bytes = geometry.block_stride_bytes;
   max_blocks = geometry.max_blocks;
   sole_member = !joined && options.ranks <= 1 && !options.role.scheduler();
-  attachment->Start(geometry, &state, [this] { stream->Wake(StepStream::Urgency::kNow); });
+  attachment->Start(geometry, member_token, &state, [this] { stream->OnDaemonChange(); });
   RETURN_IF_ERROR(AwaitMemory(deadline));
 
   magazine = std::make_unique<Magazine>(max_blocks, joined ? 0 : options.magazine_blocks);

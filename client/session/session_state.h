@@ -35,6 +35,7 @@ struct SessionState {
   AnswerSignal signal;  // Notified of each change below that somebody may wait for.
   std::atomic<bool> open{true};
   std::atomic<bool> closed{false};  // The engine itself closed it.
+  std::atomic<bool> away{false};    // The daemon is gone, and its successor may take the session over.
   mutable Mutex mu;
   absl::Status end_reason ABSL_GUARDED_BY(mu);
 

@@ -39,6 +39,7 @@ void Subtract(std::atomic<T>* counter, T amount) {
 void StepBatches::StartStream() {
   next_to_write_ = 0;
   first_on_stream_ = true;
+  fence_sent_ = 0;
 }
 
 bool StepBatches::HasWork() const {
@@ -109,6 +110,10 @@ void StepBatches::FillFromCommands(Batch* batch) {
   // FillOwn uses at most half a batch, and the ring takes no command that is larger than the other half.
   size_t names = kBatchNames / 2;
   while (Command* command = parts_.commands->Front()) {
+    if (command->verb == Command::Verb::kMatch && command->answer == nullptr) {
+      parts_.commands->Pop();  // LetMatchesGo has answered it.
+      continue;
+    }
     const size_t more = command->names();
     if (names + more > kBatchNames && names > kBatchNames / 2) break;
     if (static_cast<size_t>(batch->request.operations_size()) + 1 > kBatchOperations) break;
@@ -140,6 +145,8 @@ void StepBatches::AddOperation(Batch* batch, const Command& command) {
   switch (command.verb) {
     case Command::Verb::kMatch: {
       size_t offset = 0;
+      operation.mutable_match()->set_wait_ms(command.wait_ms);
+      operation.mutable_match()->set_prefetch(command.prefetch);
       for (const Command::Keys& keys : command.groups) {
         v1::GroupKeys& group = *operation.mutable_match()->add_groups();
         const size_t bytes = size_t{keys.count} * keys.key_bytes;
@@ -358,6 +365,32 @@ void StepBatches::Deliver(const std::shared_ptr<AnswerState>& answer, const absl
     const std::vector<BlockRef> holds = answer->Holds();
     returns_.insert(returns_.end(), holds.begin(), holds.end());
   }
+}
+
+void StepBatches::LetMatchesGo() {
+  for (const auto& batch : unanswered_) {
+    for (size_t i = 0; i < batch->answers.size(); ++i) {
+      const v1::Operation& operation = batch->request.operations(static_cast<int>(i));
+      if (!operation.has_match() || batch->answers[i] == nullptr ||
+          batch->answers[i]->phase == AnswerState::kAbandoned) {
+        continue;
+      }
+      auto nobody = std::make_shared<AnswerState>();
+      nobody->session = batch->answers[i]->session;
+      nobody->signal = batch->answers[i]->signal;
+      nobody->phase = AnswerState::kAbandoned;
+      v1::OperationResult nothing = NothingCached(operation.match().groups_size());
+      Deliver(std::exchange(batch->answers[i], std::move(nobody)), absl::OkStatus(), &nothing);
+    }
+  }
+  for (size_t i = 0; i < parts_.commands->size(); ++i) {
+    Command* const command = parts_.commands->At(i);
+    if (command->verb != Command::Verb::kMatch || command->answer == nullptr) continue;
+    v1::OperationResult nothing = NothingCached(static_cast<int>(command->groups.size()));
+    Subtract(&parts_.state->match_keys_pending, static_cast<uint64_t>(command->names()));
+    Deliver(std::exchange(command->answer, nullptr), absl::OkStatus(), &nothing);
+  }
+  parts_.state->signal.Notify();
 }
 
 void StepBatches::Abort(const absl::Status& reason) {

@@ -41,12 +41,15 @@ class StepBatches {
   explicit StepBatches(Parts parts) : parts_(std::move(parts)) {}
 
   // Begins a new stream: unanswered batches are sent again from the start. The first batch on it names the
-  // member, and is empty if there is nothing to send.
+  // member, and is empty if there is nothing to send. The fence is said again, as another daemon may not know it.
   void StartStream();
   // The next batch to write, valid until its answer; null: there is none, or too many are unanswered.
   const v1::StepRequest* Next();
   // Takes an answer apart; `response` is consumed.
   void OnResponse(v1::StepResponse* response);
+  // The daemon is gone, maybe for a while: matches without an answer found nothing, nor do those that were not sent. What
+  // they find after all is given back.
+  void LetMatchesGo();
   // The session is over: answers every waiting call, and every later one, with `reason`.
   void Abort(const absl::Status& reason);
   // Whether there is something to send, room or not.

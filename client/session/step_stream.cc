@@ -58,7 +58,8 @@ bool EndsSession(grpc::StatusCode code) {
 
 class StepStream::Rep {
  public:
-  explicit Rep(const std::string& socket) : stub_(v1::Engine::NewStub(MakeChannel(socket))) {}
+  explicit Rep(const std::string& socket)
+      : channel_(MakeChannel(socket)), stub_(v1::Engine::NewStub(channel_)) {}
   ~Rep();
 
   v1::Engine::Stub* stub() { return stub_.get(); }
@@ -68,6 +69,7 @@ class StepStream::Rep {
     thread_ = std::thread([this] { Run(); });
   }
   void Wake(Urgency urgency);
+  void OnDaemonChange();
   void Stop();
 
  private:
@@ -83,16 +85,23 @@ class StepStream::Rep {
   // The next event; false: none before it was time to look for commands.
   bool NextEvent(Tag* tag, bool* ok);
   void Pause(milliseconds pause);
+  // Nobody waits for a daemon that is gone, however this thread came to wait, and whenever the match came.
+  void LetMatchesGoIfAway() {
+    if (state_->away.load(std::memory_order_seq_cst)) batches_->LetMatchesGo();
+  }
   bool over() const {
     return stop_.load(std::memory_order_seq_cst) || !state_->open.load(std::memory_order_seq_cst);
   }
 
-  std::unique_ptr<v1::Engine::Stub> stub_;  // Null once it was stopped.
+  // Both are null once it was stopped: a session that is closed and kept has no connection.
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Engine::Stub> stub_;
   StepBatches* batches_ = nullptr;
   SessionState* state_ = nullptr;
   std::thread thread_;
 
   std::atomic<bool> stop_{false};
+  std::atomic<bool> changed_{false};  // The daemon is gone or back: a pause is over.
   std::atomic<Mode> mode_{Mode::kAwake};
   std::atomic<bool> alarm_set_{false};
   grpc::CompletionQueue queue_;
@@ -117,6 +126,7 @@ void StepStream::Rep::Stop() {
   EndThread();
   if (batches_ != nullptr) batches_->Abort(state_->status());
   stub_.reset();
+  channel_.reset();
 }
 
 StepStream::Rep::~Rep() {
@@ -133,6 +143,13 @@ void StepStream::Rep::Wake(Urgency urgency) {
   if (mode == Mode::kAwake || (mode == Mode::kNap && urgency == Urgency::kSoon)) return;
   if (alarm_set_.exchange(true, std::memory_order_acq_rel)) return;
   alarm_.Set(&queue_, gpr_time_0(GPR_CLOCK_MONOTONIC), AsPointer(kWoken));
+}
+
+void StepStream::Rep::OnDaemonChange() {
+  changed_.store(true, std::memory_order_seq_cst);
+  // Without this the channel would go on to wait after attempts that failed.
+  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+  Wake(Urgency::kNow);
 }
 
 bool StepStream::Rep::NextEvent(Tag* tag, bool* ok) {
@@ -181,6 +198,7 @@ bool StepStream::Rep::RunStream() {
       cancelled_ = broken = true;
       writable_ = false;
     }
+    LetMatchesGoIfAway();
     if (!broken) {
       const bool could = writable_;
       WriteNext();
@@ -223,10 +241,11 @@ bool StepStream::Rep::RunStream() {
 void StepStream::Rep::Pause(milliseconds pause) {
   const auto until = steady_clock::now() + pause;
   writable_ = false;
-  while (!over() && steady_clock::now() < until) {
+  while (!over() && steady_clock::now() < until && !changed_.exchange(false, std::memory_order_seq_cst)) {
     void* raw = nullptr;
     bool ok = false;
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);
+    LetMatchesGoIfAway();
     const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now()).count() + 1;
     const auto deadline =
         gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(left, GPR_TIMESPAN));
@@ -243,7 +262,12 @@ void StepStream::Rep::Run() {
     if (RunStream()) retry = kFirstRetry;
     if (over()) break;
     if (EndsSession(last_status_.error_code())) {
-      state_->End(absl::AbortedError(last_status_.error_message()));
+      // A daemon that came back without the session does not know the member.
+      state_->End(state_->away.load(std::memory_order_seq_cst)
+                      ? absl::UnavailableError(
+                            absl::StrCat("detached: the daemon was gone; the session did not come back: ",
+                                         last_status_.error_message()))
+                      : absl::AbortedError(last_status_.error_message()));
       break;
     }
     state_->reconnects.fetch_add(1, std::memory_order_relaxed);
@@ -291,6 +315,7 @@ absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& r
 
 void StepStream::Start(StepBatches* batches, SessionState* state) { rep_->Start(batches, state); }
 void StepStream::Wake(Urgency urgency) { rep_->Wake(urgency); }
+void StepStream::OnDaemonChange() { rep_->OnDaemonChange(); }
 void StepStream::Stop() { rep_->Stop(); }
 
 }  // namespace kvpool

@@ -42,6 +42,8 @@ class StepStream {
   enum class Urgency { kSoon, kNow };
   // Tells the thread that there is something to send. Any thread.
   void Wake(Urgency urgency);
+  // The daemon is gone, or back, or the session is over: looks at once. Any thread.
+  void OnDaemonChange();
   // Ends the thread and the connection; whoever waits for an answer is told that there will be none. From
   // then on Wake does nothing. REQUIRES: the session is over.
   void Stop();

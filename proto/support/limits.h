@@ -25,6 +25,7 @@ inline constexpr uint32_t kMaxBatchOperations = 4096;
 inline constexpr uint32_t kMaxNames = 65536;  // Blocks and keys of one batch, and blocks of one verb.
 inline constexpr uint32_t kMaxKeyBytes = 64;
 inline constexpr uint32_t kMaxKeysPerBlock = 8;
+inline constexpr uint32_t kMaxMatchWaitMs = 60000;
 inline constexpr uint8_t kMaxPriority = 100;
 inline constexpr uint64_t kMaxTtlMs = 86400000;  // A day.
 

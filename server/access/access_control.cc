@@ -35,6 +35,13 @@ absl::Status AccessLedger::Take(const AccessRule& rule, uint32_t guaranteed_bloc
   return absl::OkStatus();
 }
 
+void AccessLedger::Count(const std::string& rule, uint32_t guaranteed_blocks) {
+  MutexLock lock(&mu_);
+  Taken& taken = taken_[rule];
+  ++taken.sessions;
+  taken.guaranteed_blocks += guaranteed_blocks;
+}
+
 void AccessLedger::GiveBack(const std::string& rule, uint32_t guaranteed_blocks) {
   MutexLock lock(&mu_);
   const auto found = taken_.find(rule);
@@ -74,6 +81,11 @@ absl::StatusOr<std::shared_ptr<const AccessRule>> AccessControl::Admit(const Pee
 absl::StatusOr<SessionShare> AccessControl::TakeSession(const AccessRule& rule,
                                                         uint32_t guaranteed_blocks) const {
   RETURN_IF_ERROR(ledger_->Take(rule, guaranteed_blocks));
+  return SessionShare(ledger_, rule.name, guaranteed_blocks);
+}
+
+SessionShare AccessControl::CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const {
+  ledger_->Count(rule.name, guaranteed_blocks);
   return SessionShare(ledger_, rule.name, guaranteed_blocks);
 }
 

@@ -22,6 +22,8 @@ class AccessLedger {
  public:
   // RESOURCE_EXHAUSTED, with the numbers.
   absl::Status Take(const AccessRule& rule, uint32_t guaranteed_blocks);
+  // Whatever the limits are.
+  void Count(const std::string& rule, uint32_t guaranteed_blocks);
   void GiveBack(const std::string& rule, uint32_t guaranteed_blocks);
 
  private:
@@ -63,6 +65,8 @@ class AccessControl {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Takes what a session of the rule needs. RESOURCE_EXHAUSTED names rule, limit, and what is taken.
   absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
+  // The same for a session that is open already: it goes on whatever the limits are, and counts.
+  SessionShare CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
 
  private:
   const std::shared_ptr<AccessLedger> ledger_ = std::make_shared<AccessLedger>();

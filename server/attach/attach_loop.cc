@@ -290,9 +290,10 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd->get());
   credentials.pidfd = (*process)->pidfd;
   absl::StatusOr<Daemon::Welcome> welcome =
-      events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello.client_name());
+      events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello);
   if (!welcome.ok()) {
     if ((*process)->attached.empty()) Unwatch(*process);
+    connection->final = welcome.status().GetPayload(Daemon::kForGood).has_value();
     if (!absl::IsPermissionDenied(welcome.status())) {
       return Close(connection, "refused", std::string(welcome.status().message()));
     }
@@ -383,6 +384,7 @@ void AttachLoop::Close(Connection* connection, std::string_view label, const std
   connection->deadline_ms = NowMs() + options_.close_timeout_ms;
   Outgoing farewell;
   farewell.frame.mutable_closed()->set_reason(std::string(Clip(reason, kMaxReasonBytes)));
+  farewell.frame.mutable_closed()->set_final(connection->final);
   connection->out.push_back(std::move(farewell));
   Flush(connection);
 }

@@ -74,6 +74,7 @@ class AttachLoop {
     uint64_t deadline_ms = 0;  // When a silent or closing connection is closed; other states have none.
     uint64_t process = 0;      // Set once greeted.
     AttachId attach{0};        // Set once greeted.
+    bool final = false;        // Its hello's member_token was refused for good.
     std::deque<Outgoing> out;
   };
 

@@ -17,7 +17,7 @@ namespace kvpool {
 // The daemon's methods that the attach server calls, on the attach thread; daemon.h documents them.
 struct AttachEvents {
   std::function<absl::StatusOr<Daemon::Welcome>(std::shared_ptr<AttachPeer>, const PeerCredentials&,
-                                                const std::string& client_name)>
+                                                const v1::AttachHello& hello)>
       attached;
   std::function<void(AttachId, const v1::SlabAck&)> slab_ack;
   std::function<bool(AttachId)> hangup;

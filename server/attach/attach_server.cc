@@ -15,8 +15,8 @@ AttachEvents EventsOf(Daemon* daemon) {
   return {
       .attached =
           [daemon](std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                   const std::string& name) {
-            return daemon->OnAttached(std::move(peer), credentials, name);
+                   const v1::AttachHello& hello) {
+            return daemon->OnAttached(std::move(peer), credentials, hello);
           },
       .slab_ack = [daemon](AttachId id, const v1::SlabAck& ack) { daemon->OnSlabAck(id, ack); },
       .hangup = [daemon](AttachId id) { return daemon->OnHangup(id); },

@@ -36,6 +36,15 @@ std::vector<uint32_t> GroupsOf(int socket) {
 
 }  // namespace
 
+int64_t PidOf(int pidfd) {
+  std::ifstream info(absl::StrCat("/proc/self/fdinfo/", pidfd));
+  int64_t pid = 0;
+  for (std::string word; info >> word;) {
+    if (word == "Pid:" && info >> pid) break;
+  }
+  return std::max<int64_t>(pid, 0);
+}
+
 bool ProcessEnded(int pidfd) {
   pollfd waiting{.fd = pidfd, .events = POLLIN, .revents = 0};
   return poll(&waiting, 1, 0) == 1;

@@ -26,6 +26,9 @@ struct PeerCredentials {
   std::shared_ptr<const UniqueFd> pidfd;
 };
 
+// Its pid in the daemon's pid namespace, for as long as it has not ended; 0: it is not visible there.
+int64_t PidOf(int pidfd);
+
 // True once the process behind a pidfd has ended.
 bool ProcessEnded(int pidfd);
 

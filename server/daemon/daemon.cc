@@ -11,6 +11,7 @@
 #include "server/daemon/registry.h"
 #include "server/daemon/retired_counters.h"
 #include "server/daemon/snapshot.h"
+#include "server/daemon/tier_mover.h"
 #include "server/events/event_log.h"
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
@@ -18,7 +19,9 @@
 #include "server/space/device_budget.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
+#include "server/tiers/tier_secret.h"
 #include "server/wire/field_checks.h"
+#include "server/wire/step_writer.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -33,6 +36,18 @@ constexpr uint64_t kMostEventBufferBytes = 4 << 20;
 absl::Status CheckShare(absl::string_view field, double value) {
   if (value >= 0 && value <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be 0 to 1"));
+}
+
+absl::Status CheckTier(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  if (options.tier == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange("tier_secret in bytes", options.tier_secret.size(), kLeastTierSecretBytes,
+                             kMostTierSecretBytes));
+  for (const auto& device : devices) {
+    if (device->uuid_bytes().empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tier: device ", device->id(), " is a GPU; only host memory has tiers so far"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
@@ -65,6 +80,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxMembers));
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
   RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
+  RETURN_IF_ERROR(CheckTier(options, devices));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
@@ -74,9 +90,25 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                       std::vector<std::unique_ptr<Device>> devices,
                                                       const Clock* clock, KeeperLink* keeper) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
+  if (keeper != nullptr && options.tier != nullptr) {
+    return absl::UnimplementedError(
+        "--tier with --keeper=on: blocks on their way up from a tier can't be told from an engine's after a "
+        "restart so far");
+  }
   std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
+  daemon->start_ms_ = clock->NowMs();
+  if (options.tier != nullptr) {
+    daemon->tier_mover_ =
+        std::make_unique<TierMover>(TierMover::Options{.tier = options.tier,
+                                                       .buffer_bytes = options.tier_buffer_bytes,
+                                                       .thread = options.housekeeping_thread},
+                                    [of = daemon.get()] { return of->registry_->Spaces(); });
+  }
+  if (options.housekeeping_thread) {
+    daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });
+  }
   return daemon;
 }
 
@@ -99,7 +131,6 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
       devices_(std::move(devices)),
       clock_(clock),
       keeper_(keeper),
-      start_ms_(clock->NowMs()),
       new_spaces_policy_(options.policy) {
   std::vector<DeviceBudget::Capacity> capacities;
   for (size_t i = 0; i < devices_.size(); ++i) {
@@ -109,10 +140,11 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
   StartRunners();
-  if (options_.housekeeping_thread) housekeeper_ = std::make_unique<Housekeeper>([this] { HousekeepOnce(); });
 }
 
 Daemon::~Daemon() {
+  // It takes turns at spaces, and whoever has a turn may wake the housekeeper or start a device operation.
+  if (tier_mover_ != nullptr) tier_mover_->Stop();
   StopDeviceOperations();
   for (size_t device = 0; device < devices_.size() && !options_.device_threads; ++device) {
     while (RunDevicePart(device)) {
@@ -121,6 +153,7 @@ Daemon::~Daemon() {
   // Operations read slabs, which go below; the end of one may wake the housekeeper.
   runners_.clear();
   housekeeper_.reset();
+  tier_mover_.reset();
   // What is destroyed below is there for the next daemon.
   if (keeper_ != nullptr) keeper_->Leave();
   // Callers may keep members, and members keep their space: its memory must not outlive the devices.
@@ -145,6 +178,10 @@ void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
       EndByAttachment(member, /*hung_up=*/false, /*dead=*/true);
     }
   }
+  for (const std::shared_ptr<Promotion>& promotion : deferred.promotions) {
+    // A space with a session is not closing.
+    if (auto found = registry_->FindSpace(space->facts.id)) tier_mover_->Promote(std::move(found), promotion);
+  }
   if (deferred.housekeep && housekeeper_ != nullptr) housekeeper_->Wake();
   if (deferred.reclaim && options_.housekeeping_thread) ReclaimAhead(space);
 }
@@ -159,13 +196,26 @@ absl::StatusOr<std::shared_ptr<const AccessRule>> Daemon::AdmitEngine(const Peer
 
 absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> peer,
                                                    const PeerCredentials& credentials,
-                                                   const std::string& client_name) {
-  RETURN_IF_ERROR(AdmitEngine(credentials, "the attach socket").status());
-  RETURN_IF_ERROR(ValidateClientName(client_name));
-  const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, client_name);
-  Welcome welcome{.id = attached.id};
-  welcome.frame.mutable_welcome()->set_attach_token(attached.token);
+                                                   const v1::AttachHello& hello) {
+  ASSIGN_OR_RETURN(const auto rule, AdmitEngine(credentials, "the attach socket"));
+  RETURN_IF_ERROR(ValidateClientName(hello.client_name()));
+  Welcome welcome;
+  if (hello.member_token().empty()) {
+    const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, hello.client_name());
+    welcome.id = attached.id;
+    welcome.frame.mutable_welcome()->set_attach_token(attached.token);
+  } else {
+    absl::StatusOr<Welcome> back = ComeBack(std::move(peer), credentials, *rule, hello.member_token());
+    if (!back.ok()) {
+      absl::Status refused = back.status();
+      refused.SetPayload(kForGood, absl::Cord());
+      return refused;
+    }
+    welcome = *std::move(back);
+  }
   welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
+  welcome.frame.mutable_welcome()->set_reattach_ms(
+      keeper_ == nullptr || keeper_->lost() ? 0 : options_.reattach_ms);
   return welcome;
 }
 
@@ -220,7 +270,7 @@ bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest&
     if (wire != nullptr) wire->assign(remembered);
     more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }
-  if (wire != nullptr && wire->empty()) response->SerializeToString(wire);
+  if (wire != nullptr && wire->empty()) WriteStep(*response, wire);
   return more;
 }
 
@@ -298,6 +348,8 @@ bool Daemon::RunDevicePart(size_t device) {
   return runners_[device] != nullptr && runners_[device]->RunNext();
 }
 
+bool Daemon::MoveTierOnce() { return tier_mover_->RunOnce(); }
+
 void Daemon::StopDeviceOperations() {
   for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
     if (runner != nullptr) runner->Stop();
@@ -326,7 +378,10 @@ void Daemon::CheckDevices(uint64_t now) {
 void Daemon::HousekeepOnce() {
   CheckDevices(clock_->NowMs());
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
-  if (keeper_ != nullptr) keeper_->Flush();
+  if (keeper_ != nullptr) {
+    CollectAbsent(clock_->NowMs());
+    keeper_->Flush();
+  }
   const uint64_t now = clock_->NowMs();
   if (now < options_.idle_space_ms) return;
   while (std::shared_ptr<Space> idle = registry_->CloseIdle(now - options_.idle_space_ms + 1, {}))

@@ -67,6 +67,12 @@ class Housekeeper;
 class Registry;
 class RetiredCounters;
 class Session;
+class TierMover;
+struct KeptOfMember;
+class MemberLog;
+struct MemberIdentity;
+struct OldMember;
+struct Resumable;
 struct SlabRow;
 struct SpaceFacts;
 class SpaceTable;
@@ -89,9 +95,12 @@ class Daemon final : private SpaceOwner {
     AttachId id;
     v1::AttachFrame frame;
   };
-  // PERMISSION_DENIED: the process is no engine.
+  // The payload of a refusal of hello.member_token that stays: the session is lost to that process.
+  static constexpr const char* kForGood = "kvpool/for_good";
+  // PERMISSION_DENIED: the process is no engine, or not that of hello.member_token. NOT_FOUND, FAILED_PRECONDITION: no
+  // member can come back with that token.
   absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                                     const std::string& client_name);
+                                     const v1::AttachHello& hello);
   void OnSlabAck(AttachId id, const v1::SlabAck& ack);
   // The connection is gone: no verb of the session is obeyed any more. The process may run on. True:
   // something waits for its end, as the connection is a member's or an opening has taken its token. False: it
@@ -153,6 +162,9 @@ class Daemon final : private SpaceOwner {
   void HousekeepOnce();
   // Runs the next part of an operation that waits for this device; false: none does. REQUIRES: no device_threads.
   bool RunDevicePart(size_t device);
+  // One round of what moves blocks between pools and the tier. False: there is nothing to do now. REQUIRES: no
+  // housekeeping_thread, and there is a tier.
+  bool MoveTierOnce();
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();
@@ -162,13 +174,23 @@ class Daemon final : private SpaceOwner {
          KeeperLink* keeper);
   struct Remains;
   absl::Status Recover();
+  // The sessions of an earlier daemon, as far as can be told before their pool is recovered.
+  static absl::StatusOr<std::vector<Resumable>> SessionsOf(const std::shared_ptr<Space>& space,
+                                                           Remains* remains);
+  // A member has come back: it gets the slabs again, and its session goes on when it has acknowledged them.
+  absl::StatusOr<Welcome> ComeBack(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
+                                   const AccessRule& rule, const std::string& token);
+  // Those that have died, or stay away for too long.
+  void CollectAbsent(uint64_t now);
   // Raises `last_session` to the ids of the sessions that it finds.
   absl::Status RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains, uint64_t* last_session);
   // Adds their bytes on one rank to `bytes`.
-  absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains remains, uint64_t* bytes);
+  absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains* remains, uint64_t* bytes);
   absl::StatusOr<std::shared_ptr<Space>> MakeSpace(SpaceFacts facts, std::unique_ptr<SpaceTable> table);
-  // The keeper has the process of a member to be, before anything is sent to it.
-  absl::StatusOr<Kept> KeepMember(const PeerCredentials& process, const Session& session);
+  // The keeper has the process and the log of a member to be, before anything is sent to it. Without a keeper there is no
+  // log.
+  absl::StatusOr<std::unique_ptr<MemberLog>> KeepMember(const Session& session,
+                                                        const MemberIdentity& identity, KeptOfMember* kept);
   void AfterTurn(Space* space, const Deferred& deferred) override;
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const v1::OpenSession& request, const TenantScope& tenant);
   // The rule by which the process is an engine.
@@ -210,7 +232,7 @@ class Daemon final : private SpaceOwner {
   const std::vector<std::unique_ptr<Device>> devices_;
   const Clock* const clock_;
   KeeperLink* const keeper_;  // Null: what there is ends with this process.
-  const uint64_t start_ms_;
+  uint64_t start_ms_ = 0;     // When it had recovered what there was. Written before the housekeeper starts.
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
   std::unique_ptr<Registry> registry_;
@@ -223,6 +245,7 @@ class Daemon final : private SpaceOwner {
   Mutex switching_mu_;   // It is held by one change of policies at a time, and taken before all others.
   Mutex new_spaces_mu_;  // It is taken under the registry's; under it no other is.
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
+  std::unique_ptr<TierMover> tier_mover_;     // Null: there is no tier.
   std::unique_ptr<Housekeeper> housekeeper_;  // It is the last member: its thread uses all the others.
 };
 

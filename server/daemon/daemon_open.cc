@@ -21,7 +21,6 @@
 namespace kvpool {
 namespace {
 
-constexpr size_t kMemberTokenBytes = 16;
 constexpr uint32_t kTableSessionsPerSession = 4;
 
 // Gives the attach token back unless the opening worked.
@@ -40,7 +39,7 @@ class Claim {
   }
   const Registry::Claimed& operator*() const { return claimed_; }
   const Registry::Claimed* operator->() const { return &claimed_; }
-  Registry::Fate Bind(const std::shared_ptr<Session>& session, Member* member, Kept kept) {
+  Registry::Fate Bind(const std::shared_ptr<Session>& session, Member* member, KeptOfMember kept) {
     return std::exchange(registry_, nullptr)
         ->Bind(claimed_.id, session, member, new_session_, std::move(kept));
   }
@@ -136,24 +135,51 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
   for (const size_t device : facts.rank_devices) {
     runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
   }
-  return std::make_shared<Space>(std::move(facts), pool,
-                                 Space::Parts{.policy = std::move(policy),
-                                              .runners = std::move(runners),
-                                              .budget = budget_.get(),
-                                              .event_log = event_log_.get(),
-                                              .owner = this,
-                                              .clock = clock_,
-                                              .table = std::move(table),
-                                              .keeper = keeper_});
+  auto space = std::make_shared<Space>(std::move(facts), pool,
+                                       Space::Parts{.policy = std::move(policy),
+                                                    .runners = std::move(runners),
+                                                    .budget = budget_.get(),
+                                                    .event_log = event_log_.get(),
+                                                    .owner = this,
+                                                    .clock = clock_,
+                                                    .table = std::move(table),
+                                                    .keeper = keeper_});
+  // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
+  if (options_.tier == nullptr) return space;
+  SpaceLock lock(*space);
+  space->state.below.Use(options_.tier.get(), options_.tier_write);
+  return space;
 }
 
-absl::StatusOr<Kept> Daemon::KeepMember(const PeerCredentials& process, const Session& session) {
-  if (keeper_ == nullptr) return Kept();
+absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& session,
+                                                              const MemberIdentity& identity,
+                                                              KeptOfMember* kept) {
+  if (keeper_ == nullptr) return nullptr;
+  const PeerCredentials& process = identity.credentials;
   if (process.pidfd == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("pid ", process.pid, " has no pidfd for the keeper"));
   }
-  const KeptMember member{.space = session.space->facts.id, .session = session.terms.id};
-  return keeper_->Keep(KeptKind::kMember, FactBytes(member), process.pidfd->get());
+  const SessionTerms& terms = session.terms;
+  KeptMember member{};
+  member.space = session.space->facts.id;
+  member.session = terms.id;
+  member.rank = identity.rank;
+  member.scheduler = identity.scheduler;
+  member.ranks = terms.ranks;
+  member.uid = terms.uid;
+  member.guaranteed_blocks = terms.guaranteed_blocks;
+  member.max_blocks = terms.max_blocks;
+  member.max_pinned_blocks = terms.max_pinned_blocks;
+  member.warmup = terms.warmup;
+  member.name_bytes = static_cast<uint32_t>(terms.client_name.copy(member.name, sizeof(member.name)));
+  identity.token.copy(member.token, sizeof(member.token));
+  ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, MemberLog::Make());
+  log->Follow(&session.space->state.pool);
+  KeptLog facts{.space = member.space, .token = {}};
+  identity.token.copy(facts.token, sizeof(facts.token));
+  ASSIGN_OR_RETURN(kept->log, keeper_->Keep(KeptKind::kLog, FactBytes(facts), log->fd()));
+  ASSIGN_OR_RETURN(kept->process, keeper_->Keep(KeptKind::kMember, FactBytes(member), process.pidfd->get()));
+  return log;
 }
 
 absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
@@ -242,7 +268,13 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const auto session = std::make_shared<Session>(space, std::move(terms));
   session->share = std::move(share);
   Member* member = session->AddMember(Identify(*claim, request.role()));
-  ASSIGN_OR_RETURN(Kept kept, KeepMember(claim->credentials, *session));
+  KeptOfMember kept;
+  ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, KeepMember(*session, member->identity, &kept));
+  if (log != nullptr) {
+    SpaceLock lock(*space);
+    log->OnEntered(member->index);
+    member->KeepIn(std::move(log));
+  }
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
   const Registry::Fate fate = claim.Bind(session, member, std::move(kept));
@@ -298,7 +330,9 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
   RETURN_IF_ERROR(ScopeTenant(*rule, space->facts.tenant_name, claim->credentials.uid).status());
   RETURN_IF_ERROR(CheckSameModel(space->facts, request.layout(), request.fingerprint()));
 
-  ASSIGN_OR_RETURN(Kept kept, KeepMember(claim->credentials, *session));
+  MemberIdentity identity = Identify(*claim, request.role());
+  KeptOfMember kept;
+  ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, KeepMember(*session, identity, &kept));
   Member* member = nullptr;
   {
     SpaceLock lock(*space);
@@ -309,7 +343,9 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
                                                        session->members.size(), " members; max_members is ",
                                                        options_.max_members));
     }
-    member = session->AddMember(Identify(*claim, request.role()));
+    member = session->AddMember(std::move(identity));
+    if (log != nullptr) log->OnEntered(member->index);
+    member->KeepIn(std::move(log));
     FillMember(*member, space->facts, options_.epoch, result);
   }
   const Registry::Fate fate = claim.Bind(session, member, std::move(kept));

@@ -1,4 +1,4 @@
-// Operator verbs: lists, statistics, revoke, end of a session, drain, pins.
+// Operator verbs: lists, statistics, revoke, end of a session, drain.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -210,44 +210,6 @@ absl::Status Daemon::Drain(const v1::DrainRequest& request, v1::DrainResponse* r
     response->set_sessions_left(response->sessions_left() + space->state.sessions.SetDraining(draining));
   }
   return absl::OkStatus();
-}
-
-absl::Status Daemon::PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response) {
-  RETURN_IF_ERROR(ValidatePinPrefix(request));
-  if (request.space() != 0 && registry_->FindSpace(request.space()) == nullptr)
-    return NoSpace(request.space());
-  absl::Status refused = absl::NotFoundError("key is resident in no space asked");
-  for (const std::shared_ptr<Space>& space : SpacesOf(request.space(), "")) {
-    SpaceLock lock(*space);
-    const uint64_t now = clock_->NowMs();
-    BlockPool& pool = space->state.pool;
-    const BlockRef block = FindByKey(pool, request.key(), request.group());
-    if (block == kNullRef) continue;
-    const std::vector<BlockRef> chain = ChainOf(pool, block, now);
-    if (request.ttl_ms() == 0) {
-      response->set_pinned(response->pinned() + pool.Unpin(chain));
-      refused = absl::OkStatus();
-      continue;
-    }
-    Verdict verdict = Verdict::kDone;
-    // One call pins no more than this in front of a block, so that of a longer prefix the root comes first.
-    constexpr size_t kPiece = 4096;
-    for (size_t end = 0; end < chain.size() && verdict == Verdict::kDone;) {
-      end = std::min(chain.size(), end + kPiece);
-      pool.Pin(now, now + request.ttl_ms(), {&chain[end - 1], 1}, {&verdict, 1});
-    }
-    if (verdict == Verdict::kDone) {
-      response->set_pinned(response->pinned() + chain.size());
-      refused = absl::OkStatus();
-    } else {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("space ", space->facts.id, ": block ", Index(block.id), " and the ", chain.size() - 1,
-                       " in front of it can't be pinned: ", pool.pinned(), " of ", pool.pin_budget(),
-                       " blocks are pinned, ", pool.available(), " available, ", pool.promised(),
-                       " promised to sessions"));
-    }
-  }
-  return refused;
 }
 
 }  // namespace kvpool

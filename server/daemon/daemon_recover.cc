@@ -1,11 +1,14 @@
 // Spaces of an earlier daemon, made again from what its keeper has.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/peer_process.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
 #include "server/daemon/space_terms.h"
@@ -13,6 +16,8 @@
 #include "server/replacement/policy.h"
 #include "server/space/device_budget.h"
 #include "server/space/kept_facts.h"
+#include "server/space/member_log.h"
+#include "server/space/session.h"
 #include "server/space/space.h"
 
 namespace kvpool {
@@ -22,19 +27,24 @@ struct Daemon::Remains {
   KeptThing table;
   std::map<std::pair<uint32_t, uint32_t>, std::pair<KeptSlab, KeptThing>> slabs;  // The key is slab and rank.
   std::vector<std::shared_ptr<OldMember>> members;
+  std::map<std::string, KeptThing> logs;  // The key is the member's token.
 };
 
 absl::Status Daemon::Recover() {
   std::map<uint64_t, std::unique_ptr<SpaceTable>> tables;
   std::map<uint64_t, Remains> spaces;
   uint64_t last_session = 0, last_space = 0;
+  absl::Status unknown;
   for (KeptThing& thing : keeper_->TakeInherited()) {
     KeptSlab slab;
     KeptMember member;
+    KeptLog log;
     if (thing.kind == KeptKind::kTable) {
       absl::StatusOr<std::unique_ptr<SpaceTable>> table = SpaceTable::Map(std::move(thing.fd));
       // Of another version nothing is known: neither what is held, nor by whom.
       if (absl::IsFailedPrecondition(table.status())) return table.status();
+      // Another start may have the memory or the descriptors that this one has not.
+      if (absl::IsUnavailable(table.status())) return table.status();
       if (!table.ok()) {
         LogError("space lost", {{"error", table.status()}});
         continue;
@@ -49,15 +59,25 @@ absl::Status Daemon::Recover() {
       last_session = std::max(last_session, member.session);
       last_space = std::max(last_space, member.space);
       spaces[member.space].members.push_back(std::make_shared<OldMember>(
-          OldMember{.session = member.session, .pidfd = std::move(thing.fd), .kept = std::move(thing.kept)}));
+          OldMember{.session = member.session,
+                    .facts = member,
+                    .pidfd = std::make_shared<const UniqueFd>(std::move(thing.fd)),
+                    .kept = std::move(thing.kept)}));
+    } else if (thing.kind == KeptKind::kLog && ReadFacts(thing.facts, &log)) {
+      spaces[log.space].logs[std::string(log.token, sizeof(log.token))] = std::move(thing);
     } else {
-      return absl::FailedPreconditionError(
+      // The version of a table says more.
+      unknown = absl::FailedPreconditionError(
           absl::StrCat("the keeper has a thing of kind ", static_cast<int>(thing.kind), " with ",
                        thing.facts.size(), " bytes of facts; this kvpoold does not know it"));
     }
   }
-  for (auto& [id, table] : tables) {
+  RETURN_IF_ERROR(unknown);
+  // Of two with one key the older one was being closed: nobody was in it any more.
+  for (auto it = tables.rbegin(); it != tables.rend(); ++it) {
+    auto& [id, table] = *it;
     const absl::Status recovered = RecoverSpace(std::move(table), std::move(spaces[id]), &last_session);
+    if (absl::IsUnavailable(recovered)) return recovered;
     if (!recovered.ok()) LogError("space lost", {{"space", id}, {"error", recovered}});
   }
   // Ids of sessions and spaces are never used again: a page of holds may have an old one.
@@ -80,18 +100,40 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
         "it had ", sizes(table->geometry()), "; with the settings of today it has ", sizes(facts.geometry)));
   }
   facts.hash_seed = table->hash_seed();
-  Space::Inheritance inheritance{.table = std::move(remains.table.kept),
-                                 .members = std::move(remains.members)};
+  Space::Inheritance inheritance{.table = std::move(remains.table.kept), .members = remains.members};
   uint64_t bytes = 0;
-  ASSIGN_OR_RETURN(inheritance.rows, AdoptSlabs(facts, std::move(remains), &bytes));
+  ASSIGN_OR_RETURN(inheritance.rows, AdoptSlabs(facts, &remains, &bytes));
   // Rows of a slab that not all ranks had were never sent to anybody, and go.
   if (inheritance.rows.empty()) return absl::OkStatus();
   const DeviceBudget::Want want{.tenant = facts.tenant, .bytes = bytes, .unit = bytes};
   RETURN_IF_ERROR(budget_->Take(facts.rank_devices, want).status());
+  absl::Cleanup give_back = [this, devices = facts.rank_devices, of = facts.tenant, bytes] {
+    budget_->Give(devices, of, bytes);
+  };
   const std::string key = SpaceKey(facts.tenant, facts.fingerprint);
   absl::StatusOr<std::shared_ptr<Space>> space = MakeSpace(std::move(facts), std::move(table));
   if (!space.ok()) return space.status();
-  const RecoveredPool found = (*space)->Recover(std::move(inheritance));
+  ASSIGN_OR_RETURN(inheritance.sessions, SessionsOf(*space, &remains));
+  std::vector<std::shared_ptr<Session>> resumed;
+  const auto begin = std::chrono::steady_clock::now();
+  const RecoveredPool found = (*space)->Recover(std::move(inheritance), &resumed);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  if (!registry_->Adopt(key, *space)) {
+    return absl::AlreadyExistsError("a newer space has its tenant and fingerprint");
+  }
+  std::move(give_back).Cancel();
+  std::map<std::string, Kept*> processes;
+  for (const auto& member : remains.members) {
+    processes[std::string(member->facts.token, sizeof(member->facts.token))] = &member->kept;
+  }
+  for (const std::shared_ptr<Session>& session : resumed) {
+    for (const auto& member : session->members) {
+      const std::string& token = member->identity.token;
+      registry_->Resume(
+          session, member.get(),
+          {.process = std::move(*processes.at(token)), .log = std::move(remains.logs.at(token).kept)});
+    }
+  }
   for (const RecoveredPool::Session& session : found.sessions)
     *last_session = std::max(*last_session, session.id);
   LogInfo("space recovered", {{"space", (*space)->facts.id},
@@ -100,27 +142,76 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
                               {"held", found.held},
                               {"quarantined", found.quarantined},
                               {"old_sessions", found.sessions.size()},
+                              {"resumed", resumed.size()},
                               {"dropped", found.dropped},
-                              {"cut_links", found.cut_links}});
-  registry_->Adopt(key, *std::move(space));
+                              {"cut_links", found.cut_links},
+                              {"recovery_ms", took.count()}});
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts, Remains remains,
+absl::StatusOr<std::vector<Resumable>> Daemon::SessionsOf(const std::shared_ptr<Space>& space,
+                                                          Remains* remains) {
+  std::map<uint64_t, Resumable> sessions;
+  for (const std::shared_ptr<OldMember>& old : remains->members) {
+    const KeptMember& facts = old->facts;
+    const std::string name(facts.name, std::min<size_t>(facts.name_bytes, sizeof(facts.name)));
+    const std::string token(facts.token, sizeof(facts.token));
+    const auto kept = remains->logs.find(token);
+    Resumable& session = sessions[facts.session];
+    if (kept == remains->logs.end() || facts.ranks == 0 || facts.ranks > kMaxMembers) {
+      session.incomplete = true;
+      continue;
+    }
+    absl::StatusOr<std::unique_ptr<MemberLog>> log = MemberLog::Map(std::move(kept->second.fd));
+    if (absl::IsUnavailable(log.status())) return log.status();
+    if (!log.ok()) {
+      LogError("session not resumed", {{"session", facts.session}, {"error", log.status()}});
+      session.incomplete = true;
+      continue;
+    }
+    if (session.session == nullptr) {
+      session.session =
+          std::make_shared<Session>(space, SessionTerms{.id = facts.session,
+                                                        .client_name = name,
+                                                        .uid = facts.uid,
+                                                        .ranks = facts.ranks,
+                                                        .guaranteed_blocks = facts.guaranteed_blocks,
+                                                        .max_blocks = facts.max_blocks,
+                                                        .max_pinned_blocks = facts.max_pinned_blocks,
+                                                        .warmup = facts.warmup != 0});
+    }
+    session.members.push_back(
+        {.identity = {.credentials = {.pid = PidOf(old->pidfd->get()), .uid = facts.uid, .pidfd = old->pidfd},
+                      .client_name = name,
+                      .token = token,
+                      .scheduler = facts.scheduler != 0,
+                      .rank = facts.rank},
+         .log = *std::move(log)});
+  }
+  std::vector<Resumable> resumable;
+  for (auto& [id, session] : sessions) {
+    // Nobody would wait for the process of a member that is left out.
+    if (session.session != nullptr && !session.incomplete) resumable.push_back(std::move(session));
+  }
+  return resumable;
+}
+
+absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts, Remains* remains,
                                                         uint64_t* bytes) {
   std::vector<SlabRow> rows;
   while (true) {
     const auto slab = static_cast<uint32_t>(rows.size());
     SlabRow row;
     for (uint32_t rank = 0; rank < facts.devices.size(); ++rank) {
-      const auto it = remains.slabs.find({slab, rank});
-      if (it == remains.slabs.end()) return rows;
+      const auto it = remains->slabs.find({slab, rank});
+      if (it == remains->slabs.end()) return rows;
       auto& [kept, thing] = it->second;
       if (rank > 0 && kept.bytes != row.bytes) {
         return absl::DataLossError(absl::StrCat("slab ", slab, " has ", row.bytes, " bytes on rank 0, ",
                                                 kept.bytes, " on rank ", rank));
       }
       row.bytes = kept.bytes;
+      row.id.assign(kept.id, sizeof(kept.id));
       ASSIGN_OR_RETURN(row.by_rank.emplace_back(),
                        facts.devices[rank]->AdoptSlab(std::move(thing.fd), kept.bytes));
       row.kept.push_back(std::move(thing.kept));
@@ -128,6 +219,46 @@ absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts,
     row.block_count = facts.geometry.blocks_in(row.bytes);
     *bytes += row.bytes;
     rows.push_back(std::move(row));
+  }
+}
+
+absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> peer,
+                                                 const PeerCredentials& credentials, const AccessRule& rule,
+                                                 const std::string& token) {
+  if (token.size() != kMemberTokenBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hello.member_token has ", token.size(), " bytes, not ", kMemberTokenBytes));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<Member> member, registry_->ComeBack(token, peer, credentials));
+  Session& session = *member->session;
+  Space& space = *session.space;
+  if (member->index == 0) {
+    registry_->Share(&session, options_.access->CountSession(rule, session.terms.guaranteed_blocks));
+  }
+  peer->Bound();
+  {
+    SpaceTurn turn(space);
+    member->identity.peer = std::move(peer);
+    member->identity.credentials = credentials;
+    space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
+  }
+  LogInfo("session came back", {{"session", session.terms.id},
+                                {"space", space.facts.id},
+                                {"member", member->index},
+                                {"client", session.terms.client_name},
+                                {"pid", credentials.pid}});
+  return Welcome{.id = member->identity.attach};
+}
+
+void Daemon::CollectAbsent(uint64_t now) {
+  for (const Registry::Absent& absent : registry_->AbsentMembers()) {
+    if (ProcessEnded(absent.pidfd->get())) {
+      OnProcessDead(absent.id);
+      OnHangup(absent.id);
+    } else if (!absent.hung_up && now - start_ms_ >= options_.reattach_ms &&
+               registry_->GiveUpAbsent(absent.id)) {
+      OnHangup(absent.id);
+    }
   }
 }
 

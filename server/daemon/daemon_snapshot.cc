@@ -48,6 +48,9 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
+  if (options_.tier != nullptr) {
+    snapshot.tier = TierSnapshot{.name = std::string(options_.tier->name()), .usage = options_.tier->usage()};
+  }
   snapshot.draining = registry_->draining();
   snapshot.uptime_seconds = static_cast<double>(now - start_ms_) / 1000;
   return snapshot;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "proto/support/limits.h"
+#include "server/tiers/tier.h"
 
 namespace kvpool {
 
@@ -43,8 +44,16 @@ struct DaemonOptions {
   uint32_t max_members = 64;  // Processes of one session. 1 to kMaxMembers.
   // A space without sessions is closed after this time, or earlier when others need its memory.
   uint64_t idle_space_ms = 3600 * 1000;
+  // With a keeper: so long after a start the members that the daemon before had may come back to their sessions.
+  uint64_t reattach_ms = 60 * 1000;
   // Who may do what. Required.
   std::shared_ptr<AccessControl> access;
+
+  // ---- What is below the pool
+  std::shared_ptr<Tier> tier;  // Null: what leaves the pool is gone.
+  std::string tier_secret;     // Keys are derived from it. At least kLeastTierSecretBytes.
+  TierWrite tier_write = TierWrite::kEvict;
+  uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
 
   // ---- The event log
   std::string event_log;                 // File that records what engines ask for; empty: none.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/peer_process.h"
 #include "server/base/random_bytes.h"
 
 namespace kvpool {
@@ -64,7 +65,7 @@ void Registry::Unclaim(AttachId id, bool new_session) {
 }
 
 Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member,
-                              bool new_session, Kept kept) {
+                              bool new_session, KeptOfMember kept) {
   MutexLock lock(&mu_);
   Attachment& attachment = attachments_.at(id);
   attachment.use = Use::kBound;
@@ -79,6 +80,76 @@ Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& sessi
   const Fate fate = attachment.fate;
   ForgetIfOver(id);
   return fate;
+}
+
+void Registry::Resume(const std::shared_ptr<Session>& session, Member* member, KeptOfMember kept) {
+  MutexLock lock(&mu_);
+  const AttachId id{next_attach_++};
+  member->identity.attach = id;
+  Attachment& attachment = attachments_[id];
+  attachment.credentials = member->identity.credentials;
+  attachment.client_name = member->identity.client_name;
+  attachment.use = Use::kBound;
+  attachment.kept = std::move(kept);
+  attachment.member = std::shared_ptr<Member>(session, member);
+  attachment.absent = true;
+  absent_.insert(id);
+  member_tokens_[member->identity.token] = attachment.member;
+  ++mappings_[MappingOf(attachment)];
+  sessions_[session->terms.id] = session;
+}
+
+void Registry::Share(Session* session, SessionShare share) {
+  MutexLock lock(&mu_);
+  if (sessions_.contains(session->terms.id)) session->share = std::move(share);
+}
+
+absl::StatusOr<std::shared_ptr<Member>> Registry::ComeBack(std::string_view token,
+                                                           std::shared_ptr<AttachPeer> peer,
+                                                           const PeerCredentials& credentials) {
+  MutexLock lock(&mu_);
+  const auto known = member_tokens_.find(absl::string_view(token.data(), token.size()));
+  if (known == member_tokens_.end()) {
+    return absl::NotFoundError("hello.member_token is of no session that this daemon knows");
+  }
+  const AttachId id = known->second->identity.attach;
+  Attachment& attachment = attachments_.at(id);
+  if (!attachment.absent || attachment.fate.hung_up) {
+    return absl::FailedPreconditionError(attachment.absent
+                                             ? "hello.member_token is of a member that came back too late"
+                                             : "hello.member_token is of a member that is connected");
+  }
+  // The kept descriptor is of a process that lives, so that its pid is nobody else's.
+  if (credentials.pid <= 0 || credentials.pid != attachment.credentials.pid ||
+      ProcessEnded(attachment.credentials.pidfd->get())) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "hello.member_token is of pid ", attachment.credentials.pid, ", not of pid ", credentials.pid));
+  }
+  const auto mapping = mappings_.find(MappingOf(attachment));
+  if (--mapping->second == 0) mappings_.erase(mapping);
+  attachment.peer = std::move(peer);
+  attachment.credentials = credentials;
+  attachment.absent = false;
+  absent_.erase(id);
+  ++mappings_[MappingOf(attachment)];
+  return attachment.member;
+}
+
+std::vector<Registry::Absent> Registry::AbsentMembers() {
+  MutexLock lock(&mu_);
+  std::vector<Absent> absent;
+  for (const AttachId id : absent_) {
+    const Attachment& attachment = attachments_.at(id);
+    absent.push_back({id, attachment.credentials.pidfd, attachment.fate.hung_up});
+  }
+  return absent;
+}
+
+bool Registry::GiveUpAbsent(AttachId id) {
+  MutexLock lock(&mu_);
+  if (!absent_.contains(id)) return false;
+  attachments_.at(id).fate.hung_up = true;
+  return true;
 }
 
 std::shared_ptr<Member> Registry::MemberOf(AttachId id) {
@@ -121,6 +192,7 @@ void Registry::ForgetIfOver(AttachId id) {
   if (!attachment.fate.hung_up || attachment.use == Use::kOpening) return;
   if (attachment.use == Use::kBound && !attachment.fate.dead) return;
   attach_tokens_.erase(attachment.token);
+  absent_.erase(id);
   if (attachment.member != nullptr) {
     member_tokens_.erase(attachment.member->identity.token);
     const auto mapping = mappings_.find(MappingOf(attachment));
@@ -225,9 +297,9 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
   return it->second.space;
 }
 
-void Registry::Adopt(const std::string& key, std::shared_ptr<Space> space) {
+bool Registry::Adopt(const std::string& key, std::shared_ptr<Space> space) {
   MutexLock lock(&mu_);
-  spaces_.emplace(key, Entry{std::move(space), 0});
+  return spaces_.emplace(key, Entry{std::move(space), 0}).second;
 }
 
 void Registry::StartBehind(uint64_t session, uint64_t space) {

@@ -40,6 +40,11 @@
 
 namespace kvpool {
 
+// What the keeper has of a member.
+struct KeptOfMember {
+  Kept process, log;
+};
+
 class Registry {
  public:
   explicit Registry(uint32_t max_sessions) : max_sessions_(max_sessions) {}
@@ -71,7 +76,26 @@ class Registry {
   };
   // `kept` lasts as long as the attachment.
   Fate Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member, bool new_session,
-            Kept kept);
+            KeptOfMember kept);
+
+  // ---- Members that an earlier daemon had
+  // The member's session goes on, and it is known by its token; `kept` is as above.
+  void Resume(const std::shared_ptr<Session>& session, Member* member, KeptOfMember kept);
+  // A resumed session takes this of its rule's limits, until it is gone.
+  void Share(Session* session, SessionShare share);
+  // The member has come back: it has an attachment again, and that is its old one. NOT_FOUND: there is no such token.
+  // PERMISSION_DENIED: the process is another. FAILED_PRECONDITION: it is here already, or came too late.
+  absl::StatusOr<std::shared_ptr<Member>> ComeBack(std::string_view token, std::shared_ptr<AttachPeer> peer,
+                                                   const PeerCredentials& credentials);
+  // Those who have not come back and may live.
+  struct Absent {
+    AttachId id;
+    std::shared_ptr<const UniqueFd> pidfd;
+    bool hung_up = false;
+  };
+  std::vector<Absent> AbsentMembers();
+  // From here on this member can't come back. False: it has.
+  bool GiveUpAbsent(AttachId id);
 
   // The member of an attachment, or null. The pointer keeps its session alive.
   std::shared_ptr<Member> MemberOf(AttachId id);
@@ -100,8 +124,9 @@ class Registry {
   using MakeSpace = std::function<absl::StatusOr<std::shared_ptr<Space>>(uint64_t id)>;
   // The open space of the key, made if there is none; it can't be closed before FinishOpening.
   absl::StatusOr<std::shared_ptr<Space>> OpenSpace(const std::string& key, const MakeSpace& make);
-  // A space of an earlier daemon, which had sessions and spaces up to these ids.
-  void Adopt(const std::string& key, std::shared_ptr<Space> space);
+  // A space of an earlier daemon. False: the key has another, and this one goes.
+  bool Adopt(const std::string& key, std::shared_ptr<Space> space);
+  // That daemon had sessions and spaces up to these ids.
   void StartBehind(uint64_t session, uint64_t space);
   // Closes the space and answers it if nothing came of it, that is no session and nothing sealed, by this daemon or before: its key and
   // its memory are for others then. Else null.
@@ -140,7 +165,8 @@ class Registry {
     Use use = Use::kWaiting;
     Fate fate;
     std::shared_ptr<Member> member;  // Null until it is bound.
-    Kept kept;                       // The keeper has its process then.
+    KeptOfMember kept;               // The keeper has these then.
+    bool absent = false;             // An earlier daemon had it, and it has not come to this one.
   };
   struct Entry {
     std::shared_ptr<Space> space;
@@ -165,6 +191,7 @@ class Registry {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint32_t opening_sessions_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<AttachId, Attachment> attachments_ ABSL_GUARDED_BY(mu_);
+  std::set<AttachId> absent_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, AttachId> attach_tokens_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::shared_ptr<Member>> member_tokens_ ABSL_GUARDED_BY(mu_);
   // How many bound attachments there are for each.

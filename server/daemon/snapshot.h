@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct CounterTotals {
   }
 };
 
+struct TierSnapshot {
+  std::string name;
+  TierUsage usage;
+};
+
 struct DaemonSnapshot {
   std::vector<SpaceSnapshot> spaces;  // The open ones.
   CounterTotals totals;               // Counts of all spaces since the daemon started, closed ones included.
@@ -34,6 +40,7 @@ struct DaemonSnapshot {
   std::map<std::string, uint64_t> sessions_ended;
   // Each is keyed by verb; sums over all spaces, as `totals`.
   std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
+  std::optional<TierSnapshot> tier;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.
   uint32_t sessions_open = 0;

@@ -1,5 +1,7 @@
 #include "server/daemon/space_terms.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
 #include "server/base/random_bytes.h"
+#include "server/tiers/tier_secret.h"
 
 namespace kvpool {
 namespace {
@@ -55,6 +58,21 @@ absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_pt
   return picked;
 }
 
+// Moves when values or keys come to mean something else.
+constexpr char kTierVersion[] = "kvpool tier 1";
+
+// One text for one layout, whichever daemon writes it.
+std::string CanonicalText(v1::Layout layout) {
+  layout.DiscardUnknownFields();
+  std::string text;
+  google::protobuf::io::StringOutputStream stream(&text);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  layout.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return text;
+}
+
 absl::Status Differs(const SpaceFacts& facts, absl::string_view field, absl::string_view there,
                      absl::string_view here) {
   return absl::FailedPreconditionError(
@@ -78,6 +96,25 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
   return TenantScope{name, name};
 }
 
+void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {
+  if (options.tier == nullptr) {
+    facts->hash_seed = RandomBytes(kHashSeedBytes);
+    return;
+  }
+  std::vector<std::string> fields = {kTierVersion, facts->fingerprint.digest(), CanonicalText(facts->layout),
+                                     absl::StrCat(ranks), facts->tenant};
+  // Two openings whose facts differ don't share a space, and nothing below it either.
+  const std::map<std::string, std::string> sorted(facts->fingerprint.facts().begin(),
+                                                  facts->fingerprint.facts().end());
+  for (const auto& [name, value] : sorted) {
+    fields.push_back(name);
+    fields.push_back(value);
+  }
+  const TierSpace seed = DeriveTierKey(options.tier_secret, "hash seed", fields);
+  facts->hash_seed.assign(seed.begin(), seed.end());
+  facts->tier_space = DeriveTierKey(options.tier_secret, "tier space", fields);
+}
+
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
                                          const std::vector<std::unique_ptr<Device>>& devices,
                                          const v1::OpenSession& request, const TenantScope& tenant,
@@ -91,7 +128,7 @@ absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
   facts.kind = KindOf(request);
   facts.low_watermark = options.low_watermark;
   facts.high_watermark = options.high_watermark;
-  facts.hash_seed = RandomBytes(kHashSeedBytes);
+  DeriveKeys(options, &facts, RanksOf(request));
   ASSIGN_OR_RETURN(facts.rank_devices, PickDevices(devices, request));
 
   GeometryRequest geometry;

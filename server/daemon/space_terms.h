@@ -25,6 +25,12 @@ struct TenantScope {
 // The tenant that `uid` is served as by the rule that it matches. PERMISSION_DENIED: the rule lists others.
 absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::string& tenant, uint32_t uid);
 
+// The space's hash seed, and its name below the pool. Without a tier the seed is random. With one both are derived from the
+// tier's secret and from the fingerprint, layout, ranks and tenant in `facts`: the same after every start, and on every node
+// that has the secret. A tenant that no rule names is "default@1000" here, with the uid: that is somebody else on another node,
+// so only a tier that no other node shares may have such a space.
+void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks);
+
 // The facts of a new space. NOT_FOUND: no such device; INVALID_ARGUMENT: fewer devices than ranks.
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,
                                          const std::vector<std::unique_ptr<Device>>& devices,

@@ -23,7 +23,7 @@ class Inventory {
   void OnDaemon() { serving_ = false; }
   // The daemon has said that it serves.
   bool serving() const { return serving_; }
-  // A daemon went on that what is here no longer follows: the next one starts cold.
+  // What is here is of no use to anybody: the next daemon starts cold.
   void Clear() { things_.clear(); }
   size_t size() const { return things_.size(); }
 

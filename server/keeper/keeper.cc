@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <optional>
 #include <utility>
 
@@ -38,7 +39,7 @@ constexpr size_t kOwnFiles = 16;
 constexpr int kPauseMs = 20;
 constexpr int kFailedPauseMs = 100;  // The same after the first start that failed. It doubles with each.
 // A daemon that is killed hangs up when it dies. One that lives on so long after it has hung up does so for another reason.
-constexpr auto kLongestDeath = std::chrono::seconds(10);
+constexpr std::chrono::milliseconds kLongestDeath{10000};
 
 struct End {
   int status = 0;  // waitpid's.
@@ -47,8 +48,10 @@ struct End {
 
 class Keeper {
  public:
-  Keeper(std::vector<std::string> arguments, sigset_t before, UniqueFd signals, size_t most_files)
+  Keeper(std::vector<std::string> arguments, uint32_t most_deaths, sigset_t before, UniqueFd signals,
+         size_t most_files)
       : arguments_(std::move(arguments)),
+        most_deaths_(most_deaths),
         before_(before),
         signals_(std::move(signals)),
         inventory_(most_files) {}
@@ -63,12 +66,17 @@ class Keeper {
       if (stopping_ || (WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0)) return end.exit_status();
       if (!ever_served_ && !inventory_.serving()) return end.exit_status();
       failed_starts_ = inventory_.serving() ? 0 : failed_starts_ + 1;
+      CountDeath();
       LogError("daemon ended", {{"signal", WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
                                 {"exit_status", WIFEXITED(end.status) ? WEXITSTATUS(end.status) : 0},
                                 {"kept", inventory_.size()},
-                                {"failed_starts", failed_starts_}});
-      if (failed_starts_ >= kMostFailedStarts) {
-        LogError("keeper gives up", {{"failed_starts", failed_starts_}, {"lost", inventory_.size()}});
+                                {"failed_starts", failed_starts_},
+                                {"deaths", deaths_.size()}});
+      if (failed_starts_ >= kMostFailedStarts || deaths_.size() >= most_deaths_) {
+        LogError("keeper gives up", {{"failed_starts", failed_starts_},
+                                     {"deaths", deaths_.size()},
+                                     {"within_seconds", std::chrono::seconds(kDeathsWithin).count()},
+                                     {"lost", inventory_.size()}});
         return 1;
       }
       Pause(failed_starts_ == 0 ? kPauseMs : kFailedPauseMs << failed_starts_);
@@ -84,28 +92,35 @@ class Keeper {
     }
     socket_.Reset(pair[0]);
     const UniqueFd theirs(pair[1]);
+    // All that allocates is done here: the child has the log's lock as it was, and maybe nobody who lets go of it.
+    setenv(kSocketVariable, absl::StrCat(theirs.get()).c_str(), 1);
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments_) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
     const pid_t child = fork();
     if (child < 0) return absl::UnavailableError(absl::StrCat("fork: ", strerror(errno)));
-    if (child == 0) BecomeDaemon(theirs.get());
+    if (child == 0) BecomeDaemon(theirs.get(), pointers.data());
     child_ = child;
     hung_up_.reset();
     inventory_.OnDaemon();
     return absl::OkStatus();
   }
 
-  [[noreturn]] void BecomeDaemon(int socket) {
+  [[noreturn]] void BecomeDaemon(int socket, char* const* arguments) {
+    setpgid(0, 0);
     // A SIGHUP that comes before the daemon waits for it is seen then, instead of ending it.
     sigset_t mask = before_;
     sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     fcntl(socket, F_SETFD, 0);
-    setenv(kSocketVariable, absl::StrCat(socket).c_str(), 1);
-    std::vector<char*> pointers;
-    for (std::string& argument : arguments_) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    execv(kThisProgram, pointers.data());
-    LogError("daemon not started", {{"error", strerror(errno)}});
+    execv(kThisProgram, arguments);
     _exit(1);
+  }
+
+  void CountDeath() {
+    const auto now = std::chrono::steady_clock::now();
+    deaths_.push_back(now);
+    while (now - deaths_.front() > kDeathsWithin) deaths_.pop_front();
   }
 
   // Until the daemon has ended.
@@ -115,18 +130,25 @@ class Keeper {
         // What it sent before it was killed is in the socket still.
         while (socket_.valid() && Readable()) ServeOne();
         socket_.Reset();
-        if (hung_up_.has_value() && std::chrono::steady_clock::now() - *hung_up_ > kLongestDeath) {
-          LogError("kept for nothing",
-                   {{"reason", "the daemon went on without the keeper"}, {"lost", inventory_.size()}});
-          inventory_.Clear();
-        }
         return *end;
       }
       pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
-      poll(waiting, 2, -1);
+      const bool dying = hung_up_.has_value();
+      if (poll(waiting, 2, dying ? static_cast<int>(kLongestDeath.count()) : -1) <= 0) {
+        if (dying && std::chrono::steady_clock::now() - *hung_up_ >= kLongestDeath) LetGo();
+        continue;
+      }
       if (waiting[0].revents != 0) ReadSignal();
       if (socket_.valid() && waiting[1].revents != 0) ServeOne();
     }
+  }
+
+  // The daemon goes on without the keeper. It has said so where the next one looks (keeper_link.h): this is about the memory.
+  void LetGo() {
+    LogError("kept for nothing",
+             {{"reason", "the daemon went on without its keeper"}, {"lost", inventory_.size()}});
+    inventory_.Clear();
+    hung_up_.reset();
   }
 
   bool Readable() const {
@@ -170,6 +192,7 @@ class Keeper {
   }
 
   std::vector<std::string> arguments_;
+  const uint32_t most_deaths_;
   const sigset_t before_;  // The signals that were blocked when the keeper was started.
   const UniqueFd signals_;
   Inventory inventory_;
@@ -178,13 +201,14 @@ class Keeper {
   std::optional<std::chrono::steady_clock::time_point> hung_up_;
   pid_t child_ = 0;
   int failed_starts_ = 0;
+  std::deque<std::chrono::steady_clock::time_point> deaths_;  // Those within kDeathsWithin.
   bool ever_served_ = false;
   bool stopping_ = false;
 };
 
 }  // namespace
 
-int RunKeeper(const std::vector<std::string>& arguments) {
+int RunKeeper(const std::vector<std::string>& arguments, uint32_t most_deaths) {
   sigset_t signals, before;
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
@@ -196,7 +220,11 @@ int RunKeeper(const std::vector<std::string>& arguments) {
              {{"error", files.ok() ? strerror(errno) : std::string(files.status().message())}});
     return 1;
   }
-  return Keeper(arguments, before, std::move(events), *files - std::min<uint64_t>(*files, kOwnFiles)).Run();
+  // Nobody may read what is logged, and the keeper must not wait for that.
+  const LogWriter log_writer;
+  return Keeper(arguments, most_deaths, before, std::move(events),
+                *files - std::min<uint64_t>(*files, kOwnFiles))
+      .Run();
 }
 
 UniqueFd TakeKeeperSocket() {

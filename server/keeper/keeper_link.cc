@@ -1,6 +1,11 @@
 #include "server/keeper/keeper_link.h"
 
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
@@ -9,6 +14,23 @@
 #include "server/keeper/keeper_frames.h"
 
 namespace kvpool {
+namespace {
+
+// The whole of the page's content: false, until the daemon goes on without its keeper.
+std::atomic_ref<uint32_t> IsAlone(const SharedMemory& word) {
+  return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(word.data()));
+}
+
+absl::Status SetPatience(int socket, std::chrono::milliseconds patience) {
+  const timeval time{.tv_sec = patience.count() / 1000, .tv_usec = patience.count() % 1000 * 1000};
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    if (setsockopt(socket, SOL_SOCKET, option, &time, sizeof(time)) == 0) continue;
+    return absl::UnavailableError(absl::StrCat("the socket of --keeper: ", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 Kept& Kept::operator=(Kept&& other) noexcept {
   if (this == &other) return *this;
@@ -22,9 +44,12 @@ Kept::~Kept() {
   if (link_ != nullptr) link_->Drop(id_);
 }
 
-absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket) {
+absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket,
+                                                             std::chrono::milliseconds patience) {
+  RETURN_IF_ERROR(SetPatience(socket.get(), patience));
   std::unique_ptr<KeeperLink> link(new KeeperLink(std::move(socket)));
   RETURN_IF_ERROR(link->Inherit());
+  RETURN_IF_ERROR(link->KeepWord());
   return link;
 }
 
@@ -46,6 +71,36 @@ absl::Status KeeperLink::Inherit() {
                           .kept = Kept(this, frame.id)});
     next_id_ = std::max(next_id_, frame.id + 1);
   }
+}
+
+absl::Status KeeperLink::KeepWord() {
+  Kept kept;
+  for (auto thing = inherited_.begin(); thing != inherited_.end(); ++thing) {
+    if (thing->kind != KeptKind::kWord) continue;
+    kept = std::move(thing->kept);
+    ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Map(std::move(thing->fd)));
+    inherited_.erase(thing);
+    if (IsAlone(word).load(std::memory_order_acquire) == 0) {
+      kept.Forget();  // The page is the link's for good.
+      MutexLock lock(&mu_);
+      word_.emplace(std::move(word));
+      return absl::OkStatus();
+    }
+    break;
+  }
+  if (!inherited_.empty()) {
+    LogError("kept for nothing",
+             {{"reason", "the daemon went on without its keeper"}, {"lost", inherited_.size()}});
+  }
+  // The old page goes last: until nothing else is there, it has to say what it says.
+  inherited_.clear();
+  kept = Kept();
+  ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Make("kvpool-word", sizeof(uint32_t)));
+  ASSIGN_OR_RETURN(kept, Keep(KeptKind::kWord, "", word.fd()));
+  kept.Forget();
+  MutexLock lock(&mu_);
+  word_.emplace(std::move(word));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Kept> KeeperLink::Keep(KeptKind kind, std::string_view facts, int fd) {
@@ -109,7 +164,10 @@ void KeeperLink::SendDrops() {
 }
 
 void KeeperLink::Lose(const absl::Status& why) {
+  // Nothing that the keeper does not know of is answered to anybody before this.
+  if (word_.has_value()) IsAlone(*word_).store(1, std::memory_order_release);
   socket_.Reset();
+  lost_.store(true, std::memory_order_relaxed);
   LogError("keeper lost", {{"error", why}, {"now", "nothing that is sealed outlives this process"}});
 }
 

@@ -3,12 +3,18 @@
 //   KeptThing   from the keeper: what an earlier daemon left
 //   Kept        the daemon's word that the keeper has a thing; its end lets the keeper drop it
 //
-// A keeper that is gone is no error: the daemon goes on as one that was started without, and says so once.
+// A keeper that is gone, or does not answer, is no error: the daemon goes on as one that was started without, and says so
+// once. The keeper may live, and what it has is out of date from then on: it lacks members whose blocks nobody else may
+// have. So the first thing that is kept is a page of memory in which the daemon writes that it goes on alone, before it
+// does; a daemon that inherits such a page takes nothing.
 #ifndef KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
 #define KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,12 +24,13 @@
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
 #include "proto/support/unique_fd.h"
+#include "server/base/shared_memory.h"
 
 namespace kvpool {
 
 class KeeperLink;
 
-enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3 };
+enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3, kWord = 4, kLog = 5 };
 
 // Move-only. Its destructor sends nothing by itself: the next call of the link does.
 class Kept {
@@ -33,6 +40,8 @@ class Kept {
   Kept(Kept&& other) noexcept : link_(std::exchange(other.link_, nullptr)), id_(other.id_) {}
   Kept& operator=(Kept&& other) noexcept;
   ~Kept();
+  // The thing stays kept as long as there is a keeper.
+  void Forget() { link_ = nullptr; }
 
  private:
   KeeperLink* link_ = nullptr;
@@ -46,11 +55,14 @@ struct KeptThing {
   Kept kept;
 };
 
-// Thread-safe. Its mutex is a leaf, and held while the keeper answers: some 20 us.
+// Thread-safe. Its mutex is a leaf, and held while the keeper answers: some 20 us, and at most `patience`.
 class KeeperLink {
  public:
-  // Says hello on the socket of a keeper and receives what it keeps.
-  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket);
+  static constexpr std::chrono::milliseconds kPatience{5000};
+  // Says hello on the socket of a keeper and receives what it keeps. A keeper that is silent for longer than `patience`
+  // counts as gone.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket,
+                                                          std::chrono::milliseconds patience = kPatience);
 
   // What an earlier daemon left, in the order in which that one gave it; once.
   std::vector<KeptThing> TakeInherited() { return std::exchange(inherited_, {}); }
@@ -60,6 +72,8 @@ class KeeperLink {
   void Serving();
   // Sends what is to be dropped. The housekeeper calls it.
   void Flush();
+  // The keeper is gone, or does not answer: nothing outlives this daemon.
+  bool lost() const { return lost_.load(std::memory_order_relaxed); }
   // Hangs up. The keeper goes on with what it has, for the next daemon; from now on nothing is kept or dropped.
   void Leave();
 
@@ -67,16 +81,20 @@ class KeeperLink {
   friend class Kept;
   explicit KeeperLink(UniqueFd socket) : socket_(std::move(socket)) {}
   absl::Status Inherit();
+  // Lets go of what was inherited if the daemon before went on alone, and keeps the page in which this one would say so.
+  absl::Status KeepWord();
   void Drop(uint64_t id);
   void SendDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  std::vector<KeptThing> inherited_;
   Mutex mu_;
   UniqueFd socket_ ABSL_GUARDED_BY(mu_);  // Invalid once the keeper is gone.
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+  std::optional<SharedMemory> word_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> lost_{false};
   Mutex drops_mu_;  // Taken under all others, as a Kept may end anywhere.
   std::vector<uint64_t> drops_ ABSL_GUARDED_BY(drops_mu_);
+  std::vector<KeptThing> inherited_;  // The last, as the end of a Kept is written down above.
 };
 
 }  // namespace kvpool

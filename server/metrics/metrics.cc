@@ -330,6 +330,68 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+constexpr CounterFamily<BelowCounters> kBelowFamilies[] = {
+    {&BelowCounters::demoted, "kvpool_tier_demoted_blocks_total", "Blocks copied to the tier."},
+    {&BelowCounters::promoted, "kvpool_tier_promoted_blocks_total", "Blocks brought up from the tier."},
+    {&BelowCounters::waits, "kvpool_tier_waits_total", "Matches that waited for blocks from the tier."},
+};
+constexpr CounterSeries<BelowCounters> kBelowLosses[] = {{&BelowCounters::moved, "moved"},
+                                                         {&BelowCounters::dropped, "dropped"},
+                                                         {&BelowCounters::unwritten, "left"},
+                                                         {&BelowCounters::late, "late"},
+                                                         {&BelowCounters::lost, "lost"},
+                                                         {&BelowCounters::no_room, "no_room"},
+                                                         {&BelowCounters::refused_waits, "refused_wait"}};
+static_assert(sizeof(BelowCounters) ==
+                  (std::size(kBelowFamilies) + std::size(kBelowLosses)) * sizeof(uint64_t),
+              "a counter of BelowCounters has no line in kBelowFamilies or kBelowLosses");
+
+constexpr CounterSeries<TierCounters> kTierResults[] = {
+    {&TierCounters::stored, "stored"},   {&TierCounters::loaded, "loaded"},
+    {&TierCounters::evicted, "evicted"}, {&TierCounters::missed, "missed"},
+    {&TierCounters::corrupt, "corrupt"}, {&TierCounters::late, "late"},
+    {&TierCounters::full, "full"},       {&TierCounters::failed, "failed"}};
+constexpr CounterSeries<TierCounters> kTierBytes[] = {{&TierCounters::stored_bytes, "write"},
+                                                      {&TierCounters::loaded_bytes, "read"}};
+static_assert(sizeof(TierCounters) == (std::size(kTierResults) + std::size(kTierBytes)) * sizeof(uint64_t),
+              "a counter of TierCounters has no line in kTierResults or kTierBytes");
+
+void AddTier(const DaemonSnapshot& daemon, Families* out) {
+  if (!daemon.tier.has_value()) return;
+  for (const auto& family : kBelowFamilies) {
+    out->Counter(family.name, family.help);
+    EachSpace(daemon, out, [&](const SpaceSnapshot& space) { return space.below.*family.value; });
+  }
+  out->Counter("kvpool_tier_lost_blocks_total",
+               "Blocks that did not go down (moved, dropped, left) or come up (late, lost, no_room), by why; "
+               "and matches that "
+               "were not let wait (refused_wait).");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const auto& loss : kBelowLosses) {
+      out->Add({{"space", Id(space)}, {"why", loss.label}}, static_cast<double>(space.below.*loss.value));
+    }
+  }
+  const std::string& name = daemon.tier->name;
+  const TierUsage& usage = daemon.tier->usage;
+  out->Counter("kvpool_tier_values_total", "Values that a tier was asked for, given, or gave up, by result.");
+  for (const auto& result : kTierResults) {
+    out->Add({{"tier", name}, {"result", result.label}}, static_cast<double>(usage.counters.*result.value));
+  }
+  out->Counter("kvpool_tier_bytes_total", "Bytes read from a tier and written to it.");
+  for (const auto& direction : kTierBytes) {
+    out->Add({{"tier", name}, {"direction", direction.label}},
+             static_cast<double>(usage.counters.*direction.value));
+  }
+  out->Gauge("kvpool_tier_values", "Values in a tier.");
+  out->Add({{"tier", name}}, static_cast<double>(usage.values));
+  out->Gauge("kvpool_tier_used_bytes", "Bytes of the values in a tier.");
+  out->Add({{"tier", name}}, static_cast<double>(usage.bytes));
+  out->Gauge("kvpool_tier_capacity_bytes", "Bytes that a tier may take.");
+  out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
+  out->Gauge("kvpool_tier_waiting", "Reads and writes that a tier has not answered.");
+  out->Add({{"tier", name}}, static_cast<double>(usage.waiting));
+}
+
 void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
   static constexpr CounterSeries<SpaceSnapshot> kOutcomes[] = {
       {&SpaceSnapshot::decided_in_time, "in_time"},
@@ -457,6 +519,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
   AddDecisions(daemon, &out);
+  AddTier(daemon, &out);
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   AddProcess(ReadProcessFacts(), &out);

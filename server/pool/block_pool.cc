@@ -133,6 +133,9 @@ bool BlockPool::Tidy(uint32_t blocks) {
   return untidy();
 }
 
+void BlockPool::Commit() { rep_->undo.Commit(); }
+uint64_t BlockPool::turn() const { return rep_->undo.turn(); }
+
 bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.empty(); }
 
 // ------------------------------------------------------------------------------------- leases and holds
@@ -190,6 +193,7 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t b = r.PopFree();
     BlockRecord& record = r.records[b];
+    r.undo.Save(&record.generation);
     record.generation = (record.generation == 0 ? r.options.first_generation : record.generation) + 1;
     if (record.last_generation()) r.last_generation_blocks.push_back(b);
     record.parent = 0;

@@ -87,9 +87,17 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
 
   // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
-  // sessions held stays held. Pins, retentions, aliases and ghosts are lost. REQUIRES: there is a table, and nothing else
-  // was called before.
+  // sessions held stays held. What was done since the last Commit is undone. Pins, retentions, aliases and ghosts are lost.
+  // REQUIRES: there is a table, and nothing else was called before.
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
+  // A session that Recover found goes on: it is open, with these limits, and what was leased to it is leased. Its guarantee
+  // is unmet as far as it does not have the blocks: Promise finds the rest. False: it can't, and stays ended. REQUIRES:
+  // nothing but Recover and this was called before.
+  bool Resume(Holder session, const SessionLimits& limits);
+  // What was done since the last call is done for good: it may be answered. For a pool in a table, whose turn this ends.
+  void Commit();
+  // Turns are counted from 1, by this process and those before it; 0 without a table.
+  uint64_t turn() const;
 
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks.
   absl::Status Grow(uint32_t blocks);
@@ -144,11 +152,11 @@ class BlockPool {
   // takes a hold on each of its blocks. A prefix that credit or the cap do not cover is answered shorter. A
   // query of a group that the pool lacks, or with tokens_per_block 0, is answered by an empty prefix.
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
-  // A long match of one group without a window may come in parts: Match of the first keys, MatchOn of the next ones as
-  // long as all were found, and CountMissed of those behind the end. It is one lookup then, and what is found is
-  // what one Match would find, unless others change it in between.
-  void MatchOn(Holder session, TimeMs now, const GroupQuery& query, MatchOutcome* out);
-  void CountMissed(TimeMs now, const GroupQuery& query);
+  // A long match may come in parts, so that nobody waits for all of it. Each takes what Match of its queries would, and
+  // all of them are one lookup: CountLookup counts it once, and CountMissed the keys behind its end.
+  void MatchOn(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
+  void CountMissed(TimeMs now, absl::Span<const BlockKey> keys);
+  void CountLookup(const LookupCounts& counts);
 
   // Takes one hold off each block. The blocks come root first and are touched tail first, so that LRU
   // takes leaves before parents. The policy is told `hint`. Reuse::kNever binds every policy: of the
@@ -188,6 +196,14 @@ class BlockPool {
   uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                    std::vector<Eviction>* log);
 
+  // Appends some `count` cached blocks that are likely to leave soon, the first first, and the chains in front of them, which
+  // follow; none twice in one call. Where the policy can't name them, all cached blocks have their turn from call to call.
+  struct Departing {
+    BlockRef ref;
+    BlockKey key;
+  };
+  void NextToLeave(uint32_t count, std::vector<Departing>* out);
+
   // From now on this policy sees every event and chooses victims. It takes over what is resident and what is
   // on offer, in the order in which the old one would have evicted it. Answers the old one, for the caller to
   // destroy outside the lock. O(n log n) in the resident blocks; a HandOver does the same in short steps.
@@ -214,6 +230,8 @@ class BlockPool {
   std::vector<Eviction> TakeDirectEvictions();
   // NOT_FOUND outside the capacity.
   absl::StatusOr<BlockView> View(BlockId block, TimeMs now) const;
+  // The block has the content that the ref was answered for: nobody has written to it since it was sealed.
+  bool IsResident(BlockRef ref) const;
   // The resident block of a key, or kNullRef.
   BlockRef Find(const BlockKey& key) const;
   // How many milliseconds ago a key was evicted; NOT_FOUND if it is resident or its eviction
@@ -246,6 +264,7 @@ class BlockPool {
 
  private:
   using Rep = PoolRep;
+  friend class MatchSearch;
   std::unique_ptr<Rep> rep_;
 };
 

@@ -3,6 +3,7 @@
 #define KVPOOL_SERVER_POOL_BLOCK_RECORD_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -78,6 +79,9 @@ struct alignas(64) BlockRecord {
   bool last_generation() const { return generation == UINT32_MAX; }
 };
 static_assert(sizeof(BlockRecord) == 64 && alignof(BlockRecord) == 64);
+// One word, for UndoLog.
+static_assert(offsetof(BlockRecord, accessed_ms) % 8 == 0 &&
+              offsetof(BlockRecord, meta) / 8 == offsetof(BlockRecord, accessed_ms) / 8);
 
 }  // namespace kvpool
 

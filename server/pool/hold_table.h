@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "proto/support/check.h"
+#include "server/pool/undo_log.h"
 
 namespace kvpool {
 
@@ -32,9 +33,9 @@ class HoldPageStock {
  public:
   HoldPageStock() = default;
   // `begun` counts the pages of the table that were ever used, and lies beside them. The caller sees to it that
-  // the table has a page for each that its sessions can need.
-  HoldPageStock(HoldPage* table, uint32_t pages, uint32_t* begun)
-      : table_(table), table_pages_(pages), begun_(begun) {}
+  // the table has a page for each that its sessions can need. `undo` is the table's, and outlives it.
+  HoldPageStock(HoldPage* table, uint32_t pages, uint32_t* begun, UndoLog* undo)
+      : table_(table), table_pages_(pages), begun_(begun), undo_(undo) {}
   ~HoldPageStock() {
     for (HoldPage* const page : spare_) Destroy(page);
   }
@@ -52,12 +53,19 @@ class HoldPageStock {
       KVPOOL_CHECK(*begun_ < table_pages_, "%u pages of holds are in use, all there are", table_pages_);
       page = &table_[(*begun_)++];
     }
+    Save(&page->session);
+    Save(&page->index);
     page->index = index;
     page->session = session;
     return page;
   }
+  // What is at `at` in a page is about to change.
+  void Save(const void* at) {
+    if (undo_ != nullptr) undo_->Save(at);
+  }
   // REQUIRES: all its counters are zero.
   void Give(HoldPage* page) {
+    Save(&page->session);
     page->session = 0;
     if (table_ != nullptr || spare_.size() < kMaxSpare) {
       spare_.push_back(page);
@@ -77,6 +85,7 @@ class HoldPageStock {
   HoldPage* const table_ = nullptr;  // Null: pages are the heap's.
   const uint32_t table_pages_ = 0;
   uint32_t* const begun_ = nullptr;
+  UndoLog* const undo_ = nullptr;
   std::vector<HoldPage*> spare_;
 };
 
@@ -116,6 +125,7 @@ class HoldTable {
     if (pages_[index] == nullptr) pages_[index] = stock_->Take(session_, index);
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(count < kMaxHolds, "block %u has %u holds of one session", block, kMaxHolds);
+    stock_->Save(&count);
     if (count == 0) ++pages_[index]->live;
     return ++count;
   }
@@ -124,6 +134,7 @@ class HoldTable {
     const uint32_t index = block / HoldPage::kBlocks;
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(holds > 0 && holds <= count, "block %u has %u holds, not %u", block, count, holds);
+    stock_->Save(&count);
     count = static_cast<uint16_t>(count - holds);
     const uint32_t left = count;
     if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::exchange(pages_[index], nullptr));

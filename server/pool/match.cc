@@ -2,32 +2,31 @@
 // cover, and only then takes holds.
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/match_lookup.h"
+#include "server/pool/match_search.h"
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
 namespace {
 
-constexpr uint32_t kUnknown = UINT32_MAX;
 constexpr size_t kChunk = 32;
 
 }  // namespace
 
-// Lengths are counted in steps. A step is the least number of tokens that is a whole number of blocks in
-// every group.
 class PoolRep::Matching {
  public:
   Matching(PoolRep* rep, Holder session, absl::Span<const GroupQuery> queries)
-      : r_(*rep), holder_(session), session_(*rep->OpenSession(session)), queries_(queries) {
-    if (r_.scratch_match.size() < queries.size()) r_.scratch_match.resize(queries.size());
-    if (r_.scratch_steps.size() < queries.size()) r_.scratch_steps.resize(queries.size());
-    if (r_.scratch_runs.size() < queries.size()) r_.scratch_runs.resize(queries.size());
-  }
+      : r_(*rep),
+        holder_(session),
+        session_(*rep->OpenSession(session)),
+        queries_(queries),
+        lookup_(*rep, queries, &rep->scratch_match) {}
 
   void Run(MatchOutcome* out);
   // Counts keys that were asked for behind the end of a prefix.
@@ -45,18 +44,11 @@ class PoolRep::Matching {
   };
   class Window;
 
-  bool MeasureSteps();
-  uint64_t BlocksPerStep(size_t q) const { return r_.scratch_steps[q]; }
-  uint32_t window(size_t q) const { return r_.options.windows[queries_[q].group]; }
-  std::vector<uint32_t>& found(size_t q) { return r_.scratch_match[q]; }
-  // Blocks of the query that LongestWindowed has found resident, last: it need not look at them again.
-  std::pair<uint64_t, uint64_t>& run(size_t q) { return r_.scratch_runs[q]; }
-  // The first block of query q that a prefix of this many steps reads.
-  uint64_t First(size_t q, uint64_t steps) const;
-  void Resolve(size_t q, uint64_t begin, uint64_t end);
-  uint64_t LeadingRun(size_t q, uint64_t limit);
-  uint64_t LongestWindowed(uint64_t steps);
-  MissReason CountMisses(uint64_t run_steps, uint64_t steps);
+  uint64_t BlocksPerStep(size_t q) const { return lookup_.BlocksPerStep(q); }
+  uint32_t window(size_t q) const { return lookup_.window(q); }
+  const std::vector<uint32_t>& found(size_t q) const { return lookup_.found(q); }
+  uint64_t First(size_t q, uint64_t steps) const { return lookup_.First(q, steps); }
+  void CountMisses();
   bool SurelyCovered(uint64_t steps);
   uint64_t Affordable(uint64_t steps, MissReason* miss);
   std::vector<Cost> FullCosts(uint64_t steps);
@@ -68,106 +60,8 @@ class PoolRep::Matching {
   const Holder holder_;
   const Session& session_;
   const absl::Span<const GroupQuery> queries_;
-  uint64_t step_tokens_ = 1;
-  uint64_t asked_steps_ = 0;
+  MatchLookup lookup_;
 };
-
-// False: there is no query, or one that can't be answered.
-bool PoolRep::Matching::MeasureSteps() {
-  if (queries_.empty()) return false;
-  for (const GroupQuery& q : queries_) {
-    if (q.group >= r_.options.windows.size() || q.tokens_per_block == 0) return false;
-  }
-  // Nearly always there is one query, and divisions are most of what a short match would cost.
-  if (queries_.size() == 1) {
-    r_.scratch_steps[0] = 1;
-    step_tokens_ = queries_[0].tokens_per_block;
-    asked_steps_ = queries_[0].keys.size();
-    return true;
-  }
-  uint64_t shortest = UINT64_MAX;
-  for (const GroupQuery& q : queries_) {
-    shortest = std::min<uint64_t>(shortest, uint64_t{q.tokens_per_block} * q.keys.size());
-  }
-  for (const GroupQuery& q : queries_) {
-    const auto step =
-        static_cast<unsigned __int128>(step_tokens_ / std::gcd(step_tokens_, q.tokens_per_block)) *
-        q.tokens_per_block;
-    // Less than one step was asked for.
-    if (step > shortest) {
-      std::fill_n(r_.scratch_steps.begin(), queries_.size(), 1);
-      return true;
-    }
-    step_tokens_ = static_cast<uint64_t>(step);
-  }
-  asked_steps_ = shortest / step_tokens_;
-  for (size_t q = 0; q < queries_.size(); ++q) {
-    r_.scratch_steps[q] = step_tokens_ / queries_[q].tokens_per_block;
-  }
-  return true;
-}
-
-uint64_t PoolRep::Matching::First(size_t q, uint64_t steps) const {
-  const uint64_t blocks = steps * BlocksPerStep(q);
-  return window(q) == 0 || blocks <= window(q) ? 0 : blocks - window(q);
-}
-
-// Looks up the keys [begin, end) of query q that were not looked up yet.
-void PoolRep::Matching::Resolve(size_t q, uint64_t begin, uint64_t end) {
-  std::vector<uint32_t>& ids = found(q);
-  const absl::Span<const BlockKey> keys = queries_[q].keys;
-  std::array<uint64_t, kChunk> hashes;
-  for (uint64_t at = begin; at < end; at += kChunk) {
-    const uint64_t n = std::min<uint64_t>(kChunk, end - at);
-    for (uint64_t i = 0; i < n; ++i) {
-      hashes[i] = HashKey(keys[at + i]);
-      r_.index.PrefetchBucket(hashes[i]);
-    }
-    for (uint64_t i = 0; i < n; ++i) r_.index.PrefetchRecord(hashes[i]);
-    for (uint64_t i = 0; i < n; ++i) {
-      if (ids[at + i] == kUnknown) ids[at + i] = r_.index.Find(hashes[i], keys[at + i]);
-    }
-  }
-}
-
-// The number of leading steps, at most `limit`, whose blocks are all resident.
-uint64_t PoolRep::Matching::LeadingRun(size_t q, uint64_t limit) {
-  const uint64_t blocks = limit * BlocksPerStep(q);
-  for (uint64_t at = 0; at < blocks; at += kChunk) {
-    const uint64_t end = std::min<uint64_t>(at + kChunk, blocks);
-    Resolve(q, at, end);
-    for (uint64_t i = at; i < end; ++i) {
-      if (found(q)[i] == 0) return BlocksPerStep(q) == 1 ? i : i / BlocksPerStep(q);
-    }
-  }
-  return limit;
-}
-
-// The most steps, at most `steps`, at whose end every windowed group has its last window.
-uint64_t PoolRep::Matching::LongestWindowed(uint64_t steps) {
-  for (size_t q = 0; q < queries_.size() && steps > 0;) {
-    const uint64_t before = steps;
-    if (window(q) != 0) {
-      const uint64_t first = First(q, steps);
-      auto& [run_begin, run_end] = run(q);
-      uint64_t end = steps * BlocksPerStep(q);
-      if (end <= run_begin || end > run_end) run_begin = run_end = end;
-      end = std::max(first, run_begin);
-      while (end > first) {
-        const uint64_t begin = end - first > kChunk ? end - kChunk : first;
-        Resolve(q, begin, end);
-        while (end > begin && found(q)[end - 1] != 0) --end;
-        if (end > begin) break;
-      }
-      run_begin = std::min(run_begin, end);
-      // Block end - 1 is missing, and every length that reaches beyond it, up to `steps`, needs it.
-      if (end > first) steps = (end - 1) / BlocksPerStep(q);
-    }
-    // A shorter length must suit the earlier queries again.
-    q = steps == before ? q + 1 : 0;
-  }
-  return steps;
-}
 
 void PoolRep::Matching::Regret(PoolRep* rep, uint64_t hash, const BlockKey& key) {
   GhostTable::Ghost* const ghost = rep->ghosts.Find(hash);
@@ -188,29 +82,14 @@ void PoolRep::Matching::CountMissed(PoolRep* rep, absl::Span<const BlockKey> key
   }
 }
 
-// Answers why no more than `steps` are resident, and counts the evicted keys that the asked prefix would have
-// needed. `run_steps` is where the leading runs end.
-MissReason PoolRep::Matching::CountMisses(uint64_t run_steps, uint64_t steps) {
-  if (steps == asked_steps_) return MissReason::kNone;
-  MissReason reason = MissReason::kWindow;
+// Counts the evicted keys that the asked prefix would have needed.
+void PoolRep::Matching::CountMisses() {
   for (size_t q = 0; q < queries_.size(); ++q) {
-    const absl::Span<const BlockKey> keys = queries_[q].keys;
-    const uint64_t begin = window(q) == 0 ? run_steps * BlocksPerStep(q) : First(q, asked_steps_);
-    const uint64_t end = asked_steps_ * BlocksPerStep(q);
-    if (window(q) == 0 && steps == run_steps) {
-      Resolve(q, begin, begin + BlocksPerStep(q));
-      for (uint64_t i = begin; i < begin + BlocksPerStep(q); ++i) {
-        if (found(q)[i] != 0) continue;
-        // Several groups may end here, for different reasons. An eviction is reported first: one can
-        // act on it.
-        if (r_.ghosts.Find(HashKey(keys[i])) != nullptr) reason = MissReason::kEvicted;
-        if (reason != MissReason::kEvicted) reason = MissReason::kNeverSeen;
-        break;
-      }
-    }
-    CountMissed(&r_, keys.subspan(begin, end - begin));
+    const uint64_t begin =
+        window(q) == 0 ? lookup_.run_steps() * BlocksPerStep(q) : First(q, lookup_.asked_steps());
+    const uint64_t end = lookup_.asked_steps() * BlocksPerStep(q);
+    CountMissed(&r_, queries_[q].keys.subspan(begin, end - begin));
   }
-  return reason;
 }
 
 // A quick test that credit and cap cover all of it; false: they may still.
@@ -329,7 +208,9 @@ uint64_t PoolRep::Matching::Affordable(uint64_t steps, MissReason* miss) {
                      full[steps].overflows + windowed.overflows == 0;
     if (credit && cap) return steps;
     *miss = credit ? MissReason::kCap : MissReason::kCredit;
-    steps = LongestWindowed(steps - 1);
+    lookup_.Shorten(steps - 1);
+    lookup_.Advance(UINT64_MAX);
+    steps = lookup_.steps();
   }
   return 0;
 }
@@ -356,52 +237,53 @@ void PoolRep::Matching::Take(uint64_t steps, MatchOutcome* out) {
     }
     r_.counters.hit_blocks += end - first;
   }
-  out->tokens = steps * step_tokens_;
+  out->tokens = steps * lookup_.step_tokens();
 }
 
 void PoolRep::Matching::Run(MatchOutcome* out) {
-  if (!MeasureSteps()) {
+  if (!lookup_.Measure()) {
     out->miss = queries_.empty() ? MissReason::kNone : MissReason::kNeverSeen;
     return;
   }
-  for (size_t q = 0; q < queries_.size(); ++q) {
-    found(q).assign(asked_steps_ * BlocksPerStep(q), kUnknown);
-    run(q) = {0, 0};
-    r_.counters.lookup_blocks += queries_[q].keys.size();
-  }
-  r_.counters.lookup_tokens += asked_steps_ * step_tokens_;
-  uint64_t run_steps = asked_steps_;
-  for (size_t q = 0; q < queries_.size(); ++q) {
-    if (window(q) == 0) run_steps = LeadingRun(q, run_steps);
-  }
-  uint64_t steps = LongestWindowed(run_steps);
-  out->miss = CountMisses(run_steps, steps);
+  out->asked_tokens = lookup_.asked_steps() * lookup_.step_tokens();
+  lookup_.Advance(UINT64_MAX);
+  uint64_t steps = lookup_.steps();
+  out->miss = lookup_.WhyNotLonger();
+  if (out->miss != MissReason::kNone) CountMisses();
   if (!SurelyCovered(steps)) steps = Affordable(steps, &out->miss);
   Take(steps, out);
-  r_.counters.hit_tokens += out->tokens;
 }
 
 void BlockPool::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
-  if (rep_->OpenSession(session) != nullptr) ++rep_->counters.lookups;
+  MatchOn(session, now, queries, out);
+  if (rep_->OpenSession(session) == nullptr) return;
+  LookupCounts counts{.tokens = out->asked_tokens, .hit_tokens = out->tokens};
+  for (const GroupQuery& query : queries) counts.blocks += query.keys.size();
+  CountLookup(counts);
+}
+
+void BlockPool::MatchOn(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
   rep_->Match(session, now, queries, out);
 }
 
-void BlockPool::MatchOn(Holder session, TimeMs now, const GroupQuery& query, MatchOutcome* out) {
-  rep_->Match(session, now, {&query, 1}, out);
+void BlockPool::CountMissed(TimeMs now, absl::Span<const BlockKey> keys) {
+  rep_->BeginVerb(now, keys.size());
+  Rep::Matching::CountMissed(rep_.get(), keys);
 }
 
-void BlockPool::CountMissed(TimeMs now, const GroupQuery& query) {
-  rep_->BeginVerb(now, query.keys.size());
-  rep_->counters.lookup_blocks += query.keys.size();
-  rep_->counters.lookup_tokens += query.keys.size() * query.tokens_per_block;
-  Rep::Matching::CountMissed(rep_.get(), query.keys);
+void BlockPool::CountLookup(const LookupCounts& counts) {
+  PoolCounters& all = rep_->counters;
+  ++all.lookups;
+  all.lookup_blocks += counts.blocks;
+  all.lookup_tokens += counts.tokens;
+  all.hit_tokens += counts.hit_tokens;
 }
 
 void PoolRep::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out) {
   size_t names = 0;
   for (const GroupQuery& query : queries) names += query.keys.size();
   BeginVerb(now, names);
-  out->tokens = 0;
+  out->tokens = out->asked_tokens = 0;
   out->miss = MissReason::kNone;
   out->blocks.resize(queries.size());
   for (std::vector<BlockRef>& refs : out->blocks) refs.clear();
@@ -411,5 +293,27 @@ void PoolRep::Match(Holder session, TimeMs now, absl::Span<const GroupQuery> que
   }
   Matching(this, session, queries).Run(out);
 }
+
+struct MatchSearch::Rep {
+  Rep(const PoolRep& pool, absl::Span<const GroupQuery> queries) : lookup(pool, queries, &scratch) {
+    lookup.Measure();
+  }
+  MatchScratch scratch;
+  MatchLookup lookup;
+};
+
+MatchSearch::MatchSearch(const BlockPool& pool, absl::Span<const GroupQuery> queries)
+    : rep_(std::make_unique<Rep>(*pool.rep_, queries)) {}
+MatchSearch::~MatchSearch() = default;
+
+bool MatchSearch::Look(uint64_t keys) { return rep_->lookup.Advance(keys); }
+void MatchSearch::Shorten(uint64_t steps) { rep_->lookup.Shorten(steps); }
+uint64_t MatchSearch::steps() const { return rep_->lookup.steps(); }
+uint64_t MatchSearch::asked_steps() const { return rep_->lookup.asked_steps(); }
+uint64_t MatchSearch::step_tokens() const { return rep_->lookup.step_tokens(); }
+uint64_t MatchSearch::BlocksPerStep(size_t q) const { return rep_->lookup.BlocksPerStep(q); }
+uint32_t MatchSearch::window(size_t q) const { return rep_->lookup.window(q); }
+uint64_t MatchSearch::First(size_t q, uint64_t steps) const { return rep_->lookup.First(q, steps); }
+MissReason MatchSearch::WhyNotLonger() { return rep_->lookup.WhyNotLonger(); }
 
 }  // namespace kvpool

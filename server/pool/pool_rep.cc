@@ -21,6 +21,11 @@ std::optional<PoolTable> TableOf(const PoolOptions& options) {
   return PoolTable(options.table, options.max_blocks, options.table_sessions);
 }
 
+UndoLog UndoOf(const std::optional<PoolTable>& table, uint32_t max_blocks) {
+  if (!table.has_value()) return UndoLog();
+  return UndoLog(table->data, &table->begun.turn, table->undo, UndoLog::Entries(max_blocks));
+}
+
 VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint32_t max_blocks) {
   if (table.has_value()) return VirtualArray<BlockRecord>(table->records, max_blocks);
   return VirtualArray<BlockRecord>(max_blocks);
@@ -31,6 +36,7 @@ VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint3
 PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
     : options(pool_options),
       table(TableOf(pool_options)),
+      undo(UndoOf(table, pool_options.max_blocks)),
       next_new(table.has_value() ? table->begun.blocks : own_begun.blocks),
       records(RecordsOf(table, pool_options.max_blocks)),
       index(pool_options.max_blocks, &records),
@@ -38,7 +44,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
                                       : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
       policy(std::move(replacement)),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
-                 table.has_value() ? &table->begun.hold_pages : nullptr) {
+                 table.has_value() ? &table->begun.hold_pages : nullptr, &undo) {
   next_new = std::max(next_new, 1u);
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
   KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",

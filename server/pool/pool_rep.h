@@ -24,6 +24,13 @@
 
 namespace kvpool {
 
+// What a lookup of several queries has found so far: see match_lookup.h.
+struct MatchScratch {
+  std::vector<std::vector<uint32_t>> found;
+  std::vector<uint64_t> steps;  // A query's blocks per step.
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+};
+
 // The steps that verbs are composed of. Each keeps counts, charges and the policy consistent with the states.
 // None checks credit: a verb does that before its first step.
 class PoolRep final {
@@ -166,6 +173,7 @@ class PoolRep final {
 
   // ---- recover.cc
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
+  bool Resume(Holder session, const SessionLimits& limits);
   void RecoverHolds(RecoveredPool* found, std::vector<uint32_t>* holds);
   // Answers which blocks are resident with a whole record; their links are sound then.
   std::vector<bool> RecoverChains(RecoveredPool* found);
@@ -183,6 +191,7 @@ class PoolRep final {
   uint32_t capacity = 0;
   const std::optional<PoolTable> table;  // None: the tables below are the pool's own.
   PoolTable::Begun own_begun{};
+  UndoLog undo;
   uint32_t& next_new;  // The first block that was never leased.
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
@@ -233,10 +242,9 @@ class PoolRep final {
   // Kept so that verbs need not allocate at each call.
   std::vector<BlockKey> scratch_aliases;
   std::vector<uint64_t> scratch_hashes;
-  std::vector<std::vector<uint32_t>> scratch_match;
-  std::vector<uint64_t> scratch_steps;  // A query's blocks per step.
-  std::vector<std::pair<uint64_t, uint64_t>> scratch_runs;
+  MatchScratch scratch_match;
   std::vector<uint32_t> scratch_chain;
+  uint32_t departing_at = 0;  // NextToLeave goes on there, where it has to visit all.
 };
 
 }  // namespace kvpool

@@ -12,8 +12,9 @@
 //   held          sealed                                quarantined, until its holders are gone
 //   not held      cached                                free
 //
-// A torn verb was not answered, so nobody relies on what it took; what it gave back, the engine asked to give back. One
-// thread stores at a time, and its stores reach memory in the order of the program.
+// A torn verb was not answered, so nobody relies on what it took; what it gave back, the engine asked to give back. So it
+// would do for sessions that end with the process. One that goes on sends again what was not answered, and giving back twice
+// is one time too many: the words of the turn that was torn are put back (undo_log.h), so that it never was.
 #ifndef KVPOOL_SERVER_POOL_POOL_TABLE_H_
 #define KVPOOL_SERVER_POOL_POOL_TABLE_H_
 
@@ -21,16 +22,14 @@
 
 #include "server/pool/block_record.h"
 #include "server/pool/hold_table.h"
+#include "server/pool/undo_log.h"
 
 namespace kvpool {
-
-// The pool's name for this layout. Another number means other offsets or other rules: it is not read.
-inline constexpr uint32_t kPoolTableVersion = 1;
 
 class PoolTable {
  public:
   static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
-    return PagesAt(max_blocks) + Pages(max_blocks, sessions) * sizeof(HoldPage);
+    return UndoAt(max_blocks, sessions) + UndoLog::Entries(max_blocks) * sizeof(UndoLog::Entry);
   }
   // The pages of holds that its sessions can need together. REQUIRES of a pool's table: at most UINT32_MAX.
   static uint64_t Pages(uint32_t max_blocks, uint32_t sessions) {
@@ -42,24 +41,33 @@ class PoolTable {
         records(reinterpret_cast<BlockRecord*>(static_cast<char*>(data) + kRecordsAt)),
         checksums(reinterpret_cast<uint32_t*>(static_cast<char*>(data) + ChecksumsAt(max_blocks))),
         pages(reinterpret_cast<HoldPage*>(static_cast<char*>(data) + PagesAt(max_blocks))),
-        page_count(static_cast<uint32_t>(Pages(max_blocks, sessions))) {}
+        page_count(static_cast<uint32_t>(Pages(max_blocks, sessions))),
+        data(static_cast<char*>(data)),
+        undo(reinterpret_cast<UndoLog::Entry*>(static_cast<char*>(data) + UndoAt(max_blocks, sessions))) {}
 
   // What lies behind these was never used: the memory there need not be looked at.
   struct Begun {
     uint32_t blocks;
     uint32_t hold_pages;
+    uint64_t turn;       // UndoLog's.
+    uint64_t half_turn;  // The last one that was torn and could not be undone; 0: none.
   };
   Begun& begun;
   BlockRecord* const records;  // Indexed by block, as are the checksums.
   uint32_t* const checksums;
   HoldPage* const pages;
   const uint32_t page_count;
+  char* const data;
+  UndoLog::Entry* const undo;
 
  private:
   static constexpr uint64_t kRecordsAt = 64;
   static uint64_t ChecksumsAt(uint32_t max_blocks) { return kRecordsAt + max_blocks * sizeof(BlockRecord); }
   static uint64_t PagesAt(uint32_t max_blocks) {
     return (ChecksumsAt(max_blocks) + max_blocks * sizeof(uint32_t) + 63) / 64 * 64;
+  }
+  static uint64_t UndoAt(uint32_t max_blocks, uint32_t sessions) {
+    return PagesAt(max_blocks) + Pages(max_blocks, sessions) * sizeof(HoldPage);
   }
 };
 

@@ -127,9 +127,17 @@ struct GroupQuery {
 
 struct MatchOutcome {
   uint64_t tokens = 0;
+  uint64_t asked_tokens = 0;  // Those are whole blocks of every group.
   // Parallel to the queries: each one's blocks in sequence order, kNullRef in front of a window.
   std::vector<std::vector<BlockRef>> blocks;
   MissReason miss = MissReason::kNone;
+};
+
+// What one lookup asked for and found.
+struct LookupCounts {
+  uint64_t blocks = 0;      // Keys that were asked for.
+  uint64_t tokens = 0;      // The prefix that was asked for.
+  uint64_t hit_tokens = 0;  // The prefix that was found.
 };
 
 // What a pool found in a table that an earlier process left.
@@ -141,6 +149,9 @@ struct RecoveredPool {
   };
   std::vector<Session> sessions;  // They have ended: FreeQuarantine gives back what they hold.
   uint32_t cached = 0, held = 0, quarantined = 0;
+  // The last turn that was torn and could not be undone, as too much of it was done; 0: none. No session may go on that is as
+  // old.
+  uint64_t half_turn = 0;
   // Sealed blocks whose records are damaged, and links to parents that are not there.
   uint32_t dropped = 0, cut_links = 0;
 };

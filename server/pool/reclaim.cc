@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "proto/support/check.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
@@ -40,6 +42,37 @@ uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, Evic
     r.records[Index(ref.id)].flags &= static_cast<uint8_t>(~BlockRecord::kListed);
   }
   return r.count(BlockState::kFree) - free;
+}
+
+void BlockPool::NextToLeave(uint32_t count, std::vector<Departing>* out) {
+  Rep& r = *rep_;
+  const size_t before = out->size(), most = before + count;
+  absl::flat_hash_set<uint32_t> seen;
+  const auto add_chain = [&](uint32_t b) {
+    for (; b != 0 && out->size() < most && r.records[b].state() == BlockState::kCached;
+         b = r.records[b].parent) {
+      if (!seen.insert(b).second) return;
+      out->push_back({r.RefOf(b), r.records[b].block_key()});
+    }
+  };
+  for (const auto& [priority, accessed_ms, block] : r.retained) {
+    if (priority >= kDefaultPriority || out->size() == most) break;
+    add_chain(block);
+  }
+  std::vector<BlockId> upcoming(count);
+  const size_t named = r.policy.asked()->Upcoming(absl::MakeSpan(upcoming));
+  for (size_t i = 0; i < named; ++i) add_chain(Index(upcoming[i]));
+  if (named > 0 || r.policy.asked()->offered() == 0) return;
+  for (uint32_t visited = 0; visited < std::min(count, r.capacity) && out->size() < most; ++visited) {
+    r.departing_at = r.departing_at % r.capacity + 1;
+    add_chain(r.departing_at);
+  }
+}
+
+bool BlockPool::IsResident(BlockRef ref) const {
+  if (ref.id == kNullBlock || Index(ref.id) > rep_->capacity) return false;
+  const BlockRecord& record = rep_->records[Index(ref.id)];
+  return record.generation == ref.generation && record.resident();
 }
 
 AsyncPolicy* BlockPool::async_policy() { return rep_->policy.asked()->async(); }

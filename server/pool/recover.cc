@@ -41,6 +41,10 @@ RecoveredPool BlockPool::Recover(TimeMs now, uint32_t blocks) {
 RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   BeginVerb(now, 0);
   RecoveredPool found;
+  // The word is there before the turn is over: another process that dies here finds one or the other.
+  if (!undo.Undo()) table->begun.half_turn = undo.turn();
+  found.half_turn = table->begun.half_turn;
+  undo.Commit();
   capacity = std::min(blocks, options.max_blocks - 1);
   // A block beyond what there is was never answered to anybody.
   next_new = std::min(next_new, capacity + 1);
@@ -52,7 +56,39 @@ RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   }
   const std::vector<bool> resident = RecoverChains(&found);
   RecoverStates(holds, resident, &found);
+  undo.Commit();
   return found;
+}
+
+bool BlockPool::Resume(Holder session, const SessionLimits& limits) { return rep_->Resume(session, limits); }
+
+bool PoolRep::Resume(Holder session, const SessionLimits& limits) {
+  Session& s = sessions[static_cast<size_t>(session)];
+  KVPOOL_CHECK(s.phase == Phase::kEnded && s.tidied_from == 0, "a session in phase %d is to go on",
+               static_cast<int>(s.phase));
+  if (limits.max_blocks != 0 && s.held > limits.max_blocks) return false;
+  bool sole = true;
+  s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+    sole = sole && (records[b].resident() || records[b].refs == holds);
+  });
+  if (!sole) return false;  // A damaged block that it shared: nobody knows whose it is.
+  s.phase = Phase::kOpen;
+  s.limits = limits;
+  s.limits.guaranteed = 0;
+  s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+    if (holds > kManyHolds) s.many_holds = true;
+    BlockRecord& r = records[b];
+    if (!r.resident()) {
+      SetState(b, BlockState::kLeased);
+      if (r.last_generation()) last_generation_blocks.push_back(b);
+      Charge(b, session);
+    } else if (Holder{r.owner} == kNobody && !r.last_generation()) {
+      Charge(b, session);
+    }
+  });
+  s.limits.guaranteed = std::min(limits.guaranteed, s.charged);
+  s.unmet = limits.guaranteed - s.limits.guaranteed;
+  return true;
 }
 
 // Each page belongs to one session. A page that can't be is of no session that was ever answered.

@@ -62,6 +62,8 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
     AddRef(parent, session);
     ++records[parent].children;
   }
+  // The word with the state, which is stored below.
+  undo.Save(&r.accessed_ms);
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
   if (table.has_value()) table->checksums[b] = RecordChecksum(b, r, hash);

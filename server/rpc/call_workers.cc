@@ -1,5 +1,6 @@
 #include "server/rpc/call_workers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,32 +20,57 @@ CallWorkers::~CallWorkers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-absl::Status CallWorkers::Start(size_t bytes, std::function<void()> work) {
+absl::Status CallWorkers::Start(const Call& call, std::function<void()> work) {
   {
     MutexLock lock(&mu_);
-    if (waiting_.size() >= options_.most_waiting || waiting_bytes_ + bytes > options_.most_waiting_bytes) {
+    if (waiting_.size() >= options_.most_waiting ||
+        waiting_bytes_ + call.bytes > options_.most_waiting_bytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat(waiting_.size(), " ", options_.calls, " of ", waiting_bytes_,
-                       " bytes wait already, and this one has ", bytes, "; the limits are ",
+                       " bytes wait already, and this one has ", call.bytes, "; the limits are ",
                        options_.most_waiting, " and ", options_.most_waiting_bytes, " bytes"));
     }
-    waiting_bytes_ += bytes;
-    waiting_.push_back({.bytes = bytes, .work = std::move(work)});
+    waiting_bytes_ += call.bytes;
+    waiting_.push_back({.call = call, .work = std::move(work)});
   }
   wanted_.Signal();
   return absl::OkStatus();
 }
 
+size_t CallWorkers::waiting(uint64_t owner) {
+  MutexLock lock(&mu_);
+  return static_cast<size_t>(std::count_if(
+      waiting_.begin(), waiting_.end(), [owner](const Waiting& each) { return each.call.owner == owner; }));
+}
+
+std::deque<CallWorkers::Waiting>::iterator CallWorkers::Next() {
+  auto next = waiting_.begin();
+  while (next != waiting_.end() && next->call.owner != 0 &&
+         std::find(running_.begin(), running_.end(), next->call.owner) != running_.end()) {
+    ++next;
+  }
+  return next;
+}
+
 void CallWorkers::Run() {
+  uint64_t owner = 0;
   while (true) {
     Waiting next;
     {
       MutexLock lock(&mu_);
-      while (waiting_.empty() && !stop_) wanted_.Wait(&mu_);
+      if (owner != 0) {
+        running_.erase(std::find(running_.begin(), running_.end(), owner));
+        // This thread takes one, and another of the same owner may have waited for this.
+        wanted_.Signal();
+      }
+      auto first = Next();
+      for (; first == waiting_.end() && !stop_; first = Next()) wanted_.Wait(&mu_);
       if (stop_) return;
-      next = std::move(waiting_.front());
-      waiting_.pop_front();
-      waiting_bytes_ -= next.bytes;
+      next = std::move(*first);
+      waiting_.erase(first);
+      waiting_bytes_ -= next.call.bytes;
+      owner = next.call.owner;
+      if (owner != 0) running_.push_back(owner);
     }
     next.work();
   }

@@ -2,11 +2,13 @@
 // so wait neither for a slab that is made nor for a policy that is changed.
 //
 // Peers decide how many such calls there are, so that threads, calls that wait for one, and the bytes of those
-// calls are bounded. A call beyond the bounds is refused.
+// calls are bounded. A call beyond the bounds is refused. Calls of one owner run one after another: however many it
+// has, it takes one thread.
 #ifndef KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 #define KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <string>
@@ -32,22 +34,30 @@ class CallWorkers {
   CallWorkers(const CallWorkers&) = delete;
   CallWorkers& operator=(const CallWorkers&) = delete;
 
-  // Runs `work`, whose request has so many bytes, on one of the threads. RESOURCE_EXHAUSTED: too many wait, and
-  // it will not run.
-  absl::Status Start(size_t bytes, std::function<void()> work);
+  struct Call {
+    size_t bytes = 0;    // The size of its request.
+    uint64_t owner = 0;  // 0: it has none.
+  };
+  // Runs `work` on one of the threads. RESOURCE_EXHAUSTED: too many wait, and it will not run.
+  absl::Status Start(const Call& call, std::function<void()> work);
+  // How many calls of this owner wait.
+  size_t waiting(uint64_t owner);
 
  private:
   struct Waiting {
-    size_t bytes = 0;
+    Call call;
     std::function<void()> work;
   };
   void Run();
+  // The first call whose owner has none running.
+  std::deque<Waiting>::iterator Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   Mutex mu_;
   CondVar wanted_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> running_ ABSL_GUARDED_BY(mu_);  // The owners.
   size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::thread> threads_;
 };

@@ -67,11 +67,12 @@ void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
   absl::Status engine =
       daemon_->access().Admit(caller.peer, AccessRole::kEngine, {method.data(), method.size()}).status();
   if (!engine.ok()) return Refuse(method, caller, std::move(engine), done);
-  absl::Status started = workers_.Start(bytes, [this, method, &caller, open = std::move(open), done] {
-    absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
-    if (opened.ok()) return done(std::move(opened));
-    Refuse(method, caller, std::move(opened), done);
-  });
+  absl::Status started =
+      workers_.Start({.bytes = bytes}, [this, method, &caller, open = std::move(open), done] {
+        absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
+        if (opened.ok()) return done(std::move(opened));
+        Refuse(method, caller, std::move(opened), done);
+      });
   if (!started.ok()) Refuse(method, caller, std::move(started), done);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/rpc/audit.h"
 #include "server/space/session.h"
 #include "server/wire/field_checks.h"
@@ -14,6 +15,9 @@ namespace kvpool {
 namespace {
 
 using OperatorService = v1::Operator::AsyncService;
+
+// So many unary calls of a session may wait for one of its own that is large.
+constexpr size_t kMostWaitingUnaryCalls = 16;
 
 // The unary form of an opening.
 template <typename Request, typename Result>
@@ -54,7 +58,7 @@ void AddOperatorCall(
           return done(admitted);
         }
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
-        const absl::Status started = desk.workers->Start(request->ByteSizeLong(), [=, &caller] {
+        const absl::Status started = desk.workers->Start({.bytes = request->ByteSizeLong()}, [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(*request, response);
           if (effect == Effect::kChanges) AuditOperatorCall(caller.peer, name, *request, *response, status);
@@ -109,7 +113,14 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
           daemon->ApplyUnary(request->call(), std::move(*moved), answer);
           member->session->large_calls -= large ? 1 : 0;
         };
-        if (!large_calls->Start(moved->ByteSizeLong(), apply).ok()) apply();
+        const uint64_t session = LargeCallOwner(**member);
+        if (const size_t waiting = large_calls->waiting(session); waiting >= kMostWaitingUnaryCalls) {
+          return done(absl::ResourceExhaustedError(
+              absl::StrCat(name, ": ", waiting, " unary calls of session ", (*member)->session->terms.id,
+                           " wait for a large one already; limit ", kMostWaitingUnaryCalls,
+                           "; nothing was applied: call again, with the same sequence")));
+        }
+        if (!large_calls->Start({.bytes = moved->ByteSizeLong(), .owner = session}, apply).ok()) apply();
       });
 }
 

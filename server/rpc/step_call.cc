@@ -14,6 +14,7 @@
 #include "server/rpc/step_listener.h"
 #include "server/space/session.h"
 #include "server/wire/step_reader.h"
+#include "server/wire/step_writer.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -191,8 +192,8 @@ bool StepCall::HandleElsewhere(bool large) {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
-  const absl::Status started =
-      method_.large_calls->Start(reader_.request().ByteSizeLong(), [this, end, large] {
+  const absl::Status started = method_.large_calls->Start(
+      {.bytes = reader_.request().ByteSizeLong(), .owner = LargeCallOwner(*member_)}, [this, end, large] {
         member_->session->large_calls += large ? 1 : 0;
         follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
         member_->session->large_calls -= large ? 1 : 0;
@@ -312,7 +313,7 @@ absl::Status StepCall::Bind(const std::string& token) {
 }
 
 void StepCall::Reply() {
-  if (wire_.empty()) response_.SerializeToString(&wire_);
+  if (wire_.empty()) WriteStep(response_, &wire_);
   const grpc::Slice slice(wire_);
   replies_.emplace_back(&slice, 1);
   keep_results_ = wire_.size() <= kMaxKeptAnswerBytes && response_.results_size() <= kMaxKeptResults;
@@ -384,6 +385,8 @@ void StepCall::DeleteIfDone() {
 }
 
 }  // namespace
+
+uint64_t LargeCallOwner(const Member& member) { return reinterpret_cast<uintptr_t>(member.session); }
 
 void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
                      CallWorkers* large_calls) {

@@ -27,6 +27,8 @@ inline constexpr size_t kMaxUnanswered = 16;
 // A call that names more blocks and keys, some half a millisecond of work, is carried out by a thread of its own, so
 // that the queue's other callers do not wait for it.
 inline constexpr uint64_t kLargeCallNames = 4096;
+// The owner of a member's large calls: those of a session wait for one another.
+uint64_t LargeCallOwner(const Member& member);
 
 // Step carries bytes here: an answer is serialised once, for the wire and for the repetition of a batch.
 using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;

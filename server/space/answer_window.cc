@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/support/check.h"
+#include "server/wire/step_writer.h"
 
 namespace kvpool {
 namespace {
@@ -39,6 +40,7 @@ void AnswerWindow::RaiseFloor(uint64_t floor) {
     }
   }
   floor_ = floor;
+  if (log_ != nullptr) log_->RaiseFloor(floor);
 }
 
 void AnswerWindow::Forget(Slot* slot) {
@@ -64,9 +66,19 @@ std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepRespons
   if (newest_ > kAnswers) RaiseFloor(newest_ - kAnswers);
   Slot& slot = (*slots_)[sequence % kAnswers];
   slot.sequence = sequence;
-  answer.SerializeToString(&slot.answer);
+  WriteStep(answer, &slot.answer);
+  if (log_ != nullptr) log_->Add(sequence, slot.answer);
   Charge(&slot, slot.answer.size());
   return slot.answer;
+}
+
+void AnswerWindow::Recall(uint64_t sequence, std::string answer) {
+  if (slots_ == nullptr) slots_ = std::make_unique<std::array<Slot, kAnswers>>();
+  newest_ = std::max(newest_, sequence);
+  Slot& slot = (*slots_)[sequence % kAnswers];
+  slot.sequence = sequence;
+  slot.answer = std::move(answer);
+  Charge(&slot, slot.answer.size());
 }
 
 void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {

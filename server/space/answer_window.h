@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kvpool/v1/engine.pb.h"
+#include "server/space/member_log.h"
 #include "server/space/unacknowledged.h"
 
 namespace kvpool {
@@ -43,6 +44,12 @@ class AnswerWindow {
   // The session is over: nobody repeats what came before its end.
   void ForgetAll() { RaiseFloor(newest_); }
 
+  // From now on what is here is in the log too, which outlives it.
+  void KeepIn(MemberLog* log) { log_ = log; }
+  // An answer that an earlier daemon gave, from the log; the floor comes first.
+  void RecallFloor(uint64_t floor) { floor_ = newest_ = floor; }
+  void Recall(uint64_t sequence, std::string answer);
+
   uint64_t floor() const { return floor_; }
 
  private:
@@ -59,6 +66,7 @@ class AnswerWindow {
   uint64_t floor_ = 0;
   uint64_t newest_ = 0;
   Unacknowledged bytes_;
+  MemberLog* log_ = nullptr;                           // Null: nothing of it outlives the daemon.
   std::unique_ptr<std::array<Slot, kAnswers>> slots_;  // Made by the first answer.
 };
 

@@ -21,6 +21,9 @@ constexpr size_t kMaxWaiters = 16;
 
 // Operations of a batch whose blocks and keys are prefetched together.
 constexpr size_t kPrefetchedOperations = 64;
+// In a pool of fewer blocks, at some 90 bytes a block, all of it is in a processor's cache, and prefetching would cost more
+// than it saves.
+constexpr uint32_t kPrefetchedPool = 16 << 10;
 
 // The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
 // to a batch may have, the response stays below gRPC's 4 MiB.
@@ -146,14 +149,16 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   session->applying = true;
   const absl::Cleanup applied = [session] { session->applying = false; };
+  if (member->log != nullptr) member->log->BeginBatch();
   Results* const results = response->mutable_results();
   results->Swap(&left);
   const int asked = request.operations_size();
   while (results->size() > asked) results->RemoveLast();
   results->Reserve(asked);
   Place place{.sequence = request.sequence()};
+  const bool prefetches = asked > 1 && state_.pool.capacity() >= kPrefetchedPool;
   for (const v1::Operation& operation : request.operations()) {
-    if (place.index % kPrefetchedOperations == 0 && asked > 1) {
+    if (prefetches && place.index % kPrefetchedOperations == 0) {
       verbs_.Prefetch(*session, absl::MakeConstSpan(request.operations().data(), asked)
                                     .subspan(place.index, kPrefetchedOperations));
     }
@@ -170,7 +175,12 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
   AddPending(member, stream, request.sequence(), response);
-  return member->answers.Remember(request.sequence(), *response);
+  const std::string_view remembered = member->answers.Remember(request.sequence(), *response);
+  // The log says that the batch was done only once it says what it left behind.
+  Settle(*session);
+  if (member->log != nullptr) member->log->EndBatch();
+  Settle(*session);
+  return remembered;
 }
 
 void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) const {
@@ -206,10 +216,24 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   session->applying = true;
   const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
+  if (member->log != nullptr) member->log->BeginBatch();
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
   member->answers.Remember(call.sequence(), response);
+  // The log says that the call was done only once it says what it left behind.
+  Settle(*session);
+  if (member->log != nullptr) member->log->EndBatch();
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
   EndApplying(turn, session);
+  Settle(*session);
+}
+
+void Batches::Settle(const Session& session) const {
+  const bool unsettled = state_.below.anyone_waits(session.terms.id) ||
+                         session.parked.on_device().verbs > 0 || !session.parked.late().empty() ||
+                         !session.device_operations.empty() || session.episodes.size() > 0;
+  for (const auto& member : session.members) {
+    if (member->log != nullptr) member->log->SetUnsettled(unsettled);
+  }
 }
 
 void Batches::AwaitOthers(Turn& turn, const Session& session) {
@@ -258,16 +282,21 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
   const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
   if (!status.ok()) return SetStatus(status, result);
-  const uint64_t due = session->parked.Due(operation);
-  const bool waits = due > session->passed, held_up = session->parked.HeldUp(operation);
-  if (!waits && !held_up && !NeedsDevice(operation)) {
+  const absl::StatusOr<ParkedVerbs::Wait> wait = WaitOf(turn, session, operation);
+  if (!wait.ok()) return SetStatus(wait.status(), result);
+  if (wait->due <= session->passed && !wait->held_up && !NeedsDevice(operation)) {
+    if (operation.has_match() && operation.match().wait_ms() > 0 &&
+        WaitForBelow(turn, member, operation, place)) {
+      return result->set_parked(true);
+    }
+    if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
     return ApplyVerb(turn, member, operation, result);
   }
   turn.Worked(WeightOf(operation));
-  if (operation.has_release() && !CheckRoom(*member, operation, due).ok()) {
-    return verbs_.ReleaseLate(session, operation.release(), due, result);
+  if (operation.has_release() && !CheckRoom(*member, operation, wait->due).ok()) {
+    return ParkLate(turn, session, operation.release(), wait->due, result);
   }
-  const absl::Status parked = ParkOrStart(member, operation, place, due, held_up, turn.now);
+  const absl::Status parked = ParkOrStart(turn, member, operation, place, *wait);
   if (!parked.ok()) return SetStatus(parked, result);
   result->set_parked(true);
 }
@@ -277,20 +306,67 @@ void Batches::Count(v1::Operation::VerbCase verb, const v1::OperationResult& res
   state_.counters.refused_blocks[verb] += static_cast<uint64_t>(RefusedBlocks(result));
 }
 
-absl::Status Batches::ParkOrStart(Member* member, const v1::Operation& operation, const Place& place,
-                                  uint64_t due, bool held_up, uint64_t now) {
+void Batches::ParkLate(Turn& turn, Session* session, const v1::Release& release, uint64_t due,
+                       v1::OperationResult* result) {
+  std::optional<size_t> from = 0;
+  while ((from = verbs_.ReleaseLate(session, release, due, *from, result)).has_value()) {
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    if (!session->ended) continue;
+    result->clear_result();
+    return SetStatus(absl::AbortedError(session->end_reason), result);
+  }
+}
+
+absl::StatusOr<ParkedVerbs::Wait> Batches::WaitOf(Turn& turn, Session* session,
+                                                  const v1::Operation& operation) {
+  ParkedVerbs::Wait wait{.due = operation.after()};
+  if (!session->parked.AnyWaitFor(operation)) return wait;
+  if (CountBlocks(operation) <= Turn::kNames) return session->parked.WaitOf(operation);
+  RETURN_IF_ERROR(InParts(turn, session, BlockIdsOf(operation),
+                          [&](absl::Span<const uint32_t> blocks) { session->parked.Extend(blocks, &wait); }));
+  return wait;
+}
+
+absl::Status Batches::InParts(Turn& turn, Session* session, absl::Span<const uint32_t> blocks,
+                              absl::FunctionRef<void(absl::Span<const uint32_t>)> visit) {
+  while (!blocks.empty()) {
+    const absl::Span<const uint32_t> part = blocks.subspan(0, Turn::kNames);
+    visit(part);
+    blocks.remove_prefix(part.size());
+    turn.Worked(part.size());
+    turn.Breathe();
+    if (session->ended) return absl::AbortedError(session->end_reason);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operation& operation,
+                                  const Place& place, const ParkedVerbs::Wait& wait) {
   Session* session = member->session;
-  RETURN_IF_ERROR(CheckRoom(*member, operation, due));
+  RETURN_IF_ERROR(CheckRoom(*member, operation, wait.due));
   ParkedVerb verb{.member = member,
                   .sequence = place.sequence,
                   .index = place.index,
                   .operation = operation,
                   .on_stream = place.waiter == nullptr};
-  const bool waits = due > session->passed;
-  if (!waits && !held_up) return StartOnDevice(&verb, place.waiter, now);
+  const bool on_stream = place.waiter == nullptr;
+  const bool for_step = wait.due > session->passed;
+  if (!for_step && !wait.held_up) {
+    RETURN_IF_ERROR(StartOnDevice(&verb, place.waiter, turn.now));
+    // No other daemon starts it: the log is to have its result.
+    if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
+    return absl::OkStatus();
+  }
+  if (for_step) {
+    RETURN_IF_ERROR(InParts(turn, session, BlockIdsOf(operation), [&](absl::Span<const uint32_t> blocks) {
+      session->parked.Name(wait.due, blocks);
+    }));
+  }
+  if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, operation);
   if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
-  if (waits) {
-    session->parked.Park(due, std::move(verb));
+  if (for_step) {
+    session->parked.ParkNamed(wait.due, std::move(verb));
   } else {
     session->parked.ParkBehind(std::move(verb));
   }
@@ -343,19 +419,72 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
     return absl::OkStatus();
   }
   const size_t named = WeightOf(verb->operation);
-  std::vector<uint32_t> blocks = BlockIdsOf(verb->operation);
+  std::vector<uint32_t> blocks;
+  if (verb->gate == 0) blocks = BlockIdsOf(verb->operation);
   for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
   const absl::Status submitted = device_verbs_.Submit(*operation, now);
   if (!submitted.ok()) return submitted;
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
-  session->parked.Start((*operation)->id, std::move(*verb), std::move(blocks), named);
+  session->parked.Start((*operation)->id, std::move(*verb), blocks, named);
   return absl::OkStatus();
 }
 
+bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place) {
+  Session* session = member->session;
+  Below& below = state_.below;
+  const v1::Match& match = operation.match();
+  if (!below.on() || !session->ready || session->warming_up() > 0) return false;
+  if (operation.ByteSizeLong() > Below::kMostWaitBytes || !CheckRoom(*member, operation, 0).ok())
+    return false;
+  const std::optional<uint64_t> tokens = verbs_.ResidentTokens(turn, *session, match);
+  if (!tokens.has_value()) return false;
+  Below::Found found = below.Look(match, *tokens);
+  if (found.blocks.empty()) return false;
+  const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
+  if (promotion == nullptr) return false;
+  const bool on_stream = place.waiter == nullptr;
+  // No other daemon brings it up.
+  if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
+  ParkedVerb verb{.member = member,
+                  .sequence = place.sequence,
+                  .index = place.index,
+                  .operation = operation,
+                  .on_stream = on_stream,
+                  .promotion = promotion->id};
+  if (!on_stream) verb.waiters.push_back(std::move(*place.waiter));
+  session->parked.ParkBehind(std::move(verb));
+  waiting_[session->terms.id] = session->weak_from_this();
+  turn.deferred.promotions.push_back(promotion);
+  return true;
+}
+
+void Batches::AnswerWaiting(Turn& turn) {
+  for (auto& [id, weak] : std::exchange(waiting_, {})) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr || session->ended) continue;
+    if (session->applying) {
+      session->readmit = true;
+    } else {
+      Readmit(turn, session.get());
+      Settle(*session);
+    }
+    if (state_.below.anyone_waits(id)) waiting_[id] = weak;
+  }
+}
+
 void Batches::Resume(Turn& turn, ParkedVerb verb) {
+  Session* const session = verb.member->session;
+  if (verb.promotion != 0 && state_.below.UnderWay(verb.promotion)) {
+    return session->parked.ParkBehind(std::move(verb));
+  }
+  if (verb.gate == 0 && session->parked.WaitOf(verb.operation).held_up) {
+    turn.Worked(WeightOf(verb.operation));
+    return session->parked.ParkBehind(std::move(verb));
+  }
   v1::OperationResult result;
   if (NeedsDevice(verb.operation)) {
+    turn.Worked(WeightOf(verb.operation));
     const absl::Status started = StartOnDevice(&verb, nullptr, turn.now);
     if (started.ok()) return;
     SetStatus(started, &result);
@@ -363,6 +492,7 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
     ApplyVerb(turn, verb.member, verb.operation, &result);
   }
   Count(verb.operation.verb_case(), result);
+  session->parked.Over(verb);
   state_.sessions.Complete(turn, std::move(verb), result);
 }
 
@@ -381,12 +511,14 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
     SetStatus(operation->status, &operation->result);
   }
   state_.sessions.Complete(turn, session->parked.Finish(operation->id), operation->result);
+  turn.Worked(WeightOf(operation->request));
   // A batch that is half applied may name what an operation would be prepared on, or lease its destinations.
   if (session->applying) {
     session->readmit = true;
   } else {
     Readmit(turn, session);
   }
+  Settle(*session);
   state_.pressure.AfterVerbs(turn);
 }
 
@@ -395,13 +527,15 @@ void Batches::RetryLackingBlocks(Turn& turn) {
     const std::shared_ptr<Session> session = weak.lock();
     if (session == nullptr || session->ended) continue;
     if (session->applying) {
-      lacking_[id] = weak;
+      session->readmit = true;
       continue;
     }
     if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
+    Settle(*session);
     if (!session->lacks_blocks) continue;
     if (session->ready) {
       Readmit(turn, session.get());
+      Settle(*session);
     } else {
       lacking_[id] = weak;
     }
@@ -409,12 +543,20 @@ void Batches::RetryLackingBlocks(Turn& turn) {
 }
 
 void Batches::Readmit(Turn& turn, Session* session) {
-  const Turn::Unbroken unbroken(turn);  // Nobody else may begin a readmission meanwhile.
-  session->lacks_blocks = false;
-  session->parked.BeginReadmission();
-  while (std::optional<ParkedVerb> verb = session->parked.NextReadmitted()) {
-    Resume(turn, *std::move(verb));
-  }
+  // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
+  const bool within_batch = std::exchange(session->applying, true);
+  do {
+    session->readmit = false;
+    session->lacks_blocks = false;
+    session->parked.AdmitLacking();
+    while (true) {
+      turn.Breathe();
+      std::optional<ParkedVerb> verb = session->parked.Admit();
+      if (!verb.has_value()) break;
+      Resume(turn, *std::move(verb));
+    }
+  } while (session->readmit && !session->ended);
+  session->applying = within_batch;
   if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
 }
 
@@ -440,6 +582,7 @@ void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operati
       return Fence(turn, member, operation.fence(), result);
     case v1::Operation::kWarmupDone:
       member->warmup_done = true;
+      if (member->log != nullptr) member->log->OnWarmupDone();
       return result->mutable_warmup_done()->set_waiting_for(member->session->warming_up());
     case v1::Operation::kCloseSession:
       return CloseSession(turn, member, result->mutable_close_session());
@@ -494,6 +637,7 @@ void Batches::Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::Oper
     return;
   }
   member->fence = std::max(member->fence, fence.step());
+  if (member->log != nullptr) member->log->SetFence(member->fence);
   if (session->UpdatePassed()) {
     while (!session->ended) {
       std::optional<ParkedVerb> verb = session->parked.Pop(session->passed);

@@ -24,7 +24,10 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "server/space/device_verbs.h"
 #include "server/space/episode_verbs.h"
@@ -52,6 +55,8 @@ class Batches {
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);
+  // A promotion is over: the match that waited for it is answered.
+  void AnswerWaiting(Turn& turn);
   // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
   // caller asks again.
   bool TakePending(Member* member, v1::StepResponse* response);
@@ -66,8 +71,12 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Parks a match that may wait for what is below the pool. False: there is nothing to wait for.
+  bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
+  // Whether a session could go on in another daemon depends on what is under way.
+  void Settle(const Session& session) const;
   // What was put off while a batch was applied, and what follows from it.
   void EndApplying(Turn& turn, Session* session);
   // Counts what was refused.
@@ -85,9 +94,18 @@ class Batches {
   // Starts a device operation, or parks it if it lacks blocks that the space can grow by. Either way the verb
   // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not.
   absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
-  // What can't be applied now: parked until step `due`, behind another verb, or on the device.
-  absl::Status ParkOrStart(Member* member, const v1::Operation& operation, const Place& place, uint64_t due,
-                           bool held_up, uint64_t now);
+  // What it waits for. The turn may pause meanwhile; other batches of the session wait for this one, so that no step
+  // passes, and what an operation that ends lets go is admitted when the batch is over. ABORTED: the session ended.
+  absl::StatusOr<ParkedVerbs::Wait> WaitOf(Turn& turn, Session* session, const v1::Operation& operation);
+  // Visits many blocks part by part, and lets others in between.
+  absl::Status InParts(Turn& turn, Session* session, absl::Span<const uint32_t> blocks,
+                       absl::FunctionRef<void(absl::Span<const uint32_t>)> visit);
+  // A release that there is no room to park.
+  void ParkLate(Turn& turn, Session* session, const v1::Release& release, uint64_t due,
+                v1::OperationResult* result);
+  // What can't be applied now: parked until its step, behind another verb, or on the device.
+  absl::Status ParkOrStart(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
+                           const ParkedVerbs::Wait& wait);
   // RESOURCE_EXHAUSTED: the session has too much parked to park this as well.
   absl::Status CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const;
   // RESOURCE_EXHAUSTED: the member has not acknowledged too many bytes of completions.
@@ -109,6 +127,8 @@ class Batches {
   // By id, the sessions that RetryLackingBlocks has to look at: they came to lack blocks, or late releases were
   // left. It runs at every acknowledgement of a slab, which must not cost each session of the space.
   std::map<uint64_t, std::weak_ptr<Session>> lacking_;
+  // By id, the sessions with matches that wait.
+  std::map<uint64_t, std::weak_ptr<Session>> waiting_;
 };
 
 }  // namespace kvpool

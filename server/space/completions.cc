@@ -32,6 +32,7 @@ void Completions::Fold(v1::StepResponse* answer) {
       answer->mutable_results(static_cast<int>(entry.completion.index()))
           ->Swap(entry.completion.mutable_result());
       bytes_.Subtract(entry.bytes);
+      if (log_ != nullptr) log_->Fold(entry.completion.sequence(), entry.completion.index());
       return true;
     });
   }
@@ -46,8 +47,10 @@ void Completions::ConfirmBy(uint64_t sequence) {
 void Completions::Acknowledge(uint64_t through) {
   std::erase_if(sent_, [&](const Entry& entry) {
     const bool arrived = entry.confirmed_by != 0 && entry.confirmed_by <= through;
-    if (arrived) bytes_.Subtract(entry.bytes);
-    return arrived;
+    if (!arrived) return false;
+    bytes_.Subtract(entry.bytes);
+    if (log_ != nullptr) log_->Confirm(entry.completion.sequence(), entry.completion.index());
+    return true;
   });
 }
 

@@ -13,6 +13,7 @@
 #include <deque>
 
 #include "kvpool/v1/engine.pb.h"
+#include "server/space/member_log.h"
 #include "server/space/unacknowledged.h"
 
 namespace kvpool {
@@ -25,6 +26,8 @@ class Completions {
   // Their sizes, serialised.
   const Unacknowledged& bytes() const { return bytes_; }
 
+  // From now on the log, which has them too, hears of those that arrived.
+  void KeepIn(MemberLog* log) { log_ = log; }
   void Add(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
   // Moves those that wait into the response: at most `bytes` of them, or one that is larger.
   void Take(size_t bytes, v1::StepResponse* response);
@@ -47,6 +50,7 @@ class Completions {
 
   std::deque<Entry> waiting_, sent_;
   Unacknowledged bytes_;
+  MemberLog* log_ = nullptr;  // Null: nothing of it outlives the daemon.
 };
 
 }  // namespace kvpool

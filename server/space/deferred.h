@@ -39,6 +39,8 @@ constexpr std::string_view EndKindName(EndKind kind) {
   return "";
 }
 
+struct Promotion;
+
 struct Deferred {
   struct Answer {
     std::vector<Waiter> waiters;
@@ -69,9 +71,10 @@ struct Deferred {
 
   // ---- Carried out by the space's owner
   std::vector<Ended> ended;
-  std::vector<uint64_t> gone;  // These sessions' blocks have all come back.
-  bool housekeep = false;      // The housekeeper has work.
-  bool reclaim = false;        // The thread that used up a few blocks is to reclaim some.
+  std::vector<uint64_t> gone;                          // These sessions' blocks have all come back.
+  std::vector<std::shared_ptr<Promotion>> promotions;  // Blocks to be brought up from below.
+  bool housekeep = false;                              // The housekeeper has work.
+  bool reclaim = false;  // The thread that used up a few blocks is to reclaim some.
 };
 
 }  // namespace kvpool

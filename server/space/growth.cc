@@ -28,12 +28,16 @@ uint64_t Growth::bytes() const {
   return bytes;
 }
 
-uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
+const SlabRow& Growth::RowOf(BlockId block) const {
   const auto after =
       std::upper_bound(slabs_.begin(), slabs_.end(), Index(block),
                        [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
   KVPOOL_CHECK(after != slabs_.begin(), "block %u is in no slab", Index(block));
-  const SlabRow& row = *(after - 1);
+  return *(after - 1);
+}
+
+uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
+  const SlabRow& row = RowOf(block);
   return row.by_rank[rank]->address() +
          uint64_t{Index(block) - row.first_block} * facts_.geometry.block_stride_bytes;
 }

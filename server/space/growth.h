@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cuda/device.h"
@@ -43,6 +44,7 @@ struct SlabRow {
   uint32_t block_count = 0;
   uint64_t bytes = 0;  // Each rank's slab has so many.
   uint64_t made_ms = 0;
+  std::string id;  // 16 random bytes: members that have mapped it know it by them in another daemon, too.
   std::vector<std::shared_ptr<Slab>> by_rank;
   std::vector<Kept> kept;  // Each rank's, where a keeper has them.
 
@@ -69,6 +71,7 @@ class Growth {
   uint32_t end_block(uint32_t slabs) const { return slabs == 0 ? 0 : slabs_[slabs - 1].end_block(); }
   uint32_t coming_blocks() const { return made_blocks() - (entered_ == 0 ? 0 : pool_.capacity() + 1); }
   uint64_t bytes() const;  // The sum over slabs and ranks.
+  const SlabRow& RowOf(BlockId block) const;
   uint64_t AddressOf(BlockId block, size_t rank) const;
   bool complete() const;  // It has all the slabs it can ever have.
 

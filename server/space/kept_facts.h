@@ -7,7 +7,12 @@
 #include <string_view>
 #include <type_traits>
 
+#include "proto/support/limits.h"
+
 namespace kvpool {
+
+inline constexpr size_t kSlabIdBytes = 16;
+inline constexpr size_t kMemberTokenBytes = 16;
 
 // Of one rank's slab; the descriptor is of its memory.
 struct KeptSlab {
@@ -15,12 +20,31 @@ struct KeptSlab {
   uint64_t bytes;
   uint32_t slab;
   uint32_t rank;
+  char id[kSlabIdBytes];
 };
 
-// Of a member of a session; the descriptor is the pidfd of its process.
+// Of a member of a session, and what the session is; the descriptor is the pidfd of its process.
 struct KeptMember {
   uint64_t space;
   uint64_t session;
+  uint32_t rank;
+  uint32_t scheduler;
+  uint32_t ranks;
+  uint32_t uid;
+  uint32_t guaranteed_blocks;
+  uint32_t max_blocks;
+  uint32_t max_pinned_blocks;
+  uint32_t warmup;
+  uint32_t name_bytes;
+  uint32_t unused;
+  char token[kMemberTokenBytes];
+  char name[kMaxClientNameBytes];
+};
+
+// Of a member's log; the descriptor is of its memory.
+struct KeptLog {
+  uint64_t space;
+  char token[kMemberTokenBytes];
 };
 
 template <typename Facts>

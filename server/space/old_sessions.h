@@ -7,20 +7,25 @@
 #ifndef KVPOOL_SERVER_SPACE_OLD_SESSIONS_H_
 #define KVPOOL_SERVER_SPACE_OLD_SESSIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "proto/support/unique_fd.h"
 #include "server/keeper/keeper_link.h"
 #include "server/pool/block_pool.h"
+#include "server/space/kept_facts.h"
 
 namespace kvpool {
 
 struct OldMember {
   uint64_t session = 0;
-  UniqueFd pidfd;
+  KeptMember facts;
+  bool ended = false;  // The space's mutex is around it.
+  std::shared_ptr<const UniqueFd> pidfd;
   Kept kept;
 };
 
@@ -33,19 +38,24 @@ class OldSessions {
   void Adopt(const RecoveredPool& found, std::vector<std::shared_ptr<OldMember>> members);
   // Those whose processes are not known to have ended; to be asked outside the mutex.
   const std::vector<std::shared_ptr<OldMember>>& members() const { return members_; }
-  // Their processes have ended.
-  void OnEnded(const std::vector<std::shared_ptr<OldMember>>& ended);
+  // Their processes have ended. It costs the sum of both: call it with few.
+  void OnEnded(absl::Span<const std::shared_ptr<OldMember>> ended);
 
   // Sessions that still hold blocks.
-  size_t size() const { return holders_.size(); }
+  size_t size() const {
+    return static_cast<size_t>(std::count_if(sessions_.begin(), sessions_.end(), [](const auto& session) {
+      return session.second.holder != kNobody;
+    }));
+  }
 
  private:
-  // What sessions without members held.
-  void GiveBack();
-
   BlockPool& pool_;
   std::vector<std::shared_ptr<OldMember>> members_;
-  std::map<uint64_t, Holder> holders_;  // The key is the session's id.
+  struct Old {
+    Holder holder = kNobody;  // It has none if it held nothing.
+    uint32_t members = 0;
+  };
+  std::map<uint64_t, Old> sessions_;  // The key is the session's id.
 };
 
 }  // namespace kvpool

@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "proto/support/block_ref.h"
 #include "proto/support/check.h"
 
@@ -21,22 +20,31 @@ bool KeepsOrder(const v1::Operation& operation) { return !operation.has_touch() 
 
 // ----------------------------------------------------------------------------------------- waiting for a step
 
-uint64_t ParkedVerbs::DueBehindOthers(const v1::Operation& operation) const {
-  uint64_t due = operation.after();
-  if (!KeepsOrder(operation)) return due;
-  ForEachBlock(operation, [&](uint32_t block) {
-    const auto it = last_.find(block);
-    if (it != last_.end()) due = std::max(due, it->second.due);
-  });
-  return due;
+bool ParkedVerbs::AnyWaitFor(const v1::Operation& operation) const {
+  return KeepsOrder(operation) && !(last_.empty() && gates_.empty());
 }
 
-void ParkedVerbs::Park(uint64_t due, ParkedVerb verb) {
-  ForEachBlock(verb.operation, [&](uint32_t block) {
+ParkedVerbs::Wait ParkedVerbs::WaitOf(const v1::Operation& operation) const {
+  Wait wait{.due = operation.after()};
+  if (AnyWaitFor(operation)) ForEachBlock(operation, [&](uint32_t block) { Extend(block, &wait); });
+  return wait;
+}
+
+void ParkedVerbs::Extend(uint32_t block, Wait* wait) const {
+  const auto it = last_.find(block);
+  if (it != last_.end()) wait->due = std::max(wait->due, it->second.due);
+  wait->held_up = wait->held_up || gates_.contains(block);
+}
+
+void ParkedVerbs::Name(uint64_t due, absl::Span<const uint32_t> blocks) {
+  for (const uint32_t block : blocks) {
     LastOnBlock& last = last_[block];
     last.due = std::max(last.due, due);
     ++last.verbs;
-  });
+  }
+}
+
+void ParkedVerbs::ParkNamed(uint64_t due, ParkedVerb verb) {
   Add(verb.operation);
   by_due_.emplace(due, std::move(verb));
 }
@@ -53,25 +61,17 @@ ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
 }
 
 std::optional<ParkedVerb> ParkedVerbs::Pop(uint64_t passed) {
-  while (!by_due_.empty() && by_due_.begin()->first <= passed) {
-    ParkedVerb verb = Take(by_due_.begin());
-    if (!HeldUp(verb.operation)) return verb;
-    ParkBehind(std::move(verb));
-  }
-  return std::nullopt;
+  if (by_due_.empty() || by_due_.begin()->first > passed) return std::nullopt;
+  return Take(by_due_.begin());
 }
 
 std::optional<ParkedVerb> ParkedVerbs::PopAny() {
   if (!by_due_.empty()) return Take(by_due_.begin());
-  for (std::deque<ParkedVerb>* verbs : {&readmitted_, &behind_}) {
-    if (verbs->empty()) continue;
-    ParkedVerb verb = std::move(verbs->front());
-    verbs->pop_front();
-    if (verbs == &behind_) Open(verb.operation);
-    Subtract(verb.operation);
-    return verb;
-  }
-  return std::nullopt;
+  if (behind_.empty()) return std::nullopt;
+  ParkedVerb verb = std::move(behind_.begin()->second);
+  behind_.erase(behind_.begin());
+  Subtract(verb.operation);
+  return verb;
 }
 
 std::vector<ParkedVerb> ParkedVerbs::PopSome(size_t count) {
@@ -94,7 +94,7 @@ ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t 
   for (auto& [id, running] : running_) {
     if (is_it(running.verb)) return &running.verb;
   }
-  for (ParkedVerb& verb : behind_) {
+  for (auto& [id, verb] : behind_) {
     if (is_it(verb)) return &verb;
   }
   return nullptr;
@@ -102,32 +102,30 @@ ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t 
 
 // ------------------------------------------------------------------------------------- running, and behind it
 
-bool ParkedVerbs::BehindGate(const v1::Operation& operation) const {
-  if (!KeepsOrder(operation)) return false;
-  bool behind = false;
-  ForEachBlock(operation, [&](uint32_t block) { behind = behind || gates_.contains(block); });
-  return behind;
-}
-
 bool ParkedVerbs::AnyOnDevice(absl::Span<const BlockRef> blocks) const {
   if (running_.empty()) return false;
-  absl::flat_hash_set<uint32_t> used;
-  for (const auto& [id, running] : running_) used.insert(running.blocks.begin(), running.blocks.end());
   return std::any_of(blocks.begin(), blocks.end(),
-                     [&used](BlockRef ref) { return used.contains(Index(ref.id)); });
+                     [this](BlockRef ref) { return on_device_gates_.contains(gates_.first(Index(ref.id))); });
 }
 
 void ParkedVerbs::ParkBehind(ParkedVerb verb) {
-  ForEachBlock(verb.operation, [&](uint32_t block) { ++gates_[block]; });
+  if (verb.gate == 0) {
+    verb.gate = gates_.Enter();
+    gates_.StandLast(verb.gate, BlockIdsOf(verb.operation));
+  }
+  if (gates_.may_go(verb.gate)) lacking_.insert(verb.gate);
   Add(verb.operation);
-  behind_.push_back(std::move(verb));
+  behind_.emplace(verb.gate, std::move(verb));
 }
 
-void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named) {
-  for (const uint32_t block : blocks) ++gates_[block];
+void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named) {
+  if (verb.gate == 0) verb.gate = gates_.Enter();
+  // Verbs that are behind may name blocks that were nobody's when they came, and are written by this operation now.
+  gates_.StandFirst(verb.gate, blocks);
+  on_device_gates_.insert(verb.gate);
   ++on_device_.verbs;
   on_device_.blocks += named;
-  const bool is_new = running_.emplace(id, Running{std::move(verb), std::move(blocks), named}).second;
+  const bool is_new = running_.emplace(id, Running{std::move(verb), named}).second;
   KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
 }
 
@@ -136,10 +134,49 @@ ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   KVPOOL_CHECK(it != running_.end(), "device operation %lu does not run", id);
   Running running = std::move(it->second);
   running_.erase(it);
-  for (const uint32_t block : running.blocks) Open(block);
+  on_device_gates_.erase(running.verb.gate);
+  Leave(running.verb.gate);
   --on_device_.verbs;
   on_device_.blocks -= running.named;
   return std::move(running.verb);
+}
+
+std::vector<ParkedVerb> ParkedVerbs::TakeRunning() {
+  std::vector<ParkedVerb> verbs;
+  for (auto& [id, running] : running_) verbs.push_back(std::move(running.verb));
+  running_.clear();
+  return verbs;
+}
+
+void ParkedVerbs::Leave(BlockGates::Id id) {
+  std::vector<BlockGates::Id> next;
+  gates_.Leave(id, &next);
+  free_to_go_.insert(next.begin(), next.end());
+}
+
+void ParkedVerbs::Over(const ParkedVerb& verb) {
+  // Where its session has ended meanwhile, nobody stands at the gates.
+  if (gates_.may_go(verb.gate)) Leave(verb.gate);
+}
+
+void ParkedVerbs::AdmitLacking() {
+  free_to_go_.merge(lacking_);
+  lacking_.clear();
+}
+
+std::optional<ParkedVerb> ParkedVerbs::Admit() {
+  while (!free_to_go_.empty()) {
+    const BlockGates::Id id = *free_to_go_.begin();
+    free_to_go_.erase(free_to_go_.begin());
+    // The one that is in front of it now lets it go when it leaves.
+    if (!gates_.may_go(id)) continue;
+    lacking_.erase(id);
+    auto verb = behind_.extract(id);
+    if (verb.empty()) continue;
+    Subtract(verb.mapped().operation);
+    return std::move(verb.mapped());
+  }
+  return std::nullopt;
 }
 
 void ParkedVerbs::Add(const v1::Operation& operation) {
@@ -156,32 +193,6 @@ void ParkedVerbs::Subtract(const v1::Operation& operation) {
 
 v1::Release ParkedVerbs::TakeLate(uint64_t passed) {
   return late_.Take(passed, kLateSlice, [this](uint32_t block) { return gates_.contains(block); });
-}
-
-void ParkedVerbs::BeginReadmission() {
-  KVPOOL_CHECK(readmitted_.empty(), "%zu verbs are being readmitted", readmitted_.size());
-  for (const ParkedVerb& verb : behind_) Open(verb.operation);
-  readmitted_.swap(behind_);
-}
-
-std::optional<ParkedVerb> ParkedVerbs::NextReadmitted() {
-  while (!readmitted_.empty()) {
-    ParkedVerb verb = std::move(readmitted_.front());
-    readmitted_.pop_front();
-    Subtract(verb.operation);
-    if (!HeldUp(verb.operation)) return verb;
-    ParkBehind(std::move(verb));
-  }
-  return std::nullopt;
-}
-
-void ParkedVerbs::Open(const v1::Operation& operation) {
-  ForEachBlock(operation, [&](uint32_t block) { Open(block); });
-}
-
-void ParkedVerbs::Open(uint32_t block) {
-  const auto it = gates_.find(block);
-  if (--it->second == 0) gates_.erase(it);
 }
 
 }  // namespace kvpool

@@ -15,16 +15,18 @@
 #define KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "server/space/block_gates.h"
 #include "server/space/late_releases.h"
 #include "server/wire/operation.h"
 
@@ -41,6 +43,8 @@ struct ParkedVerb {
   v1::Operation operation;
   bool on_stream = false;       // Its result is a Completion.
   std::vector<Waiter> waiters;  // Unary calls that wait for it.
+  BlockGates::Id gate = 0;      // Who it is at the gates of its blocks; 0: it stands at none.
+  uint64_t promotion = 0;       // A match waits for this one (below.h).
 };
 
 class ParkedVerbs {
@@ -56,7 +60,7 @@ class ParkedVerbs {
   static constexpr size_t kMaxNames = 65536;
   static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
 
-  size_t size() const { return by_due_.size() + behind_.size() + readmitted_.size() + running_.size(); }
+  size_t size() const { return by_due_.size() + behind_.size() + running_.size(); }
   bool any_waiting() const { return !by_due_.empty() || !late_.empty(); }
   struct Tally {
     size_t verbs = 0, blocks = 0;
@@ -65,18 +69,31 @@ class ParkedVerbs {
   const Tally& on_host() const { return on_host_; }
   const Tally& on_device() const { return on_device_; }  // Those that run there, and those that are to.
 
-  // The step that `operation` has to wait for; 0: none.
-  uint64_t Due(const v1::Operation& operation) const {
-    if (last_.empty()) return operation.after();
-    return DueBehindOthers(operation);
+  // What an operation that names these blocks has to wait for.
+  struct Wait {
+    uint64_t due = 0;      // A step; 0: none.
+    bool held_up = false;  // A verb on one of the blocks is running, or behind one.
+  };
+  Wait WaitOf(const v1::Operation& operation) const;
+  // The same in parts, for one that names many: it begins with the operation's own step, and nothing else is asked
+  // where AnyWaitFor is false.
+  bool AnyWaitFor(const v1::Operation& operation) const;
+  void Extend(absl::Span<const uint32_t> blocks, Wait* wait) const {
+    for (const uint32_t block : blocks) Extend(block, wait);
   }
-  // Is one of its blocks held up by a verb that is running or behind one?
-  bool HeldUp(const v1::Operation& operation) const { return !gates_.empty() && BehindGate(operation); }
   // Is one of these blocks a source or a destination of a device operation that is not over?
   bool AnyOnDevice(absl::Span<const BlockRef> blocks) const;
-  void Park(uint64_t due, ParkedVerb verb);
+  void Park(uint64_t due, ParkedVerb verb) {
+    Name(due, BlockIdsOf(verb.operation));
+    ParkNamed(due, std::move(verb));
+  }
+  // The same in parts, for one that names many: all its blocks, once each time that it names them, and then the verb.
+  void Name(uint64_t due, absl::Span<const uint32_t> blocks);
+  void ParkNamed(uint64_t due, ParkedVerb verb);
+  // Behind those that use its blocks or, if nobody does, until there are blocks for it. One that was admitted is in
+  // front of the others again.
   void ParkBehind(ParkedVerb verb);
-  // The next verb that is due once step `passed` is passed, and not held up; nullopt: all wait.
+  // The next verb that is due once step `passed` is passed: it may be held up. nullopt: all wait.
   std::optional<ParkedVerb> Pop(uint64_t passed);
   // At most so many of the verbs that wait or are behind, for a session that has ended; empty: there are none.
   std::vector<ParkedVerb> PopSome(size_t count);
@@ -93,15 +110,20 @@ class ParkedVerbs {
   v1::Release TakeLate(uint64_t passed);
 
   // ---- Device operations
-  // No running one has this `id`; `blocks` are the ids that it reads or writes, and `named` is its WeightOf.
-  // The verb's operation is not looked at.
-  void Start(uint64_t id, ParkedVerb verb, std::vector<uint32_t> blocks, size_t named);
-  // The operation is over, or its session is: nothing is held up by it any more. REQUIRES: it is running.
+  // No running one has this `id`; `blocks` are the ids that it reads or writes, without those at whose gates the verb
+  // stands already, and `named` is its WeightOf. The verb's operation is not looked at.
+  void Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named);
+  // The operation is over: nothing is held up by it any more. REQUIRES: it is running.
   ParkedVerb Finish(uint64_t id);
-  // After an operation is over, verbs behind it may go, each once and in order: Begin, then Next until
-  // it answers nullopt.
-  void BeginReadmission();
-  std::optional<ParkedVerb> NextReadmitted();
+  // All that run, of a session that has ended: its gates are of no use any more.
+  std::vector<ParkedVerb> TakeRunning();
+  // The next verb that nothing holds up any more, in order of arrival; nullopt: there is none. Until it is parked or
+  // started again, or Over, it holds up those behind it.
+  std::optional<ParkedVerb> Admit();
+  // Those that lacked blocks may try again.
+  void AdmitLacking();
+  // A verb that was admitted was applied, or refused.
+  void Over(const ParkedVerb& verb);
 
  private:
   struct LastOnBlock {
@@ -110,26 +132,26 @@ class ParkedVerbs {
   };
   struct Running {
     ParkedVerb verb;
-    std::vector<uint32_t> blocks;
     size_t named = 0;
   };
   std::optional<ParkedVerb> PopAny();
-  uint64_t DueBehindOthers(const v1::Operation& operation) const;
-  bool BehindGate(const v1::Operation& operation) const;
+  void Extend(uint32_t block, Wait* wait) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
   void Add(const v1::Operation& operation);
   void Subtract(const v1::Operation& operation);
-  void Open(const v1::Operation& operation);
-  void Open(uint32_t block);
+  void Leave(BlockGates::Id id);
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
-  std::deque<ParkedVerb> behind_;
-  std::deque<ParkedVerb> readmitted_;  // These were behind, and are looked at again; their gates are open.
   std::map<uint64_t, Running> running_;
-  // Both are keyed by block id: the last verb on it that waits for a step, and how many that run or are
-  // behind name it.
-  absl::flat_hash_map<uint32_t, LastOnBlock> last_;
-  absl::flat_hash_map<uint32_t, uint32_t> gates_;
+  absl::flat_hash_map<uint32_t, LastOnBlock>
+      last_;  // Keyed by block id: the last verb on it that waits for a step.
+  // Verbs that run or are behind.
+  BlockGates gates_;
+  std::map<BlockGates::Id, ParkedVerb> behind_;
+  // Of those behind: they may go, or may go as soon as there are blocks for them. Who has got one in front of it since
+  // stays in the set until it is looked at.
+  std::set<BlockGates::Id> free_to_go_, lacking_;
+  std::set<BlockGates::Id> on_device_gates_;  // Those that run.
   Tally on_host_, on_device_;
   LateReleases late_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -19,6 +20,12 @@ absl::Status SlabAcks::Acknowledge(uint32_t slab) {
   ++count_;
   while (prefix_ < mapped_.size() && mapped_[prefix_]) ++prefix_;
   return absl::OkStatus();
+}
+
+void Member::KeepIn(std::unique_ptr<MemberLog> kept) {
+  log = std::move(kept);
+  answers.KeepIn(log.get());
+  completions.KeepIn(log.get());
 }
 
 SessionLimits Session::limits() const {

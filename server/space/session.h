@@ -7,6 +7,8 @@
 //             gone      everything has been given back
 //
 //   member    joined -> hung up or dead, in any order; the first of them ends the session
+//             absent    a daemon before this one had it, and it has not come back. While a rank is absent its session is
+//                       joining, whatever it was before
 //
 // Not thread-safe: everything here but the constants is under the mutex of the session's space.
 #ifndef KVPOOL_SERVER_SPACE_SESSION_H_
@@ -27,6 +29,7 @@
 #include "server/space/attach_peer.h"
 #include "server/space/completions.h"
 #include "server/space/episode_sets.h"
+#include "server/space/member_log.h"
 #include "server/space/notice_board.h"
 #include "server/space/parked_verbs.h"
 #include "server/space/stream_listener.h"
@@ -69,11 +72,14 @@ class Member {
   Member(Session* session, uint32_t index, MemberIdentity identity)
       : session(session), index(index), identity(std::move(identity)) {}
   bool pending() const { return completions.any_waiting() || notices.posted(); }
+  // What of it outlives the daemon is in this log, which may be null.
+  void KeepIn(std::unique_ptr<MemberLog> kept);
 
   Session* const session;
   const uint32_t index;
-  const MemberIdentity identity;
+  MemberIdentity identity;  // Its peer and credentials change when it comes back to another daemon.
 
+  std::unique_ptr<MemberLog> log;  // What of it outlives the daemon. Null: nothing.
   AnswerWindow answers;
   NoticeBoard notices;
   Completions completions;
@@ -86,6 +92,7 @@ class Member {
   bool joined = false;
   bool dead = false;
   bool hung_up = false;
+  bool maps = false;     // It was sent a slab, by this daemon or the one before.
   bool touched = false;  // It is in Sessions' list of members to wake.
   uint64_t last_call_ms = 0;
 };
@@ -144,6 +151,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
   bool ready = false;
+  bool resumed = false;  // An earlier daemon opened it.
   bool ended = false;
   bool gone = false;
   std::string end_reason;

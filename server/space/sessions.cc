@@ -49,11 +49,29 @@ absl::Status Sessions::Enter(const Turn& turn, Session* session) {
   return absl::OkStatus();
 }
 
+void Sessions::Resume(const Turn& turn, Session* session) {
+  const auto slot = static_cast<size_t>(session->holder);
+  if (slot >= by_holder_.size()) by_holder_.resize(slot + 1);
+  by_holder_[slot] = session;
+  session->resumed = true;
+  if (!pool_.Promise(session->holder)) pending_.push_back(session);
+  growth_.Want(pool_.unmet(session->holder));
+  sessions_.push_back(session);
+  for (Member* member : session->by_rank) member->maps = true;
+  mapping_processes_ += session->terms.ranks;
+  last_used_ms_ = turn.now;
+}
+
 void Sessions::OnJoined(Turn& turn, Member* member, bool pressure) {
   Session* session = member->session;
-  if (session->ended) return;
+  if (session->ended) {
+    // One that came back has not heard of it.
+    turn.deferred.hangups.push_back({member->identity.peer, session->end_reason});
+    return;
+  }
   member->joined = true;
   member->last_call_ms = turn.now;
+  if (session->announced > 0) TellReady(turn, member, session->announced - 1);
   if (draining_) Post(member, v1::NOTICE_KIND_DRAIN, {});
   if (pressure) Post(member, v1::NOTICE_KIND_PRESSURE, {.value = pool_.available()});
   SendSlabs(turn, session);
@@ -100,7 +118,7 @@ void Sessions::FreeIfNeverReady(Turn& turn, Session* session) {
 void Sessions::OnProcessDead(Turn& turn, Member* member) {
   if (member->dead) return;
   member->dead = true;
-  if (member->slabs.sent() > 0) --mapping_processes_;
+  if (member->maps) --mapping_processes_;
   last_used_ms_ = turn.now;
   Session* session = member->session;
   End(turn, session, EndKind::kMemberDied, absl::StrCat(EndedBy(*member), " died"), member);
@@ -112,6 +130,9 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   if (session->ended) return;
   session->ended = true;
   session->ready = false;
+  for (const auto& member : session->members) {
+    if (member->log != nullptr) member->log->OnEnded();
+  }
   session->end_reason = reason;
   if (session->holder != kNobody) pool_.EndSession(session->holder);
   session->episodes = {};
@@ -121,8 +142,8 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   for (const auto& operation : session->device_operations) {
     // It goes on, or is skipped if it has not begun; nobody hears what came of it.
     operation->abandoned.store(true, std::memory_order_release);
-    Complete(turn, session->parked.Finish(operation->id), Aborted(reason));
   }
+  for (ParkedVerb& verb : session->parked.TakeRunning()) Complete(turn, std::move(verb), Aborted(reason));
   // Late releases go with the rest: holds end with the session.
   Deferred::Dropped dropped = {.session = session->shared_from_this(),
                                .verbs = std::exchange(session->parked, ParkedVerbs())};
@@ -133,7 +154,9 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   }
   PostAll(session, v1::NOTICE_KIND_ENDED, {.detail = reason});
   for (const auto& member : session->members) {
-    if (member.get() != except) turn.deferred.hangups.push_back({member->identity.peer, reason});
+    // A member that has not come back to this daemon has no connection.
+    if (member.get() == except || member->identity.peer == nullptr) continue;
+    turn.deferred.hangups.push_back({member->identity.peer, reason});
   }
   turn.deferred.ended.push_back({session->terms.id, kind, reason});
   EnterSlabs(turn);
@@ -229,8 +252,9 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
     slab->set_block_count(row.block_count);
     slab->set_bytes(row.bytes);
     slab->set_device_uuid(facts_.devices[rank]->uuid_bytes());
+    slab->set_id(row.id);
     outbox_.Push(std::move(out));
-    if (index == 0) ++mapping_processes_;
+    if (!std::exchange(next->maps, true)) ++mapping_processes_;
     next->slabs.Send();
     turn.deferred.send = true;
   }
@@ -261,7 +285,9 @@ void Sessions::UpdateReady(Turn& turn, Session* session) {
   const uint32_t mapped = std::min(session->mapped(), growth_.entered());
   Announce(turn, session, mapped);
   const bool has_mapped = growth_.entered() > 0 && mapped == growth_.entered();
-  session->ready = has_mapped && pool_.unmet(session->holder) == 0 && LeaseSink(turn, session);
+  // What is left of the guarantee of one that goes on comes when others give it back: its blocks are its own meanwhile.
+  const bool met = session->resumed || pool_.unmet(session->holder) == 0;
+  session->ready = has_mapped && met && LeaseSink(turn, session);
   if (has_mapped && !session->ready) {
     unequipped_.emplace(session->terms.id, session);
   } else {
@@ -275,16 +301,21 @@ void Sessions::Announce(Turn& turn, Session* session, uint32_t mapped) {
   while (session->announced < mapped) {
     const uint32_t slab = session->announced++;
     for (const auto& member : session->members) {
-      OutgoingFrame out;
-      out.session = session->shared_from_this();
-      out.peer = member->identity.peer;
-      out.frame.mutable_slab_ready()->set_slab(slab);
-      out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
-      outbox_.Push(std::move(out));
+      // Those that come later are told then.
+      if (member->joined) TellReady(turn, member.get(), slab);
     }
   }
-  turn.deferred.send = true;
   PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(mapped) - 1});
+}
+
+void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
+  OutgoingFrame out;
+  out.session = member->session->shared_from_this();
+  out.peer = member->identity.peer;
+  out.frame.mutable_slab_ready()->set_slab(slab);
+  out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
+  outbox_.Push(std::move(out));
+  turn.deferred.send = true;
 }
 
 bool Sessions::LeaseSink(const Turn& turn, Session* session) {
@@ -294,6 +325,7 @@ bool Sessions::LeaseSink(const Turn& turn, Session* session) {
   // Its guarantee covers it.
   KVPOOL_CHECK(sink.size() == 1, "session %lu: no block for its sink", session->terms.id);
   session->sink = sink.front();
+  if (MemberLog* const log = session->members.front()->log.get()) log->SetSink(session->sink);
   return true;
 }
 
@@ -329,6 +361,7 @@ void Sessions::CollectWakes(Turn& turn) {
 }
 
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
+  if (verb.member->log != nullptr) verb.member->log->Complete(verb.sequence, verb.index, result);
   verb.member->answers.Complete(verb.sequence, verb.index, result);
   // A session that is gone keeps nothing for a member that has hung up.
   if (verb.on_stream && !(verb.member->hung_up && verb.member->session->gone)) {

@@ -76,6 +76,8 @@ class Sessions {
   // ---- Coming and going
   // Enters a new session. RESOURCE_EXHAUSTED: its guarantee needs more slabs than there are.
   absl::Status Enter(const Turn& turn, Session* session);
+  // A session of an earlier daemon, which its members may come back to. REQUIRES: its holder is the pool's.
+  void Resume(const Turn& turn, Session* session);
   // A member is bound to its attachment, and hears of drain and pressure if they are on: slabs go out to it.
   void OnJoined(Turn& turn, Member* member, bool pressure);
   void OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack);
@@ -128,6 +130,8 @@ class Sessions {
   // Announces what the session has mapped, and computes again whether it is ready.
   void UpdateReady(Turn& turn, Session* session);
   void Announce(Turn& turn, Session* session, uint32_t mapped);
+  // The member is told that this slab is ready, and with it all before it.
+  void TellReady(Turn& turn, Member* member, uint32_t slab);
   // True if the session has its sink, or got it now.
   bool LeaseSink(const Turn& turn, Session* session);
   // Whether the next slab waits for the session.

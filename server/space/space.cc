@@ -12,7 +12,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
-#include "server/base/peer_process.h"
+#include "server/base/random_bytes.h"
 #include "server/replacement/policy.h"
 #include "server/space/kept_facts.h"
 
@@ -63,6 +63,7 @@ void Space::Lock() {
 
 void Space::Unlock() {
   state.hold.Observe(static_cast<double>(NowNs() - locked_ns_) * 1e-9);
+  state.pool.Commit();
   mu.Unlock();
 }
 
@@ -107,7 +108,8 @@ void Space::Settle(Settlement* settlement) {
     for (const Waiter& waiter : answer.waiters) waiter(answer.result);
   }
   for (const Deferred::Hangup& hangup : deferred.hangups) hangup.peer->Close(hangup.reason);
-  if (!deferred.ended.empty() || !deferred.gone.empty() || deferred.housekeep || deferred.reclaim) {
+  if (!deferred.ended.empty() || !deferred.gone.empty() || !deferred.promotions.empty() ||
+      deferred.housekeep || deferred.reclaim) {
     owner_->AfterTurn(this, deferred);
   }
 }
@@ -219,6 +221,7 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
   SlabRow row;
   row.bytes = bytes;
   row.block_count = facts.geometry.blocks_in(bytes);
+  row.id = RandomBytes(kSlabIdBytes);
   for (size_t rank = 0; rank < facts.devices.size(); ++rank) {
     Device* device = facts.devices[rank];
     absl::StatusOr<std::unique_ptr<Slab>> slab =
@@ -246,43 +249,11 @@ absl::Status Space::KeepRow(uint32_t slab, SlabRow* row) {
   }
   for (uint32_t rank = 0; rank < row->by_rank.size(); ++rank) {
     ASSIGN_OR_RETURN(const UniqueFd fd, row->by_rank[rank]->Export());
-    const KeptSlab kept{.space = facts.id, .bytes = row->bytes, .slab = slab, .rank = rank};
+    KeptSlab kept{.space = facts.id, .bytes = row->bytes, .slab = slab, .rank = rank, .id = {}};
+    row->id.copy(kept.id, sizeof(kept.id));
     ASSIGN_OR_RETURN(row->kept.emplace_back(), keeper_->Keep(KeptKind::kSlab, FactBytes(kept), fd.get()));
   }
   return absl::OkStatus();
-}
-
-RecoveredPool Space::Recover(Inheritance inheritance) {
-  MutexLock growth(&growth_mu);
-  kept_table_ = std::move(inheritance.table);
-  uint64_t blocks = 0, bytes = 0;
-  for (const SlabRow& row : inheritance.rows) {
-    blocks += row.block_count;
-    bytes += row.bytes;
-  }
-  slab_bytes_.store(bytes, std::memory_order_relaxed);
-  SpaceLock lock(*this);
-  // The null block is no part of the pool's capacity.
-  const RecoveredPool found = state.pool.Recover(clock_->NowMs(), static_cast<uint32_t>(blocks - 1));
-  state.growth.Adopt(std::move(inheritance.rows), clock_->NowMs());
-  state.sessions.AddMappingProcesses(inheritance.members.size());
-  state.old_sessions.Adopt(found, std::move(inheritance.members));
-  state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
-  state.counters.dropped_blocks += found.dropped;
-  return found;
-}
-
-void Space::CollectOldSessions() {
-  std::vector<std::shared_ptr<OldMember>> members;
-  {
-    SpaceLock lock(*this);
-    members = state.old_sessions.members();
-  }
-  std::erase_if(members, [](const auto& member) { return !ProcessEnded(member->pidfd.get()); });
-  if (members.empty()) return;
-  SpaceTurn turn(*this);
-  state.sessions.RemoveMappingProcesses(turn, members.size());
-  state.old_sessions.OnEnded(members);
 }
 
 void Space::DestroyRow(SlabRow row) {

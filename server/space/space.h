@@ -33,6 +33,17 @@ namespace kvpool {
 
 class Settlement;
 
+// A session of an earlier daemon that may go on: it has no member yet, but these.
+struct Resumable {
+  std::shared_ptr<Session> session;
+  struct Member {
+    MemberIdentity identity;
+    std::unique_ptr<MemberLog> log;
+  };
+  std::vector<Member> members;
+  bool incomplete = false;  // The log of one of its members is not there, or is damaged.
+};
+
 class Space {
  public:
   // What a space works with; all but the policy outlive it. `event_log` may be null.
@@ -58,9 +69,13 @@ class Space {
   struct Inheritance {
     Kept table;
     std::vector<SlabRow> rows;
+    // Of all sessions.
     std::vector<std::shared_ptr<OldMember>> members;
+    std::vector<Resumable> sessions;  // They are of this space.
   };
-  RecoveredPool Recover(Inheritance inheritance) ABSL_LOCKS_EXCLUDED(growth_mu, mu);
+  // `resumed` gets the sessions that go on, once their members come back.
+  RecoveredPool Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed)
+      ABSL_LOCKS_EXCLUDED(growth_mu, mu);
   // Gives back what sessions of an earlier daemon held whose processes have ended.
   void CollectOldSessions() ABSL_LOCKS_EXCLUDED(mu);
   // Destroys the slabs of a closed space. When it returns they are gone, whichever thread destroyed them.
@@ -102,6 +117,9 @@ class Space {
   absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row);
   absl::Status SendFrame(OutgoingFrame out);
+  // Empty, or why the session can't go on.
+  std::string Resume(const Turn& turn, const RecoveredPool& found, Resumable* old)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   DeviceBudget* const budget_;
   SpaceOwner* const owner_;

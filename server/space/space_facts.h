@@ -3,12 +3,14 @@
 #define KVPOOL_SERVER_SPACE_SPACE_FACTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cuda/device.h"
 #include "kvpool/v1/engine.pb.h"
 #include "server/space/space_geometry.h"
+#include "server/tiers/tier_key.h"
 
 namespace kvpool {
 
@@ -24,6 +26,8 @@ struct SpaceFacts {
   std::vector<size_t> rank_devices;
   SpaceGeometry geometry;
   std::string hash_seed;  // 32 bytes.
+  // What its blocks' names below the pool begin with; none: nothing of it goes there.
+  std::optional<TierSpace> tier_space;
   double low_watermark = 0;
   double high_watermark = 0;
   bool kept = false;  // What is sealed in it outlives the daemon: it has a table that a keeper keeps.

@@ -39,6 +39,7 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.pressure = state.pressure.on();
   snapshot.pool = state.pool.counters();
   snapshot.counters = state.counters;
+  snapshot.below = state.below.counters;
   snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.hold = state.hold.Snapshot();
   snapshot.reclaim = state.reclaim.Snapshot();

@@ -31,6 +31,7 @@ struct SpaceSnapshot {
   bool pressure = false;
   PoolCounters pool;
   SpaceCounters counters;
+  BelowCounters below;
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   HistogramSnapshot hold, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.

@@ -1,10 +1,11 @@
-// All of a space that changes, but for the verbs: the pool, and four parts around it, each of which knows
+// All of a space that changes, but for the verbs: the pool, and five parts around it, each of which knows
 // those above it.
 //
 //   growth     slabs, and whether to make another       (growth.h)
 //   old_sessions   what engines of an earlier daemon hold   (old_sessions.h)
 //   sessions   who is in the space, and is to be told   (sessions.h)
 //   pressure   watermarks, and what follows from them   (pressure.h)
+//   below      what has left the pool, and comes back   (below.h)
 //
 // Not thread-safe: the space's mutex is around it. Time comes in as an argument, or with the turn.
 #ifndef KVPOOL_SERVER_SPACE_SPACE_STATE_H_
@@ -20,6 +21,7 @@
 #include "server/base/histogram.h"
 #include "server/pool/block_pool.h"
 #include "server/replacement/policies/async_policy.h"
+#include "server/space/below.h"
 #include "server/space/growth.h"
 #include "server/space/old_sessions.h"
 #include "server/space/pressure.h"
@@ -67,6 +69,7 @@ class SpaceState {
   OldSessions old_sessions;
   Sessions sessions;
   Pressure pressure;
+  Below below;
 
   // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.
   SpaceCounters counters;

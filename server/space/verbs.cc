@@ -8,8 +8,10 @@
 #include "proto/support/check.h"
 #include "proto/support/limits.h"
 #include "server/events/event_log.h"
+#include "server/pool/match_search.h"
 #include "server/replacement/policy.h"
 #include "server/space/block_info.h"
+#include "server/space/long_match.h"
 
 namespace kvpool {
 namespace {
@@ -17,6 +19,8 @@ namespace {
 // Refusals beyond these get a code and no text, so that an answer stays below gRPC's default limit of 4 MiB
 // even if each of 65,536 blocks is refused.
 constexpr int kExplainedRefusals = 64;
+// What is brought up for a request that is queued has so long to come.
+constexpr uint64_t kPrefetchMs = 10000;
 // Of an operation that is prefetched ahead, so many blocks are.
 constexpr int kPrefetchedBlocks = 4;
 // One match in this many, a power of two, looks up when a block of it was last used.
@@ -47,24 +51,6 @@ absl::StatusCode CodeOf(Verdict verdict) {
   return absl::StatusCode::kInternal;
 }
 
-v1::MissReason WireReason(MissReason reason) {
-  switch (reason) {
-    case MissReason::kNone:
-      return v1::MISS_REASON_NONE;
-    case MissReason::kNeverSeen:
-      return v1::MISS_REASON_NEVER_SEEN;
-    case MissReason::kEvicted:
-      return v1::MISS_REASON_EVICTED;
-    case MissReason::kCredit:
-      return v1::MISS_REASON_CREDIT;
-    case MissReason::kCap:
-      return v1::MISS_REASON_CAP;
-    case MissReason::kWindow:
-      return v1::MISS_REASON_WINDOW;
-  }
-  return v1::MISS_REASON_NONE;
-}
-
 v1::Shortfall WireShortfall(Shortfall shortfall) {
   switch (shortfall) {
     case Shortfall::kNone:
@@ -87,11 +73,6 @@ Reuse HintOf(v1::Reuse reuse) {
                 static_cast<int>(Reuse::kUnlikely) == v1::REUSE_UNLIKELY &&
                 static_cast<int>(Reuse::kNever) == v1::REUSE_NEVER && v1::Reuse_MAX == v1::REUSE_NEVER);
   return static_cast<Reuse>(reuse);
-}
-
-void AppendHits(const std::vector<BlockRef>& blocks, v1::GroupHit* hit) {
-  hit->mutable_blocks()->Reserve(hit->blocks_size() + static_cast<int>(blocks.size()));
-  for (const BlockRef ref : blocks) hit->mutable_blocks()->AddAlreadyReserved(ref.Pack());
 }
 
 // Parts from the tail to the head leave them in another order.
@@ -138,9 +119,8 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
       return more ? std::optional<size_t>(result->lease().blocks_size()) : std::nullopt;
     }
     case v1::Operation::kMatch:
-      if (IsInParts(operation.match())) return MatchPart(turn, session, operation.match(), done, result);
-      turn.Worked(Match(session, operation.match(), now, result));
-      return std::nullopt;
+      // Where it ended the session is looked at before anything else is done.
+      return Match(turn, session, operation.match(), result) ? std::nullopt : std::optional<size_t>(done);
     case v1::Operation::kSeal:
       Seal(session, operation.seal(), part, now, result->mutable_seal());
       break;
@@ -219,9 +199,11 @@ void BlockVerbs::Prefetch(const Session& session, absl::Span<const v1::Operation
   state_.pool.Prefetch(session.holder, next_refs_, next_keys_);
 }
 
-void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,
-                             v1::OperationResult* result) {
-  Unpack(*session, release.blocks(), {.end = static_cast<size_t>(release.blocks_size())});
+std::optional<size_t> BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint64_t due,
+                                              size_t from, v1::OperationResult* result) {
+  const auto all = static_cast<size_t>(release.blocks_size());
+  const size_t end = std::min(all, from + Turn::kNames);
+  Unpack(*session, release.blocks(), {.begin = from, .end = end});
   state_.pool.CheckHeld(session->holder, std::nullopt, refs_, absl::MakeSpan(verdicts_));
   size_t held = 0;
   for (size_t i = 0; i < refs_.size(); ++i) {
@@ -230,7 +212,8 @@ void BlockVerbs::ReleaseLate(Session* session, const v1::Release& release, uint6
     if (verdicts_[i] == Verdict::kDone) refs_[held++] = refs_[i];
   }
   session->parked.ReleaseLate(due, release, absl::MakeConstSpan(refs_).first(held));
-  Refuse(*session, release.blocks(), 0, result->mutable_release()->mutable_refused());
+  Refuse(*session, release.blocks(), from, result->mutable_release()->mutable_refused());
+  return end < all ? std::optional(end) : std::nullopt;
 }
 
 bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1::OperationResult* result) {
@@ -313,6 +296,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
       RefuseUnmapped(index, entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
+      if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
       RefuseOne(*session, index, ref, outcome.verdict, result->mutable_refused());
@@ -331,14 +315,71 @@ void BlockVerbs::RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals
                                     "when it has"));
 }
 
-size_t BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result) {
-  if (RefuseWarmingUp(*session, "match", result)) return 0;
+bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result) {
+  if (RefuseWarmingUp(*session, "match", result)) return true;
   v1::MatchResult* answer = result->mutable_match();
+  for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
   if (!session->ready) {
-    for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
     answer->set_miss(v1::MISS_REASON_GROWING);
-    return 0;
+    return true;
   }
+  SampleReuse(turn.now, match);
+  size_t keys = 0;
+  for (const v1::GroupKeys& group : match.groups()) keys += group.keys().size() / group.key_bytes();
+  if (keys > Turn::kNames) {
+    if (!LongMatch(&state_, event_log_, session, match).Run(turn, answer)) return false;
+  } else {
+    turn.Worked(keys);
+    ShortMatch(turn, session, match, answer);
+  }
+  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, answer);
+  return true;
+}
+
+void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match& match,
+                             v1::MatchResult* answer) {
+  turn.Worked(Below::kMostLooked);
+  Below::Found found = state_.below.Report(match, answer);
+  if (!match.prefetch() || found.blocks.empty()) return;
+  const auto promotion =
+      state_.below.Begin(session.terms.id, turn.now + kPrefetchMs, std::move(found.blocks));
+  if (promotion != nullptr) turn.deferred.promotions.push_back(promotion);
+}
+
+std::optional<uint64_t> BlockVerbs::ResidentTokens(Turn& turn, const Session& session,
+                                                   const v1::Match& match) const {
+  const auto pause = [&] {
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    return !session.ended;
+  };
+  std::vector<BlockKey> keys;
+  std::vector<size_t> ends;
+  for (const v1::GroupKeys& group : match.groups()) {
+    const std::string_view bytes = group.keys();
+    for (size_t at = 0; at < bytes.size(); at += group.key_bytes()) {
+      keys.push_back(BlockKey::From(bytes.substr(at, group.key_bytes()), group.group()));
+      if (keys.size() % Turn::kNames == 0 && !pause()) return std::nullopt;
+    }
+    ends.push_back(keys.size());
+  }
+  std::vector<GroupQuery> queries;
+  size_t begin = 0;
+  for (int i = 0; i < match.groups_size(); ++i) {
+    const uint32_t group = match.groups(i).group();
+    const size_t end = ends[static_cast<size_t>(i)];
+    queries.push_back({group, absl::MakeConstSpan(keys).subspan(begin, end - begin),
+                       state_.facts.layout.groups(static_cast<int>(group)).tokens_per_block()});
+    begin = end;
+  }
+  MatchSearch search(state_.pool, queries);
+  while (!search.Look(Turn::kNames)) {
+    if (!pause()) return std::nullopt;
+  }
+  return search.steps() * search.step_tokens();
+}
+
+void BlockVerbs::ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer) {
   keys_.clear();
   for (const v1::GroupKeys& group : match.groups())
     AppendKeys(group.keys(), group.key_bytes(), group.group());
@@ -350,86 +391,16 @@ size_t BlockVerbs::Match(Session* session, const v1::Match& match, TimeMs now, v
     queries_.push_back({group.group(), absl::MakeConstSpan(keys_).subspan(first, count), tokens});
     first += count;
   }
-  SampleReuse(now, match);
-  state_.pool.Match(session->holder, now, queries_, &match_);
+  state_.pool.Match(session->holder, turn.now, queries_, &match_);
   if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
-  if (event_log_ != nullptr && match.groups_size() > 0) LogMatch(*session, now, match.groups(0));
+  if (event_log_ != nullptr && !queries_.empty()) {
+    LogMatch(event_log_, state_.facts.id, session->terms.id, turn.now, queries_[0], &event_words_);
+  }
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));
   for (size_t i = 0; i < queries_.size(); ++i) {
-    v1::GroupHit* hit = answer->add_groups();
-    hit->set_group(queries_[i].group);
-    AppendHits(match_.blocks[i], hit);
+    AppendRefs(match_.blocks[i], answer->mutable_groups(static_cast<int>(i))->mutable_blocks());
   }
-  return keys_.size();
-}
-
-bool BlockVerbs::IsInParts(const v1::Match& match) const {
-  // With several groups, or a window, the end of a sequence has a say in what is held of its beginning.
-  if (match.groups_size() != 1) return false;
-  const v1::GroupKeys& group = match.groups(0);
-  return group.keys().size() > Turn::kNames * group.key_bytes() &&
-         state_.facts.layout.groups(static_cast<int>(group.group())).window_tokens() == 0;
-}
-
-std::optional<size_t> BlockVerbs::MatchPart(Turn& turn, Session* session, const v1::Match& match, size_t done,
-                                            v1::OperationResult* result) {
-  const v1::GroupKeys& group = match.groups(0);
-  if (done == 0) {
-    if (RefuseWarmingUp(*session, "match", result)) return std::nullopt;
-    result->mutable_match()->add_groups()->set_group(group.group());
-  }
-  v1::MatchResult* answer = result->mutable_match();
-  if (done == 0 && !session->ready) {
-    answer->set_miss(v1::MISS_REASON_GROWING);
-    return std::nullopt;
-  }
-  if (done == 0) {
-    SampleReuse(turn.now, match);
-    if (event_log_ != nullptr) LogMatch(*session, turn.now, group);
-  }
-  keys_.clear();
-  AppendKeys(
-      std::string_view(group.keys()).substr(done * group.key_bytes(), Turn::kNames * group.key_bytes()),
-      group.key_bytes(), group.group());
-  turn.Worked(keys_.size());
-  const uint32_t tokens = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block();
-  const GroupQuery query = {group.group(), keys_, tokens};
-  // The session may have ceased to be ready between two parts: what it was given stays, and no more is found.
-  if (answer->tokens() < done * tokens || !session->ready) {
-    if (answer->tokens() == done * tokens) answer->set_miss(v1::MISS_REASON_GROWING);
-    state_.pool.CountMissed(turn.now, query);
-  } else {
-    if (done == 0) {
-      state_.pool.Match(session->holder, turn.now, {&query, 1}, &match_);
-    } else {
-      state_.pool.MatchOn(session->holder, turn.now, query, &match_);
-    }
-    if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
-    answer->set_tokens(answer->tokens() + match_.tokens);
-    answer->set_miss(WireReason(match_.miss));
-    AppendHits(match_.blocks[0], answer->mutable_groups(0));
-  }
-  done += keys_.size();
-  return done * group.key_bytes() < group.keys().size() ? std::optional<size_t>(done) : std::nullopt;
-}
-
-void BlockVerbs::LogMatch(const Session& session, TimeMs now, const v1::GroupKeys& group) {
-  event_words_.clear();
-  const std::string_view keys = group.keys();
-  for (size_t at = 0; at < keys.size(); at += group.key_bytes()) {
-    event_words_.push_back(
-        event_log_->Hash(BlockKey::From(keys.substr(at, group.key_bytes()), group.group())));
-  }
-  event_log_->Add(
-      {.kind = EventKind::kMatch,
-       .group = static_cast<uint8_t>(group.group()),
-       .words = static_cast<uint32_t>(event_words_.size()),
-       .time_ms = now,
-       .space = state_.facts.id,
-       .session = session.terms.id,
-       .tokens_per_block = state_.facts.layout.groups(static_cast<int>(group.group())).tokens_per_block()},
-      event_words_);
 }
 
 void BlockVerbs::LogHint(const Session& session, TimeMs now, const UseHint& hint) {

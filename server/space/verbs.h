@@ -32,18 +32,22 @@ class BlockVerbs {
   // `event_log` may be null.
   BlockVerbs(SpaceState* state, EventLog* event_log) : state_(*state), event_log_(event_log) {}
 
-  // Applies a part of the verb: Turn::kNames blocks or keys, of which `done` were done before; a match of several
-  // groups, or of one with a window, is one part. Answers how many are done now, or nothing at the end. REQUIRES:
+  // Applies a part of the verb: Turn::kNames blocks, of which `done` were done before; a match is whole, and a long one
+  // pauses by itself. Answers how many are done now, or nothing at the end. REQUIRES:
   // ValidateOperation(operation) is OK, the verb is one of those above, and the session has not ended, since the
   // part before neither.
   std::optional<size_t> Apply(Turn& turn, Session* session, const v1::Operation& operation, size_t done,
                               v1::OperationResult* result);
+  // How long a prefix is resident; nothing: the session has ended meanwhile. It holds nothing, and is no lookup that counts.
+  std::optional<uint64_t> ResidentTokens(Turn& turn, const Session& session, const v1::Match& match) const;
   // The next operations to be applied, of which nothing was checked yet: prefetches what they begin with. Within one
   // the pool does so itself.
   void Prefetch(const Session& session, absl::Span<const v1::Operation* const> next);
   // Gives the blocks back when step `due` is passed and no device operation uses them: see LateReleases. Answers
-  // now what is refused: blocks that the session does not hold.
-  void ReleaseLate(Session* session, const v1::Release& release, uint64_t due, v1::OperationResult* result);
+  // now what is refused: blocks that the session does not hold. Does a part, from the ref at `from` on, and answers where
+  // the next one begins; nullopt: it was the last.
+  std::optional<size_t> ReleaseLate(Session* session, const v1::Release& release, uint64_t due, size_t from,
+                                    v1::OperationResult* result);
   // The verdict in words. REQUIRES: it is neither kDone nor kDuplicate, or the block is the session's sink.
   absl::Status WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const;
 
@@ -63,15 +67,12 @@ class BlockVerbs {
   bool GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
   void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
   void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
-  // Answers how many keys were looked up.
-  size_t Match(Session* session, const v1::Match& match, TimeMs now, v1::OperationResult* result);
-  bool IsInParts(const v1::Match& match) const;
-  // Answers as Apply does.
-  std::optional<size_t> MatchPart(Turn& turn, Session* session, const v1::Match& match, size_t done,
-                                  v1::OperationResult* result);
+  // False: the session ended meanwhile.
+  bool Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result);
+  void ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer);
+  // Says what of the match is below the pool, and brings it up if that is wished.
+  void ReportBelow(Turn& turn, const Session& session, const v1::Match& match, v1::MatchResult* answer);
   void SampleReuse(TimeMs now, const v1::Match& match);
-  // Only the first group that was asked for is recorded.
-  void LogMatch(const Session& session, TimeMs now, const v1::GroupKeys& group);
   // Only released blocks that are sealed are recorded.
   void LogHint(const Session& session, TimeMs now, const UseHint& hint);
   void LogSeal(const Session& session, TimeMs now, const v1::Seal& seal, const BlockKey* in_front);

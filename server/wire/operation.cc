@@ -90,6 +90,7 @@ size_t WeightOf(const v1::Operation& operation) {
 
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation) {
   std::vector<uint32_t> ids;
+  ids.reserve(CountBlocks(operation));
   ForEachBlock(operation, [&](uint32_t block) { ids.push_back(block); });
   return ids;
 }

@@ -61,6 +61,7 @@ absl::Status Check(const v1::Seal& seal, uint32_t groups) {
 absl::Status Check(const v1::Match& match, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("match", match));
   RETURN_IF_ERROR(CheckRange("match.groups", match.groups_size(), 1, kMaxGroups));
+  RETURN_IF_ERROR(CheckRange("match.wait_ms", match.wait_ms(), 0, kMaxMatchWaitMs));
   uint32_t seen = 0;
   for (const v1::GroupKeys& keys : match.groups()) {
     RETURN_IF_ERROR(CheckKnown("match.groups", keys));

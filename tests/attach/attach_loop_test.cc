@@ -33,7 +33,7 @@ class AttachLoopTest : public ::testing::Test {
     options_.fd_ceiling = 4000;
     AttachEvents events{
         .attached = [this](std::shared_ptr<AttachPeer>, const PeerCredentials&,
-                           const std::string&) -> absl::StatusOr<Daemon::Welcome> {
+                           const v1::AttachHello&) -> absl::StatusOr<Daemon::Welcome> {
           log_.push_back(absl::StrCat("attached ", ++attached_));
           Daemon::Welcome welcome{.id = AttachId{attached_}, .frame = {}};
           welcome.frame.mutable_welcome()->set_daemon_epoch(1);

@@ -39,7 +39,7 @@ class Recorder {
   AttachEvents Events() {
     return {
         .attached = [this](std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                           const std::string& name) -> absl::StatusOr<Daemon::Welcome> {
+                           const v1::AttachHello& hello) -> absl::StatusOr<Daemon::Welcome> {
           MutexLock lock(&mu_);
           if (refuse_) return absl::ResourceExhaustedError("1024 sessions, the limit");
           peers_.push_back(std::move(peer));

@@ -26,8 +26,6 @@ constexpr size_t kRequestsInFlight = 48;
 constexpr std::chrono::seconds kWarmup{2};
 constexpr size_t kDocuments = 4096;  // Keys are made before the clock runs.
 
-void Check(const absl::Status& status) { KVPOOL_CHECK(status.ok(), "%s", status.ToString().c_str()); }
-
 std::vector<PrefixKey> KeysOf(const Session& session, uint32_t seed, size_t blocks) {
   std::vector<uint32_t> tokens(blocks * kTokensPerBlock, seed);
   return PrefixHasher(session.hash_seed()).Chain(tokens, kTokensPerBlock);

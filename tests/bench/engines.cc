@@ -13,6 +13,8 @@
 
 namespace kvpool::bench {
 
+void Check(const absl::Status& status) { KVPOOL_CHECK(status.ok(), "%s", status.ToString().c_str()); }
+
 SessionOptions EngineOptions(const std::string& socket) {
   SessionOptions options;
   options.socket = socket;
@@ -22,16 +24,66 @@ SessionOptions EngineOptions(const std::string& socket) {
   return options;
 }
 
-std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes) {
-  auto daemon = DaemonProcess::Start({.capacity = capacity, .slab_bytes = slab_bytes});
-  KVPOOL_CHECK(daemon.ok(), "%s", daemon.status().ToString().c_str());
+std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes,
+                                           std::vector<std::string> flags) {
+  auto daemon =
+      DaemonProcess::Start({.capacity = capacity, .slab_bytes = slab_bytes, .flags = std::move(flags)});
+  Check(daemon.status());
   return *std::move(daemon);
 }
 
 std::unique_ptr<Session> OpenSession(const SessionOptions& options) {
   auto session = Session::Open(options);
-  KVPOOL_CHECK(session.ok(), "%s", session.status().ToString().c_str());
+  Check(session.status());
   return *std::move(session);
+}
+
+SessionOptions SmallBlocks(const std::string& socket) {
+  SessionOptions options = EngineOptions(socket);
+  options.layout = OpaqueLayout({.block_bytes = kSmallBlockBytes, .tokens_per_block = kTokensPerBlock});
+  options.magazine_blocks = 0;
+  return options;
+}
+
+std::string KeyOf(uint64_t i) {
+  std::string key(32, '\0');
+  ++i;
+  std::memcpy(key.data(), &i, sizeof(i));
+  return key;
+}
+
+std::vector<Blocks> LeaseMillion(Session* session) {
+  constexpr uint32_t kLeaseBlocks = 65536;
+  std::vector<Blocks> leases;
+  for (uint32_t leased = 0; leased < kMillion; leased += kLeaseBlocks) {
+    auto blocks = session->LeaseWithin(kLeaseBlocks, Patience());
+    Check(blocks.status());
+    leases.push_back(*std::move(blocks));
+  }
+  return leases;
+}
+
+void CacheMillion(Session* session) {
+  std::vector<Blocks> leases = LeaseMillion(session);
+  uint64_t next = 0;
+  for (Blocks& lease : leases) {
+    std::vector<PendingSeal> pending;
+    for (size_t first = 0; first < lease.size(); first += kChainBlocks) {
+      std::string keys;
+      for (uint32_t i = 0; i < kChainBlocks; ++i) keys += KeyOf(next++);
+      const SealArguments chain = {.blocks = lease.refs().subspan(first, kChainBlocks), .keys = keys};
+      auto seal = session->Seal(chain);
+      while (absl::IsResourceExhausted(seal.status())) {
+        Check(session->Flush(Patience()));
+        seal = session->Seal(chain);
+      }
+      Check(seal.status());
+      pending.push_back(*std::move(seal));
+    }
+    for (PendingSeal& seal : pending) Check(seal.Wait(Patience()).status());
+    lease.Release();
+    Check(session->Flush(Patience()));
+  }
 }
 
 EngineProcess::EngineProcess(const std::vector<std::string>& arguments) {

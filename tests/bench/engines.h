@@ -31,10 +31,24 @@ inline double Percentile(std::vector<double> values, double share) {
   return *at;
 }
 
+// Ends the process if that went wrong: there is nothing to measure then.
+void Check(const absl::Status& status);
+
 SessionOptions EngineOptions(const std::string& socket);
-// A daemon on host memory. Ends the process if there is none: there is nothing to measure then.
-std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes);
+// A daemon on host memory.
+std::unique_ptr<DaemonProcess> StartDaemon(const std::string& capacity, const std::string& slab_bytes,
+                                           std::vector<std::string> flags = {});
 std::unique_ptr<Session> OpenSession(const SessionOptions& options);
+
+// A million cached blocks, in chains.
+inline constexpr uint32_t kMillion = 1u << 20;
+inline constexpr uint32_t kChainBlocks = 64;
+inline constexpr uint64_t kSmallBlockBytes = 512;
+SessionOptions SmallBlocks(const std::string& socket);
+// The key of the i-th block.
+std::string KeyOf(uint64_t i);
+std::vector<Blocks> LeaseMillion(Session* session);
+void CacheMillion(Session* session);
 
 // A bench_engine that was started with these arguments.
 class EngineProcess {

@@ -74,6 +74,7 @@ void BenchLatency(Figures* figures);     // latency_bench.cc
 void BenchPrune(Figures* figures);       // prune_bench.cc
 void BenchKill(Figures* figures);        // engines_bench.cc
 void BenchSessions(Figures* figures);    // sessions_bench.cc
+void BenchRestart(Figures* figures);     // restart_bench.cc
 
 }  // namespace kvpool::bench
 

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,7 +16,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/layouts.h"
 #include "client/tools/operator_client.h"
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"
@@ -28,65 +26,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMillion = 1u << 20;
-constexpr uint32_t kChainBlocks = 64;
-constexpr uint32_t kLeaseBlocks = 65536;
-constexpr uint64_t kSmallBlockBytes = 512;
 constexpr auto kPhase = std::chrono::seconds(4);
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr double kMostP99AboveQuietMs = 2;
 constexpr double kMostMs = 25;
-
-void Check(const absl::Status& status) { KVPOOL_CHECK(status.ok(), "%s", status.ToString().c_str()); }
-
-// The key of the i-th block.
-std::string KeyOf(uint64_t i) {
-  std::string key(32, '\0');
-  ++i;
-  std::memcpy(key.data(), &i, sizeof(i));
-  return key;
-}
-
-SessionOptions SmallBlocks(const std::string& socket) {
-  SessionOptions options = EngineOptions(socket);
-  options.layout = OpaqueLayout({.block_bytes = kSmallBlockBytes, .tokens_per_block = kTokensPerBlock});
-  options.magazine_blocks = 0;
-  return options;
-}
-
-std::vector<Blocks> LeaseMillion(Session* session) {
-  std::vector<Blocks> leases;
-  for (uint32_t leased = 0; leased < kMillion; leased += kLeaseBlocks) {
-    auto blocks = session->LeaseWithin(kLeaseBlocks, Patience());
-    Check(blocks.status());
-    leases.push_back(*std::move(blocks));
-  }
-  return leases;
-}
-
-// A million cached blocks, in chains of 64.
-void FillCache(Session* session) {
-  std::vector<Blocks> leases = LeaseMillion(session);
-  uint64_t next = 0;
-  for (Blocks& lease : leases) {
-    std::vector<PendingSeal> pending;
-    for (size_t first = 0; first < lease.size(); first += kChainBlocks) {
-      std::string keys;
-      for (uint32_t i = 0; i < kChainBlocks; ++i) keys += KeyOf(next++);
-      const SealArguments chain = {.blocks = lease.refs().subspan(first, kChainBlocks), .keys = keys};
-      auto seal = session->Seal(chain);
-      while (absl::IsResourceExhausted(seal.status())) {
-        Check(session->Flush(Patience()));
-        seal = session->Seal(chain);
-      }
-      Check(seal.status());
-      pending.push_back(*std::move(seal));
-    }
-    for (PendingSeal& seal : pending) Check(seal.Wait(Patience()).status());
-    lease.Release();
-    Check(session->Flush(Patience()));
-  }
-}
 
 // Matches until told to stop.
 class Prober {
@@ -168,7 +111,7 @@ void BenchLatency(Figures* figures) {
   SessionOptions options = SmallBlocks(socket);
   options.max_space_bytes = 2 * kMillion * kSmallBlockBytes + (64 << 20);
   const auto session = OpenSession(options);
-  FillCache(session.get());
+  CacheMillion(session.get());
   const auto space = operators.ListSpaces({})->spaces(0).space();
   figures->Note(absl::StrCat("a Match of one key a millisecond; ", kMillion, " cached blocks in chains of ",
                              kChainBlocks, "; each disturbance for ", kPhase.count(), " s"));

@@ -36,6 +36,8 @@ constexpr Section kSections[] = {
     {"prune", "Prune of a live sequence through the daemon", BenchPrune},
     {"sessions", "what a daemon keeps of sessions that were closed", BenchSessions},
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
+    {"restart", "from the daemon's SIGKILL to a million cached blocks found again, with a keeper",
+     BenchRestart},
 };
 
 struct Machine {

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/layouts.h"
 #include "client/live_sequence.h"
-#include "proto/support/check.h"
 #include "tests/bench/engines.h"
 #include "tests/bench/figures.h"
 
@@ -24,8 +23,6 @@ constexpr uint32_t kTokens = 4096;
 constexpr uint32_t kBlocks = kTokens / 16;
 
 Deadline Soon() { return Clock::now() + std::chrono::seconds(60); }
-
-void Check(const absl::Status& status) { KVPOOL_CHECK(status.ok(), "%s", status.ToString().c_str()); }
 
 // One block more, written and full.
 void Grow(Session* session, LiveSequence* sequence) {

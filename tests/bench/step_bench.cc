@@ -53,7 +53,7 @@ class RawSession {
     attachment_->Start({.block_stride_bytes = session_.block_stride_bytes(),
                         .max_blocks = session_.max_blocks(),
                         .slab_bytes = session_.slab_bytes()},
-                       &state_, [] {});
+                       session_.member_token(), &state_, [] {});
     state_.signal.Await(Patience(), [this] { return state_.capacity_blocks.load() > 0; });
     stream_ = stub_->Step(&stream_context_);
     // The session may lease once its slabs are mapped.

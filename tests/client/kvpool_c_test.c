@@ -1,4 +1,5 @@
-/* The C ABI as a C program uses it: opens a session with a real daemon, leases, writes, seals, and finds it again. */
+/* The C ABI as a C program uses it: opens a session with a real daemon, leases, writes, seals, and finds it again. With a
+ * command that kills a daemon behind the socket, it finds it again after that, too. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +95,44 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(strstr(kvpool_last_error(), "half_life_ms is 86400001; must be 0 to 86400000") != NULL);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
+}
+
+/* Finds what was shared before the daemon was killed; until the next one has it, nothing is found. */
+static void find_again(kvpool_session* session, const uint8_t* keys) {
+  const kvpool_group_keys asked = {.keys = keys, .key_count = kBlocks};
+  kvpool_block blocks[kBlocks];
+  uint64_t tokens = 0;
+  size_t count = 0;
+  while (count == 0) {
+    kvpool_match* match = NULL;
+    CHECK(kvpool_match_start(session, &asked, 1, &match) == KVPOOL_OK);
+    CHECK(kvpool_match_wait(match, kTimeoutMs, &tokens, NULL) == KVPOOL_OK);
+    CHECK(kvpool_match_take(match, 0, blocks, kBlocks, &count) == KVPOOL_OK);
+    kvpool_match_free(match);
+  }
+  CHECK(count == kBlocks);
+  for (int i = 0; i < kBlocks; ++i) CHECK(address_of(session, blocks[i])[kBlockBytes - 1] == 'a' + i);
+  kvpool_release(session, blocks, count, 0);
+}
+
+/* `kill` is a command that ends a daemon whose successor goes on with its sessions. */
+static void live_through(kvpool_session* session, const uint8_t* keys, const char* kill) {
+  kvpool_block block;
+  CHECK(kvpool_lease_within(session, &block, 1, kTimeoutMs) == KVPOOL_OK);
+  memset(address_of(session, block), 'z', kBlockBytes);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(system(kill) == 0);
+    find_again(session, keys);
+    CHECK(kvpool_status(session) == KVPOOL_OK);
+    kvpool_block more[kBlocks];
+    CHECK(kvpool_lease_within(session, more, kBlocks, kTimeoutMs) == KVPOOL_OK);
+    for (int j = 0; j < kBlocks; ++j) CHECK((uint32_t)more[j] != (uint32_t)block);
+    kvpool_release(session, more, kBlocks, 0);
+  }
+  CHECK(address_of(session, block)[kBlockBytes - 1] == 'z');
+  kvpool_release(session, &block, 1, 0);
+  CHECK(kvpool_close(session, kTimeoutMs) == KVPOOL_OK);
+  kvpool_free(session);
 }
 
 /* Holds a sequence to a budget: opaque blocks can't be scored, and the error says so. */
@@ -268,7 +307,7 @@ static void versions(kvpool_session* session) {
 }
 
 int main(int argc, char** argv) {
-  CHECK(argc == 2);
+  CHECK(argc == 2 || argc == 3);
   const char* device_uuids[] = {"host"};
   kvpool_options options = {.struct_size = sizeof(options),
                             .socket = argv[1],
@@ -299,6 +338,11 @@ int main(int argc, char** argv) {
   CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
   share(session, keys);
   find(session, keys);
+  if (argc == 3) {
+    live_through(session, keys, argv[2]);
+    puts("ok");
+    return 0;
+  }
   prune(session);
   plan(session);
   episodes(session);

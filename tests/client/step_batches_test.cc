@@ -270,6 +270,38 @@ TEST_F(StepBatchesTest, AbortAnswersAllThatWaits) {
   }
 }
 
+// A match that was sent is sent again, and what it finds goes back; one that was not sent never is.
+TEST_F(StepBatchesTest, MatchesThatAreLetGoFindNothingWhetherSentOrNot) {
+  Introduce();
+  const auto sent = Say(Command::Verb::kMatch, {});
+  const v1::StepRequest request = Next();
+  state_.match_keys_pending = 3;
+  const auto first = Say(Command::Verb::kMatch, {});
+  const auto seal = Say(Command::Verb::kSeal, {Block(1)});
+  const auto second = Say(Command::Verb::kMatch, {});
+  batches_.LetMatchesGo();
+  for (const auto& match : {sent, first, second}) {
+    EXPECT_EQ(match->phase, AnswerState::kReady);
+    EXPECT_TRUE(match->status.ok());
+    ASSERT_THAT(match->result.match().groups(), SizeIs(1));
+    EXPECT_THAT(match->result.match().groups(0).blocks(), SizeIs(0));
+    EXPECT_EQ(match->result.match().miss(), v1::MISS_REASON_GROWING);
+  }
+  EXPECT_EQ(seal->phase, AnswerState::kWaiting);
+  EXPECT_EQ(state_.match_keys_pending, 1u) << "that of the one that was sent";
+
+  batches_.StartStream();
+  EXPECT_EQ(Next().sequence(), request.sequence());
+  const v1::StepRequest next = Next();
+  ASSERT_EQ(next.operations_size(), 1);
+  EXPECT_TRUE(next.operations(0).has_seal());
+  v1::StepResponse response = Answer(request);
+  response.mutable_results(0)->mutable_match()->add_groups()->add_blocks(Block(9).Pack());
+  batches_.OnResponse(&response);
+  EXPECT_EQ(state_.match_keys_pending, 0u);
+  EXPECT_THAT(Next().operations(0).release().blocks(), ElementsAre(Block(9).Pack()));
+}
+
 TEST_F(StepBatchesTest, NoticesMoveTheState) {
   v1::StepResponse response;
   v1::Notice& pressure = *response.add_notices();

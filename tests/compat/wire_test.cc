@@ -283,6 +283,8 @@ class Names {
     if (field->type() == FieldDescriptor::TYPE_FIXED64) {
       LearnBlock(reflection.GetUInt64(was, field), reflection.GetUInt64(now, field));
     } else if (field->type() == FieldDescriptor::TYPE_BYTES) {
+      if (reflection.GetString(was, field).empty())
+        return;  // The release said nothing here, or had no such field.
       ASSERT_EQ(reflection.GetString(now, field).size(), reflection.GetString(was, field).size());
       tokens_[reflection.GetString(was, field)] = reflection.GetString(now, field);
     } else if (field->type() == FieldDescriptor::TYPE_MESSAGE) {

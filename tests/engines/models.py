@@ -5,7 +5,7 @@ import os
 
 import torch
 from safetensors.torch import save_file
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 # Of the daemon, as kvpoold's --device; models are where its blocks are.
 DEVICE = os.environ.get("KVPOOL_ENGINES_DEVICE", "host")
@@ -28,6 +28,17 @@ def gemma(seed=0, layers=6, window=32, kv_heads=1):
                               max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
                               pad_token_id=0, layer_types=[pattern[i % 3] for i in range(layers)])
     return Gemma3ForCausalLM(config).to(PLACE).eval()
+
+
+def qwen3_next(seed=0):
+    """Layers with a state, and with full attention: two layers for each of vLLM's four groups, whose blocks have 128 tokens."""
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=8, num_attention_heads=4,
+                             num_key_value_heads=4, head_dim=128, max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None,
+                             eos_token_id=None, pad_token_id=0, layer_types=[*["linear_attention"] * 3, "full_attention"] * 2,
+                             linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=128, linear_value_head_dim=128,
+                             num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64)
+    return Qwen3NextForCausalLM(config).to(PLACE, torch.bfloat16).eval()
 
 
 def prompt(tokens, seed=1):

@@ -23,7 +23,7 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if processes else "0"
         from vllm import LLM
         if connector is not None:
-            more["kv_transfer_config"] = {"kv_connector": "KvPoolConnector", "kv_connector_module_path": "kvpool_vllm.connector",
+            more["kv_transfer_config"] = {"kv_connector": "KvPoolConnector",
                                           "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                                           "kv_connector_extra_config": connector, **(transfer or {})}
         if pool is not None:
@@ -126,7 +126,7 @@ class Engine:
                 self.refused += sum(verb != "lease" for verb, _, _ in pool.session.take_refusals())
             facts |= {"session": {"refused": self.refused}, "pool": pool.counters, "in_use": pool._in_use,
                       "detached": pool.detached, "own": pool.own, "waiting": len(pool._waiting) + len(pool._asked)}
-        if self.scheduler.connector is not None:
+        elif self.scheduler.connector is not None:
             lookup, transfer = self.scheduler.connector.lookup, self.transfer()
             facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
                       "holds": len(lookup._held) + len(lookup._requests) + len(lookup._ahead),
@@ -139,8 +139,8 @@ class Engine:
         return get_kv_transfer_group().transfer
 
     def flush(self):
-        connector = self.scheduler.connector
-        for session in [self.scheduler.pool.session] if connector is None else [self.transfer().session, connector.lookup.session]:
+        pool = getattr(self.scheduler, "pool", None)
+        for session in [pool.session] if pool is not None else [self.transfer().session, self.scheduler.connector.lookup.session]:
             session.flush()
         return {}
 

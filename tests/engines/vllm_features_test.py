@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 from tokenizers import Tokenizer, models as tokenizer_models, pre_tokenizers
-from transformers import BertConfig, BertModel, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from daemon import Daemon
 from models import eagle, llama
@@ -198,20 +198,32 @@ def test_an_engine_that_has_lost_its_daemon_may_be_idle(daemon, engine, stock):
         assert one.generate(asked)["tokens"] == own
 
 
+def test_another_connector_beside_the_pool(daemon, engine, stock, tmp_path):
+    """What it loads is shared as what was computed is. Blocks that it could not load are computed, and nothing of that step is shared."""
+    transfer = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "storage")}}
+    pool = {"socket": daemon.socket}
+    saves, loads, other = engine(kv_transfer_config=transfer), engine(pool, kv_transfer_config=transfer), engine(pool)
+    asked = prompts(6, seed=58, shortest=100, longest=300)
+    whole = [whole_blocks(prompt) for prompt in asked]
+    own = stock.generate(asked)["tokens"]
+    assert saves.generate(asked)["tokens"] == own
+    assert loads.generate(asked) == {"tokens": own, "cached": whole}
+    loads.ask("flush")
+    assert other.generate(asked) == {"tokens": own, "cached": whole}
+    assert_nothing_is_held(loads, other)
+
+
 @pytest.mark.parametrize("settings, words", [
     ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype", "FP8"]),
     ({"prefix_caching_hash_algo": "xxhash"}, ["prefix_caching_hash_algo", "xxhash"]),
     ({"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}, ["kv_events_config"]),
-    ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}, ["kv_transfer_config"]),
+    ({"kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}}, ["kv_transfer_config", "DecodeBenchConnector"]),
     ({"speculative_config": {"method": "draft_model", "model": "drafts", "num_speculative_tokens": 2}}, ["speculative_config", "draft_model"]),
-    ({"model": "bert", "runner": "pooling", "max_model_len": 512}, ["no KV cache"]),
-    ({"model": "mamba"}, ["mamba"])], ids=lambda given: next(iter(given)))
+    ({"model": "bert", "runner": "pooling", "max_model_len": 512}, ["no KV cache"])], ids=lambda given: next(iter(given)))
 def test_refused_by_name(daemon, model, engine, tmp_path, settings, words):
-    small = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
     if settings.get("model") == "bert":
-        BertModel(BertConfig(**small, num_attention_heads=2, intermediate_size=128)).save_pretrained(tmp_path / "bert")
-    if settings.get("model") == "mamba":
-        MambaForCausalLM(MambaConfig(**small)).save_pretrained(tmp_path / "mamba")
+        BertModel(BertConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)).save_pretrained(tmp_path / "bert")
     if "model" in settings:
         settings = settings | {"model": tmp_path / settings["model"], "skip_tokenizer_init": True}
     if "speculative_config" in settings:

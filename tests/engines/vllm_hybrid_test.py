@@ -152,39 +152,47 @@ def test_ranks_and_servers(daemon, model, engine, tmp_path):
 
 
 OTHER_KINDS = """
+import dataclasses
 import torch
 from vllm.v1.kv_cache_interface import *
-from kvpool_vllm.groups import refuse_others
+from kvpool_vllm.groups import refuse_other_plans, refuse_others
 heads = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 full, sliding = FullAttentionSpec(**heads), SlidingWindowSpec(**heads, sliding_window=80)
-def plan(*specs):
+def plan(*specs, stride=1 << 20, offset=0):
     names = [[f"layers.{i}"] for i in range(len(specs))]
     groups = [KVCacheGroupSpec(name, spec) for name, spec in zip(names, specs)]
-    tensors = [KVCacheTensor(size=0, layers=name, layer_stride=1, block_stride=1) for name in names]
+    tensors = [KVCacheTensor(size=0, layers=name, layer_stride=0, block_stride=stride, offset=offset) for name in names]
     return KVCacheConfig(num_blocks=2, kv_cache_tensors=tensors, kv_cache_groups=groups)
-refuse_others(plan(full, sliding, sliding), "it")
-refuse_others(plan(sliding), "it")
-for other in (MambaSpec(block_size=32, shapes=((8,),), dtypes=(torch.float32,)), ChunkedLocalAttentionSpec(**heads, attention_chunk_size=64),
-              CrossAttentionSpec(**heads), FullAttentionSpec(**{**heads, "head_size": 64}), SlidingWindowSpec(**{**heads, "block_size": 64},
-              sliding_window=80), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"layers.1": full})):
+for taken in (plan(full, sliding, sliding), plan(sliding), plan(full, FullAttentionSpec(**{**heads, "head_size": 64})),
+              plan(full, MambaSpec(block_size=32, shapes=((8,),), dtypes=(torch.float32,))), plan(MLAAttentionSpec(**{**heads, "num_kv_heads": 1})),
+              plan(full, SlidingWindowSpec(**{**heads, "block_size": 64}, sliding_window=80))):
+    refuse_others(taken, "it"), refuse_other_plans(taken, "it")
+def say(refuse, config):
     try:
-        refuse_others(plan(full, other), "it")
+        refuse(config, "it")
     except ValueError as error:
-        print(error)
-try:
-    refuse_others(plan(full, *[sliding] * 16), "it")
-except ValueError as error:
-    print(error)
+        print("said", error)
+for other in (ChunkedLocalAttentionSpec(**heads, attention_chunk_size=64), CrossAttentionSpec(**heads),
+              UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"layers.1": full})):
+    say(refuse_others, plan(full, other))
+say(refuse_others, plan(full, *[sliding] * 16))
+two = plan(full, sliding)
+for tensors in ([two.kv_cache_tensors[0], dataclasses.replace(two.kv_cache_tensors[1], block_stride=1 << 21)],
+                [two.kv_cache_tensors[0], dataclasses.replace(two.kv_cache_tensors[1], offset=(1 << 20) - 16383)],
+                two.kv_cache_tensors[:1]):
+    say(refuse_other_plans, dataclasses.replace(two, kv_cache_tensors=tensors))
 """
 
 
-def test_other_kinds_are_refused_by_name():
+def test_other_kinds_and_plans_are_refused_by_name():
     done = subprocess.run([PYTHON, "-c", OTHER_KINDS], capture_output=True, text=True, check=True)
-    said = done.stdout.strip().splitlines()[-7:]
-    for line, words in zip(said, ("mamba: MambaSpec of layers.1", "chunked local attention: ChunkedLocal", "cross attention: Cross",
-                                  "page_size_bytes is 32768, that of KV cache group 0", "block_size is 64", "UniformTypeKVCacheSpecs",
-                                  "17 KV cache groups")):
-        assert words in line and ("KV cache group 1 of 2" in line) == (line is not said[-1]), line
+    said = [line for line in done.stdout.splitlines() if line.startswith("said ")]
+    assert len(said) == 7, done.stdout
+    for line, words in zip(said, (
+            "1 of 2 (chunked local attention: ChunkedLocal", "1 of 2 (cross attention: Cross", "UniformTypeKVCacheSpecs", "17 KV cache groups",
+            "1 of 2 (sliding window: SlidingWindowSpec of layers.1): its pages end at byte 16384 of blocks of 2097152 bytes",
+            "end at byte 1048577 of blocks of 1048576 bytes", "2 KV cache groups in 1 regions")):
+        assert words in line, line
 
 
 def test_with_and_without_the_hybrid_manager_do_not_share(daemon, engine):

@@ -195,10 +195,10 @@ Story::~Story() {
 AttachEvents Story::Events() {
   return {
       .attached = [this](std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                         const std::string& name) -> absl::StatusOr<Daemon::Welcome> {
+                         const v1::AttachHello& hello) -> absl::StatusOr<Daemon::Welcome> {
         const uint32_t process = credentials.gid;
         KVPOOL_CHECK(!processes_[process].ended, "pid %ld has ended and is welcome", credentials.pid);
-        absl::StatusOr<Daemon::Welcome> welcome = daemon_->OnAttached(std::move(peer), credentials, name);
+        absl::StatusOr<Daemon::Welcome> welcome = daemon_->OnAttached(std::move(peer), credentials, hello);
         if (welcome.ok()) {
           const bool is_new = attachments_.try_emplace(welcome->id, Attachment{process}).second;
           KVPOOL_CHECK(is_new, "connection %lu is known", static_cast<uint64_t>(welcome->id));

@@ -239,7 +239,7 @@ void World::Attach() {
                            .uid = 1000u + whose / 250,
                            .gid = 0,
                            .process = process->process % 8 == 7 ? 0 : process->process},
-                          "fuzz");
+                          v1::AttachHello());
   KVPOOL_CHECK(welcome.ok(), "%s", std::string(welcome.status().message()).c_str());
   process->attach = welcome->id;
   process->attach_token = welcome->frame.welcome().attach_token();

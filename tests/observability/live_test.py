@@ -172,7 +172,7 @@ def settled(what, look):
 def run(root, bins, tools, folder, programs):
     for name in ("busy", "quiet"):
         (folder / name).mkdir()
-    busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB")
+    busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB", f"--tier=file:{folder / 'tier'},capacity=64MiB")
     quiet = Daemon(programs, bins, folder / "quiet", "--capacity=16MiB", "--slab-bytes=4MiB")
     prometheus = Prometheus(programs, tools, folder, root, (busy, quiet))
     quiet.replay("--time-scale=1000", "--engines=2")

@@ -7,6 +7,7 @@ tree=$(mktemp -d)
 trap 'rm -rf --one-file-system "$tree"' EXIT
 chmod 755 "$tree"
 tar -C "$tree" -xf "$base" --exclude './dev/*'
+echo force-unsafe-io >"$tree/etc/dpkg/dpkg.cfg.d/unsafe_io"  # Nothing here has to outlive a power failure.
 
 # readme_lines FILE WORDS: prints the block of shell lines in FILE that has these words.
 readme_lines() {
@@ -16,7 +17,7 @@ readme_lines() {
     END { exit !found }' "$root/$1"
 }
 
-# inside [--net] COMMAND: without --net it has no network.
+# inside [--net] COMMAND: without --net it has no network. The folder $shared of this machine, if it is set, is /srv/shared there.
 inside() {
   local network=--net
   [ "$1" != --net ] || { network= && shift; }
@@ -26,9 +27,11 @@ inside() {
     mount -t proc proc "$0/proc"
     mount --rbind /dev "$0/dev"
     mount -t tmpfs -o mode=1777 tmpfs "$0/dev/shm"
+    # Here, in a namespace that ends with the command: what removes the tree must not find it.
+    if [ -n "$2" ]; then mkdir -p "$0/srv/shared" && mount --bind "$2" "$0/srv/shared"; fi
     exec chroot "$0" /usr/bin/env -i HOME=/root LANG=C.UTF-8 TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
       ${http_proxy:+http_proxy=$http_proxy} ${https_proxy:+https_proxy=$https_proxy} /bin/bash -euo pipefail -c "$1"
-  ' "$tree" "$1" </dev/null
+  ' "$tree" "$1" "${shared:-}" </dev/null
 }
 
 # boot: starts systemd in the tree, without a network, in namespaces that end with the test. booted COMMAND runs a command there.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The Debian packages on a minimal Debian 12 that runs systemd: installed, started, used, upgraded, removed, purged.
+# The Debian packages on a minimal Debian 12 that runs systemd: installed, started, used, upgraded, removed, purged. Then what
+# `cmake --install` installs, with what the packages depend on and without the sources.
 # Usage: deb_test.sh SOURCES VERSION [--no-build]
 #
 # It fetches what the packages depend on, and systemd and compilers, some 100 MB.
@@ -21,21 +22,30 @@ echo "== systemd, and what the packages need, are fetched"
 cp -L /etc/resolv.conf /etc/hosts "$tree/etc/"
 mkdir "$tree/srv/debs" "$tree/srv/next"
 cp "$root"/build/dist/*.deb "$tree/srv/debs"
-cp "$root"/client/examples/engine.{c,cc} "$tree/srv/debs"
+cp "$root"/client/examples/engine.{c,cc} "$root/tests/package/completions_test.zsh" "$tree/srv/debs"
+cp -r "$root/client/examples" "$tree/srv/examples"
 # The lines of deploy/README.md, word for word.
 readme_lines deploy/README.md kvpoold_ >"$tree/srv/service"
 readme_lines deploy/README.md libkvpool0_ >"$tree/srv/libraries"
 readme_lines deploy/README.md pkg-config >"$tree/srv/compile"
+readme_lines deploy/README.md 'cmake --install' >"$tree/srv/prefix"
 printf 'APT::Get::Assume-Yes "true";\nAPT::Install-Recommends "false";\n' >"$tree/etc/apt/apt.conf.d/answers"
 printf '#!/bin/sh\nexec "$@"\n' >"$tree/usr/bin/sudo" && chmod +x "$tree/usr/bin/sudo"
 # The same kvpoold with a later version, to upgrade to.
 dpkg-deb -R "$root"/build/dist/kvpoold_*.deb "$tree/srv/kvpoold"
 sed -i 's/^Version: .*/&.1/' "$tree/srv/kvpoold/DEBIAN/control"
 dpkg-deb --root-owner-group -b "$tree/srv/kvpoold" "$tree/srv/next" >/dev/null
+# And one of before there were rules of access, with another kvpoold.conf.
+sed -i 's/^Version: .*/Version: 0.0.9/' "$tree/srv/kvpoold/DEBIAN/control"
+sed -i /access.conf/d "$tree/srv/kvpoold/DEBIAN/conffiles" "$tree/srv/kvpoold/DEBIAN/md5sums" "$tree/srv/kvpoold/etc/kvpool/kvpoold.conf"
+rm "$tree/srv/kvpoold/etc/kvpool/access.conf"
+sed -i 's| --access=[^ ]*||' "$tree/srv/kvpoold/lib/systemd/system/kvpoold.service"
+mkdir "$tree/srv/earlier"
+dpkg-deb --root-owner-group -b "$tree/srv/kvpoold" "$tree/srv/earlier" >/dev/null
 inside --net '
   export DEBIAN_FRONTEND=noninteractive
   apt-get -q -q update
-  apt-get -q -q -y install --no-install-recommends systemd systemd-sysv g++ pkg-config >/dev/null
+  apt-get -q -q -y install --no-install-recommends systemd systemd-sysv cmake g++ make pkg-config zsh >/dev/null
   apt-get -q -q -y install --no-install-recommends --download-only /srv/debs/*.deb
 ' >"$tree/fetched" 2>&1 || { tail -n 20 "$tree/fetched" >&2; fail "apt-get"; }
 
@@ -70,6 +80,9 @@ booted '
   [ "${COMPREPLY[*]}" = sessions ]
   _kvpool kvpoold --cap
   [ "${COMPREPLY[*]}" = --capacity= ]
+  _kvpool kvpool-sim adv
+  [ "${COMPREPLY[*]}" = advise ]
+  zsh -f /srv/debs/completions_test.zsh
 '
 echo "== used, by engines in C and C++ that are compiled there"
 booted '
@@ -81,6 +94,10 @@ booted '
   [ "$(./engine_c)" = "1024 of 1024 tokens were cached" ]
   [ "$(./engine)" = "0 of 64 blocks were cached" ]
   [ "$(./engine)" = "64 of 64 blocks were cached" ]
+  cmake -S /srv/examples -B /tmp/by_cmake >/dev/null
+  cmake --build /tmp/by_cmake >/dev/null
+  [ "$(/tmp/by_cmake/engine_example)" = "64 of 64 blocks were cached" ]
+  [ "$(/tmp/by_cmake/engine_example_c)" = "1024 of 1024 tokens were cached" ]
 '
 echo "== configured: the file is kept when the package is upgraded, and the new program serves"
 booted '
@@ -108,4 +125,34 @@ booted '
   [ -f /etc/kvpool/access.conf ]
   apt-get -q -q -y purge kvpoold kvpool-tools libkvpool0 libkvpool-dev >/dev/null
   if find /etc/kvpool /var/lib/kvpool /lib/systemd/system/kvpoold.service /usr/lib/sysusers.d/kvpool.conf 2>/dev/null | grep .; then exit 1; fi
+'
+echo "== upgraded from before there were rules of access, with settings of that time that are kept: the rules are in force"
+booted '
+  cd /srv/debs
+  apt-get -q -q -y install /srv/earlier/kvpoold_*.deb >/dev/null
+  echo "capacity = 80MiB" >>/etc/kvpool/kvpoold.conf
+  apt-get -q -q -y -o Dpkg::Options::=--force-confold install ./kvpoold_*.deb ./kvpool-tools_*.deb >/dev/null
+  kvpoolctl health --wait=30s
+  grep -q "^capacity = 80MiB" /etc/kvpool/kvpoold.conf
+  setpriv --reuid nobody --regid nogroup --groups kvpool kvpoolctl sessions
+  apt-get -q -q -y purge kvpoold kvpool-tools >/dev/null
+'
+echo "== what cmake --install installs below a prefix, used where the packages are gone"
+(cd "$root" && DESTDIR=$tree bash -euo pipefail -c "$(head -n 1 "$tree/srv/prefix")" >"$tree/prefix_installed")
+sed -i 1d "$tree/srv/prefix"
+booted '
+  if command -v kvpoold || pkg-config --exists kvpool; then exit 1; fi
+  . /srv/prefix
+  cd /srv/debs
+  . /srv/compile
+  cmake -S /srv/examples -B /tmp/by_prefix >/dev/null
+  cmake --build /tmp/by_prefix >/dev/null
+  export KVPOOL_SOCKET=/tmp/kvpoold.sock
+  kvpoold --device=host --capacity=256MiB --state-dir=/tmp --socket=$KVPOOL_SOCKET --metrics-listen= --shutdown-grace=100ms >/tmp/log 2>&1 &
+  kvpoolctl health --wait=30s
+  [ "$(./engine)" = "0 of 64 blocks were cached" ]
+  [ "$(/tmp/by_prefix/engine_example)" = "64 of 64 blocks were cached" ]
+  [ "$(/tmp/by_prefix/engine_example_c)" = "0 of 1024 tokens were cached" ]
+  [ "$(./engine_c)" = "1024 of 1024 tokens were cached" ]
+  kill % && wait %
 '

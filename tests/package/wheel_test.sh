@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # `pip install` of the wheel on a minimal Debian that has Python, no compiler, no gRPC, no Protocol Buffers and no network:
-# the lines of README.md, the module, the commands, a script run twice. Usage: wheel_test.sh SOURCES VERSION bookworm|trixie [--no-build]
+# the lines of README.md, the module, the commands, a script run twice. Usage: wheel_test.sh SOURCES VERSION DEBIAN [--no-build]
 #
-#   bookworm, trixie   Debian 12 with Python 3.11, and Debian 13 with Python 3.13: the wheel is one
-#   --no-build         it is in build/dist already
+#   DEBIAN       bookworm, trixie or forky, for their Python 3.11, 3.13 and 3.14: the wheel is one. vLLM 0.33 is for 3.11 to 3.14
+#   --no-build   it is in build/dist already
 set -euo pipefail
 root=$1 version=$2 debian=$3
 . "$root/tests/package/bare_tree.sh"
@@ -18,6 +18,7 @@ inside '
   if command -v cc c++ cmake || ldconfig -p | grep -E "grpc|protobuf|absl"; then exit 1; fi
   export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INDEX=1 PIP_FIND_LINKS=/srv/wheels PIP_QUIET=1
   cd /srv/wheels
+  python3 --version
   started=$SECONDS
   . /srv/quick_start
   echo "from nothing to the end of the demonstration: $((SECONDS - started)) s; $(du -sh --total "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool* | tail -n 1 | cut -f 1)"

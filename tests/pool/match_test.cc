@@ -68,18 +68,20 @@ TEST(Match, PartsAreOneMatch) {
         for (size_t at = 0; at < kKeys; at += part) {
           const GroupQuery query = {0, absl::MakeConstSpan(keys).subspan(at, part), 16};
           MatchOutcome out;
-          if (at == 0) {
-            t.pool.Match(b, t.now, {&query, 1}, &out);
-          } else if (sum.tokens == at * 16) {
-            t.pool.MatchOn(b, t.now, query, &out);
-          } else {
-            t.pool.CountMissed(t.now, query);
+          if (sum.tokens < at * 16) {
+            t.pool.CountMissed(t.now, query.keys);
             continue;
+          }
+          if (whole) {
+            t.pool.Match(b, t.now, {&query, 1}, &out);
+          } else {
+            t.pool.MatchOn(b, t.now, {&query, 1}, &out);
           }
           sum.tokens += out.tokens;
           sum.miss = out.miss;
           sum.blocks[0].insert(sum.blocks[0].end(), out.blocks[0].begin(), out.blocks[0].end());
         }
+        if (!whole) t.pool.CountLookup({.blocks = kKeys, .tokens = kKeys * 16, .hit_tokens = sum.tokens});
         held[whole] = t.pool.holds(b);
         regret[whole] = static_cast<uint32_t>(t.pool.counters().regret);
         lookups[whole] = t.pool.counters().lookups;

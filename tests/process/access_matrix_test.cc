@@ -224,8 +224,8 @@ class AccessMatrixTest : public testing::Test {
             break;
         }
       }
-      if (local)
-        EXPECT_EQ(RawEngine::Attach(socket()).ok(), engine) << "the attach socket, as \"" << roles << "\"";
+      if (!local) continue;
+      EXPECT_EQ(RawEngine::Attach(socket()).ok(), engine) << "the attach socket, as \"" << roles << "\"";
     }
   }
 
@@ -260,8 +260,8 @@ class NobodysPeer final : public AttachPeer {
 
 TEST_F(AccessMatrixTest, ATokenServesTheUidThatOpenedItsSession) {
   const auto open = [&](uint32_t uid) {
-    const auto welcome =
-        daemon_->OnAttached(std::make_shared<NobodysPeer>(), {.pid = 1, .uid = uid, .gid = uid}, "engine");
+    const auto welcome = daemon_->OnAttached(std::make_shared<NobodysPeer>(),
+                                             {.pid = 1, .uid = uid, .gid = uid}, v1::AttachHello());
     EXPECT_TRUE(welcome.ok()) << welcome.status();
     v1::OpenSessionResult opened;
     const absl::Status status =
@@ -293,8 +293,8 @@ TEST_F(AccessMatrixTest, ATokenServesTheUidThatOpenedItsSession) {
 
 TEST_F(AccessMatrixTest, AnAttachTokenServesTheUidThatConnected) {
   const auto attached = [&] {
-    const auto welcome =
-        daemon_->OnAttached(std::make_shared<NobodysPeer>(), {.pid = 1, .uid = 4242, .gid = 4242}, "engine");
+    const auto welcome = daemon_->OnAttached(std::make_shared<NobodysPeer>(),
+                                             {.pid = 1, .uid = 4242, .gid = 4242}, v1::AttachHello());
     EXPECT_TRUE(welcome.ok()) << welcome.status();
     return SmallSession(welcome->frame.welcome().attach_token());
   };

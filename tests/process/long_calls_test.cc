@@ -1,7 +1,9 @@
 // Calls that take long, of a daemon in this process: openings whose slabs a test holds up, and what they must
 // not stop. Memory is that of a MemoryDevice, which nobody maps.
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
@@ -20,6 +22,7 @@
 #include "server/daemon/daemon.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/step_call.h"
 #include "tests/process/raw_engine.h"
 #include "tests/support/access.h"
 #include "tests/support/daemon_process.h"
@@ -360,6 +363,41 @@ TEST_F(LongCallsTest, OperatorCallsThatChangeSomethingAreAudited) {
   EXPECT_EQ(log.find("ListSessions"), std::string::npos) << log;
 }
 
+// Calls of one session wait for one another, and take none of the threads that others need. What is too much is refused, and
+// may be said again.
+TEST_F(LongCallsTest, AFloodOfLargeUnaryCallsIsBounded) {
+  const auto engine = OpenEngine();
+  // Few and small ones: ThreadSanitizer sees no order in gRPC, and is slow to keep quiet about each word of a message
+  // that one thread made and another sends.
+  constexpr int kCalls = 24;
+  std::vector<v1::TouchRequest> requests(kCalls);
+  std::vector<v1::TouchResult> results(kCalls);
+  std::vector<grpc::ClientContext> contexts(kCalls);
+  std::vector<grpc::Status> statuses(kCalls);
+  std::vector<std::unique_ptr<grpc::ClientAsyncResponseReader<v1::TouchResult>>> calls;
+  grpc::CompletionQueue queue;
+  for (int i = 0; i < kCalls; ++i) {
+    requests[i].mutable_call()->set_member_token(engine->session().member_token());
+    requests[i].mutable_call()->set_sequence(static_cast<uint64_t>(i) + 1);
+    for (uint64_t ref = 0; ref <= kLargeCallNames; ++ref) requests[i].mutable_touch()->add_blocks(ref + 1);
+    calls.push_back(engine->stub().AsyncTouch(&contexts[i], requests[i], &queue));
+    calls.back()->Finish(&results[i], &statuses[i], nullptr);
+  }
+  for (int i = 0; i < kCalls; ++i) {
+    void* tag;
+    bool ok;
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+  }
+  for (int i = 0; i < kCalls; ++i) {
+    if (statuses[i].ok()) continue;
+    EXPECT_EQ(statuses[i].error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(statuses[i].error_message(),
+                testing::HasSubstr("unary calls of session 1 wait for a large one already; limit 16"));
+    grpc::ClientContext context;
+    EXPECT_TRUE(engine->stub().Touch(&context, requests[i], &results[i]).ok()) << "said again";
+  }
+}
+
 TEST_F(LongCallsTest, ALogThatNobodyReadsStopsNobody) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -435,19 +473,48 @@ TEST(CallWorkersTest, RefusesWhatIsBeyondItsBounds) {
   };
   {
     CallWorkers workers({.calls = "calls", .threads = 1, .most_waiting = 2, .most_waiting_bytes = 100});
-    ASSERT_TRUE(workers.Start(1, work).ok());
+    ASSERT_TRUE(workers.Start({.bytes = 1}, work).ok());
     gate.AwaitArrivals(1);
-    EXPECT_TRUE(workers.Start(60, work).ok());
-    const absl::Status many_bytes = workers.Start(41, work);
+    EXPECT_TRUE(workers.Start({.bytes = 60}, work).ok());
+    const absl::Status many_bytes = workers.Start({.bytes = 41}, work);
     EXPECT_EQ(many_bytes.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(many_bytes.message(),
               "1 calls of 60 bytes wait already, and this one has 41; the limits are 2 and 100 bytes");
-    EXPECT_TRUE(workers.Start(40, work).ok());
-    EXPECT_EQ(workers.Start(0, work).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE(workers.Start({.bytes = 40}, work).ok());
+    EXPECT_EQ(workers.Start({}, work).code(), absl::StatusCode::kResourceExhausted);
     gate.Open();
     gate.AwaitArrivals(3);
   }
   EXPECT_EQ(ran, 3);
+}
+
+TEST(CallWorkersTest, AnOwnerTakesOneThread) {
+  Gate of_flooder, of_other;
+  of_flooder.Shut();
+  of_other.Shut();
+  CallWorkers workers({.calls = "calls", .threads = 2, .most_waiting = 100, .most_waiting_bytes = 100});
+  std::atomic<int> at_once{0}, ran{0};
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(workers
+                    .Start({.owner = 1},
+                           [&] {
+                             EXPECT_EQ(++at_once, 1) << "two of one owner run";
+                             of_flooder.Pass();
+                             --at_once;
+                             ++ran;
+                           })
+                    .ok());
+  }
+  of_flooder.AwaitArrivals(1);
+  EXPECT_EQ(workers.waiting(1), 19u);
+  ASSERT_TRUE(workers.Start({.owner = 2}, [&] { of_other.Pass(); }).ok());
+  of_other.AwaitArrivals(1);  // It waits for nobody.
+  of_other.Open();
+  of_flooder.Open();
+  of_flooder.AwaitArrivals(20);
+  ASSERT_TRUE(workers.Start({.owner = 1}, [&] { of_other.Pass(); }).ok());
+  of_other.AwaitArrivals(2);
+  EXPECT_EQ(ran, 20);
 }
 
 }  // namespace

@@ -113,6 +113,25 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   EXPECT_THAT(Error(ParseSettings({"--socket-group=4294967295"})), StartsWith("--socket-group=4294967295: "));
 }
 
+TEST(SettingsTest, ATierIsAFolderAndACapacity) {
+  const auto tier = ParseSettings({"--tier=file:/var/kv,capacity=2GiB,write=seal"});
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  EXPECT_EQ(tier->tier->path, "/var/kv");
+  EXPECT_EQ(tier->tier->capacity_bytes, uint64_t{2} << 30);
+  EXPECT_EQ(tier->tier->write, TierWrite::kSeal);
+  EXPECT_FALSE(ParseSettings({})->tier.has_value());
+  const auto error = [](const std::string& text) { return Error(ParseSettings({"--tier=" + text})); };
+  EXPECT_THAT(error("redis:/x"), HasSubstr("\"redis:/x\" begins with no file:; a tier is written file:PATH"));
+  EXPECT_THAT(error("file:kv,capacity=1GiB"), HasSubstr("\"kv\" is no absolute path"));
+  EXPECT_THAT(error("file:/kv"), HasSubstr("capacity is 0 bytes; must be at least 1048576"));
+  EXPECT_THAT(error("file:/kv,capacity=some"), HasSubstr("capacity: \"some\""));
+  EXPECT_THAT(error("file:/kv,capacity=1GiB,write=reuse"),
+              HasSubstr("write is \"reuse\", neither evict nor seal"));
+  EXPECT_THAT(error("file:/kv,capacity=1GiB,form=vllm"),
+              HasSubstr("\"form=vllm\" is neither capacity= nor write="));
+  EXPECT_EQ(Error(ParseSettings({"--tier-key-file=/k"})), "--tier-key-file=/k: is for --tier");
+}
+
 // ---- Capacity
 
 TEST(CapacityTest, ErrorsNameTheLimits) {

@@ -41,6 +41,7 @@ class EngineCore:
 def vllm(monkeypatch):
     """{module: its fake}, imported as far as vLLM's front end has when it loads plugins."""
     monkeypatch.syspath_prepend(str(PACKAGE))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     modules = {name: types.ModuleType(name) for name in ("vllm", "vllm.plugins", "vllm.logger", "vllm.v1", "vllm.v1.core",
                                                          "vllm.v1.core.kv_cache_utils")}
     for name, module in modules.items():
@@ -123,6 +124,36 @@ def test_one_that_has_asked_is_met_though_it_was_imported_later(vllm, plugin, mo
     vllm["vllm"].__version__ = "0.28.3"
     with pytest.raises(RuntimeError, match="0.28.3.*0.29"):
         kind()._initialize_kv_caches(config("kvpool_vllm.Scheduler"))
+
+
+CONNECTORS = """
+class KVConnectorFactory:
+    names = {}
+
+    @classmethod
+    def register_connector(cls, name, module_path, class_name):
+        if name in cls.names:
+            raise ValueError(f"{name} is registered")
+        cls.names[name] = module_path, class_name
+"""
+
+
+@pytest.mark.parametrize("vllms", [CONNECTORS, "class KVConnectorFactory: pass"], ids=["known", "unknown"])
+def test_the_connector_is_known_by_its_name(vllm, plugin, monkeypatch, tmp_path, vllms):
+    """--kv-transfer-config '{"kv_connector": "KvPoolConnector"}' needs no path of a module."""
+    (tmp_path / "factory.py").write_text(vllms)
+    for name in ("vllm.distributed", "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector"):
+        module = types.ModuleType(name)
+        module.__path__ = [str(tmp_path)]
+        monkeypatch.setitem(sys.modules, name, module)
+    plugin.register(), plugin.register()
+    name = "vllm.distributed.kv_transfer.kv_connector.factory"
+    assert name not in sys.modules
+    factory = importlib.import_module(name).KVConnectorFactory
+    monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))  # So that it goes with the test.
+    assert getattr(factory, "names", None) == ({"KvPoolConnector": ("kvpool_vllm.connector", "KvPoolConnector")} if vllms == CONNECTORS else None)
+    plugin.register()  # Where it is imported, and has the name, already.
+    assert failure() == ""
 
 
 def watched(plugin, vllm, monkeypatch):

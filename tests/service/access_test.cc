@@ -91,7 +91,7 @@ TEST_F(AccessTest, AnOpenSessionOutlivesItsRule) {
   EXPECT_EQ(engine->Lease(1).size(), 1u);
   EXPECT_EQ(waiting->Open(OpenRequest()).code(), absl::StatusCode::kPermissionDenied);
   const auto refused =
-      daemon_->OnAttached(std::make_shared<FakePeer>(), {.pid = 7, .uid = 1000, .gid = 9}, "x");
+      daemon_->OnAttached(std::make_shared<FakePeer>(), {.pid = 7, .uid = 1000, .gid = 9}, v1::AttachHello());
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(refused.status().message(),
             "the attach socket needs the role engine, which uid 1000 (gid 9, pid 7, cgroup not known) lacks: "

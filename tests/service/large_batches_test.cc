@@ -1,6 +1,7 @@
 // Verbs that name many blocks: they are applied in parts, between which others get in.
 #include <algorithm>
 #include <atomic>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -108,6 +109,240 @@ TEST_F(LargeBatchTest, AMatchInPartsIsOneMatch) {
   EXPECT_EQ(other->Release({found.begin(), found.end()}).refused_size(), 0);
   EXPECT_EQ(other->Release(blocks).refused_size(), 0) << "the holds of the first match";
   EXPECT_EQ(other->Release({blocks[0]}).refused_size(), 1);
+}
+
+// Groups of 16, 16 and 32 tokens a block; the second has a window of 160 tokens.
+class LargeMatchTest : public LargeBatchTest {
+ protected:
+  static constexpr uint32_t kWindow = 10;  // Blocks.
+  v1::OpenSession HybridRequest() const {
+    v1::OpenSession request = OpenRequest();
+    for (const uint32_t group : {1, 2}) {
+      v1::LayerGroup* added = request.mutable_layout()->add_groups();
+      added->set_name(group == 1 ? "sliding" : "wide");
+      added->add_layers(group);
+      added->set_tokens_per_block(group == 1 ? 16 : 32);
+      if (group == 1) added->set_window_tokens(16 * kWindow);
+    }
+    return request;
+  }
+  // Seals new blocks under the keys at these places, and lets go of them.
+  void Cache(Engine* engine, uint32_t group, const std::vector<std::string>& keys,
+             const std::vector<uint32_t>& places) {
+    if (places.empty()) return;
+    std::vector<std::string> named;
+    for (const uint32_t place : places) named.push_back(keys[place]);
+    const std::vector<uint64_t> blocks = engine->Lease(static_cast<uint32_t>(places.size()));
+    v1::Operation seal = SealOp(blocks, named);
+    seal.mutable_seal()->set_group(group);
+    ASSERT_EQ(engine->Do(seal).seal().refused_size(), 0);
+    ASSERT_EQ(engine->Release(blocks).refused_size(), 0);
+  }
+  v1::MatchResult MatchAll(Engine* engine) {
+    v1::Operation match;
+    for (uint32_t group = 0; group < 3; ++group) {
+      v1::GroupKeys* asked = match.mutable_match()->add_groups();
+      asked->set_group(group);
+      asked->set_key_bytes(32);
+      for (const std::string& key : keys_[group]) asked->mutable_keys()->append(key);
+    }
+    const v1::OperationResult result = engine->Do(match);
+    EXPECT_EQ(result.code(), 0) << result.message();
+    return result.match();
+  }
+  // Gives back all of it, once, and looks that it was one hold on each block.
+  void ExpectOneHoldOnEach(Engine* engine, const v1::MatchResult& match) {
+    std::vector<uint64_t> held;
+    for (const v1::GroupHit& group : match.groups()) {
+      for (const uint64_t block : group.blocks()) {
+        if (block != 0) held.push_back(block);
+      }
+    }
+    if (held.empty()) return;
+    EXPECT_EQ(engine->Release(held).refused_size(), 0);
+    EXPECT_EQ(engine->Release(held).refused_size(), static_cast<int>(held.size())) << "held twice";
+  }
+  static std::vector<uint32_t> Places(uint32_t begin, uint32_t end) {
+    std::vector<uint32_t> places;
+    for (uint32_t place = begin; place < end; ++place) places.push_back(place);
+    return places;
+  }
+
+  const std::vector<std::string> keys_[3] = {Keys("full", kMany), Keys("sliding", kMany),
+                                             Keys("wide", kMany / 2)};
+};
+
+TEST_F(LargeMatchTest, SeveralGroupsEndTogether) {
+  std::mt19937 random(20261123);
+  const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  for (int round = 0; round < 12; ++round) {
+    StartWith(16384);
+    const auto engine = OpenEngine(HybridRequest()), other = OpenEngine(HybridRequest(), "other");
+    const uint32_t full = below(3) == 0 ? kMany : below(kMany),
+                   wide = below(2) == 0 ? kMany / 2 : below(kMany / 2);
+    // Of the second group some runs are there, which may be too short, or none.
+    std::vector<bool> there(kMany, round % 4 == 0);
+    for (uint32_t runs = below(6); runs > 0; --runs) {
+      const uint32_t begin = below(kMany), length = below(3) == 0 ? below(kWindow) : kWindow + below(500);
+      for (uint32_t i = begin; i < std::min(kMany, begin + length); ++i) there[i] = round % 4 != 0;
+    }
+    std::vector<uint32_t> sliding;
+    for (uint32_t i = 0; i < kMany; ++i) {
+      if (there[i]) sliding.push_back(i);
+    }
+    Cache(engine.get(), 0, keys_[0], Places(0, full));
+    Cache(engine.get(), 2, keys_[2], Places(0, wide));
+    Cache(engine.get(), 1, keys_[1], sliding);
+    // By the definition, block by block.
+    uint32_t steps = std::min(full / 2, wide);
+    const auto whole = [&](uint32_t at) {
+      for (uint32_t i = 2 * at; i > (2 * at > kWindow ? 2 * at - kWindow : 0); --i) {
+        if (!there[i - 1]) return false;
+      }
+      return true;
+    };
+    while (!whole(steps)) --steps;
+
+    const v1::MatchResult match = MatchAll(other.get());
+    ASSERT_EQ(match.tokens(), steps * 32) << "round " << round;
+    const std::vector<uint32_t> sizes = {2 * steps, 2 * steps, steps};
+    for (int group = 0; group < 3; ++group) {
+      const auto& blocks = match.groups(group).blocks();
+      ASSERT_EQ(static_cast<uint32_t>(blocks.size()), sizes[group]);
+      for (int i = 0; i < blocks.size(); ++i) {
+        const bool before_window = group == 1 && i + static_cast<int>(kWindow) < blocks.size();
+        EXPECT_EQ(blocks.Get(i) == 0, before_window) << group << " " << i;
+      }
+    }
+    v1::MissReason miss = v1::MISS_REASON_NEVER_SEEN;
+    if (steps < std::min(full / 2, wide)) miss = v1::MISS_REASON_WINDOW;
+    if (steps == kMany / 2) miss = v1::MISS_REASON_NONE;
+    EXPECT_EQ(match.miss(), miss);
+    const DaemonSnapshot snapshot = daemon_->Snapshot();
+    EXPECT_EQ(snapshot.totals.pool.lookups, 1u);
+    EXPECT_EQ(snapshot.totals.pool.lookup_tokens, kMany * 16);
+    EXPECT_EQ(snapshot.totals.pool.hit_tokens, steps * 32);
+    EXPECT_EQ(snapshot.totals.pool.lookup_blocks, kMany + kMany + kMany / 2);
+    EXPECT_EQ(snapshot.totals.pool.hit_blocks, 3 * steps + std::min(2 * steps, kWindow));
+    ExpectOneHoldOnEach(other.get(), match);
+    daemon_.reset();
+  }
+}
+
+// The windows need room that the runs in front of them must leave.
+TEST_F(LargeMatchTest, AllGroupsAreWithinTheCap) {
+  StartWith(16384);
+  const auto engine = OpenEngine(HybridRequest());
+  for (const uint32_t group : {0, 1, 2}) {
+    Cache(engine.get(), group, keys_[group], Places(0, static_cast<uint32_t>(keys_[group].size())));
+  }
+  v1::OpenSession request = HybridRequest();
+  request.set_max_blocks(3000);
+  const auto other = OpenEngine(request, "other");
+  const v1::MatchResult match = MatchAll(other.get());
+  EXPECT_EQ(match.miss(), v1::MISS_REASON_CAP);
+  // A step is three blocks, and the window is ten.
+  EXPECT_LE(match.tokens() / 32 * 3 + kWindow, 3000u);
+  EXPECT_GT(match.tokens() / 32 * 3 + kWindow + 3, 3000u);
+  ExpectOneHoldOnEach(other.get(), match);
+}
+
+// A window of several parts, in groups that all have one.
+TEST_F(LargeMatchTest, LargeWindowsAreWholeOrShorter) {
+  constexpr uint32_t kLargeWindow = 2 * Turn::kNames + 50;
+  StartWith(16384);
+  v1::OpenSession request = OpenRequest();
+  v1::LayerGroup* first = request.mutable_layout()->mutable_groups(0);
+  first->set_window_tokens(16 * kLargeWindow);
+  v1::LayerGroup* second = request.mutable_layout()->add_groups();
+  *second = *first;
+  second->set_name("second");
+  second->set_layers(0, 1);
+  const auto engine = OpenEngine(request);
+  for (const uint32_t group : {0, 1}) Cache(engine.get(), group, keys_[0], Places(0, kMany));
+  v1::Operation match;
+  for (const uint32_t group : {0, 1}) {
+    v1::GroupKeys* asked = match.mutable_match()->add_groups();
+    asked->set_group(group);
+    asked->set_key_bytes(32);
+    for (const std::string& key : keys_[0]) asked->mutable_keys()->append(key);
+  }
+  const v1::MatchResult all = engine->Do(match).match();
+  EXPECT_EQ(all.tokens(), kMany * 16);
+  EXPECT_EQ(std::count(all.groups(1).blocks().begin(), all.groups(1).blocks().end(), 0),
+            kMany - kLargeWindow);
+  ExpectOneHoldOnEach(engine.get(), all);
+  // Both windows are beyond the cap: what is found is shorter than one.
+  request.set_max_blocks(kLargeWindow);
+  const auto other = OpenEngine(request, "other");
+  const v1::MatchResult part = other->Do(match).match();
+  EXPECT_EQ(part.miss(), v1::MISS_REASON_CAP);
+  EXPECT_EQ(part.tokens() / 16 * 2, kLargeWindow) << "a sink is not counted";
+  ExpectOneHoldOnEach(other.get(), part);
+}
+
+// Nothing is taken for a session that has ended, whose place another may have by then.
+TEST_F(LargeMatchTest, ASessionEndsInTheMiddleOfAMatch) {
+  StartWith(16384);
+  const auto engine = OpenEngine(HybridRequest());
+  for (const uint32_t group : {0, 1, 2}) {
+    Cache(engine.get(), group, keys_[group], Places(0, static_cast<uint32_t>(keys_[group].size())));
+  }
+  for (int round = 0; round < 12; ++round) {
+    const auto other = OpenEngine(HybridRequest(), "other");
+    v1::Operation match = MatchOp(keys_[0]);
+    *match.mutable_match()->add_groups() = match.match().groups(0);
+    match.mutable_match()->mutable_groups(1)->set_group(1);
+    std::atomic<bool> began = false;
+    std::thread ends([&] {
+      while (!began) std::this_thread::yield();
+      for (int i = 0; i < round * 8; ++i) std::this_thread::yield();
+      other->Die();
+    });
+    std::vector<v1::Operation> matches(3, match);
+    began = true;
+    const v1::StepResponse response = other->Step(std::move(matches));
+    ends.join();
+    for (const v1::OperationResult& result : response.results()) {
+      EXPECT_TRUE(result.code() == 0 || result.code() == static_cast<int>(absl::StatusCode::kAborted));
+    }
+    for (int i = 0; i < 30; ++i) daemon_->HousekeepOnce();
+    EXPECT_EQ(Blocks().sealed(), 0) << "round " << round;
+    EXPECT_EQ(Blocks().leased(), 1) << "the sink";
+  }
+}
+
+// What others evict meanwhile shortens what is found; it never leaves a hold behind, nor a hole.
+TEST_F(LargeMatchTest, OthersEvictMeanwhile) {
+  StartWith(16384);
+  const auto engine = OpenEngine(HybridRequest()), other = OpenEngine(HybridRequest(), "other");
+  std::atomic<bool> over = false;
+  std::thread evicts([&] {
+    uint32_t round = 0;
+    while (!over) {
+      v1::EvictRequest request;
+      request.set_count(1 + round++ % 50);
+      v1::EvictResponse response;
+      EXPECT_TRUE(daemon_->Evict(request, &response).ok());
+    }
+  });
+  for (int round = 0; round < 10; ++round) {
+    for (const uint32_t group : {0, 2, 1}) {
+      Cache(engine.get(), group, keys_[group], Places(0, static_cast<uint32_t>(keys_[group].size())));
+    }
+    const v1::MatchResult match = MatchAll(other.get());
+    const auto steps = static_cast<int>(match.tokens() / 32);
+    EXPECT_EQ(match.groups(0).blocks_size(), 2 * steps);
+    EXPECT_EQ(match.groups(1).blocks_size(), 2 * steps);
+    EXPECT_EQ(match.groups(2).blocks_size(), steps);
+    for (int i = std::max(0, 2 * steps - static_cast<int>(kWindow)); i < 2 * steps; ++i) {
+      EXPECT_NE(match.groups(1).blocks(i), 0u);
+    }
+    ExpectOneHoldOnEach(other.get(), match);
+  }
+  over = true;
+  evicts.join();
+  EXPECT_EQ(Blocks().leased(), 2) << "the sinks";
 }
 
 TEST_F(LargeBatchTest, RefusalsNameTheirPlaces) {

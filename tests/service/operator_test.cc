@@ -1,4 +1,7 @@
 // What people ask of the daemon.
+#include <atomic>
+#include <thread>
+
 #include "server/daemon/snapshot.h"
 #include "server/replacement/policy.h"
 #include "tests/service/service_fixture.h"
@@ -420,6 +423,50 @@ TEST_F(OperatorTest, PinByPrefix) {
                 .find("and the 9 in front of it can't be pinned: 0 of 3 blocks are pinned"),
             std::string::npos)
       << refused;
+}
+
+// A prefix of several slices, whole or not at all, whatever others do between them.
+TEST_F(OperatorTest, PinByALongPrefix) {
+  constexpr uint32_t kLong = 5000;
+  options_.slab_bytes = 8192 * kBlockBytes;
+  options_.pin_budget = 0.9;
+  StartDaemon(8192 / kSlabBlocks);
+  const auto engine = OpenEngine(OpenRequest());
+  Cache(engine.get(), "a", kLong);
+  v1::PinPrefixRequest request;
+  request.set_key(Keys("a", kLong).back());
+  request.set_ttl_ms(60000);
+  v1::PinPrefixResponse response;
+  ASSERT_TRUE(daemon_->PinPrefix(request, &response).ok());
+  EXPECT_EQ(response.pinned(), kLong);
+  EXPECT_EQ(Evict({}).evicted(), 0);
+  request.set_ttl_ms(0);
+  response.Clear();
+  ASSERT_TRUE(daemon_->PinPrefix(request, &response).ok());
+  EXPECT_EQ(response.pinned(), kLong);
+
+  std::atomic<bool> over = false;
+  std::thread evicts([&] {
+    v1::EvictRequest some;
+    some.set_count(1);
+    while (!over) {
+      v1::EvictResponse evicted;
+      EXPECT_TRUE(daemon_->Evict(some, &evicted).ok());
+    }
+  });
+  uint32_t pinned = 0;
+  for (uint32_t length = kLong - 100; length > 1000 && pinned == 0; length -= 100) {
+    request.set_key(Keys("a", length).back());
+    request.set_ttl_ms(60000);
+    response.Clear();
+    const absl::Status status = daemon_->PinPrefix(request, &response);
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) << status;
+    if (status.ok()) pinned = length;
+  }
+  over = true;
+  evicts.join();
+  Evict({});
+  EXPECT_GE(Blocks().cached() + Blocks().sealed(), pinned);
 }
 
 }  // namespace

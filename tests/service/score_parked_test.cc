@@ -1,4 +1,6 @@
 // Device operations while they run: what waits behind them, and what can't take their blocks from them.
+#include <algorithm>
+
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {
@@ -328,6 +330,30 @@ TEST_F(RunningTest, AStrayReleaseOfADestinationWaitsBehindToo) {
   hold_.Release();
   EXPECT_EQ(compact->Await().code(), 0);
   EXPECT_EQ(release->Await().code(), 0);
+}
+
+TEST_F(RunningTest, AVerbThatNamedADestinationBeforeItWasOneWaitsForIt) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  const Refs others = LeaseWith(engine.get(), {1, 5, 2, 3, 1});
+  BeginPrune(engine.get());
+  // Behind the prune for its own block; the other two are nobody's yet.
+  const uint32_t last = Index(BlockRef::Unpack(blocks_[4]).id);
+  const auto guess = [](uint32_t id) { return BlockRef{.id = BlockId{id}, .generation = 1}.Pack(); };
+  const auto release = Begin(engine.get(), ReleaseOp({blocks_[4], guess(last + 1), guess(last + 2)}));
+  const auto compact = Begin(engine.get(), CompactOp(others, 2 * kTokens));
+  EXPECT_FALSE(release->there());
+  EXPECT_FALSE(compact->there());
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().code(), 0);
+  const v1::OperationResult compacted = compact->Await();
+  EXPECT_EQ(compacted.code(), 0) << compacted.message();
+  const Refs table = TableOf(compacted.compact());
+  EXPECT_TRUE(std::any_of(table.begin(), table.end(), [last](uint64_t ref) {
+    return Index(BlockRef::Unpack(ref).id) == last + 1;
+  })) << "its destination is another";
+  EXPECT_EQ(release->Await().code(), 0);
+  EXPECT_EQ(Parked(), 0);
 }
 
 TEST_F(RunningTest, RevokeAsksAndTakesNothing) {

@@ -34,10 +34,23 @@ std::optional<std::string> FakePeer::closed() {
 // ------------------------------------------------------------------------------------------------- engines
 
 Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials) : daemon_(daemon) {
-  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, name);
+  v1::AttachHello hello;
+  hello.set_client_name(name);
+  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
   EXPECT_TRUE(welcome.ok()) << welcome.status();
   id = welcome->id;
   attach_token = welcome->frame.welcome().attach_token();
+}
+
+Engine::Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned)
+    : opened(before.opened), token(before.token), sequence(before.sequence), daemon_(daemon) {
+  v1::AttachHello hello;
+  hello.set_member_token(token);
+  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
+  *returned = welcome.status();
+  if (!welcome.ok()) return;
+  id = welcome->id;
+  member = *daemon->FindMember(token);
 }
 
 absl::Status Engine::Open(const v1::OpenSession& request) {

@@ -57,6 +57,8 @@ class FakeListener final : public StreamListener {
 class Engine {
  public:
   Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials);
+  // A member of an earlier daemon that comes back to this one: `returned` says whether it may.
+  Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned);
 
   absl::Status Open(const v1::OpenSession& request);
   absl::Status Join(const Engine& inviter, const v1::AddMember& request);

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "cuda/kv_compute.h"
@@ -17,11 +19,15 @@ absl::Status Lost() {
   return lost;
 }
 
-// Memory that nobody reads, since the daemon itself never looks into a block.
+// Memory of this process: only tests of tiers look at what is in a block.
 class MemorySlab final : public Slab {
  public:
   MemorySlab(size_t bytes, bool ipc, MemoryDevice::Script* script)
-      : bytes_(bytes), ipc_(ipc), script_(*script) {
+      : bytes_(bytes),
+        ipc_(ipc),
+        script_(*script),
+        memory_(static_cast<char*>(std::calloc(bytes, 1)), &std::free) {
+    script_.memory = memory_.get();
     ++script_.alive;
   }
   ~MemorySlab() override {
@@ -29,7 +35,7 @@ class MemorySlab final : public Slab {
     --script_.alive;
   }
   size_t bytes() const override { return bytes_; }
-  uint64_t address() const override { return 0; }
+  uint64_t address() const override { return reinterpret_cast<uint64_t>(memory_.get()); }
   absl::StatusOr<UniqueFd> Export() const override {
     if (ipc_) return absl::FailedPreconditionError("an IPC slab has no fd");
     if (script_.lost) return Lost();
@@ -47,6 +53,7 @@ class MemorySlab final : public Slab {
   const size_t bytes_;
   const bool ipc_;
   MemoryDevice::Script& script_;
+  const std::unique_ptr<char, decltype(&std::free)> memory_;
 };
 
 }  // namespace

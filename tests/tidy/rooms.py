@@ -24,7 +24,7 @@ FLOORS = (
     ("server/replacement",),
     ("server/replacement/parts",),
     ("server/replacement/policies",),
-    ("server/keeper", "server/pool", "server/wire"),
+    ("server/keeper", "server/pool", "server/tiers", "server/wire"),
     ("server/access", "server/events", "server/scoring"),
     ("server/sim", "server/space"),
     ("server/daemon",),

@@ -8,6 +8,7 @@ import unittest
 
 import code_checks
 import english
+import licenses
 import readmes
 import python_cycles
 import rooms
@@ -190,6 +191,23 @@ enum Late { LATE_A = 1; }
                           "// Of all of them.\nconst char* s = \"x  // of y\";\n}  // namespace kvpool\n#endif  // In a.h\n",
             "proto/kvpool/v1/a.proto": "uint64 left = 1;  // By block.\nuint64 right = 2;  // Offset, in bytes.\n"}),
             "a.proto:1: '// By block.'", "server/a.h:2: '// Of the space.'")
+
+    def test_licenses(self):
+        mine = '[[annotations]]\npath = ["*", "proto/**"]\nSPDX-FileCopyrightText = "Us"\nSPDX-License-Identifier = "Apache-2.0"\n'
+        line = "// SPDX-License" "-Identifier: "
+        self.expect(self.check(licenses.licenses, {
+            "REUSE.toml": mine, "a.py": "", "LICENSES/Apache-2.0.txt": "text", "LICENSES/MIT.txt": "text",
+            "proto/kvpool/v1/a.proto": line + "Apache-2.0\n", "proto/kvpool/v1/b.proto": 'syntax = "proto3";\n',
+            "proto/c.cc": line + "MIT\n", "vendor/d.h": line + "MIT\n"}),
+            "proto/c.cc: says MIT, where REUSE.toml says Apache-2.0", "b.proto: others copy it", "vendor/d.h: REUSE.toml does not say",
+            "LICENSES/MIT.txt: nothing is under it")
+        # The last annotation that names a file counts, and its license needs a text.
+        theirs = mine + mine.replace('["*", "proto/**"]', '"proto/*.cc"').replace("Apache-2.0", "BSD-3-Clause")
+        (self.root / "vendor/d.h").unlink()
+        self.expect(self.check(licenses.licenses, {"REUSE.toml": theirs, "proto/c.cc": "", "proto/kvpool/v1/b.proto": line + "Apache-2.0"}),
+                    "LICENSES/BSD-3-Clause.txt: missing", "LICENSES/MIT.txt: nothing is under it")
+        (self.root / "REUSE.toml").unlink()
+        self.assertIn("a.py: REUSE.toml does not say whose it is, and under which license", licenses.licenses(tree.Tree(self.root)))
 
     def page(self, **pages):
         """Messages about README.md and other pages in a small tree."""

@@ -11,6 +11,7 @@ import sys
 
 import code_checks
 import english
+import licenses
 import readmes
 import python_cycles
 import rooms
@@ -36,6 +37,7 @@ CHECKS = {
     "metric_names": text_checks.metric_names,
     "dashboards": text_checks.dashboards,
     "runbooks": text_checks.runbooks,
+    "licenses": licenses.licenses,
     "trailing_comments": english.trailing_comments,
     "readme": readmes.readme,
     "server_map": readmes.server_map,

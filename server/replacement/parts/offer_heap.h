@@ -2,11 +2,14 @@
 #ifndef KVPOOL_SERVER_REPLACEMENT_PARTS_OFFER_HEAP_H_
 #define KVPOOL_SERVER_REPLACEMENT_PARTS_OFFER_HEAP_H_
 
+#include <algorithm>
 #include <bit>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "proto/support/check.h"
 #include "server/base/virtual_array.h"
 #include "server/replacement/policy.h"
@@ -28,6 +31,12 @@ class OfferHeap {
   bool empty() const { return entries_.empty(); }
   // The block of the least rank, ties broken by block id; 0 if the heap is empty.
   uint32_t first() const { return empty() ? 0 : entries_[0].block; }
+  // The blocks that are near the top, most of them among those of least rank; answers how many.
+  size_t NearTop(absl::Span<BlockId> blocks) const {
+    const size_t n = std::min<size_t>(blocks.size(), size());
+    for (size_t i = 0; i < n; ++i) blocks[i] = BlockId{entries_[i].block};
+    return n;
+  }
   // REQUIRES: not empty.
   const Rank& first_rank() const { return entries_[0].rank; }
 

@@ -27,6 +27,11 @@ class QueuePolicy : public ReplacementPolicy {
     heaps_[nodes_[Index(block)].queue].Remove(Index(block));
     --offered_;
   }
+  size_t Upcoming(absl::Span<BlockId> blocks) const final {
+    size_t n = 0;
+    for (const OfferHeap& heap : heaps_) n += heap.NearTop(blocks.subspan(n));
+    return n;
+  }
   Rank Standing(BlockId block) const override {
     const Node& node = nodes_[Index(block)];
     return {.major = node.queue, .minor = node.place};

@@ -17,6 +17,7 @@ class RankedPolicy : public ReplacementPolicy {
   void OnOffer(BlockId block) final { heap_.Insert(Index(block), RankOfNode(nodes_[Index(block)])); }
   void OnWithdraw(BlockId block) final { heap_.Remove(Index(block)); }
   BlockId Victim(uint64_t now_ms) final { return BlockId{heap_.first()}; }
+  size_t Upcoming(absl::Span<BlockId> blocks) const final { return heap_.NearTop(blocks); }
   Rank Standing(BlockId block) const final { return RankOfNode(nodes_[Index(block)]); }
   void Prefetch(BlockId block, uint64_t) const override {
     nodes_.Prefetch(Index(block));

@@ -1,6 +1,7 @@
 #include "server/replacement/policies/hit_density.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -136,10 +137,14 @@ Rank HitDensityPolicy::Standing(BlockId block) const {
 BlockId HitDensityPolicy::Victim(uint64_t) { return BlockId{cells_[order_.first()].oldest}; }
 
 size_t HitDensityPolicy::Upcoming(absl::Span<BlockId> blocks) const {
-  if (order_.empty()) return 0;
+  std::array<BlockId, 16> cells;
+  const size_t most = order_.NearTop(absl::MakeSpan(cells));
   size_t n = 0;
-  for (uint32_t b = cells_[order_.first()].oldest; b != 0 && n < blocks.size(); b = places_[b].newer) {
-    blocks[n++] = BlockId{b};
+  for (size_t cell = 0; cell < most; ++cell) {
+    for (uint32_t b = cells_[kvpool::Index(cells[cell])].oldest; b != 0 && n < blocks.size();
+         b = places_[b].newer) {
+      blocks[n++] = BlockId{b};
+    }
   }
   return n;
 }

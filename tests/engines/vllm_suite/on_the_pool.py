@@ -71,15 +71,17 @@ def _end_daemon():
         _daemons.pop().close()
 
 
-def space_of(groups_of_plan, count, drafted=False):
-    """A space of `count` blocks, vLLM's null block among them."""
+def space_of(groups_of_plan, count, drafted=False, sharded=1):
+    """A space of `count` blocks, vLLM's null block among them. `sharded`: a block of K and V has the tokens of so many ranks."""
     import kvpool
 
     from kvpool_vllm import groups, keys, patches, space
     if not 2 <= count <= MOST_BLOCKS:
         pytest.skip(f"a pool of {count} blocks")
     patches.take_keys()
-    of_model = tuple(groups.Group(group.kv_cache_spec, None, (number,), 0, drafted=drafted) for number, group in enumerate(groups_of_plan))
+    specs = [group.kv_cache_spec for group in groups_of_plan]
+    specs = [dataclasses.replace(spec, block_size=spec.block_size * (sharded if spec.dcp_sharded else 1)) for spec in specs]
+    of_model = tuple(groups.Group(spec, None, (number,), 0, drafted=drafted) for number, spec in enumerate(specs))
     granules = -(-(count + 1) * BLOCK // GRANULE)  # Another block is the session's sink.
     digest = os.urandom(32)
     terms = space.Terms(of_model, BLOCK, digest, {}, _daemon().socket, 1)
@@ -90,7 +92,7 @@ def space_of(groups_of_plan, count, drafted=False):
     refs = session.lease(session.max_blocks - 2).detach()
     session.release(sorted(ref for ref in refs if (ref & 0xffffffff) <= count))
     session.flush()
-    made = space.Space(session, space.Options(match_timeout=30), terms, space.Memory(count, (), None))
+    made = space.Space(session, space.Options(match_timeout=30, lease_timeout=0.5), terms, space.Memory(count, (), None))
     _opened.append(made)
     keys.set_root(session.hash_seed)
     from vllm.utils.hashing import sha256
@@ -108,9 +110,10 @@ def _close_all():
 
 
 def planned(config):
-    """With the regions of pages that most tests leave out."""
-    regions = [types.SimpleNamespace(layers=group.layer_names) for group in config.kv_cache_groups]
-    return config if config.kv_cache_tensors else dataclasses.replace(config, kv_cache_tensors=regions)
+    """With regions of pages in blocks that hold all layers, as kvpool has vLLM plan them. Most tests leave them out."""
+    layers = [tensor.layers for tensor in config.kv_cache_tensors] or [group.layer_names for group in config.kv_cache_groups]
+    regions = [types.SimpleNamespace(layers=names, offset=0, layer_stride=0, block_stride=1 << 40) for names in layers]
+    return dataclasses.replace(config, kv_cache_tensors=regions)
 
 
 @contextlib.contextmanager
@@ -184,15 +187,15 @@ def _put_in_place():
         def __init__(self, kv_cache_config, *rest, **more):
             with _refusals():
                 groups.refuse_others(planned(kv_cache_config), "kvpool_vllm.Scheduler")
-            space = space_of(kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks, more.get("use_eagle", False))
+            space = space_of(kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks, more.get("use_eagle", False),
+                             more.get("dcp_world_size", 1))
             with ours.building(space), plan_of(space, kv_cache_config):
                 super().__init__(kv_cache_config, *rest, **more)
-            block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-            ours.ask_for_blocks(self, block_size, int(more.get("watermark", 0) * kv_cache_config.num_blocks))
+            ours.ask_for_blocks(self, int(more.get("watermark", 0) * kv_cache_config.num_blocks))
             find = self.get_computed_blocks
 
             def get_computed_blocks(request):
-                self.block_pool.ask(request, block_size)
+                self.block_pool.ask(request)
                 return find(request)
 
             self.get_computed_blocks = get_computed_blocks
@@ -239,6 +242,7 @@ def _put_in_place():
         Placed.__name__ = Placed.__qualname__ = kind.__name__
         return Placed
 
+    space.CONNECTORS.append("MockKVConnector")
     ours.KvPoolBlockPool = Counted
     scheduler.Scheduler = in_place(ours.PooledScheduler)
     async_scheduler.AsyncScheduler = in_place(ours.PooledAsyncScheduler)

@@ -4,7 +4,8 @@ A block of vLLM's is, by what this engine holds of it:
 
     unheld    nothing: its metadata mean nothing            -> stocked (lease) | shared (match)
     stocked   leased, with no request                       -> private (get_new_blocks) | unheld (surplus)
-    private   leased, with requests; may be in the index    -> shared (its Seal is sent) | stocked (last request gone)
+    private   leased, with requests; may be in the index    -> shared (its Seal is sent) | stocked or kept (last request gone)
+    kept      leased, with no request, in the index         -> private (touch) | stocked (needed, or too many)
     shared    held by reference: read-only                  -> unheld (last request gone: released, kvpoold keeps it cached)
 
 vLLM's own index (cached_block_hash_to_block) lists blocks with requests only: those of this engine that are being computed, as
@@ -13,8 +14,11 @@ the request comes, and its answer is put into the index before vLLM looks. Other
 the step that computed it.
 
 Of a hybrid model each KV cache group has blocks and keys of its own. A match is for all of them, and agrees on one length as vLLM
-does: where attention is full a prefix needs all of its blocks, elsewhere those of the last window. A block that a window has left
-goes with the next step; one that was sealed stays cached in the pool.
+does: where attention is full a prefix needs all of its blocks, elsewhere those of the last window, and of layers with a state the
+last one. A block that a window has left goes with the next step; one that was sealed stays cached in the pool.
+
+With prefix_match_unit a prefix may end within a block. What is there of such a block is found by this engine alone, as long as it
+keeps the block; the full ones in front of it are everybody's.
 
 get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
 taken by others.
@@ -28,6 +32,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 _Filled = tuple[int, "KVCacheBlock", bytes, int, "bytes | None", "Request"]
+_Question = list[tuple[int, "list[BlockHash]"]]  # By group, the keys.
 _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
@@ -65,6 +71,8 @@ class KvPoolBlockPool(BlockPool):
         super().__init__(*arguments, **more)
         self.space, self.session = space, space.session
         self._groups = space.terms.groups
+        aligned = math.lcm(*(group.tokens_per_block for group in self._groups))
+        self._lags = [group.lag(aligned) for group in self._groups]
         # A small part of what the engine may hold: what it stocks is nobody's cache.
         self._spare = min(_SPARE * len(self._groups), space.limit // 16)
         self._surplus = max(self._spare, min(_SURPLUS * len(self._groups), space.limit // 4))
@@ -78,11 +86,13 @@ class KvPoolBlockPool(BlockPool):
         self._shared = bytearray()
         self._stays: list[int] = []  # Counts how often a private block has left the index.
         self._stock: list[KVCacheBlock] = []
+        self.ends_within_blocks = False  # Prefixes may.
+        self._kept: dict[int, KVCacheBlock] = {}  # The oldest first.
         # Blocks that the step which is being scheduled fills: (group, block, key, its stays, parent key).
         self._new_seals: list[_Filled] = []
         self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
         # Keyed by request id.
-        self._asked: dict[str, tuple[kvpool.PendingMatch, list[BlockHash], float]] = {}  # The question, its keys, and when.
+        self._asked: dict[str, tuple[list[tuple[kvpool.PendingMatch, _Question]], list[list[BlockHash]], float]] = {}  # The questions, the keys, and when.
         # Until the request is scheduled: blocks of its prefix with one reference each, and what _junction says.
         self._waiting: dict[str, list[KVCacheBlock]] = {}
         self._junctions: dict[str, int] = {}
@@ -119,6 +129,7 @@ class KvPoolBlockPool(BlockPool):
         self._refs, self._shared = [0] * len(self.blocks), bytearray(len(self.blocks))
         self._stays = [stays + 1 for stays in self._stays] + [0] * (len(self.blocks) - len(self._stays))
         self._stock.clear()
+        self._kept.clear()
         self._asked.clear()
         self._waiting.clear()
         self._junctions.clear()
@@ -150,17 +161,19 @@ class KvPoolBlockPool(BlockPool):
     # ---- Leases
 
     def want(self, count: int, headroom: int = 0) -> None:
-        self.wanted, self.headroom = count, headroom
+        # More than there are: vLLM has a request wait by such a number, while a state that it needs is computed in the same step.
+        self.wanted, self.headroom = count if count < self.num_gpu_blocks else 0, headroom
 
     def get_num_free_blocks(self) -> int:
         if len(self._stock) < self.wanted + self.headroom:
             self._top_up(self.wanted, self.headroom)
-        return len(self._stock)
+        return len(self._stock) + len(self._kept)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         stock = self._stock
         if num_blocks > len(stock):
             self._top_up(num_blocks)
+            self._stock_kept(len(self._kept) - max(0, num_blocks - len(stock)))
             if num_blocks > len(stock):
                 raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         if num_blocks == 0:
@@ -174,6 +187,14 @@ class KvPoolBlockPool(BlockPool):
         self._in_use += num_blocks
         return taken
 
+    def _stock_kept(self, most: int) -> None:
+        """Keeps at most so many."""
+        while len(self._kept) > max(0, most):
+            block = self._kept.pop(next(iter(self._kept)))
+            self._forget(block)
+            self._stays[block.block_id] += 1
+            self._stock.append(block)
+
     def _top_up(self, count: int, headroom: int = 0) -> None:
         missing = count - len(self._stock)
         if self.detached or (missing >= self._short_of and time.monotonic() < self._retry_at):
@@ -181,6 +202,9 @@ class KvPoolBlockPool(BlockPool):
         for asked in sorted({missing + headroom + self._spare, missing + headroom, missing}, reverse=True):
             if asked <= 0 or self._lease(asked, 0.0):
                 return
+        missing -= len(self._kept)
+        if missing <= 0:
+            return
         patience = 0.0 if self._silent_since is not None else self.space.options.lease_timeout
         if patience > 0 and self._lease(missing, patience):
             return
@@ -265,6 +289,7 @@ class KvPoolBlockPool(BlockPool):
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
                 self._in_use += 1
+                self._kept.pop(block.block_id, None)
             block.ref_cnt += 1
             if self.metrics_collector:
                 self.metrics_collector.on_block_accessed(block)
@@ -276,7 +301,9 @@ class KvPoolBlockPool(BlockPool):
             if block.ref_cnt > 0 or block.is_null:
                 continue
             self._in_use -= 1
-            if not self._shared[block.block_id]:
+            if not self._shared[block.block_id] and self.ends_within_blocks and block.block_hash is not None:
+                self._kept[block.block_id] = block
+            elif not self._shared[block.block_id]:
                 # Its next owner in this engine writes it behind what this one's kernels do.
                 self._forget(block)
                 self._stays[block.block_id] += 1
@@ -307,6 +334,7 @@ class KvPoolBlockPool(BlockPool):
 
     def trim(self) -> None:
         """Gives back what is stocked beyond the likely need."""
+        self._stock_kept(self._surplus)
         if len(self._stock) > self._surplus and not self.detached:
             surplus = self._stock[:-self._spare]
             del self._stock[:-self._spare]
@@ -317,46 +345,65 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- Prefixes
 
-    def ask(self, request: Request, block_size: int) -> None:
+    def _wanted(self, request: Request) -> list[list[BlockHash]]:
+        """The keys of the request's prefix, by group."""
+        wanted: list[list[BlockHash]] = []
+        for group, lag in zip(self._groups, self._lags):
+            size = group.tokens_per_block
+            # The last token is always computed; where there are drafts, the last block is.
+            count = (request.num_tokens if group.drafted else request.num_tokens - 1) // size
+            found = resolve_block_hashes(request.block_hashes, self.hash_block_size, size)[:count]
+            # Nobody has a block of that key: what begins with it is no prefix.
+            wanted.append([bytes(32)] * min(lag, len(found)) + found[:max(0, len(found) - lag)])
+        return wanted
+
+    def ask(self, request: Request) -> None:
         """Sends the question for the request's prefix."""
         request.kvpool_asked = self._left
-        wanted = request.block_hashes[:(request.num_tokens - 1) // block_size]
-        if not wanted or self.detached or request.skip_reading_prefix_cache or self._is_here(wanted):
+        if self.detached or not self.enable_caching or request.skip_reading_prefix_cache:
+            return
+        wanted = self._wanted(request)
+        if not all(wanted) or self._is_here(wanted):
             return
         if time.monotonic() < self._quiet_until:
             return
         self.counters["asked"] += 1
+        questions: list[_Question] = [list(enumerate(wanted))]
+        if self.ends_within_blocks:
+            # The state may be one within a block, which is not asked for.
+            questions.append([(number, wanted[number]) for number, group in enumerate(self._groups) if not group.window_tokens])
         try:
-            pending = self.session.match_groups([(number, wanted) for number in range(len(self._groups))])
+            pending = [(self.session.match_groups(question), question) for question in questions if question]
             self._asked[request.request_id] = pending, wanted, time.monotonic()
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def _is_here(self, wanted: list[BlockHash]) -> bool:
+    def _is_here(self, wanted: list[list[BlockHash]]) -> bool:
         """Where attention is full, the last block is not here without those before."""
         return all(self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, number)) is not None
-                   for number, group in enumerate(self._groups) for key in wanted[-max(1, group.window_blocks):])
+                   for number, group in enumerate(self._groups) for key in wanted[number][-max(1, group.window_blocks):])
 
-    def settle(self, request: Request, block_size: int) -> None:
+    def settle(self, request: Request) -> None:
         """What the pool has of the request's prefix is put into the index, with a reference for the waiting request."""
         self._trying = request.request_id
-        self._take_answer(request, block_size)
+        self._take_answer(request)
         # While it waited another's blocks left the index. They may be its prefix, and in the pool since.
         if request.kvpool_asked != self._left:
-            self.ask(request, block_size)
-            self._take_answer(request, block_size)
+            self.ask(request)
+            self._take_answer(request)
 
-    def _take_answer(self, request: Request, block_size: int) -> None:
+    def _take_answer(self, request: Request) -> None:
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
         pending, wanted, asked_at = asked
         patience = self._patience(asked_at)
         try:
-            hit = pending.wait(timeout=patience)
-            found = [(number, i, ref) for number, blocks in enumerate(hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
+            hits = [each.wait(timeout=patience) for each, _ in pending]
+            found = [(number, i, ref) for hit, (_, question) in zip(hits, pending)
+                     for (number, _), blocks in zip(question, hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
             self._heard(asked_at)
         except kvpool.DeadlineExceededError:
             request.kvpool_asked = self._left  # Once is enough.
@@ -371,27 +418,28 @@ class KvPoolBlockPool(BlockPool):
         for number, i, ref in found:
             block = self.blocks[ref & _BLOCK]
             mine = self._refs[block.block_id]
-            if block.ref_cnt > 0 or (self.detached and self._shared[block.block_id]):  # The second: kept since kvpoold is gone.
+            if self._shared[block.block_id]:
                 assert mine == ref, f"block {block.block_id}: {mine:x} is held, {ref:x} found"
                 surplus.append(ref)
             else:
-                assert mine == 0, f"block {block.block_id} is stocked, and was found"
+                assert mine == 0, f"block {block.block_id} is leased, and was found"
                 self._refs[block.block_id] = ref
                 self._shared[block.block_id] = 1
-                self._insert_block_hash(make_block_hash_with_group_id(wanted[i], number), block, num_tokens=(i + 1) * block_size)
+                self._insert_block_hash(make_block_hash_with_group_id(wanted[number][i], number), block,
+                                        num_tokens=(i + 1 - self._lags[number]) * self._groups[number].tokens_per_block)
             held.append(block)
         self.touch(held)
         self.counters["found_blocks"] += len(held)
         if surplus:
             self._release(surplus)
         self._hold(request.request_id, held)
-        if hit.miss == "window" and (junction := self._junction(wanted)) > hit.tokens:
+        if hits[0].miss == "window" and (junction := self._junction(wanted)) > hits[0].tokens:
             self._junctions[request.request_id] = junction
 
-    def _junction(self, wanted: list[BlockHash]) -> int:
+    def _junction(self, wanted: list[list[BlockHash]]) -> int:
         """Where a prefix ends that is there for full attention, while its last window is not. By default vLLM keeps windows at the end of
         prompts only, and, once it is told, where they part from others (Request.shared_prefix_boundary): for the next that comes."""
-        full = [(number, wanted) for number, group in enumerate(self._groups) if not group.window_tokens]
+        full = [(number, wanted[number]) for number, group in enumerate(self._groups) if not group.window_tokens]
         try:
             if full and not self.detached:
                 hit = self.session.match_groups(full).wait(timeout=self._patience(time.monotonic()))
@@ -501,6 +549,8 @@ class KvPoolBlockPool(BlockPool):
         for group, block, key, stays, parent, request in entries:
             if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
                 continue
+            if not self.cached_block_hash_to_block.contain(make_block_hash_with_group_id(key, group), block.block_id):
+                continue  # vLLM has put another state into it than the one that it had named, or knows that it could not be loaded.
             if request.request_id not in adapters:
                 adapters[request.request_id] = keys.adapter_is_the_same(request)
             if not adapters[request.request_id]:
@@ -537,6 +587,7 @@ class KvPoolBlockPool(BlockPool):
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self._in_use)
             return False
         self.forget_what_was_computed()
+        self._stock_kept(0)
         if self.metrics_collector:
             self.metrics_collector.reset()
         logger.info("Successfully reset prefix cache")

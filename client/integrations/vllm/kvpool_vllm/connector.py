@@ -1,7 +1,6 @@
 """KvPoolConnector: a KV connector for engines that keep vLLM's own KV cache; full blocks are copied to kvpoold and back.
 
-    vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvPoolConnector", "kv_connector_module_path": "kvpool_vllm.connector",
-                                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
 vLLM makes one in its scheduler and one in its worker, which may be processes of their own. They are two members of one session:
 the worker (transfer.py) opens it as its rank, leases, copies, seals; the scheduler (lookup.py) joins it with the worker's

@@ -88,7 +88,8 @@ def has_drafts_with_kv(vllm_config: VllmConfig) -> bool:
 def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str, layout: str) -> dict[str, str]:
     """{name: what of it, in at most 256 bytes}: K and V may be shared if all are equal. `of_model`: its groups."""
     import vllm
-    spec = of_model[0].spec
+    spec = next((group.spec for group in of_model if not group.has_states), None)
+    states = [group.spec for group in of_model if group.has_states]
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     config = _model_config(model)
     facts = {
@@ -96,8 +97,8 @@ def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str
         "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ["?"])[:256],
         "weights": weights_digest(model, vllm_config.load_config),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "kv_dtype": str(spec.dtype).removeprefix("torch."),
-        "block_size": str(spec.block_size),
+        "kv_dtype": str(spec.dtype).removeprefix("torch.") if spec else "none",
+        "block_size": str(of_model[0].spec.block_size),
         "groups": groups.describe(of_model),
         "layout": layout,
         "quantization": str(model.quantization),
@@ -113,6 +114,10 @@ def facts_of(vllm_config: VllmConfig, of_model: Sequence[groups.Group], isa: str
         drafts = vllm_config.speculative_config
         of_drafts = hashlib.sha256(_model_config(drafts.draft_model_config).encode()).hexdigest()
         facts["drafts"] = f"{drafts.method} {of_drafts} {weights_digest(drafts.draft_model_config, drafts.draft_load_config or vllm_config.load_config)}"
+    if (unit := getattr(cache, "prefix_match_unit", None)) not in (None, of_model[0].spec.block_size):
+        facts["prefix_match_unit"] = str(unit)  # Keys are hashed over so many tokens each.
+    if states:
+        facts["states"] = hashlib.sha256(repr(states).encode()).hexdigest()  # Shapes and types of what a state is.
     if '"rope' in config and any(word in config for word in ('"longrope"', '"dynamic"')):
         facts["max_model_len"] = str(model.max_model_len)  # Frequencies go by it.
     return facts

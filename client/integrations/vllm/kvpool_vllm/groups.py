@@ -3,6 +3,10 @@
 vLLM splits the layers of a hybrid model (sliding windows here, full attention there) into groups of one kind each and of as many
 layers; the last one of a kind may have fewer. So a block has room for the pages of any group's layers, one behind the other. It is of
 one group at a time, whose number its key carries.
+
+Layers with a state (Mamba, linear attention) have blocks, too: a block holds what the state is behind its last token, and a prefix
+needs the last one alone, as with a window of one block. A request writes its state in place until the block is full, and goes on in
+another: so a block that is full does not change any more.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 MOST = 16  # Groups that a layout may have.
+_MOST_TOKENS = 4096  # A block in a layout.
 CHECK_BYTES = 64  # They follow the pages of a copied block: a sum over it, and its key.
 
 
@@ -33,9 +38,23 @@ class Group:
     drafted: bool = False
 
     @property
+    def has_states(self) -> bool:
+        from vllm.v1.kv_cache_interface import MambaSpec
+        return isinstance(self.spec, MambaSpec)
+
+    def lag(self, aligned: int) -> int:
+        """Where there are drafts vLLM takes a prefix that is found, of whole units of `aligned` tokens, for one that ends a unit earlier. By so
+        many blocks is what the prefix needs of this group in front of its end."""
+        if not (self.drafted and self.window_tokens):
+            return 0
+        return aligned // self.tokens_per_block - (0 if self.has_states else 1)  # A draft model computes a window's next block anew.
+
+    @property
     def window_tokens(self) -> int:
         """How many of the tokens in front of it a token reads; 0: all."""
         from vllm.v1.kv_cache_interface import SlidingWindowSpec
+        if self.has_states:
+            return self.tokens_per_block
         # Full attention may have one, too, by which it computes; its blocks are kept all the same.
         if not isinstance(self.spec, SlidingWindowSpec):
             return 0
@@ -44,17 +63,24 @@ class Group:
     @property
     def window_blocks(self) -> int:
         """How many blocks in front of its end a prefix needs; 0: all."""
-        return -(-self.window_tokens // self.spec.block_size)
+        return -(-self.window_tokens // self.tokens_per_block)
+
+    @property
+    def tokens_per_block(self) -> int:
+        # Where nothing is cached, a request has one state and vLLM says that its block is as long as a request may be.
+        return min(self.spec.block_size, _MOST_TOKENS) if self.has_states else self.spec.block_size
 
     @property
     def kind(self) -> str:
+        if self.has_states:
+            return f"{self.spec.mamba_type.name} states ({self.spec.mamba_cache_mode})"
         return f"sliding window {self.spec.sliding_window}" if self.window_tokens else "full attention"
 
     def layer_group(self) -> kvpool.LayerGroup:
         """This group in a kvpool.Layout."""
         spec, planes = self.spec, self.planes
-        common = {"name": "sliding" if self.window_tokens else "full", "layers": list(self.layers),
-                  "tokens_per_block": spec.block_size, "window_tokens": self.window_tokens}
+        common: dict[str, Any] = {"name": "states" if self.has_states else "sliding" if self.window_tokens else "full", "layers": list(self.layers),
+                  "tokens_per_block": self.tokens_per_block, "window_tokens": self.window_tokens}
         if planes is None:
             return kvpool.LayerGroup(**common)
         element = spec.dtype.itemsize
@@ -115,26 +141,30 @@ def _say(config: KVCacheConfig, number: int) -> str:
 
 def refuse_others(config: KVCacheConfig, who: str) -> None:
     """ValueError: K and V of such a group can't be shared, or do not share blocks with those of the others."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
     groups = config.kv_cache_groups
     if not groups:
         raise ValueError(f"the model has no KV cache: nothing is there for {who} to share")
     if len(groups) > MOST:
         raise ValueError(f"the model has {len(groups)} KV cache groups; {who} shares at most {MOST}: --disable-hybrid-kv-cache-manager "
                          "makes one of them")
-    first = groups[0].kv_cache_spec
     for number, group in enumerate(groups):
         spec = group.kv_cache_spec
-        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
-            raise ValueError(f"{_say(config, number)}: {who} shares full attention and sliding windows, with pages of one size, only")
-        if spec.kv_quant_mode != KVQuantMode.NONE:
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec):
+            raise ValueError(f"{_say(config, number)}: {who} shares full and latent attention, sliding windows and states only")
+        if getattr(spec, "kv_quant_mode", KVQuantMode.NONE) != KVQuantMode.NONE:
             raise ValueError(f"{_say(config, number)}: K and V are quantised (kv_cache_dtype: {spec.kv_quant_mode.name}); {who} shares those "
                              "that are not")
-        for name in ("block_size", "page_size_bytes", "dtype"):
-            if getattr(spec, name) != getattr(first, name):
-                raise ValueError(f"{_say(config, number)}: its {name} is {getattr(spec, name)}, that of {_say(config, 0)} "
-                                 f"{getattr(first, name)}; {who} needs blocks that can take each other's place")
-    # One region of pages a group, in its order: so it is planned where all pages are of one size.
-    if [tensor.layers for tensor in config.kv_cache_tensors] != [group.layer_names for group in groups]:
-        raise ValueError(f"vLLM plans the pages of {len(groups)} KV cache groups in {len(config.kv_cache_tensors)} regions: {who} does not "
-                         "know such a plan")
+
+
+def refuse_other_plans(config: KVCacheConfig, who: str) -> None:
+    """ValueError: blocks do not hold all layers of any one group."""
+    # One region of pages a group, in its order.
+    groups, tensors = config.kv_cache_groups, config.kv_cache_tensors
+    if [tensor.layers for tensor in tensors] != [group.layer_names for group in groups]:
+        raise ValueError(f"vLLM plans the pages of {len(groups)} KV cache groups in {len(tensors)} regions: {who} does not know such a plan")
+    for number, (group, tensor) in enumerate(zip(groups, tensors)):
+        end = tensor.offset + (len(tensor.layers) - 1) * tensor.layer_stride + group.kv_cache_spec.page_size_bytes
+        if tensor.block_stride != tensors[0].block_stride or end > tensor.block_stride:
+            raise ValueError(f"{_say(config, number)}: its pages end at byte {end} of blocks of {tensor.block_stride} bytes, and those of "
+                             f"{_say(config, 0)} have {tensors[0].block_stride}; {who} needs blocks that can take each other's place")

@@ -6,7 +6,7 @@ Where it is not asked for, a vLLM has two methods wrapped, each of which is call
     WorkerWrapperBase.initialize_from_config      here a worker is given its plan, which says the same (worker.prepare)
     plugins.load_general_plugins                  it is called before those two, also where they were imported after the plugins
 
-Nothing else is touched before one of them finds that it is, and then in that process alone:
+And KvPoolConnector's name is given to vLLM's connectors, when their module is imported. Nothing else is touched before one of them finds that it is, and then in that process alone:
 
     kv_cache_utils.init_none_hash                 key chains get their root: the space's seed (keys.take_root)
     kv_cache_utils._gen_lora_extra_hash_keys      an adapter enters a key: by content, for its name is local (keys.adapter_keys)
@@ -20,6 +20,7 @@ their classes.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable
@@ -93,10 +94,47 @@ def _meet_again() -> None:
     plugins.load_general_plugins = load_general_plugins
 
 
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
+
+
+def _name_connector(module: Any) -> None:
+    try:
+        module.KVConnectorFactory.register_connector("KvPoolConnector", "kvpool_vllm.connector", "KvPoolConnector")
+    except Exception as error:  # ValueError: it has the name already.
+        logger.debug("KvPoolConnector's name was not given to vLLM's connectors: %s", error)
+
+
+class _Finder:
+    """Names the connector behind the import of vLLM's connectors, which may never come, and takes seconds."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _CONNECTORS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _name_connector(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _name_the_connector() -> None:
+    if (module := sys.modules.get(_CONNECTORS)) is not None:
+        _name_connector(module)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
 def register() -> None:
     """What vLLM calls. Never raises: vLLM would not start, whether kvpool is asked for or not."""
     try:
         _meet_again()
+        _name_the_connector()
         _wrap("vllm.v1.engine.core", "EngineCore", "_initialize_kv_caches", _of_core)
         _wrap("vllm.v1.worker.worker_base", "WorkerWrapperBase", "initialize_from_config", _of_worker)
         patches.failure = ""

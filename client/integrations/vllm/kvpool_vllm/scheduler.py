@@ -45,14 +45,15 @@ def building(space: Space) -> Iterator[None]:
         kv_cache_coordinator.BlockPool = original
 
 
-def ask_for_blocks(manager: KVCacheManager, block_size: int, watermark: int) -> None:
+def ask_for_blocks(manager: KVCacheManager, watermark: int) -> None:
     """The manager's pool is told of each allocation what it needs, and has its answer for a request before vLLM looks for a prefix.
     `watermark`: blocks that vLLM leaves free when it admits a request."""
     lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
     pool, manager.watermark_blocks = manager.block_pool, watermark
+    pool.ends_within_blocks = getattr(manager.coordinator, "enable_partial_hash_hits", False)
 
     def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
-        pool.settle(request, block_size)
+        pool.settle(request)
         blocks, tokens, *boundary = lookup(request, *arguments, **more)
         pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
         if boundary and (junction := pool.junction(request)) > tokens:
@@ -81,11 +82,13 @@ class _Pooled(scheduler.Scheduler):
         self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
         core.when_weights_change(self.weights_changed)
         self._opener = Opener(space.open_again)
+        # Behind a move, requests whose layers have a state said something else than before it.
+        self._can_move = not any(group.has_states for group in space.terms.groups)
         self.pool.want(1)
         if self.pool.get_num_free_blocks() == 0:
             space.session.lease(1, timeout=space.options.open_timeout).release()
         # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
-        ask_for_blocks(self.kv_cache_manager, self.block_size, int(self.scheduler_config.watermark * space.limit))
+        ask_for_blocks(self.kv_cache_manager, int(self.scheduler_config.watermark * space.limit))
 
     # ---- Losing a kvpoold, and finding one
 
@@ -94,8 +97,10 @@ class _Pooled(scheduler.Scheduler):
         under way answers for them is dropped, and workers move once it is done."""
         pool = self.pool
         if pool.detached and not pool.own:
+            if not self._can_move:
+                raise RuntimeError("kvpoold is gone: an engine whose layers have a state does not go on without it")
             self._move(None)
-        elif pool.own and (session := self._opener.take()) is not None:
+        elif pool.own and self._can_move and (session := self._opener.take()) is not None:
             self._move(session)
 
     def _move(self, session: Any) -> None:
@@ -115,7 +120,7 @@ class _Pooled(scheduler.Scheduler):
         keys.set_root(session.hash_seed)
         self._rehash()
         for request in self.requests.values():
-            pool.ask(request, self.block_size)
+            pool.ask(request)
 
     def _stop_all(self) -> None:
         """No request has a block. They begin anew, with the tokens that they have."""
@@ -145,7 +150,7 @@ class _Pooled(scheduler.Scheduler):
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
         if not goes_on:
-            self.pool.ask(request, self.block_size)
+            self.pool.ask(request)
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
         self._follow_the_daemon()
@@ -160,6 +165,10 @@ class _Pooled(scheduler.Scheduler):
         return super().has_requests() or self.pool.release_waits  # Else they would wait for the next request.
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        transfers = model_runner_output.kv_connector_output
+        if transfers is not None and transfers.invalid_block_ids:
+            # What these steps have computed follows from blocks that another connector could not fill. vLLM computes it again.
+            self.pool.forget_what_was_computed()
         if step := getattr(scheduler_output, "kvpool_step", 0):
             self.pool.computed(step)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -169,7 +178,7 @@ class _Pooled(scheduler.Scheduler):
     def _preempt_request(self, request: Request, *arguments: Any, **more: Any) -> None:
         super()._preempt_request(request, *arguments, **more)
         request.kvpool_mixed = False
-        self.pool.ask(request, self.block_size)
+        self.pool.ask(request)
 
     def _free_request(self, request: Request, *arguments: Any, **more: Any) -> Any:
         self.pool.let_go(request.request_id)

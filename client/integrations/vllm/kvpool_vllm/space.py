@@ -83,6 +83,9 @@ def magazine_of(blocks: int) -> int:
 # Drafts by "ngram" are taken from earlier text. Those by "eagle" have layers of their own, in the same blocks.
 _DRAFTS = ("ngram", "eagle")
 
+# Of other KV connectors, those that were run beside the pool. They find blocks where the engine has them, and do not go by addresses.
+CONNECTORS = ["ExampleConnector"]
+
 
 def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], who: str, drafts: Sequence[str] = ()) -> None:
     """ValueError: K and V of such an engine are its own, or lie where `who` does not reach. `drafts`: methods of speculative decoding
@@ -100,8 +103,6 @@ def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCache
     if cache.prefix_caching_hash_algo.startswith("xxhash"):
         raise ValueError(f"prefix_caching_hash_algo {cache.prefix_caching_hash_algo}: other prompts can be made with the same key; {who} "
                          "shares by sha256 or sha256_cbor")
-    if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
-        raise ValueError(f"prefix_match_unit {cache.prefix_match_unit}: {who} finds whole blocks, here of {cache.block_size} tokens")
     for config in configs:
         groups.refuse_others(config, who)
 
@@ -121,24 +122,46 @@ def _refuse_ranks_that_can_not_join(vllm_config: VllmConfig, configs: Sequence[K
 
 
 def _refuse_what_is_not_supported(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
+    from vllm.v1.kv_cache_interface import MambaSpec
     refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS)
+    for config in configs:
+        groups.refuse_other_plans(config, "kvpool_vllm.Scheduler")
     _refuse_ranks_that_can_not_join(vllm_config, configs)
     if vllm_config.scheduler_config.async_scheduling and vllm_config.speculative_config is not None:
         raise ValueError("async_scheduling with speculative_config: kvpool_vllm.Scheduler plans steps with drafts when the one before is "
                          "done: --no-async-scheduling")
-    if vllm_config.kv_transfer_config is not None:
-        raise ValueError("kv_transfer_config: with kvpool_vllm.Scheduler blocks are shared in place; a connector can't move them")
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector not in CONNECTORS:
+        raise ValueError(f"kv_transfer_config: with kvpool_vllm.Scheduler blocks are shared in place; {transfer.kv_connector} was not run with "
+                         f"blocks of a pool, {', '.join(CONNECTORS)} was")
+    if any(isinstance(group.kv_cache_spec, MambaSpec) for config in configs for group in config.kv_cache_groups):
+        for name in ("kv_transfer_config", "speculative_config"):
+            if getattr(vllm_config, name) is not None:
+                raise ValueError(f"{name} with layers that have a state: kvpool_vllm.Scheduler was not run with both")
     if vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events:
         raise ValueError("kv_events_config: not with kvpool_vllm.Scheduler; it is kvpoold that knows what is cached")
     if vllm_config.model_config.enable_sleep_mode:
         raise ValueError("enable_sleep_mode: KV memory is kvpoold's, and can't be put to sleep")
 
 
+_STATES_ON_CPU = ("GDN_ATTN",)
+
+
 def attention_of(vllm_config: VllmConfig, spec: Any) -> tuple[str, tuple[Any, ...] | None]:
     """(the attention kernels and what they run on, cpu_attention.planes of a page): what says how they fill it."""
     from vllm.platforms import current_platform
+    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "align":
+        raise ValueError(f"states with mamba_cache_mode {spec.mamba_cache_mode}: kvpool_vllm.Scheduler takes those that prefix caching aligns with "
+                         "blocks (--enable-prefix-caching)")
     if not current_platform.is_cpu():
         return "", None
+    if isinstance(spec, MambaSpec):
+        if spec.mamba_type.name not in _STATES_ON_CPU:
+            raise ValueError(f"states of {spec.mamba_type.name} on CPUs: kvpool_vllm.Scheduler was run with those of {', '.join(_STATES_ON_CPU)}")
+        return "", None
+    if isinstance(spec, MLAAttentionSpec):
+        raise ValueError("latent attention (MLA) on CPUs: its kernels were not run in blocks of a pool")
     from kvpool_vllm import cpu_attention
     isa = cpu_attention.isa_of(spec, vllm_config.cache_config.cache_dtype)
     return f"{isa} {torch.backends.cpu.get_cpu_capability()}", cpu_attention.planes(spec, isa)
@@ -270,7 +293,12 @@ def _worker_is_here(vllm_config: VllmConfig) -> bool:
 
 
 def _attentions(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[dict[Any, tuple[Any, ...] | None], str]:
-    """({spec: planes of a page}, the kernels by name), for the specs of a plan. RuntimeError: kernels that do not work in a pool."""
+    """({spec: planes of a page}, the attention kernels by name), for the specs of a plan. RuntimeError: kernels that do not work in a pool."""
+    from vllm.platforms import current_platform
+    unit = getattr(vllm_config.cache_config, "prefix_match_unit", None)
+    if current_platform.is_cpu() and unit not in (None, config.kv_cache_groups[0].kv_cache_spec.block_size):
+        raise ValueError(f"prefix_match_unit {unit}: behind a prefix that ends within a block vLLM's build for CPUs says something else than "
+                         "without it, with its own cache, too")
     planes: dict[Any, tuple[Any, ...] | None] = {}
     kernels: list[str] = []
     for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups):
@@ -278,7 +306,7 @@ def _attentions(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[dict[An
         if attention:
             from kvpool_vllm import cpu_attention
             cpu_attention.check_strides(spec, attention.split()[0])
-        if attention not in kernels:
+        if attention and attention not in kernels:
             kernels.append(attention)
     return planes, ", ".join(kernels)
 

@@ -82,6 +82,9 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
             runner.kv_caches.clear()
             with set_current_vllm_config(wrapper.vllm_config):
                 make(*arguments, **more)
+            runner._mamba_bufs = None  # They know where states were.
+            if hasattr(runner, "_kv_block_zeroer"):  # It knows where blocks were.
+                runner._init_kv_zero_meta()
             if space.session is not None:
                 space.session.finish_warmup()
             gc.collect()  # Views of the old memory keep it mapped.

@@ -1,0 +1,375 @@
+#include "server/daemon/tier_mover.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "server/base/log.h"
+
+namespace kvpool {
+namespace {
+
+constexpr auto kPause = std::chrono::milliseconds(20);
+// A tier that takes nothing is left alone for so long.
+constexpr uint64_t kGiveUpMs = 1000;
+
+}  // namespace
+
+TierMover::TierMover(const Options& options, Spaces spaces)
+    : tier_(options.tier),
+      spaces_(std::move(spaces)),
+      down_(options.buffer_bytes),
+      up_(options.buffer_bytes) {
+  if (options.thread) thread_ = std::thread([this] { Run(); });
+}
+
+TierMover::~TierMover() { Stop(); }
+
+void TierMover::Stop() {
+  {
+    MutexLock lock(&mail_->mu);
+    mail_->stopping = true;
+    mail_->changed.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  tier_->Drain();
+}
+
+void TierMover::Run() {
+  while (true) {
+    const bool more = RunOnce();
+    MutexLock lock(&mail_->mu);
+    const auto deadline = std::chrono::steady_clock::now() + kPause;
+    while (!more && !mail_->news && !mail_->stopping && mail_->changed.WaitUntil(&mail_->mu, deadline)) {
+    }
+    if (mail_->stopping) return;
+  }
+}
+
+bool TierMover::RunOnce() {
+  std::vector<Job> came;
+  {
+    MutexLock lock(&mail_->mu);
+    came.swap(mail_->jobs);
+    mail_->news = false;
+  }
+  std::move(came.begin(), came.end(), std::back_inserter(jobs_));
+  bool more = false;
+  for (Job& job : jobs_) more |= Advance(&job);
+  std::erase_if(jobs_, [](const Job& job) { return job.promotion == nullptr; });
+  absl::erase_if(fetching_, [](const auto& fetch) { return fetch.second.expired(); });
+  if (const auto now = std::chrono::steady_clock::now(); now >= down_at_ || !thread_.joinable()) {
+    bool left = false;
+    for (const std::shared_ptr<Space>& space : spaces_()) left |= MoveDown(space);
+    if (!left) down_at_ = now + kPause;
+    more |= left;
+  }
+  return more;
+}
+
+bool TierMover::JobsWait() {
+  MutexLock lock(&mail_->mu);
+  return mail_->news || mail_->stopping;
+}
+
+uint64_t TierMover::ValueBytes(const Space& space) {
+  return space.facts.layout.block_bytes() * space.facts.devices.size();
+}
+
+void TierMover::Place(const Space& space, Placed* block) {
+  const Growth& growth = space.state.growth;
+  const SlabRow& row = growth.RowOf(block->ref.id);
+  block->slabs = row.by_rank;
+  for (size_t rank = 0; rank < row.by_rank.size(); ++rank) {
+    block->at.push_back(reinterpret_cast<char*>(growth.AddressOf(block->ref.id, rank)));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------- up
+
+void TierMover::Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion> promotion) {
+  MutexLock lock(&mail_->mu);
+  if (mail_->stopping) return;
+  mail_->jobs.push_back({.space = std::move(space), .promotion = std::move(promotion)});
+  mail_->news = true;
+  mail_->changed.Signal();
+}
+
+bool TierMover::Advance(Job* job) {
+  bool moved = false;
+  if (job->space->NowMs() < job->promotion->until_ms) {
+    const bool open = job->begun || Begin(job);
+    if (open) moved = AskFor(job);
+    if (open && BringUp(job, &moved)) return moved;
+  }
+  Finish(job);
+  return true;
+}
+
+BlockRef TierMover::Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job) {
+  const GroupQuery query{.group = key.group, .keys = {&key, 1}};
+  MatchOutcome found;
+  space->state.pool.MatchOn(holder, turn.now, {&query, 1}, &found);
+  if (found.blocks.empty() || found.blocks[0].empty()) return kNullRef;
+  job->held.push_back(found.blocks[0].back());
+  return found.blocks[0].back();
+}
+
+bool TierMover::Begin(Job* job) {
+  job->begun = true;
+  Space& space = *job->space;
+  SpaceTurn turn(space);
+  if (space.state.growth.closed()) return false;
+  const absl::StatusOr<Holder> own = space.state.below.holder();
+  if (!own.ok()) return false;
+  const BlockKey* before = nullptr;
+  for (const Promotion::Block& block : job->promotion->blocks) {
+    // A child that is resident or comes up keeps the rest of its chain.
+    if (block.parent.has_value() && (before == nullptr || !(*before == *block.parent))) {
+      Hold(turn, &space, *own, *block.parent, job);
+    }
+    before = &block.key;
+  }
+  return true;
+}
+
+bool TierMover::AskFor(Job* job) {
+  const Promotion& promotion = *job->promotion;
+  std::vector<TierLoad> loads;
+  auto asked = std::make_shared<std::vector<std::shared_ptr<Fetch>>>();
+  while (job->fetches.size() < promotion.blocks.size()) {
+    const TierKey key = TierKeyOf(job->space->facts, promotion.blocks[job->fetches.size()].key);
+    std::shared_ptr<Fetch> fetch = fetching_[key].lock();
+    // The tier gives up when the one that asked first does.
+    if (fetch == nullptr || fetch->until_ms < promotion.until_ms) {
+      fetch = std::make_shared<Fetch>();
+      fetch->until_ms = promotion.until_ms;
+      fetch->buffer = up_.Take(ValueBytes(*job->space));
+      if (fetch->buffer == nullptr) break;
+      fetching_[key] = fetch;
+      loads.push_back({key, fetch->buffer});
+      asked->push_back(fetch);
+    }
+    job->fetches.push_back(std::move(fetch));
+  }
+  if (loads.empty()) return false;
+  const auto left = std::chrono::milliseconds(promotion.until_ms - job->space->NowMs());
+  tier_->Load(std::move(loads), std::chrono::steady_clock::now() + left,
+              [asked, mail = mail_](size_t index, TierResult result) {
+                MutexLock lock(&mail->mu);
+                (*asked)[index]->result = result;
+                (*asked)[index]->over = true;
+                mail->news = true;
+                mail->changed.Signal();
+              });
+  return true;
+}
+
+bool TierMover::BringUp(Job* job, bool* moved) {
+  const std::vector<Promotion::Block>& blocks = job->promotion->blocks;
+  Space& space = *job->space;
+  size_t end = job->next;
+  bool lost = false;
+  {
+    MutexLock lock(&mail_->mu);
+    while (end < job->fetches.size() && end - job->next < kSlice && job->fetches[end]->over && !lost) {
+      lost = job->fetches[end]->result != TierResult::kDone;
+      if (!lost) ++end;
+    }
+  }
+  if (end == job->next && !lost) return true;
+  std::vector<Placed> placed(end - job->next);
+  Holder holder = kNobody;
+  bool no_room = false;
+  if (!placed.empty()) {
+    SpaceTurn turn(space);
+    SpaceState& state = space.state;
+    if (state.growth.closed()) return false;
+    const absl::StatusOr<Holder> own = state.below.holder();
+    if (!own.ok()) return false;
+    holder = *own;
+    std::vector<BlockRef> leased;
+    uint32_t count = 0;
+    for (size_t i = 0; i < placed.size(); ++i) {
+      placed[i].key = blocks[job->next + i].key;
+      placed[i].ref = Hold(turn, &space, holder, placed[i].key, job);  // It may have come by another way.
+      count += placed[i].ref == kNullRef;
+    }
+    // A slab that is on its way is waited for.
+    const bool growing = state.growth.Lease(holder, turn.now, count, 0, &leased).growing;
+    no_room = leased.size() < count && !growing;
+    lost = lost && leased.size() == count;
+    size_t filled = 0, used = 0;
+    for (; filled < placed.size(); ++filled) {
+      if (placed[filled].ref != kNullRef) continue;
+      if (used == leased.size()) break;
+      placed[filled].ref = leased[used++];
+      Place(space, &placed[filled]);
+    }
+    placed.resize(filled);
+    if (no_room) state.below.counters.no_room += blocks.size() - job->next - filled;
+    state.pressure.AfterVerbs(turn);
+  }
+  // Nobody but their holder knows these blocks.
+  const uint64_t rank_bytes = space.facts.layout.block_bytes();
+  for (size_t i = 0; i < placed.size(); ++i) {
+    const char* from = job->fetches[job->next + i]->buffer->data();
+    for (char* const to : placed[i].at) {
+      std::memcpy(to, from, rank_bytes);
+      from += rank_bytes;
+    }
+  }
+  SpaceTurn turn(space);
+  SpaceState& state = space.state;
+  for (const Placed& block : placed) {
+    const Promotion::Block& wanted = blocks[job->next];
+    job->fetches[job->next++].reset();
+    if (block.at.empty()) continue;  // It was there.
+    const SealEntry entry{.block = block.ref, .keys = {&block.key, 1}};
+    SealOutcome outcome;
+    state.pool.Seal(holder, turn.now, wanted.parent.has_value() ? &*wanted.parent : nullptr, {&entry, 1},
+                    {&outcome, 1});
+    if (outcome.verdict != Verdict::kDone) {
+      // It has come by another way: that one is held, if it may be.
+      Verdict verdict;
+      state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
+    }
+    if (outcome.canonical != kNullRef) job->held.push_back(outcome.canonical);
+    ++state.below.counters.promoted;
+  }
+  *moved = *moved || !placed.empty();
+  if (lost) ++state.below.counters.lost;
+  return !lost && !no_room && job->next < blocks.size();
+}
+
+void TierMover::Finish(Job* job) {
+  Space& space = *job->space;
+  SpaceTurn turn(space);
+  SpaceState& state = space.state;
+  if (job->space->NowMs() >= job->promotion->until_ms) {
+    state.below.counters.late += job->promotion->blocks.size() - job->next;
+  }
+  state.below.End(job->promotion->id);
+  space.batches.AnswerWaiting(turn);
+  // Those who waited hold them now.
+  if (!job->held.empty()) {
+    std::vector<Verdict> verdicts(job->held.size());
+    state.pool.Release(*state.below.holder(), turn.now, job->held, absl::MakeSpan(verdicts));
+  }
+  state.pressure.AfterVerbs(turn);
+  job->promotion = nullptr;
+}
+
+// ----------------------------------------------------------------------------------------------------- down
+
+bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
+  if (!space->facts.tier_space.has_value()) return false;
+  {
+    MutexLock lock(&mail_->mu);
+    if (space->NowMs() < mail_->give_up_ms) return false;
+  }
+  std::vector<BlockPool::Departing> next;
+  {
+    SpaceLock lock(*space);
+    SpaceState& state = space->state;
+    if (state.growth.closed()) return false;
+    const bool by_seal = state.below.wants_sealed();
+    // As long as much is free, nothing leaves.
+    if (!by_seal && (state.growth.may_grow() || state.growth.free_blocks() > kAhead)) return false;
+    state.below.NextDown(by_seal ? kSlice : kAhead, &next);
+  }
+  std::vector<TierKey> keys;
+  for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
+  const auto there = std::make_unique<bool[]>(keys.size());
+  tier_->Exists(keys, {there.get(), keys.size()});
+  std::vector<BlockPool::Departing> dirty;
+  {
+    MutexLock lock(&mail_->mu);
+    for (size_t i = 0; i < next.size(); ++i) {
+      if (!there[i] && !mail_->going_down.contains(keys[i])) dirty.push_back(next[i]);
+    }
+  }
+  absl::Span<const BlockPool::Departing> left = dirty;
+  while (!left.empty()) {
+    const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
+    left.remove_prefix(done);
+    if (done == 0 || JobsWait()) break;
+    space->GiveWay();
+  }
+  if (left.empty()) return !dirty.empty();
+  SpaceLock lock(*space);
+  for (const BlockPool::Departing& block : left) {
+    if (space->state.below.wants_sealed()) space->state.below.Sealed(block.ref, block.key);
+  }
+  return left.size() < dirty.size();
+}
+
+size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
+                           absl::Span<const BlockPool::Departing> blocks) {
+  std::vector<Placed> placed;
+  {
+    SpaceLock lock(*space);
+    if (space->state.growth.closed()) return blocks.size();
+    for (const BlockPool::Departing& block : blocks) {
+      placed.push_back({.ref = block.ref, .key = block.key});
+      if (space->state.pool.IsResident(block.ref)) {
+        Place(*space, &placed.back());
+      } else {
+        ++space->state.below.counters.unwritten;
+      }
+    }
+  }
+  const uint64_t rank_bytes = space->facts.layout.block_bytes();
+  std::vector<std::shared_ptr<TierBuffer>> copies;
+  for (const Placed& block : placed) {
+    if (block.at.empty()) {
+      copies.push_back(nullptr);
+      continue;
+    }
+    std::shared_ptr<TierBuffer> copy = down_.Take(ValueBytes(*space));
+    if (copy == nullptr) break;
+    char* to = copy->data();
+    for (const char* const from : block.at) {
+      std::memcpy(to, from, rank_bytes);
+      to += rank_bytes;
+    }
+    copies.push_back(std::move(copy));
+  }
+  std::vector<TierStore> stores;
+  {
+    SpaceLock lock(*space);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (copies[i] == nullptr) continue;
+      if (space->state.pool.IsResident(placed[i].ref)) {
+        stores.push_back({TierKeyOf(space->facts, placed[i].key), std::move(copies[i])});
+      } else {
+        ++space->state.below.counters.moved;
+      }
+    }
+  }
+  const size_t handled = copies.size();
+  if (stores.empty()) return handled;
+  std::vector<TierKey> keys;
+  {
+    MutexLock lock(&mail_->mu);
+    for (const TierStore& store : stores) {
+      keys.push_back(store.key);
+      mail_->going_down.insert(store.key);
+    }
+  }
+  tier_->Store(std::move(stores),
+               [space, mail = mail_, keys = std::move(keys)](size_t index, TierResult result) {
+                 {
+                   SpaceLock lock(*space);
+                   BelowCounters& counters = space->state.below.counters;
+                   ++(result == TierResult::kDone ? counters.demoted : counters.dropped);
+                 }
+                 MutexLock lock(&mail->mu);
+                 mail->going_down.erase(keys[index]);
+                 if (result != TierResult::kDone) mail->give_up_ms = space->NowMs() + kGiveUpMs;
+               });
+  return handled;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,117 @@
+// Moves blocks between the pools of all spaces and the tier below them: one thread, which no verb waits for.
+//
+//   down   What is next to leave is copied while it is still cached. A sealed block's bytes do not change until its generation
+//          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy whose
+//          block has moved is thrown away. The block itself is not touched: it leaves as it would have left.
+//   up     Values are loaded into buffers, each checked by the tier. Those that are there are given blocks in the order of
+//          their chain: leased, filled without the mutex, sealed. What comes too late goes to nobody.
+//
+// Both are done in slices of kSlice blocks. Loads of one value are shared by all that wait for it.
+#ifndef KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
+#define KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "proto/support/mutex.h"
+#include "server/space/space.h"
+#include "server/tiers/tier.h"
+
+namespace kvpool {
+
+class TierMover {
+ public:
+  using Spaces = std::function<std::vector<std::shared_ptr<Space>>()>;
+  struct Options {
+    std::shared_ptr<Tier> tier;
+    uint64_t buffer_bytes = 0;  // Each way.
+    bool thread = true;         // False: tests call RunOnce.
+  };
+  TierMover(const Options& options, Spaces spaces);
+  ~TierMover();
+
+  // Its thread is gone, and what was on its way down is written. Promotions that come later are never begun.
+  void Stop();
+  void Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion> promotion);
+  // One round. False: there is nothing to do before a load has come, or a space has changed.
+  bool RunOnce();
+
+ private:
+  // Blocks placed under one hold of a space's mutex.
+  static constexpr size_t kSlice = 64;
+  // So many blocks next to leave have a copy below, or one on its way.
+  static constexpr uint32_t kAhead = 1024;
+
+  // A value on its way up. The mutex is around `over` and `result`; the buffer is whole once it is over.
+  struct Fetch {
+    std::shared_ptr<TierBuffer> buffer;
+    uint64_t until_ms = 0;  // The tier gives up then.
+    TierResult result = TierResult::kMiss;
+    bool over = false;
+  };
+  struct Job {
+    std::shared_ptr<Space> space;
+    std::shared_ptr<Promotion> promotion;
+    std::vector<std::shared_ptr<Fetch>> fetches;  // One for each block that was asked for.
+    size_t next = 0;                              // The first block that has not come.
+    bool begun = false;
+    std::vector<BlockRef> held;
+  };
+  // What the callbacks of a tier write to, which may come when nobody waits any more.
+  struct Mailbox {
+    Mutex mu;
+    CondVar changed;
+    bool news ABSL_GUARDED_BY(mu) = false;
+    bool stopping ABSL_GUARDED_BY(mu) = false;
+    std::vector<Job> jobs ABSL_GUARDED_BY(mu);  // Those that have come in.
+    absl::flat_hash_set<TierKey> going_down ABSL_GUARDED_BY(mu);
+    uint64_t give_up_ms ABSL_GUARDED_BY(mu) = 0;  // The tier took nothing: it is asked again then.
+  };
+  // A block under way: where its bytes are on each rank, in memory that stays mapped.
+  struct Placed {
+    BlockRef ref;
+    BlockKey key;
+    std::vector<std::shared_ptr<Slab>> slabs;
+    std::vector<char*> at;
+  };
+
+  void Run();
+  bool Advance(Job* job);
+  // Holds what is in front of its blocks: leases for them would take that first. False: the space is closed.
+  bool Begin(Job* job);
+  // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held.
+  static BlockRef Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu);
+  // True: some were asked for.
+  bool AskFor(Job* job);
+  // Brings up what has come, as far as it is the next of its chain. False: nothing more comes of this job.
+  bool BringUp(Job* job, bool* moved);
+  void Finish(Job* job);
+  bool MoveDown(const std::shared_ptr<Space>& space);
+  bool JobsWait();
+  // Answers how many of the blocks are done with: fewer where no buffer is left.
+  size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
+  static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
+  static uint64_t ValueBytes(const Space& space);
+
+  const std::shared_ptr<Tier> tier_;
+  const Spaces spaces_;
+  BufferStock down_, up_;
+  const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
+  // Only the mover's thread uses these.
+  std::vector<Job> jobs_;
+  absl::flat_hash_map<TierKey, std::weak_ptr<Fetch>> fetching_;
+  // Loads that come ask for no look at what is next to leave: it has a pace of its own.
+  std::chrono::steady_clock::time_point down_at_;
+  std::thread thread_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_DAEMON_TIER_MOVER_H_

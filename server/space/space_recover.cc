@@ -1,0 +1,180 @@
+// Space::Recover, and what follows from it.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/log.h"
+#include "server/base/peer_process.h"
+#include "server/space/space.h"
+
+namespace kvpool {
+namespace {
+
+// Each may give back a slice of blocks.
+constexpr size_t kOldMembersSlice = 16;
+
+// A verb that was parked, and the turn in which it was.
+struct Recalled {
+  uint64_t turn = 0;
+  ParkedVerb verb;
+};
+
+// What the member's log has becomes what the member has, but for its parked verbs, which are added to `parked`. False: it
+// can't.
+bool RecallLog(Member* member, std::vector<Recalled>* parked) {
+  member->fence = member->log->fence();
+  member->warmup_done = member->log->warmup_done();
+  member->answers.RecallFloor(member->log->floor());
+  for (MemberLog::Item& item : member->log->Items()) {
+    switch (item.kind) {
+      case MemberLog::Kind::kAnswer: {
+        v1::StepResponse answer;
+        if (!answer.ParseFromString(item.bytes)) return false;
+        member->answers.Recall(item.sequence, std::move(item.bytes));
+        break;
+      }
+      case MemberLog::Kind::kCompletion: {
+        v1::OperationResult result;
+        if (!result.ParseFromString(item.bytes)) return false;
+        member->answers.Complete(item.sequence, item.index, result);
+        if (item.on_stream) member->completions.Add(item.sequence, item.index, result);
+        break;
+      }
+      case MemberLog::Kind::kParked: {
+        ParkedVerb verb{
+            .member = member, .sequence = item.sequence, .index = item.index, .on_stream = item.on_stream};
+        if (!verb.operation.ParseFromString(item.bytes)) return false;
+        parked->push_back({item.turn, std::move(verb)});
+        break;
+      }
+    }
+  }
+  return true;
+}
+
+// The verbs of all members wait again, in the order in which they came. False: one of them would wait for nothing.
+bool ParkAgain(Session* session, std::vector<Recalled> parked) {
+  // Verbs of one turn are of one member.
+  std::stable_sort(parked.begin(), parked.end(),
+                   [](const Recalled& a, const Recalled& b) { return a.turn < b.turn; });
+  for (Recalled& recalled : parked) {
+    const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
+    // Only a device operation holds up what waits for no step.
+    if (due <= session->passed) return false;
+    session->parked.Park(due, std::move(recalled.verb));
+  }
+  return true;
+}
+
+}  // namespace
+
+RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed) {
+  MutexLock growth(&growth_mu);
+  kept_table_ = std::move(inheritance.table);
+  uint64_t blocks = 0, bytes = 0;
+  for (const SlabRow& row : inheritance.rows) {
+    blocks += row.block_count;
+    bytes += row.bytes;
+  }
+  slab_bytes_.store(bytes, std::memory_order_relaxed);
+  SpaceTurn turn(*this);
+  // Before the pool forgets which turn was torn.
+  for (Resumable& old : inheritance.sessions) {
+    for (Resumable::Member& member : old.members) {
+      member.log->Follow(&state.pool);
+      member.log->ForgetTorn();
+    }
+  }
+  // The null block is no part of the pool's capacity.
+  const RecoveredPool found = state.pool.Recover(turn.now, static_cast<uint32_t>(blocks - 1));
+  state.growth.Adopt(std::move(inheritance.rows), turn.now);
+  for (Resumable& old : inheritance.sessions) {
+    if (const std::string why = Resume(turn, found, &old); why.empty()) {
+      resumed->push_back(old.session);
+    } else {
+      LogInfo("session not resumed", {{"session", old.session->terms.id}, {"reason", why}});
+      // A daemon that comes after this one may find a part of its logs.
+      for (const Resumable::Member& member : old.members) {
+        if (member.log != nullptr) member.log->OnEnded();
+      }
+      for (const auto& member : old.session->members) member->log->OnEnded();
+    }
+  }
+  std::erase_if(inheritance.members, [&](const std::shared_ptr<OldMember>& member) {
+    return std::any_of(resumed->begin(), resumed->end(),
+                       [&](const auto& session) { return session->terms.id == member->session; });
+  });
+  RecoveredPool ended = found;
+  ended.sessions.clear();
+  for (const RecoveredPool::Session& session : found.sessions) {
+    if (state.sessions.of(session.holder) == nullptr) ended.sessions.push_back(session);
+  }
+  state.sessions.AddMappingProcesses(inheritance.members.size());
+  state.old_sessions.Adopt(ended, std::move(inheritance.members));
+  state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
+  state.counters.dropped_blocks += found.dropped;
+  return found;
+}
+
+std::string Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* old) {
+  Session* const session = old->session.get();
+  // One whose entering was torn was told nothing.
+  std::erase_if(old->members, [](const auto& member) { return !member.log->entered(); });
+  std::sort(old->members.begin(), old->members.end(),
+            [](const auto& a, const auto& b) { return a.log->index() < b.log->index(); });
+  for (Resumable::Member& member : old->members) {
+    if (std::string over = member.log->WhyOver(found.half_turn); !over.empty()) return over;
+    const MemberIdentity& identity = member.identity;
+    if (ProcessEnded(identity.credentials.pidfd->get())) {
+      return absl::StrCat("member ", member.log->index(), " (pid ", identity.credentials.pid, ") died");
+    }
+    if (member.log->index() != session->members.size() ||
+        !session->CheckRole(identity.scheduler, identity.rank).ok()) {
+      return "not all of its members were kept";
+    }
+    session->AddMember(std::move(member.identity))->KeepIn(std::move(member.log));
+  }
+  const auto holds =
+      std::find_if(found.sessions.begin(), found.sessions.end(),
+                   [&](const RecoveredPool::Session& other) { return other.id == session->terms.id; });
+  if (holds == found.sessions.end() || session->members.empty()) return "it was never ready";
+  const BlockRef sink = session->members.front()->log->sink();
+  if (sink == kNullRef || state.pool.holds(holds->holder, sink.id) == 0) return "it was never ready";
+  if (std::count(session->by_rank.begin(), session->by_rank.end(), nullptr) > 0) {
+    return "not all of its members were kept";
+  }
+  std::vector<Recalled> parked;
+  for (const auto& member : session->members) {
+    if (!RecallLog(member.get(), &parked)) return "the log of a member is damaged";
+  }
+  session->UpdatePassed();
+  if (!ParkAgain(session, std::move(parked))) return "the log of a member is damaged";
+  if (!state.pool.Resume(holds->holder, session->limits())) return "the records of its blocks are damaged";
+  session->holder = holds->holder;
+  session->sink = sink;
+  state.sessions.Resume(turn, session);
+  return "";
+}
+
+void Space::CollectOldSessions() {
+  std::vector<std::shared_ptr<OldMember>> members;
+  {
+    SpaceLock lock(*this);
+    members = state.old_sessions.members();
+  }
+  std::erase_if(members, [](const auto& member) { return !ProcessEnded(member->pidfd->get()); });
+  const absl::Span<const std::shared_ptr<OldMember>> ended(members);
+  for (size_t from = 0; from < ended.size(); from += kOldMembersSlice) {
+    const auto slice = ended.subspan(from, kOldMembersSlice);
+    {
+      SpaceTurn turn(*this);
+      state.sessions.RemoveMappingProcesses(turn, slice.size());
+      state.old_sessions.OnEnded(slice);
+    }
+    GiveWay();
+  }
+}
+
+}  // namespace kvpool

@@ -1,0 +1,34 @@
+// What an operator says of a tier: file:PATH,capacity=BYTES[,write=evict|seal]
+#ifndef KVPOOL_SERVER_TIER_OPTIONS_H_
+#define KVPOOL_SERVER_TIER_OPTIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "server/tiers/tier.h"
+
+namespace kvpool {
+
+struct TierOptions {
+  std::string path;  // The folder of a file tier, the only form so far.
+  uint64_t capacity_bytes = 0;
+  TierWrite write = TierWrite::kEvict;
+};
+
+// INVALID_ARGUMENT says which part is wrong, and what it may be.
+absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text);
+
+// A tier that is open, and the secret that its keys are derived from.
+struct OpenedTier {
+  std::shared_ptr<Tier> tier;
+  std::string secret;
+};
+// Without a file of its own, the secret is in the tier's folder. Errors begin with the flag's name.
+absl::StatusOr<OpenedTier> OpenTier(const TierOptions& options, const std::string& key_file);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIER_OPTIONS_H_

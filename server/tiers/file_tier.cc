@@ -1,0 +1,462 @@
+#include "server/tiers/file_tier.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/tiers/crc32c.h"
+
+namespace kvpool {
+namespace {
+
+// Large enough that a disk sees long extents, small enough that a size gets its share in parts.
+constexpr uint64_t kMostSegmentBytes = uint64_t{256} << 20;
+constexpr uint64_t kSegmentsAtLeast = 16;
+
+std::string PathOf(const std::string& folder, uint64_t number) {
+  return absl::StrCat(folder, "/", number, ".slots");
+}
+
+// Some file systems refuse the flag, others the reads.
+bool TakesDirectReads(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+  const std::unique_ptr<char, decltype(&std::free)> page(
+      static_cast<char*>(std::aligned_alloc(kTierPageBytes, kTierPageBytes)), &std::free);
+  return file.valid() && pread(file.get(), page.get(), kTierPageBytes, 0) >= 0;
+}
+
+}  // namespace
+
+namespace {
+
+// K and V of all tenants lie there, and the secret of their keys may: others must not have put anything in it.
+absl::Status CheckOwn(const std::string& path) {
+  struct stat facts {};
+  if (stat(path.c_str(), &facts) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("--tier: ", path));
+  if (facts.st_uid != geteuid()) {
+    return absl::PermissionDeniedError(absl::StrCat("--tier: ", path, " belongs to uid ", facts.st_uid,
+                                                    ", and the daemon is uid ", geteuid()));
+  }
+  if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "--tier: ", path, " may be written to by others; take group's and others' right away (chmod go-w)"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FileTier>> FileTier::Open(const Options& options) {
+  if (options.capacity_bytes < kLeastCapacityBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("--tier: capacity is ", options.capacity_bytes,
+                                                   " bytes; must be at least ", kLeastCapacityBytes));
+  }
+  RETURN_IF_ERROR(MakeOwnDirectory("--tier", options.path));
+  RETURN_IF_ERROR(CheckOwn(options.path));
+  ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(options.path + "/lock"));
+  std::unique_ptr<FileTier> tier(new FileTier(options, std::move(lock)));
+  RETURN_IF_ERROR(tier->Recover());
+  for (int i = 0; i < options.threads; ++i) tier->threads_.emplace_back([t = tier.get()] { t->Work(); });
+  return tier;
+}
+
+FileTier::FileTier(const Options& options, FileLock lock)
+    : path_(options.path),
+      capacity_bytes_(options.capacity_bytes),
+      segment_bytes_(std::min(kMostSegmentBytes, options.capacity_bytes / kSegmentsAtLeast)),
+      pause_after_error_(options.pause_after_error),
+      io_(options.io == nullptr ? &system_io_ : options.io),
+      lock_(std::move(lock)),
+      direct_(TakesDirectReads(path_ + "/lock")) {}
+
+FileTier::~FileTier() {
+  Drain();
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    work_.SignalAll();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+// ------------------------------------------------------------------------------------------------- recovery
+
+absl::Status FileTier::Recover() {
+  std::error_code error;
+  std::vector<std::pair<std::string, uint64_t>> there;
+  for (const auto& entry : std::filesystem::directory_iterator(path_, error)) {
+    const std::string name = entry.path().filename();
+    absl::string_view stem = name;
+    uint64_t number = 0;
+    // A file that was being made when the daemon ended.
+    if (absl::ConsumeSuffix(&stem, ".slots.new")) {
+      RETURN_IF_ERROR(io_->Remove(entry.path()));
+    } else if (absl::ConsumeSuffix(&stem, ".slots") && absl::SimpleAtoi(stem, &number) &&
+               number < UINT32_MAX && entry.path() == PathOf(path_, number)) {
+      there.emplace_back(entry.path(), number);
+    }
+  }
+  if (error) return absl::UnavailableError(absl::StrCat("--tier: reading ", path_, ": ", error.message()));
+  MutexLock lock(&mu_);
+  for (const auto& [path, number] : there) {
+    std::vector<Segment::Filled> filled;
+    absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Open(io_, path, &filled);
+    if (!segment.ok()) {
+      // What could not be opened or read today may be whole.
+      if (!absl::IsDataLoss(segment.status())) return segment.status();
+      LogWarning("tier's file dropped", {{"path", path}, {"error", segment.status()}});
+      RETURN_IF_ERROR(io_->Remove(path));
+      continue;
+    }
+    Adopt(*std::move(segment), number, filled);
+  }
+  for (auto& [bytes, size] : sizes_) {
+    size.values.sort([](const Value& a, const Value& b) { return a.record.stamp < b.record.stamp; });
+  }
+  // The capacity may be smaller than it was.
+  while (file_bytes_ > capacity_bytes_ && TakeColdFile(0, UINT64_MAX)) {
+  }
+  return absl::OkStatus();
+}
+
+void FileTier::Adopt(std::unique_ptr<Segment> segment, uint64_t number,
+                     const std::vector<Segment::Filled>& filled) {
+  auto file = std::make_unique<File>();
+  Size& size = sizes_[segment->slot_bytes()];
+  std::vector<bool> taken(segment->slots());
+  for (const Segment::Filled& found : filled) {
+    const auto [place, is_new] = found_.try_emplace(found.record.key);
+    // One key twice is damage of some kind: either value has its checksum.
+    if (!is_new) {
+      segment->Empty(found.slot).IgnoreError();
+      continue;
+    }
+    taken[found.slot] = true;
+    size.values.push_back({.record = found.record,
+                           .file = file.get(),
+                           .slot = found.slot,
+                           .used = found.record.stamp,
+                           .written = true});
+    Know(found.record.key);
+    place->second = std::prev(size.values.end());
+    file->used = std::max(file->used, found.record.stamp);
+    value_bytes_ += found.record.bytes;
+  }
+  for (uint32_t slot = segment->slots(); slot-- > 0;) {
+    if (!taken[slot]) file->free.push_back(slot);
+  }
+  clock_ = std::max(clock_, file->used);
+  file_bytes_ += segment->file_bytes();
+  file->number = number;
+  file->segment = std::move(segment);
+  size.files.push_back(file.get());
+  files_[number] = std::move(file);
+}
+
+// ---------------------------------------------------------------------------------------------------- asking
+
+std::string FileTier::describe() const {
+  return absl::StrCat(path_, ", ", capacity_bytes_, " bytes in files of ", segment_bytes_, ", ",
+                      threads_.size(), " threads, ", direct_ ? "O_DIRECT" : "through the page cache");
+}
+
+void FileTier::Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) {
+  MutexLock lock(&known_mu_);
+  for (size_t i = 0; i < keys.size(); ++i) found[i] = known_.contains(keys[i]);
+}
+
+void FileTier::Load(std::vector<TierLoad> loads, Deadline deadline, Done done) {
+  const auto shared = std::make_shared<const Done>(std::move(done));
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    tasks.push_back({.load = std::move(loads[i]), .deadline = deadline, .index = i, .done = shared});
+  }
+  Enqueue(std::move(tasks), &loads_);
+}
+
+void FileTier::Store(std::vector<TierStore> stores, Done done) {
+  const auto shared = std::make_shared<const Done>(std::move(done));
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < stores.size(); ++i) {
+    tasks.push_back({.store = std::move(stores[i]), .index = i, .done = shared});
+  }
+  Enqueue(std::move(tasks), &stores_);
+}
+
+void FileTier::Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) {
+  std::vector<Task> refused;
+  {
+    MutexLock lock(&mu_);
+    for (Task& task : tasks) {
+      if (loads_.size() + stores_.size() < kMostWaiting) {
+        queue->push_back(std::move(task));
+        work_.Signal();
+      } else {
+        ++counters_.full;
+        refused.push_back(std::move(task));
+      }
+    }
+  }
+  for (const Task& task : refused) (*task.done)(task.index, TierResult::kFull);
+}
+
+void FileTier::Drain() {
+  MutexLock lock(&mu_);
+  while (!loads_.empty() || !stores_.empty() || running_ > 0) idle_.Wait(&mu_);
+}
+
+TierUsage FileTier::usage() {
+  MutexLock lock(&mu_);
+  return {.values = found_.size(),
+          .bytes = value_bytes_,
+          .capacity_bytes = capacity_bytes_,
+          .waiting = loads_.size() + stores_.size() + running_,
+          .counters = counters_};
+}
+
+// ------------------------------------------------------------------------------------------------ the threads
+
+void FileTier::Work() {
+  while (true) {
+    Task task;
+    {
+      MutexLock lock(&mu_);
+      while (loads_.empty() && stores_.empty() && !stopping_) work_.Wait(&mu_);
+      if (loads_.empty() && stores_.empty()) return;
+      std::deque<Task>& queue = loads_.empty() ? stores_ : loads_;
+      task = std::move(queue.front());
+      queue.pop_front();
+      ++running_;
+    }
+    const bool load = task.load.into != nullptr;
+    const TierResult result = load ? RunLoad(task) : RunStore(task);
+    const uint64_t bytes = load ? task.load.into->bytes() : task.store.value->bytes();
+    {
+      MutexLock lock(&mu_);
+      Count(result, bytes, load);
+    }
+    (*task.done)(task.index, result);
+    task = Task();
+    MutexLock lock(&mu_);
+    if (--running_ == 0 && loads_.empty() && stores_.empty()) idle_.SignalAll();
+  }
+}
+
+void FileTier::Count(TierResult result, uint64_t bytes, bool load) {
+  switch (result) {
+    case TierResult::kDone:
+      ++(load ? counters_.loaded : counters_.stored);
+      (load ? counters_.loaded_bytes : counters_.stored_bytes) += bytes;
+      return;
+    case TierResult::kMiss:
+      ++counters_.missed;
+      return;
+    case TierResult::kCorrupt:
+      ++counters_.corrupt;
+      return;
+    case TierResult::kLate:
+      ++counters_.late;
+      return;
+    case TierResult::kFull:
+      ++counters_.full;
+      return;
+    case TierResult::kFailed:
+      ++counters_.failed;
+      return;
+  }
+}
+
+TierResult FileTier::RunLoad(const Task& task) {
+  if (std::chrono::steady_clock::now() > task.deadline) return TierResult::kLate;
+  TierBuffer* const into = task.load.into.get();
+  Place value;
+  {
+    MutexLock lock(&mu_);
+    const auto place = found_.find(task.load.key);
+    if (place == found_.end() || !place->second->written) return TierResult::kMiss;
+    value = place->second;
+    if (value->record.bytes != into->bytes()) return TierResult::kMiss;
+    Use(value);
+    ++value->readers;
+    ++value->file->busy;
+  }
+  // While it has readers, neither its slot nor its file is used for anything else.
+  const absl::Status read = value->file->segment->Read(value->slot, value->record, into);
+  MutexLock lock(&mu_);
+  --value->readers;
+  --value->file->busy;
+  if (!read.ok() && !value->dropped) {
+    LogWarning("tier's value dropped", {{"tier", name()}, {"error", read}});
+    Drop(value);
+  } else if (value->dropped && value->readers == 0) {
+    Drop(value);
+  }
+  if (read.ok()) return TierResult::kDone;
+  return absl::IsDataLoss(read) ? TierResult::kCorrupt : TierResult::kFailed;
+}
+
+TierResult FileTier::RunStore(const Task& task) {
+  const TierBuffer& buffer = *task.store.value;
+  Segment::Record record{.key = task.store.key,
+                         .bytes = static_cast<uint32_t>(buffer.bytes()),
+                         .crc = Crc32c(buffer.data(), buffer.bytes())};
+  Place value;
+  {
+    MutexLock lock(&mu_);
+    const auto [place, is_new] = found_.try_emplace(record.key);
+    if (!is_new) return TierResult::kDone;
+    absl::Status error;
+    uint32_t slot = 0;
+    File* const file = TakeSlot(WholePages(buffer.bytes()), &slot, &error);
+    if (file == nullptr) {
+      found_.erase(record.key);
+      if (error.ok() || absl::IsResourceExhausted(error)) return TierResult::kFull;
+      return TierResult::kFailed;
+    }
+    record.stamp = ++clock_;
+    file->used = clock_;
+    ++file->busy;
+    Values& values = sizes_[file->segment->slot_bytes()].values;
+    values.push_back({.record = record, .file = file, .slot = slot, .used = clock_});
+    value = std::prev(values.end());
+    found_[record.key] = value;
+    value_bytes_ += record.bytes;
+  }
+  const absl::Status written = value->file->segment->Fill(value->slot, record, buffer);
+  MutexLock lock(&mu_);
+  --value->file->busy;
+  value->written = true;
+  if (written.ok()) {
+    Know(value->record.key);
+    return TierResult::kDone;
+  }
+  if (!std::exchange(said_error_, true))
+    LogWarning("tier can't be written", {{"tier", name()}, {"error", written}});
+  Drop(value);
+  return absl::IsResourceExhausted(written) ? TierResult::kFull : TierResult::kFailed;
+}
+
+// -------------------------------------------------------------------------------------------------- the slots
+
+void FileTier::Use(Place value) {
+  Values& values = sizes_[value->file->segment->slot_bytes()].values;
+  values.splice(values.end(), values, value);
+  value->used = value->file->used = ++clock_;
+}
+
+void FileTier::Know(const TierKey& key) {
+  MutexLock lock(&known_mu_);
+  known_.insert(key);
+}
+
+void FileTier::Forget(const TierKey& key) {
+  found_.erase(key);
+  MutexLock lock(&known_mu_);
+  known_.erase(key);
+}
+
+void FileTier::Drop(Place value) {
+  if (!value->dropped) {
+    value->dropped = true;
+    Forget(value->record.key);
+    value_bytes_ -= value->record.bytes;
+  }
+  if (value->readers > 0) return;
+  // The next daemon must not find it either; if that can't be written, its checksum tells.
+  value->file->segment->Empty(value->slot).IgnoreError();
+  value->file->free.push_back(value->slot);
+  sizes_[value->file->segment->slot_bytes()].values.erase(value);
+}
+
+FileTier::File* FileTier::TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::Status* error) {
+  Size& size = sizes_[slot_bytes];
+  const auto take = [&](File* file) {
+    *slot = file->free.back();
+    file->free.pop_back();
+    return file;
+  };
+  for (File* const file : size.files) {
+    if (!file->free.empty()) return take(file);
+  }
+  if (File* const made = MakeFile(slot_bytes, error)) return take(made);
+  const auto oldest = std::find_if(size.values.begin(), size.values.end(), [](const Value& value) {
+    return value.written && value.readers == 0 && !value.dropped;
+  });
+  // Nothing of this size is there, or all of it was used since a file of another size was.
+  const uint64_t before = oldest == size.values.end() ? UINT64_MAX : oldest->used;
+  if (std::chrono::steady_clock::now() >= make_again_ && TakeColdFile(slot_bytes, before)) {
+    if (File* const made = MakeFile(slot_bytes, error)) return take(made);
+  }
+  if (oldest == size.values.end()) return nullptr;
+  File* const file = oldest->file;
+  Drop(oldest);
+  ++counters_.evicted;
+  return take(file);
+}
+
+FileTier::File* FileTier::MakeFile(uint64_t slot_bytes, absl::Status* error) {
+  const uint32_t slots = Segment::SlotsIn(segment_bytes_, slot_bytes);
+  if (Segment::FileBytes(slot_bytes, slots) > capacity_bytes_ - std::min(file_bytes_, capacity_bytes_)) {
+    return nullptr;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now < make_again_) return nullptr;
+  const uint64_t number = files_.empty() ? 0 : files_.rbegin()->first + 1;
+  absl::StatusOr<std::unique_ptr<Segment>> segment =
+      Segment::Make(io_, PathOf(path_, number), slot_bytes, slots);
+  if (!segment.ok()) {
+    *error = segment.status();
+    // A full disk is not asked for another file with each value, under the mutex.
+    make_again_ = now + pause_after_error_;
+    if (!std::exchange(said_error_, true))
+      LogWarning("tier can't grow", {{"tier", name()}, {"error", *error}});
+    return nullptr;
+  }
+  Adopt(*std::move(segment), number, {});
+  return files_[number].get();
+}
+
+bool FileTier::TakeColdFile(uint64_t slot_bytes, uint64_t before) {
+  File* coldest = nullptr;
+  for (const auto& [number, file] : files_) {
+    if (file->busy > 0 || file->segment->slot_bytes() == slot_bytes || file->used >= before) continue;
+    if (coldest == nullptr || file->used < coldest->used) coldest = file.get();
+  }
+  if (coldest == nullptr) return false;
+  RemoveFile(coldest);
+  return true;
+}
+
+void FileTier::RemoveFile(File* file) {
+  Size& size = sizes_[file->segment->slot_bytes()];
+  for (auto value = size.values.begin(); value != size.values.end();) {
+    if (value->file != file) {
+      ++value;
+      continue;
+    }
+    Forget(value->record.key);
+    value_bytes_ -= value->record.bytes;
+    ++counters_.evicted;
+    value = size.values.erase(value);
+  }
+  std::erase(size.files, file);
+  file_bytes_ -= file->segment->file_bytes();
+  const absl::Status removed = io_->Remove(file->segment->path());
+  if (!removed.ok())
+    LogWarning("tier's file not removed", {{"path", file->segment->path()}, {"error", removed}});
+  files_.erase(file->number);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,149 @@
+// A folder on a disk as a tier.
+//
+//   PATH/lock        one daemon at a time
+//   PATH/key         the secret of a tier without one of its own (--tier-key-file)
+//   PATH/N.slots     segments (segment.h), each of slots of one size; together they stay within the capacity
+//
+// Values of one size share segments. The least recently used value of a size gives way to the next of that size; a segment
+// that was not used for longer than anything of another size is given to that one, whole.
+//
+// What there is, and in which order, is in memory: 300 bytes a value. The next daemon reads it from the records of the
+// segments, where the order is that of writes.
+#ifndef KVPOOL_SERVER_TIERS_FILE_TIER_H_
+#define KVPOOL_SERVER_TIERS_FILE_TIER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "proto/support/mutex.h"
+#include "server/base/sockets.h"
+#include "server/tiers/file_io.h"
+#include "server/tiers/segment.h"
+#include "server/tiers/tier.h"
+
+namespace kvpool {
+
+class FileTier final : public Tier {
+ public:
+  struct Options {
+    std::string path;
+    uint64_t capacity_bytes = 0;
+    int threads = 4;       // So many reads and writes are under way at once.
+    FileIo* io = nullptr;  // Outlives it; null: the system's.
+    std::chrono::milliseconds pause_after_error =
+        std::chrono::seconds(10);  // Another file is made no sooner.
+  };
+  static constexpr uint64_t kLeastCapacityBytes = 1 << 20;
+  // Values that may wait for a thread. The buffers that they come in have a bound in bytes besides.
+  static constexpr size_t kMostWaiting = 16384;
+
+  // Makes the folder if there is none, and takes up what an earlier daemon left in it. ALREADY_EXISTS: another daemon has
+  // it. Errors begin with the flag's name.
+  static absl::StatusOr<std::unique_ptr<FileTier>> Open(const Options& options);
+  ~FileTier() override;
+
+  std::string_view name() const override { return "file"; }
+  std::string describe() const override;
+  void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Drain() override ABSL_LOCKS_EXCLUDED(mu_);
+  TierUsage usage() override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // One file, and what is free in it.
+  struct File {
+    std::unique_ptr<Segment> segment;
+    uint64_t number = 0;
+    uint64_t used = 0;  // The time of the last use of a value in it.
+    uint32_t busy = 0;  // So many of its slots are read or written at this moment.
+    std::vector<uint32_t> free;
+  };
+  struct Value {
+    Segment::Record record;
+    File* file = nullptr;
+    uint32_t slot = 0;
+    uint64_t used = 0;  // The time of its last use.
+    uint32_t readers = 0;
+    bool written = false;
+    bool dropped = false;  // It is found no more, and goes when its last reader is done.
+  };
+  using Values = std::list<Value>;
+  struct Size {
+    Values values;  // The least recently used one is the first.
+    std::vector<File*> files;
+  };
+  struct Task {
+    TierLoad load;  // One of the two has a buffer.
+    TierStore store;
+    Deadline deadline;
+    size_t index = 0;
+    std::shared_ptr<const Done> done;
+  };
+  using Place = Values::iterator;
+
+  FileTier(const Options& options, FileLock lock);
+  absl::Status Recover() ABSL_LOCKS_EXCLUDED(mu_);
+  void Adopt(std::unique_ptr<Segment> segment, uint64_t number, const std::vector<Segment::Filled>& filled)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) ABSL_LOCKS_EXCLUDED(mu_);
+  void Work() ABSL_LOCKS_EXCLUDED(mu_);
+  TierResult RunLoad(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
+  TierResult RunStore(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
+  void Use(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The file with a slot for a value of this size; null: there is no room. `error` gets what the disk said.
+  File* TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  File* MakeFile(uint64_t slot_bytes, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The file of another size that was not used since `before`, emptied and removed. False: there is none.
+  bool TakeColdFile(uint64_t slot_bytes, uint64_t before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemoveFile(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // It is found no more; its slot is free, at once or when its readers are done.
+  void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Count(TierResult result, uint64_t bytes, bool load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string path_;
+  const uint64_t capacity_bytes_;
+  const uint64_t segment_bytes_;
+  const std::chrono::milliseconds pause_after_error_;
+  FileIo system_io_;
+  FileIo* const io_;
+  const FileLock lock_;
+  const bool direct_;
+
+  // Files are made and removed, and records emptied, under mu_. Nothing touches the disk under known_mu_: whoever asks what
+  // there is waits for no write.
+  Mutex mu_;
+  Mutex known_mu_ ABSL_ACQUIRED_AFTER(mu_);
+  absl::flat_hash_set<TierKey> known_ ABSL_GUARDED_BY(known_mu_);  // The values that may be loaded.
+  CondVar work_, idle_;
+  std::deque<Task> loads_ ABSL_GUARDED_BY(mu_), stores_ ABSL_GUARDED_BY(mu_);  // Loads go first.
+  size_t running_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.
+  std::map<uint64_t, std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mu_);
+  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // It moves with each use and write.
+  uint64_t value_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool said_error_ ABSL_GUARDED_BY(mu_) = false;
+  std::chrono::steady_clock::time_point make_again_
+      ABSL_GUARDED_BY(mu_);  // The disk refused a file: not before then.
+  TierCounters counters_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_FILE_TIER_H_

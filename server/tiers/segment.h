@@ -1,0 +1,80 @@
+// One file of a file tier: slots of one size, and a record for each that says what is in it.
+//
+//   at 0       header: magic, version of the form, slot_bytes, slots, and a checksum of these
+//   at 4096    records, 128 bytes each: key, size, stamp, checksum of the value, checksum of the record and its slot's number
+//   behind     slots, whole pages each
+//
+// A record of zero bytes is an empty slot. A slot is emptied before it is filled again, and filling it writes the value, then
+// the record. So whatever
+// write was the last one, a record that its checksum covers names a value that was written whole; after a power cut, where
+// writes may have been lost in any order, the value's own checksum says whether it is.
+//
+// Not thread-safe for one slot; different slots may be read and written at once.
+#ifndef KVPOOL_SERVER_TIERS_SEGMENT_H_
+#define KVPOOL_SERVER_TIERS_SEGMENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/support/unique_fd.h"
+#include "server/tiers/buffers.h"
+#include "server/tiers/file_io.h"
+#include "server/tiers/tier_key.h"
+
+namespace kvpool {
+
+class Segment {
+ public:
+  struct Record {
+    TierKey key;
+    uint64_t stamp = 0;  // The order of writes.
+    uint32_t bytes = 0;
+    uint32_t crc = 0;
+  };
+  struct Filled {
+    uint32_t slot = 0;
+    Record record;
+  };
+  // How many slots of this size a file of about `bytes` has: at least one.
+  static uint32_t SlotsIn(uint64_t bytes, uint64_t slot_bytes);
+  static uint64_t FileBytes(uint64_t slot_bytes, uint32_t slots);
+
+  // Makes the file, empty; it is there whole or not at all. RESOURCE_EXHAUSTED: the disk is full.
+  static absl::StatusOr<std::unique_ptr<Segment>> Make(FileIo* io, const std::string& path,
+                                                       uint64_t slot_bytes, uint32_t slots);
+  // Opens one that is there; `filled` gets what its records name. DATA_LOSS: it is none, or of another version.
+  static absl::StatusOr<std::unique_ptr<Segment>> Open(FileIo* io, const std::string& path,
+                                                       std::vector<Filled>* filled);
+
+  // REQUIRES: the slot is empty.
+  absl::Status Fill(uint32_t slot, const Record& record, const TierBuffer& value);
+  absl::Status Empty(uint32_t slot);
+  // DATA_LOSS: the value is not what the record says.
+  absl::Status Read(uint32_t slot, const Record& record, TierBuffer* into);
+
+  const std::string& path() const { return path_; }
+  uint64_t slot_bytes() const { return slot_bytes_; }
+  uint32_t slots() const { return slots_; }
+  uint64_t file_bytes() const { return FileBytes(slot_bytes_, slots_); }
+  bool direct() const { return direct_.valid(); }  // Values go past the page cache.
+
+ private:
+  Segment(FileIo* io, std::string path, UniqueFd file, uint64_t slot_bytes, uint32_t slots);
+  uint64_t ValueAt(uint32_t slot) const;
+  int value_fd() const { return direct_.valid() ? direct_.get() : file_.get(); }
+
+  FileIo* const io_;
+  const std::string path_;
+  const UniqueFd file_;
+  UniqueFd direct_;  // The same file, opened with O_DIRECT; invalid where the file system refuses that.
+  const uint64_t slot_bytes_;
+  const uint32_t slots_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_SEGMENT_H_

@@ -1,0 +1,80 @@
+// Memory below the pool: slower, larger, and it may outlive the daemon. tests/tiers/contract_test.cc holds every tier to this.
+//
+//   A value is whole or it is a miss: what Load fills a buffer with are the bytes that Store was given under this key, or
+//   the result is not kDone. A value may be gone at any time. Storing a key that is there changes nothing: one key, one
+//   content (tier_key.h).
+//
+// All is asynchronous, each value of a batch by itself and in any order. Every value is answered exactly once, on a
+// thread of the tier or of the caller. A tier keeps the buffers that it was given until it has answered: whoever does not wait
+// any more just lets go of his. Thread-safe.
+#ifndef KVPOOL_SERVER_TIERS_TIER_H_
+#define KVPOOL_SERVER_TIERS_TIER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "server/tiers/buffers.h"
+#include "server/tiers/tier_key.h"
+
+namespace kvpool {
+
+enum class TierResult : uint8_t {
+  kDone,
+  kMiss,     // It is not there, or not any more.
+  kCorrupt,  // It was there, and not as it was stored: torn, or changed by others. It is there no more.
+  kLate,     // Its deadline passed before it was looked at.
+  kFull,     // There is no room for it, or too much waits already.
+  kFailed,   // The store said no.
+};
+
+// When a block is written: shortly before it would leave the pool, or as soon as it is sealed.
+enum class TierWrite : uint8_t { kEvict, kSeal };
+
+struct TierLoad {
+  TierKey key;
+  std::shared_ptr<TierBuffer> into;  // Has the value's size: a value of another one is a miss.
+};
+struct TierStore {
+  TierKey key;
+  std::shared_ptr<const TierBuffer> value;
+};
+
+// What was counted since it was opened, and what it has. Nothing but uint64_t: see server/base/counters.h.
+struct TierCounters {
+  uint64_t stored = 0, stored_bytes = 0, loaded = 0, loaded_bytes = 0;
+  uint64_t evicted = 0, missed = 0, corrupt = 0, late = 0, full = 0, failed = 0;
+};
+struct TierUsage {
+  uint64_t values = 0, bytes = 0, capacity_bytes = 0;
+  uint64_t waiting = 0;  // Loads and stores that are not answered.
+  TierCounters counters;
+};
+
+class Tier {
+ public:
+  // What is under way is answered first.
+  virtual ~Tier() = default;
+  // A label of metrics: "file".
+  virtual std::string_view name() const = 0;
+  // Where it is and how it works, for the log.
+  virtual std::string describe() const = 0;
+  // Is there likely to be a value? From memory, at once: no promise. `found` is as long as `keys`.
+  virtual void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) = 0;
+  using Done = std::function<void(size_t index, TierResult result)>;
+  using Deadline = std::chrono::steady_clock::time_point;
+  virtual void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) = 0;
+  virtual void Store(std::vector<TierStore> stores, Done done) = 0;
+  // Waits until all is answered that was asked for before.
+  virtual void Drain() = 0;
+  virtual TierUsage usage() = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_TIER_H_

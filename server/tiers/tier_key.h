@@ -1,0 +1,32 @@
+// Under which name a block's bytes are found below the pool, on this node and on every other one.
+//
+// The space's part is derived from a secret and from all that must agree before bytes may be shared: format version,
+// fingerprint and its facts, layout, ranks and tenant (daemon/space_terms). Two blocks with one tier key therefore have the same bytes, and a
+// value of another layout, model or tenant can't be asked for.
+#ifndef KVPOOL_SERVER_TIERS_TIER_KEY_H_
+#define KVPOOL_SERVER_TIERS_TIER_KEY_H_
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+namespace kvpool {
+
+using TierSpace = std::array<uint8_t, 32>;
+
+struct TierKey {
+  TierSpace space{};
+  std::array<uint8_t, 32> block{};  // The pool's key of it (pool/pool_types.h), and what belongs to that.
+  uint8_t group = 0;
+  bool raw = true;
+
+  friend bool operator==(const TierKey&, const TierKey&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const TierKey& key) {
+    return H::combine(std::move(h), key.space, key.block, key.group, key.raw);
+  }
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_TIER_KEY_H_

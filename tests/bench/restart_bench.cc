@@ -1,0 +1,89 @@
+// How long a million cached blocks are away when the daemon is killed, with a keeper.
+//
+// An engine asks for one key over and over again; while the daemon is gone nothing is found. What counts is the time from
+// the SIGKILL to the first match that finds its block, and how much of it the recovery of the table took, as the daemon's log
+// has it.
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "proto/support/check.h"
+#include "tests/bench/engines.h"
+#include "tests/bench/figures.h"
+
+namespace kvpool::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kKills = 20;
+constexpr double kMostRecoveryMs = 200;
+constexpr double kMostGapMs = 1000;
+
+// The daemon's pid, as kvpoold.json has it; 0: none serves.
+pid_t ServingPid(const DaemonProcess& daemon) {
+  std::ifstream file(daemon.directory() + "/kvpoold.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  const size_t at = text.str().find("\"pid\":");
+  return at == std::string::npos ? 0 : atoi(text.str().c_str() + at + 6);
+}
+
+std::vector<double> RecoveriesIn(const std::string& log) {
+  constexpr std::string_view kField = "recovery_ms=";
+  std::vector<double> ms;
+  for (size_t at = 0; (at = log.find(kField, at)) != std::string::npos;) {
+    at += kField.size();
+    ms.push_back(atof(log.c_str() + at));
+  }
+  return ms;
+}
+
+}  // namespace
+
+void BenchRestart(Figures* figures) {
+  const auto daemon =
+      StartDaemon("640MiB", "64MiB",
+                  {"--keeper=on", "--keeper-deaths=1000000", "--low-watermark=0", "--high-watermark=0"});
+  // The daemon would outlive its keeper.
+  const absl::Cleanup end = [&daemon] {
+    const pid_t serving = ServingPid(*daemon);
+    daemon->Kill();
+    if (serving > 0) kill(serving, SIGKILL);
+  };
+  const auto session = OpenSession(SmallBlocks(daemon->socket()));
+  CacheMillion(session.get());
+  std::vector<double> gap_ms;
+  for (int i = 0; i < kKills; ++i) {
+    const std::string key = KeyOf(uint64_t{kChainBlocks} * i);
+    KVPOOL_CHECK(kill(ServingPid(*daemon), SIGKILL) == 0, "no daemon serves");
+    const auto begin = Clock::now();
+    // Until the engine finds nothing, it is the old daemon that answers.
+    bool away = false, found = false;
+    while (!found) {
+      auto pending = session->Match(key);
+      Check(pending.status());
+      auto hit = pending->Wait(Patience());
+      Check(hit.status());
+      away = away || hit->groups[0].size() == 0;
+      found = away && hit->groups[0].size() == 1;
+    }
+    gap_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+  }
+  const std::vector<double> recovery_ms = RecoveriesIn(daemon->Log());
+  KVPOOL_CHECK(recovery_ms.size() == kKills, "%zu recoveries in the log", recovery_ms.size());
+  figures->Note(absl::StrCat(kKills, " kills; ", kMillion, " cached blocks in chains of ", kChainBlocks));
+  figures->Add("recovery of the table, p50", Percentile(recovery_ms, 0.5), "ms");
+  figures->Add("recovery of the table, longest", Percentile(recovery_ms, 1), "ms", AtMost(kMostRecoveryMs));
+  figures->Add("SIGKILL to a Match that finds, p50", Percentile(gap_ms, 0.5), "ms");
+  figures->Add("SIGKILL to a Match that finds, longest", Percentile(gap_ms, 1), "ms", AtMost(kMostGapMs));
+}
+
+}  // namespace kvpool::bench

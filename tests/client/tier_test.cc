@@ -1,0 +1,125 @@
+// What was evicted is found again: by another engine, and after the daemon was killed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/client/session_fixture.h"
+
+namespace kvpool {
+namespace {
+
+class ClientTierTest : public SessionTest {
+ protected:
+  static constexpr size_t kShared = 24;
+  static constexpr MatchOptions kWait{.wait_ms = 20000};
+
+  void Start(const std::string& more = "") {
+    StartDaemon("4MiB", {"--tier=file:" + folder() + ",capacity=64MiB" + more});
+  }
+  std::string folder() const { return directory_.path() + "/tier"; }
+  static std::vector<PrefixKey> KeysOf(const Session& session, uint32_t seed, size_t blocks) {
+    return PrefixHasher(session.hash_seed()).Chain(TokensOf(seed, blocks), kTokensPerBlock);
+  }
+  // Other prefixes take the whole pool.
+  static void PushOut(Session* session) {
+    for (uint32_t seed = 100; seed < 104; ++seed) Share(session, KeysOf(*session, seed, 20));
+  }
+  // The tier has so many values.
+  bool Await(double values) const {
+    for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
+      if (daemon_->Metric("kvpool_tier_values") >= values) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  static MatchHit Match(Session* session, const std::vector<PrefixKey>& keys,
+                        const MatchOptions& options = {}) {
+    auto pending = session->Match(KeyBytes(keys), options);
+    EXPECT_TRUE(pending.ok()) << pending.status();
+    auto hit = pending->Wait(Soon());
+    EXPECT_TRUE(hit.ok()) << hit.status();
+    return hit.ok() ? *std::move(hit) : MatchHit();
+  }
+  static size_t Right(Session* session, const MatchHit& hit, const std::vector<PrefixKey>& keys) {
+    size_t right = 0;
+    for (size_t i = 0; i < hit.groups[0].size(); ++i)
+      right += HasStamp(session->data(hit.groups[0][i]), keys[i]);
+    return right;
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(ClientTierTest, AnotherEngineFindsWhatWasEvictedBeforeTheDaemonWasKilled) {
+  Start();
+  auto first = OpenWithoutMagazine();
+  ASSERT_NE(first, nullptr);
+  const std::string seed = first->hash_seed();
+  const std::vector<PrefixKey> keys = KeysOf(*first, 1, kShared);
+  Share(first.get(), keys);
+  ASSERT_TRUE(Await(kShared)) << daemon_->Log();
+  PushOut(first.get());
+  EXPECT_LT(Match(first.get(), keys).tokens, kShared * kTokensPerBlock);
+  daemon_->Kill();
+  first.reset();
+
+  Start();
+  auto second = OpenWithoutMagazine();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  EXPECT_EQ(second->hash_seed(), seed);
+  const MatchHit at_once = Match(second.get(), keys);
+  EXPECT_EQ(at_once.tokens, 0);
+  EXPECT_EQ(at_once.below_tokens, kShared * kTokensPerBlock);
+  const MatchHit waited = Match(second.get(), keys, kWait);
+  ASSERT_EQ(waited.tokens, kShared * kTokensPerBlock) << daemon_->Log();
+  EXPECT_EQ(Right(second.get(), waited, keys), kShared);
+  EXPECT_EQ(daemon_->Metric("kvpool_tier_promoted_blocks_total"), kShared);
+  EXPECT_EQ(daemon_->Metric("kvpool_tier_values_total", "corrupt"), 0);
+}
+
+TEST_F(ClientTierTest, WrongBytesOnTheDiskAreAMiss) {
+  Start(",write=seal");
+  auto first = OpenWithoutMagazine();
+  ASSERT_NE(first, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*first, 1, kShared);
+  Share(first.get(), keys);
+  ASSERT_TRUE(Await(kShared)) << daemon_->Log();
+  daemon_->Kill();
+  first.reset();
+  // Every value is damaged: its last byte is another.
+  for (const auto& entry : std::filesystem::directory_iterator(folder())) {
+    if (entry.path().extension() != ".slots") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const uint64_t size = std::filesystem::file_size(entry.path());
+    for (uint64_t end = size; end > kBlockBytes; end -= kBlockBytes) {
+      file.seekg(static_cast<std::streamoff>(end - 1));
+      const char byte = static_cast<char>(file.get() ^ 1);
+      file.seekp(static_cast<std::streamoff>(end - 1));
+      file.put(byte);
+    }
+  }
+  Start();
+  auto second = OpenWithoutMagazine();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  const MatchHit hit = Match(second.get(), keys, kWait);
+  EXPECT_EQ(hit.tokens, 0);
+  EXPECT_GT(daemon_->Metric("kvpool_tier_values_total", "corrupt"), 0);
+}
+
+TEST_F(ClientTierTest, AFolderHasOneDaemon) {
+  Start();
+  const auto other = DaemonProcess::Start(
+      {.capacity = "4MiB", .flags = {"--tier=file:" + folder() + ",capacity=64MiB", "--slab-bytes=4MiB"}});
+  ASSERT_FALSE(other.ok());
+  EXPECT_THAT(std::string(other.status().message()), testing::HasSubstr(folder() + "/lock"));
+}
+
+}  // namespace
+}  // namespace kvpool

@@ -1,0 +1,133 @@
+#include "tests/service/recovery_fixture.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "cuda/device.h"
+
+namespace kvpool {
+namespace {
+
+constexpr uint64_t kCapacity = 32 << 20;
+constexpr uint64_t kSlab = 4 << 20;
+
+}  // namespace
+
+Sleeper::Sleeper() : pid_(fork()) {
+  if (pid_ == 0) {
+    // Not only forked: it would hold this process's end of a socket pair open.
+    execlp("sleep", "sleep", "3600", static_cast<char*>(nullptr));
+    _exit(127);
+  }
+}
+
+void Sleeper::Kill() {
+  if (pid_ <= 0) return;
+  kill(pid_, SIGKILL);
+  waitpid(std::exchange(pid_, 0), nullptr, 0);
+}
+
+PeerCredentials Sleeper::credentials() const {
+  return {.pid = pid_,
+          .uid = 1000,
+          .process = static_cast<uint64_t>(pid_),
+          .pidfd = std::make_shared<const UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)))};
+}
+
+absl::Status RecoveryTest::Start() {
+  End();
+  auto link = KeeperLink::Join(keeper_->Connect());
+  if (!link.ok()) return link.status();
+  link_ = *std::move(link);
+  options_.housekeeping_thread = options_.device_threads = false;
+  if (options_.access == nullptr) options_.access = MakeAccess();
+  if (options_.slab_bytes == 0) options_.slab_bytes = kSlab;
+  options_.device_capacity_bytes.assign(ranks_, kCapacity);
+  std::vector<std::unique_ptr<Device>> devices;
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    devices.push_back(MakeHostDevice({.capacity_bytes = kCapacity, .try_huge_pages = false}));
+  }
+  auto daemon = Daemon::Start(options_, std::move(devices), &clock_, link_.get());
+  if (!daemon.ok()) {
+    link_.reset();
+    return daemon.status();
+  }
+  daemon_ = *std::move(daemon);
+  return absl::OkStatus();
+}
+
+void RecoveryTest::End() {
+  daemon_.reset();
+  link_.reset();
+}
+
+v1::OpenSession RecoveryTest::Request() const {
+  v1::OpenSession request;
+  v1::LayerGroup* group = request.mutable_layout()->add_groups();
+  request.mutable_layout()->set_encoding(v1::ENCODING_OPAQUE);
+  request.mutable_layout()->set_block_bytes(4096);
+  group->set_name("full");
+  group->add_layers(0);
+  group->set_tokens_per_block(16);
+  request.mutable_fingerprint()->set_digest(digest_);
+  request.set_tenant(tenant_);
+  request.set_ranks(ranks_);
+  *request.mutable_role() = role_;
+  request.set_warmup(warmup_);
+  request.set_guaranteed_blocks(guaranteed_);
+  return request;
+}
+
+std::unique_ptr<Engine> RecoveryTest::Open(const PeerCredentials& credentials) {
+  auto engine = std::make_unique<Engine>(daemon_.get(), "engine", credentials);
+  opened_ = engine->Open(Request());
+  if (!opened_.ok()) return nullptr;
+  for (int i = 0; i < 4; ++i) {
+    engine->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  return engine;
+}
+
+std::unique_ptr<Engine> RecoveryTest::Join(const Engine& inviter, const v1::Role& role,
+                                           const PeerCredentials& credentials) const {
+  auto engine = std::make_unique<Engine>(daemon_.get(), "member", credentials);
+  v1::AddMember request;
+  request.set_session(inviter.opened.session());
+  request.set_invitation(inviter.token);
+  *request.mutable_role() = role;
+  *request.mutable_layout() = Request().layout();
+  *request.mutable_fingerprint() = Request().fingerprint();
+  const absl::Status joined = engine->Join(inviter, request);
+  EXPECT_TRUE(joined.ok()) << joined;
+  return joined.ok() ? std::move(engine) : nullptr;
+}
+
+std::unique_ptr<Engine> RecoveryTest::ComeBack(const Engine& before,
+                                               const PeerCredentials& credentials) const {
+  absl::Status returned;
+  auto again = std::make_unique<Engine>(daemon_.get(), before, credentials, &returned);
+  EXPECT_TRUE(returned.ok()) << returned;
+  if (!returned.ok()) return nullptr;
+  while (again->MapSlabs()) {
+  }
+  return again;
+}
+
+absl::Status RecoveryTest::Refusal(const Engine& before, const PeerCredentials& credentials) const {
+  absl::Status returned;
+  const Engine again(daemon_.get(), before, credentials, &returned);
+  return returned;
+}
+
+v1::StateCounts RecoveryTest::Blocks() {
+  v1::ListSpacesResponse spaces;
+  EXPECT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
+  return spaces.spaces_size() == 1 ? spaces.spaces(0).blocks() : v1::StateCounts();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,451 @@
+// Sessions that go on after the daemon ended without a word, and those that do not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/space/kept_facts.h"
+#include "server/space/member_log.h"
+#include "server/space/session.h"
+#include "tests/service/recovery_fixture.h"
+#include "tests/support/access.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::HasSubstr;
+
+using ResumeTest = RecoveryTest;
+
+TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<std::string> keys = Keys("k", 6);
+  const std::vector<uint64_t> blocks = engine->Lease(8);
+  engine->Seal({blocks.begin(), blocks.begin() + 6}, keys);
+  // Its answer is lost, and so is that of the next call.
+  v1::StepRequest unheard;
+  unheard.set_sequence(++engine->sequence);
+  *unheard.add_operations() = ReleaseOp({blocks[0]});
+  *unheard.add_operations() = LeaseOp(3);
+  const v1::StepResponse first = engine->Step(unheard);
+  ASSERT_EQ(first.results_size(), 2);
+
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(Start().ok());
+    engine = ComeBack(*engine, process.credentials());
+    ASSERT_NE(engine, nullptr);
+    const v1::StepResponse same = engine->Step(unheard);
+    EXPECT_EQ(same.results(0).release().refused_size(), 0);
+    EXPECT_EQ(same.results(1).lease().ShortDebugString(), first.results(1).lease().ShortDebugString());
+    const v1::StateCounts counts = Blocks();
+    EXPECT_EQ(counts.leased(), 2u + 3u + 1u) << counts.ShortDebugString();
+    EXPECT_EQ(counts.sealed() + counts.cached(), 6u);
+    EXPECT_EQ(counts.quarantined(), 0u);
+  }
+  // It goes on as if nothing had been.
+  EXPECT_EQ(engine->Match(keys).groups(0).blocks_size(), 6);
+  EXPECT_EQ(engine->Lease(2).size(), 2u);
+  EXPECT_EQ(engine->Release({blocks[6], blocks[7]}).refused_size(), 0);
+  EXPECT_EQ(engine->Do(CloseOp()).code(), 0);
+  daemon_->HousekeepOnce();
+  const v1::StateCounts counts = Blocks();
+  EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
+}
+
+TEST_F(ResumeTest, NobodyElseComesBackToASession) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process, other;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  ASSERT_EQ(engine->Lease(4).size(), 4u);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Refusal(*engine, other.credentials()).code(), absl::StatusCode::kPermissionDenied);
+  const auto itself = ComeBack(*engine, process.credentials());
+  EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kFailedPrecondition) << "twice";
+  engine->token = std::string(16, 'x');
+  EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
+  engine->token = "x";
+  EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ResumeTest, WhoStaysAwayForTooLongIsEndedAndKeepsItsBlocksUntilItsProcessEnds) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  ASSERT_EQ(engine->Lease(4).size(), 4u);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Blocks().leased(), 5u);
+  clock_.Advance(options_.reattach_ms);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 5u);
+  EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kFailedPrecondition);
+  process.Kill();
+  daemon_->HousekeepOnce();
+  const v1::StateCounts counts = Blocks();
+  EXPECT_EQ(counts.free(), counts.capacity()) << counts.ShortDebugString();
+}
+
+TEST_F(ResumeTest, WhoDiedWhileTheDaemonWasGoneGivesBack) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  ASSERT_EQ(engine->Lease(4).size(), 4u);
+  ASSERT_TRUE(Start().ok());
+  process.Kill();
+  daemon_->HousekeepOnce();
+  const v1::StateCounts counts = Blocks();
+  EXPECT_EQ(counts.free(), counts.capacity()) << counts.ShortDebugString();
+}
+
+TEST_F(ResumeTest, AReleaseThatWaitsForItsStepGoesOnWaiting) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<uint64_t> blocks = engine->Lease(4);
+  engine->Seal(blocks, Keys("k", 4));
+  v1::StepRequest batch;
+  batch.set_sequence(++engine->sequence);
+  *batch.add_operations() = ReleaseOp({blocks[2], blocks[3]}, /*after=*/7);
+  *batch.add_operations() = ReleaseOp({blocks[1]}, /*after=*/9);
+  ASSERT_TRUE(engine->Step(batch).results(0).parked());
+  const auto go_on = [&] {
+    ASSERT_TRUE(Start().ok());
+    engine = ComeBack(*engine, process.credentials());
+    ASSERT_NE(engine, nullptr);
+  };
+  go_on();
+  EXPECT_EQ(Blocks().sealed(), 4u);
+  EXPECT_EQ(engine->Fence(7), 7u);
+  EXPECT_EQ(Blocks().cached(), 2u);
+  // The completion of the first was not heard; the second still waits.
+  go_on();
+  go_on();
+  const v1::StepResponse heard = engine->Pending();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(0).sequence(), batch.sequence());
+  EXPECT_EQ(heard.completions(0).index(), 0u);
+  EXPECT_EQ(Blocks().cached(), 2u);
+  // The batch is sent again, as its answer was lost too: nothing of it is done twice.
+  const v1::StepResponse same = engine->Step(batch);
+  EXPECT_FALSE(same.results(0).parked());
+  EXPECT_TRUE(same.results(1).parked());
+  EXPECT_EQ(engine->Fence(9), 9u);
+  EXPECT_EQ(Blocks().cached(), 3u);
+  EXPECT_EQ(Blocks().sealed(), 1u);
+  EXPECT_EQ(engine->Release({blocks[0]}).refused_size(), 0);
+  EXPECT_EQ(Blocks().cached(), 4u);
+}
+
+TEST_F(ResumeTest, ASessionWithAnEpisodeDoesNotGoOn) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  engine->Seal(blocks, Keys("k", 2));
+  v1::Operation put;
+  put.mutable_put_episode()->set_name("night");
+  put.mutable_put_episode()->add_centroid(1);
+  v1::Sequence* sequence = put.mutable_put_episode()->add_sequences();
+  for (const uint64_t block : blocks) sequence->add_blocks(block);
+  sequence->set_last_block_tokens(16);
+  const v1::OperationResult result = engine->Do(put);
+  ASSERT_EQ(result.code(), 0) << result.message();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Blocks().sealed(), 2u) << "its process lives";
+}
+
+TEST_F(ResumeTest, AMemberGoesOnWithItsWarmup) {
+  warmup_ = true;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(Start().ok());
+    engine = ComeBack(*engine, process.credentials());
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(engine->member->session->warming_up(), 1u);
+  }
+  EXPECT_EQ(engine->Do(WarmupDoneOp()).warmup_done().waiting_for(), 0u);
+  ASSERT_TRUE(Start().ok());
+  engine = ComeBack(*engine, process.credentials());
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(engine->member->session->warming_up(), 0u);
+}
+
+TEST_F(ResumeTest, ASessionCountsInItsRulesLimitsOnceItIsBack) {
+  options_.access = MakeAccess("[rule]\nuid = *\nrole = engine, operator\ntenant = *\nsessions = 1\n");
+  ASSERT_TRUE(Start().ok());
+  Sleeper process, other;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  ASSERT_TRUE(Start().ok());
+  engine = ComeBack(*engine, process.credentials());
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(Open(other.credentials()), nullptr);
+  EXPECT_THAT(std::string(opened_.message()), HasSubstr("sessions = 1: 1 are taken"));
+  EXPECT_EQ(engine->Do(CloseOp()).code(), 0);
+  EXPECT_NE(Open(other.credentials()), nullptr) << opened_;
+}
+
+// What it does not hold of its guarantee is with sessions that are gone, whose processes live.
+TEST_F(ResumeTest, ASessionWhoseGuaranteeOthersHoldIsReady) {
+  guaranteed_ = 600;
+  ASSERT_TRUE(Start().ok());
+  Sleeper first, second;
+  auto engine = Open(first.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<uint64_t> mine = engine->Lease(2);
+  guaranteed_ = 0;
+  auto other = Open(second.credentials());
+  ASSERT_NE(other, nullptr) << opened_;
+  ASSERT_TRUE(Start().ok());
+  other = ComeBack(*other, second.credentials());
+  ASSERT_NE(other, nullptr);
+  engine = ComeBack(*engine, first.credentials());
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(engine->Lease(2).size(), 2u);
+}
+
+// ----------------------------------------------------------------------------------------- several members
+
+// A scheduler and two ranks, each a process.
+class ResumeGroupTest : public ResumeTest {
+ protected:
+  static constexpr size_t kMembers = 3;
+  ResumeGroupTest() {
+    ranks_ = 2;
+    role_.set_scheduler(true);
+  }
+  void OpenGroup() {
+    members_[0] = Open(processes_[0].credentials());
+    ASSERT_NE(members_[0], nullptr) << opened_;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      v1::Role role;
+      role.set_rank(rank);
+      members_[1 + rank] = Join(*members_[0], role, processes_[1 + rank].credentials());
+      ASSERT_NE(members_[1 + rank], nullptr);
+    }
+    Settle();
+  }
+  void Settle() {
+    for (int i = 0; i < 4; ++i) {
+      for (const auto& member : members_) member->MapSlabs();
+      daemon_->HousekeepOnce();
+    }
+  }
+  void Back(size_t member) {
+    members_[member] = ComeBack(*members_[member], processes_[member].credentials());
+    ASSERT_NE(members_[member], nullptr) << member;
+  }
+  absl::StatusCode RefusalOf(size_t member) const {
+    return Refusal(*members_[member], processes_[member].credentials()).code();
+  }
+  uint32_t LeasedNow(uint32_t count) {
+    return static_cast<uint32_t>(members_[0]->LeaseAsked(count, 0).blocks_size());
+  }
+
+  Sleeper processes_[kMembers];
+  std::unique_ptr<Engine> members_[kMembers];  // The scheduler, rank 0, rank 1.
+};
+
+TEST_F(ResumeGroupTest, ItGoesOnWhenAllAreBackAndLeasesNothingBefore) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  const std::vector<std::string> keys = Keys("k", 4);
+  const std::vector<uint64_t> blocks = members_[0]->Lease(6);
+  ASSERT_EQ(blocks.size(), 6u);
+  members_[0]->Seal({blocks.begin(), blocks.begin() + 4}, keys);
+  v1::StepRequest batch;
+  batch.set_sequence(++members_[0]->sequence);
+  *batch.add_operations() = ReleaseOp({blocks[2], blocks[3]}, /*after=*/7);
+  ASSERT_TRUE(members_[0]->Step(batch).results(0).parked());
+  EXPECT_EQ(members_[1]->Fence(7), 0u);
+  EXPECT_EQ(members_[2]->Fence(5), 5u);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(Start().ok());
+    daemon_->HousekeepOnce();
+    // The order in which they come is another each time.
+    Back(round);
+    EXPECT_EQ(members_[round]->member->session->passed, 5u);
+    Back((round + 1) % 3);
+    if (round != 1) {
+      EXPECT_EQ(LeasedNow(1), 0u) << "a rank is not back";
+      EXPECT_EQ(members_[0]->Match(keys).groups(0).blocks_size(), 0);
+    }
+    EXPECT_EQ(Blocks().sealed(), 4u);
+    EXPECT_EQ(Blocks().leased(), 3u) << "two, and the sink";
+    Back((round + 2) % 3);
+    EXPECT_EQ(members_[1]->Fence(7), 5u);
+    const std::vector<uint64_t> more = members_[0]->Lease(1);
+    ASSERT_EQ(more.size(), 1u);
+    EXPECT_EQ(members_[0]->Release(more).refused_size(), 0);
+  }
+  EXPECT_EQ(members_[2]->Fence(7), 7u);
+  EXPECT_EQ(Blocks().cached(), 2u);
+  EXPECT_EQ(members_[0]->Pending().completions_size(), 1);
+  EXPECT_EQ(members_[0]->Match(keys).groups(0).blocks_size(), 4);
+  EXPECT_EQ(members_[0]->Do(CloseOp()).code(), 0);
+  const v1::StateCounts counts = Blocks();
+  EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
+}
+
+TEST_F(ResumeGroupTest, ASlabThatOneOfTwoRanksHasAcknowledgedIsSentToBoth) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  const uint32_t capacity = static_cast<uint32_t>(Blocks().capacity());
+  LeasedNow(capacity + 1);  // Not all of them are there: the space grows.
+  daemon_->HousekeepOnce();
+  ASSERT_TRUE(members_[1]->MapSlabs());
+  ASSERT_EQ(Blocks().capacity(), capacity) << "rank 1 has not mapped it";
+  ASSERT_TRUE(Start().ok());
+  for (size_t member = 0; member < kMembers; ++member) Back(member);
+  EXPECT_EQ(members_[1]->peer->slabs().size(), members_[2]->peer->slabs().size());
+  EXPECT_GT(Blocks().capacity(), capacity);
+  // The scheduler, which came before the ranks, hears of all slabs.
+  ASSERT_FALSE(members_[0]->peer->ready().empty());
+  EXPECT_EQ(members_[0]->peer->ready().back().capacity_blocks(), Blocks().capacity() + 1);
+  EXPECT_EQ(LeasedNow(10), 10u);
+}
+
+TEST_F(ResumeGroupTest, WhoComesLastIsToldOfAllSlabs) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  ASSERT_TRUE(Start().ok());
+  for (const size_t member : {1, 2, 0}) Back(member);
+  ASSERT_FALSE(members_[0]->peer->ready().empty());
+  EXPECT_EQ(members_[0]->peer->ready().back().capacity_blocks(), Blocks().capacity() + 1);
+}
+
+TEST_F(ResumeGroupTest, ARankThatDiedInTheGapEndsIt) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  ASSERT_EQ(members_[0]->Lease(4).size(), 4u);
+  End();
+  processes_[2].Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(RefusalOf(0), absl::StatusCode::kNotFound);
+  EXPECT_EQ(RefusalOf(1), absl::StatusCode::kNotFound);
+  processes_[0].Kill();
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 5u) << "rank 0 lives, and writes";
+  processes_[1].Kill();
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+}
+
+TEST_F(ResumeGroupTest, ARankThatDiesBeforeItIsBackEndsIt) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  ASSERT_EQ(members_[0]->Lease(4).size(), 4u);
+  ASSERT_TRUE(Start().ok());
+  Back(0);
+  processes_[2].Kill();
+  daemon_->HousekeepOnce();
+  EXPECT_THAT(members_[0]->peer->closed().value_or(""), HasSubstr("member 2"));
+  EXPECT_EQ(Blocks().quarantined(), 5u);
+  // Rank 0 hears of it when it comes.
+  Back(1);
+  EXPECT_THAT(members_[1]->peer->closed().value_or(""), HasSubstr("member 2"));
+  for (const size_t member : {0, 1}) {
+    members_[member]->Die();
+    EXPECT_EQ(Blocks().quarantined(), member == 0 ? 5u : 0u);
+  }
+  EXPECT_EQ(Blocks().free(), Blocks().capacity());
+}
+
+TEST_F(ResumeGroupTest, ARankThatStaysAwayEndsIt) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  ASSERT_EQ(members_[0]->Lease(4).size(), 4u);
+  ASSERT_TRUE(Start().ok());
+  Back(0);
+  Back(1);
+  clock_.Advance(options_.reattach_ms);
+  daemon_->HousekeepOnce();
+  EXPECT_THAT(members_[0]->peer->closed().value_or(""), HasSubstr("member 2"));
+  EXPECT_EQ(Blocks().quarantined(), 5u);
+  EXPECT_EQ(RefusalOf(2), absl::StatusCode::kFailedPrecondition);
+  // A daemon that comes then does not take it up again.
+  ASSERT_TRUE(Start().ok());
+  for (size_t member = 0; member < kMembers; ++member) {
+    EXPECT_EQ(RefusalOf(member), absl::StatusCode::kNotFound) << member;
+  }
+}
+
+// Rank 0 asks first and the scheduler, which is member 0, then: what waits behind a verb of another stays behind it.
+TEST_F(ResumeGroupTest, VerbsOfSeveralMembersWaitInTheOrderInWhichTheyCame) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  const std::vector<uint64_t> blocks = members_[0]->Lease(2);
+  const auto send = [](Engine* engine, const v1::Operation& operation) {
+    v1::StepRequest batch;
+    batch.set_sequence(++engine->sequence);
+    *batch.add_operations() = operation;
+    EXPECT_TRUE(engine->Step(batch).results(0).parked());
+  };
+  const std::vector<std::string> keys = Keys("k", 2);
+  send(members_[1].get(), SealOp(blocks, keys, "", /*after=*/3));
+  send(members_[0].get(), ReleaseOp(blocks));
+  ASSERT_TRUE(Start().ok());
+  for (size_t member = 0; member < kMembers; ++member) Back(member);
+  EXPECT_EQ(members_[1]->Fence(3), 0u);
+  EXPECT_EQ(members_[2]->Fence(3), 3u);
+  EXPECT_EQ(Blocks().cached(), 2u);
+  EXPECT_EQ(members_[0]->Match(keys).groups(0).blocks_size(), 2);
+}
+
+// The daemon was killed before the newcomer was a member: it was told nothing.
+TEST_F(ResumeGroupTest, WhoHadNotEnteredIsNoMember) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  const uint64_t space = members_[0]->opened.space(), session = members_[0]->opened.session();
+  const Sleeper newcomer;
+  KeptMember member{.space = space, .session = session, .ranks = 2, .token = "newcomer"};
+  KeptLog log{.space = space, .token = "newcomer"};
+  const auto memory = MemberLog::Make();
+  ASSERT_TRUE(memory.ok());
+  auto kept_log = link_->Keep(KeptKind::kLog, FactBytes(log), (*memory)->fd());
+  auto kept = link_->Keep(KeptKind::kMember, FactBytes(member), newcomer.credentials().pidfd->get());
+  ASSERT_TRUE(kept_log.ok() && kept.ok());
+  kept_log->Forget();
+  kept->Forget();
+  ASSERT_TRUE(Start().ok());
+  for (size_t member = 0; member < kMembers; ++member) Back(member);
+  EXPECT_EQ(members_[0]->Lease(3).size(), 3u);
+}
+
+TEST_F(ResumeGroupTest, WithoutTheLogOfAMemberItDoesNotGoOn) {
+  ASSERT_TRUE(Start().ok());
+  OpenGroup();
+  ASSERT_EQ(members_[0]->Lease(3).size(), 3u);
+  End();
+  {
+    auto link = KeeperLink::Join(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    bool first = true;
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      if (thing.kind != KeptKind::kLog || !std::exchange(first, false)) thing.kept.Forget();
+    }
+    (*link)->Flush();
+    (*link)->Leave();
+  }
+  ASSERT_TRUE(Start().ok());
+  for (size_t member = 0; member < kMembers; ++member)
+    EXPECT_EQ(RefusalOf(member), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Blocks().quarantined(), 4u) << "their processes live";
+}
+
+}  // namespace
+}  // namespace kvpool

@@ -1,0 +1,323 @@
+// The way of a block down to a tier and back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/tiers/file_tier.h"
+#include "tests/service/service_fixture.h"
+#include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/tier_fixture.h"
+
+namespace kvpool {
+namespace {
+
+class TierTest : public ServiceTest {
+ protected:
+  static constexpr uint64_t kWaitMs = 1000;
+
+  // A daemon on the folder, of one slab: 15 blocks, one of which is the engine's sink.
+  void Begin(TierWrite write = TierWrite::kEvict, uint32_t slabs = 1) {
+    auto file = FileTier::Open({.path = folder_.path(), .capacity_bytes = 1 << 20});
+    ASSERT_TRUE(file.ok()) << file.status();
+    auto faulty = std::make_shared<FaultyTier>(*std::move(file));
+    tier_ = faulty.get();
+    options_.tier = std::move(faulty);
+    options_.tier_secret = std::string(32, 's');
+    options_.tier_write = write;
+    options_.low_watermark = options_.high_watermark = 0;
+    StartDaemon(slabs);
+    engine_ = OpenEngine(OpenRequest());
+    Settle({engine_.get()});
+  }
+  void End() {
+    engine_.reset();
+    daemon_.reset();
+    options_.tier.reset();
+    scripts_.clear();
+  }
+  char* At(uint64_t ref) const {
+    return scripts_.back()->memory + Index(BlockRef::Unpack(ref).id) * kBlockBytes;
+  }
+  // Seals a chain whose blocks have their key as their bytes, and lets it go.
+  void Compute(const std::vector<std::string>& keys) {
+    const std::vector<uint64_t> blocks = engine_->Lease(static_cast<uint32_t>(keys.size()));
+    ASSERT_EQ(blocks.size(), keys.size());
+    for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys[i]);
+    engine_->Seal(blocks, keys);
+    engine_->Release(blocks);
+  }
+  void Fill(uint64_t ref, const std::string& key) const {
+    for (uint64_t at = 0; at < kBlockBytes; at += key.size())
+      std::memcpy(At(ref) + at, key.data(), key.size());
+  }
+  bool Has(uint64_t ref, const std::string& key) const {
+    for (uint64_t at = 0; at < kBlockBytes; at += key.size()) {
+      if (std::memcmp(At(ref) + at, key.data(), key.size()) != 0) return false;
+    }
+    return true;
+  }
+  // What is to be moved is.
+  void Move() {
+    do {
+      tier_->Drain();
+    } while (daemon_->MoveTierOnce());
+  }
+  // Others push out all that is cached.
+  void PushOut() {
+    const std::vector<uint64_t> blocks = engine_->Lease(14);
+    ASSERT_EQ(blocks.size(), 14);
+    engine_->Release(blocks);
+  }
+  v1::Operation WaitOp(const std::vector<std::string>& keys) const {
+    v1::Operation operation = MatchOp(keys);
+    operation.mutable_match()->set_wait_ms(kWaitMs);
+    return operation;
+  }
+  // Matches, waits as long as there is something to wait for, and checks the bytes.
+  v1::MatchResult Await(const std::vector<std::string>& keys) {
+    std::optional<v1::OperationResult> answer;
+    engine_->Send(WaitOp(keys), &answer);
+    Move();
+    EXPECT_TRUE(answer.has_value());
+    if (!answer.has_value()) return {};
+    EXPECT_EQ(answer->code(), 0) << answer->message();
+    for (int i = 0; i < answer->match().groups(0).blocks_size(); ++i) {
+      EXPECT_TRUE(Has(answer->match().groups(0).blocks(i), keys[static_cast<size_t>(i)])) << i;
+    }
+    return answer->match();
+  }
+  void LetGo(const v1::MatchResult& match) {
+    const auto& blocks = match.groups(0).blocks();
+    if (!blocks.empty()) engine_->Release({blocks.begin(), blocks.end()});
+  }
+  BelowCounters counters() { return daemon_->Snapshot().spaces.at(0).below; }
+
+  TierFolder folder_;
+  FaultyTier* tier_ = nullptr;
+  std::unique_ptr<Engine> engine_;
+  const std::vector<std::string> keys_ = Keys("k", 10);
+};
+
+TEST_F(TierTest, WhatLeavesComesBack) {
+  Begin();
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+  PushOut();
+  const v1::MatchResult at_once = engine_->Match(keys_);
+  EXPECT_EQ(at_once.tokens(), 0);
+  EXPECT_EQ(at_once.below_tokens(), 160);
+  EXPECT_EQ(at_once.below(), "file");
+  const v1::MatchResult waited = Await(keys_);
+  EXPECT_EQ(waited.tokens(), 160);
+  EXPECT_EQ(waited.below_tokens(), 0);
+  EXPECT_EQ(counters().promoted, 10);
+  // The daemon holds nothing of it any more.
+  LetGo(waited);
+  EXPECT_EQ(Blocks().cached(), 10);
+  EXPECT_EQ(engine_->Lease(14).size(), 14);
+}
+
+TEST_F(TierTest, OnlyTheMissingPartComesUp) {
+  Begin();
+  Compute(keys_);
+  Move();
+  // Four of ten leave, from the tail.
+  const auto held = engine_->Match({keys_.begin(), keys_.begin() + 6});
+  EXPECT_EQ(engine_->Lease(8).size(), 8);
+  EXPECT_EQ(engine_->Match(keys_).below_tokens(), 64);
+  LetGo(held);
+}
+
+TEST_F(TierTest, ACleanBlockIsNotWrittenAgain) {
+  Begin();
+  Compute(keys_);
+  Move();
+  for (int i = 0; i < 3; ++i) {
+    PushOut();
+    LetGo(Await(keys_));
+    Move();
+  }
+  EXPECT_EQ(tier_->usage().counters.stored, 10);
+}
+
+TEST_F(TierTest, TheNextDaemonFindsItByteForByte) {
+  Begin();
+  Compute(keys_);
+  Move();
+  const std::string seed = engine_->opened.hash_seed();
+  End();
+  Begin();
+  EXPECT_EQ(engine_->opened.hash_seed(), seed);
+  EXPECT_EQ(Await(keys_).tokens(), 160);
+}
+
+TEST_F(TierTest, AnotherTenantFindsNothing) {
+  Begin();
+  Compute(keys_);
+  Move();
+  End();
+  Begin(TierWrite::kEvict, 2);
+  const auto other = Attach("other", 2000);
+  ASSERT_TRUE(other->Open(OpenRequest()).ok());
+  Settle({engine_.get(), other.get()});
+  EXPECT_EQ(engine_->Match(keys_).below_tokens(), 160);
+  const v1::MatchResult match = other->Match(keys_);
+  EXPECT_EQ(match.miss(), v1::MISS_REASON_NEVER_SEEN);
+  EXPECT_EQ(match.below_tokens(), 0);
+}
+
+TEST_F(TierTest, SealWritesAtOnce) {
+  Begin(TierWrite::kSeal);
+  const std::vector<uint64_t> blocks = engine_->Lease(3);
+  for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys_[i]);
+  engine_->Seal(blocks, {keys_.begin(), keys_.begin() + 3});
+  Move();
+  // They are held still.
+  EXPECT_EQ(tier_->usage().values, 3);
+  EXPECT_EQ(counters().demoted, 3);
+}
+
+TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 0);
+}
+
+TEST_F(TierTest, DamagedBytesAreAMiss) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  tier_->loads_fail = TierResult::kCorrupt;
+  // Every second value of the batch is damaged: what is in front of the first of them comes.
+  EXPECT_EQ(Await(keys_).tokens(), 16);
+  EXPECT_EQ(counters().lost, 1);
+}
+
+TEST_F(TierTest, AStoreThatIsFullDropsCopiesAndNoVerbFails) {
+  Begin();
+  tier_->stores_fail = TierResult::kFull;
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(counters().dropped, 5);
+  PushOut();
+  // It is asked again when its time has come.
+  tier_->stores_fail = TierResult::kDone;
+  Compute(Keys("l", 5));
+  Move();
+  EXPECT_EQ(counters().demoted, 5);
+  clock_.Advance(1001);
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+}
+
+TEST_F(TierTest, ALateLoadIsNotWaitedFor) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  tier_->hangs = true;
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  daemon_->MoveTierOnce();
+  EXPECT_FALSE(answer.has_value());
+  // Others are served meanwhile.
+  EXPECT_EQ(engine_->Lease(2).size(), 2);
+  clock_.Advance(kWaitMs);
+  daemon_->MoveTierOnce();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->match().tokens(), 0);
+  EXPECT_EQ(answer->match().below_tokens(), 160);
+  EXPECT_EQ(counters().late, 10);
+  // What comes now goes to nobody.
+  Move();
+  EXPECT_EQ(counters().promoted, 0);
+}
+
+TEST_F(TierTest, OneLoadServesAllThatWait) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  const auto other = OpenEngine(OpenRequest(), "other");
+  Settle({engine_.get(), other.get()});
+  std::optional<v1::OperationResult> first, second;
+  engine_->Send(WaitOp(keys_), &first);
+  other->Send(WaitOp(keys_), &second);
+  Move();
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  EXPECT_EQ(first->match().tokens(), 160);
+  EXPECT_EQ(second->match().tokens(), 160);
+  EXPECT_EQ(tier_->usage().counters.loaded, 10);
+}
+
+TEST_F(TierTest, ASessionThatEndsWhileItWaits) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  engine_->Die();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_NE(answer->code(), 0);
+  Move();
+  EXPECT_EQ(Blocks().leased() + Blocks().sealed() + Blocks().quarantined(), 0);
+}
+
+TEST_F(TierTest, PromotionTakesNothingThatIsHeldOrPromised) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  const std::vector<uint64_t> held = engine_->Lease(12);
+  ASSERT_EQ(held.size(), 12);
+  const v1::MatchResult match = Await(keys_);
+  EXPECT_EQ(match.tokens(), 32);
+  EXPECT_EQ(counters().no_room, 8);
+  EXPECT_EQ(Blocks().leased(), 13);
+}
+
+TEST_F(TierTest, PrefetchDoesNotWait) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  v1::Operation prefetch = MatchOp(keys_);
+  prefetch.mutable_match()->set_prefetch(true);
+  EXPECT_EQ(engine_->Do(prefetch).match().tokens(), 0);
+  Move();
+  EXPECT_EQ(engine_->Match(keys_).tokens(), 160);
+}
+
+TEST_F(TierTest, TooManyThatWaitAreAnsweredAtOnce) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  std::vector<std::optional<v1::OperationResult>> answers(Below::kMostWaits + 1);
+  for (auto& answer : answers) engine_->Send(WaitOp(keys_), &answer);
+  EXPECT_FALSE(answers[Below::kMostWaits - 1].has_value());
+  EXPECT_TRUE(answers[Below::kMostWaits].has_value());
+  EXPECT_EQ(counters().refused_waits, 1);
+  Move();
+  for (const auto& answer : answers) EXPECT_TRUE(answer.has_value());
+}
+
+TEST_F(TierTest, AWaitThatIsTooLongIsRefused) {
+  Begin();
+  v1::Operation operation = MatchOp(keys_);
+  operation.mutable_match()->set_wait_ms(60001);
+  EXPECT_THAT(engine_->Do(operation).message(),
+              testing::HasSubstr("match.wait_ms is 60001; must be 0 to 60000"));
+}
+
+}  // namespace
+}  // namespace kvpool

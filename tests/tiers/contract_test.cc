@@ -1,0 +1,158 @@
+// What tier.h says of every tier.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "server/tiers/file_tier.h"
+#include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/tier_fixture.h"
+
+namespace kvpool {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+constexpr uint64_t kCapacity = 4 << 20;
+
+struct Kind {
+  const char* name;
+  std::function<std::unique_ptr<Tier>(const std::string& folder)> open;
+};
+
+std::unique_ptr<Tier> OpenFile(const std::string& folder) {
+  auto tier = FileTier::Open({.path = folder, .capacity_bytes = kCapacity});
+  EXPECT_TRUE(tier.ok()) << tier.status();
+  return *std::move(tier);
+}
+
+class TierContract : public testing::TestWithParam<Kind> {
+ protected:
+  TierFolder folder_;
+  std::unique_ptr<Tier> tier_ = GetParam().open(folder_.path());
+};
+
+TEST_P(TierContract, WhatIsStoredIsLoaded) {
+  EXPECT_THAT(Store(tier_.get(), Numbers(20)), Each(TierResult::kDone));
+  EXPECT_THAT(Exists(tier_.get(), {0, 19, 20}), ElementsAre(true, true, false));
+  const Loaded loaded = Load(tier_.get(), Numbers(20));
+  EXPECT_EQ(loaded.right, 20);
+  EXPECT_EQ(loaded.wrong, 0);
+}
+
+TEST_P(TierContract, ABatchIsAnsweredInPart) {
+  Store(tier_.get(), {1, 3});
+  EXPECT_THAT(Load(tier_.get(), {0, 1, 2, 3}).results,
+              ElementsAre(TierResult::kMiss, TierResult::kDone, TierResult::kMiss, TierResult::kDone));
+}
+
+TEST_P(TierContract, AnEmptyBatchIsNoWork) {
+  EXPECT_THAT(Store(tier_.get(), {}), testing::IsEmpty());
+  EXPECT_THAT(Load(tier_.get(), {}).results, testing::IsEmpty());
+}
+
+TEST_P(TierContract, AnyPartOfTheKeyNamesAnotherValue) {
+  Store(tier_.get(), {1});
+  const auto differs = [&](const std::function<void(TierKey*)>& change) {
+    TierKey key = KeyOf(1);
+    change(&key);
+    TierResult answer = TierResult::kDone;
+    tier_->Load({{key, BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
+                [&](size_t, TierResult result) { answer = result; });
+    tier_->Drain();
+    bool found = true;
+    tier_->Exists({&key, 1}, {&found, 1});
+    return answer == TierResult::kMiss && !found;
+  };
+  EXPECT_TRUE(differs([](TierKey* key) { ++key->space[31]; }));
+  EXPECT_TRUE(differs([](TierKey* key) { ++key->block[31]; }));
+  EXPECT_TRUE(differs([](TierKey* key) { ++key->group; }));
+  EXPECT_TRUE(differs([](TierKey* key) { key->raw = !key->raw; }));
+}
+
+TEST_P(TierContract, AValueOfAnotherSizeIsAMiss) {
+  Store(tier_.get(), {1});
+  EXPECT_THAT(Load(tier_.get(), {1}, kValueBytes + 1).results, ElementsAre(TierResult::kMiss));
+  EXPECT_THAT(Load(tier_.get(), {1}, kValueBytes - 1).results, ElementsAre(TierResult::kMiss));
+}
+
+TEST_P(TierContract, OneKeyOneContent) {
+  Store(tier_.get(), {1});
+  EXPECT_THAT(Store(tier_.get(), {1, 1}), Each(TierResult::kDone));
+  EXPECT_EQ(tier_->usage().values, 1);
+  EXPECT_EQ(Load(tier_.get(), {1, 1, 1}).right, 3);
+}
+
+TEST_P(TierContract, ALoadPastItsDeadlineIsLate) {
+  Store(tier_.get(), {1});
+  EXPECT_THAT(Load(tier_.get(), {1}, kValueBytes, Tier::Deadline::min()).results,
+              ElementsAre(TierResult::kLate));
+  EXPECT_EQ(Load(tier_.get(), {1}).right, 1);
+}
+
+TEST_P(TierContract, ItStaysWithinItsCapacity) {
+  constexpr uint32_t kMany = 3 * kCapacity / kValueBytes;
+  uint32_t stored = 0;
+  for (const TierResult result : Store(tier_.get(), Numbers(kMany))) stored += result == TierResult::kDone;
+  EXPECT_EQ(stored, kMany);
+  const TierUsage usage = tier_->usage();
+  EXPECT_LE(usage.bytes, kCapacity);
+  EXPECT_GE(usage.bytes, kCapacity / 2);
+  EXPECT_EQ(usage.values + usage.counters.evicted, kMany);
+  const Loaded loaded = Load(tier_.get(), Numbers(kMany));
+  EXPECT_EQ(loaded.wrong, 0);
+  EXPECT_EQ(loaded.right, usage.values);
+}
+
+TEST_P(TierContract, WhatIsUsedStaysLongest) {
+  Store(tier_.get(), {0});
+  for (uint32_t i = 1; i < 2 * kCapacity / kValueBytes; ++i) {
+    Store(tier_.get(), {i});
+    ASSERT_EQ(Load(tier_.get(), {0}).right, 1) << i;
+  }
+  EXPECT_EQ(Load(tier_.get(), {1}).right, 0);
+}
+
+TEST_P(TierContract, AValueThatIsLargerThanTheTierIsRefused) {
+  EXPECT_THAT(Store(tier_.get(), {1}, kCapacity + 1), ElementsAre(TierResult::kFull));
+  EXPECT_EQ(tier_->usage().counters.full, 1);
+}
+
+TEST_P(TierContract, ASizeThatCameFirstDoesNotKeepTheRoom) {
+  Store(tier_.get(), Numbers(2 * kCapacity / kValueBytes));
+  constexpr uint64_t kLarge = 100000;
+  EXPECT_THAT(Store(tier_.get(), Numbers(20, 100000), kLarge), Each(TierResult::kDone));
+  EXPECT_GE(Load(tier_.get(), Numbers(20, 100000), kLarge).right, 15);
+}
+
+TEST_P(TierContract, ManyThreadsAtOnce) {
+  std::atomic<uint32_t> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t round = 0; round < 30; ++round) {
+        Store(tier_.get(), Numbers(40, (t % 2 * 40 + round * 20) % 1200));
+        wrong += Load(tier_.get(), Numbers(40, round * 37 % 1200)).wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(tier_->usage().waiting, 0);
+  EXPECT_EQ(tier_->usage().counters.corrupt, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
+                         testing::Values(Kind{"File", OpenFile}, Kind{"Faulty",
+                                                                      [](const std::string& folder) {
+                                                                        return std::make_unique<FaultyTier>(
+                                                                            OpenFile(folder));
+                                                                      }}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace kvpool

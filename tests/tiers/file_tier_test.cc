@@ -1,0 +1,228 @@
+// What a file tier finds in its folder, and what a disk does to it.
+#include "server/tiers/file_tier.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "server/tiers/crc32c.h"
+#include "tests/tiers/tier_fixture.h"
+
+namespace kvpool {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr uint64_t kCapacity = 4 << 20;
+
+std::unique_ptr<FileTier> Open(const TierFolder& folder, uint64_t capacity = kCapacity,
+                               FileIo* io = nullptr) {
+  auto tier = FileTier::Open({.path = folder.path(),
+                              .capacity_bytes = capacity,
+                              .io = io,
+                              .pause_after_error = std::chrono::milliseconds(0)});
+  EXPECT_TRUE(tier.ok()) << tier.status();
+  return *std::move(tier);
+}
+
+// Inverts one byte of a file.
+void Damage(const std::string& path, uint64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(at));
+  const char byte = static_cast<char>(file.get() ^ 0xff);
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(byte);
+}
+
+TEST(Crc32c, PublishedVectors) {
+  // RFC 3720, B.4.
+  EXPECT_EQ(Crc32c(std::string(32, '\0').data(), 32), 0x8a9136aau);
+  EXPECT_EQ(Crc32c(std::string(32, '\xff').data(), 32), 0x62a8ab43u);
+  std::string rising;
+  for (char c = 0; c < 32; ++c) rising.push_back(c);
+  EXPECT_EQ(Crc32c(rising.data(), 32), 0x46dd794eu);
+  EXPECT_EQ(Crc32c("123456789", 9), 0xe3069283u);
+  EXPECT_EQ(Crc32c("6789", 4, Crc32c("12345", 5)), 0xe3069283u);
+}
+
+TEST(FileTier, TheNextDaemonFindsWhatThisOneStored) {
+  TierFolder folder;
+  Store(Open(folder).get(), Numbers(50));
+  const auto again = Open(folder);
+  EXPECT_EQ(again->usage().values, 50);
+  EXPECT_EQ(Load(again.get(), Numbers(50)).right, 50);
+}
+
+TEST(FileTier, OneDaemonAtATime) {
+  TierFolder folder;
+  const auto first = Open(folder);
+  EXPECT_TRUE(
+      absl::IsAlreadyExists(FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity}).status()));
+}
+
+TEST(FileTier, RefusesACapacityBelowTheLeast) {
+  TierFolder folder;
+  EXPECT_THAT(FileTier::Open({.path = folder.path(), .capacity_bytes = 1000}).status().ToString(),
+              HasSubstr("--tier: capacity is 1000 bytes; must be at least 1048576"));
+}
+
+TEST(FileTier, ASmallerCapacityKeepsWhatWasWrittenLast) {
+  TierFolder folder;
+  const uint32_t many = kCapacity / 8192 - 40;
+  Store(Open(folder).get(), Numbers(many));
+  const auto smaller = Open(folder, kCapacity / 4);
+  EXPECT_LE(smaller->usage().bytes, kCapacity / 4);
+  EXPECT_GT(smaller->usage().values, 0);
+  EXPECT_EQ(Load(smaller.get(), {many - 1}).right, 1);
+  EXPECT_EQ(Load(smaller.get(), {0}).right, 0);
+}
+
+TEST(FileTier, EveryByteOfARecordAndOfAValueMatters) {
+  TierFolder folder;
+  Store(Open(folder).get(), {1});
+  const std::string segment = folder.Segments().at(0);
+  const uint64_t value_at =
+      std::filesystem::file_size(segment) -
+      Segment::SlotsIn(kCapacity / 16, WholePages(kValueBytes)) * WholePages(kValueBytes);
+  const auto lost = [&](uint64_t at) {
+    Damage(segment, at);
+    const auto tier = Open(folder);
+    const Loaded loaded = Load(tier.get(), {1});
+    const bool corrupt = loaded.results[0] == TierResult::kCorrupt;
+    if (corrupt) {
+      EXPECT_EQ(tier->usage().counters.corrupt, 1);
+      EXPECT_EQ(tier->usage().values, 0) << "it is found again";
+    }
+    const bool gone = loaded.right == 0 && loaded.wrong == 0;
+    Store(tier.get(), {1});
+    return gone && (corrupt == (at >= value_at));
+  };
+  for (uint64_t at = 4096; at < 4096 + 128; at += 3) EXPECT_TRUE(lost(at)) << at;
+  for (uint64_t at = value_at; at < value_at + kValueBytes; at += 501) EXPECT_TRUE(lost(at)) << at;
+  EXPECT_TRUE(lost(value_at + kValueBytes - 1));
+}
+
+TEST(FileTier, AFileOfAnotherVersionIsDropped) {
+  for (const uint64_t at : {0u, 8u, 12u, 16u, 24u}) {
+    TierFolder folder;
+    Store(Open(folder).get(), {1});
+    Damage(folder.Segments().at(0), at);
+    const auto tier = Open(folder);
+    EXPECT_EQ(tier->usage().values, 0) << at;
+    EXPECT_THAT(Store(tier.get(), {1}), Each(TierResult::kDone)) << at;
+  }
+}
+
+TEST(FileTier, AFileThatWasCutIsDropped) {
+  TierFolder folder;
+  Store(Open(folder).get(), {1});
+  std::filesystem::resize_file(folder.Segments().at(0), 6000);
+  EXPECT_EQ(Open(folder)->usage().values, 0);
+}
+
+TEST(FileTier, ARecordOfAnotherSlotIsNone) {
+  TierFolder folder;
+  Store(Open(folder).get(), {1, 2});
+  const std::string segment = folder.Segments().at(0);
+  std::fstream file(segment, std::ios::in | std::ios::out | std::ios::binary);
+  std::string record(128, '\0');
+  file.seekg(4096);
+  file.read(record.data(), 128);
+  file.seekp(4096 + 128);
+  file.write(record.data(), 128);
+  file.close();
+  const auto tier = Open(folder);
+  EXPECT_EQ(tier->usage().values, 1);
+  EXPECT_EQ(Load(tier.get(), {1, 2}).wrong, 0);
+}
+
+class BadDisk final : public FileIo {
+ public:
+  absl::Status Allocate(int fd, uint64_t bytes) override {
+    return full ? absl::ResourceExhaustedError("no space left") : FileIo::Allocate(fd, bytes);
+  }
+  absl::Status Write(int fd, const void* data, uint64_t bytes, uint64_t at) override {
+    if (full && bytes >= kTierPageBytes) return absl::ResourceExhaustedError("no space left");
+    return broken ? absl::UnavailableError("input/output error") : FileIo::Write(fd, data, bytes, at);
+  }
+  absl::Status Read(int fd, void* data, uint64_t bytes, uint64_t at) override {
+    return broken ? absl::UnavailableError("input/output error") : FileIo::Read(fd, data, bytes, at);
+  }
+  std::atomic<bool> full{false}, broken{false};
+};
+
+TEST(FileTier, ADiskThatIsFullIsNoFault) {
+  TierFolder folder;
+  BadDisk disk;
+  const auto tier = Open(folder, kCapacity, &disk);
+  disk.full = true;
+  EXPECT_THAT(Store(tier.get(), Numbers(3)), Each(TierResult::kFull));
+  disk.full = false;
+  EXPECT_THAT(Store(tier.get(), Numbers(3)), Each(TierResult::kDone));
+  disk.full = true;
+  EXPECT_THAT(Store(tier.get(), Numbers(3, 10)), Each(TierResult::kFull));
+  EXPECT_EQ(Load(tier.get(), Numbers(3)).right, 3);
+  EXPECT_EQ(tier->usage().values, 3);
+  EXPECT_EQ(tier->usage().counters.full, 6);
+}
+
+TEST(FileTier, AFolderThatOthersMayWriteToIsRefused) {
+  TierFolder folder;
+  ASSERT_EQ(chmod(folder.path().c_str(), 0770), 0);
+  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity});
+  EXPECT_TRUE(absl::IsPermissionDenied(tier.status())) << tier.status();
+}
+
+TEST(FileTier, ACopyOfAFileIsLeftAlone) {
+  TierFolder folder;
+  Store(Open(folder, kCapacity, nullptr).get(), Numbers(3));
+  const std::string copy = folder.path() + "/00.slots";
+  std::filesystem::copy(folder.path() + "/0.slots", copy);
+  const auto tier = Open(folder, kCapacity, nullptr);
+  EXPECT_EQ(Load(tier.get(), Numbers(3)).right, 3);
+  EXPECT_EQ(tier->usage().values, 3);
+  EXPECT_TRUE(std::filesystem::exists(copy));
+}
+
+TEST(FileTier, ADiskThatFailsIsAMissAndNoMore) {
+  TierFolder folder;
+  BadDisk disk;
+  const auto tier = Open(folder, kCapacity, &disk);
+  Store(tier.get(), Numbers(4));
+  disk.broken = true;
+  EXPECT_THAT(Load(tier.get(), {0, 1}).results, Each(TierResult::kFailed));
+  EXPECT_THAT(Store(tier.get(), {8, 9}), Each(TierResult::kFailed));
+  disk.broken = false;
+  EXPECT_THAT(Load(tier.get(), {2, 3}).results, Each(TierResult::kDone));
+  EXPECT_THAT(Load(tier.get(), {0, 8}).results, ElementsAre(TierResult::kMiss, TierResult::kMiss));
+  EXPECT_THAT(Store(tier.get(), {0, 8}), Each(TierResult::kDone));
+  EXPECT_EQ(tier->usage().counters.failed, 4);
+}
+
+TEST(BufferStock, BoundsWhatIsOut) {
+  BufferStock stock(3 * kTierPageBytes);
+  auto first = stock.Take(1);
+  const auto second = stock.Take(2 * kTierPageBytes);
+  EXPECT_EQ(stock.bytes_out(), 3 * kTierPageBytes);
+  EXPECT_EQ(stock.Take(1), nullptr);
+  first.reset();
+  EXPECT_NE(stock.Take(1), nullptr);
+}
+
+TEST(BufferStock, OneIsAlwaysToBeHad) {
+  BufferStock stock(kTierPageBytes);
+  const auto large = stock.Take(10 * kTierPageBytes);
+  EXPECT_NE(large, nullptr);
+  EXPECT_EQ(stock.Take(1), nullptr);
+}
+
+}  // namespace
+}  // namespace kvpool
