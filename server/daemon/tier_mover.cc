@@ -134,6 +134,11 @@ bool TierMover::Begin(Job* job) {
   return true;
 }
 
+bool TierMover::GaveUp(const Fetch& fetch, uint64_t until_ms) {
+  MutexLock lock(&mail_->mu);
+  return fetch.over && fetch.result == TierResult::kLate && fetch.until_ms < until_ms;
+}
+
 bool TierMover::AskFor(Job* job) {
   const Promotion& promotion = *job->promotion;
   std::vector<TierLoad> loads;
@@ -141,8 +146,7 @@ bool TierMover::AskFor(Job* job) {
   while (job->fetches.size() < promotion.blocks.size()) {
     const TierKey key = TierKeyOf(job->space->facts, promotion.blocks[job->fetches.size()].key);
     std::shared_ptr<Fetch> fetch = fetching_[key].lock();
-    // The tier gives up when the one that asked first does.
-    if (fetch == nullptr || fetch->until_ms < promotion.until_ms) {
+    if (fetch == nullptr || GaveUp(*fetch, promotion.until_ms)) {
       fetch = std::make_shared<Fetch>();
       fetch->until_ms = promotion.until_ms;
       fetch->buffer = up_.Take(ValueBytes(*job->space));
@@ -177,6 +181,12 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       lost = job->fetches[end]->result != TierResult::kDone;
       if (!lost) ++end;
     }
+  }
+  if (lost && GaveUp(*job->fetches[end], job->promotion->until_ms)) {
+    // Whoever asked first had less time: it is asked for again.
+    job->fetches.resize(end);
+    lost = false;
+    *moved = true;
   }
   if (end == job->next && !lost) return true;
   std::vector<Placed> placed(end - job->next);

@@ -88,6 +88,8 @@ class TierMover {
   // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held.
   static BlockRef Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu);
+  // The tier gave up on it, as the one who asked had less time than until `until_ms`.
+  bool GaveUp(const Fetch& fetch, uint64_t until_ms);
   // True: some were asked for.
   bool AskFor(Job* job);
   // Brings up what has come, as far as it is the next of its chain. False: nothing more comes of this job.

@@ -248,14 +248,38 @@ TEST_F(TierTest, OneLoadServesAllThatWait) {
   PushOut();
   const auto other = OpenEngine(OpenRequest(), "other");
   Settle({engine_.get(), other.get()});
+  tier_->hangs = true;  // Both have asked before anything comes.
   std::optional<v1::OperationResult> first, second;
   engine_->Send(WaitOp(keys_), &first);
+  clock_.Advance(1);
   other->Send(WaitOp(keys_), &second);
+  daemon_->MoveTierOnce();
   Move();
   ASSERT_TRUE(first.has_value() && second.has_value());
   EXPECT_EQ(first->match().tokens(), 160);
   EXPECT_EQ(second->match().tokens(), 160);
   EXPECT_EQ(tier_->usage().counters.loaded, 10);
+}
+
+TEST_F(TierTest, ALoadThatWasLateForAnotherIsAskedForAgain) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  const auto other = OpenEngine(OpenRequest(), "other");
+  Settle({engine_.get(), other.get()});
+  tier_->hangs = true;
+  tier_->loads_fail = TierResult::kLate;  // Of every second value.
+  std::optional<v1::OperationResult> first, second;
+  engine_->Send(WaitOp(keys_), &first);
+  clock_.Advance(1);
+  other->Send(WaitOp(keys_), &second);
+  daemon_->MoveTierOnce();
+  tier_->loads_fail = TierResult::kDone;
+  Move();
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  EXPECT_EQ(first->match().tokens(), 16);
+  EXPECT_EQ(second->match().tokens(), 160);
 }
 
 TEST_F(TierTest, ASessionThatEndsWhileItWaits) {
