@@ -113,6 +113,7 @@ class GrpcServer::Rep {
   grpc::health::v1::Health::AsyncService health_service_;
   grpc::reflection::v1alpha::ServerReflection::AsyncService reflection_service_;
   RefusalLog refusals_{"operator call refused"};
+  RefusalLog refused_verbs_{"verb refused"};
   std::optional<Connections> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<RpcQueue>> queues_;
@@ -149,7 +150,10 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
                                                ": cannot serve there with this certificate, key and CA"));
   }
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
-    AcceptEngineCalls(Site(&engine_service_, queue.get()), daemon_, openings_.get(), large_calls_.get());
+    AcceptEngineCalls(Site(&engine_service_, queue.get()), {.daemon = daemon_,
+                                                            .openings = openings_.get(),
+                                                            .large_calls = large_calls_.get(),
+                                                            .refusals = &refused_verbs_});
     AcceptOperatorCalls(Site(&operator_service_, queue.get()), daemon_, &health_, operators_.get(),
                         &refusals_);
     AcceptHealthCalls(Site(&health_service_, queue.get()), &health_);

@@ -83,8 +83,7 @@ void AddOperatorCall(
 
 // The unary form of a Step operation: the same handler, under the call's sequence.
 template <typename Request, typename Verb, typename Result>
-void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* large_calls,
-             const std::string& name,
+void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const std::string& name,
              std::type_identity_t<typename UnaryMethod<EngineService, Request, Result>::Accept> accept,
              Verb* (Request::*of_request)(), Verb* (v1::Operation::*of_operation)(),
              const Result& (v1::OperationResult::*of_result)() const) {
@@ -99,77 +98,76 @@ void AddVerb(const RpcSite<EngineService>& site, Daemon* daemon, CallWorkers* la
           done(absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
         };
         const absl::StatusOr<std::shared_ptr<Member>> member =
-            daemon->FindMember(request->call().member_token());
+            host.daemon->FindMember(request->call().member_token());
         if (!member.ok()) return done(member.status());
-        if (const absl::Status owner = CheckOwner(caller.peer, **member); !owner.ok()) return done(owner);
+        if (const absl::Status owner = CheckOwner(caller.peer, **member); !owner.ok()) {
+          host.refusals->Add(caller.peer, name, owner);
+          return done(owner);
+        }
         const bool large = CountNames(operation) > kLargeCallNames;
         if (!large && (*member)->session->large_calls == 0) {
-          return daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
+          return host.daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
         }
         // A large call, or one that would wait for another of its session's.
         auto moved = std::make_shared<v1::Operation>(std::move(operation));
         const auto apply = [=, member = *member] {
           member->session->large_calls += large ? 1 : 0;
-          daemon->ApplyUnary(request->call(), std::move(*moved), answer);
+          host.daemon->ApplyUnary(request->call(), std::move(*moved), answer);
           member->session->large_calls -= large ? 1 : 0;
         };
         const uint64_t session = LargeCallOwner(**member);
-        if (const size_t waiting = large_calls->waiting(session); waiting >= kMostWaitingUnaryCalls) {
+        if (const size_t waiting = host.large_calls->waiting(session); waiting >= kMostWaitingUnaryCalls) {
           return done(absl::ResourceExhaustedError(
               absl::StrCat(name, ": ", waiting, " unary calls of session ", (*member)->session->terms.id,
                            " wait for a large one already; limit ", kMostWaitingUnaryCalls,
                            "; nothing was applied: call again, with the same sequence")));
         }
-        if (!large_calls->Start({.bytes = moved->ByteSizeLong(), .owner = session}, apply).ok()) apply();
+        if (!host.large_calls->Start({.bytes = moved->ByteSizeLong(), .owner = session}, apply).ok()) apply();
       });
 }
 
 }  // namespace
 
-void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
-                       CallWorkers* large_calls) {
+void AcceptEngineCalls(const RpcSite<EngineService>& site, const EngineHost& host) {
   using E = EngineService;
   using O = v1::Operation;
   using R = v1::OperationResult;
-  AddOpening(site, openings, "OpenSession", &E::RequestOpenSession, &Openings::OpenSession);
-  AddOpening(site, openings, "AddMember", &E::RequestAddMember, &Openings::AddMember);
-  AddVerb(site, daemon, large_calls, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease,
-          &O::mutable_lease, &R::lease);
-  AddVerb(site, daemon, large_calls, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal,
-          &O::mutable_seal, &R::seal);
-  AddVerb(site, daemon, large_calls, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match,
-          &O::mutable_match, &R::match);
-  AddVerb(site, daemon, large_calls, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release,
+  AddOpening(site, host.openings, "OpenSession", &E::RequestOpenSession, &Openings::OpenSession);
+  AddOpening(site, host.openings, "AddMember", &E::RequestAddMember, &Openings::AddMember);
+  AddVerb(site, host, "Lease", &E::RequestLease, &v1::LeaseRequest::mutable_lease, &O::mutable_lease,
+          &R::lease);
+  AddVerb(site, host, "Seal", &E::RequestSeal, &v1::SealRequest::mutable_seal, &O::mutable_seal, &R::seal);
+  AddVerb(site, host, "Match", &E::RequestMatch, &v1::MatchRequest::mutable_match, &O::mutable_match,
+          &R::match);
+  AddVerb(site, host, "Release", &E::RequestRelease, &v1::ReleaseRequest::mutable_release,
           &O::mutable_release, &R::release);
-  AddVerb(site, daemon, large_calls, "Ref", &E::RequestRef, &v1::RefRequest::mutable_ref, &O::mutable_ref,
-          &R::ref);
-  AddVerb(site, daemon, large_calls, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch,
-          &O::mutable_touch, &R::touch);
-  AddVerb(site, daemon, large_calls, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence,
-          &O::mutable_fence, &R::fence);
-  AddVerb(site, daemon, large_calls, "Pin", &E::RequestPin, &v1::PinRequest::mutable_pin, &O::mutable_pin,
-          &R::pin);
-  AddVerb(site, daemon, large_calls, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin,
-          &O::mutable_unpin, &R::unpin);
-  AddVerb(site, daemon, large_calls, "SetRetention", &E::RequestSetRetention,
+  AddVerb(site, host, "Ref", &E::RequestRef, &v1::RefRequest::mutable_ref, &O::mutable_ref, &R::ref);
+  AddVerb(site, host, "Touch", &E::RequestTouch, &v1::TouchRequest::mutable_touch, &O::mutable_touch,
+          &R::touch);
+  AddVerb(site, host, "Fence", &E::RequestFence, &v1::FenceRequest::mutable_fence, &O::mutable_fence,
+          &R::fence);
+  AddVerb(site, host, "Pin", &E::RequestPin, &v1::PinRequest::mutable_pin, &O::mutable_pin, &R::pin);
+  AddVerb(site, host, "Unpin", &E::RequestUnpin, &v1::UnpinRequest::mutable_unpin, &O::mutable_unpin,
+          &R::unpin);
+  AddVerb(site, host, "SetRetention", &E::RequestSetRetention,
           &v1::SetRetentionRequest::mutable_set_retention, &O::mutable_set_retention, &R::set_retention);
-  AddVerb(site, daemon, large_calls, "WarmupDone", &E::RequestWarmupDone,
-          &v1::WarmupDoneRequest::mutable_warmup_done, &O::mutable_warmup_done, &R::warmup_done);
-  AddVerb(site, daemon, large_calls, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score,
-          &O::mutable_score, &R::score);
-  AddVerb(site, daemon, large_calls, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune,
-          &O::mutable_prune, &R::prune);
-  AddVerb(site, daemon, large_calls, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,
+  AddVerb(site, host, "WarmupDone", &E::RequestWarmupDone, &v1::WarmupDoneRequest::mutable_warmup_done,
+          &O::mutable_warmup_done, &R::warmup_done);
+  AddVerb(site, host, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score, &O::mutable_score,
+          &R::score);
+  AddVerb(site, host, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune, &O::mutable_prune,
+          &R::prune);
+  AddVerb(site, host, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,
           &O::mutable_compact, &R::compact);
-  AddVerb(site, daemon, large_calls, "PlanBudgets", &E::RequestPlanBudgets,
-          &v1::PlanBudgetsRequest::mutable_plan_budgets, &O::mutable_plan_budgets, &R::plan_budgets);
-  AddVerb(site, daemon, large_calls, "PutEpisode", &E::RequestPutEpisode,
-          &v1::PutEpisodeRequest::mutable_put_episode, &O::mutable_put_episode, &R::put_episode);
-  AddVerb(site, daemon, large_calls, "ChooseEpisode", &E::RequestChooseEpisode,
+  AddVerb(site, host, "PlanBudgets", &E::RequestPlanBudgets, &v1::PlanBudgetsRequest::mutable_plan_budgets,
+          &O::mutable_plan_budgets, &R::plan_budgets);
+  AddVerb(site, host, "PutEpisode", &E::RequestPutEpisode, &v1::PutEpisodeRequest::mutable_put_episode,
+          &O::mutable_put_episode, &R::put_episode);
+  AddVerb(site, host, "ChooseEpisode", &E::RequestChooseEpisode,
           &v1::ChooseEpisodeRequest::mutable_choose_episode, &O::mutable_choose_episode, &R::choose_episode);
-  AddVerb(site, daemon, large_calls, "CloseSession", &E::RequestCloseSession,
+  AddVerb(site, host, "CloseSession", &E::RequestCloseSession,
           &v1::CloseSessionRequest::mutable_close_session, &O::mutable_close_session, &R::close_session);
-  AcceptStepCalls(site, daemon, openings, large_calls);
+  AcceptStepCalls(site, host);
 }
 
 void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health,

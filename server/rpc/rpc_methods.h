@@ -14,8 +14,7 @@
 namespace kvpool {
 
 // Both accept calls on the site's queue, for as long as it runs, and run verbs there.
-void AcceptEngineCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
-                       CallWorkers* large_calls);
+void AcceptEngineCalls(const RpcSite<EngineService>& site, const EngineHost& host);
 // The calls themselves run on `workers`. While the daemon drains, `health` says that it is not serving. Those who lack the
 // role are in `refusals`.
 void AcceptOperatorCalls(const RpcSite<v1::Operator::AsyncService>& site, Daemon* daemon, HealthState* health,

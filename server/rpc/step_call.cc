@@ -28,9 +28,7 @@ constexpr int kMaxKeptResults = 128;
 struct StepMethod {
   RpcSite<EngineService> site;
   MethodStats* stats;
-  Daemon* daemon;
-  Openings* openings;
-  CallWorkers* large_calls;
+  EngineHost host;
 };
 
 // Brings the end of what another thread carries out to the stream's queue.
@@ -192,10 +190,11 @@ bool StepCall::HandleElsewhere(bool large) {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
-  const absl::Status started = method_.large_calls->Start(
+  const absl::Status started = method_.host.large_calls->Start(
       {.bytes = reader_.request().ByteSizeLong(), .owner = LargeCallOwner(*member_)}, [this, end, large] {
         member_->session->large_calls += large ? 1 : 0;
-        follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
+        follow_up_ =
+            method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
         member_->session->large_calls -= large ? 1 : 0;
         end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
       });
@@ -222,7 +221,7 @@ void StepCall::Answer() {
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
-  if (std::exchange(follow_up_, false)) method_.daemon->FollowUp(member_);
+  if (std::exchange(follow_up_, false)) method_.host.daemon->FollowUp(member_);
   reader_.Renew();
   RenewResponse();
 }
@@ -258,7 +257,7 @@ void StepCall::OnOver(bool ok) {
 void StepCall::Handle() {
   response_.mutable_results()->Swap(&left_);
   listener_->BeginVerb();
-  follow_up_ = method_.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
+  follow_up_ = method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
   if (listener_->EndVerb()) pending_ = true;
 }
 
@@ -270,11 +269,11 @@ void StepCall::OpenMember() {
     end->Tell(std::move(status), method_.site.queue, &opened_tag_);
   };
   if (operation.has_open_session()) {
-    method_.openings->OpenSession(caller_, &operation.open_session(), result->mutable_open_session(),
-                                  std::move(done));
+    method_.host.openings->OpenSession(caller_, &operation.open_session(), result->mutable_open_session(),
+                                       std::move(done));
   } else {
-    method_.openings->AddMember(caller_, &operation.add_member(), result->mutable_add_member(),
-                                std::move(done));
+    method_.host.openings->AddMember(caller_, &operation.add_member(), result->mutable_add_member(),
+                                     std::move(done));
   }
 }
 
@@ -284,7 +283,7 @@ void StepCall::OnOpened(bool ok) {
   const std::string token =
       result.has_open_session() ? result.open_session().member_token() : result.add_member().member_token();
   if (ending_) {
-    if (status.ok()) method_.openings->OnUndelivered(token);
+    if (status.ok()) method_.host.openings->OnUndelivered(token);
     return DeleteIfDone();
   }
   if (status.ok()) status = Bind(token);
@@ -299,14 +298,17 @@ void StepCall::OnOpened(bool ok) {
 }
 
 absl::Status StepCall::Bind(const std::string& token) {
-  absl::StatusOr<std::shared_ptr<Member>> member = method_.daemon->FindMember(token);
+  absl::StatusOr<std::shared_ptr<Member>> member = method_.host.daemon->FindMember(token);
   if (!member.ok()) return member.status();
-  RETURN_IF_ERROR(CheckOwner(caller_.peer, **member));
+  if (absl::Status owner = CheckOwner(caller_.peer, **member); !owner.ok()) {
+    method_.host.refusals->Add(caller_.peer, "Step", owner);
+    return owner;
+  }
   member_ = std::move(*member);
   token_ = token;
   listener_ = std::make_shared<StepListener>(method_.site.queue, &wake_tag_);
   listener_->BeginVerb();
-  method_.daemon->BindStream(member_, listener_);
+  method_.host.daemon->BindStream(member_, listener_);
   listener_->EndVerb();
   pending_ = true;  // Notices may have come up while the member had no stream.
   return absl::OkStatus();
@@ -332,7 +334,7 @@ void StepCall::Pump() {
   if (finishing_) return;
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr) {
     // Notices that do not fit into one response are asked for again when it has been written.
-    pending_ = method_.daemon->TakePending(member_, &response_);
+    pending_ = method_.host.daemon->TakePending(member_, &response_);
     if (pending_) Reply();
     response_ = v1::StepResponse();
   }
@@ -372,14 +374,14 @@ void StepCall::MarkEnding(const absl::Status& status) {
     replies_.clear();
   }
   if (listener_ != nullptr) {
-    method_.daemon->UnbindStream(member_, listener_.get());
+    method_.host.daemon->UnbindStream(member_, listener_.get());
     waking_ = listener_->Shut();
   }
 }
 
 void StepCall::DeleteIfDone() {
   if (!finished_ || !over_ || reading_ || writing_ || waking_ || elsewhere_ != nullptr) return;
-  if (undelivered_ > 0) method_.openings->OnUndelivered(token_);
+  if (undelivered_ > 0) method_.host.openings->OnUndelivered(token_);
   method_.site.queue->End(this);
   delete this;
 }
@@ -388,13 +390,8 @@ void StepCall::DeleteIfDone() {
 
 uint64_t LargeCallOwner(const Member& member) { return reinterpret_cast<uintptr_t>(member.session); }
 
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
-                     CallWorkers* large_calls) {
-  StepCall::Accept({.site = site,
-                    .stats = site.stats->Add("Step"),
-                    .daemon = daemon,
-                    .openings = openings,
-                    .large_calls = large_calls});
+void AcceptStepCalls(const RpcSite<EngineService>& site, const EngineHost& host) {
+  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .host = host});
 }
 
 }  // namespace kvpool

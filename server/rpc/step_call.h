@@ -16,6 +16,7 @@
 #define KVPOOL_SERVER_RPC_STEP_CALL_H_
 
 #include "kvpool/v1/engine.grpc.pb.h"
+#include "server/access/refusal_log.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/openings.h"
@@ -33,9 +34,16 @@ uint64_t LargeCallOwner(const Member& member);
 // Step carries bytes here: an answer is serialised once, for the wire and for the repetition of a batch.
 using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
 
+// What calls of engines are carried out with. All of it outlives the calls.
+struct EngineHost {
+  Daemon* daemon;
+  Openings* openings;
+  CallWorkers* large_calls;
+  RefusalLog* refusals;  // Of those who came with the token of another user's session.
+};
+
 // Serves Step calls on the site's queue, for as long as it runs.
-void AcceptStepCalls(const RpcSite<EngineService>& site, Daemon* daemon, Openings* openings,
-                     CallWorkers* large_calls);
+void AcceptStepCalls(const RpcSite<EngineService>& site, const EngineHost& host);
 
 }  // namespace kvpool
 

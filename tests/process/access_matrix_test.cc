@@ -77,6 +77,14 @@ const std::map<std::string, Need>& Needs() {
   return *needs;
 }
 
+// A peer that is attached, as AttachServer would have it, without a socket.
+class NobodysPeer final : public AttachPeer {
+ public:
+  void Send(const v1::AttachFrame&, UniqueFd) override {}
+  void Close(const std::string&) override {}
+  void Bound() override {}
+};
+
 class AccessMatrixTest : public testing::Test {
  protected:
   void SetUp() override { Start({}); }
@@ -109,6 +117,18 @@ class AccessMatrixTest : public testing::Test {
     channel_ = ConnectTo("unix:" + socket());
   }
   std::string socket() const { return directory_.path() + "/socket"; }
+
+  // The token of a session that this user opened.
+  std::string OpenedBy(uint32_t uid) {
+    const auto welcome = daemon_->OnAttached(std::make_shared<NobodysPeer>(),
+                                             {.pid = 1, .uid = uid, .gid = uid}, v1::AttachHello());
+    EXPECT_TRUE(welcome.ok()) << welcome.status();
+    v1::OpenSessionResult opened;
+    const absl::Status status =
+        daemon_->OpenSession(SmallSession(welcome->frame.welcome().attach_token()), &opened);
+    EXPECT_TRUE(status.ok()) << status;
+    return opened.member_token();
+  }
 
   // The methods of all services that the server lists.
   std::vector<const pb::MethodDescriptor*> Methods() {
@@ -250,26 +270,8 @@ TEST_F(AccessMatrixTest, ByCgroup) {
   CheckAll(channel_, "cgroup = " + cgroup, /*local=*/true);
 }
 
-// A peer that is attached, as AttachServer would have it, without a socket.
-class NobodysPeer final : public AttachPeer {
- public:
-  void Send(const v1::AttachFrame&, UniqueFd) override {}
-  void Close(const std::string&) override {}
-  void Bound() override {}
-};
-
 TEST_F(AccessMatrixTest, ATokenServesTheUidThatOpenedItsSession) {
-  const auto open = [&](uint32_t uid) {
-    const auto welcome = daemon_->OnAttached(std::make_shared<NobodysPeer>(),
-                                             {.pid = 1, .uid = uid, .gid = uid}, v1::AttachHello());
-    EXPECT_TRUE(welcome.ok()) << welcome.status();
-    v1::OpenSessionResult opened;
-    const absl::Status status =
-        daemon_->OpenSession(SmallSession(welcome->frame.welcome().attach_token()), &opened);
-    EXPECT_TRUE(status.ok()) << status;
-    return opened.member_token();
-  };
-  const std::string own = open(geteuid()), foreign = open(4242);
+  const std::string own = OpenedBy(geteuid()), foreign = OpenedBy(4242);
   // Whatever the rules say by now: what is open can give back.
   for (const std::string& rules :
        {std::string(kOpenAccess), std::string("[a]\nuid = 4242\nrole = operator\n")}) {
@@ -326,15 +328,28 @@ TEST_F(AccessMatrixTest, AnAttachTokenServesTheUidThatConnected) {
 TEST_F(AccessMatrixTest, RefusalsAreCountedAndAuditedButNotAll) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
+  const std::string foreign = OpenedBy(4242);
   access_->Replace(MakePolicy("[a]\nuid = *\nrole = observer\n"));
   SetLog({.level = LogLevel::kError, .fd = ends[1]});
   const auto operators = v1::Operator::NewStub(channel_);
+  const auto engines = v1::Engine::NewStub(channel_);
   for (int i = 0; i < 20; ++i) {
     grpc::ClientContext context;
     v1::EvictResponse response;
     EXPECT_EQ(operators->Evict(&context, v1::EvictRequest(), &response).error_code(),
               grpc::StatusCode::PERMISSION_DENIED);
     EXPECT_FALSE(RawEngine::Attach(socket()).ok());
+    grpc::ClientContext match_context, step_context;
+    v1::MatchRequest match;
+    v1::MatchResult matched;
+    match.mutable_call()->set_member_token(foreign);
+    EXPECT_EQ(engines->Match(&match_context, match, &matched).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED);
+    const auto stream = engines->Step(&step_context);
+    v1::StepRequest batch;
+    batch.set_member_token(foreign);
+    stream->Write(batch);
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
   }
   EXPECT_EQ(stats_.Snapshot().methods["Evict"].errors["PERMISSION_DENIED"], 20u);
   EXPECT_EQ(attach_->Stats().refused["access"], 20u);
@@ -356,6 +371,14 @@ TEST_F(AccessMatrixTest, RefusalsAreCountedAndAuditedButNotAll) {
                                "Evict needs the role operator, which uid ")),
             5)
       << log.str();
+  // Of all verbs together.
+  EXPECT_EQ(count("I verb refused category=audit method="), 5) << log.str();
+  for (const char* const method : {"Match", "Step"}) {
+    EXPECT_GE(count(absl::StrCat("I verb refused category=audit method=", method, who,
+                                 "member_token is of session ")),
+              2)
+        << log.str();
+  }
   EXPECT_EQ(count(absl::StrCat("I attach refused category=audit method=attach", who,
                                "the attach socket needs the role engine, which uid ")),
             5)

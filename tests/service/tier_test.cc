@@ -18,7 +18,8 @@ namespace {
 
 class TierTest : public ServiceTest {
  protected:
-  static constexpr uint64_t kWaitMs = 60000;  // The tier counts by the real clock.
+  // The tier counts by the real clock, and a busy machine may stall for seconds.
+  static constexpr uint64_t kWaitMs = 60000;
 
   // A daemon on the folder, of one slab: 15 blocks, one of which is the engine's sink.
   void Begin(TierWrite write = TierWrite::kEvict, uint32_t slabs = 1) {
