@@ -437,6 +437,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   if (!below.on() || !session->ready || session->warming_up() > 0) return false;
   if (operation.ByteSizeLong() > Below::kMostWaitBytes || !CheckRoom(*member, operation, 0).ok())
     return false;
+  turn.Worked(Below::kMostLooked + CountNames(operation));
   const std::optional<uint64_t> tokens = verbs_.ResidentTokens(turn, *session, match);
   if (!tokens.has_value()) return false;
   Below::Found found = below.Look(match, *tokens);

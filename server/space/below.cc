@@ -82,7 +82,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
 
 Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) const {
   Found found = Look(match, answer->tokens());
-  if (found.tokens == answer->tokens()) return found;
+  if (found.blocks.empty()) return found;
   answer->set_below_tokens(found.tokens - answer->tokens());
   answer->set_below(std::string(tier_->name()));
   return found;

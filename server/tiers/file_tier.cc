@@ -84,7 +84,7 @@ FileTier::FileTier(const Options& options, FileLock lock)
 FileTier::~FileTier() {
   Drain();
   {
-    MutexLock lock(&mu_);
+    MutexLock lock(&queue_mu_);
     stopping_ = true;
     work_.SignalAll();
   }
@@ -198,7 +198,7 @@ void FileTier::Store(std::vector<TierStore> stores, Done done) {
 void FileTier::Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) {
   std::vector<Task> refused;
   {
-    MutexLock lock(&mu_);
+    MutexLock lock(&queue_mu_);
     for (Task& task : tasks) {
       if (loads_.size() + stores_.size() < kMostWaiting) {
         queue->push_back(std::move(task));
@@ -213,17 +213,21 @@ void FileTier::Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) {
 }
 
 void FileTier::Drain() {
-  MutexLock lock(&mu_);
-  while (!loads_.empty() || !stores_.empty() || running_ > 0) idle_.Wait(&mu_);
+  MutexLock lock(&queue_mu_);
+  while (!loads_.empty() || !stores_.empty() || running_ > 0) idle_.Wait(&queue_mu_);
 }
 
 TierUsage FileTier::usage() {
-  MutexLock lock(&mu_);
-  return {.values = found_.size(),
-          .bytes = value_bytes_,
-          .capacity_bytes = capacity_bytes_,
-          .waiting = loads_.size() + stores_.size() + running_,
-          .counters = counters_};
+  TierUsage usage{.bytes = value_bytes_, .capacity_bytes = capacity_bytes_};
+  {
+    MutexLock lock(&known_mu_);
+    usage.values = known_.size();
+  }
+  MutexLock lock(&queue_mu_);
+  usage.waiting = loads_.size() + stores_.size() + running_;
+  usage.counters = counters_;
+  usage.counters.evicted = evicted_;
+  return usage;
 }
 
 // ------------------------------------------------------------------------------------------------ the threads
@@ -232,8 +236,8 @@ void FileTier::Work() {
   while (true) {
     Task task;
     {
-      MutexLock lock(&mu_);
-      while (loads_.empty() && stores_.empty() && !stopping_) work_.Wait(&mu_);
+      MutexLock lock(&queue_mu_);
+      while (loads_.empty() && stores_.empty() && !stopping_) work_.Wait(&queue_mu_);
       if (loads_.empty() && stores_.empty()) return;
       std::deque<Task>& queue = loads_.empty() ? stores_ : loads_;
       task = std::move(queue.front());
@@ -244,12 +248,12 @@ void FileTier::Work() {
     const TierResult result = load ? RunLoad(task) : RunStore(task);
     const uint64_t bytes = load ? task.load.into->bytes() : task.store.value->bytes();
     {
-      MutexLock lock(&mu_);
+      MutexLock lock(&queue_mu_);
       Count(result, bytes, load);
     }
     (*task.done)(task.index, result);
     task = Task();
-    MutexLock lock(&mu_);
+    MutexLock lock(&queue_mu_);
     if (--running_ == 0 && loads_.empty() && stores_.empty()) idle_.SignalAll();
   }
 }
@@ -309,6 +313,7 @@ TierResult FileTier::RunLoad(const Task& task) {
 
 TierResult FileTier::RunStore(const Task& task) {
   const TierBuffer& buffer = *task.store.value;
+  if (buffer.bytes() > kMostValueBytes) return TierResult::kFull;
   Segment::Record record{.key = task.store.key,
                          .bytes = static_cast<uint32_t>(buffer.bytes()),
                          .crc = Crc32c(buffer.data(), buffer.bytes())};
@@ -344,7 +349,12 @@ TierResult FileTier::RunStore(const Task& task) {
   }
   if (!std::exchange(said_error_, true))
     LogWarning("tier can't be written", {{"tier", name()}, {"error", written}});
+  File* const file = value->file;
   Drop(value);
+  // The next value does not go to the same sectors.
+  file->failed.push_back(file->free.back());
+  file->free.pop_back();
+  failed_again_ = std::chrono::steady_clock::now() + pause_after_error_;
   return absl::IsResourceExhausted(written) ? TierResult::kFull : TierResult::kFailed;
 }
 
@@ -381,7 +391,17 @@ void FileTier::Drop(Place value) {
 }
 
 FileTier::File* FileTier::TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::Status* error) {
+  // Nobody's file gives way to what can't be had with all of them gone.
+  if (Segment::FileBytes(slot_bytes, Segment::SlotsIn(segment_bytes_, slot_bytes)) > capacity_bytes_) {
+    return nullptr;
+  }
   Size& size = sizes_[slot_bytes];
+  if (std::chrono::steady_clock::now() >= failed_again_) {
+    for (File* const file : size.files) {
+      file->free.insert(file->free.end(), file->failed.begin(), file->failed.end());
+      file->failed.clear();
+    }
+  }
   const auto take = [&](File* file) {
     *slot = file->free.back();
     file->free.pop_back();
@@ -396,30 +416,37 @@ FileTier::File* FileTier::TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::St
   });
   // Nothing of this size is there, or all of it was used since a file of another size was.
   const uint64_t before = oldest == size.values.end() ? UINT64_MAX : oldest->used;
-  if (std::chrono::steady_clock::now() >= make_again_ && TakeColdFile(slot_bytes, before)) {
+  // A disk that fails gets no file of this size, whatever is given up for it; one that is full has room for as much.
+  for (bool again = error->ok() || absl::IsResourceExhausted(*error);
+       again && TakeColdFile(slot_bytes, before); again = error->ok()) {
+    *error = absl::OkStatus();
     if (File* const made = MakeFile(slot_bytes, error)) return take(made);
   }
   if (oldest == size.values.end()) return nullptr;
   File* const file = oldest->file;
   Drop(oldest);
-  ++counters_.evicted;
+  ++evicted_;
   return take(file);
 }
 
 FileTier::File* FileTier::MakeFile(uint64_t slot_bytes, absl::Status* error) {
   const uint32_t slots = Segment::SlotsIn(segment_bytes_, slot_bytes);
-  if (Segment::FileBytes(slot_bytes, slots) > capacity_bytes_ - std::min(file_bytes_, capacity_bytes_)) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool paused = now < make_again_;
+  if (paused && room_bytes_ == 0) {
+    *error = absl::UnavailableError("the disk failed a moment ago");
     return nullptr;
   }
-  const auto now = std::chrono::steady_clock::now();
-  if (now < make_again_) return nullptr;
+  const uint64_t room = paused ? room_bytes_ : capacity_bytes_;
+  if (Segment::FileBytes(slot_bytes, slots) > room - std::min(file_bytes_, room)) return nullptr;
   const uint64_t number = files_.empty() ? 0 : files_.rbegin()->first + 1;
   absl::StatusOr<std::unique_ptr<Segment>> segment =
       Segment::Make(io_, PathOf(path_, number), slot_bytes, slots);
   if (!segment.ok()) {
     *error = segment.status();
-    // A full disk is not asked for another file with each value, under the mutex.
+    // A disk that is full is not asked for more with each value; in place of a file that goes it takes another.
     make_again_ = now + pause_after_error_;
+    room_bytes_ = absl::IsResourceExhausted(*error) ? file_bytes_ : 0;
     if (!std::exchange(said_error_, true))
       LogWarning("tier can't grow", {{"tier", name()}, {"error", *error}});
     return nullptr;
@@ -448,7 +475,7 @@ void FileTier::RemoveFile(File* file) {
     }
     Forget(value->record.key);
     value_bytes_ -= value->record.bytes;
-    ++counters_.evicted;
+    ++evicted_;
     value = size.values.erase(value);
   }
   std::erase(size.files, file);

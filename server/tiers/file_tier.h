@@ -12,6 +12,8 @@
 #ifndef KVPOOL_SERVER_TIERS_FILE_TIER_H_
 #define KVPOOL_SERVER_TIERS_FILE_TIER_H_
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -46,6 +48,7 @@ class FileTier final : public Tier {
   static constexpr uint64_t kLeastCapacityBytes = 1 << 20;
   // Values that may wait for a thread. The buffers that they come in have a bound in bytes besides.
   static constexpr size_t kMostWaiting = 16384;
+  static constexpr uint64_t kMostValueBytes = UINT32_MAX;  // A record's size has 32 bits.
 
   // Makes the folder if there is none, and takes up what an earlier daemon left in it. ALREADY_EXISTS: another daemon has
   // it. Errors begin with the flag's name.
@@ -53,12 +56,14 @@ class FileTier final : public Tier {
   ~FileTier() override;
 
   std::string_view name() const override { return "file"; }
+  uint64_t most_value_bytes() const override { return std::min(capacity_bytes_, kMostValueBytes); }
   std::string describe() const override;
   void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override ABSL_LOCKS_EXCLUDED(known_mu_);
-  void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
-  void Drain() override ABSL_LOCKS_EXCLUDED(mu_);
-  TierUsage usage() override ABSL_LOCKS_EXCLUDED(mu_);
+  void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override
+      ABSL_LOCKS_EXCLUDED(queue_mu_);
+  void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(queue_mu_);
+  void Drain() override ABSL_LOCKS_EXCLUDED(queue_mu_);
+  TierUsage usage() override ABSL_LOCKS_EXCLUDED(queue_mu_, known_mu_);
 
  private:
   // One file, and what is free in it.
@@ -68,6 +73,7 @@ class FileTier final : public Tier {
     uint64_t used = 0;  // The time of the last use of a value in it.
     uint32_t busy = 0;  // So many of its slots are read or written at this moment.
     std::vector<uint32_t> free;
+    std::vector<uint32_t> failed;  // Free ones that could not be written.
   };
   struct Value {
     Segment::Record record;
@@ -96,8 +102,8 @@ class FileTier final : public Tier {
   absl::Status Recover() ABSL_LOCKS_EXCLUDED(mu_);
   void Adopt(std::unique_ptr<Segment> segment, uint64_t number, const std::vector<Segment::Filled>& filled)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) ABSL_LOCKS_EXCLUDED(mu_);
-  void Work() ABSL_LOCKS_EXCLUDED(mu_);
+  void Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) ABSL_LOCKS_EXCLUDED(queue_mu_);
+  void Work() ABSL_LOCKS_EXCLUDED(mu_, queue_mu_);
   TierResult RunLoad(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   TierResult RunStore(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   void Use(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -111,7 +117,7 @@ class FileTier final : public Tier {
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
-  void Count(TierResult result, uint64_t bytes, bool load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Count(TierResult result, uint64_t bytes, bool load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
 
   const std::string path_;
   const uint64_t capacity_bytes_;
@@ -122,25 +128,29 @@ class FileTier final : public Tier {
   const FileLock lock_;
   const bool direct_;
 
-  // Files are made and removed, and records emptied, under mu_. Nothing touches the disk under known_mu_: whoever asks what
-  // there is waits for no write.
+  // Files are made and removed, and records emptied, under mu_, which only its own threads take. Nothing touches the disk under
+  // the other two: whoever asks what there is, or gives it work, does not wait for a disk.
   Mutex mu_;
   Mutex known_mu_ ABSL_ACQUIRED_AFTER(mu_);
+  Mutex queue_mu_;
   absl::flat_hash_set<TierKey> known_ ABSL_GUARDED_BY(known_mu_);  // The values that may be loaded.
   CondVar work_, idle_;
-  std::deque<Task> loads_ ABSL_GUARDED_BY(mu_), stores_ ABSL_GUARDED_BY(mu_);  // Loads go first.
-  size_t running_ ABSL_GUARDED_BY(mu_) = 0;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<Task> loads_ ABSL_GUARDED_BY(queue_mu_), stores_ ABSL_GUARDED_BY(queue_mu_);  // Loads go first.
+  size_t running_ ABSL_GUARDED_BY(queue_mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
+  TierCounters counters_ ABSL_GUARDED_BY(queue_mu_);  // All but `evicted`.
+  std::atomic<uint64_t> evicted_{0}, value_bytes_{0};
   absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.
   std::map<uint64_t, std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mu_);
   uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // It moves with each use and write.
-  uint64_t value_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool said_error_ ABSL_GUARDED_BY(mu_) = false;
   std::chrono::steady_clock::time_point make_again_
-      ABSL_GUARDED_BY(mu_);  // The disk refused a file: not before then.
-  TierCounters counters_ ABSL_GUARDED_BY(mu_);
+      ABSL_GUARDED_BY(mu_);  // The disk refused a file: until then there is room for room_bytes_ of them.
+  uint64_t room_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::chrono::steady_clock::time_point failed_again_
+      ABSL_GUARDED_BY(mu_);  // A slot could not be written: not before then.
   std::vector<std::thread> threads_;
 };
 

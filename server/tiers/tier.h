@@ -62,6 +62,8 @@ class Tier {
   virtual ~Tier() = default;
   // A label of metrics: "file".
   virtual std::string_view name() const = 0;
+  // It takes no value of more bytes.
+  virtual uint64_t most_value_bytes() const = 0;
   // Where it is and how it works, for the log.
   virtual std::string describe() const = 0;
   // Is there likely to be a value? From memory, at once: no promise. `found` is as long as `keys`.

@@ -39,7 +39,7 @@ class SessionFailureTest : public SessionTest {
   }
   tools::OperatorClient& Operator() {
     if (operator_ == nullptr) {
-      auto opened = tools::OperatorClient::Open({.socket = daemon_->socket()});
+      auto opened = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
       EXPECT_TRUE(opened.ok()) << opened.status();
       operator_ = std::move(*opened);
     }

@@ -18,7 +18,7 @@ namespace {
 class ClientTierTest : public SessionTest {
  protected:
   static constexpr size_t kShared = 24;
-  static constexpr MatchOptions kWait{.wait_ms = 20000};
+  static constexpr MatchOptions kWait{.wait_ms = 50000};
 
   void Start(const std::string& more = "") {
     StartDaemon("4MiB", {"--tier=file:" + folder() + ",capacity=64MiB" + more});
@@ -31,10 +31,10 @@ class ClientTierTest : public SessionTest {
   static void PushOut(Session* session) {
     for (uint32_t seed = 100; seed < 104; ++seed) Share(session, KeysOf(*session, seed, 20));
   }
-  // The tier has so many values.
+  // The tier has written so many values.
   bool Await(double values) const {
     for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
-      if (daemon_->Metric("kvpool_tier_values") >= values) return true;
+      if (daemon_->Metric("kvpool_tier_values_total", "stored") >= values) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return false;

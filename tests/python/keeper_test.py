@@ -30,13 +30,18 @@ class KeptDaemon(Daemon):
         return json.loads((self.path / "kvpoold.json").read_text())["pid"]
 
     def kill_daemon(self):
-        """The next one may not be there yet."""
-        os.kill(self.pid(), signal.SIGKILL)
+        """The next one may not be there yet. One that serves says so in its file a little later."""
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return os.kill(self.pid(), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError):
+                assert time.monotonic() < until, self.log()
+                time.sleep(0.005)
 
     def close(self):
-        pid = self.pid()
-        self.kill()
-        os.kill(pid, signal.SIGKILL)
+        self.kill()  # The keeper: nobody starts another.
+        self.kill_daemon()  # It goes on without its keeper.
         self.directory.cleanup()
 
 
@@ -157,7 +162,7 @@ class Engine:
         self.worker.finish_warmup()
         group = types.SimpleNamespace(tokens_per_block=BLOCK, drafted=False, window_tokens=0, window_blocks=0,
                                       lag=lambda aligned: 0)
-        options = types.SimpleNamespace(lease_timeout=0.05, match_timeout=1.0)
+        options = types.SimpleNamespace(lease_timeout=0.05, match_timeout=20.0)
         self.pool = pool_class(types.SimpleNamespace(
             session=self.scheduler, limit=512, options=options,
             terms=types.SimpleNamespace(groups=[group], ranks=1)))

@@ -109,9 +109,16 @@ TEST_F(KeeperLinkTest, AKeeperThatIsSilentIsDoneWithout) {
     std::thread keeper([&] {
       for (int frames = 0; frames < 2; ++frames) EXPECT_TRUE(inventory.Serve(theirs.get()).ok());
     });
-    link = *KeeperLink::Join(UniqueFd(pair[1]), std::chrono::milliseconds(50));
+    link = *KeeperLink::Join(UniqueFd(pair[1]), std::chrono::seconds(30));
     keeper.join();
   }
+  // That is its patience. Here it has less from now on.
+  timeval patience{};
+  socklen_t size = sizeof(patience);
+  ASSERT_EQ(getsockopt(pair[1], SOL_SOCKET, SO_RCVTIMEO, &patience, &size), 0);
+  EXPECT_EQ(patience.tv_sec, 30);
+  patience = {.tv_sec = 0, .tv_usec = 50000};
+  ASSERT_EQ(setsockopt(pair[1], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
   // Nobody answers, and what is sent stays unread until the socket is full.
   EXPECT_TRUE(link->Keep(KeptKind::kSlab, "", Pipe('a').get()).ok());
   char frame[sizeof(KeeperFrame)];
