@@ -26,6 +26,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
+#include "server/base/histogram.h"
 #include "server/base/sockets.h"
 #include "server/tiers/file_io.h"
 #include "server/tiers/segment.h"
@@ -53,6 +54,7 @@ class FileTier final : public Tier {
   ~FileTier() override;
 
   std::string_view name() const override { return "file"; }
+  std::string path() const override { return path_; }
   std::string describe() const override;
   void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override ABSL_LOCKS_EXCLUDED(known_mu_);
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -87,6 +89,7 @@ class FileTier final : public Tier {
     TierLoad load;  // One of the two has a buffer.
     TierStore store;
     Deadline deadline;
+    std::chrono::steady_clock::time_point since;  // It waits from then on.
     size_t index = 0;
     std::shared_ptr<const Done> done;
   };
@@ -111,7 +114,7 @@ class FileTier final : public Tier {
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
-  void Count(TierResult result, uint64_t bytes, bool load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Count(const Task& task, TierResult result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string path_;
   const uint64_t capacity_bytes_;
@@ -141,6 +144,8 @@ class FileTier final : public Tier {
   std::chrono::steady_clock::time_point make_again_
       ABSL_GUARDED_BY(mu_);  // The disk refused a file: not before then.
   TierCounters counters_ ABSL_GUARDED_BY(mu_);
+  Histogram load_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};
+  Histogram store_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};
   std::vector<std::thread> threads_;
 };
 
