@@ -155,6 +155,7 @@ class Daemon final : private SpaceOwner {
   absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
 
+  absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
   DaemonSnapshot Snapshot();
   const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
