@@ -273,12 +273,14 @@ void TierMover::Finish(Job* job) {
 
 // ----------------------------------------------------------------------------------------------------- down
 
+bool TierMover::Takes(const Space& space) {
+  MutexLock lock(&mail_->mu);
+  return space.NowMs() >= mail_->give_up_ms;
+}
+
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   if (!space->facts.tier_space.has_value()) return false;
-  {
-    MutexLock lock(&mail_->mu);
-    if (space->NowMs() < mail_->give_up_ms) return false;
-  }
+  if (!Takes(*space)) return false;
   std::vector<BlockPool::Departing> next;
   {
     SpaceLock lock(*space);
@@ -380,6 +382,79 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
                  if (result != TierResult::kDone) mail->give_up_ms = space->NowMs() + kGiveUpMs;
                });
   return handled;
+}
+
+// ---------------------------------------------------------------------------------------------------- at the end
+
+std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
+  std::vector<BlockView> resident;
+  {
+    SpaceLock lock(*space);
+    if (space->state.growth.closed()) return {};
+    const BlockPool& pool = space->state.pool;
+    const uint64_t now = space->NowMs();
+    for (uint32_t id = 1; id <= pool.capacity(); ++id) {
+      const absl::StatusOr<BlockView> view = pool.View(BlockId{id}, now);
+      if (view.ok() && pool.IsResident(view->ref)) resident.push_back(*view);
+    }
+  }
+  std::vector<TierKey> keys;
+  for (const BlockView& block : resident) keys.push_back(TierKeyOf(space->facts, block.key));
+  const auto there = std::make_unique<bool[]>(keys.size());
+  tier_->Exists(keys, {there.get(), keys.size()});
+  absl::flat_hash_map<BlockId, size_t> left;  // Where in `resident` they are.
+  std::vector<size_t> order;
+  for (size_t i = 0; i < resident.size(); ++i) {
+    if (there[i]) continue;
+    left[resident[i].ref.id] = i;
+    order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return resident[a].idle_ms < resident[b].idle_ms; });
+  std::vector<BlockPool::Departing> blocks;
+  for (const size_t latest : order) {
+    std::vector<size_t> chain;
+    BlockId id = resident[latest].ref.id;
+    for (auto found = left.find(id); found != left.end(); found = left.find(id)) {
+      chain.push_back(found->second);
+      left.erase(found);
+      id = resident[chain.back()].parent;
+    }
+    for (; !chain.empty(); chain.pop_back()) {
+      blocks.push_back({resident[chain.back()].ref, resident[chain.back()].key});
+    }
+  }
+  return blocks;
+}
+
+uint64_t TierMover::Demoted() {
+  uint64_t demoted = 0;
+  for (const std::shared_ptr<Space>& space : spaces_()) {
+    SpaceLock lock(*space);
+    demoted += space->state.below.counters.demoted;
+  }
+  return demoted;
+}
+
+TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  const uint64_t before = Demoted();
+  uint64_t found = 0;
+  for (const std::shared_ptr<Space>& space : spaces_()) {
+    if (!space->facts.tier_space.has_value()) continue;
+    const std::vector<BlockPool::Departing> blocks = Unwritten(space.get());
+    found += blocks.size();
+    absl::Span<const BlockPool::Departing> left = blocks;
+    while (!left.empty() && std::chrono::steady_clock::now() < end && Takes(*space)) {
+      const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
+      left.remove_prefix(done);
+      // All buffers are out: the disk is the slower one.
+      if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  tier_->Drain();
+  const uint64_t written = Demoted() - before;
+  return {.written = written, .left = found - std::min(found, written)};
 }
 
 }  // namespace kvpool

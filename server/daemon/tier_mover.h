@@ -20,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "proto/support/mutex.h"
+#include "server/daemon/snapshot.h"
 #include "server/space/space.h"
 #include "server/tiers/tier.h"
 
@@ -38,6 +39,9 @@ class TierMover {
 
   // Its thread is gone, and what was on its way down is written. Promotions that come later are never begun.
   void Stop();
+  // Copies down what is resident and not below: what was used last goes first, behind its parents. What is on its way when
+  // the time is over is still written. REQUIRES: Stop was called.
+  TierFlush Flush(std::chrono::milliseconds limit);
   void Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion> promotion);
   // One round. False: there is nothing to do before a load has come, or a space has changed.
   bool RunOnce();
@@ -96,7 +100,12 @@ class TierMover {
   bool BringUp(Job* job, bool* moved);
   void Finish(Job* job);
   bool MoveDown(const std::shared_ptr<Space>& space);
+  // False: the tier took nothing a moment ago.
+  bool Takes(const Space& space);
   bool JobsWait();
+  // What is resident and not below, in the order in which Flush writes.
+  std::vector<BlockPool::Departing> Unwritten(Space* space);
+  uint64_t Demoted();
   // Answers how many of the blocks are done with: fewer where no buffer is left.
   size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
