@@ -101,6 +101,7 @@ absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
   access_file_ = settings.access;
+  tier_flush_ = settings.tier_flush;
   ASSIGN_OR_RETURN(const auto policy, ReadPolicy(access_file_));
   access_ = std::make_shared<AccessControl>(policy);
 
@@ -219,6 +220,7 @@ void Kvpoold::Stop() {
     unlink(attach_socket_.c_str());
     attach_server_.reset();
   }
+  if (daemon_ != nullptr) daemon_->FlushTier(tier_flush_);
   daemon_.reset();
 }
 

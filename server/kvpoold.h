@@ -43,6 +43,7 @@ class Kvpoold {
   FileLock socket_lock_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;
+  std::chrono::milliseconds tier_flush_{0};
   std::string access_file_;  // Empty: none.
   std::shared_ptr<AccessControl> access_;
   std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.

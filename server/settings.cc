@@ -44,6 +44,7 @@ struct CommandLine {
   absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
   absl::Duration reattach_timeout = absl::Milliseconds(settings.daemon.reattach_ms);
   absl::Duration shutdown_grace = absl::FromChrono(settings.shutdown_grace);
+  absl::Duration tier_flush = absl::FromChrono(settings.tier_flush);
   bool help = false, version = false;
 };
 
@@ -153,6 +154,8 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "the tier's folder");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it", flags);
+  flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
+             "on SIGTERM, after the grace, copy so long to the tier what is not there yet");
   flags->Add("low-watermark", &daemon.low_watermark, 1,
              "reclaim in the background when less than this share of a space is free");
   flags->Add("high-watermark", &daemon.high_watermark, 1, "and stop when this share is free");
@@ -344,6 +347,7 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
     return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
   }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
+  settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);
   return ReadDaemonOptions(line, &settings->daemon);
 }
 

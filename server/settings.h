@@ -38,7 +38,8 @@ struct Settings {
   std::chrono::milliseconds shutdown_grace{5000};
   std::optional<TierOptions> tier;
   std::string tier_key_file;  // Empty: the tier's folder has its secret.
-  bool keeper = false;        // Started as a keeper, which starts the daemon and another when that is killed.
+  std::chrono::milliseconds tier_flush{20000};
+  bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
   uint32_t keeper_deaths = 10;  // The keeper gives up after so many.
   std::string
       reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.

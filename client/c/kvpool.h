@@ -178,9 +178,19 @@ typedef struct {
 /* Sends the question at once. The caller frees *match. */
 int kvpool_match_start(kvpool_session* session, const kvpool_group_keys* groups, size_t group_count,
                        kvpool_match** match);
+/* The same, with what is to become of blocks that are in a tier below the pool; see kvpool.v1.Match. */
+typedef struct {
+  size_t struct_size; /* sizeof(kvpool_match_options). */
+  uint32_t wait_ms;   /* How long the answer may wait for them. At most 60000. */
+  int prefetch;       /* Not 0: they are brought up, and the answer does not wait. */
+} kvpool_match_options;
+int kvpool_match_start_with(kvpool_session* session, const kvpool_group_keys* groups, size_t group_count,
+                            const kvpool_match_options* options, kvpool_match** match);
 int kvpool_match_ready(const kvpool_match* match);
 /* `miss` (a kvpool.v1.MissReason) may be NULL. KVPOOL_DEADLINE_EXCEEDED: wait again. */
 int kvpool_match_wait(kvpool_match* match, uint32_t timeout_ms, uint64_t* tokens, int* miss);
+/* Writes how many tokens behind those of kvpool_match_wait are below the pool, and have not come. */
+int kvpool_match_below(const kvpool_match* match, uint64_t* below_tokens);
 /* Writes the blocks of the group_index-th group asked for, in sequence order, with 0 in front of a window.
  * Their holds are the caller's from now on. `blocks` NULL: only *count is written. KVPOOL_RESOURCE_EXHAUSTED:
  * there are more than `capacity`. */

@@ -234,6 +234,14 @@ int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t s
 
 int kvpool_match_start(kvpool_session* session, const kvpool_group_keys* groups, size_t group_count,
                        kvpool_match** match) {
+  const kvpool_match_options options = {.struct_size = sizeof(options)};
+  return kvpool_match_start_with(session, groups, group_count, &options, match);
+}
+
+int kvpool_match_start_with(kvpool_session* session, const kvpool_group_keys* groups, size_t group_count,
+                            const kvpool_match_options* options, kvpool_match** match) {
+  const auto read = kvpool::ReadStruct(options, "kvpool_match_options");
+  if (!read.ok()) return Answer(read.status());
   std::vector<kvpool::GroupKeys> asked;
   for (size_t i = 0; i < group_count; ++i) {
     const uint32_t key_bytes = groups[i].key_bytes == 0 ? KVPOOL_KEY_BYTES : groups[i].key_bytes;
@@ -241,7 +249,7 @@ int kvpool_match_start(kvpool_session* session, const kvpool_group_keys* groups,
                      .keys = {static_cast<const char*>(groups[i].keys), groups[i].key_count * key_bytes},
                      .key_bytes = key_bytes});
   }
-  auto pending = session->session->Match(asked);
+  auto pending = session->session->Match(asked, {.wait_ms = read->wait_ms, .prefetch = read->prefetch != 0});
   if (!pending.ok()) return Answer(pending.status());
   *match = new kvpool_match{std::move(*pending), std::nullopt};
   return Answer(absl::OkStatus());
@@ -257,6 +265,12 @@ int kvpool_match_wait(kvpool_match* match, uint32_t timeout_ms, uint64_t* tokens
   }
   *tokens = match->hit->tokens;
   if (miss != nullptr) *miss = match->hit->miss;
+  return Answer(absl::OkStatus());
+}
+
+int kvpool_match_below(const kvpool_match* match, uint64_t* below_tokens) {
+  if (!match->hit.has_value()) return Answer(absl::FailedPreconditionError("kvpool_match_wait comes first"));
+  *below_tokens = match->hit->below_tokens;
   return Answer(absl::OkStatus());
 }
 

@@ -49,6 +49,15 @@ class SpacesCommand : public Command {
   }
 };
 
+class TierCommand : public Command {
+ public:
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const v1::ListTiersResponse tiers, daemon->ListTiers({}));
+    output.Print(tiers, RenderTiers(tiers));
+    return absl::OkStatus();
+  }
+};
+
 class SessionsCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
@@ -418,6 +427,7 @@ constexpr CommandEntry kCommands[] = {
     {"status", "the daemon, its memory and its counters", &Make<StatusCommand>},
     {"top", "a live view; q ends it", &MakeTop},
     {"spaces", "spaces: memory, layout, blocks by state", &Make<SpacesCommand>},
+    {"tier", "what is below the pool, and what went down and came up", &Make<TierCommand>},
     {"sessions", "sessions, their processes and what they hold", &Make<SessionsCommand>},
     {"blocks", "blocks of a space", &Make<BlocksCommand>},
     {"explain", "why a block is here, or a prefix is not", &Make<ExplainCommand>},

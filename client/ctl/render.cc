@@ -144,6 +144,35 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
   return absl::StrCat(table.Text(), "\n", layouts);
 }
 
+std::string RenderTiers(const v1::ListTiersResponse& tiers) {
+  if (tiers.tiers().empty()) return "No tiers: what is evicted is gone (kvpoold --tier).\n";
+  Table table({"TIER", "PATH", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING", ">READ", ">WRITTEN"});
+  std::string counts;
+  for (const v1::TierInfo& tier : tiers.tiers()) {
+    table.Add({tier.tier(), tier.path(), HumanBytes(tier.bytes()), HumanBytes(tier.capacity_bytes()),
+               Percent(static_cast<double>(tier.bytes()), static_cast<double>(tier.capacity_bytes())),
+               HumanCount(tier.values()), HumanCount(tier.waiting()), HumanBytes(tier.loaded_bytes()),
+               HumanBytes(tier.stored_bytes())});
+    absl::StrAppend(
+        &counts,
+        absl::StrFormat(
+            "\nSince start, %s\n"
+            "Values: %s stored, %s loaded, %s evicted, %s missed, %s corrupt, %s late, %s full, %s failed\n"
+            "Down:   %s copied, %s moved, %s dropped, %s left before they were copied\n"
+            "Up:     %s promoted, %s late, %s lost, %s without room; %s matches waited, %s were not let "
+            "wait\n",
+            Printable(tier.tier()), HumanCount(tier.stored()), HumanCount(tier.loaded()),
+            HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
+            HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
+            HumanCount(tier.demoted_blocks(), "block"), HumanCount(tier.moved_blocks()),
+            HumanCount(tier.dropped_blocks()), HumanCount(tier.unwritten_blocks()),
+            HumanCount(tier.promoted_blocks(), "block"), HumanCount(tier.late_blocks()),
+            HumanCount(tier.lost_blocks()), HumanCount(tier.no_room_blocks()), HumanCount(tier.waits()),
+            HumanCount(tier.refused_waits())));
+  }
+  return table.Text() + counts;
+}
+
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies) {
   Table spaces({">SPACE", "TENANT", "POLICY", ">BLOCKS"});
   for (const v1::SpacePolicy& space : policies.spaces()) {

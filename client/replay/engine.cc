@@ -149,13 +149,15 @@ class Engine {
   absl::StatusOr<MatchHit> Match(const std::vector<PrefixKey>& keys) {
     const Stopwatch watch;
     const GroupKeys group{.keys = KeyBytes(keys), .key_bytes = sizeof(PrefixKey)};
-    ASSIGN_OR_RETURN(PendingMatch pending, session_->Match(absl::MakeConstSpan(&group, 1)));
+    ASSIGN_OR_RETURN(PendingMatch pending,
+                     session_->Match(absl::MakeConstSpan(&group, 1), {.wait_ms = options_.wait_ms}));
     ASSIGN_OR_RETURN(MatchHit hit, pending.Wait(In(kStuck)));
     Count(Verb::kMatch, watch.ElapsedNs());
     if (hit.groups.size() != 1 || hit.groups[0].size() > keys.size()) {
       return absl::InternalError(absl::StrCat("a match of ", keys.size(), " keys in 1 group answered ",
                                               hit.groups.size(), " groups"));
     }
+    slot_->late_tokens.fetch_add(hit.below_tokens, std::memory_order_relaxed);
     return hit;
   }
 
@@ -215,7 +217,8 @@ class Engine {
     for (size_t i = 0; i < refs.size(); ++i) {
       blocks.push_back({.address = session_->address(refs[i].id),
                         .key_digest = Digest(keys[i]),
-                        .block_ref = refs[i].Pack()});
+                        // What came from a tier was stamped in another block.
+                        .block_ref = options_.wait_ms > 0 ? 0 : refs[i].Pack()});
     }
     return blocks;
   }

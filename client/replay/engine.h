@@ -3,7 +3,8 @@
 // For each request: keys of its blocks, Match, Lease of what is missing, a stamp into each new block, Seal,
 // Release. A stamp depends on key, block and generation (cuda/base/stamp.h). It is verified in each block
 // that was hit, before the request uses it, and once more in all of them before they are released: a block
-// that two owners have, or that was handed out too early, shows as wrong words.
+// that two owners have, or that was handed out too early, shows as wrong words. With a tier below the pool content moves between
+// blocks: then a stamp depends on the key alone.
 #ifndef KVPOOL_CLIENT_REPLAY_ENGINE_H_
 #define KVPOOL_CLIENT_REPLAY_ENGINE_H_
 
@@ -25,6 +26,7 @@ struct EngineOptions {
   std::string run;      // Names the space: engines of one run share it, runs don't.
   v1::Layout layout;
   uint32_t magazine_blocks = 0;
+  uint32_t wait_ms = 0;   // How long a match waits for what is below the pool.
   bool decode = false;    // Hold blocks for the answer too.
   double time_scale = 0;  // Seconds that a second of the trace takes; 0: as fast as it goes.
   int64_t start_ns = 0;   // When the trace's time 0 was, on the steady clock.

@@ -59,13 +59,26 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const std::strin
                                         "--metrics-listen="};
   arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
   ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(program, arguments));
-  std::unique_ptr<LocalDaemon> daemon(new LocalDaemon(std::move(folder), std::move(process)));
+  std::unique_ptr<LocalDaemon> daemon(
+      new LocalDaemon(std::move(folder), program, std::move(arguments), std::move(process)));
   RETURN_IF_ERROR(WaitUntilServing(&daemon->process_, daemon->socket_));
   return daemon;
 }
 
-LocalDaemon::LocalDaemon(std::string folder, ChildProcess process)
-    : folder_(std::move(folder)), socket_(SocketIn(folder_)), process_(std::move(process)) {}
+LocalDaemon::LocalDaemon(std::string folder, std::string program, std::vector<std::string> arguments,
+                         ChildProcess process)
+    : folder_(std::move(folder)),
+      socket_(SocketIn(folder_)),
+      program_(std::move(program)),
+      arguments_(std::move(arguments)),
+      process_(std::move(process)) {}
+
+absl::Status LocalDaemon::KillAndRestart() {
+  process_.Signal(SIGKILL);
+  process_.Wait();
+  ASSIGN_OR_RETURN(process_, ChildProcess::Start(program_, arguments_));
+  return WaitUntilServing(&process_, socket_);
+}
 
 LocalDaemon::~LocalDaemon() {
   process_.Signal(SIGTERM);

@@ -26,12 +26,17 @@ class LocalDaemon {
   ~LocalDaemon();
 
   const std::string& socket() const { return socket_; }
+  // SIGKILL, and another one on the same socket and with the same flags, which serves.
+  absl::Status KillAndRestart();
 
  private:
-  LocalDaemon(std::string folder, ChildProcess process);
+  LocalDaemon(std::string folder, std::string program, std::vector<std::string> arguments,
+              ChildProcess process);
 
   const std::string folder_;
   const std::string socket_;
+  const std::string program_;
+  const std::vector<std::string> arguments_;
   ChildProcess process_;
 };
 

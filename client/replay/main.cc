@@ -52,6 +52,7 @@ struct Settings {
   bool json = false, help = false, version = false;
   ReplayOptions replay{.socket = DefaultSocket(SocketUser::kClient)};
   uint64_t engines = 2;
+  uint64_t wait_ms = 0;
   // What an engine process is told by the one that started it.
   uint64_t engine_slot = 0, engine_board = 0, engine_start_ns = 0;
   std::string engine_device;
@@ -78,6 +79,10 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->Add("kill-one-at", &s->replay.kill_one_at, 1,
              "kill and restart an engine at this share of the requests");
   flags->Add("kill-every", &s->replay.kill_every, {}, "kill and restart an engine every so many requests");
+  flags->Add("kill-daemon-every", &s->replay.kill_daemon_every, {},
+             "with --spawn-daemon: kill and restart it, and all engines, every so many requests");
+  flags->Add("wait-ms", &s->wait_ms, {.max = kMaxMatchWaitMs},
+             "how long a match may wait for what is in a tier below the pool (kvpoold --tier); 0: not");
   flags->AddBytes("run", &s->replay.run, 64,
                   "name of the space; a new one by default, so that nothing is cached yet");
   flags->Add("json", &s->json, "the result as JSON");
@@ -140,8 +145,10 @@ absl::Status CheckFlags(const Settings& s, const Flags& flags) {
   if (s.spawn_daemon && flags.given("socket")) {
     return absl::InvalidArgumentError("--spawn-daemon and --socket exclude each other");
   }
-  if (!s.spawn_daemon && (flags.given("blocks") || flags.given("daemon-flag"))) {
-    return absl::InvalidArgumentError("--blocks and --daemon-flag are for --spawn-daemon");
+  if (!s.spawn_daemon &&
+      (flags.given("blocks") || flags.given("daemon-flag") || flags.given("kill-daemon-every"))) {
+    return absl::InvalidArgumentError(
+        "--blocks, --daemon-flag and --kill-daemon-every are for --spawn-daemon");
   }
   if (s.layout != "opaque" && flags.given("block-bytes")) {
     return absl::InvalidArgumentError("--block-bytes is for --layout=opaque");
@@ -157,6 +164,7 @@ absl::Status RunAsEngine(const Settings& s, const Workload& workload, const v1::
                     .run = s.replay.run,
                     .layout = layout,
                     .magazine_blocks = static_cast<uint32_t>(s.replay.magazine_blocks),
+                    .wait_ms = static_cast<uint32_t>(s.wait_ms),
                     .decode = s.replay.decode,
                     .time_scale = s.replay.time_scale,
                     .start_ns = static_cast<int64_t>(s.engine_start_ns)},
@@ -183,6 +191,7 @@ absl::StatusOr<bool> RunReplay(Settings s, const Workload& workload, const v1::L
                                                           .block_bytes = layout.block_bytes(),
                                                           .flags = s.daemon_flags}));
     s.replay.socket = daemon->socket();
+    s.replay.restart_daemon = [of = daemon.get()] { return of->KillAndRestart(); };
   }
   if (!s.json) std::printf("Requests: %s\n", tools::Printable(workload.name).c_str());
   std::fflush(stdout);

@@ -66,6 +66,45 @@ class ProgressLine {
   bool shown_ = false;
 };
 
+// What the daemons of a replay counted, those that were killed included.
+struct DaemonCounts {
+  uint64_t evictions = 0;
+  std::optional<BelowCounts> below;
+
+  void Add(const DaemonCounts& other) {
+    evictions += other.evictions;
+    if (!other.below.has_value()) return;
+    if (!below.has_value()) below.emplace();
+    below->demoted_blocks += other.below->demoted_blocks;
+    below->promoted_blocks += other.below->promoted_blocks;
+    below->late_blocks += other.below->late_blocks;
+    below->dropped_blocks += other.below->dropped_blocks;
+    below->lost_blocks += other.below->lost_blocks;
+    below->no_room_blocks += other.below->no_room_blocks;
+    below->corrupt_values += other.below->corrupt_values;
+  }
+};
+
+absl::StatusOr<DaemonCounts> CountsOf(const std::string& socket) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<tools::OperatorClient> daemon,
+                   tools::OperatorClient::Open({.socket = socket, .deadline = absl::Seconds(30)}));
+  ASSIGN_OR_RETURN(const v1::GetStatsResponse stats, daemon->GetStats({}));
+  DaemonCounts counts{.evictions = stats.evicted_total()};
+  const absl::StatusOr<v1::ListTiersResponse> tiers = daemon->ListTiers({});
+  if (absl::IsUnimplemented(tiers.status())) return counts;  // An older daemon.
+  RETURN_IF_ERROR(tiers.status());
+  for (const v1::TierInfo& tier : tiers->tiers()) {
+    counts.below = {.demoted_blocks = tier.demoted_blocks(),
+                    .promoted_blocks = tier.promoted_blocks(),
+                    .late_blocks = tier.late_blocks(),
+                    .dropped_blocks = tier.dropped_blocks() + tier.unwritten_blocks() + tier.moved_blocks(),
+                    .lost_blocks = tier.lost_blocks(),
+                    .no_room_blocks = tier.no_room_blocks(),
+                    .corrupt_values = tier.corrupt()};
+  }
+  return counts;
+}
+
 // The engine processes, and which of them is killed when.
 class Fleet {
  public:
@@ -75,6 +114,7 @@ class Fleet {
       kill_once_at_ = static_cast<uint32_t>(options.kill_one_at * board->size().requests);
     }
     if (options.kill_every > 0) ScheduleKill(options.kill_every);
+    next_daemon_kill_at_ = options.kill_daemon_every;
   }
 
   absl::Status Start() {
@@ -92,6 +132,7 @@ class Fleet {
       const uint32_t done = board_->done();
       progress.Update(done, kills_);
       if (KillIsDue(done)) RETURN_IF_ERROR(KillOne());
+      if (DaemonKillIsDue(done)) RETURN_IF_ERROR(KillDaemon());
       RETURN_IF_ERROR(ReapOne());
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -104,6 +145,8 @@ class Fleet {
 
   uint64_t kills() const { return kills_; }
   uint64_t reopened() const { return reopened_; }
+  uint64_t daemon_kills() const { return daemon_kills_; }
+  const DaemonCounts& killed_daemons() const { return killed_daemons_; }
 
  private:
   absl::StatusOr<ChildProcess> StartEngine(uint32_t engine) const {
@@ -122,6 +165,28 @@ class Fleet {
     if (next_kill_at_ == 0 || done < next_kill_at_) return false;
     ScheduleKill(next_kill_at_ + options_.kill_every);
     return true;
+  }
+
+  bool DaemonKillIsDue(uint32_t done) {
+    if (next_daemon_kill_at_ == 0 || done < next_daemon_kill_at_ || done == board_->size().requests)
+      return false;
+    next_daemon_kill_at_ += options_.kill_daemon_every;
+    return true;
+  }
+
+  // The daemon first, so that engines meet its end, then they: their sessions have ended with it.
+  absl::Status KillDaemon() {
+    ASSIGN_OR_RETURN(const DaemonCounts counts, CountsOf(options_.socket));
+    killed_daemons_.Add(counts);
+    RETURN_IF_ERROR(options_.restart_daemon());
+    ++daemon_kills_;
+    for (uint32_t engine = 0; engine < processes_.size(); ++engine) {
+      processes_[engine].Signal(SIGKILL);
+      processes_[engine].Wait();
+      reopened_ += board_->Reopen(engine);
+      ASSIGN_OR_RETURN(processes_[engine], StartEngine(engine));
+    }
+    return absl::OkStatus();
   }
 
   // Engines may be ahead of the next kill by as much as lies between two, so that it finds them at work.
@@ -186,6 +251,8 @@ class Fleet {
   std::optional<uint32_t> kill_once_at_;
   uint64_t next_kill_at_ = 0;
   uint64_t kills_ = 0, reopened_ = 0;
+  uint64_t next_daemon_kill_at_ = 0, daemon_kills_ = 0;
+  DaemonCounts killed_daemons_;
 };
 
 absl::StatusOr<v1::SpaceInfo> FindSpace(tools::OperatorClient* daemon, const std::string& run) {
@@ -239,6 +306,7 @@ void Collect(const Board& board, const std::vector<Request>& requests, ReplayRes
     result->checked_blocks += slot.checked_blocks;
     result->retries += slot.retries;
     result->sessions += slot.sessions;
+    result->late_tokens += slot.late_tokens;
   }
 }
 
@@ -250,6 +318,7 @@ absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& option
                    tools::OperatorClient::Open({.socket = options.socket, .deadline = absl::Seconds(30)}));
   ASSIGN_OR_RETURN(const v1::GetStatsResponse before, daemon->GetStats({}));
   if (before.devices().empty()) return absl::FailedPreconditionError("the daemon has no device");
+  ASSIGN_OR_RETURN(const DaemonCounts counted_before, CountsOf(options.socket));
   const uint64_t pool_blocks = before.devices(0).capacity_bytes() / options.block_bytes;
   if (const uint64_t largest = LargestRequestBlocks(requests, {.decode = options.decode});
       largest >= pool_blocks) {
@@ -276,12 +345,23 @@ absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& option
   result->reopened = fleet.reopened();
   Collect(board, requests, result.get());
 
-  ASSIGN_OR_RETURN(result->states, Settle(daemon.get(), options.run));
+  // The one from before may have been killed.
+  ASSIGN_OR_RETURN(const std::unique_ptr<tools::OperatorClient> last,
+                   tools::OperatorClient::Open({.socket = options.socket, .deadline = absl::Seconds(30)}));
+  ASSIGN_OR_RETURN(result->states, Settle(last.get(), options.run));
   result->capacity_blocks = result->states.capacity();
-  ASSIGN_OR_RETURN(const v1::GetStatsResponse after, daemon->GetStats({}));
-  result->hits.evictions = after.evicted_total() - before.evicted_total();
+  result->daemon_kills = fleet.daemon_kills();
+  DaemonCounts counted = fleet.killed_daemons();
+  ASSIGN_OR_RETURN(const DaemonCounts counted_last, CountsOf(options.socket));
+  counted.Add(counted_last);
+  result->hits.evictions = counted.evictions - counted_before.evictions;
+  result->below = counted.below;
   ASSIGN_OR_RETURN(result->exact, SimulateLru(requests, {.capacity_blocks = result->capacity_blocks,
                                                          .decode = options.decode}));
+  if (result->below.has_value()) {
+    ASSIGN_OR_RETURN(result->infinite,
+                     SimulateLru(requests, {.capacity_blocks = UINT64_MAX, .decode = options.decode}));
+  }
   return result;
 }
 

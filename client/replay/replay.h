@@ -4,10 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/replay/board.h"
 #include "client/replay/exact_lru.h"
@@ -27,22 +30,38 @@ struct ReplayOptions {
   double time_scale = 0;
   double kill_one_at = 0;   // Kill one engine when this share of the requests is done; 0: none.
   uint64_t kill_every = 0;  // Kill one engine each time that so many are done; 0: none.
-  uint64_t seed = 1;        // Chooses who is killed.
-  bool progress = false;    // Show how far it is, on stderr, when it takes longer than 2 s.
+  uint64_t kill_daemon_every =
+      0;  // Kill the daemon, and all engines, each time that so many are done; 0: never.
+  std::function<absl::Status()> restart_daemon;  // Kills it and starts another.
+  uint64_t seed = 1;                             // Chooses who is killed.
+  bool progress = false;  // Show how far it is, on stderr, when it takes longer than 2 s.
   // Starts engine `slot` as a process: flags that the command line does not have.
   std::vector<std::string> engine_arguments;
+};
+
+// What a daemon counted of blocks below its pool.
+struct BelowCounts {
+  uint64_t demoted_blocks = 0, promoted_blocks = 0;
+  uint64_t late_blocks = 0;     // Their match was answered before they had come.
+  uint64_t dropped_blocks = 0;  // They left before they were copied, or their copy was not taken.
+  uint64_t lost_blocks = 0;     // They were missing or damaged.
+  uint64_t no_room_blocks = 0;  // The pool had no block for them.
+  uint64_t corrupt_values = 0;
 };
 
 struct ReplayResult {
   uint32_t engines = 0;
   double seconds = 0;
-  HitCounts hits;   // Counted by the engines; evictions by the daemon.
-  HitCounts exact;  // Counted by the exact simulation.
+  HitCounts hits;                    // Counted by the engines; evictions by the daemon.
+  HitCounts exact;                   // Counted by the exact simulation.
+  HitCounts infinite;                // The same, of a pool that nothing leaves.
+  std::optional<BelowCounts> below;  // Nothing: the daemon has no tier.
+  uint64_t late_tokens = 0;          // Tokens that matches left below after their wait.
   uint64_t capacity_blocks = 0;
   uint64_t deduplicated_blocks = 0;
   uint64_t checked_blocks = 0, corrupt_blocks = 0;
   uint64_t retries = 0;  // Requests begun again because the pool was short.
-  uint64_t kills = 0, reopened = 0, sessions = 0;
+  uint64_t kills = 0, daemon_kills = 0, reopened = 0, sessions = 0;
   std::array<Durations, kVerbs> verbs;
   v1::StateCounts states;  // The space's, after the last engine left.
 };

@@ -44,6 +44,16 @@ std::string HitsJson(const HitCounts& hits) {
       hits.hit_blocks, hits.block_ratio(), hits.hit_tokens, hits.token_ratio(), hits.evictions);
 }
 
+std::string BelowJson(const ReplayResult& result) {
+  if (!result.below.has_value()) return "null";
+  const BelowCounts& below = *result.below;
+  return absl::StrFormat(
+      R"({"demoted_blocks":%d,"promoted_blocks":%d,"late_blocks":%d,"dropped_blocks":%d,"lost_blocks":%d,)"
+      R"("no_room_blocks":%d,"corrupt_values":%d,"late_tokens":%d,"infinite":{%s}})",
+      below.demoted_blocks, below.promoted_blocks, below.late_blocks, below.dropped_blocks, below.lost_blocks,
+      below.no_room_blocks, below.corrupt_values, result.late_tokens, HitsJson(result.infinite));
+}
+
 }  // namespace
 
 std::string RenderTable(const ReplayResult& result) {
@@ -72,6 +82,23 @@ std::string RenderTable(const ReplayResult& result) {
                human(durations.max_ns())});
   }
   absl::StrAppend(&text, "\n", ratios.Text(), "\n", verbs.Text(), "\n");
+  if (result.below.has_value()) {
+    const BelowCounts& below = *result.below;
+    absl::StrAppendFormat(
+        &text,
+        "Below the pool: %s down, %s up; %s late, %s dropped, %s lost, %s without room; %s\n"
+        "Infinite memory hits %.4f of the blocks and %.4f of the tokens; this replay %s and %s of that\n",
+        HumanCount(below.demoted_blocks, "block"), HumanCount(below.promoted_blocks),
+        HumanCount(below.late_blocks), HumanCount(below.dropped_blocks), HumanCount(below.lost_blocks),
+        HumanCount(below.no_room_blocks), HumanCount(below.corrupt_values, "damaged value"),
+        result.infinite.block_ratio(), result.infinite.token_ratio(),
+        tools::Percent(hits.block_ratio(), result.infinite.block_ratio()),
+        tools::Percent(hits.token_ratio(), result.infinite.token_ratio()));
+  }
+  if (result.daemon_kills > 0) {
+    absl::StrAppend(&text, "The daemon, and all engines, killed and restarted ",
+                    HumanCount(result.daemon_kills, "time"), "\n");
+  }
   if (result.kills > 0) {
     absl::StrAppend(&text, HumanCount(result.kills, "engine"), " killed and restarted, ",
                     HumanCount(result.reopened, "request"), " served again\n");
@@ -95,7 +122,7 @@ std::string RenderJson(const ReplayResult& result, const std::string& workload) 
   return absl::StrFormat(
       R"({"workload":%s,"engines":%d,"seconds":%.3f,"requests":%d,"requests_per_second":%.1f,"blocks":%d,)"
       R"("blocks_per_second":%.1f,"tokens":%d,%s,"exact":{"capacity_blocks":%d,%s},"block_hit_ratio_difference":%.6f,)"
-      R"("deduplicated_blocks":%d,"checked_blocks":%d,"corrupt_blocks":%d,"retries":%d,"kills":%d,"reopened":%d,)"
+      R"("deduplicated_blocks":%d,"checked_blocks":%d,"corrupt_blocks":%d,"retries":%d,"kills":%d,"daemon_kills":%d,"reopened":%d,"below":%s,)"
       R"("sessions":%d,"states":{"free":%d,"leased":%d,"sealed":%d,"cached":%d,"quarantined":%d,"capacity":%d},)"
       R"("verbs":{%s}})"
       "\n",
@@ -104,8 +131,8 @@ std::string RenderJson(const ReplayResult& result, const std::string& workload) 
       PerSecond(result.hits.blocks, result.seconds), result.hits.tokens, HitsJson(result.hits),
       result.capacity_blocks, HitsJson(result.exact), result.hits.block_ratio() - result.exact.block_ratio(),
       result.deduplicated_blocks, result.checked_blocks, result.corrupt_blocks, result.retries, result.kills,
-      result.reopened, result.sessions, states.free(), states.leased(), states.sealed(), states.cached(),
-      states.quarantined(), states.capacity(), verbs);
+      result.daemon_kills, result.reopened, BelowJson(result), result.sessions, states.free(),
+      states.leased(), states.sealed(), states.cached(), states.quarantined(), states.capacity(), verbs);
 }
 
 }  // namespace kvpool::replay

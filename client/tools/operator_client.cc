@@ -212,6 +212,9 @@ absl::StatusOr<v1::GetPoliciesResponse> OperatorClient::GetPolicies(const v1::Ge
 absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPolicyRequest& request) {
   return rep_->Call(&v1::Operator::Stub::SetPolicy, request);
 }
+absl::StatusOr<v1::ListTiersResponse> OperatorClient::ListTiers(const v1::ListTiersRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::ListTiers, request);
+}
 absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
   return rep_->CheckHealth(service);
 }

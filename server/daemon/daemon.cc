@@ -348,6 +348,17 @@ bool Daemon::RunDevicePart(size_t device) {
   return runners_[device] != nullptr && runners_[device]->RunNext();
 }
 
+TierFlush Daemon::FlushTier(std::chrono::milliseconds limit) {
+  if (tier_mover_ == nullptr) return {};
+  tier_mover_->Stop();
+  const auto begin = std::chrono::steady_clock::now();
+  const TierFlush flushed = tier_mover_->Flush(limit);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  LogInfo("tier flushed",
+          {{"blocks", flushed.written}, {"blocks_left", flushed.left}, {"seconds", seconds.count()}});
+  return flushed;
+}
+
 bool Daemon::MoveTierOnce() { return tier_mover_->RunOnce(); }
 
 void Daemon::StopDeviceOperations() {

@@ -29,6 +29,7 @@
 #define KVPOOL_SERVER_DAEMON_DAEMON_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -154,6 +155,7 @@ class Daemon final : private SpaceOwner {
   absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
   absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
+  absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
   const AccessControl& access() const { return *options_.access; }
@@ -165,6 +167,8 @@ class Daemon final : private SpaceOwner {
   // One round of what moves blocks between pools and the tier. False: there is nothing to do now. REQUIRES: no
   // housekeeping_thread, and there is a tier.
   bool MoveTierOnce();
+  // Copies what is resident and not below, for so long at most. Nothing comes up any more from then on.
+  TierFlush FlushTier(std::chrono::milliseconds limit);
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();

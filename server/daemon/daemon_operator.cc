@@ -167,6 +167,42 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   return absl::OkStatus();
 }
 
+absl::Status Daemon::ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response) {
+  const DaemonSnapshot snapshot = Snapshot();
+  if (!snapshot.tier.has_value()) return absl::OkStatus();
+  v1::TierInfo* tier = response->add_tiers();
+  tier->set_tier(snapshot.tier->name);
+  tier->set_path(snapshot.tier->path);
+  const TierUsage& usage = snapshot.tier->usage;
+  tier->set_capacity_bytes(usage.capacity_bytes);
+  tier->set_bytes(usage.bytes);
+  tier->set_values(usage.values);
+  tier->set_waiting(usage.waiting);
+  const TierCounters& counters = usage.counters;
+  tier->set_stored(counters.stored);
+  tier->set_stored_bytes(counters.stored_bytes);
+  tier->set_loaded(counters.loaded);
+  tier->set_loaded_bytes(counters.loaded_bytes);
+  tier->set_evicted(counters.evicted);
+  tier->set_missed(counters.missed);
+  tier->set_corrupt(counters.corrupt);
+  tier->set_late(counters.late);
+  tier->set_full(counters.full);
+  tier->set_failed(counters.failed);
+  const BelowCounters& below = snapshot.totals.below;
+  tier->set_demoted_blocks(below.demoted);
+  tier->set_moved_blocks(below.moved);
+  tier->set_dropped_blocks(below.dropped);
+  tier->set_unwritten_blocks(below.unwritten);
+  tier->set_promoted_blocks(below.promoted);
+  tier->set_late_blocks(below.late);
+  tier->set_lost_blocks(below.lost);
+  tier->set_no_room_blocks(below.no_room);
+  tier->set_waits(below.waits);
+  tier->set_refused_waits(below.refused_waits);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response) {
   RETURN_IF_ERROR(ValidateRevoke(request));
   bool found = request.session() == 0;

@@ -49,7 +49,9 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_lost = events.lost;
   }
   if (options_.tier != nullptr) {
-    snapshot.tier = TierSnapshot{.name = std::string(options_.tier->name()), .usage = options_.tier->usage()};
+    snapshot.tier = TierSnapshot{.name = std::string(options_.tier->name()),
+                                 .path = options_.tier->path(),
+                                 .usage = options_.tier->usage()};
   }
   snapshot.draining = registry_->draining();
   snapshot.uptime_seconds = static_cast<double>(now - start_ms_) / 1000;

@@ -19,16 +19,23 @@ namespace kvpool {
 struct CounterTotals {
   PoolCounters pool;
   SpaceCounters space;
+  BelowCounters below;
 
   void Add(const SpaceSnapshot& snapshot) {
     AddCounters(snapshot.pool, &pool);
     AddCounters(snapshot.counters, &space);
+    AddCounters(snapshot.below, &below);
   }
 };
 
 struct TierSnapshot {
-  std::string name;
+  std::string name, path;
   TierUsage usage;
+};
+
+// What became of the blocks that were not below when the daemon was to end.
+struct TierFlush {
+  uint64_t written = 0, left = 0;
 };
 
 struct DaemonSnapshot {

@@ -13,6 +13,10 @@ namespace {
 constexpr auto kPause = std::chrono::milliseconds(20);
 // A tier that takes nothing is left alone for so long.
 constexpr uint64_t kGiveUpMs = 1000;
+// Spaces that were closed are not looked for among those that are left alone: all are asked again now and then.
+constexpr size_t kMostGivenUp = 1024;
+// No space has this id.
+constexpr uint64_t kAllSpaces = 0;
 
 }  // namespace
 
@@ -53,16 +57,25 @@ bool TierMover::RunOnce() {
     MutexLock lock(&mail_->mu);
     came.swap(mail_->jobs);
     mail_->news = false;
+    if (mail_->give_up_ms.size() > kMostGivenUp) mail_->give_up_ms.clear();
   }
   std::move(came.begin(), came.end(), std::back_inserter(jobs_));
   bool more = false;
+  // Each comes first at times: buffers go to whoever asks before the others.
+  if (!jobs_.empty()) std::rotate(jobs_.begin(), jobs_.begin() + 1, jobs_.end());
   for (Job& job : jobs_) more |= Advance(&job);
   std::erase_if(jobs_, [](const Job& job) { return job.promotion == nullptr; });
   absl::erase_if(fetching_, [](const auto& fetch) { return fetch.second.expired(); });
   if (const auto now = std::chrono::steady_clock::now(); now >= down_at_ || !thread_.joinable()) {
+    std::vector<std::shared_ptr<Space>> spaces = spaces_();
+    if (!spaces.empty()) {
+      std::rotate(spaces.begin(), spaces.begin() + static_cast<ptrdiff_t>(++rounds_ % spaces.size()),
+                  spaces.end());
+    }
     bool left = false;
-    for (const std::shared_ptr<Space>& space : spaces_()) left |= MoveDown(space);
-    if (!left) down_at_ = now + kPause;
+    no_buffers_ = false;
+    for (const std::shared_ptr<Space>& space : spaces) left |= MoveDown(space);
+    if (!left || no_buffers_) down_at_ = now + kPause;
     more |= left;
   }
   return more;
@@ -143,7 +156,7 @@ bool TierMover::AskFor(Job* job) {
   const Promotion& promotion = *job->promotion;
   std::vector<TierLoad> loads;
   auto asked = std::make_shared<std::vector<std::shared_ptr<Fetch>>>();
-  while (job->fetches.size() < promotion.blocks.size()) {
+  while (job->fetches.size() < std::min(promotion.blocks.size(), job->next + 2 * kSlice)) {
     const TierKey key = TierKeyOf(job->space->facts, promotion.blocks[job->fetches.size()].key);
     std::shared_ptr<Fetch> fetch = fetching_[key].lock();
     if (fetch == nullptr || GaveUp(*fetch, promotion.until_ms)) {
@@ -273,21 +286,35 @@ void TierMover::Finish(Job* job) {
 
 // ----------------------------------------------------------------------------------------------------- down
 
+bool TierMover::Takes(const Space& space) {
+  MutexLock lock(&mail_->mu);
+  const auto until = [this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu) {
+    const auto found = mail_->give_up_ms.find(id);
+    return found == mail_->give_up_ms.end() ? 0 : found->second;
+  };
+  return space.NowMs() >= std::max(until(space.facts.id), until(kAllSpaces));
+}
+
+uint32_t TierMover::Ahead(const Growth& growth) {
+  return std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
+}
+
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   if (!space->facts.tier_space.has_value()) return false;
-  {
-    MutexLock lock(&mail_->mu);
-    if (space->NowMs() < mail_->give_up_ms) return false;
-  }
+  if (!Takes(*space)) return false;
   std::vector<BlockPool::Departing> next;
   {
     SpaceLock lock(*space);
     SpaceState& state = space->state;
-    if (state.growth.closed()) return false;
+    if (state.growth.closed() || !state.below.on()) return false;
     const bool by_seal = state.below.wants_sealed();
-    // As long as much is free, nothing leaves.
-    if (!by_seal && (state.growth.may_grow() || state.growth.free_blocks() > kAhead)) return false;
-    state.below.NextDown(by_seal ? kSlice : kAhead, &next);
+    const uint32_t ahead = Ahead(state.growth);
+    // As long as much more is free than reclaiming leaves, nothing leaves.
+    if (!by_seal &&
+        (state.growth.may_grow() || state.growth.free_blocks() > state.growth.high_blocks() + ahead)) {
+      return false;
+    }
+    state.below.NextDown(by_seal ? kSlice : ahead, &next);
   }
   std::vector<TierKey> keys;
   for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
@@ -304,6 +331,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   while (!left.empty()) {
     const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
     left.remove_prefix(done);
+    no_buffers_ = no_buffers_ || done == 0;
     if (done == 0 || JobsWait()) break;
     space->GiveWay();
   }
@@ -377,9 +405,85 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
                  }
                  MutexLock lock(&mail->mu);
                  mail->going_down.erase(keys[index]);
-                 if (result != TierResult::kDone) mail->give_up_ms = space->NowMs() + kGiveUpMs;
+                 if (result == TierResult::kDone) return;
+                 // What has no room for the values of one space may have it for others.
+                 const uint64_t whose = result == TierResult::kFailed ? kAllSpaces : space->facts.id;
+                 mail->give_up_ms[whose] = space->NowMs() + kGiveUpMs;
                });
   return handled;
+}
+
+// ---------------------------------------------------------------------------------------------------- at the end
+
+std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
+  std::vector<BlockView> resident;
+  {
+    SpaceLock lock(*space);
+    if (space->state.growth.closed() || !space->state.below.on()) return {};
+    const BlockPool& pool = space->state.pool;
+    const uint64_t now = space->NowMs();
+    for (uint32_t id = 1; id <= pool.capacity(); ++id) {
+      const absl::StatusOr<BlockView> view = pool.View(BlockId{id}, now);
+      if (view.ok() && pool.IsResident(view->ref)) resident.push_back(*view);
+    }
+  }
+  std::vector<TierKey> keys;
+  for (const BlockView& block : resident) keys.push_back(TierKeyOf(space->facts, block.key));
+  const auto there = std::make_unique<bool[]>(keys.size());
+  tier_->Exists(keys, {there.get(), keys.size()});
+  absl::flat_hash_map<BlockId, size_t> left;  // Where in `resident` they are.
+  std::vector<size_t> order;
+  for (size_t i = 0; i < resident.size(); ++i) {
+    if (there[i]) continue;
+    left[resident[i].ref.id] = i;
+    order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return resident[a].idle_ms < resident[b].idle_ms; });
+  std::vector<BlockPool::Departing> blocks;
+  for (const size_t latest : order) {
+    std::vector<size_t> chain;
+    BlockId id = resident[latest].ref.id;
+    for (auto found = left.find(id); found != left.end(); found = left.find(id)) {
+      chain.push_back(found->second);
+      left.erase(found);
+      id = resident[chain.back()].parent;
+    }
+    for (; !chain.empty(); chain.pop_back()) {
+      blocks.push_back({resident[chain.back()].ref, resident[chain.back()].key});
+    }
+  }
+  return blocks;
+}
+
+uint64_t TierMover::Demoted() {
+  uint64_t demoted = 0;
+  for (const std::shared_ptr<Space>& space : spaces_()) {
+    SpaceLock lock(*space);
+    demoted += space->state.below.counters.demoted;
+  }
+  return demoted;
+}
+
+TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  const uint64_t before = Demoted();
+  uint64_t found = 0;
+  for (const std::shared_ptr<Space>& space : spaces_()) {
+    if (!space->facts.tier_space.has_value()) continue;
+    const std::vector<BlockPool::Departing> blocks = Unwritten(space.get());
+    found += blocks.size();
+    absl::Span<const BlockPool::Departing> left = blocks;
+    while (!left.empty() && std::chrono::steady_clock::now() < end && Takes(*space)) {
+      const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
+      left.remove_prefix(done);
+      // All buffers are out: the disk is the slower one.
+      if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  tier_->Drain();
+  const uint64_t written = Demoted() - before;
+  return {.written = written, .left = found - std::min(found, written)};
 }
 
 }  // namespace kvpool

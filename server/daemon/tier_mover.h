@@ -20,6 +20,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "proto/support/mutex.h"
+#include "server/daemon/snapshot.h"
 #include "server/space/space.h"
 #include "server/tiers/tier.h"
 
@@ -38,6 +39,9 @@ class TierMover {
 
   // Its thread is gone, and what was on its way down is written. Promotions that come later are never begun.
   void Stop();
+  // Copies down what is resident and not below: what was used last goes first, behind its parents. What is on its way when
+  // the time is over is still written. REQUIRES: Stop was called.
+  TierFlush Flush(std::chrono::milliseconds limit);
   void Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion> promotion);
   // One round. False: there is nothing to do before a load has come, or a space has changed.
   bool RunOnce();
@@ -45,8 +49,9 @@ class TierMover {
  private:
   // Blocks placed under one hold of a space's mutex.
   static constexpr size_t kSlice = 64;
-  // So many blocks next to leave have a copy below, or one on its way.
-  static constexpr uint32_t kAhead = 1024;
+  // So many blocks next to leave have a copy below, or one on its way: at least kAhead, and twice what reclaiming takes at
+  // once. They are looked for under one hold of the mutex, a millisecond for kMostAhead.
+  static constexpr uint32_t kAhead = 1024, kMostAhead = 16384;
 
   // A value on its way up. The mutex is around `over` and `result`; the buffer is whole once it is over.
   struct Fetch {
@@ -71,7 +76,8 @@ class TierMover {
     bool stopping ABSL_GUARDED_BY(mu) = false;
     std::vector<Job> jobs ABSL_GUARDED_BY(mu);  // Those that have come in.
     absl::flat_hash_set<TierKey> going_down ABSL_GUARDED_BY(mu);
-    uint64_t give_up_ms ABSL_GUARDED_BY(mu) = 0;  // The tier took nothing: it is asked again then.
+    // Keyed by space: the tier took nothing of it, and is asked again then.
+    absl::flat_hash_map<uint64_t, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {
@@ -96,7 +102,13 @@ class TierMover {
   bool BringUp(Job* job, bool* moved);
   void Finish(Job* job);
   bool MoveDown(const std::shared_ptr<Space>& space);
+  static uint32_t Ahead(const Growth& growth);
+  // False: the tier took nothing a moment ago.
+  bool Takes(const Space& space);
   bool JobsWait();
+  // What is resident and not below, in the order in which Flush writes.
+  std::vector<BlockPool::Departing> Unwritten(Space* space);
+  uint64_t Demoted();
   // Answers how many of the blocks are done with: fewer where no buffer is left.
   size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
@@ -111,6 +123,8 @@ class TierMover {
   absl::flat_hash_map<TierKey, std::weak_ptr<Fetch>> fetching_;
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
+  uint64_t rounds_ = 0;      // Spaces take turns at being the first.
+  bool no_buffers_ = false;  // Of the round under way.
   std::thread thread_;
 };
 

@@ -390,6 +390,12 @@ void AddTier(const DaemonSnapshot& daemon, Families* out) {
   out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
   out->Gauge("kvpool_tier_waiting", "Reads and writes that a tier has not answered.");
   out->Add({{"tier", name}}, static_cast<double>(usage.waiting));
+  out->Histogram("kvpool_tier_load_seconds",
+                 "From when a value was asked for to the answer, the wait included.");
+  out->Add({{"tier", name}}, usage.load);
+  out->Histogram("kvpool_tier_store_seconds",
+                 "From when a value was given to the answer, the wait included.");
+  out->Add({{"tier", name}}, usage.store);
 }
 
 void AddDecisions(const DaemonSnapshot& daemon, Families* out) {

@@ -196,10 +196,12 @@ void FileTier::Store(std::vector<TierStore> stores, Done done) {
 }
 
 void FileTier::Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) {
+  const auto now = std::chrono::steady_clock::now();
   std::vector<Task> refused;
   {
     MutexLock lock(&queue_mu_);
     for (Task& task : tasks) {
+      task.since = now;
       if (loads_.size() + stores_.size() < kMostWaiting) {
         queue->push_back(std::move(task));
         work_.Signal();
@@ -227,6 +229,8 @@ TierUsage FileTier::usage() {
   usage.waiting = loads_.size() + stores_.size() + running_;
   usage.counters = counters_;
   usage.counters.evicted = evicted_;
+  usage.load = load_seconds_.Snapshot();
+  usage.store = store_seconds_.Snapshot();
   return usage;
 }
 
@@ -246,10 +250,9 @@ void FileTier::Work() {
     }
     const bool load = task.load.into != nullptr;
     const TierResult result = load ? RunLoad(task) : RunStore(task);
-    const uint64_t bytes = load ? task.load.into->bytes() : task.store.value->bytes();
     {
       MutexLock lock(&queue_mu_);
-      Count(result, bytes, load);
+      Count(task, result);
     }
     (*task.done)(task.index, result);
     task = Task();
@@ -258,7 +261,11 @@ void FileTier::Work() {
   }
 }
 
-void FileTier::Count(TierResult result, uint64_t bytes, bool load) {
+void FileTier::Count(const Task& task, TierResult result) {
+  const bool load = task.load.into != nullptr;
+  const uint64_t bytes = load ? task.load.into->bytes() : task.store.value->bytes();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - task.since;
+  (load ? load_seconds_ : store_seconds_).Observe(seconds.count());
   switch (result) {
     case TierResult::kDone:
       ++(load ? counters_.loaded : counters_.stored);

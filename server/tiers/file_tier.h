@@ -28,6 +28,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
+#include "server/base/histogram.h"
 #include "server/base/sockets.h"
 #include "server/tiers/file_io.h"
 #include "server/tiers/segment.h"
@@ -57,6 +58,7 @@ class FileTier final : public Tier {
 
   std::string_view name() const override { return "file"; }
   uint64_t most_value_bytes() const override { return std::min(capacity_bytes_, kMostValueBytes); }
+  std::string path() const override { return path_; }
   std::string describe() const override;
   void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override ABSL_LOCKS_EXCLUDED(known_mu_);
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override
@@ -93,6 +95,7 @@ class FileTier final : public Tier {
     TierLoad load;  // One of the two has a buffer.
     TierStore store;
     Deadline deadline;
+    std::chrono::steady_clock::time_point since;  // It waits from then on.
     size_t index = 0;
     std::shared_ptr<const Done> done;
   };
@@ -117,7 +120,7 @@ class FileTier final : public Tier {
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
-  void Count(TierResult result, uint64_t bytes, bool load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
+  void Count(const Task& task, TierResult result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
 
   const std::string path_;
   const uint64_t capacity_bytes_;
@@ -139,6 +142,8 @@ class FileTier final : public Tier {
   size_t running_ ABSL_GUARDED_BY(queue_mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
   TierCounters counters_ ABSL_GUARDED_BY(queue_mu_);  // All but `evicted`.
+  Histogram load_seconds_ ABSL_GUARDED_BY(queue_mu_){kTierBounds};
+  Histogram store_seconds_ ABSL_GUARDED_BY(queue_mu_){kTierBounds};
   std::atomic<uint64_t> evicted_{0}, value_bytes_{0};
   absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "server/base/histogram.h"
 #include "server/tiers/buffers.h"
 #include "server/tiers/tier_key.h"
 
@@ -54,6 +55,7 @@ struct TierUsage {
   uint64_t values = 0, bytes = 0, capacity_bytes = 0;
   uint64_t waiting = 0;  // Loads and stores that are not answered.
   TierCounters counters;
+  HistogramSnapshot load, store;  // Seconds from when a value was asked for, or given, to the answer.
 };
 
 class Tier {
@@ -64,6 +66,8 @@ class Tier {
   virtual std::string_view name() const = 0;
   // It takes no value of more bytes.
   virtual uint64_t most_value_bytes() const = 0;
+  // Where it is: a folder.
+  virtual std::string path() const = 0;
   // Where it is and how it works, for the log.
   virtual std::string describe() const = 0;
   // Is there likely to be a value? From memory, at once: no promise. `found` is as long as `keys`.

@@ -68,12 +68,18 @@ static void share(kvpool_session* session, const uint8_t* keys) {
 
 static void find(kvpool_session* session, const uint8_t* keys) {
   const kvpool_group_keys asked = {.keys = keys, .key_count = kBlocks};
+  kvpool_match_options options = {.struct_size = sizeof(options), .wait_ms = 60001};
   kvpool_match* match = NULL;
-  uint64_t tokens = 0;
+  uint64_t tokens = 0, below = 1;
   size_t count = 0;
   kvpool_block blocks[kBlocks];
-  CHECK(kvpool_match_start(session, &asked, 1, &match) == KVPOOL_OK);
+  CHECK(kvpool_match_start_with(session, &asked, 1, &options, &match) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "wait_ms: 60001, where at most 60000 are allowed") != NULL);
+  options.wait_ms = 1000;
+  CHECK(kvpool_match_start_with(session, &asked, 1, &options, &match) == KVPOOL_OK);
+  CHECK(kvpool_match_below(match, &below) == KVPOOL_FAILED_PRECONDITION);
   CHECK(kvpool_match_wait(match, kTimeoutMs, &tokens, NULL) == KVPOOL_OK);
+  CHECK(kvpool_match_below(match, &below) == KVPOOL_OK && below == 0);
   CHECK(kvpool_match_ready(match));
   CHECK(tokens == kBlocks * kTokensPerBlock);
   CHECK(kvpool_match_take(match, 0, blocks, 1, &count) == KVPOOL_RESOURCE_EXHAUSTED);
@@ -249,6 +255,12 @@ static int open_with(kvpool_session* session, void* options) {
   return kvpool_open(options, &opened);
 }
 static int count_with(kvpool_session* session, void* counters) { return kvpool_read_counters(session, counters); }
+static int match_with(kvpool_session* session, void* options) {
+  kvpool_match* match = NULL;
+  const int code = kvpool_match_start_with(session, NULL, 0, options, &match);
+  kvpool_match_free(match);
+  return code;
+}
 static int seal_with(kvpool_session* session, void* arguments) { return kvpool_seal_start(session, arguments, NULL); }
 static int prune_with(kvpool_session* session, void* arguments) {
   kvpool_operation* operation = NULL;
@@ -271,6 +283,7 @@ static void versions(kvpool_session* session) {
     int (*call)(kvpool_session*, void*);
   } structures[] = {{"kvpool_options", sizeof(kvpool_options), open_with},
                     {"kvpool_counters", sizeof(kvpool_counters), count_with},
+                    {"kvpool_match_options", sizeof(kvpool_match_options), match_with},
                     {"kvpool_seal_arguments", sizeof(kvpool_seal_arguments), seal_with},
                     {"kvpool_prune_arguments", sizeof(kvpool_prune_arguments), prune_with},
                     {"kvpool_put_episode_arguments", sizeof(kvpool_put_episode_arguments), put_with}};

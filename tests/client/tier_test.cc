@@ -84,6 +84,27 @@ TEST_F(ClientTierTest, AnotherEngineFindsWhatWasEvictedBeforeTheDaemonWasKilled)
   EXPECT_EQ(daemon_->Metric("kvpool_tier_values_total", "corrupt"), 0);
 }
 
+TEST_F(ClientTierTest, TheNextDaemonFindsWhatOnlyThePoolHad) {
+  const std::vector<std::string> flags = {"--tier=file:" + folder() + ",capacity=64MiB"};
+  StartDaemon("64MiB", flags);
+  auto first = OpenWithoutMagazine();
+  ASSERT_NE(first, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*first, 1, kShared);
+  Share(first.get(), keys);
+  // Much is free, so that nothing was to leave.
+  EXPECT_EQ(daemon_->Metric("kvpool_tier_values"), 0);
+  EXPECT_EQ(daemon_->Stop(), 0);
+  EXPECT_THAT(daemon_->Log(), testing::HasSubstr("tier flushed"));
+  first.reset();
+  StartDaemon("64MiB", flags);
+  auto second = OpenWithoutMagazine();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  const MatchHit hit = Match(second.get(), keys, kWait);
+  ASSERT_EQ(hit.tokens, kShared * kTokensPerBlock) << daemon_->Log();
+  EXPECT_EQ(Right(second.get(), hit, keys), kShared);
+  EXPECT_EQ(daemon_->Metric("kvpool_tier_load_seconds_count"), kShared);
+}
+
 TEST_F(ClientTierTest, WrongBytesOnTheDiskAreAMiss) {
   Start(",write=seal");
   auto first = OpenWithoutMagazine();

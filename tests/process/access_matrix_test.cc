@@ -66,7 +66,7 @@ const std::map<std::string, Need>& Needs() {
       rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
     }
     for (const char* verb :
-         {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies"}) {
+         {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb : {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy"}) {

@@ -5,6 +5,7 @@ import pytest
 
 import kvpool
 from conftest import in_child, layout
+from daemon import Daemon
 
 TOKENS = np.arange(64)
 
@@ -43,6 +44,32 @@ def test_a_shorter_match_says_why(session):
     # Another salt: nothing in common.
     with session.match(session.hasher(b"salt").chain(TOKENS, 16)).wait() as hit:
         assert hit.tokens == 0
+
+
+def test_what_has_left_the_pool_is_waited_for(tmp_path):
+    daemon = Daemon(flags=[f"--tier=file:{tmp_path}/tier,capacity=64MiB"])
+    try:
+        with kvpool.Session(layout(), "a model", socket=daemon.socket) as session:
+            keys = session.hasher().chain(TOKENS, 16)
+            with session.lease(4) as blocks:
+                for i in range(4):
+                    np.asarray(blocks.data(i))[:] = 40 + i
+                session.seal(blocks, keys).wait()
+            session.flush()
+        daemon.process.terminate()  # An orderly end: what is cached goes below.
+        assert daemon.process.wait(60) == 0
+        daemon.start()
+        with kvpool.Session(layout(), "a model", socket=daemon.socket) as session:
+            assert session.hasher().chain(TOKENS, 16) == keys
+            with session.match(keys).wait() as hit:
+                assert (hit.tokens, hit.below_tokens) == (0, 64)
+            with session.match_groups([(0, keys)], wait_ms=60000).wait(60) as hit:
+                assert (hit.tokens, hit.below_tokens) == (64, 0)
+                assert [int(np.asarray(hit.blocks.data(i))[17]) for i in range(4)] == [40, 41, 42, 43]
+            with pytest.raises(kvpool.InvalidArgumentError, match="wait_ms: 60001, where at most 60000 are allowed"):
+                session.match(keys, wait_ms=60001)
+    finally:
+        daemon.close()
 
 
 def test_a_duplicate_stays_private(session):

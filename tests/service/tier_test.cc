@@ -191,6 +191,71 @@ TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {
   EXPECT_EQ(tier_->usage().counters.stored, 0);
 }
 
+TEST_F(TierTest, TheEndOfADaemonWritesWhatIsInThePoolAlone) {
+  Begin(TierWrite::kEvict, 100);
+  const std::vector<uint64_t> blocks = engine_->Lease(3);
+  for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys_[i]);
+  engine_->Seal(blocks, {keys_.begin(), keys_.begin() + 3});  // They are held still.
+  Compute(Keys("l", 10));
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 0);
+  const TierFlush flushed = daemon_->FlushTier(std::chrono::minutes(1));
+  EXPECT_EQ(flushed.written, 13);
+  EXPECT_EQ(flushed.left, 0);
+  End();
+  Begin();
+  EXPECT_EQ(Await({keys_.begin(), keys_.begin() + 3}).tokens(), 48);
+  EXPECT_EQ(Await(Keys("l", 10)).tokens(), 160);
+}
+
+TEST_F(TierTest, TheEndOfADaemonDoesNotWriteWhatIsThere) {
+  Begin();
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(daemon_->FlushTier(std::chrono::minutes(1)).written, 0);
+  EXPECT_EQ(tier_->usage().counters.stored, 10);
+}
+
+TEST_F(TierTest, TheEndOfADaemonIsNotKeptByATierThatIsFull) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  tier_->stores_fail = TierResult::kFull;
+  const TierFlush flushed = daemon_->FlushTier(std::chrono::minutes(1));
+  EXPECT_EQ(flushed.written, 5);
+  EXPECT_EQ(flushed.left, 5);
+}
+
+TEST_F(TierTest, WithoutTimeTheEndOfADaemonWritesNothing) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  const TierFlush flushed = daemon_->FlushTier(std::chrono::milliseconds(0));
+  EXPECT_EQ(flushed.written, 0);
+  EXPECT_EQ(flushed.left, 10);
+}
+
+TEST_F(TierTest, OperatorsSeeTheTier) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  LetGo(Await(keys_));
+  v1::ListTiersResponse tiers;
+  ASSERT_TRUE(daemon_->ListTiers({}, &tiers).ok());
+  ASSERT_EQ(tiers.tiers_size(), 1);
+  const v1::TierInfo& tier = tiers.tiers(0);
+  EXPECT_EQ(tier.tier(), "file");
+  EXPECT_EQ(tier.path(), folder_.path());
+  EXPECT_EQ(tier.capacity_bytes(), 1 << 20);
+  EXPECT_EQ(tier.values(), 10);
+  EXPECT_EQ(tier.bytes(), 10 * kBlockBytes);
+  EXPECT_EQ(tier.waiting(), 0);
+  EXPECT_EQ(tier.stored(), 10);
+  EXPECT_EQ(tier.loaded_bytes(), 10 * kBlockBytes);
+  EXPECT_EQ(tier.demoted_blocks(), 10);
+  EXPECT_EQ(tier.promoted_blocks(), 10);
+  EXPECT_EQ(tier.waits(), 1);
+}
+
 TEST_F(TierTest, DamagedBytesAreAMiss) {
   Begin();
   Compute(keys_);
@@ -270,7 +335,7 @@ TEST_F(TierTest, ALoadThatWasLateForAnotherIsAskedForAgain) {
   const auto other = OpenEngine(OpenRequest(), "other");
   Settle({engine_.get(), other.get()});
   tier_->hangs = true;
-  tier_->loads_fail = TierResult::kLate;  // Of every second value.
+  tier_->loads_fail = TierResult::kLate;  // Every second value.
   std::optional<v1::OperationResult> first, second;
   engine_->Send(WaitOp(keys_), &first);
   clock_.Advance(1);

@@ -41,6 +41,7 @@ class FaultyTier final : public Tier {
 
   std::string_view name() const override { return tier_->name(); }
   uint64_t most_value_bytes() const override { return tier_->most_value_bytes(); }
+  std::string path() const override { return tier_->path(); }
   std::string describe() const override { return tier_->describe(); }
   void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override { tier_->Exists(keys, found); }
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override {

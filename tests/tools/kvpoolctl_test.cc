@@ -127,6 +127,24 @@ TEST_F(Kvpoolctl, SpacesAndSessions) {
   EXPECT_THAT(text.out, Not(HasSubstr("\x1b")));
 }
 
+TEST_F(Kvpoolctl, Tiers) {
+  EXPECT_EQ(Ask<v1::ListTiersResponse>({"tier"}).tiers_size(), 0);
+  EXPECT_THAT(Run({"tier"}).out, HasSubstr("No tiers"));
+  const TemporaryDirectory below;
+  const std::string folder = below.path() + "/tier";
+  auto daemon = DaemonProcess::Start(
+      {.binary = KVPOOL_KVPOOLD, .flags = {"--tier=file:" + folder + ",capacity=64MiB"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  session_.reset();
+  daemon_ = *std::move(daemon);
+  const auto tiers = Ask<v1::ListTiersResponse>({"tier"});
+  ASSERT_EQ(tiers.tiers_size(), 1);
+  EXPECT_EQ(tiers.tiers(0).tier(), "file");
+  EXPECT_EQ(tiers.tiers(0).path(), folder);
+  EXPECT_EQ(tiers.tiers(0).capacity_bytes(), 64 << 20);
+  EXPECT_THAT(Run({"tier"}).out, HasSubstr(folder));
+}
+
 TEST_F(Kvpoolctl, BlocksInPages) {
   const auto cached = Ask<v1::ListBlocksResponse>({"blocks", "--space=1", "--state=cached"});
   ASSERT_EQ(cached.blocks_size(), static_cast<int>(kChain));

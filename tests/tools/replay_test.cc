@@ -81,6 +81,22 @@ TEST(Replay, HitsWhatTheExactSimulationHits) {
   }
 }
 
+// What does not fit into the pool comes back from the tier, through kills of the daemon and of engines, and not one byte is
+// wrong.
+TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
+  const TemporaryDirectory folder;
+  const auto result =
+      ReplayJson({"--spawn-daemon", "--blocks=600", "--workload=conversation", "--seed=5", "--requests=600",
+                  "--engines=2", "--kill-daemon-every=250", "--kill-every=100", "--wait-ms=60000",
+                  "--daemon-flag=--tier=file:" + folder.path() + "/tier,capacity=256MiB"});
+  EXPECT_GE(Number(result, "daemon_kills"), 1);
+  EXPECT_GE(Number(result, "kills"), 1);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  const auto& below = result.fields().at("below").struct_value();
+  EXPECT_EQ(Number(below, "corrupt_values"), 0);
+  EXPECT_GT(Number(below, "promoted_blocks"), 0);
+}
+
 TEST(Replay, AnswersTakeBlocksToo) {
   const auto result = ReplayJson({"--spawn-daemon", "--blocks=1000", "--workload=conversation",
                                   "--requests=800", "--decode", "--layout=2x2x8"});

@@ -15,7 +15,7 @@ namespace {
 using SessionPtr = std::shared_ptr<SharedSession>;
 
 struct PyHit {
-  uint64_t tokens = 0;
+  uint64_t tokens = 0, below_tokens = 0;
   std::string miss;
   std::vector<nb::object> groups;  // Blocks, parallel to those asked for.
 
@@ -33,6 +33,8 @@ struct PySealOutcome {
 void BindMatchHit(nb::module_& module) {
   nb::class_<PyHit>(module, "MatchHit", "What a match found, held by reference. `with` releases it.")
       .def_ro("tokens", &PyHit::tokens, "Length of the common prefix.")
+      .def_ro("below_tokens", &PyHit::below_tokens,
+              "Tokens behind it that are in a tier below the pool, and have not come.")
       .def_ro("miss", &PyHit::miss,
               "Why it is not longer: \"none\", \"never_seen\", \"evicted\", ...; see MissReason.")
       .def_prop_ro(
@@ -56,6 +58,7 @@ void BindMatchHit(nb::module_& module) {
           [](PyPending<MatchHit>& pending, Timeout timeout) {
             MatchHit found = pending.Wait(timeout);
             PyHit hit{.tokens = found.tokens,
+                      .below_tokens = found.below_tokens,
                       .miss = NameOf(v1::MissReason_Name(found.miss), "MISS_REASON_")};
             for (Blocks& group : found.groups) {
               hit.groups.push_back(BlocksObject(pending.session(), std::move(group)));
@@ -94,15 +97,19 @@ void BindSealOutcome(nb::module_& module) {
           nb::arg("timeout") = 30.0, "Takes the answer, once.");
 }
 
-PyPending<MatchHit> Match(const SessionPtr& session, nb::handle keys, uint32_t group) {
+PyPending<MatchHit> Match(const SessionPtr& session, nb::handle keys, uint32_t group, uint32_t wait_ms,
+                          bool prefetch) {
   uint32_t key_bytes = 32;
   const std::string bytes = KeysOf(keys, &key_bytes);
   const GroupKeys asked{.group = group, .keys = bytes, .key_bytes = key_bytes};
-  return {session, ValueOf(session->Use([&](Session& open) { return open.Match({&asked, 1}); }))};
+  return {session, ValueOf(session->Use([&](Session& open) {
+            return open.Match({&asked, 1}, {.wait_ms = wait_ms, .prefetch = prefetch});
+          }))};
 }
 
 PyPending<MatchHit> MatchGroups(const SessionPtr& session,
-                                const std::vector<std::pair<uint32_t, nb::object>>& groups) {
+                                const std::vector<std::pair<uint32_t, nb::object>>& groups, uint32_t wait_ms,
+                                bool prefetch) {
   std::vector<std::string> bytes(groups.size());
   std::vector<GroupKeys> asked(groups.size());
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -110,7 +117,9 @@ PyPending<MatchHit> MatchGroups(const SessionPtr& session,
     bytes[i] = KeysOf(groups[i].second, &asked[i].key_bytes);
     asked[i].keys = bytes[i];
   }
-  return {session, ValueOf(session->Use([&](Session& open) { return open.Match(asked); }))};
+  return {session, ValueOf(session->Use([&](Session& open) {
+            return open.Match(asked, {.wait_ms = wait_ms, .prefetch = prefetch});
+          }))};
 }
 
 PyPending<SealOutcome> Seal(const SessionPtr& session, nb::handle blocks, nb::handle keys,
@@ -145,14 +154,19 @@ using SessionClass = nb::class_<SharedSession>;
 
 void BindVerbs(SessionClass& session) {
   session
-      .def("match", Match, nb::arg("keys"), nb::arg("group") = 0,
-           nb::sig("def match(self, keys: bytes | collections.abc.Sequence[bytes], group: int = 0) -> "
-                   "PendingMatch"),
-           "Finds the longest resident prefix, and takes holds on it.")
+      .def("match", Match, nb::arg("keys"), nb::arg("group") = 0, nb::kw_only(), nb::arg("wait_ms") = 0,
+           nb::arg("prefetch") = false,
+           nb::sig("def match(self, keys: bytes | collections.abc.Sequence[bytes], group: int = 0, *, "
+                   "wait_ms: int = 0, prefetch: bool = False) -> PendingMatch"),
+           "Finds the longest resident prefix, and takes holds on it. What is behind it in a tier below the\n"
+           "pool is brought up: with `wait_ms` the answer waits for it, so long at most (60000), and with\n"
+           "`prefetch` it does not.")
       .def(
-          "match_groups", MatchGroups, nb::arg("groups"),
+          "match_groups", MatchGroups, nb::arg("groups"), nb::kw_only(), nb::arg("wait_ms") = 0,
+          nb::arg("prefetch") = false,
           nb::sig("def match_groups(self, groups: collections.abc.Sequence[tuple[int, bytes | "
-                  "collections.abc.Sequence[bytes]]]) -> PendingMatch"),
+                  "collections.abc.Sequence[bytes]]], *, wait_ms: int = 0, prefetch: bool = False) -> "
+                  "PendingMatch"),
           "The same for several groups at once, [(group, keys)]: the longest prefix resident in every group.")
       .def(
           "seal", Seal, nb::arg("blocks"), nb::arg("keys"), nb::kw_only(), nb::arg("parent_key") = nb::none(),

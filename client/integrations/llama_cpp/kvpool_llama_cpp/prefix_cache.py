@@ -41,13 +41,14 @@ class PrefixCache:
     fallback           "own": without a daemon the engine goes on without, and looks for one every `retry` seconds. By
                        default a daemon that is missing now is an error; one that is lost later never is.
     timeout            of an answer of the daemon while a prompt waits, in seconds
+    wait_ms            how long a prompt may wait besides for what is in a tier below the pool (`kvpoold --tier`); 0: not
     options            those of kvpool.Session
 
     One thread at a time, that of the context.
     """
 
     def __init__(self, library: Library, context: Any, fingerprint: bytes, *, tokens_per_block: int = 32, scratch: int | None = None,
-                 fallback: str | None = None, retry: float = 10.0, timeout: float = 2.0, open_timeout: float = 5.0,
+                 fallback: str | None = None, retry: float = 10.0, timeout: float = 2.0, wait_ms: int = 0, open_timeout: float = 5.0,
                  facts: Mapping[str, str] | None = None, **options: Any) -> None:
         if fallback not in (None, "own"):
             raise ValueError(f"fallback: {fallback!r}, where only 'own' is known")
@@ -55,7 +56,7 @@ class PrefixCache:
         self._memory = library.get_memory(context)
         self.tokens_per_block = tokens_per_block
         self._scratch = library.n_seq_max(context) - 1 if scratch is None else scratch
-        self._retry, self._timeout = retry, timeout
+        self._retry, self._timeout, self._wait_ms = retry, timeout, wait_ms
         self._check_context()
         self._prefix_bytes = _HEADER.size + 4 * tokens_per_block
         self._prefix_bytes += -self._prefix_bytes % _ALIGNMENT
@@ -198,7 +199,7 @@ class PrefixCache:
             return have
         try:
             keys = self._keys(session, tokens, salt, extra_keys, wanted)
-            with session.match(keys).wait(self._timeout) as hit:
+            with session.match(keys, wait_ms=self._wait_ms).wait(self._timeout + self._wait_ms / 1000) as hit:
                 if len(hit.blocks) * size <= have:
                     return have
                 first = have // size
