@@ -61,10 +61,10 @@ bool TierMover::RunOnce() {
   }
   std::move(came.begin(), came.end(), std::back_inserter(jobs_));
   bool more = false;
-  // Each comes first at times: buffers go to whoever asks before the others.
-  if (!jobs_.empty()) std::rotate(jobs_.begin(), jobs_.begin() + 1, jobs_.end());
   for (Job& job : jobs_) more |= Advance(&job);
   std::erase_if(jobs_, [](const Job& job) { return job.promotion == nullptr; });
+  // Each comes first at times: buffers go to whoever asks before the others.
+  if (!jobs_.empty()) std::rotate(jobs_.begin(), jobs_.begin() + 1, jobs_.end());
   absl::erase_if(fetching_, [](const auto& fetch) { return fetch.second.expired(); });
   if (const auto now = std::chrono::steady_clock::now(); now >= down_at_ || !thread_.joinable()) {
     std::vector<std::shared_ptr<Space>> spaces = spaces_();

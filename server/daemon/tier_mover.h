@@ -124,7 +124,7 @@ class TierMover {
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
   uint64_t rounds_ = 0;      // Spaces take turns at being the first.
-  bool no_buffers_ = false;  // Of the round under way.
+  bool no_buffers_ = false;  // The round under way found none left.
   std::thread thread_;
 };
 

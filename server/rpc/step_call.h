@@ -39,7 +39,7 @@ struct EngineHost {
   Daemon* daemon;
   Openings* openings;
   CallWorkers* large_calls;
-  RefusalLog* refusals;  // Of those who came with the token of another user's session.
+  RefusalLog* refusals;  // It has those who came with the token of another user's session.
 };
 
 // Serves Step calls on the site's queue, for as long as it runs.
