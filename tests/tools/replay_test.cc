@@ -224,7 +224,7 @@ TEST(ReplayUsage, ExitStatus2NamesTheFlag) {
       {{"--workload=poems"}, "--workload: \"poems\" is not conversation"},
       {{"--workload=conversation", "--trace=x"}, "--trace and --workload exclude each other"},
       {{"--spawn-daemon", "--socket=x"}, "--spawn-daemon and --socket exclude each other"},
-      {{"--blocks=100"}, "--blocks and --daemon-flag are for --spawn-daemon"},
+      {{"--blocks=100"}, "--blocks, --daemon-flag and --kill-daemon-every are for --spawn-daemon"},
       {{"--trace=/nowhere/t"}, "/nowhere/t: cannot be opened"},
       {{"--workload=conversation", "--layout=1x2"}, "--layout: \"1x2\" is not opaque or LAYERSxHEADSxDIM"},
       {{"--layout=1x1x8", "--block-bytes=64"}, "--block-bytes is for --layout=opaque"},
