@@ -118,8 +118,10 @@ TEST_P(TierContract, WhatIsUsedStaysLongest) {
 }
 
 TEST_P(TierContract, AValueThatIsLargerThanTheTierIsRefused) {
-  EXPECT_THAT(Store(tier_.get(), {1}, kCapacity + 1), ElementsAre(TierResult::kFull));
+  Store(tier_.get(), Numbers(20));
+  EXPECT_THAT(Store(tier_.get(), {100}, kCapacity + 1), ElementsAre(TierResult::kFull));
   EXPECT_EQ(tier_->usage().counters.full, 1);
+  EXPECT_EQ(Load(tier_.get(), Numbers(20)).right, 20) << "others' values went for nothing";
 }
 
 TEST_P(TierContract, ASizeThatCameFirstDoesNotKeepTheRoom) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -176,6 +177,56 @@ TEST(FileTier, ADiskThatIsFullIsNoFault) {
   EXPECT_EQ(Load(tier.get(), Numbers(3)).right, 3);
   EXPECT_EQ(tier->usage().values, 3);
   EXPECT_EQ(tier->usage().counters.full, 6);
+}
+
+// It has room for so many files.
+class SmallDisk final : public FileIo {
+ public:
+  absl::Status Allocate(int fd, uint64_t bytes) override {
+    if (files == 0) return absl::ResourceExhaustedError("no space left");
+    --files;
+    return FileIo::Allocate(fd, bytes);
+  }
+  absl::Status Remove(const std::string& path) override {
+    if (path.ends_with(".slots")) ++files;
+    return FileIo::Remove(path);
+  }
+  std::atomic<int> files{2};
+};
+
+TEST(FileTier, OnAFullDiskANewSizeGetsTheFileOfAnother) {
+  TierFolder folder;
+  SmallDisk disk;
+  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity, .io = &disk});
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  EXPECT_THAT(Store(tier->get(), Numbers(50)), Each(TierResult::kDone));
+  EXPECT_EQ(disk.files, 0);
+  EXPECT_THAT(Store(tier->get(), {1000}, 3 * kTierPageBytes), ElementsAre(TierResult::kDone));
+  EXPECT_GT(Load(tier->get(), Numbers(50)).right, 0) << "one file is enough";
+}
+
+// Some of its sectors can't be written: those of the first value that it is given.
+class BadSectors final : public FileIo {
+ public:
+  absl::Status Write(int fd, const void* data, uint64_t bytes, uint64_t at) override {
+    uint64_t none = 0;
+    if (bytes >= kTierPageBytes) bad_.compare_exchange_strong(none, at);
+    if (at != 0 && at == bad_) return absl::UnavailableError("input/output error");
+    return FileIo::Write(fd, data, bytes, at);
+  }
+
+ private:
+  std::atomic<uint64_t> bad_{0};
+};
+
+TEST(FileTier, ABadSectorIsNotTheNextOneToo) {
+  TierFolder folder;
+  BadSectors disk;
+  const auto tier =
+      FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity, .threads = 1, .io = &disk});
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  EXPECT_THAT(Store(tier->get(), {0}), ElementsAre(TierResult::kFailed));
+  EXPECT_THAT(Store(tier->get(), Numbers(20)), Each(TierResult::kDone));
 }
 
 TEST(FileTier, AFolderThatOthersMayWriteToIsRefused) {
