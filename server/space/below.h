@@ -45,11 +45,11 @@ struct BelowCounters {
   uint64_t demoted = 0;  // Blocks whose copy is below.
   uint64_t moved = 0;    // Copies thrown away, as their block was leased to another before they were done.
   uint64_t dropped = 0;  // Copies that the tier did not take.
-  uint64_t unwritten =
-      0;  // Blocks that were to be copied and had left, or for which write=seal had no room in its list.
+  // Blocks that were to be copied and had left, or for which write=seal had no room in its list.
+  uint64_t unwritten = 0;
   uint64_t promoted = 0;       // Blocks that came up.
   uint64_t late = 0;           // Those that had not come when their match was answered.
-  uint64_t lost = 0;           // Those that were missing or damaged.
+  uint64_t lost = 0;           // Missing or damaged ones: what was behind them did not come up.
   uint64_t no_room = 0;        // Those for which no block could be leased.
   uint64_t waits = 0;          // Matches that waited.
   uint64_t refused_waits = 0;  // Matches that were answered at once, as too many wait.
