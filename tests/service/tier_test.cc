@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/tiers/file_tier.h"
@@ -95,6 +96,27 @@ class TierTest : public ServiceTest {
   void LetGo(const v1::MatchResult& match) {
     const auto& blocks = match.groups(0).blocks();
     if (!blocks.empty()) engine_->Release({blocks.begin(), blocks.end()});
+  }
+  // Two engines ask for what was pushed out, the second a millisecond later, before anything comes. Every second of these loads
+  // ends so.
+  std::pair<v1::OperationResult, v1::OperationResult> BothAsk(TierResult fault = TierResult::kDone) {
+    Begin();
+    Compute(keys_);
+    Move();
+    PushOut();
+    const auto other = OpenEngine(OpenRequest(), "other");
+    Settle({engine_.get(), other.get()});
+    tier_->hangs = true;
+    tier_->loads_fail = fault;
+    std::optional<v1::OperationResult> first, second;
+    engine_->Send(WaitOp(keys_), &first);
+    clock_.Advance(1);
+    other->Send(WaitOp(keys_), &second);
+    daemon_->MoveTierOnce();
+    tier_->loads_fail = TierResult::kDone;
+    Move();
+    EXPECT_TRUE(first.has_value() && second.has_value());
+    return {first.value_or(v1::OperationResult()), second.value_or(v1::OperationResult())};
   }
   BelowCounters counters() { return daemon_->Snapshot().spaces.at(0).below; }
 
@@ -308,44 +330,16 @@ TEST_F(TierTest, ALateLoadIsNotWaitedFor) {
 }
 
 TEST_F(TierTest, OneLoadServesAllThatWait) {
-  Begin();
-  Compute(keys_);
-  Move();
-  PushOut();
-  const auto other = OpenEngine(OpenRequest(), "other");
-  Settle({engine_.get(), other.get()});
-  tier_->hangs = true;  // Both have asked before anything comes.
-  std::optional<v1::OperationResult> first, second;
-  engine_->Send(WaitOp(keys_), &first);
-  clock_.Advance(1);
-  other->Send(WaitOp(keys_), &second);
-  daemon_->MoveTierOnce();
-  Move();
-  ASSERT_TRUE(first.has_value() && second.has_value());
-  EXPECT_EQ(first->match().tokens(), 160);
-  EXPECT_EQ(second->match().tokens(), 160);
+  const auto [first, second] = BothAsk();
+  EXPECT_EQ(first.match().tokens(), 160);
+  EXPECT_EQ(second.match().tokens(), 160);
   EXPECT_EQ(tier_->usage().counters.loaded, 10);
 }
 
 TEST_F(TierTest, ALoadThatWasLateForAnotherIsAskedForAgain) {
-  Begin();
-  Compute(keys_);
-  Move();
-  PushOut();
-  const auto other = OpenEngine(OpenRequest(), "other");
-  Settle({engine_.get(), other.get()});
-  tier_->hangs = true;
-  tier_->loads_fail = TierResult::kLate;  // Every second value.
-  std::optional<v1::OperationResult> first, second;
-  engine_->Send(WaitOp(keys_), &first);
-  clock_.Advance(1);
-  other->Send(WaitOp(keys_), &second);
-  daemon_->MoveTierOnce();
-  tier_->loads_fail = TierResult::kDone;
-  Move();
-  ASSERT_TRUE(first.has_value() && second.has_value());
-  EXPECT_EQ(first->match().tokens(), 16);
-  EXPECT_EQ(second->match().tokens(), 160);
+  const auto [first, second] = BothAsk(TierResult::kLate);
+  EXPECT_EQ(first.match().tokens(), 16);
+  EXPECT_EQ(second.match().tokens(), 160);
 }
 
 TEST_F(TierTest, ASessionThatEndsWhileItWaits) {
