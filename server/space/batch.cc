@@ -25,6 +25,9 @@ constexpr size_t kPrefetchedOperations = 64;
 // than it saves.
 constexpr uint32_t kPrefetchedPool = 16 << 10;
 
+// Taking a verb out of its queue and putting it back takes as long as so many names.
+constexpr uint64_t kNamesOfAMove = 8;
+
 // The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
 // to a batch may have, the response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
@@ -477,6 +480,7 @@ void Batches::AnswerWaiting(Turn& turn) {
 void Batches::Resume(Turn& turn, ParkedVerb verb) {
   Session* const session = verb.member->session;
   if (verb.promotion != 0 && state_.below.UnderWay(verb.promotion)) {
+    turn.Worked(kNamesOfAMove);
     return session->parked.ParkBehind(std::move(verb));
   }
   if (verb.gate == 0 && session->parked.WaitOf(verb.operation).held_up) {
