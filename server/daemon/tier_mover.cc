@@ -273,8 +273,7 @@ void TierMover::Finish(Job* job) {
   if (job->space->NowMs() >= job->promotion->until_ms) {
     state.below.counters.late += job->promotion->blocks.size() - job->next;
   }
-  state.below.End(job->promotion->id);
-  space.batches.AnswerWaiting(turn);
+  space.batches.AnswerWaiting(turn, state.below.End(job->promotion->id));
   // Those who waited hold them now.
   if (!job->held.empty()) {
     std::vector<Verdict> verdicts(job->held.size());

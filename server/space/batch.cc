@@ -463,17 +463,18 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   return true;
 }
 
-void Batches::AnswerWaiting(Turn& turn) {
-  for (auto& [id, weak] : std::exchange(waiting_, {})) {
-    const std::shared_ptr<Session> session = weak.lock();
-    if (session == nullptr || session->ended) continue;
-    if (session->applying) {
-      session->readmit = true;
-    } else {
-      Readmit(turn, session.get());
-      Settle(*session);
-    }
-    if (state_.below.anyone_waits(id)) waiting_[id] = weak;
+void Batches::AnswerWaiting(Turn& turn, uint64_t id) {
+  const auto waits = waiting_.find(id);
+  if (waits == waiting_.end()) return;
+  const std::shared_ptr<Session> session = waits->second.lock();
+  const bool over = session == nullptr || session->ended;
+  if (over || !state_.below.anyone_waits(id)) waiting_.erase(waits);
+  if (over) return;
+  if (session->applying) {
+    session->readmit = true;
+  } else {
+    Readmit(turn, session.get());
+    Settle(*session);
   }
 }
 

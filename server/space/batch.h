@@ -55,8 +55,8 @@ class Batches {
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);
-  // A promotion is over: the match that waited for it is answered.
-  void AnswerWaiting(Turn& turn);
+  // A promotion of this session is over: the match that waited for it is answered.
+  void AnswerWaiting(Turn& turn, uint64_t session);
   // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
   // caller asks again.
   bool TakePending(Member* member, v1::StepResponse* response);

@@ -106,13 +106,15 @@ std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t until_ms,
   return promotion;
 }
 
-void Below::End(uint64_t promotion) {
+uint64_t Below::End(uint64_t promotion) {
   const auto ended = under_way_.find(promotion);
-  if (ended == under_way_.end()) return;
-  if (const auto waits = waits_.find(ended->second); waits != waits_.end() && --waits->second == 0) {
+  if (ended == under_way_.end()) return 0;
+  const uint64_t session = ended->second;
+  under_way_.erase(ended);
+  if (const auto waits = waits_.find(session); waits != waits_.end() && --waits->second == 0) {
     waits_.erase(waits);
   }
-  under_way_.erase(ended);
+  return session;
 }
 
 void Below::Sealed(BlockRef ref, const BlockKey& key) {

@@ -85,7 +85,8 @@ class Below {
   // Whoever begins one hands it to Deferred::promotions. Null: too many are under way, or `session` has too many.
   std::shared_ptr<Promotion> Begin(uint64_t session, uint64_t until_ms, std::vector<Promotion::Block> blocks);
   bool UnderWay(uint64_t promotion) const { return under_way_.contains(promotion); }
-  void End(uint64_t promotion);
+  // Answers whose it was; 0: it is over already.
+  uint64_t End(uint64_t promotion);
   bool anyone_waits(uint64_t session) const { return waits_.contains(session); }
 
   // ---- Down
@@ -107,7 +108,7 @@ class Below {
   Tier* tier_ = nullptr;
   TierWrite write_ = TierWrite::kEvict;
   uint64_t last_promotion_ = 0;
-  absl::flat_hash_map<uint64_t, uint64_t> under_way_;  // The session that waits for it, or 0.
+  absl::flat_hash_map<uint64_t, uint64_t> under_way_;  // The session that asked for it.
   absl::flat_hash_map<uint64_t, size_t> waits_;        // Keyed by session.
   std::deque<BlockPool::Departing> sealed_;
   Holder holder_ = kNobody;

@@ -24,6 +24,9 @@ namespace {
 // Large enough that a disk sees long extents, small enough that a size gets its share in parts.
 constexpr uint64_t kMostSegmentBytes = uint64_t{256} << 20;
 constexpr uint64_t kSegmentsAtLeast = 16;
+// The next daemon knows of a value's uses to within so large a part of the order: a record is written again when a use moves its
+// value further. A value that is read all the time is written as often as the whole order turns over so many times.
+constexpr uint64_t kPartsOfOrder = 16;
 
 std::string PathOf(const std::string& folder, uint64_t number) {
   return absl::StrCat(folder, "/", number, ".slots");
@@ -114,8 +117,14 @@ absl::Status FileTier::Recover() {
     std::vector<Segment::Filled> filled;
     absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Open(io_, path, &filled);
     if (!segment.ok()) {
-      // What could not be opened or read today may be whole.
-      if (!absl::IsDataLoss(segment.status())) return segment.status();
+      if (!absl::IsDataLoss(segment.status())) {
+        // It may be whole and readable tomorrow: it stays, and takes its part of the capacity.
+        const auto bytes = std::filesystem::file_size(path, error);
+        LogWarning("tier's file left alone", {{"path", path}, {"error", segment.status()}});
+        next_file_ = std::max(next_file_, number + 1);
+        file_bytes_ += error ? 0 : bytes;
+        continue;
+      }
       LogWarning("tier's file dropped", {{"path", path}, {"error", segment.status()}});
       RETURN_IF_ERROR(io_->Remove(path));
       continue;
@@ -160,6 +169,7 @@ void FileTier::Adopt(std::unique_ptr<Segment> segment, uint64_t number,
   clock_ = std::max(clock_, file->used);
   file_bytes_ += segment->file_bytes();
   file->number = number;
+  next_file_ = std::max(next_file_, number + 1);
   file->segment = std::move(segment);
   size.files.push_back(file.get());
   files_[number] = std::move(file);
@@ -305,6 +315,7 @@ TierResult FileTier::RunLoad(const Task& task) {
   }
   // While it has readers, neither its slot nor its file is used for anything else.
   const absl::Status read = value->file->segment->Read(value->slot, value->record, into);
+  if (read.ok()) WriteUse(value);
   MutexLock lock(&mu_);
   --value->readers;
   --value->file->busy;
@@ -316,6 +327,18 @@ TierResult FileTier::RunLoad(const Task& task) {
   }
   if (read.ok()) return TierResult::kDone;
   return absl::IsDataLoss(read) ? TierResult::kCorrupt : TierResult::kFailed;
+}
+
+void FileTier::WriteUse(Place value) {
+  Segment::Record record;
+  {
+    MutexLock lock(&mu_);
+    if (value->dropped || value->used - value->record.stamp <= found_.size() / kPartsOfOrder) return;
+    value->record.stamp = value->used;
+    record = value->record;
+  }
+  // The value is good with its old record too.
+  value->file->segment->Restamp(value->slot, record).IgnoreError();
 }
 
 TierResult FileTier::RunStore(const Task& task) {
@@ -446,7 +469,7 @@ FileTier::File* FileTier::MakeFile(uint64_t slot_bytes, absl::Status* error) {
   }
   const uint64_t room = paused ? room_bytes_ : capacity_bytes_;
   if (Segment::FileBytes(slot_bytes, slots) > room - std::min(file_bytes_, room)) return nullptr;
-  const uint64_t number = files_.empty() ? 0 : files_.rbegin()->first + 1;
+  const uint64_t number = next_file_;
   absl::StatusOr<std::unique_ptr<Segment>> segment =
       Segment::Make(io_, PathOf(path_, number), slot_bytes, slots);
   if (!segment.ok()) {

@@ -8,7 +8,7 @@
 // that was not used for longer than anything of another size is given to that one, whole.
 //
 // What there is, and in which order, is in memory: 300 bytes a value. The next daemon reads it from the records of the
-// segments, where the order is that of writes.
+// segments, which are written again after uses that moved a value far.
 #ifndef KVPOOL_SERVER_TIERS_FILE_TIER_H_
 #define KVPOOL_SERVER_TIERS_FILE_TIER_H_
 
@@ -110,6 +110,8 @@ class FileTier final : public Tier {
   TierResult RunLoad(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   TierResult RunStore(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   void Use(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells the next daemon of it, if it matters. REQUIRES: the value has a reader.
+  void WriteUse(Place value) ABSL_LOCKS_EXCLUDED(mu_);
   // The file with a slot for a value of this size; null: there is no room. `error` gets what the disk said.
   File* TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   File* MakeFile(uint64_t slot_bytes, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -148,8 +150,9 @@ class FileTier final : public Tier {
   absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.
   std::map<uint64_t, std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mu_);
-  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // It moves with each use and write.
+  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Those of files that can't be read count too.
+  uint64_t next_file_ ABSL_GUARDED_BY(mu_) = 0;   // The number of the next one that is made.
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;       // It moves with each use and write.
   bool said_error_ ABSL_GUARDED_BY(mu_) = false;
   std::chrono::steady_clock::time_point make_again_
       ABSL_GUARDED_BY(mu_);  // The disk refused a file: until then there is room for room_bytes_ of them.

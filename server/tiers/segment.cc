@@ -156,6 +156,10 @@ absl::Status Segment::Empty(uint32_t slot) {
 
 absl::Status Segment::Fill(uint32_t slot, const Record& record, const TierBuffer& value) {
   RETURN_IF_ERROR(io_->Write(value_fd(), value.data(), WholePages(value.bytes()), ValueAt(slot)));
+  return Restamp(slot, record);
+}
+
+absl::Status Segment::Restamp(uint32_t slot, const Record& record) {
   const DiskRecord disk = ToDisk(slot, record);
   return io_->Write(file_.get(), &disk, sizeof(disk), RecordAt(slot));
 }

@@ -31,7 +31,7 @@ class Segment {
  public:
   struct Record {
     TierKey key;
-    uint64_t stamp = 0;  // The order of writes.
+    uint64_t stamp = 0;  // The order of writes and of uses, as far as these were written down.
     uint32_t bytes = 0;
     uint32_t crc = 0;
   };
@@ -53,6 +53,8 @@ class Segment {
   // REQUIRES: the slot is empty.
   absl::Status Fill(uint32_t slot, const Record& record, const TierBuffer& value);
   absl::Status Empty(uint32_t slot);
+  // Writes the record again, with another stamp. REQUIRES: the slot has the value that it names.
+  absl::Status Restamp(uint32_t slot, const Record& record);
   // DATA_LOSS: the value is not what the record says.
   absl::Status Read(uint32_t slot, const Record& record, TierBuffer* into);
 

@@ -90,6 +90,21 @@ TEST(FileTier, ASmallerCapacityKeepsWhatWasWrittenLast) {
   EXPECT_EQ(Load(smaller.get(), {0}).right, 0);
 }
 
+TEST(FileTier, TheNextDaemonKnowsWhatWasUsed) {
+  TierFolder folder;
+  uint64_t values = 0;
+  {
+    const auto tier = Open(folder);
+    for (uint64_t i = 0; tier->usage().counters.evicted == 0; ++i) Store(tier.get(), {i});
+    values = tier->usage().values;
+    const auto old = Numbers(values / 4, 10);
+    EXPECT_EQ(Load(tier.get(), old).right, old.size());
+  }
+  const auto again = Open(folder);
+  Store(again.get(), Numbers(values / 2, 100'000));
+  EXPECT_EQ(Load(again.get(), Numbers(values / 4, 10)).right, values / 4);
+}
+
 TEST(FileTier, EveryByteOfARecordAndOfAValueMatters) {
   TierFolder folder;
   Store(Open(folder).get(), {1});
@@ -260,6 +275,23 @@ TEST(FileTier, ADiskThatFailsIsAMissAndNoMore) {
   EXPECT_THAT(Load(tier.get(), {0, 8}).results, ElementsAre(TierResult::kMiss, TierResult::kMiss));
   EXPECT_THAT(Store(tier.get(), {0, 8}), Each(TierResult::kDone));
   EXPECT_EQ(tier->usage().counters.failed, 4);
+}
+
+TEST(FileTier, AFileThatCannotBeReadIsLeftAlone) {
+  TierFolder folder;
+  BadDisk disk;
+  Store(Open(folder).get(), Numbers(4));
+  disk.broken = true;
+  {
+    const auto tier = Open(folder, kCapacity, &disk);
+    ASSERT_NE(tier, nullptr);
+    EXPECT_EQ(tier->usage().values, 0);
+    disk.broken = false;
+    EXPECT_THAT(Store(tier.get(), Numbers(4, 10)), Each(TierResult::kDone));
+  }
+  const auto again = Open(folder);
+  EXPECT_EQ(Load(again.get(), Numbers(4)).right, 4);
+  EXPECT_EQ(Load(again.get(), Numbers(4, 10)).right, 4);
 }
 
 TEST(BufferStock, BoundsWhatIsOut) {
