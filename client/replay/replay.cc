@@ -97,7 +97,7 @@ absl::StatusOr<DaemonCounts> CountsOf(const std::string& socket) {
     counts.below = {.demoted_blocks = tier.demoted_blocks(),
                     .promoted_blocks = tier.promoted_blocks(),
                     .late_blocks = tier.late_blocks(),
-                    .dropped_blocks = tier.dropped_blocks() + tier.unwritten_blocks() + tier.moved_blocks(),
+                    .dropped_blocks = tier.unwritten_blocks(),
                     .lost_blocks = tier.lost_blocks(),
                     .no_room_blocks = tier.no_room_blocks(),
                     .corrupt_values = tier.corrupt()};

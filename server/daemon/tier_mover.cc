@@ -75,6 +75,8 @@ bool TierMover::RunOnce() {
     bool left = false;
     no_buffers_ = false;
     for (const std::shared_ptr<Space>& space : spaces) left |= MoveDown(space);
+    if (looked_at_.size() > spaces.size())
+      looked_at_.clear();  // Some are closed; the others are looked at anew.
     if (!left || no_buffers_) down_at_ = now + kPause;
     more |= left;
   }
@@ -298,22 +300,39 @@ uint32_t TierMover::Ahead(const Growth& growth) {
   return std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
 }
 
+bool TierMover::NextUnused(const Space& space, std::vector<BlockPool::Departing>* out) {
+  const BlockPool& pool = space.state.pool;
+  uint32_t& at = looked_at_[space.facts.id];
+  for (const uint32_t end = at + std::min(kLookedAt, pool.capacity() - at); at < end;) {
+    const absl::StatusOr<BlockView> view = pool.View(BlockId{++at}, space.NowMs());
+    if (view.ok() && pool.IsResident(view->ref)) out->push_back({view->ref, view->key});
+  }
+  return at < pool.capacity();
+}
+
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   if (!space->facts.tier_space.has_value()) return false;
   if (!Takes(*space)) return false;
   std::vector<BlockPool::Departing> next;
+  bool unused = false, more = false;
   {
     SpaceLock lock(*space);
     SpaceState& state = space->state;
     if (state.growth.closed() || !state.below.on()) return false;
     const bool by_seal = state.below.wants_sealed();
     const uint32_t ahead = Ahead(state.growth);
-    // As long as much more is free than reclaiming leaves, nothing leaves.
-    if (!by_seal &&
-        (state.growth.may_grow() || state.growth.free_blocks() > state.growth.high_blocks() + ahead)) {
-      return false;
+    unused = state.sessions.empty();
+    if (unused) {
+      more = NextUnused(*space, &next);
+    } else {
+      looked_at_.erase(space->facts.id);
+      // As long as much more is free than reclaiming leaves, nothing leaves.
+      if (!by_seal &&
+          (state.growth.may_grow() || state.growth.free_blocks() > state.growth.high_blocks() + ahead)) {
+        return false;
+      }
+      state.below.NextDown(by_seal ? kSlice : ahead, &next);
     }
-    state.below.NextDown(by_seal ? kSlice : ahead, &next);
   }
   std::vector<TierKey> keys;
   for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
@@ -334,7 +353,14 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     if (done == 0 || JobsWait()) break;
     space->GiveWay();
   }
-  if (left.empty()) return !dirty.empty();
+  if (left.empty()) return more || !dirty.empty();
+  if (unused) {
+    for (const BlockPool::Departing& block : left) {
+      uint32_t& at = looked_at_[space->facts.id];
+      at = std::min(at, Index(block.ref.id) - 1);
+    }
+    return left.size() < dirty.size();
+  }
   SpaceLock lock(*space);
   for (const BlockPool::Departing& block : left) {
     if (space->state.below.wants_sealed()) space->state.below.Sealed(block.ref, block.key);
@@ -350,11 +376,7 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
     if (space->state.growth.closed()) return blocks.size();
     for (const BlockPool::Departing& block : blocks) {
       placed.push_back({.ref = block.ref, .key = block.key});
-      if (space->state.pool.IsResident(block.ref)) {
-        Place(*space, &placed.back());
-      } else {
-        ++space->state.below.counters.unwritten;
-      }
+      if (space->state.pool.IsResident(block.ref)) Place(*space, &placed.back());
     }
   }
   const uint64_t rank_bytes = space->facts.layout.block_bytes();

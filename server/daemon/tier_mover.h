@@ -2,7 +2,8 @@
 //
 //   down   What is next to leave is copied while it is still cached. A sealed block's bytes do not change until its generation
 //          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy whose
-//          block has moved is thrown away. The block itself is not touched: it leaves as it would have left.
+//          block has moved is thrown away. The block itself is not touched: it leaves as it would have left. Of a space that
+//          no session uses all is copied, as the space may be closed for the sake of another.
 //   up     Values are loaded into buffers, each checked by the tier. Those that are there are given blocks in the order of
 //          their chain: leased, filled without the mutex, sealed. What comes too late goes to nobody.
 //
@@ -52,6 +53,8 @@ class TierMover {
   // So many blocks next to leave have a copy below, or one on its way: at least kAhead, and twice what reclaiming takes at
   // once. They are looked for under one hold of the mutex, a millisecond for kMostAhead.
   static constexpr uint32_t kAhead = 1024, kMostAhead = 16384;
+  // Blocks of a space without sessions that are looked at under one hold of its mutex: 0.2 ms.
+  static constexpr uint32_t kLookedAt = 1024;
 
   // A value on its way up. The mutex is around `over` and `result`; the buffer is whole once it is over.
   struct Fetch {
@@ -102,6 +105,9 @@ class TierMover {
   bool BringUp(Job* job, bool* moved);
   void Finish(Job* job);
   bool MoveDown(const std::shared_ptr<Space>& space);
+  // Appends the next blocks of a space that no session uses. True: there are more.
+  bool NextUnused(const Space& space, std::vector<BlockPool::Departing>* out)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   static uint32_t Ahead(const Growth& growth);
   // False: the tier took nothing a moment ago.
   bool Takes(const Space& space);
@@ -123,7 +129,9 @@ class TierMover {
   absl::flat_hash_map<TierKey, std::weak_ptr<Fetch>> fetching_;
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
-  uint64_t rounds_ = 0;      // Spaces take turns at being the first.
+  uint64_t rounds_ = 0;  // Spaces take turns at being the first.
+  absl::flat_hash_map<uint64_t, uint32_t>
+      looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
   bool no_buffers_ = false;  // The round under way found none left.
   std::thread thread_;
 };

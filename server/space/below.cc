@@ -119,7 +119,7 @@ uint64_t Below::End(uint64_t promotion) {
 
 void Below::Sealed(BlockRef ref, const BlockKey& key) {
   if (sealed_.size() == kMostSealed) {
-    ++counters.unwritten;
+    ++counters.dropped;
     return;
   }
   sealed_.push_back({ref, key});
@@ -130,6 +130,18 @@ void Below::NextDown(uint32_t count, std::vector<BlockPool::Departing>* out) {
   for (; count > 0 && !sealed_.empty(); --count) {
     out->push_back(sealed_.front());
     sealed_.pop_front();
+  }
+}
+
+void Below::Left(absl::Span<const Eviction> evictions) {
+  if (!on()) return;
+  for (; !evictions.empty(); evictions.remove_prefix(std::min(kLookedAtOnce, evictions.size()))) {
+    const auto some = evictions.first(std::min(kLookedAtOnce, evictions.size()));
+    std::array<TierKey, kLookedAtOnce> keys;
+    std::array<bool, kLookedAtOnce> there{};
+    for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
+    tier_->Exists(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
+    for (size_t i = 0; i < some.size(); ++i) counters.unwritten += !there[i];
   }
 }
 

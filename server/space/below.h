@@ -44,8 +44,9 @@ struct Promotion {
 struct BelowCounters {
   uint64_t demoted = 0;  // Blocks whose copy is below.
   uint64_t moved = 0;    // Copies thrown away, as their block was leased to another before they were done.
-  uint64_t dropped = 0;  // Copies that the tier did not take.
-  // Blocks that were to be copied and had left, or for which write=seal had no room in its list.
+  uint64_t dropped =
+      0;  // Copies that the tier did not take, or for which write=seal had no room in its list.
+  // Blocks that left while there was no copy below. One whose copy was on its way counts too.
   uint64_t unwritten = 0;
   uint64_t promoted = 0;       // Blocks that came up.
   uint64_t late = 0;           // Those that had not come when their match was answered.
@@ -96,6 +97,8 @@ class Below {
   // Appends up to `count` blocks that are to be copied, the most urgent first. Those that were sealed are taken from their list:
   // whoever does not copy them says Sealed again.
   void NextDown(uint32_t count, std::vector<BlockPool::Departing>* out);
+  // Counts those that have no copy.
+  void Left(absl::Span<const Eviction> evictions);
 
   // The daemon's own hold on what comes up. REQUIRES: the pool has room for a session.
   absl::StatusOr<Holder> holder();

@@ -47,6 +47,7 @@ void SpaceState::Observe(const std::vector<Eviction>& evictions) {
     lifetime.Observe(eviction.lifetime_ms / 1000.0);
     idle_before_evict.Observe(eviction.idle_ms / 1000.0);
   }
+  below.Left(evictions);
 }
 
 }  // namespace kvpool

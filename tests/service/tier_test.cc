@@ -118,6 +118,10 @@ class TierTest : public ServiceTest {
     EXPECT_TRUE(first.has_value() && second.has_value());
     return {first.value_or(v1::OperationResult()), second.value_or(v1::OperationResult())};
   }
+  uint64_t Unwritten() {
+    daemon_->HousekeepOnce();
+    return counters().unwritten;
+  }
   BelowCounters counters() { return daemon_->Snapshot().spaces.at(0).below; }
 
   TierFolder folder_;
@@ -213,6 +217,39 @@ TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {
   EXPECT_EQ(tier_->usage().counters.stored, 0);
 }
 
+TEST_F(TierTest, WhatNoSessionUsesIsWritten) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 0);
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 10);
+  // Once.
+  engine_ = OpenEngine(OpenRequest());
+  Settle({engine_.get()});
+  Compute(Keys("l", 3));
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 10);
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 13);
+}
+
+TEST_F(TierTest, WhatNoSessionUsesWaitsForBuffers) {
+  options_.tier_buffer_bytes = 3 * kTierPageBytes;
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  engine_->Do(CloseOp());
+  tier_->hangs = true;
+  daemon_->MoveTierOnce();
+  daemon_->MoveTierOnce();
+  EXPECT_EQ(counters().demoted, 0);
+  tier_->Answer();
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+}
+
 TEST_F(TierTest, TheEndOfADaemonWritesWhatIsInThePoolAlone) {
   Begin(TierWrite::kEvict, 100);
   const std::vector<uint64_t> blocks = engine_->Lease(3);
@@ -296,6 +333,7 @@ TEST_F(TierTest, AStoreThatIsFullDropsCopiesAndNoVerbFails) {
   Move();
   EXPECT_EQ(counters().dropped, 5);
   PushOut();
+  EXPECT_EQ(Unwritten(), 5);
   // It is asked again when its time has come.
   tier_->stores_fail = TierResult::kDone;
   Compute(Keys("l", 5));
