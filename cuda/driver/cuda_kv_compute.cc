@@ -24,7 +24,7 @@ constexpr uint32_t kBlockThreads = scorers::kBlockThreads;
 constexpr uint32_t kPlaneThreads = scorers::kPlaneThreads;
 constexpr uint32_t kPolicyThreads = scorers::kPolicyThreads;
 constexpr uint32_t kWarp = 32;
-constexpr size_t kAlignment = 64;
+constexpr size_t kBufferAlignment = 64;
 // A driver allocates at least this much, so smaller steps would save nothing.
 constexpr size_t kGrowBytes = size_t{2} << 20;
 // Fewer scores than this are fetched and chosen from on the host, where that costs less than seven launches
@@ -34,7 +34,7 @@ constexpr uint64_t kMaxGridX = (uint64_t{1} << 31) - 1;
 // As many shares of a row for ReduceTokens fill a GPU.
 constexpr uint64_t kMaxShares = 256;
 
-size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t Aligned(size_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; }
 
 size_t BinsBytes(const scorers::SelectRequest& request) {
   return size_t{request.rows} * scorers::kDigitPasses * scorers::kDigits * sizeof(uint32_t);

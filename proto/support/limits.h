@@ -12,6 +12,8 @@ namespace kvpool {
 inline constexpr uint32_t kMaxRanks = 64;
 inline constexpr uint32_t kMaxMembers = kMaxRanks + 1;  // A scheduler, and a process for each rank.
 inline constexpr size_t kMaxClientNameBytes = 128;
+inline constexpr size_t kAttachTokenBytes = 32;
+inline constexpr size_t kMemberTokenBytes = 16;
 
 // ---- Layouts
 inline constexpr uint32_t kMaxGroups = 16;

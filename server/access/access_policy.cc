@@ -24,25 +24,25 @@ constexpr size_t kMaxCgroupBytes = 4096;
 constexpr size_t kMaxSanBytes = 256;
 constexpr AccessRole kRoles[] = {AccessRole::kEngine, AccessRole::kObserver, AccessRole::kOperator};
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+absl::Status BadPolicy(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 absl::StatusOr<uint32_t> ParseUid(absl::string_view value) { return UserId(std::string(value)); }
 absl::StatusOr<uint32_t> ParseGid(absl::string_view value) { return GroupId(std::string(value)); }
 
 absl::StatusOr<std::string> ParseCgroup(absl::string_view value) {
   if (value.size() > kMaxCgroupBytes) {
-    return Invalid(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxCgroupBytes));
+    return BadPolicy(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxCgroupBytes));
   }
-  if (value[0] != '/') return Invalid("write a path of cgroup v2, from / on");
-  if (value.size() > 1 && value.back() == '/') return Invalid("write it without the / at its end");
+  if (value[0] != '/') return BadPolicy("write a path of cgroup v2, from / on");
+  if (value.size() > 1 && value.back() == '/') return BadPolicy("write it without the / at its end");
   return std::string(value);
 }
 
 absl::StatusOr<std::string> ParseSan(absl::string_view value) {
   if (value.size() > kMaxSanBytes) {
-    return Invalid(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxSanBytes));
+    return BadPolicy(absl::StrCat("it has ", value.size(), " bytes; the limit is ", kMaxSanBytes));
   }
-  if (absl::StrContains(value, '*')) return Invalid("names are compared whole: there are no wildcards");
+  if (absl::StrContains(value, '*')) return BadPolicy("names are compared whole: there are no wildcards");
   return std::string(value);
 }
 
@@ -50,7 +50,7 @@ absl::StatusOr<AccessRole> ParseRole(absl::string_view value) {
   for (const AccessRole role : kRoles) {
     if (value == AccessRoleName(role)) return role;
   }
-  return Invalid("there are engine, observer and operator");
+  return BadPolicy("there are engine, observer and operator");
 }
 
 absl::StatusOr<std::string> ParseTenant(absl::string_view value) {
@@ -65,15 +65,15 @@ absl::Status ParseList(absl::string_view text, absl::StatusOr<Value> (*parse)(ab
                        std::vector<Value>* values) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
   if (parts.size() > kMostAccessValues) {
-    return Invalid(absl::StrCat("it has ", parts.size(), " values; the limit is ", kMostAccessValues));
+    return BadPolicy(absl::StrCat("it has ", parts.size(), " values; the limit is ", kMostAccessValues));
   }
   for (const absl::string_view part : parts) {
     const absl::string_view value = absl::StripAsciiWhitespace(part);
-    if (value.empty()) return Invalid("a value is empty");
+    if (value.empty()) return BadPolicy("a value is empty");
     const absl::StatusOr<Value> parsed = parse(value);
-    if (!parsed.ok()) return Invalid(absl::StrCat("\"", value, "\": ", parsed.status().message()));
+    if (!parsed.ok()) return BadPolicy(absl::StrCat("\"", value, "\": ", parsed.status().message()));
     if (std::find(values->begin(), values->end(), *parsed) != values->end()) {
-      return Invalid(absl::StrCat("\"", value, "\" is there twice"));
+      return BadPolicy(absl::StrCat("\"", value, "\" is there twice"));
     }
     values->push_back(*parsed);
   }
@@ -83,7 +83,7 @@ absl::Status ParseList(absl::string_view text, absl::StatusOr<Value> (*parse)(ab
 absl::Status ParseCount(absl::string_view text, uint32_t least, uint32_t* count) {
   constexpr uint32_t kMost = kNoAccessLimit - 1;
   if (absl::SimpleAtoi(text, count) && *count >= least && *count <= kMost) return absl::OkStatus();
-  return Invalid(absl::StrCat("the limits are ", least, " and ", kMost));
+  return BadPolicy(absl::StrCat("the limits are ", least, " and ", kMost));
 }
 
 absl::Status SetField(absl::string_view field, absl::string_view value, AccessRule* rule) {
@@ -100,7 +100,7 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "guaranteed-blocks") return ParseCount(value, 0, &limits.guaranteed_blocks);
   if (field == "held-blocks") return ParseCount(value, 1, &limits.held_blocks);
   if (field == "pinned-blocks") return ParseCount(value, 0, &limits.pinned_blocks);
-  return Invalid(
+  return BadPolicy(
       "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "
       "held-blocks and "
       "pinned-blocks");
@@ -115,8 +115,8 @@ struct Section {
 
 absl::Status Wrong(const Section& section, absl::string_view field, absl::string_view why) {
   const auto at = section.places.find(std::string(field));
-  return Invalid(absl::StrCat(at == section.places.end() ? section.place : at->second, ": [",
-                              section.rule.name, "] ", field, why));
+  return BadPolicy(absl::StrCat(at == section.places.end() ? section.place : at->second, ": [",
+                                section.rule.name, "] ", field, why));
 }
 
 // What is to be known of all lines of a rule.
@@ -147,11 +147,11 @@ absl::Status Check(const Section& section) {
 }
 
 absl::StatusOr<std::string> ParseRuleName(absl::string_view line) {
-  if (line.back() != ']') return Invalid(absl::StrCat("\"", line, "\" is not \"[name]\""));
+  if (line.back() != ']') return BadPolicy(absl::StrCat("\"", line, "\" is not \"[name]\""));
   const absl::string_view name = absl::StripAsciiWhitespace(line.substr(1, line.size() - 2));
   if (name.empty() || name.size() > kMaxRuleNameBytes) {
-    return Invalid(absl::StrCat("the name of a rule has ", name.size(), " bytes; the limits are 1 and ",
-                                kMaxRuleNameBytes));
+    return BadPolicy(absl::StrCat("the name of a rule has ", name.size(), " bytes; the limits are 1 and ",
+                                  kMaxRuleNameBytes));
   }
   return std::string(name);
 }
@@ -222,13 +222,13 @@ absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Parse(absl::st
     if (line.empty() || line[0] == '#') continue;
     if (line[0] == '[') {
       absl::StatusOr<std::string> name = ParseRuleName(line);
-      if (!name.ok()) return Invalid(absl::StrCat(place, ": ", name.status().message()));
+      if (!name.ok()) return BadPolicy(absl::StrCat(place, ": ", name.status().message()));
       for (const Section& other : sections) {
         if (other.rule.name != *name) continue;
-        return Invalid(absl::StrCat(place, ": [", *name, "] is at ", other.place, " too"));
+        return BadPolicy(absl::StrCat(place, ": [", *name, "] is at ", other.place, " too"));
       }
       if (sections.size() == kMostAccessRules) {
-        return Invalid(
+        return BadPolicy(
             absl::StrCat(place, ": [", *name, "] is one rule too many; the limit is ", kMostAccessRules));
       }
       sections.emplace_back();
@@ -237,21 +237,22 @@ absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Parse(absl::st
       continue;
     }
     const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits('=', 1));
-    if (parts.size() != 2) return Invalid(absl::StrCat(place, ": \"", line, "\" is not \"field = value\""));
-    if (sections.empty()) return Invalid(absl::StrCat(place, ": \"", line, "\" is before the first [rule]"));
+    if (parts.size() != 2) return BadPolicy(absl::StrCat(place, ": \"", line, "\" is not \"field = value\""));
+    if (sections.empty())
+      return BadPolicy(absl::StrCat(place, ": \"", line, "\" is before the first [rule]"));
     Section& section = sections.back();
     const std::string field(absl::StripAsciiWhitespace(parts[0]));
     const absl::string_view value = absl::StripAsciiWhitespace(parts[1]);
     const auto [first, is_first] = section.places.emplace(field, place);
     if (!is_first) {
-      return Invalid(
+      return BadPolicy(
           absl::StrCat(place, ": [", section.rule.name, "] ", field, " is at ", first->second, " too"));
     }
     const absl::Status set = SetField(field, value, &section.rule);
     if (!set.ok()) return Wrong(section, field, absl::StrCat(" = ", value, ": ", set.message()));
   }
   // A file of comments would lock out everybody, its owner too.
-  if (sections.empty()) return Invalid(absl::StrCat(path, ": there is no rule"));
+  if (sections.empty()) return BadPolicy(absl::StrCat(path, ": there is no rule"));
   std::vector<std::shared_ptr<const AccessRule>> rules;
   for (Section& section : sections) {
     RETURN_IF_ERROR(Check(section));

@@ -23,7 +23,7 @@ constexpr uint32_t kDefaultListedBlocks = 100;
 // A filter may pass over millions of blocks: a call looks at so many at most, and answers where to go on.
 constexpr uint32_t kMostViewed = 65536;
 // So many are looked at in one hold of the space's mutex.
-constexpr uint32_t kViewSlice = 1024;
+constexpr uint32_t kListSlice = 1024;
 
 absl::Status NoSpace(uint64_t space) {
   return absl::NotFoundError(absl::StrCat("space ", space, " does not exist"));
@@ -127,7 +127,7 @@ absl::Status Daemon::ListBlocks(const v1::ListBlocksRequest& request, v1::ListBl
     SpaceLock lock(*space);
     const uint64_t now = clock_->NowMs();  // No block was used later, so that no age is below 0.
     const BlockPool& pool = space->state.pool;
-    for (uint32_t i = 0; i < kViewSlice; ++i, ++id) {
+    for (uint32_t i = 0; i < kListSlice; ++i, ++id) {
       if (id > pool.capacity()) return absl::OkStatus();
       if (response->blocks_size() == static_cast<int>(limit) || id == end) {
         response->set_next(static_cast<uint32_t>(id));

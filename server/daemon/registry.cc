@@ -4,13 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/limits.h"
 #include "server/base/peer_process.h"
 #include "server/base/random_bytes.h"
 
 namespace kvpool {
 namespace {
-
-constexpr size_t kAttachTokenBytes = 32;
 
 bool IsOn(const Space& space, absl::Span<const size_t> devices) {
   const std::vector<size_t>& own = space.facts.rank_devices;

@@ -7,7 +7,7 @@
 namespace kvpool {
 namespace {
 
-constexpr size_t kChunk = 32;
+constexpr size_t kLookupChunk = 32;
 
 }  // namespace
 
@@ -72,9 +72,9 @@ bool MatchLookup::Advance(uint64_t keys) {
 void MatchLookup::Resolve(size_t q, uint64_t begin, uint64_t end) {
   std::vector<uint32_t>& ids = scratch_.found[q];
   const absl::Span<const BlockKey> keys = queries_[q].keys;
-  std::array<uint64_t, kChunk> hashes;
-  for (uint64_t at = begin; at < end; at += kChunk) {
-    const uint64_t n = std::min<uint64_t>(kChunk, end - at);
+  std::array<uint64_t, kLookupChunk> hashes;
+  for (uint64_t at = begin; at < end; at += kLookupChunk) {
+    const uint64_t n = std::min<uint64_t>(kLookupChunk, end - at);
     for (uint64_t i = 0; i < n; ++i) {
       hashes[i] = HashKey(keys[at + i]);
       r_.index.PrefetchBucket(hashes[i]);
@@ -93,7 +93,7 @@ bool MatchLookup::LeadingRun(size_t q) {
   const uint64_t blocks = run_steps_ * BlocksPerStep(q);
   while (leading_at_ < blocks) {
     if (budget_ == 0) return false;
-    const uint64_t end = std::min<uint64_t>(leading_at_ + kChunk, blocks);
+    const uint64_t end = std::min<uint64_t>(leading_at_ + kLookupChunk, blocks);
     Resolve(q, leading_at_, end);
     for (; leading_at_ < end; ++leading_at_) {
       if (scratch_.found[q][leading_at_] != 0) continue;
@@ -120,7 +120,7 @@ bool MatchLookup::LongestWindowed() {
           run_begin = std::min(run_begin, end);
           return false;
         }
-        const uint64_t begin = end - first > kChunk ? end - kChunk : first;
+        const uint64_t begin = end - first > kLookupChunk ? end - kLookupChunk : first;
         Resolve(q, begin, end);
         while (end > begin && scratch_.found[q][end - 1] != 0) --end;
         if (end > begin) break;

@@ -9,7 +9,7 @@ namespace kvpool {
 namespace {
 
 // Entries that are prefetched together: enough to hide the latency of one behind the work on the others.
-constexpr size_t kChunk = 32;
+constexpr size_t kSealChunk = 32;
 
 bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
   if (keys.empty() || keys.back().group >= groups) return false;
@@ -92,9 +92,9 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
     return;
   }
   uint32_t in_front = parent == nullptr ? 0 : r.Find(*parent);
-  std::array<uint64_t, kChunk> hashes;
-  for (size_t begin = 0; begin < entries.size(); begin += kChunk) {
-    const size_t n = std::min(kChunk, entries.size() - begin);
+  std::array<uint64_t, kSealChunk> hashes;
+  for (size_t begin = 0; begin < entries.size(); begin += kSealChunk) {
+    const size_t n = std::min(kSealChunk, entries.size() - begin);
     for (size_t i = 0; i < n; ++i) {
       const SealEntry& entry = entries[begin + i];
       if (entry.keys.empty()) continue;

@@ -13,10 +13,10 @@ using scorers::KvShape;
 
 // Buffers grow in steps, so that a sequence that grows by a token does not need a new one.
 constexpr size_t kBufferStepBytes = 1 << 20;
-constexpr size_t kAlignment = 64;
+constexpr size_t kRecordAlignment = 64;
 
 size_t RecordBytes(const scorers::ScorePlan& plan) {
-  return (plan.record.floats * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+  return (plan.record.floats * sizeof(float) + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
 }
 
 template <typename T>

@@ -14,7 +14,7 @@ namespace {
 constexpr double kWidth = 1040, kHeight = 620;
 constexpr double kLeft = 76, kRight = 190, kTop = 86, kBottom = 66;
 constexpr double kLabelHeight = 15;
-constexpr double kNothing = 0.0005;
+constexpr double kNegligible = 0.0005;
 
 // Okabe and Ito's colours, which the colour-blind can tell apart too; dashes once they repeat.
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -77,7 +77,7 @@ class Picture {
 
   // Leaves out the capacities beyond which all policies miss no more than infinite memory.
   void TrimTail() {
-    for (const double miss = floor_ + kNothing; floor_ > 0 && most_ > least_;) {
+    for (const double miss = floor_ + kNegligible; floor_ > 0 && most_ > least_;) {
       double before = least_;
       for (const Line& line : lines_) {
         for (const auto& [capacity, at] : line.points) {

@@ -20,8 +20,8 @@
 namespace kvpool::sim {
 namespace {
 
-constexpr uint32_t kEpochs = 6;
-constexpr double kRate = 1e-3;
+constexpr uint32_t kColdEpochs = 6;
+constexpr double kColdRate = 1e-3;
 // A hit one turnover from now is worth half of one now, as the block takes its room meanwhile.
 constexpr double kDiscount = 0.5;
 constexpr double kRandomDecisions = 0.1;
@@ -183,10 +183,10 @@ void Learn(const std::vector<Experience>& experience, QTrainer* trainer, Weights
 
 absl::StatusOr<Weights> TrainColdRl(const Workload& workload, const TrainOptions& options) {
   std::mt19937_64 random(options.seed);
-  QTrainer trainer(options.seed, kRate);
+  QTrainer trainer(options.seed, kColdRate);
   Weights weights(ColdRlPolicy::Shape(), options.trained);
   trainer.CopyTo(&weights);
-  const uint32_t epochs = options.epochs == 0 ? kEpochs : options.epochs;
+  const uint32_t epochs = options.epochs == 0 ? kColdEpochs : options.epochs;
   const size_t steps = epochs * (options.capacities.size() + 1);
   size_t done = 0;
   const auto step = [&] {

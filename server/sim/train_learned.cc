@@ -123,34 +123,35 @@ class Adam {
 };
 
 // All weights are in one array: w1, b1, w2, b2.
-constexpr size_t kW1 = 0, kB1 = kW1 + kHidden * kInputs, kW2 = kB1 + kHidden, kB2 = kW2 + kSpans * kHidden,
-                 kWeights = kB2 + kSpans;
+constexpr size_t kAtW1 = 0, kAtB1 = kAtW1 + kHidden * kInputs, kAtW2 = kAtB1 + kHidden,
+                 kAtB2 = kAtW2 + kSpans * kHidden, kWeights = kAtB2 + kSpans;
 
 // Adds the gradient of the negative log-likelihood of the waits under the network's rates.
 void AddGradient(const std::vector<Waits>& all, const std::vector<double>& w, std::vector<double>* gradient) {
   std::array<double, kHidden> hidden, back;
   for (const Waits& waits : all) {
     for (int h = 0; h < kHidden; ++h) {
-      double sum = w[kB1 + h];
-      for (int i = 0; i < kInputs; ++i) sum += w[kW1 + h * kInputs + i] * double{waits.inputs[i]};
+      double sum = w[kAtB1 + h];
+      for (int i = 0; i < kInputs; ++i) sum += w[kAtW1 + h * kInputs + i] * double{waits.inputs[i]};
       hidden[h] = std::tanh(sum);
     }
     back.fill(0);
     for (int s = 0; s < kSpans; ++s) {
-      double out = w[kB2 + s];
-      for (int h = 0; h < kHidden; ++h) out += w[kW2 + s * kHidden + h] * hidden[h];
+      double out = w[kAtB2 + s];
+      for (int h = 0; h < kHidden; ++h) out += w[kAtW2 + s * kHidden + h] * hidden[h];
       const double expected = waits.seconds[s] * std::exp(out);
       const double slope = expected - waits.hits[s];
-      (*gradient)[kB2 + s] += slope;
+      (*gradient)[kAtB2 + s] += slope;
       for (int h = 0; h < kHidden; ++h) {
-        (*gradient)[kW2 + s * kHidden + h] += slope * hidden[h];
-        back[h] += slope * w[kW2 + s * kHidden + h];
+        (*gradient)[kAtW2 + s * kHidden + h] += slope * hidden[h];
+        back[h] += slope * w[kAtW2 + s * kHidden + h];
       }
     }
     for (int h = 0; h < kHidden; ++h) {
       const double slope = back[h] * (1 - hidden[h] * hidden[h]);
-      (*gradient)[kB1 + h] += slope;
-      for (int i = 0; i < kInputs; ++i) (*gradient)[kW1 + h * kInputs + i] += slope * double{waits.inputs[i]};
+      (*gradient)[kAtB1 + h] += slope;
+      for (int i = 0; i < kInputs; ++i)
+        (*gradient)[kAtW1 + h * kInputs + i] += slope * double{waits.inputs[i]};
     }
   }
 }
@@ -183,22 +184,22 @@ absl::StatusOr<Weights> TrainLearned(const Workload& workload, const TrainOption
   for (int s = 0; s < kSpans; ++s) {
     double hits = 1e-3, seconds = 1;
     for (const Waits& waits : all) hits += waits.hits[s], seconds += waits.seconds[s];
-    w[kB2 + s] = std::log(hits / seconds);
+    w[kAtB2 + s] = std::log(hits / seconds);
   }
   const uint32_t epochs = options.epochs != 0 ? options.epochs : kEpochs;
   Adam adam(kWeights);
   for (uint32_t epoch = 0; epoch < epochs; ++epoch) {
     std::vector<double> gradient(kWeights);
     AddGradient(all, w, &gradient);
-    for (size_t i = 0; i < kB2; ++i) gradient[i] += kDecay * w[i];
+    for (size_t i = 0; i < kAtB2; ++i) gradient[i] += kDecay * w[i];
     adam.Step(gradient, kRate * (1 - 0.9 * epoch / epochs), &w);
     if (options.progress) options.progress(epoch + 1, epochs);
   }
   Weights weights(ReuseNetwork::Shape(), options.trained);
-  weights.Set("w1", {kHidden, kInputs}, Part(w, kW1, kB1));
-  weights.Set("b1", {kHidden}, Part(w, kB1, kW2));
-  weights.Set("w2", {kSpans, kHidden}, Part(w, kW2, kB2));
-  weights.Set("b2", {kSpans}, Part(w, kB2, kWeights));
+  weights.Set("w1", {kHidden, kInputs}, Part(w, kAtW1, kAtB1));
+  weights.Set("b1", {kHidden}, Part(w, kAtB1, kAtW2));
+  weights.Set("w2", {kSpans, kHidden}, Part(w, kAtW2, kAtB2));
+  weights.Set("b2", {kSpans}, Part(w, kAtB2, kWeights));
   return weights;
 }
 

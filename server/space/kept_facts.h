@@ -12,7 +12,6 @@
 namespace kvpool {
 
 inline constexpr size_t kSlabIdBytes = 16;
-inline constexpr size_t kMemberTokenBytes = 16;
 
 // Of one rank's slab; the descriptor is of its memory.
 struct KeptSlab {

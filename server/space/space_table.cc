@@ -27,7 +27,7 @@ struct Header {
   uint32_t opening_bytes;
   char hash_seed[kSeedBytes];
 };
-constexpr char kMagic[8] = {'k', 'v', 'p', 's', 'p', 'a', 'c', 'e'};
+constexpr char kTableMagic[8] = {'k', 'v', 'p', 's', 'p', 'a', 'c', 'e'};
 
 // FNV-1a: it is to find damage, not an enemy, who could write a right one.
 uint64_t ChecksumOf(std::string_view bytes) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& f
   const std::string bytes = kept.SerializeAsString();
   KVPOOL_CHECK(facts.hash_seed.size() == kSeedBytes, "a hash seed of %zu bytes", facts.hash_seed.size());
   Header header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  std::memcpy(header.magic, kTableMagic, sizeof(kTableMagic));
   header.version = kSpaceTableVersion;
   header.sessions = sessions;
   header.space = facts.id;
@@ -100,7 +100,8 @@ absl::Status SpaceTable::Read() {
   Header header;
   if (memory_.bytes() < sizeof(header)) return Damaged("it is shorter than its header");
   std::memcpy(&header, memory_.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return Damaged("it does not begin as one");
+  if (std::memcmp(header.magic, kTableMagic, sizeof(kTableMagic)) != 0)
+    return Damaged("it does not begin as one");
   if (header.version != kSpaceTableVersion) {
     return absl::FailedPreconditionError(absl::StrCat("the table of a space is of version ", header.version,
                                                       "; this kvpoold reads version ", kSpaceTableVersion,

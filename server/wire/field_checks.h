@@ -14,6 +14,8 @@
 
 namespace kvpool {
 
+inline absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
 [[gnu::cold]] inline absl::Status OutOfRange(absl::string_view field, uint64_t value, uint64_t low,
                                              uint64_t high) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be ", low, " to ", high));

@@ -4,15 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "server/wire/field_tags.h"
+
 namespace kvpool {
 namespace {
 
 // A match that asks for more groups is left to Protocol Buffers: the memory of each is kept.
-constexpr int kMaxKeptGroups = 2;
-
-// Tags of one byte: the number of a field and how it is encoded.
-constexpr uint8_t Varint(int field) { return static_cast<uint8_t>(field << 3 | 0); }
-constexpr uint8_t Sized(int field) { return static_cast<uint8_t>(field << 3 | 2); }
+constexpr int kMostReadGroups = 2;
 
 // What is left of a message's bytes. Each Read answers false if what comes is not what Protocol Buffers usually
 // writes; then it is not said how much was read.
@@ -70,10 +68,10 @@ bool ReadLease(Bytes bytes, v1::Lease* lease) {
   uint32_t count = 0, min = 0;
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
-      case Varint(v1::Lease::kCountFieldNumber):
+      case VarintTag(v1::Lease::kCountFieldNumber):
         if (!bytes.Read(&count)) return false;
         break;
-      case Varint(v1::Lease::kMinFieldNumber):
+      case VarintTag(v1::Lease::kMinFieldNumber):
         if (!bytes.Read(&min)) return false;
         break;
       default:
@@ -92,25 +90,25 @@ bool ReadSeal(Bytes bytes, v1::Seal* seal) {
   seal->mutable_blocks()->Clear();
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
-      case Varint(v1::Seal::kGroupFieldNumber):
+      case VarintTag(v1::Seal::kGroupFieldNumber):
         if (!bytes.Read(&group)) return false;
         break;
-      case Sized(v1::Seal::kBlocksFieldNumber):
+      case SizedTag(v1::Seal::kBlocksFieldNumber):
         if (!bytes.Read(seal->mutable_blocks())) return false;
         break;
-      case Varint(v1::Seal::kKeyBytesFieldNumber):
+      case VarintTag(v1::Seal::kKeyBytesFieldNumber):
         if (!bytes.Read(&key_bytes)) return false;
         break;
-      case Varint(v1::Seal::kKeysPerBlockFieldNumber):
+      case VarintTag(v1::Seal::kKeysPerBlockFieldNumber):
         if (!bytes.Read(&keys_per_block)) return false;
         break;
-      case Sized(v1::Seal::kKeysFieldNumber):
+      case SizedTag(v1::Seal::kKeysFieldNumber):
         if (!bytes.Read(&keys)) return false;
         break;
-      case Sized(v1::Seal::kParentKeyFieldNumber):
+      case SizedTag(v1::Seal::kParentKeyFieldNumber):
         if (!bytes.Read(&parent_key)) return false;
         break;
-      case Varint(v1::Seal::kLeaveDuplicatesFieldNumber):
+      case VarintTag(v1::Seal::kLeaveDuplicatesFieldNumber):
         if (!bytes.Read(&leave_duplicates)) return false;
         break;
       default:
@@ -131,13 +129,13 @@ bool ReadGroupKeys(Bytes bytes, v1::GroupKeys* group_keys) {
   std::string_view keys;
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
-      case Varint(v1::GroupKeys::kGroupFieldNumber):
+      case VarintTag(v1::GroupKeys::kGroupFieldNumber):
         if (!bytes.Read(&group)) return false;
         break;
-      case Varint(v1::GroupKeys::kKeyBytesFieldNumber):
+      case VarintTag(v1::GroupKeys::kKeyBytesFieldNumber):
         if (!bytes.Read(&key_bytes)) return false;
         break;
-      case Sized(v1::GroupKeys::kKeysFieldNumber):
+      case SizedTag(v1::GroupKeys::kKeysFieldNumber):
         if (!bytes.Read(&keys)) return false;
         break;
       default:
@@ -154,8 +152,8 @@ bool ReadMatch(Bytes bytes, v1::Match* match) {
   match->mutable_groups()->Clear();
   while (!bytes.empty()) {
     std::string_view group;
-    if (bytes.ReadTag() != Sized(v1::Match::kGroupsFieldNumber) || !bytes.Read(&group)) return false;
-    if (match->groups_size() == kMaxKeptGroups) return false;
+    if (bytes.ReadTag() != SizedTag(v1::Match::kGroupsFieldNumber) || !bytes.Read(&group)) return false;
+    if (match->groups_size() == kMostReadGroups) return false;
     if (!ReadGroupKeys(Bytes(group), match->add_groups())) return false;
   }
   return true;
@@ -166,13 +164,13 @@ bool ReadRelease(Bytes bytes, v1::Release* release) {
   release->mutable_blocks()->Clear();
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
-      case Sized(v1::Release::kBlocksFieldNumber):
+      case SizedTag(v1::Release::kBlocksFieldNumber):
         if (!bytes.Read(release->mutable_blocks())) return false;
         break;
-      case Varint(v1::Release::kReuseFieldNumber):
+      case VarintTag(v1::Release::kReuseFieldNumber):
         if (!bytes.Read(&reuse)) return false;
         break;
-      case Varint(v1::Release::kCategoryFieldNumber):
+      case VarintTag(v1::Release::kCategoryFieldNumber):
         if (!bytes.Read(&category)) return false;
         break;
       default:
@@ -191,7 +189,7 @@ bool ReadOperation(Bytes bytes, v1::Operation* operation) {
   std::string_view of_verb;
   while (!bytes.empty()) {
     const uint8_t tag = bytes.ReadTag();
-    if (tag == Varint(v1::Operation::kAfterFieldNumber)) {
+    if (tag == VarintTag(v1::Operation::kAfterFieldNumber)) {
       if (!bytes.Read(&after)) return false;
     } else {
       if (verb != 0 || tag == 0 || !bytes.Read(&of_verb)) return false;
@@ -200,13 +198,13 @@ bool ReadOperation(Bytes bytes, v1::Operation* operation) {
   }
   operation->set_after(after);
   switch (verb) {
-    case Sized(v1::Operation::kLeaseFieldNumber):
+    case SizedTag(v1::Operation::kLeaseFieldNumber):
       return ReadLease(Bytes(of_verb), operation->mutable_lease());
-    case Sized(v1::Operation::kSealFieldNumber):
+    case SizedTag(v1::Operation::kSealFieldNumber):
       return ReadSeal(Bytes(of_verb), operation->mutable_seal());
-    case Sized(v1::Operation::kMatchFieldNumber):
+    case SizedTag(v1::Operation::kMatchFieldNumber):
       return ReadMatch(Bytes(of_verb), operation->mutable_match());
-    case Sized(v1::Operation::kReleaseFieldNumber):
+    case SizedTag(v1::Operation::kReleaseFieldNumber):
       return ReadRelease(Bytes(of_verb), operation->mutable_release());
     default:
       return false;
@@ -238,16 +236,16 @@ bool StepReader::ReadHere(std::string_view all) {
   int operations = 0;
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
-      case Sized(v1::StepRequest::kMemberTokenFieldNumber):
+      case SizedTag(v1::StepRequest::kMemberTokenFieldNumber):
         if (!bytes.Read(&member_token) || member_token.size() > kMaxKeptOperationBytes) return false;
         break;
-      case Varint(v1::StepRequest::kSequenceFieldNumber):
+      case VarintTag(v1::StepRequest::kSequenceFieldNumber):
         if (!bytes.Read(&sequence)) return false;
         break;
-      case Varint(v1::StepRequest::kAcknowledgedFieldNumber):
+      case VarintTag(v1::StepRequest::kAcknowledgedFieldNumber):
         if (!bytes.Read(&acknowledged)) return false;
         break;
-      case Sized(v1::StepRequest::kOperationsFieldNumber): {
+      case SizedTag(v1::StepRequest::kOperationsFieldNumber): {
         std::string_view operation;
         if (!bytes.Read(&operation) || operation.size() > kMaxKeptOperationBytes ||
             operations == kMaxKeptOperations || !ReadOperation(Bytes(operation), Operation(operations++))) {

@@ -5,13 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "server/wire/field_tags.h"
+
 namespace kvpool {
 namespace {
-
-// Tags of one byte: the number of a field and how it is encoded.
-constexpr uint8_t Varint(int field) { return static_cast<uint8_t>(field << 3 | 0); }
-constexpr uint8_t Fixed64(int field) { return static_cast<uint8_t>(field << 3 | 1); }
-constexpr uint8_t Sized(int field) { return static_cast<uint8_t>(field << 3 | 2); }
 
 using Blocks = google::protobuf::RepeatedField<uint64_t>;
 
@@ -32,9 +29,9 @@ size_t SizeOfPacked(const Blocks& blocks) {
 }
 
 // Where the next byte goes. There is room for what is written.
-class Bytes {
+class BytesOut {
  public:
-  explicit Bytes(char* at) : at_(at) {}
+  explicit BytesOut(char* at) : at_(at) {}
 
   char* at() const { return at_; }
   void Skip(size_t bytes) { at_ += bytes; }
@@ -65,7 +62,7 @@ class Bytes {
   }
   // A verb's result of `size` bytes, in a result that has nothing else, in a response.
   void OpenResult(uint8_t verb, size_t size) {
-    Tag(Sized(v1::StepResponse::kResultsFieldNumber));
+    Tag(SizedTag(v1::StepResponse::kResultsFieldNumber));
     Number(1 + SizeOf(size) + size);
     Tag(verb);
     Number(size);
@@ -77,28 +74,28 @@ class Bytes {
 
 // ---- One each for the verbs that are written here.
 
-void Write(const v1::LeaseResult& lease, Bytes* bytes) {
+void Write(const v1::LeaseResult& lease, BytesOut* bytes) {
   using R = v1::LeaseResult;
   const auto shortfall = static_cast<uint64_t>(lease.shortfall());
-  bytes->OpenResult(Sized(v1::OperationResult::kLeaseFieldNumber),
+  bytes->OpenResult(SizedTag(v1::OperationResult::kLeaseFieldNumber),
                     SizeOfPacked(lease.blocks()) + SizeOfVarint(shortfall) +
                         SizeOfVarint(lease.free_blocks()) + (lease.sink_block() == 0 ? 0 : 9));
-  bytes->PackedField(Sized(R::kBlocksFieldNumber), lease.blocks());
-  bytes->VarintField(Varint(R::kShortfallFieldNumber), shortfall);
-  bytes->VarintField(Varint(R::kFreeBlocksFieldNumber), lease.free_blocks());
-  bytes->Fixed64Field(Fixed64(R::kSinkBlockFieldNumber), lease.sink_block());
+  bytes->PackedField(SizedTag(R::kBlocksFieldNumber), lease.blocks());
+  bytes->VarintField(VarintTag(R::kShortfallFieldNumber), shortfall);
+  bytes->VarintField(VarintTag(R::kFreeBlocksFieldNumber), lease.free_blocks());
+  bytes->Fixed64Field(Fixed64Tag(R::kSinkBlockFieldNumber), lease.sink_block());
 }
 
-void Write(const v1::SealResult& seal, Bytes* bytes) {
-  bytes->OpenResult(Sized(v1::OperationResult::kSealFieldNumber), SizeOfPacked(seal.canonical()));
-  bytes->PackedField(Sized(v1::SealResult::kCanonicalFieldNumber), seal.canonical());
+void Write(const v1::SealResult& seal, BytesOut* bytes) {
+  bytes->OpenResult(SizedTag(v1::OperationResult::kSealFieldNumber), SizeOfPacked(seal.canonical()));
+  bytes->PackedField(SizedTag(v1::SealResult::kCanonicalFieldNumber), seal.canonical());
 }
 
 size_t SizeOfGroup(const v1::GroupHit& group) {
   return SizeOfVarint(group.group()) + SizeOfPacked(group.blocks());
 }
 
-void Write(const v1::MatchResult& match, Bytes* bytes) {
+void Write(const v1::MatchResult& match, BytesOut* bytes) {
   using R = v1::MatchResult;
   const auto miss = static_cast<uint64_t>(match.miss());
   size_t size = SizeOfVarint(match.tokens()) + SizeOfVarint(miss);
@@ -106,15 +103,15 @@ void Write(const v1::MatchResult& match, Bytes* bytes) {
     const size_t of_group = SizeOfGroup(group);
     size += 1 + SizeOf(of_group) + of_group;
   }
-  bytes->OpenResult(Sized(v1::OperationResult::kMatchFieldNumber), size);
-  bytes->VarintField(Varint(R::kTokensFieldNumber), match.tokens());
+  bytes->OpenResult(SizedTag(v1::OperationResult::kMatchFieldNumber), size);
+  bytes->VarintField(VarintTag(R::kTokensFieldNumber), match.tokens());
   for (const v1::GroupHit& group : match.groups()) {
-    bytes->Tag(Sized(R::kGroupsFieldNumber));
+    bytes->Tag(SizedTag(R::kGroupsFieldNumber));
     bytes->Number(SizeOfGroup(group));
-    bytes->VarintField(Varint(v1::GroupHit::kGroupFieldNumber), group.group());
-    bytes->PackedField(Sized(v1::GroupHit::kBlocksFieldNumber), group.blocks());
+    bytes->VarintField(VarintTag(v1::GroupHit::kGroupFieldNumber), group.group());
+    bytes->PackedField(SizedTag(v1::GroupHit::kBlocksFieldNumber), group.blocks());
   }
-  bytes->VarintField(Varint(R::kMissFieldNumber), miss);
+  bytes->VarintField(VarintTag(R::kMissFieldNumber), miss);
 }
 
 // ---- All results
@@ -145,7 +142,7 @@ size_t MostHere(const v1::OperationResult& result) {
 }
 
 // REQUIRES: MostHere(result) is not 0.
-void WriteHere(const v1::OperationResult& result, Bytes* bytes) {
+void WriteHere(const v1::OperationResult& result, BytesOut* bytes) {
   switch (result.result_case()) {
     case v1::OperationResult::kLease:
       return Write(result.lease(), bytes);
@@ -154,7 +151,7 @@ void WriteHere(const v1::OperationResult& result, Bytes* bytes) {
     case v1::OperationResult::kMatch:
       return Write(result.match(), bytes);
     default:
-      return bytes->OpenResult(Sized(v1::OperationResult::kReleaseFieldNumber), 0);
+      return bytes->OpenResult(SizedTag(v1::OperationResult::kReleaseFieldNumber), 0);
   }
 }
 
@@ -172,19 +169,19 @@ void WriteStep(const v1::StepResponse& response, std::string* bytes) {
     most += here != 0 ? here : 1 + kMostOfVarint + result.ByteSizeLong();
   }
   bytes->resize(most);
-  Bytes out(bytes->data());
-  out.VarintField(Varint(v1::StepResponse::kSequenceFieldNumber), response.sequence());
+  BytesOut out(bytes->data());
+  out.VarintField(VarintTag(v1::StepResponse::kSequenceFieldNumber), response.sequence());
   for (const v1::OperationResult& result : response.results()) {
     if (MostHere(result) != 0) {
       WriteHere(result, &out);
       continue;
     }
-    out.Tag(Sized(v1::StepResponse::kResultsFieldNumber));
+    out.Tag(SizedTag(v1::StepResponse::kResultsFieldNumber));
     out.Number(static_cast<size_t>(result.GetCachedSize()));
     auto* const at = reinterpret_cast<uint8_t*>(out.at());
     out.Skip(static_cast<size_t>(result.SerializeWithCachedSizesToArray(at) - at));
   }
-  out.VarintField(Varint(v1::StepResponse::kFreeBlocksFieldNumber), response.free_blocks());
+  out.VarintField(VarintTag(v1::StepResponse::kFreeBlocksFieldNumber), response.free_blocks());
   bytes->resize(static_cast<size_t>(out.at() - bytes->data()));
 }
 

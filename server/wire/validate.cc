@@ -12,8 +12,6 @@
 namespace kvpool {
 namespace {
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 // ---- Verbs
 
 template <typename Verb>

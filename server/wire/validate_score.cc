@@ -29,8 +29,6 @@ constexpr uint32_t kMaxHiddenDim = 65536;
 constexpr size_t kMaxEpisodeNameBytes = 128;
 constexpr int kMaxEmbeddingDim = 4096;
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 // The blocks of a sequence and of what is read beside it. No list names a block twice, and no other list
 // names one of the sequence.
 class NamedBlocks {

@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/dtype.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 #include "server/wire/field_checks.h"
 #include "server/wire/validate.h"
@@ -19,10 +20,6 @@ constexpr size_t kMaxFactBytes = 256;
 constexpr size_t kMaxDigestBytes = 64;
 constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxGroupNameBytes = 64;
-constexpr size_t kAttachTokenBytes = 32;
-constexpr size_t kMemberTokenBytes = 16;
-
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 // Kernels load elements where the layout says they are: a load that is not aligned is an error which a GPU's
 // context does not survive.

@@ -13,11 +13,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-BlockRef Block(uint32_t id, uint32_t generation = 1) { return {BlockId{id}, generation}; }
+BlockRef Ref(uint32_t id, uint32_t generation = 1) { return {BlockId{id}, generation}; }
 
 std::vector<BlockRef> Range(uint32_t from, uint32_t count) {
   std::vector<BlockRef> refs;
-  for (uint32_t id = from; id < from + count; ++id) refs.push_back(Block(id));
+  for (uint32_t id = from; id < from + count; ++id) refs.push_back(Ref(id));
   return refs;
 }
 
@@ -50,9 +50,9 @@ class MagazineTest : public ::testing::Test {
 };
 
 TEST_F(MagazineTest, LendsTheNewestFirstAndAllOrNone) {
-  EXPECT_THAT(Take(2), ElementsAre(Block(8), Block(7)));
-  EXPECT_THAT(Put({Block(7)}), IsEmpty());
-  EXPECT_THAT(Take(1), ElementsAre(Block(7)));
+  EXPECT_THAT(Take(2), ElementsAre(Ref(8), Ref(7)));
+  EXPECT_THAT(Put({Ref(7)}), IsEmpty());
+  EXPECT_THAT(Take(1), ElementsAre(Ref(7)));
   EXPECT_THAT(Take(7), IsEmpty());
   EXPECT_EQ(magazine_.stock(), 6u);
 }
@@ -132,9 +132,9 @@ TEST_F(MagazineTest, RefusesWhatWasNotLent) {
   const std::vector<BlockRef> taken = Take(1);
   EXPECT_THAT(Put({taken[0], taken[0]}), IsEmpty());
   EXPECT_EQ(put_.refused, 1u);
-  EXPECT_THAT(Put({Block(3)}), IsEmpty());
+  EXPECT_THAT(Put({Ref(3)}), IsEmpty());
   EXPECT_EQ(put_.refused, 1u);
-  EXPECT_THAT(Put({Block(3, /*generation=*/9), Block(5000)}), IsEmpty());
+  EXPECT_THAT(Put({Ref(3, /*generation=*/9), Ref(5000)}), IsEmpty());
   EXPECT_EQ(put_.refused, 2u);
   EXPECT_EQ(magazine_.stock(), 8u);
 }

@@ -14,21 +14,21 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr uint64_t kDim = 8;
+constexpr uint64_t kTopicDims = 8;
 
 // Segments that are about the topics in turn: each lies near its topic's axis.
 std::vector<double> Conversation(uint32_t segments, uint32_t topics, uint64_t seed) {
   Random random(seed);
   std::vector<double> values;
   for (uint32_t segment = 0; segment < segments; ++segment) {
-    for (uint64_t d = 0; d < kDim; ++d)
+    for (uint64_t d = 0; d < kTopicDims; ++d)
       values.push_back((d == segment % topics ? 1 : 0) + random.Normal() / 20);
   }
   return values;
 }
 
 std::vector<double> QuestionAbout(uint32_t topic) {
-  std::vector<double> question(kDim, 0.1);
+  std::vector<double> question(kTopicDims, 0.1);
   question[topic] = 1;
   return question;
 }
@@ -36,11 +36,11 @@ std::vector<double> QuestionAbout(uint32_t topic) {
 TEST(EpisodesTest, TopicsAreEpisodesAndAQuestionFindsItsOwn) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     const std::vector<double> values = Conversation(24, 3, seed);
-    const auto episodes = FindEpisodes({values, kDim}, {.episodes = 3, .seed = seed});
+    const auto episodes = FindEpisodes({values, kTopicDims}, {.episodes = 3, .seed = seed});
     ASSERT_TRUE(episodes.ok()) << episodes.status();
     for (uint32_t segment = 0; segment < 24; ++segment) EXPECT_EQ(episodes->of_segment[segment], segment % 3);
     for (uint32_t topic = 0; topic < 3; ++topic) {
-      const auto nearest = NearestEpisode({episodes->centroids, kDim}, QuestionAbout(topic));
+      const auto nearest = NearestEpisode({episodes->centroids, kTopicDims}, QuestionAbout(topic));
       ASSERT_TRUE(nearest.ok()) << nearest.status();
       EXPECT_EQ(nearest->episode, topic);
       EXPECT_GT(nearest->cosine, 0.9);
@@ -62,11 +62,11 @@ TEST(EpisodesTest, PromptsAreTheSegmentsNearestToTheCentroid) {
 
 TEST(EpisodesTest, TheSameFromTheSameSeedAndAlikeSegmentsAreOneEpisode) {
   const std::vector<double> values = Conversation(50, 5, 3);
-  const auto first = FindEpisodes({values, kDim}, {}), second = FindEpisodes({values, kDim}, {});
+  const auto first = FindEpisodes({values, kTopicDims}, {}), second = FindEpisodes({values, kTopicDims}, {});
   EXPECT_EQ(first->of_segment, second->of_segment);
   EXPECT_EQ(first->centroids, second->centroids);
-  const std::vector<double> alike(5 * kDim, 1.5);
-  const auto one = FindEpisodes({alike, kDim}, {.episodes = 3});
+  const std::vector<double> alike(5 * kTopicDims, 1.5);
+  const auto one = FindEpisodes({alike, kTopicDims}, {.episodes = 3});
   ASSERT_TRUE(one.ok()) << one.status();
   EXPECT_THAT(one->of_segment, ElementsAre(0, 0, 0, 0, 0));
   EXPECT_EQ(one->prompts.size(), 1u);

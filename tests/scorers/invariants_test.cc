@@ -14,7 +14,7 @@
 namespace kvpool::scorers {
 namespace {
 
-constexpr uint32_t kLayers = 3, kHeads = 2, kGroup = 2, kQueries = 5, kDim = 8, kHidden = 6;
+constexpr uint32_t kAllLayers = 3, kAllHeads = 2, kGroup = 2, kQueries = 5, kHeadDim = 8, kHidden = 6;
 
 std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
   std::vector<uint32_t> order(scores.size());
@@ -33,9 +33,9 @@ struct AllSignals {
       for (float& x : buffers.back()) x = static_cast<float>(make());
       return buffers.back().data();
     };
-    const uint64_t size = uint64_t{kLayers} * kHeads * tokens;
+    const uint64_t size = uint64_t{kAllLayers} * kAllHeads * tokens;
     const auto signal = [&](auto make) {
-      return SignalArray{fill(size, make), uint64_t{kHeads} * tokens, tokens};
+      return SignalArray{fill(size, make), uint64_t{kAllHeads} * tokens, tokens};
     };
     const auto positive = [&] { return random.Uniform() + 0.01; };
     const auto step = [&] { return random.Below(50); };
@@ -49,14 +49,14 @@ struct AllSignals {
     s.interval = signal(step);
     s.hits = signal(step);
     s.now = 60;
-    s.window = {
-        .data = fill(size_t{kLayers} * kQueries * kHeads * kGroup * kDim, [&] { return random.Normal(); }),
-        .queries = kQueries,
-        .q_heads = kHeads * kGroup,
-        .layer_stride_bytes = kQueries * kHeads * kGroup * kDim * 4,
-        .query_stride_bytes = kHeads * kGroup * kDim * 4,
-        .head_stride_bytes = kDim * 4};
-    s.hidden = {.values = fill(size_t{kLayers} * tokens * kHidden, [&] { return random.Normal(); }),
+    s.window = {.data = fill(size_t{kAllLayers} * kQueries * kAllHeads * kGroup * kHeadDim,
+                             [&] { return random.Normal(); }),
+                .queries = kQueries,
+                .q_heads = kAllHeads * kGroup,
+                .layer_stride_bytes = kQueries * kAllHeads * kGroup * kHeadDim * 4,
+                .query_stride_bytes = kAllHeads * kGroup * kHeadDim * 4,
+                .head_stride_bytes = kHeadDim * 4};
+    s.hidden = {.values = fill(size_t{kAllLayers} * tokens * kHidden, [&] { return random.Normal(); }),
                 .layer_stride = uint64_t{tokens} * kHidden};
     s.hidden_dim = kHidden;
     s.weight_count = 4 * (kHidden + 2) + 1;
@@ -67,18 +67,18 @@ struct AllSignals {
 };
 
 SequenceOptions Small(uint64_t seed, uint32_t tokens) {
-  return {.layers = kLayers,
+  return {.layers = kAllLayers,
           .tokens = tokens,
-          .heads = kHeads,
-          .k_dim = kDim,
-          .v_dim = kDim,
+          .heads = kAllHeads,
+          .k_dim = kHeadDim,
+          .v_dim = kHeadDim,
           .tokens_per_block = 4,
           .seed = seed};
 }
 
 Sequence::Maker Normals(uint64_t seed, double k_scale = 1, double v_scale = 1, bool swap_heads = false) {
   return [=](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
-    if (swap_heads) h = kHeads - 1 - h;
+    if (swap_heads) h = kAllHeads - 1 - h;
     Random random(seed * 1000003 + ((((uint64_t{value} * 64 + l) * 4096 + t) * 64 + h) * 64 + d));
     return random.Normal() * (value ? v_scale : k_scale);
   };
@@ -132,7 +132,7 @@ TEST(InvariantsTest, OneWeightOfHybridIsThatPolicy) {
         const auto hybrid = ScoreSequence(sequence.kv(), all.s, "hybrid", settings, heads);
         const auto pure = ScoreSequence(sequence.kv(), all.s, policy, {}, heads);
         ASSERT_TRUE(hybrid.ok() && pure.ok());
-        for (size_t plane = 0; plane < kLayers * kHeads; ++plane) {
+        for (size_t plane = 0; plane < kAllLayers * kAllHeads; ++plane) {
           const auto part = [&](const std::vector<float>& x) {
             return RankOf({x.begin() + plane * 19, x.begin() + (plane + 1) * 19});
           };
@@ -153,7 +153,7 @@ TEST(InvariantsTest, UniformAttentionHasNoVarianceAndTiesLeaveOldestFirst) {
   for (uint32_t t = 0; t + kQueries < 17; ++t) EXPECT_FLOAT_EQ(scores->tokens[t], scores->tokens[0]);
   EXPECT_EQ(RankOf(TokensOf(same, {}, "inverse_key_l2"))[0], 0u);
   Signals constant = all.s;
-  const std::vector<float> ones(kLayers * kHeads * 17, 1);
+  const std::vector<float> ones(kAllLayers * kAllHeads * 17, 1);
   constant.mass.values = ones.data();
   const auto h2o = RankOf(TokensOf(same, constant, "h2o"));
   for (uint32_t t = 0; t < 17; ++t) EXPECT_EQ(h2o[t], t) << "constant attention evicts the oldest";
@@ -181,7 +181,7 @@ TEST(InvariantsTest, GraphkvKeepsOneOfTwoDuplicates) {
       return Normals(seed)(value, l, t == 9 ? 4 : t, h, d);
     });
     AllSignals all(15, seed);
-    std::vector<float> importance(kLayers * kHeads * 15, 0.1f);
+    std::vector<float> importance(kAllLayers * kAllHeads * 15, 0.1f);
     for (size_t i = 0; i < importance.size(); ++i)
       importance[i] = i % 15 == 4 ? 1 : i % 15 == 9 ? 0.9f : 0.1f;
     all.s.importance.values = importance.data();
@@ -206,17 +206,17 @@ TEST(InvariantsTest, BoundsAreAboveEveryKeyOfTheBlock) {
     ASSERT_TRUE(bounds.ok() && flat.ok());
     EXPECT_EQ(bounds->tokens, flat->tokens) << "two levels are one where the first keeps all";
     const float* const queries = static_cast<const float*>(all.s.window.data);
-    for (uint32_t l = 0; l < kLayers; ++l)
-      for (uint32_t h = 0; h < kHeads; ++h)
+    for (uint32_t l = 0; l < kAllLayers; ++l)
+      for (uint32_t h = 0; h < kAllHeads; ++h)
         for (uint32_t t = 0; t < 30; ++t) {
           double product = 0;
           for (uint32_t g = 0; g < kGroup; ++g)
-            for (uint32_t d = 0; d < kDim; ++d) {
+            for (uint32_t d = 0; d < kHeadDim; ++d) {
               const uint32_t at =
-                  ((l * kQueries + kQueries - 1) * kHeads * kGroup + h * kGroup + g) * kDim + d;
-              product += queries[at] * sequence.K(l, t, h, d) / std::sqrt(kDim) / kGroup;
+                  ((l * kQueries + kQueries - 1) * kAllHeads * kGroup + h * kGroup + g) * kHeadDim + d;
+              product += queries[at] * sequence.K(l, t, h, d) / std::sqrt(kHeadDim) / kGroup;
             }
-          EXPECT_GE(bounds->tokens[(l * kHeads + h) * 30 + t], product - 1e-5);
+          EXPECT_GE(bounds->tokens[(l * kAllHeads + h) * 30 + t], product - 1e-5);
         }
   }
 }

@@ -20,7 +20,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kNoScore = std::numeric_limits<float>::quiet_NaN();
 
 absl::StatusOr<std::vector<uint32_t>> Victims(const std::vector<float>& scores, uint32_t count,
                                               std::vector<uint8_t> marks = {}) {
@@ -34,7 +34,7 @@ absl::StatusOr<std::vector<uint32_t>> Victims(const std::vector<float>& scores, 
 }
 
 TEST(SelectTest, NotANumberFirstThenAscending) {
-  const std::vector<float> scores = {1, INFINITY, kNan, -INFINITY, -1, -kNan, 0};
+  const std::vector<float> scores = {1, INFINITY, kNoScore, -INFINITY, -1, -kNoScore, 0};
   EXPECT_THAT(Victims(scores, 2).value(), ElementsAre(2, 5));
   EXPECT_THAT(Victims(scores, 3).value(), ElementsAre(2, 3, 5));
   EXPECT_THAT(Victims(scores, 5).value(), ElementsAre(2, 3, 4, 5, 6));
@@ -114,7 +114,7 @@ TEST(SelectTest, DecodingStaysWithinABlockOfTheBudget) {
 
 TEST(ReduceTest, TokensOfABlock) {
   const KvShape shape = {.layers = 1, .kv_heads = 1, .tokens_per_block = 4, .tokens = 6, .k_head_dim = 1};
-  const float scores[6] = {1, 2, 3, 10, -5, kNan};
+  const float scores[6] = {1, 2, 3, 10, -5, kNoScore};
   float blocks[2];
   const auto reduce = [&](TokenReduction how) { ReduceTokens(OneLane(), shape, how, scores, blocks); };
   reduce(TokenReduction::kMean);

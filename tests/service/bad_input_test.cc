@@ -9,8 +9,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kInvalid = static_cast<int>(absl::StatusCode::kInvalidArgument);
-
 class BadInputTest : public ServiceTest {};
 
 // A field that no contract has yet.
@@ -212,7 +210,7 @@ TEST_F(BadInputTest, Operations) {
   for (const Case& bad : cases) {
     const v1::StepResponse response = engine->Step({bad.operation});
     ASSERT_EQ(response.results_size(), 1) << response.message();
-    EXPECT_EQ(response.results(0).code(), kInvalid) << bad.words;
+    EXPECT_EQ(response.results(0).code(), kInvalidArgument) << bad.words;
     EXPECT_NE(response.results(0).message().find(bad.words), std::string::npos)
         << response.results(0).message();
   }
@@ -225,7 +223,7 @@ TEST_F(BadInputTest, Batches) {
   const auto engine = OpenEngine(OpenRequest());
   const auto expect = [&](const v1::StepRequest& request, const std::string& words) {
     const v1::StepResponse response = engine->Step(request);
-    EXPECT_EQ(response.code(), kInvalid);
+    EXPECT_EQ(response.code(), kInvalidArgument);
     EXPECT_EQ(response.results_size(), 0);
     EXPECT_EQ(response.message(), words);
   };

@@ -5,10 +5,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kOutOfRange = static_cast<int>(absl::StatusCode::kOutOfRange);
-constexpr int kInvalid = static_cast<int>(absl::StatusCode::kInvalidArgument);
-constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
-
 class OnceTest : public ServiceTest {
  protected:
   v1::StepRequest Batch(uint64_t sequence, std::vector<v1::Operation> operations) {
@@ -80,7 +76,7 @@ TEST_F(OnceTest, SequenceZeroIsRefused) {
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
   const v1::StepResponse response = engine->Step(Batch(0, {LeaseOp(1)}));
-  EXPECT_EQ(response.code(), kInvalid);
+  EXPECT_EQ(response.code(), kInvalidArgument);
   EXPECT_EQ(response.message(), "sequence is 0; sequences start at 1");
   EXPECT_EQ(Unary(engine.get(), 0, LeaseOp(1)).message(), "call.sequence is 0; sequences start at 1");
 }
@@ -179,7 +175,7 @@ TEST_F(OnceTest, TheWireSaysWhatTheAnswerSays) {
   EXPECT_EQ(first.results(0).lease().blocks_size(), 2);
   EXPECT_EQ(apply(Batch(1, {LeaseOp(2), FenceOp(1)})).results(0).lease().blocks_size(), 2) << "again";
   v1::StepRequest refused = Batch(0, {LeaseOp(1)});
-  EXPECT_EQ(apply(refused).code(), kInvalid);
+  EXPECT_EQ(apply(refused).code(), kInvalidArgument);
 }
 
 // A stream writes one answer over another: nothing of the last one may show.
@@ -232,7 +228,7 @@ TEST_F(OnceTest, AnAnswerMayBeWrittenOverAnother) {
   EXPECT_EQ(fourth.results(1).lease().blocks_size(), 1);
 
   daemon_->Apply(engine->member, Batch(0, {LeaseOp(1)}), &over);
-  EXPECT_EQ(over.code(), kInvalid);
+  EXPECT_EQ(over.code(), kInvalidArgument);
   EXPECT_EQ(over.results_size(), 0) << "nothing of it was applied";
 }
 

@@ -9,8 +9,6 @@
 namespace kvpool {
 namespace {
 
-uint32_t Id(uint64_t ref) { return Index(BlockRef::Unpack(ref).id); }
-
 class OperatorTest : public ServiceTest {
  protected:
   v1::EvictResponse Evict(const v1::EvictRequest& request) {
@@ -332,18 +330,18 @@ TEST_F(OperatorTest, ExplainABlock) {
   const auto other = OpenEngine(OpenRequest(), "sglang");
   const uint64_t space = engine->opened.space();
   const std::vector<uint64_t> blocks = engine->Lease(4);
-  EXPECT_EQ(ExplainBlock(space, Id(blocks[0])).summary(),
-            "Block " + std::to_string(Id(blocks[0])) +
+  EXPECT_EQ(ExplainBlock(space, IdOf(blocks[0])).summary(),
+            "Block " + std::to_string(IdOf(blocks[0])) +
                 " of space 1 is leased to session 1 (vllm), which alone writes it; it is not sealed yet.");
   engine->Seal({blocks[0], blocks[1]}, Keys("a", 2));
   other->Match(Keys("a", 2));
   clock_.Advance(2500);
-  v1::ExplainResponse sealed = ExplainBlock(space, Id(blocks[1]));
+  v1::ExplainResponse sealed = ExplainBlock(space, IdOf(blocks[1]));
   EXPECT_NE(sealed.summary().find("is sealed and stays: it is held by 2 sessions and 0 blocks behind it."),
             std::string::npos)
       << sealed.summary();
-  EXPECT_EQ(sealed.blocks(0).block(), Id(blocks[1]));
-  EXPECT_EQ(sealed.blocks(1).block(), Id(blocks[0])) << "the chain in front of it";
+  EXPECT_EQ(sealed.blocks(0).block(), IdOf(blocks[1]));
+  EXPECT_EQ(sealed.blocks(1).block(), IdOf(blocks[0])) << "the chain in front of it";
   EXPECT_EQ(sealed.details(0), "session 1 (vllm) holds it 1 time");
   EXPECT_EQ(sealed.details(1), "session 2 (sglang) holds it 1 time");
   EXPECT_NE(sealed.details(2).find("sealed by session 1 2.5 s ago under key 6131"), std::string::npos)
@@ -351,13 +349,13 @@ TEST_F(OperatorTest, ExplainABlock) {
   EXPECT_NE(sealed.details(4).find("block 2 of its chain"), std::string::npos) << sealed.details(4);
   engine->Release({blocks[0], blocks[1]});
   other->Release({blocks[0], blocks[1]});
-  EXPECT_NE(ExplainBlock(space, Id(blocks[0])).summary().find("is cached: nobody holds it"),
+  EXPECT_NE(ExplainBlock(space, IdOf(blocks[0])).summary().find("is cached: nobody holds it"),
             std::string::npos);
   const uint64_t sink = engine->LeaseAsked(1, 1).sink_block();
-  EXPECT_NE(ExplainBlock(space, Id(sink)).summary().find("is the sink of session 1 (vllm)"),
+  EXPECT_NE(ExplainBlock(space, IdOf(sink)).summary().find("is the sink of session 1 (vllm)"),
             std::string::npos);
   daemon_->OnHangup(engine->id);
-  EXPECT_NE(ExplainBlock(space, Id(blocks[2])).summary().find("is quarantined: session 1 (vllm) ended"),
+  EXPECT_NE(ExplainBlock(space, IdOf(blocks[2])).summary().find("is quarantined: session 1 (vllm) ended"),
             std::string::npos);
   EXPECT_NE(ExplainBlock(space, 15).summary().find("is free"), std::string::npos);
   v1::ExplainRequest beyond;
@@ -381,7 +379,7 @@ TEST_F(OperatorTest, ExplainAMiss) {
 
   v1::ExplainResponse here = ExplainKey(0, Key("a0"));
   EXPECT_NE(here.summary().find("is cached"), std::string::npos) << here.summary();
-  EXPECT_EQ(here.blocks(0).block(), Id(blocks[0]));
+  EXPECT_EQ(here.blocks(0).block(), IdOf(blocks[0]));
   EXPECT_NE(ExplainKey(space, Key("a0"), 1).summary().find("under group 0 (\"full\"), not 1"),
             std::string::npos);
   EXPECT_NE(ExplainKey(newer->opened.space(), Key("a0"))

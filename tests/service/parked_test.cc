@@ -4,10 +4,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
-constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
-
 class ParkedTest : public ServiceTest {
  protected:
   uint32_t Parked() { return daemon_->Snapshot().spaces.at(0).parked; }

@@ -8,12 +8,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kInvalid = static_cast<int>(absl::StatusCode::kInvalidArgument);
-constexpr int kNotFound = static_cast<int>(absl::StatusCode::kNotFound);
-constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
-constexpr int kUnimplemented = static_cast<int>(absl::StatusCode::kUnimplemented);
-constexpr int kExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-
 using Refs = std::vector<uint64_t>;
 
 class ScoreBadInputTest : public ScoreTest {
@@ -37,14 +31,14 @@ class ScoreBadInputTest : public ScoreTest {
 
 TEST_F(ScoreBadInputTest, Sequences) {
   v1::Operation none = PruneOp({}, 8);
-  Refused(none, kInvalid, "sequence.blocks is 0; must be 1 to 65536");
-  Refused(PruneOp({blocks_[0], blocks_[1], blocks_[0]}, 8), kInvalid, "sequence.blocks names block");
+  Refused(none, kInvalidArgument, "sequence.blocks is 0; must be 1 to 65536");
+  Refused(PruneOp({blocks_[0], blocks_[1], blocks_[0]}, 8), kInvalidArgument, "sequence.blocks names block");
   v1::Operation group = PruneOp(blocks_, 8);
   group.mutable_prune()->mutable_sequence()->set_group(1);
-  Refused(group, kInvalid, "sequence.group is 1; the layout has 1 groups");
+  Refused(group, kInvalidArgument, "sequence.group is 1; the layout has 1 groups");
   v1::Operation tokens = PruneOp(blocks_, 8);
   tokens.mutable_prune()->mutable_sequence()->set_last_block_tokens(5);
-  Refused(tokens, kInvalid, "sequence.last_block_tokens is 5; must be 0 to 4");
+  Refused(tokens, kInvalidArgument, "sequence.last_block_tokens is 5; must be 0 to 4");
   const BlockRef beyond{.id = BlockId{100000}, .generation = 1};
   Refused(PruneOp({blocks_[0], beyond.Pack()}, 1), kNotFound,
           "sequence.blocks[1]: block 100000 does not exist");
@@ -73,34 +67,36 @@ TEST_F(ScoreBadInputTest, PoliciesAndParameters) {
     if (!name.empty()) (*operation.mutable_score()->mutable_policy()->mutable_params())[name] = value;
     return operation;
   };
-  Refused(with("nonsense", "", ""), kInvalid, "policy \"nonsense\" is unknown; there are: paged_eviction");
-  Refused(with("paged_eviction", "epsilon", "1"), kInvalid, "has no parameter \"epsilon\"");
-  Refused(with("paged_eviction", "eps", "wide"), kInvalid,
+  Refused(with("nonsense", "", ""), kInvalidArgument,
+          "policy \"nonsense\" is unknown; there are: paged_eviction");
+  Refused(with("paged_eviction", "epsilon", "1"), kInvalidArgument, "has no parameter \"epsilon\"");
+  Refused(with("paged_eviction", "eps", "wide"), kInvalidArgument,
           "parameter eps of policy paged_eviction: \"wide\"");
-  Refused(with("paged_eviction", "eps", "-1"), kInvalid, "parameter eps of policy paged_eviction: \"-1\"");
-  Refused(with("paged_eviction", "eps", std::string(257, '1')), kInvalid, "must have 0 to 256");
-  Refused(with(std::string(300, 'p'), "", ""), kInvalid, "policy.name has 300 bytes");
+  Refused(with("paged_eviction", "eps", "-1"), kInvalidArgument,
+          "parameter eps of policy paged_eviction: \"-1\"");
+  Refused(with("paged_eviction", "eps", std::string(257, '1')), kInvalidArgument, "must have 0 to 256");
+  Refused(with(std::string(300, 'p'), "", ""), kInvalidArgument, "policy.name has 300 bytes");
   v1::Operation many = ScoreOp(blocks_);
   for (int i = 0; i < 33; ++i) {
     (*many.mutable_score()->mutable_policy()->mutable_params())["p" + std::to_string(i)] = "1";
   }
-  Refused(many, kInvalid, "policy.params is 33; must be 0 to 32");
+  Refused(many, kInvalidArgument, "policy.params is 33; must be 0 to 32");
 }
 
 TEST_F(ScoreBadInputTest, Budgets) {
-  Refused(PruneOp(blocks_, 0), kInvalid, "prune.budget_tokens is 0; must be 1 to 16777216");
+  Refused(PruneOp(blocks_, 0), kInvalidArgument, "prune.budget_tokens is 0; must be 1 to 16777216");
   v1::Operation none = PruneOp(blocks_, 1);
   none.mutable_prune()->clear_budget();
-  Refused(none, kInvalid, "prune has no budget");
-  Refused(PruneOp(blocks_, 4), kInvalid, "4 of 5 must leave for the budget, but 2 are");
+  Refused(none, kInvalidArgument, "prune has no budget");
+  Refused(PruneOp(blocks_, 4), kInvalidArgument, "4 of 5 must leave for the budget, but 2 are");
   v1::Operation all = PruneOp(blocks_, 16);
   all.mutable_prune()->add_protect()->set_end(20);
-  Refused(all, kInvalid, "protected");
+  Refused(all, kInvalidArgument, "protected");
   v1::Operation blocks = PruneOp(blocks_, 16);
   blocks.mutable_prune()->set_budget_blocks(0);
-  Refused(blocks, kInvalid, "prune.budget_blocks is 0");
-  Refused(CompactOp(blocks_, 0), kInvalid, "compact.budget_tokens is 0");
-  Refused(CompactOp(blocks_, 3), kInvalid, "protected");
+  Refused(blocks, kInvalidArgument, "prune.budget_blocks is 0");
+  Refused(CompactOp(blocks_, 0), kInvalidArgument, "compact.budget_tokens is 0");
+  Refused(CompactOp(blocks_, 3), kInvalidArgument, "protected");
 }
 
 TEST_F(ScoreBadInputTest, RangesAndPositions) {
@@ -108,24 +104,24 @@ TEST_F(ScoreBadInputTest, RangesAndPositions) {
   v1::TokenRange* range = operation.mutable_prune()->add_protect();
   range->set_begin(3);
   range->set_end(3);
-  Refused(operation, kInvalid, "prune.protect begins at 3; must be below its end, 3");
+  Refused(operation, kInvalidArgument, "prune.protect begins at 3; must be below its end, 3");
   range->set_end(21);
-  Refused(operation, kInvalid, "prune.protect ends at 21; the sequence has 20 tokens");
+  Refused(operation, kInvalidArgument, "prune.protect ends at 21; the sequence has 20 tokens");
   operation = CompactOp(blocks_, 1);
   v1::KeptTokens* keep = operation.mutable_compact()->mutable_keep();
-  Refused(operation, kInvalid, "compact.keep.positions is 0; must be 1 to");
+  Refused(operation, kInvalidArgument, "compact.keep.positions is 0; must be 1 to");
   keep->add_positions(7);
   keep->add_positions(7);
-  Refused(operation, kInvalid, "has 7 behind 7; must be ascending");
+  Refused(operation, kInvalidArgument, "has 7 behind 7; must be ascending");
   keep->set_positions(1, 20);
-  Refused(operation, kInvalid, "ends with 20; the sequence has 20 tokens");
+  Refused(operation, kInvalidArgument, "ends with 20; the sequence has 20 tokens");
   keep->set_positions(1, 8);
   operation.mutable_compact()->mutable_policy();
-  Refused(operation, kInvalid, "compact has keep");
+  Refused(operation, kInvalidArgument, "compact has keep");
   operation = ScoreOp(blocks_);
   operation.mutable_score()->set_block_scores(false);
   operation.mutable_score()->set_token_scores(false);
-  Refused(operation, kInvalid, "neither token_scores nor block_scores");
+  Refused(operation, kInvalidArgument, "neither token_scores nor block_scores");
 }
 
 TEST_F(ScoreBadInputTest, Signals) {
@@ -134,29 +130,29 @@ TEST_F(ScoreBadInputTest, Signals) {
   operation.mutable_score()->mutable_policy()->set_name("h2o");
   v1::Signal* mass = signals->add_signals();
   *mass = InlinedSignal(v1::SIGNAL_KIND_MASS, std::vector<float>(19));
-  Refused(operation, kInvalid, "SIGNAL_KIND_MASS.data.inlined has 76 bytes; this sequence needs 80");
+  Refused(operation, kInvalidArgument, "SIGNAL_KIND_MASS.data.inlined has 76 bytes; this sequence needs 80");
   mass->set_per_layer(true);
-  Refused(operation, kInvalid, "this sequence needs 160");
+  Refused(operation, kInvalidArgument, "this sequence needs 160");
   mass->set_per_layer(false);
   *signals->add_signals() = *mass;
-  Refused(operation, kInvalid, "signals has SIGNAL_KIND_MASS twice");
+  Refused(operation, kInvalidArgument, "signals has SIGNAL_KIND_MASS twice");
   signals->mutable_signals()->RemoveLast();
   mass->set_kind(v1::SIGNAL_KIND_UNSPECIFIED);
-  Refused(operation, kInvalid, "signals.kind is 0");
+  Refused(operation, kInvalidArgument, "signals.kind is 0");
   mass->set_kind(v1::SIGNAL_KIND_MASS);
   v1::Data* data = mass->mutable_data();
   data->clear_inlined();
-  Refused(operation, kInvalid, "must have one of the two");
+  Refused(operation, kInvalidArgument, "must have one of the two");
   data->add_blocks(blocks_[1]);
-  Refused(operation, kInvalid, "something else is read from");
+  Refused(operation, kInvalidArgument, "something else is read from");
   const Refs statistics = engine_->Lease(2);
   data->set_blocks(0, statistics[0]);
   data->set_offset_bytes(2);
-  Refused(operation, kInvalid, "offset_bytes is 2; must be a multiple of 4");
+  Refused(operation, kInvalidArgument, "offset_bytes is 2; must be a multiple of 4");
   data->set_offset_bytes(kScoredBlockBytes - 76);
-  Refused(operation, kInvalid, "do not hold the 80 bytes");
+  Refused(operation, kInvalidArgument, "do not hold the 80 bytes");
   data->set_offset_bytes(std::numeric_limits<uint64_t>::max() - 3);
-  Refused(operation, kInvalid, "do not hold the 80 bytes");
+  Refused(operation, kInvalidArgument, "do not hold the 80 bytes");
   data->set_offset_bytes(0);
   EXPECT_EQ(Run(engine_.get(), operation).code(), 0);
   engine_->Seal({statistics[0]}, {Key("s")});
@@ -171,34 +167,34 @@ TEST_F(ScoreBadInputTest, Windows) {
   operation.mutable_score()->mutable_policy()->set_name("tova");
   v1::QueryWindow* window = operation.mutable_score()->mutable_signals()->mutable_window();
   window->mutable_data()->set_inlined(std::string(64, '\0'));
-  Refused(operation, kInvalid, "window.queries is 0; must be 1 to 1024");
+  Refused(operation, kInvalidArgument, "window.queries is 0; must be 1 to 1024");
   window->set_queries(21);
-  Refused(operation, kInvalid, "window.q_heads is 0");
+  Refused(operation, kInvalidArgument, "window.q_heads is 0");
   window->set_q_heads(3);
-  Refused(operation, kInvalid, "window.data.inlined has 64 bytes");
+  Refused(operation, kInvalidArgument, "window.data.inlined has 64 bytes");
   window->set_queries(1);
   window->mutable_data()->set_inlined(std::string(2 * 3 * kDim * 4, '\0'));
-  Refused(operation, kInvalid, "q_heads is 3, no multiple of 2 kv heads");
+  Refused(operation, kInvalidArgument, "q_heads is 3, no multiple of 2 kv heads");
   window->set_q_heads(2);
   window->mutable_data()->set_inlined(std::string(21 * 2 * 2 * kDim * 4, '\0'));
   window->set_queries(21);
-  Refused(operation, kInvalid, "queries is 21, must be 1 to 20");
+  Refused(operation, kInvalidArgument, "queries is 21, must be 1 to 20");
   window->set_queries(1);
   window->set_scale(-1);
-  Refused(operation, kInvalid, "window.scale is -1");
+  Refused(operation, kInvalidArgument, "window.scale is -1");
 }
 
 TEST_F(ScoreBadInputTest, UnknownFieldsAndEnums) {
   v1::Operation operation = ScoreOp(blocks_);
   v1::Sequence* sequence = operation.mutable_score()->mutable_sequence();
   sequence->GetReflection()->MutableUnknownFields(sequence)->AddVarint(1999, 1);
-  Refused(operation, kInvalid, "sequence has unknown field 1999");
+  Refused(operation, kInvalidArgument, "sequence has unknown field 1999");
   operation = ScoreOp(blocks_);
   operation.mutable_score()->set_scope(static_cast<v1::Scope>(9));
-  Refused(operation, kInvalid, "score.scope is 9");
+  Refused(operation, kInvalidArgument, "score.scope is 9");
   operation = ScoreOp(blocks_);
   operation.mutable_score()->mutable_reductions()->set_over_tokens(static_cast<v1::TokenReduction>(9));
-  Refused(operation, kInvalid, "reductions.over_tokens is 9");
+  Refused(operation, kInvalidArgument, "reductions.over_tokens is 9");
 }
 
 TEST_F(ScoreBadInputTest, NumbersThatAreNoneLeaveFirst) {
@@ -230,7 +226,7 @@ TEST_F(ScoreBadInputTest, AnOperationBeyondTheWorkspaceSaysWhatItNeeds) {
   StartScoring(1);
   engine_ = OpenScored();
   blocks_ = LeaseWith(engine_.get(), {1, 2});
-  Refused(ScoreOp(blocks_), kExhausted, "the limit is 100 (--score-workspace)");
+  Refused(ScoreOp(blocks_), kResourceExhausted, "the limit is 100 (--score-workspace)");
 }
 
 TEST_F(ServiceTest, ADeviceThatCannotScoreSaysSo) {

@@ -11,11 +11,6 @@ namespace {
 
 using Refs = std::vector<uint64_t>;
 
-constexpr int kInvalidArgument = static_cast<int>(absl::StatusCode::kInvalidArgument);
-constexpr int kNotFound = static_cast<int>(absl::StatusCode::kNotFound);
-constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
-
 v1::Operation PutOp(const std::string& name, const std::vector<float>& centroid, const Refs& blocks,
                     uint32_t last_block_tokens = 0) {
   v1::Operation operation;

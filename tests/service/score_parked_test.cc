@@ -6,9 +6,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
-constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-
 using Refs = std::vector<uint64_t>;
 
 class RunningTest : public ScoreTest {

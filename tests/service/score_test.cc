@@ -8,10 +8,6 @@
 namespace kvpool {
 namespace {
 
-constexpr int kInvalidArgument = static_cast<int>(absl::StatusCode::kInvalidArgument);
-constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
-constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-
 using Refs = std::vector<uint64_t>;
 
 std::vector<uint32_t> Victims(const v1::PruneResult& result) {

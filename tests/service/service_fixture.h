@@ -14,12 +14,25 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "proto/support/block_ref.h"
 #include "server/daemon/daemon.h"
 #include "tests/support/access.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/memory_device.h"
 
 namespace kvpool {
+
+// What an OperationResult has for a code.
+inline constexpr int kInvalidArgument = static_cast<int>(absl::StatusCode::kInvalidArgument);
+inline constexpr int kNotFound = static_cast<int>(absl::StatusCode::kNotFound);
+inline constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
+inline constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
+inline constexpr int kAborted = static_cast<int>(absl::StatusCode::kAborted);
+inline constexpr int kOutOfRange = static_cast<int>(absl::StatusCode::kOutOfRange);
+inline constexpr int kUnimplemented = static_cast<int>(absl::StatusCode::kUnimplemented);
+
+inline uint32_t IdOf(uint64_t ref) { return Index(BlockRef::Unpack(ref).id); }
 
 inline constexpr uint64_t kBlockBytes = 1024;
 inline constexpr uint64_t kGranuleBytes = 16 << 10;

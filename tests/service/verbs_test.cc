@@ -4,15 +4,10 @@
 namespace kvpool {
 namespace {
 
-constexpr int kNotFound = static_cast<int>(absl::StatusCode::kNotFound);
-constexpr int kFailedPrecondition = static_cast<int>(absl::StatusCode::kFailedPrecondition);
-constexpr int kResourceExhausted = static_cast<int>(absl::StatusCode::kResourceExhausted);
-
 std::vector<uint64_t> Refs(const google::protobuf::RepeatedField<uint64_t>& blocks) {
   return {blocks.begin(), blocks.end()};
 }
 
-uint32_t Id(uint64_t ref) { return Index(BlockRef::Unpack(ref).id); }
 uint32_t Generation(uint64_t ref) { return BlockRef::Unpack(ref).generation; }
 
 class VerbsTest : public ServiceTest {};
@@ -45,7 +40,7 @@ TEST_F(VerbsTest, SinkIsLeasedOnceAndGuarded) {
   EXPECT_NE(sink, lease.blocks(0));
   EXPECT_EQ(Blocks().leased(), 2);
 
-  const std::string why = "block " + std::to_string(Id(sink)) + " is the sink of session 1";
+  const std::string why = "block " + std::to_string(IdOf(sink)) + " is the sink of session 1";
   const v1::ReleaseResult released = engine->Release({sink});
   ASSERT_EQ(released.refused_size(), 1);
   EXPECT_EQ(released.refused(0).message(), why);
@@ -67,7 +62,7 @@ TEST_F(VerbsTest, RefusalsSayWhatIsWrongWithEachBlock) {
   const std::vector<uint64_t> others = other->Lease(1);
   engine->Release({blocks[1]});
   const std::vector<uint64_t> again = engine->Lease(1);
-  ASSERT_EQ(Id(again[0]), Id(blocks[1])) << "a block freed last is leased first";
+  ASSERT_EQ(IdOf(again[0]), IdOf(blocks[1])) << "a block freed last is leased first";
 
   const uint64_t unknown = BlockRef{BlockId{4000}, 1}.Pack();
   const uint64_t null = uint64_t{1} << 32;
@@ -75,13 +70,13 @@ TEST_F(VerbsTest, RefusalsSayWhatIsWrongWithEachBlock) {
   ASSERT_EQ(result.refused_size(), 4);
   EXPECT_EQ(result.refused(0).index(), 1);
   EXPECT_EQ(result.refused(0).code(), kFailedPrecondition);
-  EXPECT_EQ(result.refused(0).message(), "block " + std::to_string(Id(blocks[1])) + " generation " +
+  EXPECT_EQ(result.refused(0).message(), "block " + std::to_string(IdOf(blocks[1])) + " generation " +
                                              std::to_string(Generation(blocks[1])) +
                                              " is stale: now at generation " +
                                              std::to_string(Generation(again[0])));
   EXPECT_EQ(result.refused(1).code(), kFailedPrecondition);
   EXPECT_EQ(result.refused(1).message(),
-            "block " + std::to_string(Id(others[0])) + " is leased, and not held by session 1");
+            "block " + std::to_string(IdOf(others[0])) + " is leased, and not held by session 1");
   EXPECT_EQ(result.refused(2).code(), kNotFound);
   EXPECT_EQ(result.refused(2).message(), "block 4000 does not exist: ids end at 15");
   EXPECT_EQ(result.refused(3).message(), "block 0 is the null block");
@@ -95,7 +90,7 @@ TEST_F(VerbsTest, ReleaseOfAFreedBlockIsStale) {
   EXPECT_EQ(engine->Release(blocks).refused_size(), 0);
   const v1::ReleaseResult twice = engine->Release(blocks);
   ASSERT_EQ(twice.refused_size(), 1);
-  EXPECT_EQ(twice.refused(0).message(), "block " + std::to_string(Id(blocks[0])) + " generation " +
+  EXPECT_EQ(twice.refused(0).message(), "block " + std::to_string(IdOf(blocks[0])) + " generation " +
                                             std::to_string(Generation(blocks[0])) + " is stale: now free");
 }
 

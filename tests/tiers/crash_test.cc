@@ -12,7 +12,7 @@
 namespace kvpool {
 namespace {
 
-constexpr uint64_t kCapacity = 1 << 20;
+constexpr uint64_t kDiskBytes = 1 << 20;
 
 // The process ends within its n-th change of the disk: half of that is done, and nothing behind it.
 class DyingIo final : public FileIo {
@@ -50,7 +50,7 @@ class DyingIo final : public FileIo {
 
 std::unique_ptr<FileTier> Open(const TierFolder& folder, FileIo* io) {
   // With one thread the writes come in one order.
-  auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity, .threads = 1, .io = io});
+  auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kDiskBytes, .threads = 1, .io = io});
   return tier.ok() ? *std::move(tier) : nullptr;
 }
 
@@ -77,7 +77,7 @@ TEST(Crash, AtEveryWrite) {
     const auto next = Open(folder, nullptr);
     ASSERT_NE(next, nullptr) << "after write " << last;
     const TierUsage found = next->usage();
-    ASSERT_LE(found.bytes, kCapacity) << "after write " << last;
+    ASSERT_LE(found.bytes, kDiskBytes) << "after write " << last;
     Loaded all = Load(next.get(), Numbers(110));
     ASSERT_EQ(all.wrong, 0) << "after write " << last;
     uint64_t right = all.right;

@@ -22,9 +22,9 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr uint64_t kCapacity = 4 << 20;
+constexpr uint64_t kTierBytes = 4 << 20;
 
-std::unique_ptr<FileTier> Open(const TierFolder& folder, uint64_t capacity = kCapacity,
+std::unique_ptr<FileTier> Open(const TierFolder& folder, uint64_t capacity = kTierBytes,
                                FileIo* io = nullptr) {
   auto tier = FileTier::Open({.path = folder.path(),
                               .capacity_bytes = capacity,
@@ -66,7 +66,7 @@ TEST(FileTier, OneDaemonAtATime) {
   TierFolder folder;
   const auto first = Open(folder);
   EXPECT_TRUE(
-      absl::IsAlreadyExists(FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity}).status()));
+      absl::IsAlreadyExists(FileTier::Open({.path = folder.path(), .capacity_bytes = kTierBytes}).status()));
 }
 
 TEST(FileTier, RefusesACapacityBelowTheLeast) {
@@ -77,14 +77,14 @@ TEST(FileTier, RefusesACapacityBelowTheLeast) {
 
 TEST(FileTier, ASmallerCapacityKeepsWhatWasWrittenLast) {
   TierFolder folder;
-  const uint32_t many = kCapacity / 8192 - 40;
+  const uint32_t many = kTierBytes / 8192 - 40;
   {
     const auto tier = Open(folder);
     Store(tier.get(), {0});  // Its threads store a batch in any order.
     Store(tier.get(), Numbers(many - 1, 1));
   }
-  const auto smaller = Open(folder, kCapacity / 4);
-  EXPECT_LE(smaller->usage().bytes, kCapacity / 4);
+  const auto smaller = Open(folder, kTierBytes / 4);
+  EXPECT_LE(smaller->usage().bytes, kTierBytes / 4);
   EXPECT_GT(smaller->usage().values, 0);
   EXPECT_EQ(Load(smaller.get(), {many - 1}).right, 1);
   EXPECT_EQ(Load(smaller.get(), {0}).right, 0);
@@ -111,7 +111,7 @@ TEST(FileTier, EveryByteOfARecordAndOfAValueMatters) {
   const std::string segment = folder.Segments().at(0);
   const uint64_t value_at =
       std::filesystem::file_size(segment) -
-      Segment::SlotsIn(kCapacity / 16, WholePages(kValueBytes)) * WholePages(kValueBytes);
+      Segment::SlotsIn(kTierBytes / 16, WholePages(kValueBytes)) * WholePages(kValueBytes);
   const auto lost = [&](uint64_t at) {
     Damage(segment, at);
     const auto tier = Open(folder);
@@ -182,7 +182,7 @@ class BadDisk final : public FileIo {
 TEST(FileTier, ADiskThatIsFullIsNoFault) {
   TierFolder folder;
   BadDisk disk;
-  const auto tier = Open(folder, kCapacity, &disk);
+  const auto tier = Open(folder, kTierBytes, &disk);
   disk.full = true;
   EXPECT_THAT(Store(tier.get(), Numbers(3)), Each(TierResult::kFull));
   disk.full = false;
@@ -212,7 +212,7 @@ class SmallDisk final : public FileIo {
 TEST(FileTier, OnAFullDiskANewSizeGetsTheFileOfAnother) {
   TierFolder folder;
   SmallDisk disk;
-  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity, .io = &disk});
+  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kTierBytes, .io = &disk});
   ASSERT_TRUE(tier.ok()) << tier.status();
   EXPECT_THAT(Store(tier->get(), Numbers(50)), Each(TierResult::kDone));
   EXPECT_EQ(disk.files, 0);
@@ -238,7 +238,7 @@ TEST(FileTier, ABadSectorIsNotTheNextOneToo) {
   TierFolder folder;
   BadSectors disk;
   const auto tier =
-      FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity, .threads = 1, .io = &disk});
+      FileTier::Open({.path = folder.path(), .capacity_bytes = kTierBytes, .threads = 1, .io = &disk});
   ASSERT_TRUE(tier.ok()) << tier.status();
   EXPECT_THAT(Store(tier->get(), {0}), ElementsAre(TierResult::kFailed));
   EXPECT_THAT(Store(tier->get(), Numbers(20)), Each(TierResult::kDone));
@@ -247,16 +247,16 @@ TEST(FileTier, ABadSectorIsNotTheNextOneToo) {
 TEST(FileTier, AFolderThatOthersMayWriteToIsRefused) {
   TierFolder folder;
   ASSERT_EQ(chmod(folder.path().c_str(), 0770), 0);
-  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kCapacity});
+  const auto tier = FileTier::Open({.path = folder.path(), .capacity_bytes = kTierBytes});
   EXPECT_TRUE(absl::IsPermissionDenied(tier.status())) << tier.status();
 }
 
 TEST(FileTier, ACopyOfAFileIsLeftAlone) {
   TierFolder folder;
-  Store(Open(folder, kCapacity, nullptr).get(), Numbers(3));
+  Store(Open(folder, kTierBytes, nullptr).get(), Numbers(3));
   const std::string copy = folder.path() + "/00.slots";
   std::filesystem::copy(folder.path() + "/0.slots", copy);
-  const auto tier = Open(folder, kCapacity, nullptr);
+  const auto tier = Open(folder, kTierBytes, nullptr);
   EXPECT_EQ(Load(tier.get(), Numbers(3)).right, 3);
   EXPECT_EQ(tier->usage().values, 3);
   EXPECT_TRUE(std::filesystem::exists(copy));
@@ -265,7 +265,7 @@ TEST(FileTier, ACopyOfAFileIsLeftAlone) {
 TEST(FileTier, ADiskThatFailsIsAMissAndNoMore) {
   TierFolder folder;
   BadDisk disk;
-  const auto tier = Open(folder, kCapacity, &disk);
+  const auto tier = Open(folder, kTierBytes, &disk);
   Store(tier.get(), Numbers(4));
   disk.broken = true;
   EXPECT_THAT(Load(tier.get(), {0, 1}).results, Each(TierResult::kFailed));
@@ -283,7 +283,7 @@ TEST(FileTier, AFileThatCannotBeReadIsLeftAlone) {
   Store(Open(folder).get(), Numbers(4));
   disk.broken = true;
   {
-    const auto tier = Open(folder, kCapacity, &disk);
+    const auto tier = Open(folder, kTierBytes, &disk);
     ASSERT_NE(tier, nullptr);
     EXPECT_EQ(tier->usage().values, 0);
     disk.broken = false;

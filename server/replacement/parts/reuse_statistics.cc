@@ -11,7 +11,7 @@ constexpr uint64_t kClassBits = 8;
 // The weight, in waits, of the mean of all classes.
 constexpr double kPrior = 20;
 // Waits after which what was known counts half: some hundreds for each class.
-constexpr uint32_t kHalfLife = 50'000;
+constexpr uint32_t kHalfLifeWaits = 50'000;
 // Waits that began when knowledge had not faded yet may end when it has.
 constexpr double kMostSure = 0.999;
 
@@ -27,7 +27,7 @@ ReuseStatistics::ReuseStatistics(int classes, uint32_t max_blocks)
 }
 
 void ReuseStatistics::Ended() {
-  if (++ended_ < kHalfLife) return;
+  if (++ended_ < kHalfLifeWaits) return;
   ended_ = 0;
   const auto fade = [](Counts* c) { *c = {c->begun / 2, c->reused / 2, c->given_up / 2, c->waited / 2}; };
   for (Counts& c : classes_) fade(&c);

@@ -35,9 +35,9 @@ constexpr Limits<8> kHitFreshLimits({3, 8});
 constexpr Limits<24> kHitTotalLimits({4, 10, 24});
 // The number of a content that left has, from the lowest bits, its hits and turn, in four bits each, and the
 // class of its wait or kNoWait.
-constexpr int kCountBits = 4, kClassBits = 12;
-static_assert(2 * kCountBits + kClassBits == PastContents::kNumberBits);
-constexpr uint64_t kCountMask = (1 << kCountBits) - 1, kNoWait = (1 << kClassBits) - 1;
+constexpr int kCountBits = 4, kWaitBits = 12;
+static_assert(2 * kCountBits + kWaitBits == PastContents::kNumberBits);
+constexpr uint64_t kCountMask = (1 << kCountBits) - 1, kNoWait = (1 << kWaitBits) - 1;
 static_assert(UseClasses::kClasses <= kNoWait);
 
 int GapOf(uint64_t blocks) { return std::min<int>(std::bit_width(blocks / 1024), UseClasses::kGaps - 1); }
