@@ -84,7 +84,8 @@ class StepStream::Rep {
   void WriteNext();
   // The next event; false: none before it was time to look for commands.
   bool NextEvent(Tag* tag, bool* ok);
-  void Pause(milliseconds pause);
+  // True: the daemon has gone or come back meanwhile.
+  bool Pause(milliseconds pause);
   // Nobody waits for a daemon that is gone, however this thread came to wait, and whenever the match came.
   void LetMatchesGoIfAway() {
     if (state_->away.load(std::memory_order_seq_cst)) batches_->LetMatchesGo();
@@ -238,10 +239,11 @@ bool StepStream::Rep::RunStream() {
   return answered;
 }
 
-void StepStream::Rep::Pause(milliseconds pause) {
+bool StepStream::Rep::Pause(milliseconds pause) {
   const auto until = steady_clock::now() + pause;
   writable_ = false;
-  while (!over() && steady_clock::now() < until && !changed_.exchange(false, std::memory_order_seq_cst)) {
+  while (!over() && steady_clock::now() < until) {
+    if (changed_.exchange(false, std::memory_order_seq_cst)) return true;
     void* raw = nullptr;
     bool ok = false;
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);
@@ -254,6 +256,7 @@ void StepStream::Rep::Pause(milliseconds pause) {
     }
     mode_.store(Mode::kAwake, std::memory_order_seq_cst);
   }
+  return false;
 }
 
 void StepStream::Rep::Run() {
@@ -271,8 +274,8 @@ void StepStream::Rep::Run() {
       break;
     }
     state_->reconnects.fetch_add(1, std::memory_order_relaxed);
-    Pause(retry);
-    retry = std::min(retry * 2, kLastRetry);
+    // A daemon answers on its attach socket some milliseconds before it listens here.
+    retry = Pause(retry) ? kFirstRetry : std::min(retry * 2, kLastRetry);
   }
   // The session is over; calls are still answered until it is dismantled.
   idle_naps_ = kNapsBeforeSleep;

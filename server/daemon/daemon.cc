@@ -106,6 +106,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                        .thread = options.housekeeping_thread},
                                     [of = daemon.get()] { return of->registry_->Spaces(); });
   }
+  if (keeper != nullptr && options.housekeeping_thread) {
+    daemon->stand_ins_ = std::thread([of = daemon.get()] { of->ReplaceStandIns(); });
+  } else if (keeper != nullptr) {
+    daemon->ReplaceStandIns();
+  }
   if (options.housekeeping_thread) {
     daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });
   }
@@ -143,6 +148,8 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 }
 
 Daemon::~Daemon() {
+  stopping_.store(true, std::memory_order_relaxed);
+  if (stand_ins_.joinable()) stand_ins_.join();
   // It takes turns at spaces, and whoever has a turn may wake the housekeeper or start a device operation.
   if (tier_mover_ != nullptr) tier_mover_->Stop();
   StopDeviceOperations();

@@ -36,6 +36,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -230,6 +231,11 @@ class Daemon final : private SpaceOwner {
   // The policy has the weights that the operator gave, if they are its own.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
                                                                 const SpaceFacts& facts) const;
+  // Lets the policy of this name take over in the space, while verbs go on.
+  absl::Status ChangePolicy(Space* space, const std::string& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(switching_mu_);
+  // Gives spaces that were recovered the policy that new ones get. A million blocks take a second.
+  void ReplaceStandIns() ABSL_LOCKS_EXCLUDED(switching_mu_);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;
@@ -249,7 +255,9 @@ class Daemon final : private SpaceOwner {
   Mutex switching_mu_;   // It is held by one change of policies at a time, and taken before all others.
   Mutex new_spaces_mu_;  // It is taken under the registry's; under it no other is.
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
-  std::unique_ptr<TierMover> tier_mover_;     // Null: there is no tier.
+  std::unique_ptr<TierMover> tier_mover_;  // Null: there is no tier.
+  std::atomic<bool> stopping_{false};
+  std::thread stand_ins_;                     // Runs ReplaceStandIns after a recovery.
   std::unique_ptr<Housekeeper> housekeeper_;  // It is the last member: its thread uses all the others.
 };
 

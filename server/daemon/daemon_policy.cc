@@ -61,6 +61,55 @@ std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<Replacem
 
 }  // namespace
 
+absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
+  const uint64_t began = clock_->NowMs();
+  std::string previous;
+  bool stand_in = false;
+  {
+    SpaceLock lock(*space);
+    previous = std::string(space->state.pool.policy().name());
+    stand_in = space->state.pool.has_stand_in();
+  }
+  if (previous == name && !stand_in) return absl::OkStatus();
+  // Policies are made and destroyed outside the mutex, where nobody waits.
+  std::unique_ptr<ReplacementPolicy> old;
+  uint32_t events = kKeptEvents;
+  for (int attempt = 0; old == nullptr && attempt < kAttempts; ++attempt, events *= 2) {
+    ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(name, space->facts));
+    old = Switch(space, std::move(policy), events, *clock_);
+  }
+  if (old == nullptr) {
+    return absl::UnavailableError(absl::StrCat("space ", space->facts.id, " keeps ", previous,
+                                               ": in each of ", kAttempts,
+                                               " attempts verbs caused more events than are kept, ",
+                                               events / 2, " at the last; try again under less load"));
+  }
+  v1::SpacePolicy info;
+  {
+    SpaceLock lock(*space);
+    Fill(space->state, &info);
+  }
+  LogInfo("replacement policy changed", {{"space", info.space()},
+                                         {"from", previous},
+                                         {"to", info.policy()},
+                                         {"blocks", info.blocks()},
+                                         {"ms", clock_->NowMs() - began}});
+  return absl::OkStatus();
+}
+
+void Daemon::ReplaceStandIns() {
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    MutexLock one_at_a_time(&switching_mu_);
+    {
+      SpaceLock lock(*space);
+      if (!space->state.pool.has_stand_in()) continue;
+    }
+    const absl::Status changed = ChangePolicy(space.get(), NewSpacesPolicy());
+    if (!changed.ok()) LogError("replacement policy not changed", {{"error", changed}});
+  }
+}
+
 std::string Daemon::NewSpacesPolicy() {
   MutexLock lock(&new_spaces_mu_);
   return new_spaces_policy_;
@@ -103,37 +152,13 @@ absl::Status Daemon::SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolic
   }
   for (const std::shared_ptr<Space>& space : spaces) {
     v1::SpacePolicy* const info = response->add_spaces();
-    const uint64_t began = clock_->NowMs();
     {
       SpaceLock lock(*space);
       info->set_previous(std::string(space->state.pool.policy().name()));
     }
-    // Policies are made and destroyed outside the mutex, where nobody waits.
-    std::unique_ptr<ReplacementPolicy> old;
-    if (info->previous() != request.policy()) {
-      uint32_t events = kKeptEvents;
-      for (int attempt = 0; old == nullptr && attempt < kAttempts; ++attempt, events *= 2) {
-        ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy,
-                         MakePolicy(request.policy(), space->facts));
-        old = Switch(space.get(), std::move(policy), events, *clock_);
-      }
-      if (old == nullptr) {
-        return absl::UnavailableError(absl::StrCat("space ", space->facts.id, " keeps ", info->previous(),
-                                                   ": in each of ", kAttempts,
-                                                   " attempts verbs caused more events than are kept, ",
-                                                   events / 2, " at the last; try again under less load"));
-      }
-    }
-    {
-      SpaceLock lock(*space);
-      Fill(space->state, info);
-    }
-    if (info->previous() == info->policy()) continue;
-    LogInfo("replacement policy changed", {{"space", info->space()},
-                                           {"from", info->previous()},
-                                           {"to", info->policy()},
-                                           {"blocks", info->blocks()},
-                                           {"ms", clock_->NowMs() - began}});
+    RETURN_IF_ERROR(ChangePolicy(space.get(), request.policy()));
+    SpaceLock lock(*space);
+    Fill(space->state, info);
   }
   return absl::OkStatus();
 }

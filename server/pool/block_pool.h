@@ -88,6 +88,7 @@ class BlockPool {
 
   // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
   // sessions held stays held. What was done since the last Commit is undone. Pins, retentions, aliases and ghosts are lost.
+  // So is the policy: until another has taken over the least recently used block leaves (has_stand_in).
   // REQUIRES: there is a table, and nothing else was called before.
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
   // A session that Recover found goes on: it is open, with these limits, and what was leased to it is leased. Its guarantee
@@ -209,6 +210,9 @@ class BlockPool {
   // destroy outside the lock. O(n log n) in the resident blocks; a HandOver does the same in short steps.
   std::unique_ptr<ReplacementPolicy> SetPolicy(TimeMs now, std::unique_ptr<ReplacementPolicy> policy);
   class HandOver;  // server/pool/hand_over.h
+
+  // Nobody has taken over since Recover: SetPolicy or a HandOver is due.
+  bool has_stand_in() const;
 
   // Does the policy decide outside the lock (server/replacement/policies/async_policy.h)?
   bool decides_outside() const;

@@ -149,6 +149,7 @@ std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, 
   std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
   recorder_ = nullptr;
   r.policy.Set(std::move(successor_), PolicyFeed::Tell::kLater);
+  r.stand_in = false;
   return old;
 }
 

@@ -174,11 +174,12 @@ class PoolRep final {
   // ---- recover.cc
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
   bool Resume(Holder session, const SessionLimits& limits);
-  void RecoverHolds(RecoveredPool* found, std::vector<uint32_t>* holds);
-  // Answers which blocks are resident with a whole record; their links are sound then.
-  std::vector<bool> RecoverChains(RecoveredPool* found);
-  void RecoverStates(const std::vector<uint32_t>& holds, const std::vector<bool>& resident,
-                     RecoveredPool* found);
+  struct Remains;
+  // Answers the highest block that is held.
+  uint32_t RecoverHolds(RecoveredPool* found);
+  void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
+  void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
+  void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
 
   // ---- check_invariants.cc
   void CheckStates() const;
@@ -197,6 +198,7 @@ class PoolRep final {
   PrefixIndex index;
   GhostTable ghosts;
   PolicyFeed policy;
+  bool stand_in = false;  // True from Recover until a policy has taken over.
   std::array<uint32_t, kBlockStates> counts{};
   uint32_t last_generation_cached = 0;
 

@@ -53,6 +53,11 @@ class PrefixIndex {
         mask_(buckets_.size() - 1),
         id_bits_(static_cast<uint32_t>(std::bit_width(max_blocks))) {}
 
+  // So many keys are about to be inserted, while nobody waits.
+  void Expect(uint32_t keys) {
+    if (keys >= buckets_.pages()) buckets_.Populate(buckets_.size());
+  }
+
   void PrefetchBucket(uint64_t hash) const { buckets_.Prefetch(hash & mask_); }
   // Call it once the bucket had time to arrive.
   void PrefetchRecord(uint64_t hash) const {

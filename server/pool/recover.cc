@@ -1,42 +1,86 @@
 // A pool from what another process left in its table.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "proto/support/check.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
+#include "server/replacement/parts/offer_heap.h"
 
 namespace kvpool {
 namespace {
 
-// In place of the policy until all blocks are in their states; then the real one is told of them, as of those of a
-// policy before it.
-class NoPolicy final : public ReplacementPolicy {
+// LRU from what the records say, as good as they say it: blocks used in one millisecond are ordered by their ids. It
+// costs nothing but for the blocks on offer. A policy that is told of every block needs a second for a million of them,
+// in which nothing would be found.
+class RecordOrder final : public ReplacementPolicy {
  public:
-  std::string_view name() const override { return "none"; }
-  void OnInsert(BlockId, const Content&) override {}
+  RecordOrder(const VirtualArray<BlockRecord>& records, TimeMs now)
+      : records_(records),
+        recovered_ms_(static_cast<uint32_t>(now)),
+        last_uses_(records.size()),
+        places_(records.size()),
+        heap_(&places_) {}
+
+  std::string_view name() const override { return "lru"; }
+  void OnInsert(BlockId block, const Content&) override { last_uses_[Index(block)] = ++uses_; }
   void OnHit(BlockId, uint64_t) override {}
-  void OnUsed(BlockId, uint64_t) override {}
-  void OnOffer(BlockId) override {}
-  void OnWithdraw(BlockId) override {}
+  void OnUsed(BlockId block, uint64_t) override { last_uses_[Index(block)] = ++uses_; }
+  void OnOffer(BlockId block) override {
+    const uint32_t idle_ms = recovered_ms_ - records_[Index(block)].accessed_ms;
+    // While the pool is recovered there are none, and the pages need not come.
+    const uint64_t use = uses_ == 0 ? 0 : last_uses_[Index(block)];
+    heap_.Insert(Index(block), {.major = use, .minor = use != 0 ? 0 : UINT32_MAX - idle_ms});
+  }
+  void OnWithdraw(BlockId block) override { heap_.Remove(Index(block)); }
   void OnEvict(BlockId) override {}
-  BlockId Victim(uint64_t) override { return kNullBlock; }
-  void Prefetch(BlockId, uint64_t) const override {}
-  uint32_t offered() const override { return 0; }
-  double bytes_per_block() const override { return 0; }
+  BlockId Victim(uint64_t) override { return BlockId{heap_.first()}; }
+  size_t Upcoming(absl::Span<BlockId> blocks) const override { return heap_.NearTop(blocks); }
+  // The successor is told of blocks of one rank in the order of their records.
+  Rank Standing(BlockId block) const override { return {.major = last_uses_[Index(block)]}; }
+  void Prefetch(BlockId block, uint64_t) const override {
+    last_uses_.Prefetch(Index(block));
+    places_.Prefetch(Index(block));
+  }
+  uint32_t offered() const override { return heap_.size(); }
+  double bytes_per_block() const override { return sizeof(uint64_t) + sizeof(uint32_t) + 24; }
+
+ private:
+  const VirtualArray<BlockRecord>& records_;
+  const uint32_t recovered_ms_;
+  // The number of each block's last use since the recovery; 0: there was none.
+  VirtualArray<uint64_t> last_uses_;
+  HeapPlaces places_;
+  OfferHeap heap_;
+  uint64_t uses_ = 0;
 };
+
+// Blocks whose buckets are prefetched together: enough to hide the latency of one behind the hashing of others.
+constexpr size_t kChunk = 32;
 
 }  // namespace
 
+// What is found of a block. Chains lead anywhere, so they are followed in a table of these, of which the processor has most
+// at hand, and not in the records.
+struct PoolRep::Remains {
+  enum class Walk : uint8_t { kNone, kUnderWay, kDone };
+  uint32_t parent, children, refs;
+  uint8_t group;
+  bool whole;  // It is resident, and its record is whole.
+  Walk walk;   // Whether the chain from it to its root was followed.
+};
+
 RecoveredPool BlockPool::Recover(TimeMs now, uint32_t blocks) {
   KVPOOL_CHECK(rep_->table.has_value() && rep_->capacity == 0, "a pool that is in use is to be recovered");
-  std::unique_ptr<ReplacementPolicy> policy = rep_->policy.Take();
-  rep_->policy.Set(std::make_unique<NoPolicy>(), PolicyFeed::Tell::kLater);
-  const RecoveredPool found = rep_->Recover(now, blocks);
-  SetPolicy(now, std::move(policy));
-  return found;
+  rep_->policy.Set(std::make_unique<RecordOrder>(rep_->records, now), PolicyFeed::Tell::kLater);
+  rep_->stand_in = true;
+  return rep_->Recover(now, blocks);
 }
+
+bool BlockPool::has_stand_in() const { return rep_->stand_in; }
 
 RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   BeginVerb(now, 0);
@@ -46,16 +90,13 @@ RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   found.half_turn = table->begun.half_turn;
   undo.Commit();
   capacity = std::min(blocks, options.max_blocks - 1);
-  // A block beyond what there is was never answered to anybody.
-  next_new = std::min(next_new, capacity + 1);
-  std::vector<uint32_t> holds(capacity + 1);
-  RecoverHolds(&found, &holds);
-  // What is held was leased, whatever else the crash left.
-  for (uint32_t b = capacity; b > 0 && b >= next_new; --b) {
-    if (holds[b] != 0) next_new = b + 1;
-  }
-  const std::vector<bool> resident = RecoverChains(&found);
-  RecoverStates(holds, resident, &found);
+  // A block beyond what there is was never answered to anybody. What is held was leased, whatever else the crash left.
+  next_new = std::max(std::min(next_new, capacity + 1), RecoverHolds(&found) + 1);
+  VirtualArray<Remains> remains(next_new);
+  remains.Populate(next_new);
+  RecoverIndex(&found, &remains);
+  RecoverChains(&found, &remains);
+  RecoverStates(&found, &remains);
   undo.Commit();
   return found;
 }
@@ -92,7 +133,8 @@ bool PoolRep::Resume(Holder session, const SessionLimits& limits) {
 }
 
 // Each page belongs to one session. A page that can't be is of no session that was ever answered.
-void PoolRep::RecoverHolds(RecoveredPool* found, std::vector<uint32_t>* holds) {
+uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
+  uint64_t highest = 0;
   table->begun.hold_pages = std::min(table->begun.hold_pages, table->page_count);
   absl::flat_hash_map<uint64_t, size_t> slots;
   for (uint32_t i = 0; i < table->begun.hold_pages; ++i) {
@@ -121,93 +163,105 @@ void PoolRep::RecoverHolds(RecoveredPool* found, std::vector<uint32_t>* holds) {
     s.held += page.live;
     for (uint64_t at = 0; at < in_use; ++at) {
       s.all_holds += page.counts[at];
-      (*holds)[base + at] += page.counts[at];
+      if (page.counts[at] != 0) highest = std::max(highest, base + at);
     }
   }
   for (RecoveredPool::Session& session : found->sessions) {
     session.holds = sessions[static_cast<size_t>(session.holder)].all_holds;
   }
+  return static_cast<uint32_t>(highest);
 }
 
-std::vector<bool> PoolRep::RecoverChains(RecoveredPool* found) {
-  std::vector<bool> resident(capacity + 1);
-  for (uint32_t b = 1; b < next_new; ++b) {
-    BlockRecord& r = records[b];
-    r.flags = 0;
-    r.refs = r.children = r.next_in_bucket = 0;
-    r.owner = static_cast<uint16_t>(kNobody);
-    if (!r.resident()) continue;
-    const uint64_t hash = HashKey(r.block_key());
-    resident[b] = r.group() < options.windows.size() && table->checksums[b] == RecordChecksum(b, r, hash) &&
-                  index.Find(hash, r.block_key()) == 0;
-    if (resident[b]) {
-      index.Insert(hash, b);
-    } else {
-      ++found->dropped;
+void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
+  index.Expect(next_new);
+  std::array<uint64_t, kChunk> hashes;
+  for (size_t first = 1; first < next_new; first += kChunk) {
+    const size_t end = std::min<size_t>(first + kChunk, next_new);
+    // All of a chunk is read before anything is stored in it: where a page is read first the kernel maps those around it,
+    // too, and where it is written first, that one alone.
+    for (size_t b = first; b < end; ++b) {
+      if (!records[b].resident()) continue;
+      hashes[b - first] = HashKey(records[b].block_key());
+      index.PrefetchBucket(hashes[b - first]);
     }
-  }
-  // A link is cut where its parent is not there, can't be one, or is behind the block itself.
-  const auto cut = [&](uint32_t b) {
-    records[b].parent = 0;
-    table->checksums[b] = RecordChecksum(b, records[b], HashKey(records[b].block_key()));
-    ++found->cut_links;
-  };
-  std::vector<uint32_t> walked_from(capacity + 1);
-  for (uint32_t b = 1; b < next_new; ++b) {
-    if (!resident[b]) continue;
-    for (uint32_t at = b; walked_from[at] == 0;) {
-      walked_from[at] = b;
-      const uint32_t parent = records[at].parent;
-      if (parent == 0) break;
-      const bool sound = parent < next_new && resident[parent] &&
-                         records[parent].group() == records[at].group() &&
-                         options.windows[records[at].group()] == 0 && walked_from[parent] != b;
-      if (!sound) {
-        cut(at);
-        break;
+    for (size_t b = first; b < end; ++b) {
+      if (records[b].resident()) index.PrefetchRecord(hashes[b - first]);
+    }
+    for (size_t b = first; b < end; ++b) {
+      const BlockRecord& r = records[b];
+      if (!r.resident()) continue;
+      const uint64_t hash = hashes[b - first];
+      const auto block = static_cast<uint32_t>(b);
+      if (r.group() < options.windows.size() && table->checksums[b] == RecordChecksum(block, r, hash) &&
+          index.Find(hash, r.block_key()) == 0) {
+        index.Insert(hash, block);
+        (*remains)[b] = {.parent = r.parent, .group = r.group(), .whole = true};
+      } else {
+        ++found->dropped;
       }
-      at = parent;
     }
-    if (records[b].parent != 0) ++records[records[b].parent].children;
   }
-  return resident;
 }
 
-void PoolRep::RecoverStates(const std::vector<uint32_t>& holds, const std::vector<bool>& resident,
-                            RecoveredPool* found) {
+// A link is cut where its parent is not there, can't be one, or is behind the block itself.
+void PoolRep::RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains) {
+  using Walk = Remains::Walk;
+  VirtualArray<Remains>& of = *remains;
+  const auto sound = [&](const Remains& block) {
+    if (block.parent >= next_new || options.windows[block.group] != 0) return false;
+    const Remains& parent = of[block.parent];
+    return parent.whole && parent.group == block.group && parent.walk != Walk::kUnderWay;
+  };
+  for (uint32_t b = 1; b < next_new; ++b) {
+    if (!of[b].whole) continue;
+    for (uint32_t at = b; at != 0 && of[at].walk == Walk::kNone; at = of[at].parent) {
+      of[at].walk = Walk::kUnderWay;
+      if (of[at].parent == 0 || sound(of[at])) continue;
+      records[at].parent = of[at].parent = 0;
+      table->checksums[at] = RecordChecksum(at, records[at], HashKey(records[at].block_key()));
+      ++found->cut_links;
+    }
+    for (uint32_t at = b; at != 0 && of[at].walk == Walk::kUnderWay; at = of[at].parent) {
+      of[at].walk = Walk::kDone;
+      ++of[of[at].parent].children;
+    }
+  }
+}
+
+void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains) {
+  VirtualArray<Remains>& of = *remains;
+  for (Session& s : sessions) {
+    s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+      const bool first = of[b].refs == 0;
+      of[b].refs += holds;
+      if (!of[b].whole) ++s.leased;
+      // A sealed block holds its parent, and so on up the chain.
+      for (uint32_t at = of[b].parent; first && at != 0 && of[at].refs++ == 0;) at = of[at].parent;
+    });
+  }
   counts = {};
   const auto enter = [&](uint32_t b, BlockState state) {
     records[b].set_state(state);
     ++counts[static_cast<size_t>(state)];
   };
-  for (uint32_t b = 1; b < next_new; ++b) {
-    // A sealed block holds its parent, and so on up the chain.
-    if (!resident[b] || holds[b] == 0) continue;
-    const bool first = records[b].refs == 0;
-    records[b].refs += holds[b];
-    for (uint32_t at = records[b].parent; first && at != 0 && records[at].refs++ == 0;)
-      at = records[at].parent;
-  }
   for (uint32_t b = next_new; b-- > 1;) {
     BlockRecord& r = records[b];
-    if (resident[b]) {
+    r.flags = 0;
+    r.owner = static_cast<uint16_t>(kNobody);
+    r.refs = of[b].refs;
+    r.children = of[b].children;
+    if (of[b].whole) {
       enter(b, r.refs > 0 ? BlockState::kSealed : BlockState::kCached);
       if (r.refs == 0 && r.last_generation()) ++last_generation_cached;
-      if (r.refs == 0 && r.children == 0) r.flags |= BlockRecord::kOffered;
-    } else if (holds[b] > 0) {
-      r.refs = holds[b];
-      r.parent = 0;
-      enter(b, BlockState::kQuarantined);
-    } else {
-      // Free puts it on the stack of free blocks, or retires it.
-      enter(b, BlockState::kQuarantined);
-      Free(b);
+      if (r.refs == 0 && r.children == 0) Offer(b);
+      continue;
     }
+    r.next_in_bucket = r.parent = 0;
+    enter(b, BlockState::kQuarantined);
+    // Free puts it on the stack of free blocks, or retires it.
+    if (r.refs == 0) Free(b);
   }
   counts[static_cast<size_t>(BlockState::kFree)] += capacity + 1 - next_new;
-  for (Session& s : sessions) {
-    s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t) { s.leased += !resident[b]; });
-  }
   found->cached = count(BlockState::kCached);
   found->held = count(BlockState::kSealed);
   found->quarantined = count(BlockState::kQuarantined);

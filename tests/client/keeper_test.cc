@@ -147,6 +147,30 @@ TEST_F(KeeperTest, WhatWasSealedIsFoundAgainAndWhatWasHeldStaysItsHolders) {
   EXPECT_TRUE(first->status().ok()) << first->status();
 }
 
+TEST_F(KeeperTest, ThePolicyTakesOverOnceTheNextDaemonServes) {
+  // The stand-in has the same name.
+  StartWithKeeper("32MiB", {"--policy=lru"});
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  Share(session.get(), KeysOf(*session, 1, 8));
+  ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  EXPECT_THAT(AwaitInLog("replacement policy changed"), HasSubstr("from=lru to=lru"));
+  ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  v1::SetPolicyRequest request;
+  request.set_policy("sieve");
+  const auto set = (*client)->SetPolicy(request);
+  ASSERT_TRUE(set.ok()) << set.status();
+  ASSERT_EQ(set->spaces_size(), 1);
+  EXPECT_EQ(set->spaces(0).policy(), "sieve");
+  AwaitInLog("to=sieve");
+  const auto policies = (*client)->GetPolicies({});
+  ASSERT_TRUE(policies.ok()) << policies.status();
+  ASSERT_EQ(policies->spaces_size(), 1);
+  EXPECT_EQ(policies->spaces(0).policy(), "sieve") << daemon_->Log();
+}
+
 TEST_F(KeeperTest, ASessionLivesThroughTheDaemon) {
   StartWithKeeper();
   auto session = Open();

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_table.h"
+#include "server/pool/prefix_index.h"
 #include "server/replacement/policy.h"
 #include "tests/pool/pool_fixture.h"
 
@@ -306,6 +307,111 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
   }
 }
 
+// Fills a table with cached chains of one to three blocks. Many of them were used in the same millisecond.
+void CacheChains(void* table, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::unique_ptr<BlockPool> pool = MakePool(table);
+  EXPECT_TRUE(pool->Grow(kBlocks).ok());
+  const Holder session = *pool->AddSession({}, 0, 5);
+  std::vector<BlockRef> blocks;
+  pool->Lease(session, 1000, kBlocks, kBlocks, &blocks);
+  std::shuffle(blocks.begin(), blocks.end(), random);
+  for (size_t at = 0; at < kBlocks;) {
+    const size_t length = std::min<size_t>(1 + random() % 3, kBlocks - at);
+    std::vector<BlockKey> keys;
+    for (size_t i = 0; i < length; ++i) keys.push_back(Key(absl::StrCat("block ", at + i)));
+    std::vector<SealEntry> entries;
+    for (size_t i = 0; i < length; ++i) entries.push_back({blocks[at + i], {&keys[i], 1}});
+    std::vector<SealOutcome> outcomes(length);
+    pool->Seal(session, 1000, nullptr, entries, absl::MakeSpan(outcomes));
+    at += length;
+  }
+  std::shuffle(blocks.begin(), blocks.end(), random);
+  TimeMs now = 1000;
+  for (const BlockRef& block : blocks) {
+    Verdict verdict = Verdict::kDone;
+    pool->Release(session, now += random() % 2, {&block, 1}, {&verdict, 1});
+    EXPECT_EQ(verdict, Verdict::kDone);
+  }
+  pool->Commit();
+}
+
+// The blocks that leave when all that may is reclaimed, one by one.
+std::vector<uint32_t> Leaving(BlockPool* pool, TimeMs now) {
+  std::vector<uint32_t> left;
+  std::vector<Eviction> log;
+  while (pool->Reclaim(now, 1, EvictReason::kOperator, &log) > 0) {
+  }
+  for (const Eviction& eviction : log) left.push_back(Index(eviction.block));
+  return left;
+}
+
+TEST(RecoverTest, UntilAPolicyHasTakenOverTheLeastRecentlyUsedLeaves) {
+  uint32_t left = 0, ties = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Table table, copy;
+    CacheChains(table.data(), seed);
+    const Recovered recovered = Recover(table.Image(), &copy);
+    BlockPool& pool = *recovered.pool;
+    ASSERT_TRUE(pool.has_stand_in());
+    while (true) {
+      // The longest idle of those that may leave, the first of them.
+      BlockView next{};
+      for (uint32_t b = 1; b <= kBlocks; ++b) {
+        const BlockView view = *pool.View(BlockId{b}, 1000000);
+        if (view.state != BlockState::kCached || view.children != 0) continue;
+        ties += next.ref != kNullRef && view.idle_ms == next.idle_ms;
+        if (next.ref == kNullRef || view.idle_ms > next.idle_ms) next = view;
+      }
+      std::vector<Eviction> log;
+      if (pool.Reclaim(1000000, 1, EvictReason::kOperator, &log) == 0) {
+        EXPECT_EQ(next.ref, kNullRef);
+        break;
+      }
+      ASSERT_EQ(log.size(), 1u);
+      ASSERT_EQ(Index(log[0].block), Index(next.ref.id));
+      ++left;
+    }
+    pool.CheckInvariants();
+  }
+  EXPECT_EQ(left, 40 * kBlocks);
+  EXPECT_GT(ties, 200u);
+}
+
+TEST(RecoverTest, WhatWasUsedAfterwardsLeavesLastWithAStandInAndUnderItsSuccessor) {
+  size_t all_used = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Table table, first_copy, second_copy;
+    CacheChains(table.data(), seed);
+    // All within one millisecond, so that no time of a record says which was the last.
+    std::vector<uint32_t> used;
+    const auto use = [&used](BlockPool* pool) {
+      used.clear();
+      for (uint32_t b = kBlocks; b > 0; --b) {
+        const BlockView view = *pool->View(BlockId{b}, 1000000);
+        if (view.state != BlockState::kCached || view.children != 0 || view.parent != kNullBlock) continue;
+        EXPECT_EQ(pool->Touch(1000001, {&view.ref, 1}), 1u);
+        used.push_back(b);
+      }
+    };
+    Recovered one = Recover(table.Image(), &first_copy), other = Recover(table.Image(), &second_copy);
+    use(one.pool.get());
+    use(other.pool.get());
+    other.pool->SetPolicy(1000002, *MakeReplacementPolicy("lru", kBlocks + 1));
+    EXPECT_FALSE(other.pool->has_stand_in());
+    for (BlockPool* const pool : {one.pool.get(), other.pool.get()}) {
+      const std::vector<uint32_t> left = Leaving(pool, 1000003);
+      ASSERT_EQ(left.size(), kBlocks);
+      EXPECT_TRUE(std::equal(used.rbegin(), used.rend(), left.rbegin()));
+      pool->CheckInvariants();
+    }
+    all_used += used.size();
+  }
+  EXPECT_GT(all_used, 100u);
+}
+
 // A block of a torn verb is as it was before or after, or nobody's and empty in between; and what no verb touches stays.
 void ExpectBetween(const Fates& before, const Fates& now, const Fates& after) {
   // What is held is what was held before the verb or after it: an engine that goes on is answered so, or asks again.
@@ -449,6 +555,58 @@ TEST_F(DamagedTableTest, ALinkToABlockThatIsGoneIsCut) {
   // Whoever takes over from the heir finds nothing to cut.
   Table again;
   EXPECT_EQ(Recover(copy_.Image(), &again).found.cut_links, 0u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, LinksInACircleAreCutOnce) {
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  BlockRecord& root = record(0);
+  root.parent = Index(blocks_[2].id);
+  const uint32_t b = Index(blocks_[0].id);
+  table_.view().checksums[b] = RecordChecksum(b, root, HashKey(root.block_key()));
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 0u);
+  EXPECT_EQ(recovered.found.cut_links, 1u);
+  EXPECT_EQ(recovered.found.cached, 3u);
+  Table again;
+  EXPECT_EQ(Recover(copy_.Image(), &again).found.cut_links, 0u);
+  EXPECT_EQ(Leaving(recovered.pool.get(), 1000000).size(), 3u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, LinksFromGroupToGroupAndWithinAWindowAreCut) {
+  std::vector<BlockRef> windowed;
+  ASSERT_EQ(pool_->Lease(session_, 1001, 2, 2, &windowed).leased, 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    const BlockKey key = Key(absl::StrCat("windowed ", i), 1);
+    const SealEntry entry = {windowed[i], {&key, 1}};
+    SealOutcome outcome;
+    pool_->Seal(session_, 1001, nullptr, {&entry, 1}, {&outcome, 1});
+    ASSERT_EQ(outcome.verdict, Verdict::kDone);
+  }
+  pool_->Commit();
+  for (const BlockRef block : {blocks_[0], windowed[1]}) {
+    const uint32_t b = Index(block.id);
+    BlockRecord& r = table_.view().records[b];
+    r.parent = Index(windowed[0].id);
+    table_.view().checksums[b] = RecordChecksum(b, r, HashKey(r.block_key()));
+  }
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 0u);
+  EXPECT_EQ(recovered.found.cut_links, 2u);
+  EXPECT_EQ(recovered.found.held, 5u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyOneIsFree) {
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  BlockRecord& twin = record(2);
+  twin.key = record(1).key;
+  const uint32_t b = Index(blocks_[2].id);
+  table_.view().checksums[b] = RecordChecksum(b, twin, HashKey(twin.block_key()));
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);
   ExpectAllComesBack(&recovered);
 }
 
