@@ -59,7 +59,7 @@ class RecordOrder final : public ReplacementPolicy {
 };
 
 // Blocks whose buckets are prefetched together: enough to hide the latency of one behind the hashing of others.
-constexpr size_t kChunk = 32;
+constexpr size_t kRecoveredTogether = 32;
 
 }  // namespace
 
@@ -174,9 +174,9 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
 
 void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
   index.Expect(next_new);
-  std::array<uint64_t, kChunk> hashes;
-  for (size_t first = 1; first < next_new; first += kChunk) {
-    const size_t end = std::min<size_t>(first + kChunk, next_new);
+  std::array<uint64_t, kRecoveredTogether> hashes;
+  for (size_t first = 1; first < next_new; first += kRecoveredTogether) {
+    const size_t end = std::min<size_t>(first + kRecoveredTogether, next_new);
     // All of a chunk is read before anything is stored in it: where a page is read first the kernel maps those around it,
     // too, and where it is written first, that one alone.
     for (size_t b = first; b < end; ++b) {
