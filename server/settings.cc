@@ -139,19 +139,23 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "record what engines ask for in this file, keys hashed, to replay it with kvpool-sim; empty: do not");
   AddSize("event-log-bytes", &daemon.event_log_bytes, kLeastEventLogBytes,
           "most that it takes; at half of this the file becomes FILE.1 and is begun anew", flags);
-  flags->AddText("tier", "",
-                 "memory below the pool, for what would be evicted: "
-                 "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
-                 "on a disk; empty: none. Host memory only",
-                 [settings = &line->settings](absl::string_view text) -> absl::Status {
-                   if (text.empty()) return absl::OkStatus();
-                   ASSIGN_OR_RETURN(settings->tier, ParseTierOptions({text.data(), text.size()}));
-                   return absl::OkStatus();
-                 });
+  flags->AddText(
+      "tier", "",
+      "memory below the pool, for what would be evicted: "
+      "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
+      "on a disk; or resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
+      "with cluster=auto|on|off, tls=on|off, ca=FILE, cert=FILE, key=FILE, user=NAME, "
+      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; empty: none. "
+      "Host memory only",
+      [settings = &line->settings](absl::string_view text) -> absl::Status {
+        if (text.empty()) return absl::OkStatus();
+        ASSIGN_OR_RETURN(settings->tier, ParseTierOptions({text.data(), text.size()}));
+        return absl::OkStatus();
+      });
   flags->Add(
       "tier-key-file", &line->settings.tier_key_file,
       "file with the secret, 32 bytes or more, that keys in the tier are derived from; empty: one is made in "
-      "the tier's folder");
+      "the tier's folder. Nodes that share a tier have the same one");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it", flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
@@ -345,6 +349,11 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(CheckOperatorTls(*settings));
   if (!settings->tier.has_value() && !settings->tier_key_file.empty()) {
     return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
+  }
+  if (settings->tier.has_value() && settings->tier->resp.has_value() && settings->tier_key_file.empty()) {
+    return BadFlag(
+        "tier-key-file", "",
+        "must name a file with the secret that all nodes of --tier=resp:... have: 32 to 4096 bytes");
   }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);

@@ -1,11 +1,16 @@
 #include "server/tier_options.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 #include "proto/support/status_macros.h"
 #include "server/devices.h"
 #include "server/tiers/file_tier.h"
@@ -14,34 +19,45 @@
 namespace kvpool {
 namespace {
 
+constexpr size_t kMostPrefix = 64;
+constexpr int kMostConnections = 16;
+constexpr absl::Duration kLeastTtl = absl::Seconds(1), kMostTtl = absl::Hours(24 * 365);
+constexpr size_t kMostPasswordBytes = 512;
+
+struct Part {
+  absl::string_view name, value;
+};
+
 absl::Status Wrong(const std::string& what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, "; a tier is written file:PATH,capacity=BYTES[,write=evict|seal]"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      what,
+      "; a tier is written file:PATH,capacity=BYTES[,write=evict|seal] or "
+      "resp:HOST:PORT[,cluster=auto|on|off]"
+      "[,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE][,prefix=TEXT]"
+      "[,ttl=DURATION][,connections=N][,write=evict|seal]"));
 }
 
-}  // namespace
+absl::Status SetWrite(absl::string_view value, TierOptions* options) {
+  if (value != "evict" && value != "seal") {
+    return Wrong(absl::StrCat("write is \"", value, "\", neither evict nor seal"));
+  }
+  options->write = value == "seal" ? TierWrite::kSeal : TierWrite::kEvict;
+  return absl::OkStatus();
+}
 
-absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
+absl::StatusOr<TierOptions> ParseFile(absl::string_view path, const std::vector<Part>& parts) {
   TierOptions options;
-  std::vector<std::string> parts = absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
-  absl::string_view path = parts[0];
-  if (!absl::ConsumePrefix(&path, "file:"))
-    return Wrong(absl::StrCat("\"", parts[0], "\" begins with no file:"));
   if (path.empty() || path[0] != '/') return Wrong(absl::StrCat("\"", path, "\" is no absolute path"));
   options.path = std::string(path);
-  for (size_t i = 1; i < parts.size(); ++i) {
-    absl::string_view value = parts[i];
-    if (absl::ConsumePrefix(&value, "capacity=")) {
+  for (const auto& [name, value] : parts) {
+    if (name == "capacity") {
       const absl::StatusOr<uint64_t> bytes = ParseBytes({value.data(), value.size()});
       if (!bytes.ok()) return Wrong(absl::StrCat("capacity: ", bytes.status().message()));
       options.capacity_bytes = *bytes;
-    } else if (absl::ConsumePrefix(&value, "write=")) {
-      if (value != "evict" && value != "seal") {
-        return Wrong(absl::StrCat("write is \"", value, "\", neither evict nor seal"));
-      }
-      options.write = value == "seal" ? TierWrite::kSeal : TierWrite::kEvict;
+    } else if (name == "write") {
+      RETURN_IF_ERROR(SetWrite(value, &options));
     } else {
-      return Wrong(absl::StrCat("\"", parts[i], "\" is neither capacity= nor write="));
+      return Wrong(absl::StrCat("\"", name, "=", value, "\" is neither capacity= nor write="));
     }
   }
   if (options.capacity_bytes < FileTier::kLeastCapacityBytes) {
@@ -51,7 +67,131 @@ absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
   return options;
 }
 
+absl::Status SetFile(const Part& part, std::string* file) {
+  if (part.value.empty() || part.value[0] != '/') {
+    return Wrong(absl::StrCat(part.name, " is \"", part.value, "\", no absolute path"));
+  }
+  *file = std::string(part.value);
+  return absl::OkStatus();
+}
+
+absl::Status SetPrefix(absl::string_view value, std::string* prefix) {
+  const bool plain = std::all_of(value.begin(), value.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-' || c == ':';
+  });
+  if (value.empty() || value.size() > kMostPrefix || !plain) {
+    return Wrong(absl::StrCat("prefix is \"", value, "\"; must be 1 to ", kMostPrefix,
+                              " of the letters, digits and ._-:"));
+  }
+  *prefix = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status SetTtl(absl::string_view value, std::chrono::milliseconds* ttl) {
+  absl::Duration duration;
+  if (!absl::ParseDuration(value, &duration) || duration < kLeastTtl || duration > kMostTtl) {
+    return Wrong(absl::StrCat("ttl is \"", value, "\"; must be ", absl::FormatDuration(kLeastTtl), " to ",
+                              absl::FormatDuration(kMostTtl)));
+  }
+  *ttl = absl::ToChronoMilliseconds(duration);
+  return absl::OkStatus();
+}
+
+absl::Status SetConnections(absl::string_view value, int* connections) {
+  if (!absl::SimpleAtoi(value, connections) || *connections < 1 || *connections > kMostConnections) {
+    return Wrong(absl::StrCat("connections is \"", value, "\"; must be 1 to ", kMostConnections));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetOneOf(const Part& part, absl::Span<const absl::string_view> names, size_t* index) {
+  const auto found = std::find(names.begin(), names.end(), part.value);
+  *index = static_cast<size_t>(found - names.begin());
+  if (found != names.end()) return absl::OkStatus();
+  return Wrong(absl::StrCat(part.name, " is \"", part.value, "\"; must be ", absl::StrJoin(names, ", ")));
+}
+
+absl::Status SetResp(const Part& part, TierOptions* options) {
+  RespTier::Options& resp = *options->resp;
+  size_t index = 0;
+  if (part.name == "cluster") {
+    RETURN_IF_ERROR(SetOneOf(part, {"auto", "on", "off"}, &index));
+    resp.cluster = static_cast<RespCluster>(index);
+    return absl::OkStatus();
+  }
+  if (part.name == "tls") {
+    RETURN_IF_ERROR(SetOneOf(part, {"off", "on"}, &index));
+    resp.tls.on = index == 1;
+    return absl::OkStatus();
+  }
+  if (part.name == "ca") return SetFile(part, &resp.tls.ca_file);
+  if (part.name == "cert") return SetFile(part, &resp.tls.cert_file);
+  if (part.name == "key") return SetFile(part, &resp.tls.key_file);
+  if (part.name == "password-file") return SetFile(part, &options->password_file);
+  if (part.name == "prefix") return SetPrefix(part.value, &resp.prefix);
+  if (part.name == "ttl") return SetTtl(part.value, &resp.ttl);
+  if (part.name == "connections") return SetConnections(part.value, &resp.connections);
+  if (part.name == "write") return SetWrite(part.value, options);
+  if (part.name != "user") return Wrong(absl::StrCat("\"", part.name, "=\" is no part of resp:"));
+  if (part.value.empty()) return Wrong("user is \"\"; must be a name");
+  resp.user = std::string(part.value);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TierOptions> ParseResp(absl::string_view address, const std::vector<Part>& parts) {
+  TierOptions options;
+  options.write = TierWrite::kSeal;
+  const auto endpoint = ParseRespEndpoint({address.data(), address.size()});
+  if (!endpoint.has_value()) return Wrong(absl::StrCat("\"", address, "\" is no HOST:PORT"));
+  options.resp = RespTier::Options{.endpoint = *endpoint};
+  for (const Part& part : parts) RETURN_IF_ERROR(SetResp(part, &options));
+  const RespTls& tls = options.resp->tls;
+  if (tls.cert_file.empty() != tls.key_file.empty()) return Wrong("cert= and key= go together");
+  if (!tls.on && !(tls.ca_file.empty() && tls.cert_file.empty())) {
+    return Wrong("ca=, cert= and key= are for tls=on");
+  }
+  if (!options.resp->user.empty() && options.password_file.empty())
+    return Wrong("user= is without password-file=");
+  return options;
+}
+
+absl::StatusOr<OpenedTier> OpenResp(const TierOptions& options, const std::string& key_file) {
+  RespTier::Options resp = *options.resp;
+  if (!options.password_file.empty()) {
+    ASSIGN_OR_RETURN(resp.password,
+                     ReadSecretFile("tier: password-file", options.password_file, 1, kMostPasswordBytes));
+    // An editor ends the line.
+    if (resp.password.back() == '\n') resp.password.pop_back();
+    if (resp.password.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tier: password-file=", options.password_file, ": its first line is empty"));
+    }
+  }
+  ASSIGN_OR_RETURN(std::string secret, ReadTierSecret("tier-key-file", key_file));
+  absl::StatusOr<std::unique_ptr<RespTier>> tier = RespTier::Open(resp);
+  if (!tier.ok()) return absl::InvalidArgumentError(absl::StrCat("--tier: ", tier.status().message()));
+  return OpenedTier{*std::move(tier), std::move(secret)};
+}
+
+}  // namespace
+
+absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+  std::vector<Part> parts;
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::pair<absl::string_view, absl::string_view> part =
+        absl::StrSplit(words[i], absl::MaxSplits('=', 1));
+    parts.push_back({part.first, part.second});
+  }
+  absl::string_view place = words[0];
+  if (absl::ConsumePrefix(&place, "file:")) return ParseFile(place, parts);
+  if (absl::ConsumePrefix(&place, "resp:")) return ParseResp(place, parts);
+  return Wrong(absl::StrCat("\"", words[0], "\" begins with neither file: nor resp:"));
+}
+
 absl::StatusOr<OpenedTier> OpenTier(const TierOptions& options, const std::string& key_file) {
+  if (options.resp.has_value()) return OpenResp(options, key_file);
   ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier,
                    FileTier::Open({.path = options.path, .capacity_bytes = options.capacity_bytes}));
   absl::StatusOr<std::string> secret = key_file.empty() ? ReadOrMakeTierSecret("tier", options.path + "/key")

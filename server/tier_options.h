@@ -1,20 +1,30 @@
-// What an operator says of a tier: file:PATH,capacity=BYTES[,write=evict|seal]
+// What an operator says of a tier: the words behind --tier.
+//
+//   file:PATH,capacity=BYTES[,write=evict|seal]
+//   resp:HOST:PORT[,cluster=auto|on|off][,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE]
+//       [,prefix=TEXT][,ttl=DURATION][,connections=N][,write=evict|seal]
 #ifndef KVPOOL_SERVER_TIER_OPTIONS_H_
 #define KVPOOL_SERVER_TIER_OPTIONS_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "server/tiers/resp_tier.h"
 #include "server/tiers/tier.h"
 
 namespace kvpool {
 
 struct TierOptions {
-  std::string path;  // The folder of a file tier, the only form so far.
+  // A file tier has a folder.
+  std::string path;
   uint64_t capacity_bytes = 0;
+  // A store that nodes share, still without its password; none: it is a file tier.
+  std::optional<RespTier::Options> resp;
+  std::string password_file;
   TierWrite write = TierWrite::kEvict;
 };
 

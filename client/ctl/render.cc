@@ -149,10 +149,13 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
   Table table({"TIER", "PATH", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING", ">READ", ">WRITTEN"});
   std::string counts;
   for (const v1::TierInfo& tier : tiers.tiers()) {
-    table.Add({tier.tier(), tier.path(), HumanBytes(tier.bytes()), HumanBytes(tier.capacity_bytes()),
-               Percent(static_cast<double>(tier.bytes()), static_cast<double>(tier.capacity_bytes())),
-               HumanCount(tier.values()), HumanCount(tier.waiting()), HumanBytes(tier.loaded_bytes()),
-               HumanBytes(tier.stored_bytes())});
+    const bool known = tier.capacity_bytes() > 0;
+    table.Add(
+        {tier.tier(), tier.path(), known ? HumanBytes(tier.bytes()) : "-",
+         known ? HumanBytes(tier.capacity_bytes()) : "-",
+         known ? Percent(static_cast<double>(tier.bytes()), static_cast<double>(tier.capacity_bytes())) : "-",
+         HumanCount(tier.values()), HumanCount(tier.waiting()), HumanBytes(tier.loaded_bytes()),
+         HumanBytes(tier.stored_bytes())});
     absl::StrAppend(
         &counts,
         absl::StrFormat(
@@ -169,6 +172,10 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
             HumanCount(tier.promoted_blocks(), "block"), HumanCount(tier.late_blocks()),
             HumanCount(tier.lost_blocks()), HumanCount(tier.no_room_blocks()), HumanCount(tier.waits()),
             HumanCount(tier.refused_waits())));
+    if (tier.nodes() > 0) {
+      absl::StrAppend(&counts, "Nodes:  ", HumanCount(tier.nodes()), ", ", HumanCount(tier.nodes_down()),
+                      " of them down; others may write to them: what they have is not known\n");
+    }
   }
   return table.Text() + counts;
 }

@@ -178,6 +178,8 @@ absl::Status Daemon::ListTiers(const v1::ListTiersRequest& request, v1::ListTier
   tier->set_bytes(usage.bytes);
   tier->set_values(usage.values);
   tier->set_waiting(usage.waiting);
+  tier->set_nodes(usage.nodes);
+  tier->set_nodes_down(usage.nodes_down);
   const TierCounters& counters = usage.counters;
   tier->set_stored(counters.stored);
   tier->set_stored_bytes(counters.stored_bytes);

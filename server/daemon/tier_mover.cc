@@ -264,7 +264,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     ++state.below.counters.promoted;
   }
   *moved = *moved || !placed.empty();
-  if (lost) ++state.below.counters.lost;
+  if (lost && !blocks[job->next].tried) ++state.below.counters.lost;
   return !lost && !no_room && job->next < blocks.size();
 }
 
@@ -336,13 +336,14 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   }
   std::vector<TierKey> keys;
   for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
-  const auto there = std::make_unique<bool[]>(keys.size());
-  tier_->Exists(keys, {there.get(), keys.size()});
+  std::vector<TierPresence> there(keys.size());
+  tier_->Exists(keys, absl::MakeSpan(there));
   std::vector<BlockPool::Departing> dirty;
   {
     MutexLock lock(&mail_->mu);
     for (size_t i = 0; i < next.size(); ++i) {
-      if (!there[i] && !mail_->going_down.contains(keys[i])) dirty.push_back(next[i]);
+      if (there[i] == TierPresence::kYes || mail_->going_down.contains(keys[i])) continue;
+      dirty.push_back(next[i]);
     }
   }
   absl::Span<const BlockPool::Departing> left = dirty;
@@ -450,12 +451,12 @@ std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
   }
   std::vector<TierKey> keys;
   for (const BlockView& block : resident) keys.push_back(TierKeyOf(space->facts, block.key));
-  const auto there = std::make_unique<bool[]>(keys.size());
-  tier_->Exists(keys, {there.get(), keys.size()});
+  std::vector<TierPresence> there(keys.size());
+  tier_->Exists(keys, absl::MakeSpan(there));
   absl::flat_hash_map<BlockId, size_t> left;  // Where in `resident` they are.
   std::vector<size_t> order;
   for (size_t i = 0; i < resident.size(); ++i) {
-    if (there[i]) continue;
+    if (there[i] == TierPresence::kYes) continue;
     left[resident[i].ref.id] = i;
     order.push_back(i);
   }

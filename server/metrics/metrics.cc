@@ -382,12 +382,23 @@ void AddTier(const DaemonSnapshot& daemon, Families* out) {
     out->Add({{"tier", name}, {"direction", direction.label}},
              static_cast<double>(usage.counters.*direction.value));
   }
-  out->Gauge("kvpool_tier_values", "Values in a tier.");
+  out->Gauge("kvpool_tier_values",
+             "Values in a tier; of one that nodes share, those that this daemon knows of.");
   out->Add({{"tier", name}}, static_cast<double>(usage.values));
-  out->Gauge("kvpool_tier_used_bytes", "Bytes of the values in a tier.");
-  out->Add({{"tier", name}}, static_cast<double>(usage.bytes));
-  out->Gauge("kvpool_tier_capacity_bytes", "Bytes that a tier may take.");
-  out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
+  // What others write to has a capacity, and bytes in it, that this daemon does not know.
+  if (usage.capacity_bytes > 0) {
+    out->Gauge("kvpool_tier_used_bytes", "Bytes of the values in a tier.");
+    out->Add({{"tier", name}}, static_cast<double>(usage.bytes));
+    out->Gauge("kvpool_tier_capacity_bytes", "Bytes that a tier may take.");
+    out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
+  }
+  if (usage.nodes > 0) {
+    out->Gauge(
+        "kvpool_tier_nodes",
+        "Servers that a tier consists of, by state: up, or down: they don't answer and are left alone.");
+    out->Add({{"tier", name}, {"state", "up"}}, static_cast<double>(usage.nodes - usage.nodes_down));
+    out->Add({{"tier", name}, {"state", "down"}}, static_cast<double>(usage.nodes_down));
+  }
   out->Gauge("kvpool_tier_waiting", "Reads and writes that a tier has not answered.");
   out->Add({{"tier", name}}, static_cast<double>(usage.waiting));
   out->Histogram("kvpool_tier_load_seconds",

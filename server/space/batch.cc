@@ -443,7 +443,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   turn.Worked(Below::kMostLooked + CountNames(operation));
   const std::optional<uint64_t> tokens = verbs_.ResidentTokens(turn, *session, match);
   if (!tokens.has_value()) return false;
-  Below::Found found = below.Look(match, *tokens);
+  Below::Found found = below.Look(match, *tokens, Below::Unknown::kTried);
   if (found.blocks.empty()) return false;
   const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
   if (promotion == nullptr) return false;

@@ -25,11 +25,11 @@ BlockKey KeyAt(const v1::GroupKeys& group, uint64_t index) {
 
 }  // namespace
 
-Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
+Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const {
   struct Run {
     uint64_t begin = 0;
     std::vector<BlockKey> keys;
-    std::vector<bool> resident;
+    std::vector<bool> resident, tried;
   };
   Found found{.tokens = tokens};
   uint64_t end = UINT64_MAX, step = 1;
@@ -43,9 +43,12 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
     Run& run = runs.emplace_back();
     run.begin = tokens / tokens_per_block;
     const uint64_t last = std::min<uint64_t>(group.keys().size() / group.key_bytes(), run.begin + most);
+    // The run ends at what is not there, or left out. Behind what is left out the tier is asked all the same: then it knows
+    // when the next match comes.
+    size_t end_of_run = SIZE_MAX;
     for (bool goes_on = true; goes_on && run.begin + run.keys.size() < last;) {
       std::array<TierKey, kLookedAtOnce> asked;
-      std::array<bool, kLookedAtOnce> there{};
+      std::array<TierPresence, kLookedAtOnce> there{};
       const size_t before = run.keys.size();
       const size_t n = std::min<uint64_t>(kLookedAtOnce, last - run.begin - before);
       for (size_t i = 0; i < n; ++i) {
@@ -55,11 +58,15 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
       }
       tier_->Exists(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
       for (size_t i = 0; i < n && goes_on; ++i) {
-        if (run.resident[before + i] || there[i]) continue;
-        goes_on = false;
-        run.keys.resize(before + i);
+        const bool is_unknown = there[i] == TierPresence::kUnknown && !run.resident[before + i];
+        run.tried.push_back(is_unknown);
+        if (run.resident[before + i] || there[i] == TierPresence::kYes) continue;
+        if (is_unknown && unknown == Unknown::kTried) continue;
+        end_of_run = std::min(end_of_run, before + i);
+        goes_on = is_unknown;
       }
     }
+    run.keys.resize(std::min(run.keys.size(), end_of_run));
     end = std::min(end, (run.begin + run.keys.size()) * tokens_per_block);
   }
   end -= end % step;
@@ -72,7 +79,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
     const Run& run = runs[static_cast<size_t>(g)];
     for (uint64_t i = 0; run.begin + i < end / tokens_per_block; ++i) {
       if (run.resident[i]) continue;
-      Promotion::Block block{.key = run.keys[i]};
+      Promotion::Block block{.key = run.keys[i], .tried = run.tried[i]};
       if (run.begin + i > 0) block.parent = KeyAt(group, run.begin + i - 1);
       found.blocks.push_back(std::move(block));
     }
@@ -81,7 +88,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens) const {
 }
 
 Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) const {
-  Found found = Look(match, answer->tokens());
+  Found found = Look(match, answer->tokens(), Unknown::kLeftOut);
   if (found.blocks.empty()) return found;
   answer->set_below_tokens(found.tokens - answer->tokens());
   answer->set_below(std::string(tier_->name()));
@@ -138,10 +145,10 @@ void Below::Left(absl::Span<const Eviction> evictions) {
   for (; !evictions.empty(); evictions.remove_prefix(std::min(kLookedAtOnce, evictions.size()))) {
     const auto some = evictions.first(std::min(kLookedAtOnce, evictions.size()));
     std::array<TierKey, kLookedAtOnce> keys;
-    std::array<bool, kLookedAtOnce> there{};
+    std::array<TierPresence, kLookedAtOnce> there{};
     for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
     tier_->Exists(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
-    for (size_t i = 0; i < some.size(); ++i) counters.unwritten += !there[i];
+    for (size_t i = 0; i < some.size(); ++i) counters.unwritten += there[i] == TierPresence::kNo;
   }
 }
 

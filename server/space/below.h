@@ -34,6 +34,7 @@ struct Promotion {
   struct Block {
     BlockKey key;
     std::optional<BlockKey> parent;  // The key in front; none at the root.
+    bool tried = false;              // The tier does not know whether it is there: it may well be missing.
   };
   uint64_t id = 0;
   uint64_t until_ms = 0;  // What has not come by then is not waited for.
@@ -46,7 +47,7 @@ struct BelowCounters {
   uint64_t moved = 0;    // Copies thrown away, as their block was leased to another before they were done.
   uint64_t dropped =
       0;  // Copies that the tier did not take, or for which write=seal had no room in its list.
-  // Blocks that left while there was no copy below. One whose copy was on its way counts too.
+  // Blocks that left while there was no copy below, as far as the tier knows. One whose copy was on its way counts too.
   uint64_t unwritten = 0;
   uint64_t promoted = 0;       // Blocks that came up.
   uint64_t late = 0;           // Those that had not come when their match was answered.
@@ -79,8 +80,11 @@ class Below {
     uint64_t tokens = 0;  // Those of the asked prefix that are resident or below.
     std::vector<Promotion::Block> blocks;
   };
+  // What to make of a block of which the tier does not know whether it is there. A match that is answered at once leaves it
+  // out; one that has time tries it.
+  enum class Unknown : uint8_t { kLeftOut, kTried };
   // What is behind the first `tokens` tokens of a valid match. Of a group with a window it finds runs that go on from there.
-  Found Look(const v1::Match& match, uint64_t tokens) const;
+  Found Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const;
   // Says so in an answer. REQUIRES: on().
   Found Report(const v1::Match& match, v1::MatchResult* answer) const;
   // Whoever begins one hands it to Deferred::promotions. Null: too many are under way, or `session` has too many.

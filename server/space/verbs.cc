@@ -340,7 +340,9 @@ void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match
                              v1::MatchResult* answer) {
   turn.Worked(Below::kMostLooked);
   Below::Found found = state_.below.Report(match, answer);
-  if (!match.prefetch() || found.blocks.empty()) return;
+  if (!match.prefetch()) return;
+  found = state_.below.Look(match, answer->tokens(), Below::Unknown::kTried);
+  if (found.blocks.empty()) return;
   const auto promotion =
       state_.below.Begin(session.terms.id, turn.now + kPrefetchMs, std::move(found.blocks));
   if (promotion != nullptr) turn.deferred.promotions.push_back(promotion);

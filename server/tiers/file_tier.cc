@@ -182,9 +182,11 @@ std::string FileTier::describe() const {
                       threads_.size(), " threads, ", direct_ ? "O_DIRECT" : "through the page cache");
 }
 
-void FileTier::Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) {
+void FileTier::Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) {
   MutexLock lock(&known_mu_);
-  for (size_t i = 0; i < keys.size(); ++i) found[i] = known_.contains(keys[i]);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    found[i] = known_.contains(keys[i]) ? TierPresence::kYes : TierPresence::kNo;
+  }
 }
 
 void FileTier::Load(std::vector<TierLoad> loads, Deadline deadline, Done done) {
@@ -276,27 +278,7 @@ void FileTier::Count(const Task& task, TierResult result) {
   const uint64_t bytes = load ? task.load.into->bytes() : task.store.value->bytes();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - task.since;
   (load ? load_seconds_ : store_seconds_).Observe(seconds.count());
-  switch (result) {
-    case TierResult::kDone:
-      ++(load ? counters_.loaded : counters_.stored);
-      (load ? counters_.loaded_bytes : counters_.stored_bytes) += bytes;
-      return;
-    case TierResult::kMiss:
-      ++counters_.missed;
-      return;
-    case TierResult::kCorrupt:
-      ++counters_.corrupt;
-      return;
-    case TierResult::kLate:
-      ++counters_.late;
-      return;
-    case TierResult::kFull:
-      ++counters_.full;
-      return;
-    case TierResult::kFailed:
-      ++counters_.failed;
-      return;
-  }
+  counters_.Count(load, bytes, result);
 }
 
 TierResult FileTier::RunLoad(const Task& task) {

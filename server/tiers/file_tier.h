@@ -60,7 +60,8 @@ class FileTier final : public Tier {
   uint64_t most_value_bytes() const override { return std::min(capacity_bytes_, kMostValueBytes); }
   std::string path() const override { return path_; }
   std::string describe() const override;
-  void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) override
+      ABSL_LOCKS_EXCLUDED(known_mu_);
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override
       ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(queue_mu_);

@@ -34,6 +34,13 @@ enum class TierResult : uint8_t {
   kFailed,   // The store said no.
 };
 
+// Is there likely to be a value?
+enum class TierPresence : uint8_t {
+  kNo,
+  kYes,
+  kUnknown,  // The tier will know soon. Whoever has time tries to load it: that is a miss after one round trip.
+};
+
 // When a block is written: shortly before it would leave the pool, or as soon as it is sealed.
 enum class TierWrite : uint8_t { kEvict, kSeal };
 
@@ -50,10 +57,16 @@ struct TierStore {
 struct TierCounters {
   uint64_t stored = 0, stored_bytes = 0, loaded = 0, loaded_bytes = 0;
   uint64_t evicted = 0, missed = 0, corrupt = 0, late = 0, full = 0, failed = 0;
+
+  // The answer to a load or a store of a value.
+  void Count(bool load, uint64_t value_bytes, TierResult result);
 };
 struct TierUsage {
+  // Where others write as well, `values` are those that are known to be there, and the other two are 0: nobody knows.
   uint64_t values = 0, bytes = 0, capacity_bytes = 0;
   uint64_t waiting = 0;  // Loads and stores that are not answered.
+  // Servers that it consists of, and those that are left alone as they don't answer; none where it is no server.
+  uint64_t nodes = 0, nodes_down = 0;
   TierCounters counters;
   HistogramSnapshot load, store;  // Seconds from when a value was asked for, or given, to the answer.
 };
@@ -62,16 +75,16 @@ class Tier {
  public:
   // What is under way is answered first.
   virtual ~Tier() = default;
-  // A label of metrics: "file".
+  // A label of metrics: "file", "resp".
   virtual std::string_view name() const = 0;
   // It takes no value of more bytes.
   virtual uint64_t most_value_bytes() const = 0;
-  // Where it is: a folder.
+  // Where it is: a folder, a server.
   virtual std::string path() const = 0;
   // Where it is and how it works, for the log.
   virtual std::string describe() const = 0;
-  // Is there likely to be a value? From memory, at once: no promise. `found` is as long as `keys`.
-  virtual void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) = 0;
+  // It answers from memory, at once: no promise. `found` is as long as `keys`.
+  virtual void Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) = 0;
   using Done = std::function<void(size_t index, TierResult result)>;
   using Deadline = std::chrono::steady_clock::time_point;
   virtual void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) = 0;
@@ -80,6 +93,30 @@ class Tier {
   virtual void Drain() = 0;
   virtual TierUsage usage() = 0;
 };
+
+inline void TierCounters::Count(bool load, uint64_t value_bytes, TierResult result) {
+  switch (result) {
+    case TierResult::kDone:
+      ++(load ? loaded : stored);
+      (load ? loaded_bytes : stored_bytes) += value_bytes;
+      return;
+    case TierResult::kMiss:
+      ++missed;
+      return;
+    case TierResult::kCorrupt:
+      ++corrupt;
+      return;
+    case TierResult::kLate:
+      ++late;
+      return;
+    case TierResult::kFull:
+      ++full;
+      return;
+    case TierResult::kFailed:
+      ++failed;
+      return;
+  }
+}
 
 }  // namespace kvpool
 

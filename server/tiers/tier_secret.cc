@@ -26,6 +26,11 @@ absl::Status Wrong(const std::string& flag, const std::string& path, const std::
 }  // namespace
 
 absl::StatusOr<std::string> ReadTierSecret(const std::string& flag, const std::string& path) {
+  return ReadSecretFile(flag, path, kLeastTierSecretBytes, kMostTierSecretBytes);
+}
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& flag, const std::string& path,
+                                           size_t least_bytes, size_t most_bytes) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat facts {};
   if (!file.valid() || fstat(file.get(), &facts) != 0) {
@@ -43,15 +48,15 @@ absl::StatusOr<std::string> ReadTierSecret(const std::string& flag, const std::s
         absl::StrCat("its mode is ", absl::Hex(facts.st_mode >> 6 & 7), absl::Hex(facts.st_mode >> 3 & 7),
                      absl::Hex(facts.st_mode & 7), "; at most 640, for it is a secret"));
   }
-  std::string secret(kMostTierSecretBytes + 1, '\0');
+  std::string secret(most_bytes + 1, '\0');
   const ssize_t bytes = read(file.get(), secret.data(), secret.size());
   if (bytes < 0)
     return Wrong(flag, path, std::string(absl::ErrnoToStatus(errno, "it can't be read").message()));
   secret.resize(static_cast<size_t>(bytes));
-  if (secret.size() < kLeastTierSecretBytes || secret.size() > kMostTierSecretBytes) {
-    return Wrong(flag, path,
-                 absl::StrCat("it has ", facts.st_size, " bytes; must have ", kLeastTierSecretBytes, " to ",
-                              kMostTierSecretBytes));
+  if (secret.size() < least_bytes || secret.size() > most_bytes) {
+    return Wrong(
+        flag, path,
+        absl::StrCat("it has ", facts.st_size, " bytes; must have ", least_bytes, " to ", most_bytes));
   }
   return secret;
 }

@@ -19,6 +19,9 @@ inline constexpr size_t kMostTierSecretBytes = 4096;
 // The bytes of a file, all of them. INVALID_ARGUMENT names flag, file and limit: it can't be read, has another size than 32 to
 // 4096 bytes, or others than its owner and group may read it, or others than its owner write it.
 absl::StatusOr<std::string> ReadTierSecret(const std::string& flag, const std::string& path);
+// The same of another secret, which has other limits.
+absl::StatusOr<std::string> ReadSecretFile(const std::string& flag, const std::string& path,
+                                           size_t least_bytes, size_t most_bytes);
 // The secret of a file, which is made with random bytes if there is none: for a tier that no other node shares.
 absl::StatusOr<std::string> ReadOrMakeTierSecret(const std::string& flag, const std::string& path);
 

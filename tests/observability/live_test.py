@@ -22,6 +22,7 @@ from programs import DEADLINE_S, Daemon, Programs, get, until
 # Words that mark queries about things that did not happen here.
 MAY_BE_EMPTY = {
     "kvpool_attach_refused": "nobody was turned away",
+    "kvpool_tier_nodes": "the tier is a folder",
 }
 
 

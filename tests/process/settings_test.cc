@@ -121,7 +121,8 @@ TEST(SettingsTest, ATierIsAFolderAndACapacity) {
   EXPECT_EQ(tier->tier->write, TierWrite::kSeal);
   EXPECT_FALSE(ParseSettings({})->tier.has_value());
   const auto error = [](const std::string& text) { return Error(ParseSettings({"--tier=" + text})); };
-  EXPECT_THAT(error("redis:/x"), HasSubstr("\"redis:/x\" begins with no file:; a tier is written file:PATH"));
+  EXPECT_THAT(error("redis:/x"),
+              HasSubstr("\"redis:/x\" begins with neither file: nor resp:; a tier is written file:PATH"));
   EXPECT_THAT(error("file:kv,capacity=1GiB"), HasSubstr("\"kv\" is no absolute path"));
   EXPECT_THAT(error("file:/kv"), HasSubstr("capacity is 0 bytes; must be at least 1048576"));
   EXPECT_THAT(error("file:/kv,capacity=some"), HasSubstr("capacity: \"some\""));
@@ -130,6 +131,56 @@ TEST(SettingsTest, ATierIsAFolderAndACapacity) {
   EXPECT_THAT(error("file:/kv,capacity=1GiB,form=vllm"),
               HasSubstr("\"form=vllm\" is neither capacity= nor write="));
   EXPECT_EQ(Error(ParseSettings({"--tier-key-file=/k"})), "--tier-key-file=/k: is for --tier");
+}
+
+TEST(SettingsTest, ATierIsAServerThatNodesShare) {
+  const std::string key = "--tier-key-file=/k";
+  const auto least = ParseSettings({"--tier=resp:kv.example:6379", key});
+  ASSERT_TRUE(least.ok()) << least.status();
+  const RespTier::Options& resp = *least->tier->resp;
+  EXPECT_EQ(resp.endpoint, (RespEndpoint{"kv.example", 6379}));
+  EXPECT_EQ(resp.cluster, RespCluster::kAuto);
+  EXPECT_FALSE(resp.tls.on);
+  EXPECT_EQ(least->tier->write, TierWrite::kSeal);
+
+  const auto all = ParseSettings(
+      {"--tier=resp:[::1]:7000,cluster=on,tls=on,ca=/ca,cert=/c,key=/p,user=kv,password-file=/w,prefix=a.b:c,"
+       "ttl=36h,connections=8,write=evict",
+       key});
+  ASSERT_TRUE(all.ok()) << all.status();
+  const RespTier::Options& given = *all->tier->resp;
+  EXPECT_EQ(given.endpoint, (RespEndpoint{"::1", 7000}));
+  EXPECT_EQ(given.cluster, RespCluster::kOn);
+  EXPECT_TRUE(given.tls.on);
+  EXPECT_EQ(given.tls.ca_file + given.tls.cert_file + given.tls.key_file, "/ca/c/p");
+  EXPECT_EQ(given.user, "kv");
+  EXPECT_EQ(all->tier->password_file, "/w");
+  EXPECT_EQ(given.prefix, "a.b:c");
+  EXPECT_EQ(given.ttl, std::chrono::hours(36));
+  EXPECT_EQ(given.connections, 8);
+  EXPECT_EQ(all->tier->write, TierWrite::kEvict);
+}
+
+TEST(SettingsTest, AWrongPartOfASharedTierIsNamed) {
+  const auto error = [](const std::string& text) {
+    return Error(ParseSettings({"--tier=resp:" + text, "--tier-key-file=/k"}));
+  };
+  EXPECT_THAT(error("kv"), HasSubstr("\"kv\" is no HOST:PORT"));
+  EXPECT_THAT(error("kv:0"), HasSubstr("\"kv:0\" is no HOST:PORT"));
+  EXPECT_THAT(error("kv:65536"), HasSubstr("\"kv:65536\" is no HOST:PORT"));
+  EXPECT_THAT(error("kv:1,cluster=yes"), HasSubstr("cluster is \"yes\"; must be auto, on, off"));
+  EXPECT_THAT(error("kv:1,tls=maybe"), HasSubstr("tls is \"maybe\"; must be off, on"));
+  EXPECT_THAT(error("kv:1,ca=/ca"), HasSubstr("ca=, cert= and key= are for tls=on"));
+  EXPECT_THAT(error("kv:1,tls=on,cert=/c"), HasSubstr("cert= and key= go together"));
+  EXPECT_THAT(error("kv:1,tls=on,ca=c"), HasSubstr("ca is \"c\", no absolute path"));
+  EXPECT_THAT(error("kv:1,user=me"), HasSubstr("user= is without password-file="));
+  EXPECT_THAT(error("kv:1,prefix={a}"), HasSubstr("prefix is \"{a}\"; must be 1 to 64 of"));
+  EXPECT_THAT(error("kv:1,ttl=0"), HasSubstr("ttl is \"0\"; must be 1s to 8760h"));
+  EXPECT_THAT(error("kv:1,connections=17"), HasSubstr("connections is \"17\"; must be 1 to 16"));
+  EXPECT_THAT(error("kv:1,write=reuse"), HasSubstr("write is \"reuse\", neither evict nor seal"));
+  EXPECT_THAT(error("kv:1,capacity=1GiB"), HasSubstr("\"capacity=\" is no part of resp:"));
+  EXPECT_THAT(Error(ParseSettings({"--tier=resp:kv:1"})),
+              HasSubstr("--tier-key-file=: must name a file with the secret that all nodes"));
 }
 
 // ---- Capacity

@@ -380,6 +380,35 @@ TEST_F(TierTest, ALoadThatWasLateForAnotherIsAskedForAgain) {
   EXPECT_EQ(second.match().tokens(), 160);
 }
 
+TEST_F(TierTest, WhatTheTierDoesNotKnowOfIsTriedByThoseWhoWait) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  // It knows nothing at the moment at which somebody asks.
+  const auto ask = [&](const std::vector<std::string>& keys) {
+    std::optional<v1::OperationResult> answer;
+    tier_->knows_nothing = true;
+    EXPECT_EQ(engine_->Match(keys).below_tokens(), 0);
+    engine_->Send(WaitOp(keys), &answer);
+    tier_->knows_nothing = false;
+    Move();
+    EXPECT_TRUE(answer.has_value());
+    return answer.value_or(v1::OperationResult()).match();
+  };
+  EXPECT_EQ(ask(Keys("n", 10)).tokens(), 0);
+  const v1::MatchResult found = ask(keys_);
+  EXPECT_EQ(found.tokens(), 160);
+  EXPECT_EQ(counters().promoted, 10);
+  EXPECT_EQ(counters().lost, 0);
+  // What is known to be there and is not is a loss.
+  LetGo(found);
+  PushOut();
+  tier_->loads_fail = TierResult::kMiss;
+  EXPECT_EQ(Await(keys_).tokens(), 16);
+  EXPECT_EQ(counters().lost, 1);
+}
+
 TEST_F(TierTest, ASessionThatEndsWhileItWaits) {
   Begin();
   Compute(keys_);

@@ -9,6 +9,7 @@
 
 #include "server/tiers/file_tier.h"
 #include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/redis_server.h"
 #include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
@@ -30,11 +31,25 @@ std::unique_ptr<Tier> OpenFile(const std::string& folder) {
   return *std::move(tier);
 }
 
+// Each test has a store of its own, empty.
+std::unique_ptr<Tier> OpenOnServer(const std::string&) {
+  static std::unique_ptr<RedisServer> server;
+  if (RedisServer::Program().empty()) return nullptr;
+  if (server == nullptr) server = std::make_unique<RedisServer>();
+  EXPECT_EQ(server->Command({"FLUSHALL"}), "OK");
+  return OpenResp(RespOptions(server->endpoint()));
+}
+
 class TierContract : public testing::TestWithParam<Kind> {
  protected:
+  void SetUp() override {
+    if (tier_ == nullptr) GTEST_SKIP() << "no redis-server: deploy/install_deps.sh test installs one";
+  }
   TierFolder folder_;
   std::unique_ptr<Tier> tier_ = GetParam().open(folder_.path());
 };
+// Tiers that keep to a capacity of their own.
+class BoundedTierContract : public TierContract {};
 
 TEST_P(TierContract, WhatIsStoredIsLoaded) {
   EXPECT_THAT(Store(tier_.get(), Numbers(20)), Each(TierResult::kDone));
@@ -64,9 +79,9 @@ TEST_P(TierContract, AnyPartOfTheKeyNamesAnotherValue) {
     tier_->Load({{key, BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
                 [&](size_t, TierResult result) { answer = result; });
     tier_->Drain();
-    bool found = true;
+    TierPresence found = TierPresence::kYes;
     tier_->Exists({&key, 1}, {&found, 1});
-    return answer == TierResult::kMiss && !found;
+    return answer == TierResult::kMiss && found != TierPresence::kYes;
   };
   EXPECT_TRUE(differs([](TierKey* key) { ++key->space[31]; }));
   EXPECT_TRUE(differs([](TierKey* key) { ++key->block[31]; }));
@@ -94,7 +109,7 @@ TEST_P(TierContract, ALoadPastItsDeadlineIsLate) {
   EXPECT_EQ(Load(tier_.get(), {1}).right, 1);
 }
 
-TEST_P(TierContract, ItStaysWithinItsCapacity) {
+TEST_P(BoundedTierContract, ItStaysWithinItsCapacity) {
   constexpr uint32_t kMany = 3 * kCapacity / kValueBytes;
   uint32_t stored = 0;
   for (const TierResult result : Store(tier_.get(), Numbers(kMany))) stored += result == TierResult::kDone;
@@ -108,7 +123,7 @@ TEST_P(TierContract, ItStaysWithinItsCapacity) {
   EXPECT_EQ(loaded.right, usage.values);
 }
 
-TEST_P(TierContract, WhatIsUsedStaysLongest) {
+TEST_P(BoundedTierContract, WhatIsUsedStaysLongest) {
   Store(tier_.get(), {0});
   for (uint32_t i = 1; i < 2 * kCapacity / kValueBytes; ++i) {
     Store(tier_.get(), {i});
@@ -117,14 +132,14 @@ TEST_P(TierContract, WhatIsUsedStaysLongest) {
   EXPECT_EQ(Load(tier_.get(), {1}).right, 0);
 }
 
-TEST_P(TierContract, AValueThatIsLargerThanTheTierIsRefused) {
+TEST_P(BoundedTierContract, AValueThatIsLargerThanTheTierIsRefused) {
   Store(tier_.get(), Numbers(20));
   EXPECT_THAT(Store(tier_.get(), {100}, kCapacity + 1), ElementsAre(TierResult::kFull));
   EXPECT_EQ(tier_->usage().counters.full, 1);
   EXPECT_EQ(Load(tier_.get(), Numbers(20)).right, 20) << "others' values went for nothing";
 }
 
-TEST_P(TierContract, ASizeThatCameFirstDoesNotKeepTheRoom) {
+TEST_P(BoundedTierContract, ASizeThatCameFirstDoesNotKeepTheRoom) {
   Store(tier_.get(), Numbers(2 * kCapacity / kValueBytes));
   constexpr uint64_t kLarge = 100000;
   EXPECT_THAT(Store(tier_.get(), Numbers(20, 100000), kLarge), Each(TierResult::kDone));
@@ -148,13 +163,14 @@ TEST_P(TierContract, ManyThreadsAtOnce) {
   EXPECT_EQ(tier_->usage().counters.corrupt, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
-                         testing::Values(Kind{"File", OpenFile}, Kind{"Faulty",
-                                                                      [](const std::string& folder) {
-                                                                        return std::make_unique<FaultyTier>(
-                                                                            OpenFile(folder));
-                                                                      }}),
-                         [](const auto& info) { return info.param.name; });
+const Kind kFile{"File", OpenFile};
+const Kind kFaulty{"Faulty",
+                   [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
+const Kind kResp{"Resp", OpenOnServer};
+std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kFile, kFaulty, kResp), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kFile, kFaulty), NameOf);
 
 }  // namespace
 }  // namespace kvpool

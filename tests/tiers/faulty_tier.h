@@ -3,6 +3,7 @@
 #ifndef KVPOOL_TESTS_TIERS_FAULTY_TIER_H_
 #define KVPOOL_TESTS_TIERS_FAULTY_TIER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -43,7 +44,12 @@ class FaultyTier final : public Tier {
   uint64_t most_value_bytes() const override { return tier_->most_value_bytes(); }
   std::string path() const override { return tier_->path(); }
   std::string describe() const override { return tier_->describe(); }
-  void Exists(absl::Span<const TierKey> keys, absl::Span<bool> found) override { tier_->Exists(keys, found); }
+  // A store that others share: the tier knows of nothing what it has.
+  std::atomic<bool> knows_nothing{false};
+  void Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) override {
+    if (knows_nothing) return std::fill(found.begin(), found.end(), TierPresence::kUnknown);
+    tier_->Exists(keys, found);
+  }
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override {
     std::vector<TierLoad> whole;
     const std::vector<size_t> passed = Split(std::move(loads), loads_fail, &whole, done);

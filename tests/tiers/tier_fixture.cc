@@ -79,9 +79,11 @@ Loaded Load(Tier* tier, const std::vector<uint32_t>& numbers, uint64_t bytes, Ti
 std::vector<bool> Exists(Tier* tier, const std::vector<uint32_t>& numbers) {
   std::vector<TierKey> keys;
   for (const uint32_t number : numbers) keys.push_back(KeyOf(number));
-  const auto found = std::make_unique<bool[]>(keys.size());
-  tier->Exists(keys, absl::MakeSpan(found.get(), keys.size()));
-  return std::vector<bool>(found.get(), found.get() + keys.size());
+  std::vector<TierPresence> found(keys.size());
+  tier->Exists(keys, absl::MakeSpan(found));
+  std::vector<bool> yes;
+  for (const TierPresence presence : found) yes.push_back(presence == TierPresence::kYes);
+  return yes;
 }
 
 std::vector<uint32_t> Numbers(uint32_t count, uint32_t first) {

@@ -1,0 +1,51 @@
+#include "server/tiers/resp_known.h"
+
+#include "absl/hash/hash.h"
+
+namespace kvpool {
+
+TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
+  const auto found = places_.find(absl::HashOf(key));
+  if (found == places_.end() || found->second->state == State::kAsked) return TierPresence::kUnknown;
+  if (now >= found->second->until) {
+    Erase(found->second);
+    return TierPresence::kUnknown;
+  }
+  order_.splice(order_.end(), order_, found->second);
+  return found->second->state == State::kThere ? TierPresence::kYes : TierPresence::kNo;
+}
+
+bool KnownKeys::Ask(const TierKey& key, Clock::time_point now) {
+  const auto found = places_.find(absl::HashOf(key));
+  if (found != places_.end() && found->second->state == State::kAsked && now < found->second->until)
+    return false;
+  // An answer that never comes is not waited for either.
+  Set(key, State::kAsked, now + options_.there);
+  return true;
+}
+
+void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now) {
+  Set(key, there ? State::kThere : State::kNotThere, now + (there ? options_.there : options_.not_there));
+}
+
+void KnownKeys::Forget(const TierKey& key) {
+  const auto found = places_.find(absl::HashOf(key));
+  if (found != places_.end()) Erase(found->second);
+}
+
+void KnownKeys::Set(const TierKey& key, State state, Clock::time_point until) {
+  const uint64_t hash = absl::HashOf(key);
+  if (const auto found = places_.find(hash); found != places_.end()) Erase(found->second);
+  if (order_.size() == kMost) Erase(order_.begin());
+  order_.push_back({.hash = hash, .state = state, .until = until});
+  places_[hash] = std::prev(order_.end());
+  there_ += state == State::kThere;
+}
+
+void KnownKeys::Erase(Place place) {
+  there_ -= place->state == State::kThere;
+  places_.erase(place->hash);
+  order_.erase(place);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,57 @@
+// What a daemon knows of a store that others write to as well: which keys were there a moment ago, and which were not. At most
+// kMost of them, the least recently used one goes first.
+#ifndef KVPOOL_SERVER_TIERS_RESP_KNOWN_H_
+#define KVPOOL_SERVER_TIERS_RESP_KNOWN_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+
+#include "absl/container/flat_hash_map.h"
+#include "server/tiers/tier.h"
+
+namespace kvpool {
+
+// Not thread-safe. A key is known by a hash of 64 bits: two that share it are taken for one, which costs a load that misses or
+// a value that is not written.
+class KnownKeys {
+ public:
+  // 100 bytes each.
+  static constexpr size_t kMost = 1 << 18;
+  using Clock = std::chrono::steady_clock;
+  struct Options {
+    std::chrono::milliseconds there, not_there;  // So long it is believed.
+  };
+  explicit KnownKeys(const Options& options) : options_(options) {}
+
+  TierPresence Find(const TierKey& key, Clock::time_point now);
+  // The answer is on its way. False: it was already.
+  bool Ask(const TierKey& key, Clock::time_point now);
+  void Learn(const TierKey& key, bool there, Clock::time_point now);
+  // Nobody answered.
+  void Forget(const TierKey& key);
+  // So many are there.
+  uint64_t there() const { return there_; }
+
+ private:
+  enum class State : uint8_t { kAsked, kThere, kNotThere };
+  struct Known {
+    uint64_t hash = 0;
+    State state = State::kAsked;
+    Clock::time_point until;
+  };
+  using Place = std::list<Known>::iterator;
+
+  void Set(const TierKey& key, State state, Clock::time_point until);
+  void Erase(Place place);
+
+  const Options options_;
+  std::list<Known> order_;  // The least recently used one is the first.
+  absl::flat_hash_map<uint64_t, Place> places_;
+  uint64_t there_ = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_RESP_KNOWN_H_

@@ -1,0 +1,399 @@
+#include "server/tiers/resp_tier.h"
+
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+
+namespace kvpool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A refusal is told of no more often than this.
+constexpr auto kWarnPause = std::chrono::seconds(10);
+
+RespRouter::Options RouterOptions(const RespTier::Options& options, std::shared_ptr<SSL_CTX> tls) {
+  return {.seed = options.endpoint,
+          .cluster = options.cluster,
+          .settings = {.tls = std::move(tls),
+                       .user = options.user,
+                       .password = options.password,
+                       .connect_timeout = options.connect_timeout,
+                       .io_timeout = options.io_timeout},
+          .node = {.connections = options.connections,
+                   .first_pause = options.first_pause,
+                   .longest_pause = options.longest_pause},
+          .refresh_pause = options.refresh_pause};
+}
+
+// Of the two, what a value ends with.
+TierResult Worse(TierResult a, TierResult b) { return a == TierResult::kDone ? b : a; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RespTier>> RespTier::Open(const Options& options) {
+  std::shared_ptr<SSL_CTX> tls;
+  if (options.tls.on) {
+    ASSIGN_OR_RETURN(tls, MakeRespTls(options.tls));
+  }
+  std::unique_ptr<RespTier> tier(new RespTier(options, std::move(tls)));
+  tier->thread_ = std::thread([t = tier.get()] { t->Run(); });
+  return tier;
+}
+
+RespTier::RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls)
+    : options_(options), known_(options.known), router_(&loop_, RouterOptions(options, std::move(tls))) {}
+
+RespTier::~RespTier() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  loop_.Wake();
+  thread_.join();
+}
+
+std::string RespTier::describe() const {
+  static constexpr std::string_view kClusters[] = {"cluster or not", "cluster", "no cluster"};
+  return absl::StrCat(
+      path(), ", ", std::string(kClusters[static_cast<size_t>(options_.cluster)]), ", ",
+      options_.tls.on ? "TLS" : "no TLS",
+      options_.password.empty() ? ""
+                                : absl::StrCat(", user ", options_.user.empty() ? "default" : options_.user),
+      ", prefix ", options_.prefix, ", ",
+      options_.ttl.count() == 0 ? "" : absl::StrCat("gone after ", options_.ttl.count(), " ms, "),
+      options_.connections, " connections to a node");
+}
+
+// ------------------------------------------------------------------------------------------------- who asks
+
+void RespTier::Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) {
+  const size_t down = nodes_down_;
+  if (down > 0 && down == nodes_) return std::fill(found.begin(), found.end(), TierPresence::kNo);
+  const auto now = Clock::now();
+  bool asks = false;
+  {
+    MutexLock lock(&known_mu_);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      found[i] = known_.Find(keys[i], now);
+      if (found[i] != TierPresence::kUnknown || asked_ == kMostAsked || !known_.Ask(keys[i], now)) continue;
+      ++asked_;
+      asks_.push_back(keys[i]);
+      asks = true;
+    }
+  }
+  if (asks) loop_.Wake();
+}
+
+void RespTier::Load(std::vector<TierLoad> loads, Deadline deadline, Done done) {
+  const auto shared = std::make_shared<const Done>(std::move(done));
+  std::vector<TaskRef> tasks;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    tasks.push_back(std::make_shared<Task>(Task{.key = loads[i].key,
+                                                .into = std::move(loads[i].into),
+                                                .deadline = deadline,
+                                                .index = i,
+                                                .done = shared}));
+  }
+  Enqueue(std::move(tasks));
+}
+
+void RespTier::Store(std::vector<TierStore> stores, Done done) {
+  const auto shared = std::make_shared<const Done>(std::move(done));
+  std::vector<TaskRef> tasks;
+  for (size_t i = 0; i < stores.size(); ++i) {
+    tasks.push_back(std::make_shared<Task>(
+        Task{.key = stores[i].key, .value = std::move(stores[i].value), .index = i, .done = shared}));
+  }
+  Enqueue(std::move(tasks));
+}
+
+void RespTier::Enqueue(std::vector<TaskRef> tasks) {
+  const auto now = Clock::now();
+  std::vector<TaskRef> refused;
+  {
+    MutexLock lock(&mu_);
+    for (TaskRef& task : tasks) {
+      task->since = now;
+      const uint64_t bytes = task->into != nullptr ? task->into->bytes() : task->value->bytes();
+      if (waiting_ < kMostWaiting && bytes <= kMostValueBytes) {
+        ++waiting_;
+        inbox_.push_back(std::move(task));
+      } else {
+        ++counters_.full;
+        refused.push_back(std::move(task));
+      }
+    }
+  }
+  loop_.Wake();
+  for (const TaskRef& task : refused) (*task->done)(task->index, TierResult::kFull);
+}
+
+void RespTier::Drain() {
+  MutexLock lock(&mu_);
+  while (waiting_ > 0) idle_.Wait(&mu_);
+}
+
+TierUsage RespTier::usage() {
+  TierUsage usage{.nodes = nodes_, .nodes_down = nodes_down_};
+  {
+    MutexLock lock(&known_mu_);
+    usage.values = known_.there();
+  }
+  MutexLock lock(&mu_);
+  usage.waiting = waiting_;
+  usage.counters = counters_;
+  usage.load = load_seconds_.Snapshot();
+  usage.store = store_seconds_.Snapshot();
+  return usage;
+}
+
+// ----------------------------------------------------------------------------------------------- the thread
+
+void RespTier::Run() {
+  // OpenSSL writes to sockets that may be closed: the signal of that would end the process.
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+  while (true) {
+    std::vector<TaskRef> came;
+    bool stopping = false;
+    {
+      MutexLock lock(&mu_);
+      came.swap(inbox_);
+      stopping = stopping_;
+    }
+    if (stopping) return AnswerAll(std::move(came));
+    for (const TaskRef& task : came) Begin(task);
+    std::vector<TierKey> asks;
+    {
+      MutexLock lock(&known_mu_);
+      asks.swap(asks_);
+    }
+    for (const TierKey& key : asks) AskAbout(key);
+    const auto now = Clock::now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      Answer(TaskRef(deadlines_.begin()->second), TierResult::kLate);
+    }
+    auto due = router_.Pump(now);
+    nodes_ = router_.nodes();
+    nodes_down_ = router_.nodes_down();
+    if (!deadlines_.empty()) due = std::min(due, deadlines_.begin()->first);
+    loop_.Wait(due);
+  }
+}
+
+void RespTier::AnswerAll(std::vector<TaskRef> came) {
+  for (const TaskRef& task : came) Answer(task, TierResult::kFailed);
+  while (!under_way_.empty()) Answer(TaskRef(*under_way_.begin()), TierResult::kFailed);
+}
+
+void RespTier::Begin(const TaskRef& task) {
+  under_way_.insert(task);
+  const bool load = task->into != nullptr;
+  if (load && task->deadline <= Clock::now()) return Answer(task, TierResult::kLate);
+  // What has no deadline is at the end, and never due.
+  if (load) task->timer = deadlines_.emplace(task->deadline, task);
+  task->timed = load;
+  task->stem = PieceKeyStem(options_.prefix, task->key);
+  task->slot = RespSlotOf(task->stem);
+  task->pieces = PiecesOf(load ? task->into->bytes() : task->value->bytes());
+  if (load) {
+    task->headers.resize(task->pieces);
+    task->came.resize(task->pieces);
+    task->unanswered = task->pieces;
+    for (uint32_t piece = 0; piece < task->pieces; ++piece) LoadPiece(task, piece);
+    return;
+  }
+  TierPresence there;
+  {
+    MutexLock lock(&known_mu_);
+    there = known_.Find(task->key, Clock::now());
+  }
+  if (there == TierPresence::kYes) return Answer(task, TierResult::kDone);
+  // Another node may have written it: to ask costs less than to write.
+  RespRequest request = Request(task, RespRequest::Rank::kStore, 0, &RespTier::OnAsked);
+  AppendRespCommand({"EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
+  router_.Send(std::move(request));
+}
+
+void RespTier::Answer(const TaskRef& task, TierResult result) {
+  if (task->over) return;
+  task->over = true;
+  const bool load = task->into != nullptr;
+  const uint64_t bytes = load ? task->into->bytes() : task->value->bytes();
+  // What is still on a connection keeps the bytes that it sends.
+  task->into.reset();
+  task->value.reset();
+  under_way_.erase(task);
+  if (task->timed) deadlines_.erase(task->timer);
+  const auto now = Clock::now();
+  if (result == TierResult::kDone || result == TierResult::kMiss || result == TierResult::kCorrupt) {
+    MutexLock lock(&known_mu_);
+    known_.Learn(task->key, result == TierResult::kDone, now);
+  }
+  {
+    MutexLock lock(&mu_);
+    counters_.Count(load, bytes, result);
+    (load ? load_seconds_ : store_seconds_).Observe(std::chrono::duration<double>(now - task->since).count());
+  }
+  (*task->done)(task->index, result);
+  task->done.reset();
+  MutexLock lock(&mu_);
+  if (--waiting_ == 0) idle_.SignalAll();
+}
+
+TierResult RespTier::ResultOf(const RespReply& error) {
+  if (error.code() == "OOM") return TierResult::kFull;
+  if (const auto now = Clock::now(); now >= warn_again_) {
+    warn_again_ = now + kWarnPause;
+    const std::string_view code = error.code();
+    LogWarning("tier refuses", {{"tier", name()}, {"error", code.empty() ? "of no known kind" : code}});
+  }
+  return TierResult::kFailed;
+}
+
+RespRequest RespTier::Request(const TaskRef& task, RespRequest::Rank rank, uint32_t piece, OnPiece on_piece) {
+  RespRequest request{.rank = rank, .slot = task->slot};
+  request.over = std::shared_ptr<const bool>(task, &task->over);
+  request.done = [this, task, piece, on_piece](const RespReply* reply) {
+    if (!task->over) (this->*on_piece)(task, piece, reply);
+  };
+  return request;
+}
+
+// ---------------------------------------------------------------------------------------------------- loads
+
+void RespTier::LoadPiece(const TaskRef& task, uint32_t piece) {
+  RespRequest request = Request(task, RespRequest::Rank::kLoad, piece, &RespTier::OnLoaded);
+  AppendRespCommand({"GET", absl::StrCat(task->stem, piece)}, &request.head);
+  request.limits.bytes = kMostPieceBytes + kPieceHeaderBytes;
+  request.reply_bytes = PieceBytes(task->into->bytes(), piece) + kPieceHeaderBytes;
+  router_.Send(std::move(request));
+}
+
+void RespTier::OnLoaded(const TaskRef& task, uint32_t piece, const RespReply* reply) {
+  if (reply == nullptr) {
+    task->worst = Worse(task->worst, TierResult::kFailed);
+  } else if (reply->kind == RespReply::Kind::kError) {
+    task->worst = Worse(task->worst, ResultOf(*reply));
+  } else if (reply->kind == RespReply::Kind::kBytes) {
+    task->came[piece] = true;
+    const auto header = CheckPiece(task->key, piece, reply->text);
+    // A header of no pieces is that of a damaged one.
+    task->headers[piece] = header.value_or(PieceHeader{});
+    if (header.has_value() && header->value_bytes == task->into->bytes()) {
+      const std::string_view bytes = reply->text.substr(kPieceHeaderBytes);
+      std::memcpy(task->into->data() + piece * kMostPieceBytes, bytes.data(), bytes.size());
+    }
+  } else if (reply->kind != RespReply::Kind::kNil) {
+    task->worst = Worse(task->worst, TierResult::kFailed);
+  }
+  if (--task->unanswered > 0) return;
+  const TierResult result = Loaded(*task);
+  const PieceHeader& first = task->headers[0];
+  // While piece 0 is missing, somebody may be writing the others. A value of another size is whole.
+  const bool broken = result == TierResult::kCorrupt || (result == TierResult::kMiss && first.pieces > 0 &&
+                                                         first.value_bytes == task->into->bytes());
+  if (broken) Unlink(task, 0);
+  Answer(task, result);
+}
+
+TierResult RespTier::Loaded(const Task& task) const {
+  if (task.worst != TierResult::kDone) return task.worst;
+  if (!task.came[0]) return TierResult::kMiss;
+  const PieceHeader& first = task.headers[0];
+  if (first.pieces == 0) return TierResult::kCorrupt;
+  if (first.value_bytes != task.into->bytes()) return TierResult::kMiss;
+  TierResult result = TierResult::kDone;
+  for (uint32_t piece = 1; piece < task.pieces; ++piece) {
+    if (!task.came[piece]) {
+      result = Worse(result, TierResult::kMiss);
+    } else if (task.headers[piece].pieces == 0) {
+      result = TierResult::kCorrupt;
+    } else if (task.headers[piece].write_id != first.write_id) {
+      result = Worse(result, TierResult::kMiss);
+    }
+  }
+  return result;
+}
+
+void RespTier::Unlink(const TaskRef& task, uint32_t first) {
+  for (uint32_t piece = first; piece < task->pieces; ++piece) {
+    RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = task->slot, .done = [](const RespReply*) {}};
+    AppendRespCommand({"UNLINK", absl::StrCat(task->stem, piece)}, &request.head);
+    router_.Send(std::move(request));
+  }
+}
+
+// --------------------------------------------------------------------------------------------------- stores
+
+void RespTier::OnAsked(const TaskRef& task, uint32_t, const RespReply* reply) {
+  if (reply == nullptr) return Answer(task, TierResult::kFailed);
+  if (reply->kind == RespReply::Kind::kError) return Answer(task, ResultOf(*reply));
+  if (reply->kind != RespReply::Kind::kInteger) return Answer(task, TierResult::kFailed);
+  if (reply->number > 0) return Answer(task, TierResult::kDone);
+  task->written = MakePieceHeaders(task->key, *task->value);
+  if (task->pieces == 1) return StorePiece(task, 0);
+  task->unanswered = task->pieces - 1;
+  for (uint32_t piece = 1; piece < task->pieces; ++piece) StorePiece(task, piece);
+}
+
+void RespTier::StorePiece(const TaskRef& task, uint32_t piece) {
+  RespRequest request = Request(task, RespRequest::Rank::kStore, piece, &RespTier::OnStored);
+  const std::string key = absl::StrCat(task->stem, piece);
+  const std::array<char, kPieceHeaderBytes>& header = task->written[piece];
+  request.value = task->value;
+  request.begin = piece * kMostPieceBytes;
+  request.bytes = PieceBytes(task->value->bytes(), piece);
+  const bool ends = options_.ttl.count() > 0;
+  request.head = absl::StrCat("*", ends ? 5 : 3, "\r\n$3\r\nSET\r\n$", key.size(), "\r\n", key, "\r\n$",
+                              header.size() + request.bytes, "\r\n");
+  request.head.append(header.data(), header.size());
+  request.tail = "\r\n";
+  if (ends) {
+    const std::string ms = absl::StrCat(options_.ttl.count());
+    absl::StrAppend(&request.tail, "$2\r\nPX\r\n$", ms.size(), "\r\n", ms, "\r\n");
+  }
+  router_.Send(std::move(request));
+}
+
+void RespTier::OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply) {
+  if (reply == nullptr) {
+    task->worst = Worse(task->worst, TierResult::kFailed);
+  } else if (reply->kind == RespReply::Kind::kError) {
+    task->worst = Worse(task->worst, ResultOf(*reply));
+  } else if (!reply->Is("OK")) {
+    task->worst = Worse(task->worst, TierResult::kFailed);
+  }
+  if (piece > 0 && --task->unanswered > 0) return;
+  if (piece > 0 && task->worst == TierResult::kDone) return StorePiece(task, 0);
+  // Nobody would find the others.
+  if (task->worst != TierResult::kDone && task->pieces > 1) Unlink(task, 1);
+  Answer(task, task->worst);
+}
+
+// ----------------------------------------------------------------------------------------------------- asks
+
+void RespTier::AskAbout(const TierKey& key) {
+  const std::string stem = PieceKeyStem(options_.prefix, key);
+  RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = RespSlotOf(stem)};
+  AppendRespCommand({"EXISTS", absl::StrCat(stem, 0)}, &request.head);
+  request.done = [this, key](const RespReply* reply) {
+    MutexLock lock(&known_mu_);
+    --asked_;
+    if (reply != nullptr && reply->kind == RespReply::Kind::kInteger) {
+      known_.Learn(key, reply->number > 0, Clock::now());
+    } else {
+      known_.Forget(key);
+    }
+  };
+  router_.Send(std::move(request));
+}
+
+}  // namespace kvpool

@@ -1,0 +1,139 @@
+// A Redis or Valkey server, or a cluster of them, as a tier that nodes share (resp_value.h: how a value lies there).
+//
+// One thread has all sockets and everything that is under way, so that nothing of it needs a lock; whoever asks leaves the
+// question in a queue. One is enough: what a node of the store moves goes through one thread of its own.
+//
+// What is there is known only to the store, which others write to and which evicts by rules of its own. Exists answers from
+// what was stored, found or asked about a moment ago (resp_known.h); other keys are asked about, for the next one who wants
+// to know. While no node of the store can be reached, nothing is there.
+#ifndef KVPOOL_SERVER_TIERS_RESP_TIER_H_
+#define KVPOOL_SERVER_TIERS_RESP_TIER_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "proto/support/mutex.h"
+#include "server/base/histogram.h"
+#include "server/tiers/resp_known.h"
+#include "server/tiers/resp_router.h"
+#include "server/tiers/resp_value.h"
+#include "server/tiers/tier.h"
+
+namespace kvpool {
+
+class RespTier final : public Tier {
+ public:
+  struct Options {
+    RespEndpoint endpoint;
+    RespCluster cluster = RespCluster::kAuto;
+    RespTls tls;
+    std::string user, password;
+    std::string prefix = "kvpool";
+    std::chrono::milliseconds ttl{0};  // Values are gone after so long; 0: when the store evicts them.
+    int connections = 4;               // A node has so many at most.
+    std::chrono::milliseconds connect_timeout{3000}, io_timeout{5000};
+    std::chrono::milliseconds first_pause{500}, longest_pause{30000};  // See RespNode.
+    std::chrono::milliseconds refresh_pause{500};                      // See RespRouter.
+    KnownKeys::Options known{.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)};
+  };
+  // Values that may wait. The buffers that they come in have a bound in bytes besides.
+  static constexpr size_t kMostWaiting = 16384;
+  // Keys that are to be asked about.
+  static constexpr size_t kMostAsked = 65536;
+  static constexpr uint64_t kMostValueBytes = UINT32_MAX;
+
+  // It does not wait for the store, which may come later. INVALID_ARGUMENT: a file that TLS needs.
+  static absl::StatusOr<std::unique_ptr<RespTier>> Open(const Options& options);
+  // What is under way is answered as failed, at once.
+  ~RespTier() override;
+
+  std::string_view name() const override { return "resp"; }
+  uint64_t most_value_bytes() const override { return kMostValueBytes; }
+  std::string path() const override { return TextOf(options_.endpoint); }
+  std::string describe() const override;
+  void Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) override
+      ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Drain() override ABSL_LOCKS_EXCLUDED(mu_);
+  TierUsage usage() override ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
+
+ private:
+  // A value on its way.
+  struct Task {
+    TierKey key;
+    std::shared_ptr<TierBuffer> into;         // One of the two is there,
+    std::shared_ptr<const TierBuffer> value;  // and goes when it is answered.
+    Deadline deadline = Deadline::max();
+    std::chrono::steady_clock::time_point since;
+    size_t index = 0;
+    std::shared_ptr<const Done> done;
+    bool over = false;  // It is answered.
+    // What follows is the thread's.
+    std::multimap<Deadline, std::shared_ptr<Task>>::iterator timer;  // Good if `timed`.
+    bool timed = false;
+    std::string stem;  // See PieceKeyStem.
+    uint16_t slot = 0;
+    uint32_t pieces = 0, unanswered = 0;
+    TierResult worst = TierResult::kDone;
+    std::vector<PieceHeader> headers;  // A load's, as far as they came; of no pieces where one is damaged.
+    std::vector<bool> came;            // Did anything?
+    std::vector<std::array<char, kPieceHeaderBytes>> written;  // A store's.
+  };
+  using TaskRef = std::shared_ptr<Task>;
+  using OnPiece = void (RespTier::*)(const TaskRef& task, uint32_t piece, const RespReply* reply);
+
+  RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls);
+  void Enqueue(std::vector<TaskRef> tasks) ABSL_LOCKS_EXCLUDED(mu_);
+  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  void AnswerAll(std::vector<TaskRef> came);
+  // The load or store of a task begins.
+  void Begin(const TaskRef& task);
+  void Answer(const TaskRef& task, TierResult result) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
+  // A request about one piece of a value, still without its bytes; `on_piece` gets the reply.
+  RespRequest Request(const TaskRef& task, RespRequest::Rank rank, uint32_t piece, OnPiece on_piece);
+  void LoadPiece(const TaskRef& task, uint32_t piece);
+  void OnLoaded(const TaskRef& task, uint32_t piece, const RespReply* reply);
+  TierResult Loaded(const Task& task) const;
+  void OnAsked(const TaskRef& task, uint32_t piece, const RespReply* reply);
+  void StorePiece(const TaskRef& task, uint32_t piece);
+  void OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply);
+  // Nobody waits for it.
+  void Unlink(const TaskRef& task, uint32_t first);
+  void AskAbout(const TierKey& key);
+  TierResult ResultOf(const RespReply& error);
+
+  const Options options_;
+  Mutex mu_;
+  Mutex known_mu_;
+  CondVar idle_;
+  std::vector<TaskRef> inbox_ ABSL_GUARDED_BY(mu_);
+  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;  // Tasks that are not answered.
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  TierCounters counters_ ABSL_GUARDED_BY(mu_);
+  Histogram load_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};
+  Histogram store_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};
+  KnownKeys known_ ABSL_GUARDED_BY(known_mu_);
+  std::vector<TierKey> asks_ ABSL_GUARDED_BY(known_mu_);
+  size_t asked_ ABSL_GUARDED_BY(known_mu_) = 0;  // Keys whose answer is to come.
+  std::atomic<size_t> nodes_{0}, nodes_down_{0};
+  RespLoop loop_;
+  // The thread's.
+  RespRouter router_;
+  std::multimap<Deadline, TaskRef> deadlines_;
+  absl::flat_hash_set<TaskRef> under_way_;
+  std::chrono::steady_clock::time_point warn_again_;
+  std::thread thread_;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_TIERS_RESP_TIER_H_
