@@ -10,7 +10,7 @@
 namespace kvpool {
 namespace {
 
-constexpr char kMagic[4] = {'K', 'V', 'P', '1'};
+constexpr char kPieceMagic[4] = {'K', 'V', 'P', '1'};
 
 // A header as it is stored; all numbers are little-endian.
 struct Stored {
@@ -56,7 +56,7 @@ std::vector<std::array<char, kPieceHeaderBytes>> MakePieceHeaders(const TierKey&
   for (uint32_t i = 0; i < pieces; ++i) {
     Stored header{
         .checksum = 0, .piece = i, .pieces = pieces, .write_id = write_id, .value_bytes = value.bytes()};
-    std::memcpy(header.magic, kMagic, sizeof(kMagic));
+    std::memcpy(header.magic, kPieceMagic, sizeof(kPieceMagic));
     header.checksum = Checksum(header, key_bytes, crcs[i]);
     std::memcpy(headers[i].data(), &header, sizeof(header));
   }
@@ -67,7 +67,8 @@ std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::s
   Stored header;
   if (string.size() < sizeof(header)) return std::nullopt;
   std::memcpy(&header, string.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.piece != piece) return std::nullopt;
+  if (std::memcmp(header.magic, kPieceMagic, sizeof(kPieceMagic)) != 0 || header.piece != piece)
+    return std::nullopt;
   if (header.pieces <= piece || header.pieces != PiecesOf(header.value_bytes)) return std::nullopt;
   string.remove_prefix(sizeof(header));
   if (string.size() != PieceBytes(header.value_bytes, piece)) return std::nullopt;

@@ -54,6 +54,17 @@ TEST(Crc32c, PublishedVectors) {
   EXPECT_EQ(Crc32c("6789", 4, Crc32c("12345", 5)), 0xe3069283u);
 }
 
+TEST(Crc32c, TablesAndTheInstructionAgree) {
+  std::string bytes;
+  for (uint32_t i = 0; i < 300; ++i) bytes.push_back(static_cast<char>(i * i * 131 >> 3));
+  for (size_t begin = 0; begin < 9; ++begin) {
+    for (size_t size = 0; size < 200; ++size) {
+      const char* const at = bytes.data() + begin;
+      EXPECT_EQ(Crc32c(at, size, 77), Crc32cByTables(at, size, 77)) << begin << " " << size;
+    }
+  }
+}
+
 TEST(FileTier, TheNextDaemonFindsWhatThisOneStored) {
   TierFolder folder;
   Store(Open(folder).get(), Numbers(50));
