@@ -57,6 +57,10 @@ bool TierMover::RunOnce() {
     MutexLock lock(&mail_->mu);
     came.swap(mail_->jobs);
     mail_->news = false;
+    for (const auto& [space, at] : std::exchange(mail_->look_again, {})) {
+      const auto looked_at = looked_at_.find(space);
+      if (looked_at != looked_at_.end()) looked_at->second = std::min(looked_at->second, at);
+    }
     if (mail_->give_up_ms.size() > kMostGivenUp) mail_->give_up_ms.clear();
   }
   std::move(came.begin(), came.end(), std::back_inserter(jobs_));
@@ -418,8 +422,15 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
       mail_->going_down.insert(store.key);
     }
   }
+  struct Batch {
+    size_t left = 0;
+    bool stored = false, failed = false;
+    uint32_t first = UINT32_MAX;
+  };
+  const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
+  for (const Placed& block : placed) batch->first = std::min(batch->first, Index(block.ref.id));
   tier_->Store(std::move(stores),
-               [space, mail = mail_, keys = std::move(keys)](size_t index, TierResult result) {
+               [space, mail = mail_, batch, keys = std::move(keys)](size_t index, TierResult result) {
                  {
                    SpaceLock lock(*space);
                    BelowCounters& counters = space->state.below.counters;
@@ -427,10 +438,17 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
                  }
                  MutexLock lock(&mail->mu);
                  mail->going_down.erase(keys[index]);
-                 if (result == TierResult::kDone) return;
+                 batch->stored |= result == TierResult::kDone;
+                 batch->failed |= result == TierResult::kFailed;
+                 const uint64_t id = space->facts.id, again_ms = space->NowMs() + kGiveUpMs;
                  // What has no room for the values of one space may have it for others.
-                 const uint64_t whose = result == TierResult::kFailed ? kAllSpaces : space->facts.id;
-                 mail->give_up_ms[whose] = space->NowMs() + kGiveUpMs;
+                 if (result != TierResult::kDone && result != TierResult::kFailed)
+                   mail->give_up_ms[id] = again_ms;
+                 if (--batch->left > 0 || batch->stored) return;
+                 // One of many nodes may be gone: it alone does not keep the others from what they would take.
+                 if (batch->failed) mail->give_up_ms[kAllSpaces] = again_ms;
+                 uint32_t& again = mail->look_again.try_emplace(id, UINT32_MAX).first->second;
+                 again = std::min(again, batch->first - 1);
                });
   return handled;
 }

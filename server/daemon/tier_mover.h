@@ -81,6 +81,8 @@ class TierMover {
     absl::flat_hash_set<TierKey> going_down ABSL_GUARDED_BY(mu);
     // Keyed by space: the tier took nothing of it, and is asked again then.
     absl::flat_hash_map<uint64_t, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
+    // Keyed by space: the tier took nothing of what is behind this block.
+    absl::flat_hash_map<uint64_t, uint32_t> look_again ABSL_GUARDED_BY(mu);
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {

@@ -4,10 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#ifdef __x86_64__
-#include <nmmintrin.h>
-#endif
-
 namespace kvpool {
 namespace {
 
@@ -34,31 +30,7 @@ constexpr Tables MakeTables() {
 constexpr Tables kTables = MakeTables();
 static_assert(std::endian::native == std::endian::little);
 
-#ifdef __x86_64__
-// Three cycles a word, where the tables take some fifteen. Machines that have served models since 2008 have the instruction.
-[[gnu::target("sse4.2")]] uint32_t Crc32cByInstruction(const void* data, size_t bytes, uint32_t crc) {
-  const auto* at = static_cast<const uint8_t*>(data);
-  uint64_t wide = static_cast<uint32_t>(~crc);
-  for (; bytes >= 8; bytes -= 8, at += 8) {
-    uint64_t word;
-    std::memcpy(&word, at, sizeof(word));
-    wide = _mm_crc32_u64(wide, word);
-  }
-  auto narrow = static_cast<uint32_t>(wide);
-  for (; bytes > 0; --bytes) narrow = _mm_crc32_u8(narrow, *at++);
-  return ~narrow;
-}
-const bool kHasInstruction = __builtin_cpu_supports("sse4.2");
-#endif
-
 }  // namespace
-
-uint32_t Crc32c(const void* data, size_t bytes, uint32_t crc) {
-#ifdef __x86_64__
-  if (kHasInstruction) return Crc32cByInstruction(data, bytes, crc);
-#endif
-  return Crc32cByTables(data, bytes, crc);
-}
 
 uint32_t Crc32cByTables(const void* data, size_t bytes, uint32_t crc) {
   const auto* at = static_cast<const uint8_t*>(data);

@@ -15,6 +15,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ constexpr uint64_t kWakerId = 0;
 // A node that gives its replies byte by byte has so many times the pause that is allowed between two of them.
 constexpr int kMostIoTimeouts = 6;
 constexpr size_t kMostVectors = 32;
+// A resolver that hangs keeps a thread for each, and a store may name hundreds of nodes.
+constexpr int kMostLookups = 32;
 // Small texts are joined up to this size.
 constexpr size_t kChunkBytes = 16 << 10;
 
@@ -127,16 +130,29 @@ RespConnection::RespConnection(RespLoop* loop, const RespSettings* settings, con
     return;
   }
   // A resolver may take half a minute, and can't be told to stop: it writes to what it shares, and nobody waits for it.
+  if (loop_.lookups_->fetch_add(1) >= kMostLookups) {
+    --*loop_.lookups_;
+    Close("too many names are looked up");
+    return;
+  }
   lookup_ = std::make_shared<Lookup>();
-  std::thread([lookup = lookup_, waker = loop_.waker_, endpoint = endpoint_] {
+  const auto look_up = [lookup = lookup_, waker = loop_.waker_, lookups = loop_.lookups_,
+                        endpoint = endpoint_] {
     std::vector<sockaddr_storage> found = Resolve(endpoint, 0);
     {
       MutexLock lock(&lookup->mu);
       lookup->found = std::move(found);
       lookup->over = true;
     }
+    --*lookups;
     waker->Wake();
-  }).detach();
+  };
+  try {
+    std::thread(look_up).detach();
+  } catch (const std::system_error&) {
+    --*loop_.lookups_;
+    Close("no thread is left");
+  }
 }
 
 RespConnection::~RespConnection() {

@@ -10,6 +10,7 @@
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -88,6 +89,7 @@ class RespLoop {
   UniqueFd epoll_;
   // Lookups of names may end after the loop.
   std::shared_ptr<Waker> waker_ = std::make_shared<Waker>();
+  std::shared_ptr<std::atomic<int>> lookups_ = std::make_shared<std::atomic<int>>(0);
   absl::flat_hash_map<uint64_t, RespConnection*> connections_;
   uint64_t last_id_ = 0;
 };

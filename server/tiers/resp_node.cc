@@ -57,7 +57,8 @@ void RespNode::Open(Clock::time_point now) {
 }
 
 void RespNode::DropClosed(Clock::time_point now) {
-  if (std::exchange(replies_, 0) > 0) {
+  // What connections of before still say does not make a node good that is left alone.
+  if (std::exchange(replies_, 0) > 0 && breaker_ == Breaker::kClosed) {
     failures_ = 0;
     pause_ = options_.first_pause;
   }
@@ -72,9 +73,11 @@ void RespNode::DropClosed(Clock::time_point now) {
     for (RespRequest& request : connection->TakeLost()) lost.push_back(std::move(request));
     if (!connection->closed_idle()) opens |= ++failures_ >= kMostFailures;
   }
-  if (opens || (breaker_ == Breaker::kHalfOpen && failures_ >= kMostFailures)) Open(now);
+  if (opens && breaker_ == Breaker::kClosed) Open(now);
   std::erase_if(connections_,
                 [](const auto& connection) { return connection->state() == RespConnection::State::kClosed; });
+  // The one that was to try it is gone.
+  if (breaker_ == Breaker::kHalfOpen && connections_.empty()) Open(now);
   for (RespRequest& request : lost) answer_(this, std::move(request), nullptr);
 }
 
@@ -119,7 +122,11 @@ RespNode::Clock::time_point RespNode::Pump(Clock::time_point now) {
   DropClosed(now);
   if (breaker_ == Breaker::kOpen) {
     FailQueue();
-    if (now < open_until_) return open_until_;
+    if (now < open_until_) {
+      Clock::time_point due = open_until_;
+      for (const auto& connection : connections_) due = std::min(due, connection->due());
+      return due;
+    }
     breaker_ = Breaker::kHalfOpen;
     if (connections_.empty()) Connect();
   }

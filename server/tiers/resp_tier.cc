@@ -1,5 +1,6 @@
 #include "server/tiers/resp_tier.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <utility>
@@ -30,6 +31,13 @@ RespRouter::Options RouterOptions(const RespTier::Options& options, std::shared_
           .refresh_pause = options.refresh_pause};
 }
 
+// Nothing is believed to be there for longer than it may be.
+KnownKeys::Options KnownOptions(const RespTier::Options& options) {
+  KnownKeys::Options known = options.known;
+  if (options.ttl.count() > 0) known.there = std::min(known.there, options.ttl);
+  return known;
+}
+
 // Of the two, what a value ends with.
 TierResult Worse(TierResult a, TierResult b) { return a == TierResult::kDone ? b : a; }
 
@@ -46,7 +54,9 @@ absl::StatusOr<std::unique_ptr<RespTier>> RespTier::Open(const Options& options)
 }
 
 RespTier::RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls)
-    : options_(options), known_(options.known), router_(&loop_, RouterOptions(options, std::move(tls))) {}
+    : options_(options),
+      known_(KnownOptions(options)),
+      router_(&loop_, RouterOptions(options, std::move(tls))) {}
 
 RespTier::~RespTier() {
   {
@@ -215,7 +225,10 @@ void RespTier::Begin(const TaskRef& task) {
     MutexLock lock(&known_mu_);
     there = known_.Find(task->key, Clock::now());
   }
-  if (there == TierPresence::kYes) return Answer(task, TierResult::kDone);
+  if (there == TierPresence::kYes) {
+    task->believed = true;
+    return Answer(task, TierResult::kDone);
+  }
   // Another node may have written it: to ask costs less than to write.
   RespRequest request = Request(task, RespRequest::Rank::kStore, 0, &RespTier::OnAsked);
   AppendRespCommand({"EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
@@ -233,7 +246,9 @@ void RespTier::Answer(const TaskRef& task, TierResult result) {
   under_way_.erase(task);
   if (task->timed) deadlines_.erase(task->timer);
   const auto now = Clock::now();
-  if (result == TierResult::kDone || result == TierResult::kMiss || result == TierResult::kCorrupt) {
+  // What was only believed is not news.
+  if (!task->believed &&
+      (result == TierResult::kDone || result == TierResult::kMiss || result == TierResult::kCorrupt)) {
     MutexLock lock(&known_mu_);
     known_.Learn(task->key, result == TierResult::kDone, now);
   }
@@ -316,7 +331,8 @@ TierResult RespTier::Loaded(const Task& task) const {
       result = Worse(result, TierResult::kMiss);
     } else if (task.headers[piece].pieces == 0) {
       result = TierResult::kCorrupt;
-    } else if (task.headers[piece].write_id != first.write_id) {
+    } else if (task.headers[piece].write_id != first.write_id ||
+               task.headers[piece].value_bytes != first.value_bytes) {
       result = Worse(result, TierResult::kMiss);
     }
   }

@@ -76,7 +76,8 @@ class RespTier final : public Tier {
     std::chrono::steady_clock::time_point since;
     size_t index = 0;
     std::shared_ptr<const Done> done;
-    bool over = false;  // It is answered.
+    bool over = false;      // It is answered.
+    bool believed = false;  // The store was not asked.
     // What follows is the thread's.
     std::multimap<Deadline, std::shared_ptr<Task>>::iterator timer;  // Good if `timed`.
     bool timed = false;

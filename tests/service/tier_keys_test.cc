@@ -13,9 +13,9 @@ namespace kvpool {
 namespace {
 
 // The seed that a daemon of its own, on another folder, gives a space.
-class Node : public ServiceTest {
+class KeyedNode : public ServiceTest {
  public:
-  explicit Node(const std::string& secret, const std::string& rules = kOpenAccess) {
+  explicit KeyedNode(const std::string& secret, const std::string& rules = kOpenAccess) {
     options_.access = MakeAccess(rules);
     auto tier = FileTier::Open({.path = folder_.path(), .capacity_bytes = 1 << 20});
     EXPECT_TRUE(tier.ok()) << tier.status();
@@ -41,32 +41,33 @@ const std::string kSecret(32, 's');
 void Nothing(v1::OpenSession*) {}
 
 TEST(TierKeys, AreTheSameOnEveryNodeWithTheSecret) {
-  const std::string seed = Node(kSecret).Seed(Nothing);
+  const std::string seed = KeyedNode(kSecret).Seed(Nothing);
   EXPECT_EQ(seed.size(), 32);
-  EXPECT_EQ(Node(kSecret).Seed(Nothing), seed);
-  EXPECT_NE(Node(std::string(32, 't')).Seed(Nothing), seed);
+  EXPECT_EQ(KeyedNode(kSecret).Seed(Nothing), seed);
+  EXPECT_NE(KeyedNode(std::string(32, 't')).Seed(Nothing), seed);
 }
 
 TEST(TierKeys, AreOtherOnesWhereBytesMayDiffer) {
-  Node node(kSecret);
+  KeyedNode node(kSecret);
   const std::string seed = node.Seed(Nothing);
   EXPECT_NE(node.Seed([](auto* r) { r->mutable_fingerprint()->set_digest("other"); }), seed);
   // Two layouts of one fingerprint are never in one daemon, but may be on two nodes.
-  EXPECT_NE(Node(kSecret).Seed([](auto* r) { r->mutable_layout()->set_block_bytes(2048); }), seed);
-  EXPECT_NE(Node(kSecret).Seed([](auto* r) { r->mutable_layout()->mutable_groups(0)->set_name("other"); }),
-            seed);
-  EXPECT_NE(Node(kSecret).Seed([](auto* r) { r->set_ranks(2); }), seed);
+  EXPECT_NE(KeyedNode(kSecret).Seed([](auto* r) { r->mutable_layout()->set_block_bytes(2048); }), seed);
+  EXPECT_NE(
+      KeyedNode(kSecret).Seed([](auto* r) { r->mutable_layout()->mutable_groups(0)->set_name("other"); }),
+      seed);
+  EXPECT_NE(KeyedNode(kSecret).Seed([](auto* r) { r->set_ranks(2); }), seed);
 }
 
 TEST(TierKeys, ATenantThatARuleNamesIsOneForAllUids) {
   const std::string rules = "[all]\nuid = *\nrole = engine\ntenant = team-a, team-b\n";
   const auto tenant = [](const char* name) { return [name](v1::OpenSession* r) { r->set_tenant(name); }; };
-  const std::string seed = Node(kSecret, rules).Seed(tenant("team-a"), 1000);
-  EXPECT_EQ(Node(kSecret, rules).Seed(tenant("team-a"), 2000), seed);
-  EXPECT_NE(Node(kSecret, rules).Seed(tenant("team-b"), 1000), seed);
+  const std::string seed = KeyedNode(kSecret, rules).Seed(tenant("team-a"), 1000);
+  EXPECT_EQ(KeyedNode(kSecret, rules).Seed(tenant("team-a"), 2000), seed);
+  EXPECT_NE(KeyedNode(kSecret, rules).Seed(tenant("team-b"), 1000), seed);
   // Where any tenant goes, each uid has its own, and none of them is the one that a rule names.
-  EXPECT_NE(Node(kSecret).Seed(tenant("team-a"), 1000), seed);
-  EXPECT_NE(Node(kSecret).Seed(Nothing, 1000), Node(kSecret).Seed(Nothing, 2000));
+  EXPECT_NE(KeyedNode(kSecret).Seed(tenant("team-a"), 1000), seed);
+  EXPECT_NE(KeyedNode(kSecret).Seed(Nothing, 1000), KeyedNode(kSecret).Seed(Nothing, 2000));
 }
 
 class WithoutTier : public ServiceTest {};

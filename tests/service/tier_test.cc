@@ -344,6 +344,32 @@ TEST_F(TierTest, AStoreThatIsFullDropsCopiesAndNoVerbFails) {
   EXPECT_EQ(counters().demoted, 10);
 }
 
+TEST_F(TierTest, OneNodeThatFailsDoesNotKeepTheOthersFromWriting) {
+  Begin();
+  tier_->stores_fail = TierResult::kFailed;
+  Compute(keys_);
+  Move();
+  // Each time all but half of what is left is written, and none is waited with.
+  EXPECT_EQ(counters().demoted, 10);
+}
+
+TEST_F(TierTest, WhatNoSessionUsesIsWrittenOnceTheTierIsBack) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  tier_->stores_fail = TierResult::kFailed;
+  tier_->all_fail = true;
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(counters().demoted, 0);
+  tier_->all_fail = false;
+  tier_->stores_fail = TierResult::kDone;
+  Move();
+  EXPECT_EQ(counters().demoted, 0);
+  clock_.Advance(1001);
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+}
+
 TEST_F(TierTest, ALateLoadIsNotWaitedFor) {
   Begin();
   Compute(keys_);

@@ -23,8 +23,9 @@ class FaultyTier final : public Tier {
 
   // A disk that hangs: answers wait until Answer is called.
   std::atomic<bool> hangs{false};
-  // Every second value of a batch is answered so; kDone: none is.
+  // Every second value of a batch is answered so, or every one; kDone: none is.
   std::atomic<TierResult> loads_fail{TierResult::kDone}, stores_fail{TierResult::kDone};
+  std::atomic<bool> all_fail{false};
   // How many answers are held back.
   size_t held() {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -72,7 +73,7 @@ class FaultyTier final : public Tier {
                             const Done& done) {
     std::vector<size_t> passed;
     for (size_t i = 0; i < items.size(); ++i) {
-      if (fault != TierResult::kDone && i % 2 == 1) {
+      if (fault != TierResult::kDone && (all_fail || i % 2 == 1)) {
         Say([done, i, fault] { done(i, fault); });
         continue;
       }

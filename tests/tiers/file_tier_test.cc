@@ -103,11 +103,11 @@ TEST(FileTier, ASmallerCapacityKeepsWhatWasWrittenLast) {
 
 TEST(FileTier, TheNextDaemonKnowsWhatWasUsed) {
   TierFolder folder;
-  uint64_t values = 0;
+  uint32_t values = 0;
   {
     const auto tier = Open(folder);
-    for (uint64_t i = 0; tier->usage().counters.evicted == 0; ++i) Store(tier.get(), {i});
-    values = tier->usage().values;
+    for (uint32_t i = 0; tier->usage().counters.evicted == 0; ++i) Store(tier.get(), {i});
+    values = static_cast<uint32_t>(tier->usage().values);
     const auto old = Numbers(values / 4, 10);
     EXPECT_EQ(Load(tier.get(), old).right, old.size());
   }

@@ -9,8 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -136,12 +138,13 @@ bool RedisServer::Launch() {
   }
   if (options_.cluster) {
     words.insert(words.end(), {"--cluster-enabled", "yes", "--cluster-port", absl::StrCat(bus_port_),
-                               "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"});
+                               "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"});
   }
   words.insert(words.end(), options_.arguments.begin(), options_.arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  std::remove((folder_.path() + "/log").c_str());
   const std::string program = Program();
   const pid_t parent = getpid();
   pid_ = fork();
@@ -153,7 +156,10 @@ bool RedisServer::Launch() {
   bool gone = false;
   const bool up = Eventually([&] {
     gone = waitpid(pid_, nullptr, WNOHANG) == pid_;
-    return gone || Answers(port_);
+    // Its own word: on the port there may be the server of another test, which ours could not bind then.
+    std::ifstream log(folder_.path() + "/log");
+    const std::string said{std::istreambuf_iterator<char>(log), {}};
+    return gone || (absl::StrContains(said, "Ready to accept connections") && Answers(port_));
   });
   if (gone) pid_ = -1;
   return up && !gone;
@@ -170,7 +176,8 @@ void RedisServer::Signal(int signal) const { kill(pid_, signal); }
 
 void RedisServer::Restart() {
   Kill();
-  ASSERT_TRUE(Launch());
+  // Its port may be somebody's for a moment.
+  ASSERT_TRUE(Eventually([&] { return Launch(); }));
 }
 
 std::string RedisServer::Command(const std::vector<std::string>& words) const {
@@ -259,7 +266,10 @@ void RedisCluster::Migrate(uint16_t slot, size_t to) {
 }
 
 RespTier::Options RespOptions(const RespEndpoint& endpoint) {
-  return {.endpoint = endpoint, .first_pause = std::chrono::milliseconds(10)};
+  return {.endpoint = endpoint,
+          .connect_timeout = kTestLimit,
+          .io_timeout = kTestLimit,
+          .first_pause = std::chrono::milliseconds(10)};
 }
 
 std::unique_ptr<RespTier> OpenResp(const RespTier::Options& options) {

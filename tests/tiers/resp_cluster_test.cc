@@ -17,7 +17,7 @@ namespace {
 
 using testing::Each;
 
-constexpr uint64_t kLargeBytes = 2 * kMostPieceBytes + 1000;
+constexpr uint64_t kTwoPiecesBytes = 2 * kMostPieceBytes + 1000;
 
 class RespClusterTest : public testing::Test {
  protected:
@@ -45,7 +45,7 @@ class RespClusterTest : public testing::Test {
 
 TEST_F(RespClusterTest, ValuesGoToTheNodeOfTheirSlot) {
   EXPECT_THAT(Store(tier_.get(), Numbers(60)), Each(TierResult::kDone));
-  EXPECT_THAT(Store(tier_.get(), Numbers(6, 100), kLargeBytes), Each(TierResult::kDone));
+  EXPECT_THAT(Store(tier_.get(), Numbers(6, 100), kTwoPiecesBytes), Each(TierResult::kDone));
   size_t keys = 0;
   for (size_t i = 0; i < cluster_->size(); ++i) {
     const size_t there = cluster_->node(i).Keys("*").size();
@@ -55,7 +55,7 @@ TEST_F(RespClusterTest, ValuesGoToTheNodeOfTheirSlot) {
   EXPECT_EQ(keys, 60 + 6 * 3);
   const auto other = OpenResp(RespOptions(cluster_->node(2).endpoint()));
   EXPECT_EQ(Load(other.get(), Numbers(60)).right, 60);
-  EXPECT_EQ(Load(other.get(), Numbers(6, 100), kLargeBytes).right, 6);
+  EXPECT_EQ(Load(other.get(), Numbers(6, 100), kTwoPiecesBytes).right, 6);
   // The map told which way to go: nobody was sent on.
   for (size_t i = 0; i < cluster_->size(); ++i) {
     EXPECT_EQ(cluster_->node(i).Info("errorstats", "errorstat_MOVED"), "");
@@ -64,17 +64,17 @@ TEST_F(RespClusterTest, ValuesGoToTheNodeOfTheirSlot) {
 }
 
 TEST_F(RespClusterTest, ASlotThatIsMovingIsAskedForAtBothEnds) {
-  Store(tier_.get(), Numbers(3), kLargeBytes);
+  Store(tier_.get(), Numbers(3), kTwoPiecesBytes);
   const uint32_t number = NumbersOf(0, 1)[0];
-  Store(tier_.get(), {number}, kLargeBytes);
+  Store(tier_.get(), {number}, kTwoPiecesBytes);
   cluster_->BeginMigration(SlotOf(number), 1);
-  EXPECT_EQ(Load(tier_.get(), {number}, kLargeBytes).right, 1);
+  EXPECT_EQ(Load(tier_.get(), {number}, kTwoPiecesBytes).right, 1);
   const std::string stem = PieceKeyStem("kvpool", KeyOf(number));
   for (int piece = 0; piece < 3; ++piece) {
     ASSERT_EQ(cluster_->node(0).Command({"MIGRATE", "127.0.0.1", absl::StrCat(cluster_->node(1).port()),
                                          absl::StrCat(stem, piece), "0", "10000"}),
               "OK");
-    EXPECT_EQ(Load(tier_.get(), {number}, kLargeBytes).right, 1) << piece;
+    EXPECT_EQ(Load(tier_.get(), {number}, kTwoPiecesBytes).right, 1) << piece;
   }
   EXPECT_NE(cluster_->node(0).Info("errorstats", "errorstat_ASK"), "");
 }

@@ -18,7 +18,6 @@
 namespace kvpool {
 namespace {
 
-using Kind = RespReply::Kind;
 constexpr RespLimits kLimits{.bytes = 10, .items = 6};
 
 RespParse Parse(std::string_view text, RespReply* reply, size_t* used) {
@@ -45,10 +44,10 @@ TEST(RespCodec, EveryKindOfReply) {
   ASSERT_EQ(Parse("$4\r\na\r\nb\r\n", &reply, &used), RespParse::kWhole);
   EXPECT_EQ(reply.text, "a\r\nb");
   ASSERT_EQ(Parse("$-1\r\n", &reply, &used), RespParse::kWhole);
-  EXPECT_EQ(reply.kind, Kind::kNil);
+  EXPECT_EQ(reply.kind, RespReply::Kind::kNil);
   ASSERT_EQ(Parse("*2\r\n*1\r\n:1\r\n$0\r\n\r\n", &reply, &used), RespParse::kWhole);
   EXPECT_EQ(reply.items[0].items[0].number, 1);
-  EXPECT_EQ(reply.items[1].kind, Kind::kBytes);
+  EXPECT_EQ(reply.items[1].kind, RespReply::Kind::kBytes);
 }
 
 TEST(RespCodec, AnyPartOfAReplyIsAPart) {

@@ -257,9 +257,13 @@ TEST_F(RespTierTest, AStoreThatComesLaterIsFound) {
 TEST_F(RespTierTest, AStoreThatHangsIsLateAndThenLeftAlone) {
   server_ = std::make_unique<RedisServer>();
   RespTier::Options options = RespOptions(server_->endpoint());
-  options.io_timeout = options.connect_timeout = std::chrono::milliseconds(300);
+  options.io_timeout = std::chrono::milliseconds(300);
+  options.connect_timeout = std::chrono::seconds(3);
   tier_ = OpenResp(options);
-  Store(tier_.get(), Numbers(4));
+  EXPECT_TRUE(Eventually([&] {
+    Store(tier_.get(), Numbers(4));
+    return Exists(tier_.get(), Numbers(4)) == std::vector<bool>(4, true);
+  }));
   server_->Signal(SIGSTOP);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   EXPECT_THAT(Load(tier_.get(), Numbers(4), kValueBytes, deadline).results, Each(TierResult::kLate));
