@@ -392,10 +392,9 @@ void AddTier(const DaemonSnapshot& daemon, Families* out) {
     out->Gauge("kvpool_tier_capacity_bytes", "Bytes that a tier may take.");
     out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
   }
+  out->Gauge("kvpool_tier_nodes",
+             "Servers that a tier consists of, by state: up, or down: they don't answer and are left alone.");
   if (usage.nodes > 0) {
-    out->Gauge(
-        "kvpool_tier_nodes",
-        "Servers that a tier consists of, by state: up, or down: they don't answer and are left alone.");
     out->Add({{"tier", name}, {"state", "up"}}, static_cast<double>(usage.nodes - usage.nodes_down));
     out->Add({{"tier", name}, {"state", "down"}}, static_cast<double>(usage.nodes_down));
   }
