@@ -100,14 +100,16 @@ void RespLoop::Wait(std::chrono::steady_clock::time_point until) {
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(epoll_.get(), events.data(), events.size(), static_cast<int>(ms.count()));
   for (int i = 0; i < count; ++i) {
-    const epoll_event& event = events[static_cast<size_t>(i)];
-    if (event.data.u64 == kWakerId) {
+    // The kernel packs it: nothing may refer to what is in it.
+    const epoll_event event = events[static_cast<size_t>(i)];
+    const uint64_t id = event.data.u64;
+    if (id == kWakerId) {
       uint64_t times;
       [[maybe_unused]] const ssize_t got = read(waker_->fd.get(), &times, sizeof(times));
       continue;
     }
     // One that came earlier may have closed it.
-    const auto found = connections_.find(event.data.u64);
+    const auto found = connections_.find(id);
     if (found != connections_.end()) found->second->OnEvents(event.events);
   }
 }
