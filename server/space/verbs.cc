@@ -341,6 +341,7 @@ void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match
   turn.Worked(Below::kMostLooked);
   Below::Found found = state_.below.Report(match, answer);
   if (!match.prefetch()) return;
+  turn.Worked(Below::kMostLooked);
   found = state_.below.Look(match, answer->tokens(), Below::Unknown::kTried);
   if (found.blocks.empty()) return;
   const auto promotion =
