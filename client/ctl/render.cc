@@ -33,10 +33,12 @@ std::string EnumText(absl::string_view name, absl::string_view prefix, int numbe
 }
 
 std::string CountsText(const v1::StateCounts& counts) {
-  return absl::StrFormat("%s free, %s leased, %s sealed, %s cached, %s quarantined of %s",
-                         HumanCount(counts.free()), HumanCount(counts.leased()), HumanCount(counts.sealed()),
-                         HumanCount(counts.cached()), HumanCount(counts.quarantined()),
-                         HumanCount(counts.capacity()));
+  return absl::StrFormat(
+      "%s free, %s leased, %s sealed, %s cached, %s quarantined%s of %s", HumanCount(counts.free()),
+      HumanCount(counts.leased()), HumanCount(counts.sealed()), HumanCount(counts.cached()),
+      HumanCount(counts.quarantined()),
+      counts.withheld() == 0 ? "" : absl::StrCat(", ", HumanCount(counts.withheld()), " withheld"),
+      HumanCount(counts.capacity()));
 }
 
 std::string KindText(v1::SpaceKind kind) { return EnumText(v1::SpaceKind_Name(kind), "SPACE_KIND_", kind); }

@@ -42,11 +42,14 @@ absl::StatusOr<Frame> Ask(tools::OperatorClient* daemon) {
   return frame;
 }
 
-// One letter for each fiftieth of the capacity: l leased, s sealed, c cached, q quarantined, . free.
+// One letter for each fiftieth of the capacity: l leased, s sealed, c cached, q quarantined, w withheld, . free.
 std::string StateBar(const v1::StateCounts& counts) {
   constexpr uint64_t kCells = 50;
-  const std::pair<char, uint64_t> parts[] = {
-      {'l', counts.leased()}, {'s', counts.sealed()}, {'c', counts.cached()}, {'q', counts.quarantined()}};
+  const std::pair<char, uint64_t> parts[] = {{'l', counts.leased()},
+                                             {'s', counts.sealed()},
+                                             {'c', counts.cached()},
+                                             {'q', counts.quarantined()},
+                                             {'w', counts.withheld()}};
   std::string bar;
   if (counts.capacity() == 0) return bar;
   double filled = 0;
@@ -90,7 +93,7 @@ std::string Render(const Frame& now, const Frame* before) {
   }
   if (before != nullptr) text += RenderRates(now, *before);
   Table spaces({">SPACE", "TENANT", ">FREE", ">LEASED", ">SEALED", ">CACHED", ">QUARANT.", ">CAPACITY",
-                "l leased  s sealed  c cached  q quarantined"});
+                "l leased  s sealed  c cached  q quarantined  w withheld"});
   for (const v1::SpaceInfo& space : now.spaces.spaces()) {
     const v1::StateCounts& blocks = space.blocks();
     spaces.Add({absl::StrCat(space.space()), space.tenant(), HumanCount(blocks.free()),

@@ -84,6 +84,8 @@ std::string Summary(const SpaceState& state, const BlockView& view, const std::v
     case BlockState::kQuarantined:
       return absl::StrCat(block, " is quarantined: ", owner_name,
                           " ended, and a process that could write the block still runs.");
+    case BlockState::kWithheld:
+      return absl::StrCat(block, " is free and withheld: the memory around it is to be given back.");
   }
   return block;
 }

@@ -19,7 +19,8 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
-constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined"};
+constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined",
+                                             "withheld"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
 constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
@@ -104,6 +105,8 @@ constexpr CounterFamily<PoolCounters> kPoolFamilies[] = {
     {&PoolCounters::leased, "kvpool_leased_blocks_total", "Blocks leased."},
     {&PoolCounters::released, "kvpool_released_blocks_total", "Holds on blocks given back."},
     {&PoolCounters::sealed, "kvpool_sealed_blocks_total", "Blocks sealed under a new key."},
+    {&PoolCounters::moved, "kvpool_moved_blocks_total",
+     "Cached blocks moved within their space, for memory to be given back."},
     {&PoolCounters::deduplicated, "kvpool_deduplicated_blocks_total", "Blocks whose key was sealed already."},
     {&PoolCounters::lookups, "kvpool_lookups_total", "Matches."},
     {&PoolCounters::lookup_blocks, "kvpool_lookup_blocks_total", "Keys asked for in matches."},

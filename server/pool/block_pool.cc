@@ -2,6 +2,7 @@
 #include "server/pool/block_pool.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,8 @@ constexpr size_t kWorthTelling = PolicyFeed::kMostUntold / 4;
 // So many blocks are evicted for one lease: some 1.5 ms. Background reclaim keeps more than that free for
 // those who lease what they need next.
 constexpr uint32_t kMostDirectEvictions = 2048;
+// So many more are evicted for one that is to keep out of what is to be vacated.
+constexpr uint32_t kMostForKeep = 64;
 
 }  // namespace
 
@@ -34,6 +37,10 @@ absl::Status BlockPool::Grow(uint32_t blocks) {
     return absl::ResourceExhaustedError(
         absl::StrCat(blocks, " blocks more asked, ", rep_->capacity, " there are, ", most, " at most"));
   }
+  if (rep_->vacating()) {
+    return absl::FailedPreconditionError(absl::StrCat("the pool is to shrink to ", rep_->keep, " blocks"));
+  }
+  rep_->free.InsertRange(rep_->capacity + 1, rep_->capacity + 1 + blocks);
   rep_->capacity += blocks;
   rep_->counts[static_cast<size_t>(BlockState::kFree)] += blocks;
   return absl::OkStatus();
@@ -189,9 +196,21 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
   r.EvictUntilFree(n, EvictReason::kDirect, nullptr);
   KVPOOL_CHECK(r.count(BlockState::kFree) >= n, "%u blocks are free where %u are available",
                r.count(BlockState::kFree), r.available());
+  // Those that are to be vacated come last, and a few more are evicted for it.
+  for (uint32_t i = 0; r.free_behind > 0 && r.free_to_keep() < n && i < kMostForKeep; ++i) {
+    if (r.EvictUntilFree(r.count(BlockState::kFree) + 1, EvictReason::kDirect, nullptr) == 0) break;
+  }
   out->reserve(out->size() + n);
+  std::array<uint32_t, kPrefetchBlocks> next;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t b = r.PopFree();
+    if (i % next.size() == 0) {
+      for (size_t j = 0; j < std::min<size_t>(next.size(), n - i); ++j) {
+        next[j] = r.PopFree();
+        r.records.Prefetch(next[j]);
+        s->holds.Prefetch(next[j]);
+      }
+    }
+    const uint32_t b = next[i % next.size()];
     BlockRecord& record = r.records[b];
     r.undo.Save(&record.generation);
     record.generation = (record.generation == 0 ? r.options.first_generation : record.generation) + 1;
@@ -355,7 +374,7 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
   }
   const BlockRecord& record = r.records[b];
   BlockView view = {.ref = r.RefOf(b),
-                    .state = record.state(),
+                    .state = r.StateOf(b),
                     .key = {},
                     .refs = record.refs,
                     .parent = kNullBlock,
@@ -372,7 +391,8 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
     view.age_ms = now32 - record.sealed_ms;
     view.idle_ms = now32 - record.accessed_ms;
   }
-  if (record.state() != BlockState::kFree) view.owner = Holder{record.owner};
+  if (view.state != BlockState::kFree && view.state != BlockState::kWithheld)
+    view.owner = Holder{record.owner};
   return view;
 }
 

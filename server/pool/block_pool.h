@@ -8,6 +8,7 @@
 //   sealed       refs > 0; its sharers read                -> cached (last Release)
 //   cached       refs = 0; content valid; evictable        -> sealed (Match) | free (Reclaim)
 //   quarantined  its session ended, its processes may run  -> free (FreeQuarantine)
+//   withheld     to be given back with others              -> gone (Shrink) | free (Vacate)
 //
 // A session may hold any part of the pool, and one hold any length of chain. So that no call takes long, ends
 // of sessions and of chains are put off beyond some thousand blocks, and done slice by slice in Tidy: such a
@@ -100,8 +101,26 @@ class BlockPool {
   // Turns are counted from 1, by this process and those before it; 0 without a table.
   uint64_t turn() const;
 
-  // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks.
+  // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);
+
+  // ---- Giving back
+  // The pool is to shrink to its first `keep` blocks. Those behind are leased only where no other is free, their content is
+  // moved (Move) or evicted, and once free they are withheld. With a higher `keep` than before, those that were withheld in
+  // front of it are free again; O(1) blocks a block of difference. At the capacity the pool is as it was.
+  void Vacate(uint32_t keep);
+  // Withholds up to `most` blocks that are free behind `keep`; none that is promised to a session.
+  void Withhold(uint32_t most);
+  // All blocks behind `keep` are withheld, and leave the pool. Their generations are remembered, for when it grows again. False:
+  // not all are.
+  bool Shrink();
+  // Looks at some `blocks` blocks for the children of those that are to be vacated. True: all were looked at.
+  bool NoteChildren(uint32_t blocks);
+  // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
+  // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
+  // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
+  // `most_children`.
+  bool Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_t most_children);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
   // numbers), or at 65,534 sessions. INVALID_ARGUMENT: guaranteed above max_blocks. All that is unpromised is
@@ -222,6 +241,8 @@ class BlockPool {
   // ---- Views
   // Blocks without the null block: the sum of the states.
   uint32_t capacity() const;
+  // The capacity, or what Vacate said.
+  uint32_t keep() const;
   std::array<uint32_t, kBlockStates> counts() const;
   // The two sides of the invariant of credit.
   uint32_t available() const;

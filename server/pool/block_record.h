@@ -16,12 +16,13 @@ namespace kvpool {
 //                   leased              resident                                free
 //   key                                 the chain's key
 //   refs            the lessee's holds  holds + sealed children + 1 if pinned   0
-//   next_in_bucket                      the index's link to the next record     block kFreeJump below it
-//   parent                              the block in front of it, or 0          block below it, or 0
+//   next_in_bucket                      the index's link to the next record
+//   parent                              the block in front of it, or 0
 //   children                            resident blocks whose parent it is
 //   owner           the lessee          the session that is charged, or kNobody
 //
-// Free blocks are a stack. A record of zero bytes is a free block that was never leased.
+// A record of zero bytes is a free block that was never leased. That of a withheld block is that of a free one, which is
+// not in the set of those to be leased (free_set.h).
 struct alignas(64) BlockRecord {
   std::array<uint8_t, 32> key;
   uint32_t generation;

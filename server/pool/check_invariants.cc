@@ -1,4 +1,5 @@
 // Verifies every sentence of BlockPool's class comment from scratch.
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -64,7 +65,7 @@ void PoolRep::CheckStates() const {
   uint32_t last_generation = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
-    ++states[static_cast<size_t>(r.state())];
+    ++states[static_cast<size_t>(StateOf(b))];
     if (r.state() == BlockState::kCached && r.last_generation()) ++last_generation;
     KVPOOL_CHECK(b < next_new || r.state() == BlockState::kFree, "block %u is beyond the blocks ever leased",
                  b);
@@ -95,18 +96,34 @@ void PoolRep::CheckStates() const {
                "the policy has %u blocks, %zu are retained, %zu may leave", policy.asked()->offered(),
                retained.size(), offered);
 
-  uint32_t stacked = 0;
-  std::vector<uint32_t> stack;
-  for (uint32_t b = free_top; b != 0; b = records[b].parent) {
-    KVPOOL_CHECK(b < next_new && records[b].state() == BlockState::kFree, "block %u is stacked, not free", b);
-    KVPOOL_CHECK(++stacked <= free_depth, "the stack of free blocks has a cycle at block %u", b);
-    stack.push_back(b);
+  uint32_t to_lease = 0, behind = 0;
+  for (uint32_t b = free.LowestFrom(0, capacity + 1); b <= capacity;
+       b = free.LowestFrom(b + 1, capacity + 1)) {
+    KVPOOL_CHECK(b > 0 && records[b].state() == BlockState::kFree, "block %u is to be leased, not free", b);
+    KVPOOL_CHECK(to_lease > 0 || free.Lowest() == b, "block %u is free, and %u said to be the lowest", b,
+                 free.Lowest());
+    ++to_lease;
+    if (b > keep) ++behind;
   }
-  KVPOOL_CHECK(stacked == free_depth && stacked + (capacity + 1 - next_new) == count(BlockState::kFree),
-               "%u blocks are stacked and %u new, %u free", stacked, capacity + 1 - next_new,
-               count(BlockState::kFree));
-  for (size_t i = 0; i + kFreeJump < stack.size(); ++i) {
-    KVPOOL_CHECK(records[stack[i]].next_in_bucket == stack[i + kFreeJump], "block %u jumps astray", stack[i]);
+  KVPOOL_CHECK(to_lease == count(BlockState::kFree) && behind == free_behind,
+               "%u blocks are to be leased, %u of them vacated; %u free, %u counted", to_lease, behind,
+               count(BlockState::kFree), free_behind);
+  KVPOOL_CHECK(free.LowestFrom(capacity + 1, options.max_blocks) == options.max_blocks,
+               "a block is to be leased that is not there");
+  KVPOOL_CHECK(vacating() || count(BlockState::kWithheld) == 0, "%u blocks are withheld for nothing",
+               count(BlockState::kWithheld));
+  CheckVacating();
+}
+
+void PoolRep::CheckVacating() const {
+  for (uint32_t b = 1; b <= capacity; ++b) {
+    KVPOOL_CHECK(StateOf(b) != BlockState::kWithheld || b > keep, "block %u is withheld, and to be kept", b);
+    const BlockRecord& r = records[b];
+    if (!vacating() || b >= noted || !r.resident() || r.parent <= keep) continue;
+    const auto found = children_of.find(r.parent);
+    KVPOOL_CHECK(found != children_of.end() &&
+                     std::find(found->second.begin(), found->second.end(), b) != found->second.end(),
+                 "child %u of block %u was not noted", b, r.parent);
   }
 }
 

@@ -124,6 +124,7 @@ bool BlockPool::HandOver::Copy(BlockPool* pool, TimeMs now, uint32_t blocks) {
   if (recorder_ == nullptr) {
     auto recorder = std::make_unique<Recorder>(r.policy.Take(), this);
     recorder_ = recorder.get();
+    r.handing_over = true;
     r.policy.Set(std::move(recorder), PolicyFeed::Tell::kAtOnce);
   }
   for (uint32_t n = 0; n < blocks && copied_ < r.next_new; ++n) CopyBlock(*pool, copied_++);
@@ -150,6 +151,7 @@ std::unique_ptr<ReplacementPolicy> BlockPool::HandOver::Finish(BlockPool* pool, 
   recorder_ = nullptr;
   r.policy.Set(std::move(successor_), PolicyFeed::Tell::kLater);
   r.stand_in = false;
+  r.handing_over = false;
   return old;
 }
 
@@ -158,6 +160,7 @@ bool BlockPool::HandOver::overrun() const { return recorder_->overrun(); }
 void BlockPool::HandOver::GiveUp(BlockPool* pool) {
   std::unique_ptr<ReplacementPolicy> old = recorder_->TakeOld();
   recorder_ = nullptr;
+  pool->rep_->handing_over = false;
   pool->rep_->policy.Set(std::move(old), PolicyFeed::Tell::kLater);
 }
 

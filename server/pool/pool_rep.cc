@@ -43,6 +43,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       ghosts(pool_options.ghosts != 0 ? pool_options.ghosts
                                       : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
       policy(std::move(replacement)),
+      free(pool_options.max_blocks),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
                  table.has_value() ? &table->begun.hold_pages : nullptr, &undo) {
   next_new = std::max(next_new, 1u);
@@ -228,19 +229,15 @@ void PoolRep::Free(uint32_t b) {
   SetState(b, BlockState::kFree);
   EndCharge(b);
   r.flags = 0;
-  r.parent = free_top;
-  uint32_t& below = free_ring[free_depth++ % kFreeJump];
-  r.next_in_bucket = std::exchange(below, b);
-  free_top = b;
+  free.Insert(b);
+  if (b > keep) ++free_behind;
 }
 
 uint32_t PoolRep::PopFree() {
-  if (free_top == 0) return next_new++;
-  const uint32_t b = free_top;
-  const BlockRecord& r = records[b];
-  records.Prefetch(r.next_in_bucket);
-  free_ring[--free_depth % kFreeJump] = r.next_in_bucket;
-  free_top = r.parent;
+  const uint32_t b = free.Lowest();
+  free.Erase(b);
+  if (b > keep) --free_behind;
+  next_new = std::max(next_new, b + 1);
   return b;
 }
 

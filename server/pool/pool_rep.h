@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
+#include "server/pool/free_set.h"
 #include "server/pool/ghost_table.h"
 #include "server/pool/hold_table.h"
 #include "server/pool/policy_feed.h"
@@ -139,7 +140,16 @@ class PoolRep final {
   uint32_t NextVictim();
   // Makes a block free, or retires it. REQUIRES: leased, quarantined or cached, and not in the index.
   void Free(uint32_t b);
+  // REQUIRES: one is free.
   uint32_t PopFree();
+  // Those that are free and not to be vacated.
+  uint32_t free_to_keep() const { return count(BlockState::kFree) - free_behind; }
+  bool vacating() const { return keep < capacity; }
+  // kFree or kWithheld for a record that says kFree.
+  BlockState StateOf(uint32_t b) const {
+    const BlockState state = records[b].state();
+    return state == BlockState::kFree && !free.contains(b) ? BlockState::kWithheld : state;
+  }
   // Prefetches what evicting `b` will read, and the record of the block in front of it.
   void PrefetchEviction(uint32_t b) const;
   // Prefetches up to `most` blocks that the policy is likely to name next; answers how many.
@@ -171,6 +181,9 @@ class PoolRep final {
   class Matching;  // match.cc
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
 
+  // ---- vacate.cc
+  std::vector<uint32_t>* ChildrenOf(uint32_t b);
+
   // ---- recover.cc
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
   bool Resume(Holder session, const SessionLimits& limits);
@@ -183,6 +196,7 @@ class PoolRep final {
 
   // ---- check_invariants.cc
   void CheckStates() const;
+  void CheckVacating() const;
   void CheckRefs() const;
   void CheckCharges() const;
   void CheckProtections() const;
@@ -198,16 +212,23 @@ class PoolRep final {
   PrefixIndex index;
   GhostTable ghosts;
   PolicyFeed policy;
-  bool stand_in = false;  // True from Recover until a policy has taken over.
+  bool stand_in = false;      // True from Recover until a policy has taken over.
+  bool handing_over = false;  // A HandOver copies what it will tell its policy.
   std::array<uint32_t, kBlockStates> counts{};
   uint32_t last_generation_cached = 0;
 
-  // Freed blocks: a stack linked by the records' `parent`. Each also names the block kFreeJump below it,
-  // which a pop prefetches; the ring has these jumps for the topmost blocks, indexed by depth.
-  static constexpr uint32_t kFreeJump = 16;
-  uint32_t free_top = 0;
-  uint32_t free_depth = 0;
-  std::array<uint32_t, kFreeJump> free_ring{};
+  FreeSet free;
+
+  // ---- Giving back (vacate.cc)
+  uint32_t keep = UINT32_MAX;  // Blocks behind this one are to be vacated.
+  uint32_t free_behind = 0;    // So many of those are free.
+  // The children of resident blocks behind `keep`, and perhaps some that are so no more. All of them are in it once
+  // `noted` has come to the capacity.
+  absl::flat_hash_map<uint32_t, std::vector<uint32_t>> children_of;
+  uint32_t noted = 0;
+  void NoteChild(uint32_t parent, uint32_t child) {
+    if (parent > keep) children_of[parent].push_back(child);
+  }
 
   // ---- The sessions
   HoldPageStock hold_pages;

@@ -13,8 +13,8 @@
 
 namespace kvpool {
 
-enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined };
-inline constexpr int kBlockStates = 5;
+enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined, kWithheld };
+inline constexpr int kBlockStates = 6;
 
 // The index of a session in the pool. It is reused once FreeQuarantine was called and no block is
 // charged to it.
@@ -194,6 +194,7 @@ struct PoolCounters {
   uint64_t decided_victims = 0, undecided_victims = 0;
   // Keys looked up after they were evicted, while their eviction was remembered; each eviction counts once.
   uint64_t regret = 0;
+  uint64_t moved = 0;  // Blocks whose content has moved to another, for memory to be given back.
   EvictedBlocks evicted{};
 };
 

@@ -256,11 +256,11 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
       if (r.refs == 0 && r.children == 0) Offer(b);
       continue;
     }
-    r.next_in_bucket = r.parent = 0;
     enter(b, BlockState::kQuarantined);
-    // Free puts it on the stack of free blocks, or retires it.
+    // Free has it leased again, or retires it.
     if (r.refs == 0) Free(b);
   }
+  free.InsertRange(next_new, capacity + 1);
   counts[static_cast<size_t>(BlockState::kFree)] += capacity + 1 - next_new;
   found->cached = count(BlockState::kCached);
   found->held = count(BlockState::kSealed);

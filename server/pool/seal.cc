@@ -61,6 +61,7 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   if (linked) {
     AddRef(parent, session);
     ++records[parent].children;
+    NoteChild(parent, b);
   }
   // The word with the state, which is stored below.
   undo.Save(&r.accessed_ms);

@@ -17,6 +17,8 @@ v1::BlockState WireState(BlockState state) {
       return v1::BLOCK_STATE_CACHED;
     case BlockState::kQuarantined:
       return v1::BLOCK_STATE_QUARANTINED;
+    case BlockState::kWithheld:
+      return v1::BLOCK_STATE_WITHHELD;
   }
   return v1::BLOCK_STATE_UNSPECIFIED;
 }
@@ -33,6 +35,8 @@ const char* StateName(BlockState state) {
       return "cached";
     case BlockState::kQuarantined:
       return "quarantined";
+    case BlockState::kWithheld:
+      return "withheld";
   }
   return "";
 }
@@ -44,6 +48,7 @@ void FillCounts(const std::array<uint32_t, kBlockStates>& blocks, uint32_t capac
   counts->set_sealed(counts->sealed() + blocks[static_cast<int>(BlockState::kSealed)]);
   counts->set_cached(counts->cached() + blocks[static_cast<int>(BlockState::kCached)]);
   counts->set_quarantined(counts->quarantined() + blocks[static_cast<int>(BlockState::kQuarantined)]);
+  counts->set_withheld(counts->withheld() + blocks[static_cast<int>(BlockState::kWithheld)]);
   counts->set_capacity(counts->capacity() + capacity);
 }
 

@@ -65,6 +65,13 @@ struct Printer {
     return absl::StrCat("FreeQuarantine{.session = ", e.session, "}");
   }
   std::string operator()(const Grow& e) const { return absl::StrCat("Grow{.blocks = ", e.blocks, "}"); }
+  std::string operator()(const Vacate& e) const { return absl::StrCat("Vacate{.keep = ", e.keep, "}"); }
+  std::string operator()(const Withhold& e) const { return absl::StrCat("Withhold{.most = ", e.most, "}"); }
+  std::string operator()(const Shrink&) const { return "Shrink{}"; }
+  std::string operator()(const Move& e) const {
+    return absl::StrCat("Move{.session = ", e.session, ", .from = ", Text(e.from), ", .to = ", Text(e.to),
+                        "}");
+  }
   std::string operator()(const SetPolicy& e) const {
     return absl::StrCat("SetPolicy{.policy = \"", e.policy, "\"}");
   }
@@ -188,6 +195,26 @@ Release Generator::NextRelease(const Model& model, int session) {
   return release;
 }
 
+Entry Generator::NextGivenBack(const Model& model) {
+  if (!model.vacating() || OneIn(24)) {
+    return Vacate{.keep = model.capacity() - std::min(model.capacity(), Below(2 + model.capacity() / 3))};
+  }
+  if (OneIn(6)) return Withhold{.most = Below(6)};
+  if (OneIn(6)) return Shrink{};
+  Move move = {.session = Session(model), .from = AnyRef(model), .to = AnyRef(model)};
+  for (uint32_t b = 1; b <= model.capacity(); ++b) {
+    const Model::Block& block = model.blocks[b];
+    const BlockRef ref = {BlockId{b}, block.generation};
+    const bool behind = b > model.keep() || OneIn(24);
+    if (behind && block.state == BlockState::kCached && OneIn(2)) move.from = ref;
+    if (block.state == BlockState::kLeased && OneIn(2)) {
+      move.to = ref;
+      if (!OneIn(24)) move.session = block.owner;
+    }
+  }
+  return move;
+}
+
 Entry Generator::Next(const Model& model) {
   uint32_t open = 0;
   for (size_t s = 0; s < model.sessions.size(); ++s) open += model.open(static_cast<int>(s)) ? 1 : 0;
@@ -235,7 +262,11 @@ Entry Generator::Next(const Model& model) {
     }
     return FreeQuarantine{.session = session};
   }
-  if (dice < 97) return Grow{.blocks = Below(3)};
+  // A pool that has little gives nothing back, or it would stay small.
+  const bool has_much = model.capacity() > setting_.options.max_blocks * 3 / 4;
+  if (dice < 97) return Grow{.blocks = Below(OneIn(4) ? 12 : 3)};
+  if (has_much && OneIn(4)) return NextGivenBack(model);
+  if (model.vacating() && OneIn(3)) return NextGivenBack(model);
   if (dice < 98 && OneIn(setting_.switches ? 1 : 4)) {
     const absl::Span<const PolicyEntry> all = ReplacementPolicies();
     const uint32_t any = Below(static_cast<uint32_t>(all.size()));

@@ -90,6 +90,17 @@ struct FreeQuarantine {
 struct Grow {
   uint32_t blocks;
 };
+struct Vacate {
+  uint32_t keep;
+};
+struct Withhold {
+  uint32_t most;
+};
+struct Shrink {};
+struct Move {
+  int session;
+  BlockRef from, to;
+};
 struct SetPolicy {
   std::string policy;
 };
@@ -97,9 +108,9 @@ struct Advance {
   TimeMs by;
 };
 
-using Entry =
-    std::variant<Open, Promise, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention, SetScores,
-                 Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, SetPolicy, Advance>;
+using Entry = std::variant<Open, Promise, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention,
+                           SetScores, Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Vacate,
+                           Withhold, Shrink, Move, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
 // The entries as they would be written in C++.
@@ -143,6 +154,7 @@ class Generator {
   Seal NextSeal(const Model& model);
   Match NextMatch(const Model& model);
   Release NextRelease(const Model& model, int session);
+  Entry NextGivenBack(const Model& model);
 
   const Setting setting_;
   std::mt19937_64 random_;
@@ -181,6 +193,10 @@ class Pair {
   std::string Do(const End& e);
   std::string Do(const FreeQuarantine& e);
   std::string Do(const Grow& e);
+  std::string Do(const Vacate& e);
+  std::string Do(const Withhold& e);
+  std::string Do(const Shrink& e);
+  std::string Do(const Move& e);
   std::string Do(const SetPolicy& e);
   std::string Do(const Advance& e);
   // One step of the policy that is taking over, if one is.

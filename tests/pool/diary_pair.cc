@@ -254,6 +254,29 @@ std::string Pair::Do(const Grow& e) {
   return Differ("grown", pool_.Grow(e.blocks).ok(), model_.Grow(e.blocks));
 }
 
+std::string Pair::Do(const Vacate& e) {
+  pool_.Vacate(e.keep);
+  while (!pool_.NoteChildren(3)) {
+  }
+  model_.Vacate(e.keep);
+  return "";
+}
+
+std::string Pair::Do(const Withhold& e) {
+  pool_.Withhold(e.most);
+  model_.Withhold(e.most);
+  return "";
+}
+
+std::string Pair::Do(const Shrink&) { return Differ("shrunk", pool_.Shrink(), model_.Shrink()); }
+
+std::string Pair::Do(const Move& e) {
+  if (hand_over_ != nullptr) return "";  // Then none moves.
+  const bool moved =
+      pool_.Move(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.from, e.to, UINT32_MAX);
+  return Differ("moved", moved, model_.Move(e.session, e.from, e.to));
+}
+
 // An LRU that takes over from an LRU keeps the order, so the model need not know of it. Every other time the
 // hand-over goes on during the diary's next entries.
 std::string Pair::Do(const SetPolicy& e) {
@@ -364,6 +387,7 @@ std::string Pair::Difference() const {
   if (d.empty()) d = Differ("lookup_tokens", p.lookup_tokens, m.lookup_tokens);
   if (d.empty()) d = Differ("hit_tokens", p.hit_tokens, m.hit_tokens);
   if (d.empty()) d = Differ("regret", p.regret, m.regret);
+  if (d.empty()) d = Differ("moved", p.moved, m.moved);
   for (int reason = 0; reason < kEvictReasons && d.empty(); ++reason) {
     d = Differ("evicted", p.evicted[reason], m.evicted[reason]);
   }

@@ -32,6 +32,7 @@ constexpr uint32_t kStepsPerCheck = 64;
 struct Report {
   uint32_t steps;       // steps finished
   uint64_t liveliness;  // The least of the blocks sealed, found sealed, matched and evicted.
+  uint64_t moved;
 };
 class SharedReport {
  public:
@@ -83,6 +84,7 @@ bool Play(const Setting& setting, uint64_t seed, SharedReport* report) {
     if (!Step(&pair, generator.Next(pair.model()), step)) return false;
   }
   const PoolCounters& c = pair.pool().counters();
+  (*report)->moved = c.moved;
   (*report)->liveliness =
       std::min({c.sealed, c.deduplicated, c.hit_blocks, c.evicted[0] + c.evicted[1] + c.evicted[2]});
   return true;
@@ -135,8 +137,10 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
   std::printf("seeds %lu to %lu (KVPOOL_DIARY_SEED sets the first), %u steps each\n", first_seed,
               first_seed + diaries - 1, kStepsPerDiary);
   SharedReport report;
+  uint64_t moved = 0;
   for (uint64_t seed = first_seed; seed < first_seed + diaries; ++seed) {
     if (InChild(/*quiet=*/false, [&] { return Play(setting, seed, &report); })) {
+      moved += report->moved;
       EXPECT_GE(report->liveliness, kStepsPerDiary / 200) << "the generator lets the pool fall asleep";
       continue;
     }
@@ -148,6 +152,8 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
            << " steps are enough:\n"
            << text;
   }
+  std::printf("%lu blocks moved\n", moved);
+  if (setting.diaries == 0) EXPECT_GT(moved, 0u);
 }
 
 // Some pools are so small that everything collides, others have room for long chains.

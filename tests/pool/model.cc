@@ -112,7 +112,8 @@ uint32_t Model::CreditNeed(const std::set<uint32_t>& taken) const {
 Verdict Model::Resolve(BlockRef ref) {
   if (Index(ref.id) == 0 || Index(ref.id) > capacity()) return Verdict::kUnknownBlock;
   const Block& block = blocks[Index(ref.id)];
-  if (block.generation == ref.generation && block.state != BlockState::kFree) return Verdict::kDone;
+  const bool in_use = block.state != BlockState::kFree && block.state != BlockState::kWithheld;
+  if (block.generation == ref.generation && in_use) return Verdict::kDone;
   ++counters.refused_stale;
   return Verdict::kStale;
 }
@@ -173,7 +174,6 @@ void Model::Free(uint32_t b) {
   }
   SetOwner(b, -1);
   block = {.generation = block.generation};
-  free_stack_.push_back(b);
 }
 
 uint32_t Model::Victim() {
@@ -206,7 +206,11 @@ void Model::Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log) {
 
 bool Model::Grow(uint32_t count) {
   if (count > options.max_blocks - 1 - capacity()) return false;
-  blocks.resize(blocks.size() + count);
+  if (vacating()) return false;
+  for (; count > 0; --count) {
+    const auto gone = generations_.find(static_cast<uint32_t>(blocks.size()));
+    blocks.push_back({.generation = gone == generations_.end() ? 0 : gone->second});
+  }
   return true;
 }
 
@@ -277,14 +281,15 @@ LeaseOutcome Model::Lease(int session, uint32_t count, uint32_t min, std::vector
     KVPOOL_CHECK(victim != 0, "the model has %u blocks available and no victim", available());
     Evict(victim, EvictReason::kDirect, nullptr);
   }
+  const auto behind = [&] { return this->count(BlockState::kFree) - FreeToKeep(); };
+  for (int i = 0; vacating() && behind() > 0 && FreeToKeep() < n && i < 64; ++i) {
+    const uint32_t victim = Victim();
+    if (victim == 0) break;
+    Evict(victim, EvictReason::kDirect, nullptr);
+  }
   for (uint32_t i = 0; i < n; ++i) {
-    uint32_t b = next_new_;
-    if (free_stack_.empty()) {
-      ++next_new_;
-    } else {
-      b = free_stack_.back();
-      free_stack_.pop_back();
-    }
+    uint32_t b = 1;
+    while (!free(b)) ++b;
     const uint32_t generation =
         (blocks[b].generation == 0 ? options.first_generation : blocks[b].generation) + 1;
     blocks[b] = {
@@ -568,6 +573,64 @@ void Model::Expire() {
       due.insert({blocks[parent].pin_until, parent, false});
     }
   }
+}
+
+uint32_t Model::FreeToKeep() const {
+  uint32_t sum = 0;
+  for (uint32_t b = 1; b <= std::min(keep_, capacity()); ++b) sum += free(b) ? 1 : 0;
+  return sum;
+}
+
+void Model::Vacate(uint32_t keep) {
+  keep_ = keep >= capacity() ? UINT32_MAX : keep;
+  for (uint32_t b = 1; b <= std::min(keep, capacity()); ++b) {
+    if (blocks[b].state == BlockState::kWithheld) blocks[b].state = BlockState::kFree;
+  }
+}
+
+void Model::Withhold(uint32_t most) {
+  for (uint32_t b = keep_; vacating() && b++ < capacity();) {
+    if (!free(b) || most == 0 || available() <= promised()) continue;
+    blocks[b].state = BlockState::kWithheld;
+    --most;
+  }
+}
+
+bool Model::Shrink() {
+  if (!vacating() || count(BlockState::kWithheld) < capacity() - keep_) return false;
+  while (capacity() > keep_) {
+    generations_[capacity()] = blocks.back().generation;
+    blocks.pop_back();
+  }
+  keep_ = UINT32_MAX;
+  return true;
+}
+
+bool Model::Move(int session, BlockRef from, BlockRef to) {
+  const uint32_t f = Index(from.id), t = Index(to.id);
+  if (!open(session) || !vacating() || f <= keep_ || f > capacity()) return false;
+  if (blocks[f].state != BlockState::kCached || blocks[f].generation != from.generation) return false;
+  if (t > capacity() || blocks[t].generation != to.generation || blocks[f].last_generation()) return false;
+  if (blocks[t].state != BlockState::kLeased || blocks[t].owner != session || holds(session, t) != 1)
+    return false;
+  const Block old = blocks[f];
+  Block& block = blocks[t];
+  block.keys = old.keys;
+  block.parent = old.parent;
+  block.sealed = old.sealed;
+  block.accessed = old.accessed;
+  block.never_reused = old.never_reused;
+  block.holds.clear();
+  if (old.priority != 50)
+    SetPriority(t, {.priority = old.priority, .until = old.retain_until, .half_life_ms = old.half_life}, now);
+  for (Block& child : blocks) {
+    if (child.resident() && child.parent == f) child.parent = t;
+  }
+  Uncache(f);
+  Free(f);
+  Cache(t);
+  ++counters.moved;
+  return true;
 }
 
 uint32_t Model::Reclaim(uint32_t count, EvictReason reason, std::vector<uint32_t>* log) {

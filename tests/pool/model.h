@@ -4,6 +4,7 @@
 #ifndef KVPOOL_TESTS_POOL_MODEL_H_
 #define KVPOOL_TESTS_POOL_MODEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -76,6 +77,10 @@ class Model {
   Verdict SetRetention(BlockRef ref, const Retention& retention);
   bool SetScore(BlockRef ref);
   void Expire();
+  void Vacate(uint32_t keep);
+  void Withhold(uint32_t most);
+  bool Shrink();
+  bool Move(int session, BlockRef from, BlockRef to);
   uint32_t Reclaim(uint32_t count, EvictReason reason, std::vector<uint32_t>* log);
   uint32_t Reclaim(const std::vector<BlockRef>& victims, EvictReason reason, std::vector<uint32_t>* log);
 
@@ -95,6 +100,8 @@ class Model {
   uint32_t budgeted() const;
   uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity()); }
   uint32_t capacity() const { return static_cast<uint32_t>(blocks.size()) - 1; }
+  uint32_t keep() const { return std::min(keep_, capacity()); }
+  bool vacating() const { return keep_ < capacity(); }
   uint32_t refs(uint32_t b) const;
   uint32_t children(uint32_t b) const;
   bool open(int session) const {
@@ -121,6 +128,8 @@ class Model {
   bool IsBudgeted(uint32_t b) const { return blocks[b].pinned || blocks[b].priority > 50; }
   bool HasPinnedChild(uint32_t b) const;
   uint32_t CapRoom(int session) const;
+  bool free(uint32_t b) const { return blocks[b].state == BlockState::kFree; }
+  uint32_t FreeToKeep() const;
   uint32_t Headroom(int session) const { return available() - promised() + unused(session); }
   // How many available blocks are among these and those in front of them.
   uint32_t CreditNeed(const std::set<uint32_t>& taken) const;
@@ -140,8 +149,8 @@ class Model {
                          uint64_t steps);
 
   std::vector<uint32_t> order_;  // cached blocks by last use, the oldest first
-  std::vector<uint32_t> free_stack_;
-  uint32_t next_new_ = 1;
+  uint32_t keep_ = UINT32_MAX;
+  std::map<uint32_t, uint32_t> generations_;  // Those of blocks that have left.
   std::vector<int> unused_slots_;
 };
 

@@ -1,0 +1,163 @@
+// The upper end of a pool comes to be empty, so that the memory there can be given back.
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "proto/support/check.h"
+#include "server/pool/block_pool.h"
+#include "server/pool/pool_rep.h"
+
+namespace kvpool {
+
+uint32_t BlockPool::keep() const { return std::min(rep_->keep, rep_->capacity); }
+
+void BlockPool::Vacate(uint32_t keep) {
+  Rep& r = *rep_;
+  const uint32_t before = std::min(r.keep, r.capacity);
+  keep = std::min(keep, r.capacity);
+  for (uint32_t b = before + 1; b <= keep; ++b) {
+    if (r.StateOf(b) != BlockState::kWithheld) continue;
+    r.free.Insert(b);
+    --r.counts[static_cast<size_t>(BlockState::kWithheld)];
+    ++r.counts[static_cast<size_t>(BlockState::kFree)];
+  }
+  r.keep = keep == r.capacity ? UINT32_MAX : keep;
+  r.free_behind = r.free.CountRange(keep + 1, r.capacity + 1);
+  // Children are noted for all that are behind now.
+  if (keep < before) r.noted = 0;
+  if (!r.vacating()) r.children_of.clear();
+}
+
+void BlockPool::Withhold(uint32_t most) {
+  Rep& r = *rep_;
+  if (!r.vacating()) return;
+  uint32_t b = r.keep;
+  for (; most > 0 && r.free_behind > 0 && r.available() > r.promised; --most) {
+    b = r.free.LowestFrom(b + 1, r.capacity + 1);
+    r.free.Erase(b);
+    --r.free_behind;
+    --r.counts[static_cast<size_t>(BlockState::kFree)];
+    ++r.counts[static_cast<size_t>(BlockState::kWithheld)];
+  }
+}
+
+bool BlockPool::Shrink() {
+  Rep& r = *rep_;
+  uint32_t& withheld = r.counts[static_cast<size_t>(BlockState::kWithheld)];
+  if (!r.vacating() || withheld < r.capacity - r.keep) return false;
+  r.capacity = r.keep;
+  withheld = 0;
+  r.keep = UINT32_MAX;
+  r.children_of.clear();
+  r.departing_at = std::min(r.departing_at, r.capacity);
+  return true;
+}
+
+bool BlockPool::NoteChildren(uint32_t blocks) {
+  Rep& r = *rep_;
+  if (!r.vacating()) return true;
+  const uint32_t end = std::min(r.next_new, r.capacity + 1);
+  for (; blocks > 0 && r.noted < end; --blocks, ++r.noted) {
+    const BlockRecord& record = r.records[r.noted];
+    if (r.noted > 0 && record.resident()) r.NoteChild(record.parent, r.noted);
+  }
+  if (r.noted < end) return false;
+  r.noted = r.capacity + 1;
+  return true;
+}
+
+std::vector<uint32_t>* PoolRep::ChildrenOf(uint32_t b) {
+  std::vector<uint32_t>& children = children_of[b];
+  // Some have left, and may have come back.
+  std::erase_if(children, [&](uint32_t child) {
+    return child > capacity || !records[child].resident() || records[child].parent != b;
+  });
+  std::sort(children.begin(), children.end());
+  children.erase(std::unique(children.begin(), children.end()), children.end());
+  return &children;
+}
+
+bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_t most_children) {
+  Rep& r = *rep_;
+  r.BeginVerb(now, 1);
+  Rep::Session* const s = r.OpenSession(own);
+  // A policy that takes over goes by the parents that were copied for it.
+  if (s == nullptr || !r.vacating() || r.handing_over || !IsResident(from)) return false;
+  const uint32_t f = Index(from.id), t = Index(to.id);
+  if (t == 0 || t > r.capacity || r.records[t].generation != to.generation) return false;
+  BlockRecord& old = r.records[f];
+  BlockRecord& record = r.records[t];
+  if (old.state() != BlockState::kCached || f <= r.keep || old.last_generation()) return false;
+  if (record.state() != BlockState::kLeased || Holder{record.owner} != own || record.refs != 1) return false;
+  std::vector<uint32_t> children;
+  if (old.children > 0) {
+    if (old.children > most_children || r.noted <= r.capacity) return false;
+    children = *r.ChildrenOf(f);
+    KVPOOL_CHECK(children.size() == old.children, "block %u has %u children, %zu noted", f, old.children,
+                 children.size());
+  }
+
+  const BlockKey key = old.block_key();
+  const uint64_t hash = HashKey(key);
+  const uint8_t never_reused = old.flags & BlockRecord::kNeverReused;
+  std::optional<Rep::Protection> protection;
+  if (old.has(BlockRecord::kOffered)) r.Withdraw(f);
+  if (old.has(BlockRecord::kProtected)) {
+    protection = r.protections.find(f)->second;
+    r.SetPriority(f, {}, 0);
+  }
+  r.scratch_aliases.clear();
+  r.index.Remove(hash, f, &r.scratch_aliases);
+  r.policy.OnEvict(from.id);
+
+  // As in Seal: whoever takes over finds the block under its key from the store of its state on.
+  record.parent = old.parent;
+  record.children = old.children;
+  r.undo.Save(&record.accessed_ms);
+  record.sealed_ms = old.sealed_ms;
+  record.accessed_ms = old.accessed_ms;
+  record.set_key(key);
+  if (r.table.has_value()) r.table->checksums[t] = RecordChecksum(t, record, hash);
+  r.DropHold(s, t);
+  --s->leased;
+  record.refs = 0;
+  std::atomic_signal_fence(std::memory_order_release);
+  r.SetState(t, BlockState::kCached);
+  if (record.last_generation()) {
+    ++r.last_generation_cached;
+  } else {
+    r.EndCharge(t);
+  }
+  for (const uint32_t child : children) {
+    BlockRecord& c = r.records[child];
+    // A word of a child's record and its checksum: torn, they would lose what a session may hold by then.
+    r.undo.Save(&c.parent);
+    c.parent = t;
+    if (r.table.has_value()) {
+      r.undo.Save(&r.table->checksums[child]);
+      r.table->checksums[child] = RecordChecksum(child, c, HashKey(c.block_key()));
+    }
+    r.NoteChild(t, child);
+  }
+  r.NoteChild(record.parent, t);
+  r.index.Insert(hash, t);
+  for (const BlockKey& alias : r.scratch_aliases) r.index.AddAlias(alias, t);
+  record.flags |= never_reused;
+  r.policy.OnInsert(to.id, {.hash = hash, .parent = BlockId{record.parent}, .now_ms = now});
+  r.policy.OnUsed(to.id, now);
+  if (protection.has_value()) {
+    r.SetPriority(t,
+                  {.priority = protection->priority,
+                   .until = protection->retain_until,
+                   .half_life_ms = protection->half_life_ms},
+                  now);
+  }
+  if (record.children == 0) r.Offer(t);
+  old.children = 0;
+  r.Free(f);
+  ++r.counters.moved;
+  return true;
+}
+
+}  // namespace kvpool
