@@ -235,6 +235,8 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
     case v1::AttachFrame::kHello:
     case v1::AttachFrame::kWelcome:
     case v1::AttachFrame::kSlabAck:
+    case v1::AttachFrame::kSlabLeave:
+    case v1::AttachFrame::kSlabLeft:
     case v1::AttachFrame::FRAME_NOT_SET:
       break;
   }

@@ -265,7 +265,8 @@ void AttachLoop::OnFrame(Connection* connection, const v1::AttachFrame& frame) {
     return Close(connection, "protocol", "the first frame must be hello");
   }
   if (frame.has_slab_ack()) return events_.slab_ack(connection->attach, frame.slab_ack());
-  Close(connection, "protocol", "only slab_ack may follow hello");
+  if (frame.has_slab_left()) return events_.slab_left(connection->attach, frame.slab_left());
+  Close(connection, "protocol", "only slab_ack and slab_left may follow hello");
 }
 
 void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {

@@ -20,6 +20,7 @@ struct AttachEvents {
                                                 const v1::AttachHello& hello)>
       attached;
   std::function<void(AttachId, const v1::SlabAck&)> slab_ack;
+  std::function<void(AttachId, const v1::SlabLeft&)> slab_left;
   std::function<bool(AttachId)> hangup;
   std::function<void(AttachId)> process_dead;
 };

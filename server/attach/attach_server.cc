@@ -19,6 +19,7 @@ AttachEvents EventsOf(Daemon* daemon) {
             return daemon->OnAttached(std::move(peer), credentials, hello);
           },
       .slab_ack = [daemon](AttachId id, const v1::SlabAck& ack) { daemon->OnSlabAck(id, ack); },
+      .slab_left = [daemon](AttachId id, const v1::SlabLeft& left) { daemon->OnSlabLeft(id, left); },
       .hangup = [daemon](AttachId id) { return daemon->OnHangup(id); },
       .process_dead = [daemon](AttachId id) { daemon->OnProcessDead(id); },
   };

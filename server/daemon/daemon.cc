@@ -208,11 +208,11 @@ absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> p
   RETURN_IF_ERROR(ValidateClientName(hello.client_name()));
   Welcome welcome;
   if (hello.member_token().empty()) {
-    const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, hello.client_name());
+    const Registry::Attached attached = registry_->Attach(std::move(peer), credentials, hello);
     welcome.id = attached.id;
     welcome.frame.mutable_welcome()->set_attach_token(attached.token);
   } else {
-    absl::StatusOr<Welcome> back = ComeBack(std::move(peer), credentials, *rule, hello.member_token());
+    absl::StatusOr<Welcome> back = ComeBack(std::move(peer), credentials, *rule, hello);
     if (!back.ok()) {
       absl::Status refused = back.status();
       refused.SetPayload(kForGood, absl::Cord());
@@ -235,6 +235,9 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
   space.batches.RetryLackingBlocks(turn);
   space.state.pressure.AfterVerbs(turn);
 }
+
+// No member is asked to unmap a slab yet, so that nothing follows from what it says.
+void Daemon::OnSlabLeft(AttachId, const v1::SlabLeft&) {}
 
 bool Daemon::OnHangup(AttachId id) {
   const Registry::HungUp hung_up = registry_->HangUp(id);

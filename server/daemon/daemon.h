@@ -1,10 +1,10 @@
 // The daemon without its sockets: spaces, sessions, members, and every verb.
 //
-//   called by       what                                                 thread
-//   attach socket   OnAttached, OnSlabAck, OnHangup, OnProcessDead       the attach server's
-//   gRPC            OpenSession, AddMember, Apply, operator verbs        any
-//   housekeeper     growth, background reclaim, expiry                   one of its own
-//   DeviceRunner    OnOperationDone                                      the runner's, one a device
+//   called by       what                                                         thread
+//   attach socket   OnAttached, OnSlabAck, OnSlabLeft, OnHangup, OnProcessDead   the attach server's
+//   gRPC            OpenSession, AddMember, Apply, operator verbs                any
+//   housekeeper     growth, background reclaim, expiry                           one of its own
+//   DeviceRunner    OnOperationDone                                              the runner's, one a device
 //
 // The class is implemented in these files:
 //
@@ -104,6 +104,7 @@ class Daemon final : private SpaceOwner {
   absl::StatusOr<Welcome> OnAttached(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                      const v1::AttachHello& hello);
   void OnSlabAck(AttachId id, const v1::SlabAck& ack);
+  void OnSlabLeft(AttachId id, const v1::SlabLeft& left);
   // The connection is gone: no verb of the session is obeyed any more. The process may run on. True:
   // something waits for its end, as the connection is a member's or an opening has taken its token. False: it
   // was nobody's, and the id is forgotten.
@@ -184,7 +185,7 @@ class Daemon final : private SpaceOwner {
                                                            Remains* remains);
   // A member has come back: it gets the slabs again, and its session goes on when it has acknowledged them.
   absl::StatusOr<Welcome> ComeBack(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                                   const AccessRule& rule, const std::string& token);
+                                   const AccessRule& rule, const v1::AttachHello& hello);
   // Those that have died, or stay away for too long.
   void CollectAbsent(uint64_t now);
   // Raises `last_session` to the ids of the sessions that it finds.

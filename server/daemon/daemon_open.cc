@@ -76,6 +76,7 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
           .peer = claimed.peer,
           .credentials = claimed.credentials,
           .client_name = claimed.client_name,
+          .gives_back = claimed.gives_back,
           .token = RandomBytes(kMemberTokenBytes),
           .scheduler = role.scheduler(),
           .rank = role.rank()};

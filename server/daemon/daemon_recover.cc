@@ -224,7 +224,8 @@ absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts,
 
 absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> peer,
                                                  const PeerCredentials& credentials, const AccessRule& rule,
-                                                 const std::string& token) {
+                                                 const v1::AttachHello& hello) {
+  const std::string& token = hello.member_token();
   if (token.size() != kMemberTokenBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("hello.member_token has ", token.size(), " bytes, not ", kMemberTokenBytes));
@@ -240,6 +241,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     SpaceTurn turn(space);
     member->identity.peer = std::move(peer);
     member->identity.credentials = credentials;
+    member->identity.gives_back = hello.gives_back();
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
   }
   LogInfo("session came back", {{"session", session.terms.id},

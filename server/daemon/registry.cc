@@ -21,13 +21,14 @@ bool IsOn(const Space& space, absl::Span<const size_t> devices) {
 // --------------------------------------------------------------------------------------------- attachments
 
 Registry::Attached Registry::Attach(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                                    const std::string& client_name) {
+                                    const v1::AttachHello& hello) {
   MutexLock lock(&mu_);
   const Attached attached{AttachId{next_attach_++}, RandomBytes(kAttachTokenBytes)};
   Attachment& attachment = attachments_[attached.id];
   attachment.peer = std::move(peer);
   attachment.credentials = credentials;
-  attachment.client_name = client_name;
+  attachment.client_name = hello.client_name();
+  attachment.gives_back = hello.gives_back();
   attachment.token = attached.token;
   attach_tokens_[attached.token] = attached.id;
   return attached;
@@ -53,7 +54,11 @@ absl::StatusOr<Registry::Claimed> Registry::Claim(const std::string& token, bool
     ++opening_sessions_;
   }
   attachment.use = Use::kOpening;
-  return Claimed{it->second, attachment.peer, attachment.credentials, attachment.client_name};
+  return Claimed{.id = it->second,
+                 .peer = attachment.peer,
+                 .credentials = attachment.credentials,
+                 .client_name = attachment.client_name,
+                 .gives_back = attachment.gives_back};
 }
 
 void Registry::Unclaim(AttachId id, bool new_session) {

@@ -32,6 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvpool/v1/attach.pb.h"
 #include "proto/support/mutex.h"
 #include "server/keeper/keeper_link.h"
 #include "server/space/deferred.h"
@@ -55,13 +56,14 @@ class Registry {
     std::string token;  // 32 bytes.
   };
   Attached Attach(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
-                  const std::string& client_name);
+                  const v1::AttachHello& hello);
 
   struct Claimed {
     AttachId id;
     std::shared_ptr<AttachPeer> peer;
     PeerCredentials credentials;
     std::string client_name;
+    bool gives_back = false;  // See v1::AttachHello.
   };
   // Takes the attachment for one opening. UNAUTHENTICATED: no connection has this token.
   // FAILED_PRECONDITION: it was used. With `new_session`, also UNAVAILABLE: the daemon drains, and
@@ -161,6 +163,7 @@ class Registry {
     std::shared_ptr<AttachPeer> peer;
     PeerCredentials credentials;
     std::string client_name;
+    bool gives_back = false;
     std::string token;
     Use use = Use::kWaiting;
     Fate fate;

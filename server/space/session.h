@@ -62,7 +62,8 @@ struct MemberIdentity {
   std::shared_ptr<AttachPeer> peer;
   PeerCredentials credentials;
   std::string client_name;
-  std::string token;  // 16 bytes.
+  bool gives_back = false;  // See v1::AttachHello.
+  std::string token;        // 16 bytes.
   bool scheduler = false;
   uint32_t rank = 0;
 };
@@ -77,7 +78,8 @@ class Member {
 
   Session* const session;
   const uint32_t index;
-  MemberIdentity identity;  // Its peer and credentials change when it comes back to another daemon.
+  // Its peer, credentials and gives_back change when it comes back to another daemon.
+  MemberIdentity identity;
 
   std::unique_ptr<MemberLog> log;  // What of it outlives the daemon. Null: nothing.
   AnswerWindow answers;

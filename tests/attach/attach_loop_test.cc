@@ -40,6 +40,7 @@ class AttachLoopTest : public ::testing::Test {
           return welcome;
         },
         .slab_ack = [this](AttachId id, const v1::SlabAck&) { Note("ack", id); },
+        .slab_left = [this](AttachId id, const v1::SlabLeft&) { Note("left", id); },
         .hangup =
             [this](AttachId id) {
               Note("hangup", id);

@@ -57,6 +57,11 @@ class Recorder {
               MutexLock lock(&mu_);
               Note(absl::StrCat("ack ", static_cast<uint64_t>(id), " slab ", ack.slab()));
             },
+        .slab_left =
+            [this](AttachId id, const v1::SlabLeft& left) {
+              MutexLock lock(&mu_);
+              Note(absl::StrCat("left ", static_cast<uint64_t>(id), " slab ", left.slab()));
+            },
         .hangup =
             [this](AttachId id) {
               MutexLock lock(&mu_);
@@ -206,6 +211,10 @@ TEST_F(AttachServerTest, WelcomesAndKnowsThePeer) {
 
   ASSERT_EQ(SendFrame(socket.get(), Ack(7)).value(), SendOutcome::kSent);
   EXPECT_TRUE(recorder_.WaitFor("ack 1 slab 7"));
+  v1::AttachFrame left;
+  left.mutable_slab_left()->set_slab(7);
+  ASSERT_EQ(SendFrame(socket.get(), left).value(), SendOutcome::kSent);
+  EXPECT_TRUE(recorder_.WaitFor("left 1 slab 7"));
 }
 
 TEST_F(AttachServerTest, PassesDescriptorsInOrder) {
@@ -271,7 +280,7 @@ TEST_F(AttachServerTest, RefusesWhatBreaksTheProtocol) {
   {
     UniqueFd socket = Attach();
     ASSERT_EQ(SendFrame(socket.get(), Hello()).value(), SendOutcome::kSent);
-    EXPECT_EQ(ClosedReason(socket), "only slab_ack may follow hello");
+    EXPECT_EQ(ClosedReason(socket), "only slab_ack and slab_left may follow hello");
     EXPECT_TRUE(recorder_.WaitFor("hangup 1"));
   }
 }

@@ -211,6 +211,12 @@ AttachEvents Story::Events() {
                          static_cast<uint64_t>(id));
             daemon_->OnSlabAck(id, ack);
           },
+      .slab_left =
+          [this](AttachId id, const v1::SlabLeft& left) {
+            KVPOOL_CHECK(!attachments_.at(id).hung_up, "connection %lu speaks after its end",
+                         static_cast<uint64_t>(id));
+            daemon_->OnSlabLeft(id, left);
+          },
       .hangup =
           [this](AttachId id) {
             Attachment& attachment = attachments_.at(id);
