@@ -35,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "proto/support/unique_fd.h"
 
 namespace kvpool {
@@ -83,6 +84,15 @@ class Device {
   }
   // One allocation that is handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
+  // Copies between slabs of this device, which do not overlap; the bytes are there when it returns.
+  struct Copy {
+    uint64_t from = 0, to = 0;  // Addresses, as Slab::address has them.
+    uint64_t bytes = 0;
+  };
+  // UNIMPLEMENTED: this device can't.
+  virtual absl::Status CopyAll(absl::Span<const Copy>) {
+    return absl::UnimplementedError(absl::StrCat(id(), ": blocks can't be copied here"));
+  }
   // Scores and moves K and V in this device's slabs (cuda/kv_compute.h). UNIMPLEMENTED: this device can't.
   virtual absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) = 0;
 };

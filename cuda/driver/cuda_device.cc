@@ -168,6 +168,17 @@ class CudaDevice : public Device {
     return std::make_unique<IpcSlab>(std::move(memory), handle, bytes);
   }
 
+  absl::Status CopyAll(absl::Span<const Copy> copies) override {
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    MutexLock lock(&mu_);
+    const Driver& driver = context_->driver();
+    for (const Copy& copy : copies) {
+      RETURN_IF_ERROR(context_->Check(
+          driver.cuMemcpyDtoDAsync(copy.to, copy.from, copy.bytes, zeroing_.get()), "cuMemcpyDtoDAsync"));
+    }
+    return context_->Check(driver.cuStreamSynchronize(zeroing_.get()), "copying blocks: cuStreamSynchronize");
+  }
+
  private:
   absl::Status CheckSize(size_t bytes) const {
     if (bytes != 0 && bytes % traits_.granularity_bytes == 0) return absl::OkStatus();
@@ -186,7 +197,7 @@ class CudaDevice : public Device {
 
   const std::shared_ptr<const CudaContext> context_;
   const Traits traits_;
-  // Held while a slab is zeroed, so that each waits for its own zeros only.
+  // Held while a slab is zeroed or blocks are copied, so that each waits for its own work only.
   Mutex mu_;
   const CudaStream zeroing_;
 };

@@ -236,8 +236,14 @@ void Daemon::OnSlabAck(AttachId id, const v1::SlabAck& ack) {
   space.state.pressure.AfterVerbs(turn);
 }
 
-// No member is asked to unmap a slab yet, so that nothing follows from what it says.
-void Daemon::OnSlabLeft(AttachId, const v1::SlabLeft&) {}
+void Daemon::OnSlabLeft(AttachId id, const v1::SlabLeft& left) {
+  const std::shared_ptr<Member> member = registry_->MemberOf(id);
+  if (member == nullptr) return;
+  Space& space = *member->session->space;
+  SpaceTurn turn(space);
+  space.state.sessions.OnSlabLeft(turn, member.get(), left);
+  turn.deferred.housekeep = true;
+}
 
 bool Daemon::OnHangup(AttachId id) {
   const Registry::HungUp hung_up = registry_->HangUp(id);
@@ -427,6 +433,8 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     if (const auto idle = CloseIdleFor(*space)) {
       Retire(idle);
       needs_slab = true;
+    } else {
+      LevelAges(space);
     }
   }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
@@ -445,6 +453,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     space->MakeSlab(&settlement).IgnoreError();
     space->growth_mu.Unlock();
   }
+  const bool gives_back = GiveBack(space.get());
   space->CollectOldSessions();
   ReclaimAhead(space.get());
   TidyUp(space.get());
@@ -456,7 +465,8 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   const bool late_releases = turn.deferred.housekeep;
   state.pressure.AfterVerbs(turn);
   // One slab a round, so that every space has its turn.
-  turn.deferred.housekeep = late_releases || (state.growth.NeedsSlab() && (tried || !needs_slab));
+  turn.deferred.housekeep =
+      gives_back || late_releases || (state.growth.NeedsSlab() && (tried || !needs_slab));
 }
 
 void Daemon::Destroy(Space* closing) {

@@ -208,6 +208,14 @@ class Daemon final : private SpaceOwner {
   // the registry counted `spaces_closed`. Each time it says true a space has gone, so asking again comes
   // to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
+  // Other spaces are to give back what this one needs, `bytes` on each rank. True: there is room for a part of it. False: none
+  // could give any, or none did in time; `why` says who keeps what.
+  bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint64_t until_ms,
+                 const std::atomic<bool>* given_up, std::string* why);
+  // Steps of giving back, for a while. True: there is more to do at once.
+  bool GiveBack(Space* space);
+  // A slab for a space that is under pressure, of one whose coldest blocks have been idle for much longer than its own.
+  void LevelAges(const std::shared_ptr<Space>& needy);
   // Closes an idle space whose memory helps this one, and answers it; null: there is none. It is one of the
   // same tenant if that has all it may have.
   std::shared_ptr<Space> CloseIdleFor(const Space& space);

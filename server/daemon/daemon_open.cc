@@ -97,6 +97,17 @@ uint32_t MostBlocks(const AccessRule& rule, const v1::OpenSession& request) {
   return asked == 0 ? allowed : std::min(asked, allowed);
 }
 
+// What the space lacks on each rank for the session's guarantee, at least for one block.
+uint64_t MissingBytes(const Space& space, const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
+  const BlockPool& pool = space.state.pool;
+  const uint64_t there = uint64_t{pool.available()} - pool.promised() + space.state.growth.coming_blocks();
+  const uint64_t guaranteed = session.limits().guaranteed;
+  const SpaceGeometry& geometry = space.facts.geometry;
+  const uint64_t bytes =
+      std::max<uint64_t>(1, guaranteed - std::min(guaranteed, there)) * geometry.block_stride_bytes;
+  return (bytes + geometry.unit_bytes - 1) / geometry.unit_bytes * geometry.unit_bytes;
+}
+
 template <typename Result>  // OpenSessionResult or AddMemberResult.
 void FillMember(const Member& member, const SpaceFacts& facts, uint64_t epoch, Result* result) {
   result->set_member_token(member.identity.token);
@@ -199,6 +210,7 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
                      " can have at most ", space.facts.geometry.max_blocks,
                      " blocks, the null block and the session's sink among them"));
   }
+  const uint64_t until_ms = clock_->NowMs() + options_.give_back_ms;
   while (true) {
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
@@ -211,26 +223,36 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
       const absl::Status entered = space.state.sessions.Enter(turn, session);
       if (!absl::IsResourceExhausted(entered)) return entered;
     }
-    // One slab a round, so that others who need growth_mu come in between.
-    Settlement settlement(space);
-    MutexLock growth(&space.growth_mu);
-    absl::Status short_of;
+    absl::Status short_of, made;
     bool complete = false;
+    uint64_t missing_bytes = 0;
     {
-      SpaceTurn turn(space, &settlement);
-      short_of = space.state.sessions.Enter(turn, session);
-      complete = space.state.growth.complete();
+      // One slab a round, so that others who need growth_mu come in between.
+      Settlement settlement(space);
+      MutexLock growth(&space.growth_mu);
+      {
+        SpaceTurn turn(space, &settlement);
+        short_of = space.state.sessions.Enter(turn, session);
+        complete = space.state.growth.complete();
+        missing_bytes = MissingBytes(space, *session);
+      }
+      if (!absl::IsResourceExhausted(short_of)) return short_of;
+      const uint64_t closed = registry_->spaces_closed();
+      made = space.MakeSlab(&settlement);
+      // A space at its largest has no use for the memory of others.
+      if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
+      if (!absl::IsResourceExhausted(made)) return made;
     }
-    if (!absl::IsResourceExhausted(short_of)) return short_of;
-    const uint64_t closed = registry_->spaces_closed();
-    const absl::Status made = space.MakeSlab(&settlement);
-    // A space at its largest has no use for the memory of others.
-    if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
-    if (!absl::IsResourceExhausted(made)) return made;
+    // Under no lock: two spaces may want what the other has.
+    std::string why;
+    if (!complete && clock_->NowMs() < until_ms &&
+        AskOthers(session->space, missing_bytes, until_ms, given_up, &why)) {
+      continue;
+    }
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(
         "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
-        std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()),
+        std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()), why,
         held == 0 ? "" : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
   }
 }

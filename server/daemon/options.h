@@ -44,6 +44,8 @@ struct DaemonOptions {
   uint32_t max_members = 64;  // Processes of one session. 1 to kMaxMembers.
   // A space without sessions is closed after this time, or earlier when others need its memory.
   uint64_t idle_space_ms = 3600 * 1000;
+  // An opening waits so long for memory that other spaces are to give back for its guarantee.
+  uint64_t give_back_ms = 2000;
   // With a keeper: so long after a start the members that the daemon before had may come back to their sessions.
   uint64_t reattach_ms = 60 * 1000;
   // Who may do what. Required.

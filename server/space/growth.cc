@@ -25,6 +25,7 @@ Growth::Growth(const SpaceFacts* facts, BlockPool* pool) : facts_(*facts), pool_
 uint64_t Growth::bytes() const {
   uint64_t bytes = 0;
   for (const SlabRow& row : slabs_) bytes += row.bytes * row.by_rank.size();
+  if (leaving_.has_value()) bytes += leaving_->bytes * leaving_->by_rank.size();
   return bytes;
 }
 
@@ -83,7 +84,24 @@ void Growth::SetWatermarks() {
 
 std::vector<SlabRow> Growth::TakeSlabs() {
   KVPOOL_CHECK(closed_, "space %lu is open", facts_.id);
+  if (leaving_.has_value()) slabs_.push_back(TakeLeft());
   return std::exchange(slabs_, {});
+}
+
+void Growth::Leave(uint64_t now) {
+  KVPOOL_CHECK(!leaving_.has_value() && all_entered() && slabs_.size() > 1,
+               "space %lu: a slab leaves out of turn", facts_.id);
+  leaving_ = std::move(slabs_.back());
+  slabs_.pop_back();
+  --entered_;
+  moved_ms_ = now;
+  SetWatermarks();
+}
+
+SlabRow Growth::TakeLeft() {
+  SlabRow row = *std::move(leaving_);
+  leaving_.reset();
+  return row;
 }
 
 // -------------------------------------------------------------------------------------- whether to make one

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,8 +88,18 @@ class Growth {
   bool closed() const { return closed_; }
   std::vector<SlabRow> TakeSlabs();
 
+  // ---- Giving back (give_back.h)
+  // The last slab leaves the space; its blocks have left the pool. REQUIRES: all have entered, and it is not the first.
+  void Leave(uint64_t now);
+  // It is no slab of the space any more, and members may still map it. No other is made meanwhile.
+  const std::optional<SlabRow>& leaving() const { return leaving_; }
+  // REQUIRES: leaving().
+  SlabRow TakeLeft();
+
   // ---- Whether to make one
-  bool NeedsSlab() const { return may_grow_ && in_flight() < kMaxSlabsInFlight && short_of_blocks(); }
+  bool NeedsSlab() const {
+    return may_grow_ && !leaving_ && in_flight() < kMaxSlabsInFlight && short_of_blocks();
+  }
   // The same, or a slab is on its way to the members.
   bool WantsSlab() const { return !all_entered() || NeedsSlab(); }
   bool short_of_blocks() const;
@@ -130,6 +141,7 @@ class Growth {
   const SpaceFacts& facts_;
   BlockPool& pool_;
   std::vector<SlabRow> slabs_;
+  std::optional<SlabRow> leaving_;
   uint32_t entered_ = 0;
   bool closed_ = false;
 

@@ -48,6 +48,12 @@ class SlabAcks {
   uint32_t mapped() const { return prefix_; }
   uint32_t unacknowledged() const { return sent() - count_; }
   void Send() { mapped_.push_back(false); }
+  // The last one is asked back. REQUIRES: all that were sent are mapped.
+  void Leave() {
+    mapped_.pop_back();
+    --prefix_;
+    --count_;
+  }
   // FAILED_PRECONDITION: never sent, or acknowledged already.
   absl::Status Acknowledge(uint32_t slab);
 
@@ -95,6 +101,8 @@ class Member {
   bool dead = false;
   bool hung_up = false;
   bool maps = false;     // It was sent a slab, by this daemon or the one before.
+  bool leaves = false;   // It was asked to unmap the space's last slab, and has not said that it did.
+  bool keeps = false;    // Its session is gone, and its process may still map what it does not give back.
   bool touched = false;  // It is in Sessions' list of members to wake.
   uint64_t last_call_ms = 0;
 };

@@ -119,6 +119,7 @@ void Sessions::OnProcessDead(Turn& turn, Member* member) {
   if (member->dead) return;
   member->dead = true;
   if (member->maps) --mapping_processes_;
+  if (std::exchange(member->keeps, false)) --keeping_processes_;
   last_used_ms_ = turn.now;
   Session* session = member->session;
   End(turn, session, EndKind::kMemberDied, absl::StrCat(EndedBy(*member), " died"), member);
@@ -185,7 +186,12 @@ uint64_t Sessions::Free(Turn& turn, Session* session) {
   sessions_.erase(it);
   session->gone = true;
   // Its processes may live on, and with them this session: they have no use for old answers.
-  for (const auto& member : session->members) member->answers.ForgetAll();
+  for (const auto& member : session->members) {
+    member->answers.ForgetAll();
+    if (!member->maps || member->dead || member->identity.gives_back) continue;
+    member->keeps = true;
+    ++keeping_processes_;
+  }
   last_used_ms_ = turn.now;
   turn.deferred.gone.push_back(session->terms.id);
   return holds;
@@ -258,6 +264,74 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
     next->slabs.Send();
     turn.deferred.send = true;
   }
+}
+
+std::vector<std::string> Sessions::Keepers() const {
+  constexpr size_t kMostNamed = 4;
+  std::vector<std::string> keepers;
+  for (const Session* session : sessions_) {
+    for (const auto& member : session->members) {
+      if (!member->maps || member->dead || keepers.size() == kMostNamed) continue;
+      const char* why = nullptr;
+      if (session->ended) {
+        why = "has ended, and its process lives on";
+      } else if (!member->identity.gives_back) {
+        why = "lets no slab be unmapped";
+      } else if (member->slabs.mapped() < growth_.slabs().size()) {
+        why = "has not mapped all slabs";
+      }
+      if (why == nullptr) continue;
+      keepers.push_back(absl::StrCat("session ", session->terms.id, " (", session->terms.client_name,
+                                     ", pid ", member->identity.credentials.pid, ") ", why));
+    }
+  }
+  if (keeping_processes_ > 0) {
+    keepers.push_back(absl::StrCat(keeping_processes_, " processes of sessions that are gone live on"));
+  }
+  return keepers;
+}
+
+void Sessions::AskToUnmap(Turn& turn) {
+  const auto slab = static_cast<uint32_t>(growth_.slabs().size());
+  for (Session* session : sessions_) {
+    for (const auto& member : session->members) {
+      if (!member->maps || member->dead) continue;
+      member->slabs.Leave();
+      member->leaves = true;
+      OutgoingFrame out;
+      out.session = session->shared_from_this();
+      out.peer = member->identity.peer;
+      out.frame.mutable_slab_leave()->set_slab(slab);
+      out.frame.mutable_slab_leave()->set_capacity_blocks(growth_.end_block(slab));
+      outbox_.Push(std::move(out));
+      turn.deferred.send = true;
+    }
+    if (session->announced > slab) {
+      session->announced = slab;
+      PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(slab) - 1});
+    }
+    UpdateReady(turn, session);
+  }
+}
+
+void Sessions::OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left) {
+  if (member->session->ended) {
+    member->leaves = false;
+    return;
+  }
+  member->last_call_ms = turn.now;
+  if (std::exchange(member->leaves, false) && left.slab() == growth_.slabs().size()) return;
+  End(turn, member->session, EndKind::kRefusedSlab,
+      absl::StrCat(EndedBy(*member), " says that it has unmapped slab ", left.slab(),
+                   ", which it was not asked to"),
+      nullptr);
+}
+
+bool Sessions::all_left() const {
+  return std::none_of(sessions_.begin(), sessions_.end(), [](const Session* session) {
+    return std::any_of(session->members.begin(), session->members.end(),
+                       [](const auto& member) { return member->leaves && !member->dead; });
+  });
 }
 
 void Sessions::EnterSlabs(Turn& turn) {

@@ -63,9 +63,13 @@ class Sessions {
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
   // Processes that an earlier daemon sent slabs, and of these some that have ended.
-  void AddMappingProcesses(size_t count) { mapping_processes_ += static_cast<uint32_t>(count); }
+  void AddMappingProcesses(size_t count) {
+    mapping_processes_ += static_cast<uint32_t>(count);
+    keeping_processes_ += static_cast<uint32_t>(count);
+  }
   void RemoveMappingProcesses(const Turn& turn, size_t count) {
     mapping_processes_ -= static_cast<uint32_t>(count);
+    keeping_processes_ -= static_cast<uint32_t>(count);
     last_used_ms_ = turn.now;
   }
   // No session, and such a process is alive.
@@ -96,6 +100,14 @@ class Sessions {
 
   // ---- Slabs
   void AddSlab(Turn& turn, SlabRow row);
+  // Those that keep the last slab from being given back, for people to read: who lets no slab be unmapped, has ended and
+  // lives on, or has not mapped it yet. Empty: nobody does.
+  std::vector<std::string> Keepers() const;
+  // Growth::Leave was called: who maps that slab is asked to unmap it. REQUIRES: Keepers() is empty.
+  void AskToUnmap(Turn& turn);
+  void OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left);
+  // No process maps it any more.
+  bool all_left() const;
   // Lets the slabs enter that all ready sessions have mapped, and sessions become ready.
   void EnterSlabs(Turn& turn);
   // Ids below this one lie in slabs that every rank of the session has mapped.
@@ -118,6 +130,7 @@ class Sessions {
   void SetSealer(BlockId block, const Session& session) {
     sealer_[Index(block)] = static_cast<uint32_t>(session.terms.id);
   }
+  void CopySealer(BlockId from, BlockId to) { sealer_[Index(to)] = sealer_[Index(from)]; }
 
  private:
   using ById = std::map<uint64_t, Session*>;
@@ -149,6 +162,7 @@ class Sessions {
   Outbox outbox_;
   VirtualArray<uint32_t> sealer_;   // Indexed by block.
   uint32_t mapping_processes_ = 0;  // They were sent a slab and have not died.
+  uint32_t keeping_processes_ = 0;  // Those of sessions that are gone, which do not give back.
   bool draining_ = false;
   uint64_t last_used_ms_ = 0;
 };

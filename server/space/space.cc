@@ -180,6 +180,11 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     SpaceLock lock(*this);
     Growth& growth = state.growth;
     if (growth.closed()) return closed();
+    if (growth.leaving().has_value()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("space ", facts.id, " gives a slab back: ", state.give_back.Obstacle()));
+    }
+    state.give_back.Cancel();
     if (growth.complete()) {
       growth.set_may_grow(false);
       return absl::ResourceExhaustedError(
@@ -215,6 +220,45 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   }
   DestroyRow(*std::move(row));
   return closed();
+}
+
+GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
+  std::vector<GiveBack::Copy> copies;
+  std::optional<SlabRow> row;
+  GiveBack::Next next;
+  {
+    SpaceTurn turn(*this, settlement);
+    if (state.growth.closed()) return GiveBack::Next::kDone;
+    std::vector<Eviction> evictions;
+    next = state.give_back.Step(turn, &copies, &evictions);
+    state.Observe(evictions);
+    if (next == GiveBack::Next::kDestroy) row = state.growth.TakeLeft();
+  }
+  if (next == GiveBack::Next::kCopy) {
+    const absl::Status copied = CopyAll(copies);
+    CheckNotLost(copied, facts.id, "moving blocks");
+    SpaceTurn turn(*this, settlement);
+    state.give_back.OnCopied(turn, copies, copied.ok());
+    return copied.ok() ? GiveBack::Next::kGoOn : GiveBack::Next::kWait;
+  }
+  if (!row.has_value()) return next;
+  const uint64_t bytes = row->bytes;
+  slab_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  DestroyRow(*std::move(row));
+  LogInfo("slab given back", {{"space", facts.id}, {"bytes", bytes}, {"ranks", facts.devices.size()}});
+  SpaceLock lock(*this);
+  state.give_back.OnDestroyed();
+  return GiveBack::Next::kGoOn;
+}
+
+absl::Status Space::CopyAll(absl::Span<const GiveBack::Copy> copies) {
+  std::vector<Device::Copy> of_rank;
+  for (size_t rank = 0; rank < facts.devices.size(); ++rank) {
+    of_rank.clear();
+    for (const GiveBack::Copy& copy : copies) of_rank.push_back(copy.by_rank[rank]);
+    RETURN_IF_ERROR(facts.devices[rank]->CopyAll(of_rank));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {

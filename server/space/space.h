@@ -64,6 +64,9 @@ class Space {
   // budget or a device is out of memory. `settlement` is carried out by the caller, once growth_mu is free.
   absl::Status MakeSlab(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
+  // One step of giving back (GiveBack::Step), with what is to be done outside the mutex. `settlement` is as in MakeSlab.
+  GiveBack::Next GiveBackStep(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
+      ABSL_LOCKS_EXCLUDED(mu);
   // Goes on where an earlier daemon was killed: with what its table says, these slabs, which the budget has counted, and the
   // processes that it had as members. REQUIRES: it is called first.
   struct Inheritance {
@@ -116,6 +119,7 @@ class Space {
   // From its return on the next daemon finds the slab.
   absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row);
+  absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
   // Empty, or why the session can't go on.
   std::string Resume(const Turn& turn, const RecoveredPool& found, Resumable* old)

@@ -79,6 +79,12 @@ class HeapDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t) override {
     return absl::UnimplementedError("IPC slabs exist on cuda devices only");
   }
+  absl::Status CopyAll(absl::Span<const Copy> copies) override {
+    for (const Copy& copy : copies) {
+      std::memcpy(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from), copy.bytes);
+    }
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
     return std::make_unique<WatchedKvCompute>(MakeHostKvCompute(options), on_call_);
   }

@@ -54,6 +54,7 @@ class HeldDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override {
     return device_->MakeIpcSlab(bytes);
   }
+  absl::Status CopyAll(absl::Span<const Copy> copies) override { return device_->CopyAll(copies); }
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override {
     ASSIGN_OR_RETURN(std::unique_ptr<KvCompute> compute, device_->MakeKvCompute(options));
     return std::make_unique<HeldKvCompute>(std::move(compute), &hold_);

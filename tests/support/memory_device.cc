@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -75,6 +76,13 @@ absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {
 
 absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeIpcSlab(size_t bytes) {
   return std::make_unique<MemorySlab>(bytes, /*ipc=*/true, &script_);
+}
+
+absl::Status MemoryDevice::CopyAll(absl::Span<const Copy> copies) {
+  for (const Copy& copy : copies) {
+    std::memcpy(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from), copy.bytes);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<KvCompute>> MemoryDevice::MakeKvCompute(const KvComputeOptions&) {

@@ -37,6 +37,7 @@ class MemoryDevice final : public Device {
   absl::StatusOr<size_t> free_bytes() const override;
   absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) override;
+  absl::Status CopyAll(absl::Span<const Copy> copies) override;
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions& options) override;
 
  private:

@@ -1,0 +1,114 @@
+// How a space gives memory back to its device while engines are in it: slab by slab, the last one first.
+//
+//   asked      others want the memory: the space does not grow, and has a deadline
+//   vacating   the last slab's blocks are leased only where nothing else is free. Cached ones leave by the policy's ranking, of
+//              the whole space, until as many are free as the slab has; those that stay move, with their bytes, to where the
+//              others were. Sessions are asked for what they hold there and do not use. What is free there is withheld
+//   leaving    all of it is withheld: it has left the pool, no answer names it, and each member that maps it is asked to unmap
+//              it. Then it is destroyed, and its memory is the device's again
+//
+// A block that a session holds keeps its slab, and with it those in front: there is no bound in time but the deadline. Then what
+// was vacated is the space's again. The first slab stays: the null block is in it, and sinks are, as far as there was room.
+//
+// A slab that leaves is no longer the space's even if a member takes its time to unmap it.
+//
+// Not thread-safe: the space's mutex is around it. Bytes are copied outside of it, by whoever runs the steps.
+#ifndef KVPOOL_SERVER_SPACE_GIVE_BACK_H_
+#define KVPOOL_SERVER_SPACE_GIVE_BACK_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "cuda/device.h"
+#include "server/pool/block_pool.h"
+#include "server/space/below.h"
+#include "server/space/growth.h"
+#include "server/space/sessions.h"
+#include "server/space/space_facts.h"
+#include "server/space/turn.h"
+
+namespace kvpool {
+
+// What was counted since the space was made. Nothing but uint64_t, as in PoolCounters.
+struct GiveBackCounters {
+  uint64_t slabs = 0;   // Slabs that were given back.
+  uint64_t asked = 0;   // Times that others asked for memory.
+  uint64_t missed = 0;  // Of those, times that the deadline came first.
+};
+
+class GiveBack {
+ public:
+  // All outlive it.
+  GiveBack(const SpaceFacts* facts, BlockPool* pool, Growth* growth, Sessions* sessions, Below* below)
+      : facts_(*facts), pool_(*pool), growth_(*growth), sessions_(*sessions), below_(*below) {}
+
+  // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
+  void Ask(uint32_t slabs, uint64_t until_ms);
+  // So many slabs could go if no held block were in them: what is left has room for what sessions hold and are promised, and
+  // for `share_blocks`.
+  uint32_t spare_slabs() const;
+  // Slabs that are to go, or are on their way.
+  uint32_t pending_slabs() const {
+    return (growth_.leaving().has_value() ? 1 : 0) + (asked() ? slabs() - std::min(slabs(), keep_slabs_) : 0);
+  }
+  bool under_way() const {
+    return asked() || pool_.keep() < pool_.capacity() || growth_.leaving().has_value();
+  }
+
+  // A block on its way to another of the same space.
+  struct Copy {
+    BlockRef from, to;
+    std::vector<std::shared_ptr<Slab>> slabs;  // They stay mapped.
+    std::vector<Device::Copy> by_rank;
+  };
+  enum class Next : uint8_t {
+    kDone,     // Nothing is asked for any more.
+    kWait,     // Sessions or members have to do something first.
+    kGoOn,     // There is more to do at once.
+    kCopy,     // `copies` are to be carried out, then OnCopied.
+    kDestroy,  // Growth::TakeLeft is to be destroyed, then OnDestroyed.
+  };
+  // Appends to `evictions` what has left meanwhile. Runs under Space::growth_mu, so that no slab is made between two steps.
+  Next Step(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
+  // `copied`: their bytes are there. REQUIRES: `copies` is what Step answered.
+  void OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
+  void OnDestroyed() { ++counters.slabs; }
+  // The space needs memory itself. REQUIRES: no slab is leaving.
+  void Cancel();
+
+  // Why the last slab stays, for people to read; empty: nothing keeps it.
+  std::string Obstacle() const;
+
+  // What an operator keeps for the space, whatever others want.
+  uint32_t share_blocks = 0;
+  GiveBackCounters counters;
+
+ private:
+  bool asked() const { return keep_slabs_ < UINT32_MAX; }
+  uint32_t slabs() const { return static_cast<uint32_t>(growth_.slabs().size()); }
+  // What is over is put back, a slice at a time. True: there is more.
+  bool PutBack();
+  // Fills `copies` with the next of the slab. True: the slab was gone through since the last time that it was said.
+  bool Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
+  void AskHolders(const Turn& turn);
+  void Place(BlockRef block, bool is_source, Copy* copy) const;
+
+  const SpaceFacts& facts_;
+  BlockPool& pool_;
+  Growth& growth_;
+  Sessions& sessions_;
+  Below& below_;
+
+  uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
+  uint64_t until_ms_ = 0;
+  uint32_t at_ = 0;  // Blocks of the slab up to this one were looked at.
+  uint64_t asked_holders_ms_ = 0;
+};
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_GIVE_BACK_H_
