@@ -121,12 +121,14 @@ class Session {
   uint32_t max_blocks() const;  // The most that the space can ever have, the null block included.
   // Padding writes go there: it is leased to this session and never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
-  // OK while open. Any thread, as are the five that follow.
+  // OK while open. Any thread, as are the six that follow.
   absl::Status status() const;
-  uint32_t capacity_blocks() const;  // Usable blocks, as last heard; the null block included.
+  // Usable blocks, as last heard; the null block included. It goes down when a slab is asked back.
+  uint32_t capacity_blocks() const;
   // Blocks mapped here, the null block included. No answer names a block beyond, so it
   // is at least capacity_blocks().
   uint32_t mapped_blocks() const;
+  uint32_t slabs_asked_back() const;  // Those that wait for GiveBackSlabs.
   bool under_pressure() const;
   bool draining() const;
   SessionCounters counters() const;
@@ -140,6 +142,9 @@ class Session {
   std::byte* data(BlockRef block) const { return reinterpret_cast<std::byte*>(address(block.id)); }
   // Maps the pool over the scratch and tells the daemon. REQUIRES: the caller's work on the scratch is done.
   absl::Status FinishWarmup();
+  // Unmaps the slabs that are asked back, and answers their bytes; see GiveBack::kByCall. The daemon may take its wish back, and
+  // then there are none. REQUIRES: no work of this member that is under way touches a block at or above capacity_blocks().
+  absl::StatusOr<uint64_t> GiveBackSlabs();
 
   // ---- Steps: numbers that grow, the same on all members. Work launched after BeginStep belongs to that step.
   uint64_t BeginStep();

@@ -13,6 +13,19 @@
 
 namespace kvpool {
 
+// Whether the daemon may take memory back that it has mapped in this process, for other spaces. It asks for the last slab, once no
+// block of that is held; the engine's addresses stay, and what is behind capacity_blocks() is not to be touched.
+enum class GiveBack {
+  // What is mapped stays mapped, as long as the session lives.
+  kNever,
+  // A slab that is asked back is counted in Session::slabs_asked_back(), and unmapped by Session::GiveBackSlabs(). Such engines
+  // may read and write blocks that they don't hold, if they do so only below capacity_blocks() from each call to the next.
+  kByCall,
+  // Slabs are unmapped as soon as they are asked back, while the engine works. REQUIRES: it reads and writes blocks that the session
+  // holds, its sink and the null block, and nothing else; no kernel reads ahead in a table with stale entries.
+  kAnyTime,
+};
+
 struct SessionOptions {
   std::string socket;  // kvpoold's; empty: see proto/support/default_socket.h.
   std::string tenant;  // Empty: "default".
@@ -27,6 +40,7 @@ struct SessionOptions {
   uint32_t guaranteed_blocks = 0;  // So many can always be leased, whatever others do.
   uint32_t max_blocks = 0;         // Cap on blocks held at once; 0: none.
   bool warmup = false;             // The range is private scratch until FinishWarmup.
+  GiveBack give_back = GiveBack::kNever;
   // The most leased blocks that the magazine keeps: it starts with 16, and keeps twice as many after each
   // refill. A refill is due when fewer than half are left; beyond twice this number the surplus goes back. 0
   // to 65536; 0 makes every lease a round trip. Members that join keep none.

@@ -5,7 +5,7 @@
 // or holds its fd: the death of the daemon frees nothing that an engine still maps.
 //
 //   made by          handed over as                 imported by
-//   MakeSlab         a file descriptor (dup'ed)     MemberMemory::MapSlab
+//   MakeSlab         a file descriptor (dup'ed)     MemberMemory::MapSlab, until UnmapSlab
 //   MakeIpcSlab      64 bytes of CUipcMemHandle     MemberMemory::MapIpcSlab; cuda only, one for each space
 //
 // The functions that headers of this folder declare are defined in host/ for host memory, and in driver/ for
@@ -111,6 +111,10 @@ class MemberMemory {
   // driver tells only that it is less), or the range is not reserved or already mapped. FAILED_PRECONDITION:
   // an IPC handle is mapped.
   virtual absl::Status MapSlab(UniqueFd fd, size_t offset_bytes, size_t bytes) = 0;
+  // Gives up the slab that was mapped there, or held back: the process keeps nothing of it. The addresses stay reserved, and are
+  // not to be touched until another slab is mapped over them. INVALID_ARGUMENT: no slab is mapped that begins there and has
+  // this size. FAILED_PRECONDITION: an IPC handle is mapped. REQUIRES: none of the caller's work touches the slab.
+  virtual absl::Status UnmapSlab(size_t offset_bytes, size_t bytes) = 0;
   // Opens an IPC handle as the whole space; base() moves to the address that the driver chose.
   // FAILED_PRECONDITION on host, after any other mapping, with warm-up scratch, or if the handle was made by
   // a process of this process's own id, in another container or not.

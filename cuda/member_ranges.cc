@@ -27,6 +27,16 @@ absl::Status MemberRanges::CheckFree(size_t offset_bytes, size_t bytes) const {
                                                  other.first));
 }
 
+absl::Status MemberRanges::CheckMapped(size_t offset_bytes, size_t bytes) const {
+  const auto found = bytes_at_.find(offset_bytes);
+  if (found != bytes_at_.end() && found->second == bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("slab of ", bytes, " bytes at offset ", offset_bytes, ": ",
+                   found == bytes_at_.end()
+                       ? "no slab is mapped there"
+                       : absl::StrCat("the slab that is mapped there has ", found->second, " bytes")));
+}
+
 absl::Status CheckReservation(const MemberMemoryOptions& options, size_t granularity_bytes) {
   if (options.reserve_bytes != 0 && options.reserve_bytes % granularity_bytes == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("reserve_bytes: ", options.reserve_bytes,

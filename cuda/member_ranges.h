@@ -24,6 +24,10 @@ class MemberRanges {
   absl::Status CheckFree(size_t offset_bytes, size_t bytes) const;
   // REQUIRES: CheckFree of this range was OK.
   void Add(size_t offset_bytes, size_t bytes) { bytes_at_[offset_bytes] = bytes; }
+  // INVALID_ARGUMENT: no slab is mapped that is exactly this range.
+  absl::Status CheckMapped(size_t offset_bytes, size_t bytes) const;
+  // REQUIRES: CheckMapped of this range was OK.
+  void Remove(size_t offset_bytes) { bytes_at_.erase(offset_bytes); }
   // Sizes of the slabs by their offsets.
   const std::map<size_t, size_t>& slabs() const { return bytes_at_; }
 

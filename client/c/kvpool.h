@@ -87,8 +87,16 @@ typedef struct {
   uint64_t max_space_bytes;        /* 0: all that the device has. */
   const char* const* device_uuids; /* One for each rank; see kvpool.v1.OpenSession. */
   size_t device_uuid_count;
-  int kind; /* A kvpool.v1.SpaceKind; 0: slabs. */
+  int kind;           /* A kvpool.v1.SpaceKind; 0: slabs. */
+  uint64_t give_back; /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
 } kvpool_options;
+
+/* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says what each asks of
+ * the engine. */
+#define KVPOOL_GIVE_BACK_NEVER 0
+#define KVPOOL_GIVE_BACK_BY_CALL 1 /* Slabs that are asked back wait for kvpool_give_back_slabs. */
+#define KVPOOL_GIVE_BACK_ANY_TIME \
+  2 /* The engine touches no block but those it holds, its sink and block 0. */
 
 int kvpool_open(const kvpool_options* options, kvpool_session** session);
 /* `invitation` is from kvpool_invitation of a member that has joined already. */
@@ -104,11 +112,13 @@ void kvpool_free(kvpool_session* session);
 uint64_t kvpool_session_id(const kvpool_session* session);
 #define KVPOOL_INVITATION_BYTES 24
 void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
-/* KVPOOL_OK while the session is open. Any thread, as are the six that follow. */
+/* KVPOOL_OK while the session is open. Any thread, as are the seven that follow. */
 int kvpool_status(const kvpool_session* session);
 uint32_t kvpool_capacity_blocks(const kvpool_session* session);
 /* At least the capacity. */
 uint32_t kvpool_mapped_blocks(const kvpool_session* session);
+/* Slabs that wait for kvpool_give_back_slabs. */
+uint32_t kvpool_slabs_asked_back(const kvpool_session* session);
 int kvpool_under_pressure(const kvpool_session* session);
 int kvpool_draining(const kvpool_session* session);
 /* The address of block 0, on the host or on the device. */
@@ -123,6 +133,9 @@ uint32_t kvpool_max_blocks(const kvpool_session* session);
 /* Padding writes go there. 0 before warm-up is over. */
 kvpool_block kvpool_sink_block(const kvpool_session* session);
 int kvpool_finish_warmup(kvpool_session* session);
+/* Unmaps slabs that are asked back, and writes their bytes. No work of this member that is under way touches a block at or above
+ * kvpool_capacity_blocks. `bytes` may be NULL. */
+int kvpool_give_back_slabs(kvpool_session* session, uint64_t* bytes);
 typedef struct {
   size_t struct_size; /* sizeof(kvpool_counters). */
   /* What was sent on the stream. `blocks` counts blocks and keys named, each once per verb. */

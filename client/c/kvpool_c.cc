@@ -91,6 +91,19 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
   }
   result.kind = static_cast<kvpool::v1::SpaceKind>(options.kind);
   result.warmup = options.warmup != 0;
+  switch (options.give_back) {
+    case KVPOOL_GIVE_BACK_NEVER:
+      break;
+    case KVPOOL_GIVE_BACK_BY_CALL:
+      result.give_back = kvpool::GiveBack::kByCall;
+      break;
+    case KVPOOL_GIVE_BACK_ANY_TIME:
+      result.give_back = kvpool::GiveBack::kAnyTime;
+      break;
+    default:  // It is the caller's number, not an enum.
+      return absl::InvalidArgumentError(
+          absl::StrCat("options.give_back is ", options.give_back, "; must be 0 to 2"));
+  }
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
   return result;
@@ -146,6 +159,9 @@ void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_
 int kvpool_status(const kvpool_session* session) { return Answer(session->session->status()); }
 uint32_t kvpool_capacity_blocks(const kvpool_session* session) { return session->session->capacity_blocks(); }
 uint32_t kvpool_mapped_blocks(const kvpool_session* session) { return session->session->mapped_blocks(); }
+uint32_t kvpool_slabs_asked_back(const kvpool_session* session) {
+  return session->session->slabs_asked_back();
+}
 int kvpool_under_pressure(const kvpool_session* session) { return session->session->under_pressure(); }
 int kvpool_draining(const kvpool_session* session) { return session->session->draining(); }
 uint64_t kvpool_base(const kvpool_session* session) { return session->session->base(); }
@@ -165,6 +181,11 @@ kvpool_block kvpool_sink_block(const kvpool_session* session) {
   return session->session->sink_block().Pack();
 }
 int kvpool_finish_warmup(kvpool_session* session) { return Answer(session->session->FinishWarmup()); }
+int kvpool_give_back_slabs(kvpool_session* session, uint64_t* bytes) {
+  const absl::StatusOr<uint64_t> given = session->session->GiveBackSlabs();
+  if (given.ok() && bytes != nullptr) *bytes = *given;
+  return Answer(given.status());
+}
 
 int kvpool_read_counters(const kvpool_session* session, kvpool_counters* counters) {
   if (const absl::Status status = kvpool::CheckStructSize(counters, "kvpool_counters"); !status.ok()) {

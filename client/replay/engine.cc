@@ -269,6 +269,8 @@ absl::Status RunEngine(const EngineOptions& options, const std::vector<Request>&
   session_options.fingerprint.set_digest(options.run);
   (*session_options.fingerprint.mutable_facts())["made by"] = "kvpool-replay";
   session_options.magazine_blocks = options.magazine_blocks;
+  // Blocks are stamped and verified while they are held, by calls that return when it is done.
+  session_options.give_back = GiveBack::kAnyTime;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(session_options));
   ASSIGN_OR_RETURN(std::unique_ptr<BlockStamper> stamper, OpenStamper(options.device));
   board->slot(options.engine).sessions.fetch_add(1, std::memory_order_relaxed);

@@ -49,29 +49,32 @@ absl::StatusOr<v1::AttachFrame> ReceiveBefore(int socket, steady_clock::time_poi
   }
 }
 
+v1::AttachFrame HelloOf(const Attachment::Options& options) {
+  v1::AttachFrame frame;
+  frame.mutable_hello()->set_protocol(kProtocol);
+  frame.mutable_hello()->set_client_name(options.client_name);
+  frame.mutable_hello()->set_gives_back(options.give_back != GiveBack::kNever);
+  return frame;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const std::string& daemon_socket,
-                                                                const std::string& client_name,
+absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const Options& options,
                                                                 steady_clock::time_point deadline) {
-  absl::StatusOr<UniqueFd> connected = ConnectAttachSocket(daemon_socket + kAttachSuffix);
+  absl::StatusOr<UniqueFd> connected = ConnectAttachSocket(options.socket + kAttachSuffix);
   if (absl::IsUnavailable(connected.status())) {
     return absl::UnavailableError(
-        CannotReach(daemon_socket, kAttachSuffix, SOCK_SEQPACKET, "it has started only now: try again"));
+        CannotReach(options.socket, kAttachSuffix, SOCK_SEQPACKET, "it has started only now: try again"));
   }
   ASSIGN_OR_RETURN(UniqueFd socket, std::move(connected));
-  v1::AttachFrame hello;
-  hello.mutable_hello()->set_protocol(kProtocol);
-  hello.mutable_hello()->set_client_name(client_name);
-  RETURN_IF_ERROR(SendFrame(socket.get(), hello).status());
+  RETURN_IF_ERROR(SendFrame(socket.get(), HelloOf(options)).status());
   ASSIGN_OR_RETURN(const v1::AttachFrame answer, ReceiveBefore(socket.get(), deadline));
   if (answer.has_closed()) return absl::UnavailableError(answer.closed().reason());
   if (!answer.has_welcome()) {
     return absl::InternalError(
         absl::StrCat("attach socket: frame ", answer.frame_case(), " where a welcome was due"));
   }
-  return std::unique_ptr<Attachment>(
-      new Attachment(daemon_socket, client_name, std::move(socket), answer.welcome()));
+  return std::unique_ptr<Attachment>(new Attachment(options, std::move(socket), answer.welcome()));
 }
 
 void Attachment::Unmap() {
@@ -88,6 +91,8 @@ void Attachment::Unmap() {
   }
   base_.store(0, std::memory_order_release);
   MutexLock lock(&mu_);
+  slabs_.clear();
+  SetLeaving(0);
   memory_.reset();
 }
 
@@ -111,13 +116,11 @@ bool Attachment::Rest(std::chrono::milliseconds time) {
 }
 
 absl::Status Attachment::TryToComeBack(steady_clock::time_point deadline) {
-  ASSIGN_OR_RETURN(UniqueFd socket, ConnectAttachSocket(path_ + kAttachSuffix));
+  ASSIGN_OR_RETURN(UniqueFd socket, ConnectAttachSocket(options_.socket + kAttachSuffix));
   const int fd = socket.get();
   // From here on Unmap ends what is waited for.
   if (!Use(std::move(socket))) return absl::CancelledError("the session is over");
-  v1::AttachFrame hello;
-  hello.mutable_hello()->set_protocol(kProtocol);
-  hello.mutable_hello()->set_client_name(client_name_);
+  v1::AttachFrame hello = HelloOf(options_);
   hello.mutable_hello()->set_member_token(member_token_);
   RETURN_IF_ERROR(SendFrame(fd, hello).status());
   ASSIGN_OR_RETURN(const v1::AttachFrame answer, ReceiveBefore(fd, deadline));
@@ -135,7 +138,13 @@ absl::Status Attachment::TryToComeBack(steady_clock::time_point deadline) {
 bool Attachment::ComeBack(const std::string& why) {
   const std::chrono::milliseconds patience(welcome_.reattach_ms());
   absl::Status status = absl::UnavailableError(why);
-  if (patience.count() > 0 && Rest(std::chrono::milliseconds(0))) {
+  {
+    // Who asked for them is gone. This is before there is another socket, on which the answer would be wrong.
+    MutexLock lock(&mu_);
+    SetLeaving(0);
+  }
+  if (patience.count() > 0 && state_->open.load(std::memory_order_acquire) &&
+      Rest(std::chrono::milliseconds(0))) {
     state_->away.store(true, std::memory_order_seq_cst);
     on_change_();
     const auto deadline = steady_clock::now() + patience;
@@ -203,27 +212,13 @@ void Attachment::Run() {
 
 bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
   switch (frame.frame_case()) {
-    case v1::AttachFrame::kSlab: {
-      const bool again = frame.slab().slab() < slab_ids_.size();
-      const absl::Status mapped = again ? CheckSame(frame.slab()) : Map(frame.slab(), std::move(fd));
-      v1::AttachFrame ack;
-      ack.mutable_slab_ack()->set_slab(frame.slab().slab());
-      if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
-      if (mapped.ok() && !again) {
-        slab_ids_.push_back(frame.slab().id());
-        // This comes before the acknowledgement, after which answers may name these blocks.
-        state_->mapped_blocks.store(frame.slab().first_block() + frame.slab().block_count(),
-                                    std::memory_order_seq_cst);
-        state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
-        state_->signal.Notify();
-      }
-      // If it can't be sent, the next receive says why.
-      SendFrame(socket(), ack).IgnoreError();
-      if (!mapped.ok()) state_->End(mapped);
-      return mapped.ok();
-    }
+    case v1::AttachFrame::kSlab:
+      return OnSlab(frame.slab(), std::move(fd));
+    case v1::AttachFrame::kSlabLeave:
+      return OnSlabLeave(frame.slab_leave());
     case v1::AttachFrame::kSlabReady:
-      // A daemon to which the session came back tells of each slab again.
+      // A daemon to which the session came back tells of each slab again, the first ones first: what is mapped and ready stays
+      // so. It is slab_leave alone that takes some of it away.
       state_->capacity_blocks.store(std::max(state_->capacity_blocks.load(std::memory_order_relaxed),
                                              frame.slab_ready().capacity_blocks()),
                                     std::memory_order_seq_cst);
@@ -235,7 +230,6 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
     case v1::AttachFrame::kHello:
     case v1::AttachFrame::kWelcome:
     case v1::AttachFrame::kSlabAck:
-    case v1::AttachFrame::kSlabLeave:
     case v1::AttachFrame::kSlabLeft:
     case v1::AttachFrame::FRAME_NOT_SET:
       break;
@@ -245,10 +239,123 @@ bool Attachment::OnFrame(const v1::AttachFrame& frame, UniqueFd fd) {
   return false;
 }
 
-absl::Status Attachment::CheckSame(const v1::Slab& slab) const {
-  if (slab.id() == slab_ids_[slab.slab()]) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      "slab ", slab.slab(), " of the daemon that came back is another than the one mapped here"));
+bool Attachment::OnSlab(const v1::Slab& slab, UniqueFd fd) {
+  absl::Status mapped;
+  {
+    MutexLock lock(&mu_);
+    const bool again = slab.slab() < slabs_.size();
+    mapped = again ? Keep(slab) : Map(slab, std::move(fd));
+    if (mapped.ok() && !again) {
+      slabs_.push_back({.id = slab.id(), .first_block = slab.first_block(), .bytes = slab.bytes()});
+      // This comes before the acknowledgement, after which answers may name these blocks.
+      state_->mapped_blocks.store(slab.first_block() + slab.block_count(), std::memory_order_seq_cst);
+      state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
+      state_->signal.Notify();
+    }
+  }
+  v1::AttachFrame ack;
+  ack.mutable_slab_ack()->set_slab(slab.slab());
+  if (!mapped.ok()) ack.mutable_slab_ack()->set_error(std::string(mapped.message()));
+  // If it can't be sent, the next receive says why.
+  SendFrame(socket(), ack).IgnoreError();
+  if (!mapped.ok()) state_->End(mapped);
+  return mapped.ok();
+}
+
+absl::Status Attachment::Keep(const v1::Slab& slab) {
+  if (slab.id() != slabs_[slab.slab()].id) {
+    return absl::DataLossError(
+        absl::StrCat("slab ", slab.slab(), " is sent again, and is another than the one mapped here"));
+  }
+  const auto behind = static_cast<uint32_t>(slabs_.size() - 1 - slab.slab());
+  SetLeaving(std::min(leaving_, behind));
+  return absl::OkStatus();
+}
+
+void Attachment::SetLeaving(uint32_t slabs) {
+  leaving_ = slabs;
+  if (state_ != nullptr) state_->slabs_asked_back.store(slabs, std::memory_order_seq_cst);
+}
+
+absl::Status Attachment::CheckLeave(const v1::SlabLeave& leave) const {
+  const auto refuse = [&leave](const auto&... why) {
+    return absl::InternalError(
+        absl::StrCat("attach socket: slab ", leave.slab(), " is asked back, ", why...));
+  };
+  if (options_.give_back == GiveBack::kNever) return refuse("of an engine that gives nothing back");
+  if (geometry_.scheduler) return absl::OkStatus();
+  const size_t stay = slabs_.size() - leaving_;
+  if (stay == 0) return refuse("where none is mapped that was not");
+  if (leave.slab() != stay - 1) return refuse("where the last one that was not is ", stay - 1);
+  const uint32_t first_block = slabs_[leave.slab()].first_block;
+  if (leave.capacity_blocks() <= first_block) return absl::OkStatus();
+  return refuse("and ", leave.capacity_blocks(), " blocks are to stay usable, where ", first_block,
+                " lie in front of it");
+}
+
+bool Attachment::OnSlabLeave(const v1::SlabLeave& leave) {
+  absl::Status status;
+  {
+    MutexLock lock(&mu_);
+    status = CheckLeave(leave);
+    if (status.ok()) {
+      // It goes down before mapped_blocks, which is never less.
+      state_->capacity_blocks.store(leave.capacity_blocks(), std::memory_order_seq_cst);
+      if (geometry_.scheduler) {
+        SendLeft(leave.slab());
+      } else if (options_.give_back == GiveBack::kByCall) {
+        SetLeaving(leaving_ + 1);
+      } else {
+        ++leaving_;
+        status = Leave().status();
+      }
+      state_->signal.Notify();
+    }
+  }
+  if (!status.ok()) EndAndHangUp(status);
+  return status.ok();
+}
+
+absl::StatusOr<uint64_t> Attachment::GiveBackSlabs() {
+  // Most of the time there is nothing, and then a mapping that is under way is not waited for.
+  if (state_->slabs_asked_back.load(std::memory_order_acquire) == 0) return 0;
+  absl::StatusOr<uint64_t> bytes = 0;
+  {
+    MutexLock lock(&mu_);
+    bytes = Leave();
+  }
+  if (!bytes.ok()) EndAndHangUp(bytes.status());
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> Attachment::Leave() {
+  uint64_t bytes = 0;
+  while (leaving_ > 0) {
+    const MappedSlab& slab = slabs_.back();
+    // Whoever looks must not be told of memory that is gone.
+    state_->mapped_blocks.store(slab.first_block, std::memory_order_seq_cst);
+    state_->mapped_slabs.fetch_sub(1, std::memory_order_seq_cst);
+    RETURN_IF_ERROR(
+        memory_->UnmapSlab(uint64_t{slab.first_block} * geometry_.block_stride_bytes, slab.bytes));
+    bytes += slab.bytes;
+    slabs_.pop_back();
+    SetLeaving(leaving_ - 1);
+    SendLeft(static_cast<uint32_t>(slabs_.size()));
+  }
+  return bytes;
+}
+
+void Attachment::SendLeft(uint32_t slab) {
+  v1::AttachFrame left;
+  left.mutable_slab_left()->set_slab(slab);
+  // If it can't be sent, the next receive says why.
+  SendFrame(socket(), left).IgnoreError();
+}
+
+void Attachment::EndAndHangUp(const absl::Status& reason) {
+  state_->End(reason);
+  MutexLock lock(&socket_mu_);
+  if (socket_.valid()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
 absl::Status Attachment::Reserve(const v1::Slab& slab) {
@@ -268,7 +375,10 @@ absl::Status Attachment::Reserve(const v1::Slab& slab) {
 }
 
 absl::Status Attachment::Map(const v1::Slab& slab, UniqueFd fd) {
-  MutexLock lock(&mu_);
+  if (slab.slab() != slabs_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slab ", slab.slab(), " was sent, where ", slabs_.size(), " comes next"));
+  }
   if (memory_ == nullptr) RETURN_IF_ERROR(Reserve(slab));
   const bool ipc = !slab.ipc_handle().empty();
   if (ipc) {

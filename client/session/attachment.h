@@ -1,7 +1,8 @@
 // The attach socket of one member, and the memory that comes through it.
 //
 // Its thread imports each slab as it comes, maps it into the member's reservation and acknowledges it,
-// for as long as the session lives; the engine does nothing for growth. When the daemon closes the connection, or hangs
+// for as long as the session lives; the engine does nothing for growth. A slab that the daemon asks back is unmapped by it, or by
+// the engine's thread, as SessionOptions::give_back says. When the daemon closes the connection, or hangs
 // up, the session is over; but if its sessions outlive it, the thread comes back to the next one, which then sends the
 // slabs anew. Until then the state says `away`.
 #ifndef KVPOOL_CLIENT_SESSION_ATTACHMENT_H_
@@ -18,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/session/session_state.h"
+#include "client/session_options.h"
 #include "cuda/device.h"
 #include "kvpool/v1/attach.pb.h"
 #include "proto/support/mutex.h"
@@ -26,10 +28,14 @@ namespace kvpool {
 
 class Attachment {
  public:
+  struct Options {
+    std::string socket;  // The daemon's.
+    std::string client_name;
+    GiveBack give_back = GiveBack::kNever;
+  };
   // Connects, sends hello and receives the daemon's welcome. UNAVAILABLE: there is no daemon, or it hung up,
   // with its reason.
-  static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const std::string& daemon_socket,
-                                                             const std::string& client_name,
+  static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const Options& options,
                                                              std::chrono::steady_clock::time_point deadline);
   ~Attachment() { Unmap(); }
   Attachment(const Attachment&) = delete;
@@ -43,6 +49,7 @@ class Attachment {
     uint32_t max_blocks = 0;
     uint64_t slab_bytes = 0;
     bool warmup = false;
+    bool scheduler = false;  // It maps nothing.
   };
   // Starts the thread, which keeps capacity and slabs in `state`, and at the end tells it why. `on_change` is called then,
   // and when the daemon is gone or back.
@@ -58,13 +65,19 @@ class Attachment {
   const std::string& device_uuid() const { return device_uuid_; }
   // See MemberMemory::FinishWarmup.
   absl::Status FinishWarmup() ABSL_LOCKS_EXCLUDED(mu_);
+  // See Session::GiveBackSlabs. If a slab can't be unmapped the session is over.
+  absl::StatusOr<uint64_t> GiveBackSlabs() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  Attachment(std::string path, std::string client_name, UniqueFd socket, const v1::AttachWelcome& welcome)
-      : path_(std::move(path)),
-        client_name_(std::move(client_name)),
-        welcome_(welcome),
-        socket_(std::move(socket)) {}
+  // A slab that is mapped, or held back until warm-up is over.
+  struct MappedSlab {
+    std::string id;
+    uint32_t first_block = 0;
+    uint64_t bytes = 0;
+  };
+
+  Attachment(Options options, UniqueFd socket, const v1::AttachWelcome& welcome)
+      : options_(std::move(options)), welcome_(welcome), socket_(std::move(socket)) {}
 
   void Run();
   // The daemon has hung up. True: the session goes on with the next one. False: it is over, and the state says why.
@@ -79,13 +92,21 @@ class Attachment {
   int socket() ABSL_LOCKS_EXCLUDED(socket_mu_);
   // False: the connection is useless from now on, and the state says why.
   bool OnFrame(const v1::AttachFrame& frame, UniqueFd fd);
-  // The slab is sent again: is it the one that is mapped?
-  absl::Status CheckSame(const v1::Slab& slab) const;
-  absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
+  bool OnSlab(const v1::Slab& slab, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mu_);
+  bool OnSlabLeave(const v1::SlabLeave& leave) ABSL_LOCKS_EXCLUDED(mu_);
+  // The slab is sent again: it is the one that is mapped, and stays if it was asked back.
+  absl::Status Keep(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckLeave(const v1::SlabLeave& leave) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetLeaving(uint32_t slabs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Unmaps what is asked back, says so to the daemon, and answers the bytes.
+  absl::StatusOr<uint64_t> Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendLeft(uint32_t slab) ABSL_LOCKS_EXCLUDED(socket_mu_);
+  // Ends the session, and lets the daemon see it, which may wait for an answer.
+  void EndAndHangUp(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(socket_mu_);
   absl::Status Reserve(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::string path_;  // The daemon's socket.
-  const std::string client_name_;
+  const Options options_;
   const v1::AttachWelcome welcome_;
   Geometry geometry_;
   std::string member_token_;
@@ -95,12 +116,14 @@ class Attachment {
   CondVar stopped_;
   bool stop_ ABSL_GUARDED_BY(socket_mu_) = false;
   UniqueFd socket_
-      ABSL_GUARDED_BY(socket_mu_);     // The thread alone replaces it, and it is closed when that has ended.
-  std::vector<std::string> slab_ids_;  // The thread's: those of mapped slabs.
+      ABSL_GUARDED_BY(socket_mu_);  // The thread alone replaces it, and it is closed when that has ended.
   std::atomic<uint64_t> base_{0};
   std::string device_uuid_;  // Written before base_.
+  // It comes before socket_mu_: what is said of a slab is in the order of what became of it.
   Mutex mu_;
   std::unique_ptr<MemberMemory> memory_ ABSL_GUARDED_BY(mu_);
+  std::vector<MappedSlab> slabs_ ABSL_GUARDED_BY(mu_);  // Indexed by Slab.slab.
+  uint32_t leaving_ ABSL_GUARDED_BY(mu_) = 0;           // So many of the last ones are asked back.
   std::thread thread_;
 };
 

@@ -105,6 +105,9 @@ uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
 }
 uint32_t Session::mapped_blocks() const { return rep_->state.mapped_blocks.load(std::memory_order_acquire); }
+uint32_t Session::slabs_asked_back() const {
+  return rep_->state.slabs_asked_back.load(std::memory_order_acquire);
+}
 bool Session::under_pressure() const { return rep_->state.pressure.load(std::memory_order_acquire); }
 bool Session::draining() const { return rep_->state.draining.load(std::memory_order_acquire); }
 uint64_t Session::base() const { return rep_->attachment->base(); }
@@ -147,6 +150,11 @@ absl::Status Session::FinishWarmup() {
   RETURN_IF_ERROR(rep_->Await(*answer, deadline));
   rep_->options.warmup = false;
   return rep_->AwaitReady(deadline);
+}
+
+absl::StatusOr<uint64_t> Session::GiveBackSlabs() {
+  RETURN_IF_ERROR(rep_->status());
+  return rep_->attachment->GiveBackSlabs();
 }
 
 // ---------------------------------------------------------------------------------------------- steps

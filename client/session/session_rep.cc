@@ -67,7 +67,10 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
 
 absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) {
   const std::string socket = options.socket.empty() ? DefaultSocket(SocketUser::kClient) : options.socket;
-  ASSIGN_OR_RETURN(attachment, Attachment::Connect(socket, options.client_name, deadline));
+  ASSIGN_OR_RETURN(
+      attachment,
+      Attachment::Connect(
+          {.socket = socket, .client_name = options.client_name, .give_back = options.give_back}, deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;
   uint64_t epoch = 0;
@@ -116,6 +119,7 @@ absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) 
   }
   block_stride_bytes = geometry.block_stride_bytes;
   max_blocks = geometry.max_blocks;
+  geometry.scheduler = options.role.scheduler();
   sole_member = !joined && options.ranks <= 1 && !options.role.scheduler();
   attachment->Start(geometry, member_token, &state, [this] { stream->OnDaemonChange(); });
   RETURN_IF_ERROR(AwaitMemory(deadline));

@@ -53,10 +53,11 @@ struct SessionState {
   std::atomic<bool> pressure{false};
   std::atomic<bool> draining{false};
 
-  // Attach thread -> engine.
+  // Attach thread -> engine. They go down, too, the last three also by the engine's thread: see GiveBack.
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
   std::atomic<uint32_t> mapped_blocks{0};  // Blocks in mapped slabs, the null block included.
+  std::atomic<uint32_t> slabs_asked_back{0};
 
   RefusalRecord refusals;
 

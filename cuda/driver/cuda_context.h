@@ -91,6 +91,15 @@ class CudaOwned {
   }
   ~CudaOwned() { Reset(); }
 
+  // Releases the object now; if that fails it is still owned. REQUIRES: valid(), and the context is current.
+  absl::Status Release(absl::string_view doing) {
+    const CUresult result =
+        std::apply([this](Args... args) { return (context_->driver().*kFunction)(args...); }, args_);
+    absl::Status released = context_->Check(result, doing);
+    if (released.ok()) context_ = nullptr;
+    return released;
+  }
+
   bool valid() const { return context_ != nullptr; }
   auto get() const { return std::get<0>(args_); }
 

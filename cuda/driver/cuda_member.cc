@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -58,6 +59,24 @@ class CudaMember : public MemberMemory {
       RETURN_IF_ERROR(Map(memory, offset_bytes, bytes));
     }
     ranges_.Add(offset_bytes, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status UnmapSlab(size_t offset_bytes, size_t bytes) override {
+    if (ipc_.valid())
+      return absl::FailedPreconditionError(
+          "this member has mapped an IPC handle: it has no slabs to give up");
+    RETURN_IF_ERROR(ranges_.CheckMapped(offset_bytes, bytes));
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    if (warming_up_) {
+      std::erase_if(held_back_, [&](const HeldBack& slab) { return slab.offset_bytes == offset_bytes; });
+    }
+    // A warm-up that ended half way has mapped it already.
+    if (const auto mapped = mappings_.find(offset_bytes); mapped != mappings_.end()) {
+      RETURN_IF_ERROR(mapped->second.Release(absl::StrCat("unmapping a slab at offset ", offset_bytes)));
+      mappings_.erase(mapped);
+    }
+    ranges_.Remove(offset_bytes);
     return absl::OkStatus();
   }
 
@@ -124,7 +143,7 @@ class CudaMember : public MemberMemory {
   absl::Status Map(const CudaAllocation& memory, size_t offset_bytes, size_t bytes) {
     absl::StatusOr<CudaMapping> mapping = MapMemory(context_, memory, base_ + offset_bytes, bytes);
     if (mapping.ok()) {
-      mappings_.push_back(*std::move(mapping));
+      mappings_.emplace(offset_bytes, *std::move(mapping));
       return absl::OkStatus();
     }
     return SendersFault(
@@ -142,7 +161,7 @@ class CudaMember : public MemberMemory {
   bool warming_up_;
   Scratch scratch_;
   std::vector<HeldBack> held_back_;
-  std::vector<CudaMapping> mappings_;
+  std::map<size_t, CudaMapping> mappings_;  // Keyed by offset.
   CudaImport ipc_;
 };
 

@@ -73,13 +73,24 @@ class HostMember : public MemberMemory {
     return absl::OkStatus();
   }
 
+  absl::Status UnmapSlab(size_t offset_bytes, size_t bytes) override {
+    RETURN_IF_ERROR(ranges_.CheckMapped(offset_bytes, bytes));
+    if (warming_up_) {
+      std::erase_if(held_back_, [&](const HeldBack& slab) { return slab.offset_bytes == offset_bytes; });
+    } else {
+      RETURN_IF_ERROR(Protect(offset_bytes, bytes));
+    }
+    ranges_.Remove(offset_bytes);
+    return absl::OkStatus();
+  }
+
   absl::Status MapIpcSlab(const IpcHandle&, size_t) override {
     return absl::UnimplementedError("IPC handles exist on cuda devices only");
   }
 
   absl::Status FinishWarmup() override {
     if (!warming_up_) return absl::FailedPreconditionError("FinishWarmup: this member is not warming up");
-    RETURN_IF_ERROR(Protect());
+    RETURN_IF_ERROR(Protect(0, range_.bytes()));
     for (const HeldBack& slab : held_back_)
       RETURN_IF_ERROR(MapOver(slab.fd.get(), slab.offset_bytes, slab.bytes));
     held_back_.clear();
@@ -95,13 +106,15 @@ class HostMember : public MemberMemory {
     size_t bytes;
   };
 
-  // Drops the scratch: the range is inaccessible until slabs are mapped over it.
-  absl::Status Protect() {
-    if (::mmap(range_.data(), range_.bytes(), PROT_NONE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-      return absl::ErrnoToStatus(errno, absl::StrCat("dropping scratch of ", range_.bytes(), " bytes"));
+  // Drops what is mapped there: the range is inaccessible until slabs are mapped over it. One call does both, so that
+  // no other mapping of the process comes between.
+  absl::Status Protect(size_t offset_bytes, size_t bytes) {
+    void* const address = range_.data() + offset_bytes;
+    if (::mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+        MAP_FAILED) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("dropping ", bytes, " bytes at offset ", offset_bytes));
     }
-    return KeepPrivate(range_.data(), range_.bytes());
+    return KeepPrivate(address, bytes);
   }
 
   absl::Status MapOver(int fd, size_t offset_bytes, size_t bytes) {

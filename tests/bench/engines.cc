@@ -21,6 +21,7 @@ SessionOptions EngineOptions(const std::string& socket) {
   options.client_name = "kvpool-bench";
   options.layout = OpaqueLayout({.block_bytes = kBlockBytes, .tokens_per_block = kTokensPerBlock});
   options.fingerprint.set_digest("kvpool-bench");
+  options.give_back = GiveBack::kAnyTime;  // Its engines touch what they hold.
   return options;
 }
 

@@ -39,7 +39,7 @@ std::unique_ptr<v1::Engine::Stub> Stub(const std::string& socket) {
 class RawSession {
  public:
   explicit RawSession(const std::string& socket) : stub_(Stub(socket)) {
-    auto attached = Attachment::Connect(socket, "kvpool-bench", Patience());
+    auto attached = Attachment::Connect({.socket = socket, .client_name = "kvpool-bench"}, Patience());
     KVPOOL_CHECK(attached.ok(), "%s", attached.status().ToString().c_str());
     attachment_ = *std::move(attached);
     const SessionOptions options = EngineOptions(socket);

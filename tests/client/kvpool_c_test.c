@@ -332,7 +332,8 @@ int main(int argc, char** argv) {
                             .guaranteed_blocks = 32,
                             .device_uuids = device_uuids,
                             .device_uuid_count = 1,
-                            .magazine_blocks = 16};
+                            .magazine_blocks = 16,
+                            .give_back = KVPOOL_GIVE_BACK_BY_CALL};
   kvpool_session* session = NULL;
   CHECK(kvpool_open(&options, &session) == KVPOOL_OK);
   CHECK(kvpool_status(session) == KVPOOL_OK);
@@ -341,6 +342,10 @@ int main(int argc, char** argv) {
   CHECK(kvpool_sink_block(session) != 0);
   CHECK(kvpool_capacity_blocks(session) > kBlocks && kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
   CHECK(kvpool_mapped_blocks(session) >= kvpool_capacity_blocks(session));
+  CHECK(kvpool_slabs_asked_back(session) == 0);
+  uint64_t given_back = 1;
+  CHECK(kvpool_give_back_slabs(session, &given_back) == KVPOOL_OK && given_back == 0);
+  CHECK(kvpool_give_back_slabs(session, NULL) == KVPOOL_OK);
   CHECK(!kvpool_draining(session));
   uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES];
   CHECK(kvpool_device_uuid(session, uuid) == 0);
@@ -400,6 +405,10 @@ int main(int argc, char** argv) {
   CHECK(strstr(kvpool_last_error(), "options.device_uuids is NULL; device_uuid_count is 1") != NULL);
   options.device_uuids = device_uuids;
   device_uuids[0] = "host";
+  options.give_back = 3;
+  CHECK(kvpool_open(&options, &session) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "options.give_back is 3; must be 0 to 2") != NULL);
+  options.give_back = KVPOOL_GIVE_BACK_ANY_TIME;
   options.kind = 2;
   options.fingerprint = "another";
   CHECK(kvpool_open(&options, &session) != KVPOOL_OK);

@@ -1,10 +1,12 @@
 // The contract of every device (cuda/device.h), tested on the one that KVPOOL_TEST_DEVICE names. Memory is
 // passed to other processes over a real socket, and these are killed.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -62,6 +64,8 @@ class DeviceContract : public TestDeviceTest {
     const absl::Status status = test_device_->Write(address, word);
     EXPECT_TRUE(status.ok()) << status;
   }
+
+  bool IsOutOfReach(uint64_t address);
 
   size_t granule_ = 0;
 };
@@ -288,12 +292,126 @@ TEST_F(DeviceContract, SlabsHeldBackDuringWarmupOutliveTheirOwner) {
   EXPECT_EQ(Read(member->base() + granule_ + 8), kWord);
 }
 
+// Whether an address can't be read. The system says so of the host's addresses, instead of raising a signal, if it is the one to
+// read them.
+bool DeviceContract::IsOutOfReach(uint64_t address) {
+  if (device().id() != "host") return !test_device_->Read(address).ok();
+  int pipe_ends[2];
+  EXPECT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
+  const UniqueFd out(pipe_ends[0]);
+  const UniqueFd in(pipe_ends[1]);
+  return ::write(in.get(), reinterpret_cast<void*>(address), 8) < 0 && errno == EFAULT;
+}
+
 // Whether an address holds kWord. It may not be mapped, so write() reads it, which fails with EFAULT instead
 // of a signal. A mapped address proves nothing: a child's runtime may have mapped memory of its own there.
 bool HoldsWord(uint64_t address, const int* pipe_ends) {
   uint64_t word = 0;
   return ::write(pipe_ends[1], reinterpret_cast<void*>(address), sizeof word) == sizeof word &&
          ::read(pipe_ends[0], &word, sizeof word) == sizeof word && word == kWord;
+}
+
+TEST_F(DeviceContract, ASlabThatIsUnmappedIsOutOfReachAndAnotherTakesItsPlace) {
+  const std::unique_ptr<Slab> stays = MakeSlab(granule_);
+  const std::unique_ptr<Slab> goes = MakeSlab(2 * granule_);
+  const std::unique_ptr<Slab> comes = MakeSlab(2 * granule_);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 4 * granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*stays), 0, granule_).ok());
+  ASSERT_TRUE(member->MapSlab(Export(*goes), granule_, 2 * granule_).ok());
+  const uint64_t base = member->base();
+  Write(base, kWord);
+  Write(base + granule_, kWord + 1);
+  Write(comes->address(), kWord + 2);
+
+  ASSERT_TRUE(member->UnmapSlab(granule_, 2 * granule_).ok());
+  EXPECT_EQ(member->base(), base);
+  EXPECT_EQ(member->reserved_bytes(), 4 * granule_);
+  EXPECT_EQ(Read(base), kWord);
+  EXPECT_TRUE(IsOutOfReach(base + granule_));
+  EXPECT_TRUE(IsOutOfReach(base + 3 * granule_ - 8));
+  EXPECT_EQ(Read(goes->address()), kWord + 1) << "its owner has it still";
+
+  const absl::Status mapped = member->MapSlab(Export(*comes), granule_, 2 * granule_);
+  ASSERT_TRUE(mapped.ok()) << mapped;
+  EXPECT_EQ(Read(base + granule_), kWord + 2);
+  Write(base + granule_ + 8, kWord + 3);
+  EXPECT_EQ(Read(comes->address() + 8), kWord + 3);
+  EXPECT_EQ(Read(goes->address() + 8), 0u);
+}
+
+TEST_F(DeviceContract, WhatIsUnmappedStaysReserved) {
+  if (device().id() != "host") GTEST_SKIP() << "about host memory: a GPU's driver gives no addresses away";
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 3 * granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*slab), granule_, granule_).ok());
+  ASSERT_TRUE(member->UnmapSlab(granule_, granule_).ok());
+  void* const address = reinterpret_cast<void*>(member->base() + granule_);
+  void* const other = ::mmap(address, granule_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(other, MAP_FAILED);
+  EXPECT_NE(other, address);
+  EXPECT_EQ(::munmap(other, granule_), 0);
+}
+
+TEST_F(DeviceContract, OnlyWhatIsMappedIsUnmapped) {
+  const std::unique_ptr<Slab> slab = MakeSlab(2 * granule_);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 4 * granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*slab), granule_, 2 * granule_).ok());
+  Write(slab->address(), kWord);
+  const size_t far = ~size_t{0} / granule_ * granule_;
+  for (const size_t offset : {size_t{0}, size_t{1}, 2 * granule_, 3 * granule_, 4 * granule_, far}) {
+    ExpectStatus(member->UnmapSlab(offset, 2 * granule_), absl::StatusCode::kInvalidArgument,
+                 std::to_string(offset));
+  }
+  for (const size_t bytes : {size_t{0}, granule_, 3 * granule_, far}) {
+    ExpectStatus(member->UnmapSlab(granule_, bytes), absl::StatusCode::kInvalidArgument,
+                 "has " + std::to_string(2 * granule_) + " bytes");
+  }
+  EXPECT_EQ(Read(member->base() + granule_), kWord);
+  ASSERT_TRUE(member->UnmapSlab(granule_, 2 * granule_).ok());
+  ExpectStatus(member->UnmapSlab(granule_, 2 * granule_), absl::StatusCode::kInvalidArgument,
+               "no slab is mapped there");
+}
+
+TEST_F(DeviceContract, ASlabHeldBackDuringWarmupIsForgotten) {
+  const std::unique_ptr<Slab> stays = MakeSlab(granule_);
+  const std::unique_ptr<Slab> comes = MakeSlab(granule_);
+  const std::unique_ptr<MemberMemory> member =
+      Reserve({.reserve_bytes = 3 * granule_, .warmup_scratch = true, .scratch_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(Export(*stays), 0, granule_).ok());
+  {
+    const std::unique_ptr<Slab> goes = MakeSlab(granule_);
+    ASSERT_TRUE(member->MapSlab(Export(*goes), granule_, granule_).ok());
+    ASSERT_TRUE(member->UnmapSlab(granule_, granule_).ok());
+  }
+  Write(member->base() + granule_, 0xdead);  // The scratch is still there.
+  Write(stays->address(), kWord);
+  Write(comes->address(), kWord + 1);
+  ASSERT_TRUE(member->MapSlab(Export(*comes), granule_, granule_).ok());
+  ASSERT_TRUE(member->FinishWarmup().ok());
+  EXPECT_EQ(Read(member->base()), kWord);
+  EXPECT_EQ(Read(member->base() + granule_), kWord + 1);
+  EXPECT_TRUE(IsOutOfReach(member->base() + 2 * granule_));
+}
+
+TEST_F(DeviceContract, UnmappedSlabsLeaveNothingBehind) {
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = 2 * granule_});
+  // The host device's capacity goes through it twice.
+  const size_t rounds = device().id() == "host" ? 2 * kCapacityBytes / granule_ : 64;
+  size_t fds = 0, mappings = 0;
+  for (size_t round = 0; round < rounds; ++round) {
+    std::unique_ptr<Slab> slab = MakeSlab(granule_);
+    ASSERT_NE(slab, nullptr) << round;
+    ASSERT_TRUE(member->MapSlab(Export(*slab), granule_, granule_).ok());
+    Write(member->base() + granule_, kWord);
+    const absl::Status unmapped = member->UnmapSlab(granule_, granule_);
+    ASSERT_TRUE(unmapped.ok()) << unmapped;
+    slab.reset();
+    if (round > 0) continue;
+    fds = CountOpenFds();
+    mappings = CountMappings();
+  }
+  EXPECT_EQ(CountOpenFds(), fds);
+  EXPECT_LT(CountMappings(), mappings + 16);
 }
 
 TEST_F(DeviceContract, ForkedChildrenDoNotSeeHostMemory) {
@@ -364,6 +482,7 @@ TEST_F(DeviceContract, OnlySlabsOfOneKindInOneSpace) {
   EXPECT_EQ(with_handle->reserved_bytes(), granule_);
   ExpectStatus(with_handle->MapSlab(Export(*slab), 0, granule_), absl::StatusCode::kFailedPrecondition,
                "IPC");
+  ExpectStatus(with_handle->UnmapSlab(0, granule_), absl::StatusCode::kFailedPrecondition, "IPC");
   ExpectStatus(with_handle->MapIpcSlab(*handle, granule_), absl::StatusCode::kFailedPrecondition, "IPC");
 }
 

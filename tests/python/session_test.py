@@ -104,6 +104,16 @@ def test_a_lease_that_cannot_be(session):
     assert isinstance(refused.value, TimeoutError)
 
 
+def test_memory_goes_back_as_the_engine_says(daemon):
+    for give_back in ("never", "by_call", "any_time"):
+        with kvpool.Session(layout(), "a model", socket=daemon.socket, give_back=give_back) as session:
+            assert session.slabs_asked_back == 0 and session.give_back_slabs() == 0
+    with pytest.raises(kvpool.ReleasedError):
+        session.give_back_slabs()
+    with pytest.raises(kvpool.InvalidArgumentError, match='give_back is "sometimes"'):
+        kvpool.Session(layout(), "a model", socket=daemon.socket, give_back="sometimes")
+
+
 def test_verbs_wait_for_their_step(session):
     keys = session.hasher().chain(TOKENS[:16], 16)
     step = session.begin_step()

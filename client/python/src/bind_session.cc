@@ -39,13 +39,21 @@ void BindNotice(nb::module_& module) {
       });
 }
 
+GiveBack GiveBackOf(const std::string& name) {
+  if (name == "never") return GiveBack::kNever;
+  if (name == "by_call") return GiveBack::kByCall;
+  if (name == "any_time") return GiveBack::kAnyTime;
+  throw StatusError(absl::InvalidArgumentError(
+      absl::StrCat("give_back is \"", name, "\"; must be \"never\", \"by_call\" or \"any_time\"")));
+}
+
 SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
                        const std::map<std::string, std::string>& facts, const std::string& socket,
                        const std::string& tenant, const std::string& client_name, uint32_t rank,
                        uint32_t ranks, bool scheduler, const std::vector<std::string>& device_uuids,
                        const std::string& kind, uint64_t max_space_bytes, uint32_t guaranteed_blocks,
                        uint32_t max_blocks, bool warmup, uint32_t magazine_blocks, double open_timeout,
-                       std::optional<nb::bytes> invitation) {
+                       std::optional<nb::bytes> invitation, const std::string& give_back) {
   SessionOptions options;
   options.socket = socket;
   options.tenant = tenant;
@@ -70,6 +78,7 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
   options.guaranteed_blocks = guaranteed_blocks;
   options.max_blocks = max_blocks;
   options.warmup = warmup;
+  options.give_back = GiveBackOf(give_back);
   options.magazine_blocks = magazine_blocks;
   options.open_timeout = std::chrono::milliseconds(static_cast<int64_t>(open_timeout * 1000));
   const std::string proof =
@@ -159,6 +168,9 @@ void BindFacts(SessionClass& session) {
           "mapped_blocks", [](const SharedSession& s) { return s.shared().mapped_blocks(); },
           "Blocks mapped in this process, the null block included.")
       .def_prop_ro(
+          "slabs_asked_back", [](const SharedSession& s) { return s.shared().slabs_asked_back(); },
+          "Slabs that wait for give_back_slabs().")
+      .def_prop_ro(
           "sink_block", [](const SharedSession& s) { return s.shared().sink_block().Pack(); },
           "Ref of the block for padding writes.")
       .def_prop_ro(
@@ -225,7 +237,7 @@ void BindMemory(SessionClass& session) {
           "is given.\n\n"
           "`blocks` is how many to show, by default those mapped now. max_blocks shows the whole range, of\n"
           "which unmapped parts must not be touched. The array keeps memory mapped and holds no block: read\n"
-          "and write blocks that you hold.")
+          "and write blocks that you hold. With give_back=\"any_time\" others may be unmapped at any time.")
       .def(
           "v",
           [](const SessionPtr& s, std::optional<uint32_t> layer, uint32_t group,
@@ -245,7 +257,16 @@ void BindMemory(SessionClass& session) {
       .def(
           "finish_warmup",
           [](const SessionPtr& s) { Check(s->Use([](Session& open) { return open.FinishWarmup(); })); },
-          "Maps the pool over the scratch of a session opened with warmup=True.");
+          "Maps the pool over the scratch of a session opened with warmup=True.")
+      .def(
+          "give_back_slabs",
+          [](const SessionPtr& s) {
+            return ValueOf(s->Use([](Session& open) { return open.GiveBackSlabs(); }));
+          },
+          "Unmaps the slabs that the daemon has asked back of a session opened with give_back=\"by_call\", "
+          "and\n"
+          "returns their bytes. No work of this process that is under way touches a block at or above\n"
+          "capacity_blocks.");
 }
 
 void BindVerbs(SessionClass& session) {
@@ -326,6 +347,7 @@ void BindSession(nb::module_& module) {
               nb::arg("kind") = "", nb::arg("max_space_bytes") = 0, nb::arg("guaranteed_blocks") = 0,
               nb::arg("max_blocks") = 0, nb::arg("warmup") = false, nb::arg("magazine_blocks") = 256,
               nb::arg("open_timeout") = 30.0, nb::arg("invitation") = nb::none(),
+              nb::arg("give_back") = "never",
               "Opens a session, or with an invitation joins one; SessionOptions in client/session.h says "
               "what each means.");
   BindFacts(session);

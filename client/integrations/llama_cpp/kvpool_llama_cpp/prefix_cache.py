@@ -63,8 +63,9 @@ class PrefixCache:
         self.state_bytes = self._probe()
         layout = kvpool.Layout.opaque(block_bytes=(self._prefix_bytes + self.state_bytes + 4095) // 4096 * 4096,
                                       tokens_per_block=tokens_per_block)
-        # Blocks are large, and saving is no hot path: none is leased ahead.
-        options = {"magazine_blocks": 0, "client_name": "llama.cpp", **options}
+        # Blocks are large, and saving is no hot path: none is leased ahead. llama.cpp is given addresses in blocks that are held meanwhile,
+        # and keeps none, so that the daemon may take memory back at any time.
+        options = {"magazine_blocks": 0, "client_name": "llama.cpp", "give_back": "any_time", **options}
         description = ctypes.create_string_buffer(128)
         library.model_desc(library.get_model(context), description, len(description))
         facts = {"engine": "llama.cpp", "model": description.value.decode(errors="replace"), **(facts or {})}

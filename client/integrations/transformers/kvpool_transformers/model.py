@@ -74,7 +74,8 @@ def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int =
     """A kvpool.Session for this model. `options` are those of kvpool.Session.
 
     Full-attention layers are in the pool; sliding ones keep what they keep. Engines that open the same model with the same
-    code share prefixes, if all its layers are pooled. signals=True has the model's attention tell caches of queries and attention mass, for
+    code share prefixes, if all its layers are pooled. Caches touch no block that they don't hold, so that the daemon may take
+    memory back at any time, unless give_back="never": whoever looks at more than that, by session.k() and the like, says so. signals=True has the model's attention tell caches of queries and attention mass, for
     policies that go by them; it costs one more product of queries and keys.
     """
     config = model.config.get_text_config(decoder=True)
@@ -89,6 +90,7 @@ def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int =
     if signals:
         attention.observe(model)
     digest = fingerprint_of(model, pooled=pooled, tokens_per_block=tokens_per_block)
+    options = {"give_back": "any_time", **options}
     session = kvpool.Session(layout, digest, client_name="transformers", facts={
         "model_type": config.model_type, "dtype": str(dtype), "torch": torch.__version__,
         "transformers": transformers.__version__, "attention": config._attn_implementation or "", **(facts or {})}, **options)

@@ -89,7 +89,7 @@ class Lookup:
         group, block_bytes = copied_group(self.config, invitation.planes)
         session = kvpool.Session(layout_of([group], block_bytes), invitation.digest, facts=invitation.facts, socket=self.options.socket,
                                  tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
-                                 open_timeout=timeout, invitation=invitation.secret)
+                                 give_back="any_time", open_timeout=timeout, invitation=invitation.secret)
         self.close()
         # What the session before held went with it.
         for asked in self._requests.values():

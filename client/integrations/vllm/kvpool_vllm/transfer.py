@@ -78,8 +78,10 @@ class Transfer:
 
     def _open(self, timeout: float) -> kvpool.Session:
         options = self.options
+        # It copies from blocks that the scheduler holds until this step is reported, and to blocks that it has leased: all else may
+        # go at any time.
         return kvpool.Session(
-            self._layout, self.digest, facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
+            self._layout, self.digest, give_back="any_time", facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
             guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
             magazine_blocks=self._magazine, open_timeout=timeout)
 
