@@ -416,7 +416,7 @@ void Daemon::HousekeepOnce() {
 }
 
 void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
-  bool needs_slab = false, needs_room = false;
+  bool needs_slab = false, needs_room = false, evicts = false;
   const SpaceFacts& facts = space->facts;
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
   {
@@ -425,7 +425,8 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
     if (blocked && room) growth.Unblock(clock_->NowMs());
-    needs_room = blocked && !room && space->state.pressure.on() && growth.short_of_blocks();
+    evicts = blocked && !room && growth.short_of_blocks() && !space->state.give_back.under_way();
+    needs_room = evicts && space->state.pressure.on();
     needs_slab = growth.NeedsSlab() && !growth.slabs().empty();
   }
   // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
@@ -433,10 +434,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     if (const auto idle = CloseIdleFor(*space)) {
       Retire(idle);
       needs_slab = true;
-    } else {
-      LevelAges(space);
+      evicts = false;
     }
   }
+  if (evicts) LevelAges(space);
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->MustYield(*space)) {
     // It makes do with what it has, and asks again at the next round.

@@ -209,9 +209,11 @@ class Daemon final : private SpaceOwner {
   // to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
   // Other spaces are to give back what this one needs, `bytes` on each rank. True: there is room for a part of it. False: none
-  // could give any, or none did in time; `why` says who keeps what.
-  bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint64_t until_ms,
-                 const std::atomic<bool>* given_up, std::string* why);
+  // could give any, or none did in time.
+  bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes,
+                 std::chrono::steady_clock::time_point deadline, const std::atomic<bool>* given_up);
+  // What keeps other spaces from giving, for an error: "; space 3 (tenant a) has 4096 bytes on each rank: …".
+  std::string WhoKeepsWhat(const Space& needy);
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
   // A slab for a space that is under pressure, of one whose coldest blocks have been idle for much longer than its own.

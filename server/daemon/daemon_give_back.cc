@@ -70,8 +70,8 @@ bool Daemon::GiveBack(Space* space) {
   return next == GiveBack::Next::kGoOn;
 }
 
-bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint64_t until_ms,
-                       const std::atomic<bool>* given_up, std::string* why) {
+bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, steady_clock::time_point deadline,
+                       const std::atomic<bool>* given_up) {
   const SpaceFacts& facts = needy->facts;
   const uint64_t enough = std::min(bytes, facts.geometry.slab_bytes);
   while (true) {
@@ -81,8 +81,6 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
     uint64_t coming = room;
-    why->clear();
-    size_t named = 0;
     for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
       if (!Share(*space, *needy) || (at_share && space->facts.tenant != facts.tenant)) continue;
       SpaceLock lock(*space);
@@ -93,18 +91,12 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
       const uint32_t pending = give_back.pending_slabs();
       coming += pending * slab_bytes;
-      const std::string obstacle = give_back.Obstacle();
-      const uint32_t spare = obstacle.empty() ? give_back.spare_slabs() : 0;
-      if (spare > pending) {
-        donors.push_back(
-            {.space = space,
-             .spare = spare - pending,
-             .slab_bytes = slab_bytes,
-             .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes)});
-      } else if (!obstacle.empty() && named++ < kMostNamed) {
-        absl::StrAppend(why, "; space ", space->facts.id, " (tenant ", space->facts.tenant, ", ",
-                        space->slab_bytes(), " bytes a rank): ", obstacle);
-      }
+      const uint32_t spare = give_back.spare_slabs();
+      if (spare <= pending) continue;
+      donors.push_back({.space = space,
+                        .spare = spare - pending,
+                        .slab_bytes = slab_bytes,
+                        .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes)});
     }
     // Whoever has most gives first.
     std::vector<std::pair<std::shared_ptr<Space>, uint32_t>> asked;
@@ -123,16 +115,33 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, uint
       }
       if (--most.spare == 0) donors.erase(donors.begin() + (&most - donors.data()));
     }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
+    const uint64_t until_ms = clock_->NowMs() + static_cast<uint64_t>(std::max<int64_t>(0, left.count()));
     for (const auto& [space, slabs] : asked) {
       SpaceLock lock(*space);
       space->state.give_back.Ask(space->state.give_back.pending_slabs() + slabs, until_ms);
     }
-    const bool late = clock_->NowMs() >= until_ms || (given_up != nullptr && *given_up);
+    const bool late = left.count() <= 0 || (given_up != nullptr && *given_up);
     if (giving.empty() || late) return room >= facts.geometry.unit_bytes;
     bool more = false;
     for (const std::shared_ptr<Space>& space : giving) more |= GiveBack(space.get());
     if (!more) std::this_thread::sleep_for(kPause);
   }
+}
+
+std::string Daemon::WhoKeepsWhat(const Space& needy) {
+  std::string why;
+  size_t named = 0;
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    if (space.get() == &needy || !Share(*space, needy)) continue;
+    SpaceLock lock(*space);
+    const std::string obstacle = space->state.give_back.Obstacle();
+    if (obstacle.empty() || named == kMostNamed) continue;
+    ++named;
+    absl::StrAppend(&why, "; space ", space->facts.id, " (tenant ", space->facts.tenant, ") has ",
+                    space->slab_bytes(), " bytes on each rank: ", obstacle);
+  }
+  return why;
 }
 
 void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
@@ -153,7 +162,7 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     // One slab at a time, so that ages have time to change.
     if (space->state.growth.closed() || give_back.under_way()) continue;
     const uint64_t idle_ms = OldestMs(space.get());
-    if (idle_ms < most_ms || give_back.spare_slabs() == 0 || !give_back.Obstacle().empty()) continue;
+    if (idle_ms < most_ms || give_back.spare_slabs() == 0) continue;
     most_ms = idle_ms;
     oldest = space;
   }

@@ -1,5 +1,6 @@
 // OpenSession and AddMember.
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -210,7 +211,7 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
                      " can have at most ", space.facts.geometry.max_blocks,
                      " blocks, the null block and the session's sink among them"));
   }
-  const uint64_t until_ms = clock_->NowMs() + options_.give_back_ms;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   while (true) {
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
@@ -244,15 +245,15 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
       if (!absl::IsResourceExhausted(made)) return made;
     }
     // Under no lock: two spaces may want what the other has.
-    std::string why;
-    if (!complete && clock_->NowMs() < until_ms &&
-        AskOthers(session->space, missing_bytes, until_ms, given_up, &why)) {
+    if (!complete && std::chrono::steady_clock::now() < deadline &&
+        AskOthers(session->space, missing_bytes, deadline, given_up)) {
       continue;
     }
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(
-        "guaranteed_blocks is ", session->terms.guaranteed_blocks, " (and the sink): ",
-        std::string(short_of.message()), "; the space can't grow: ", std::string(made.message()), why,
+        "guaranteed_blocks is ", session->terms.guaranteed_blocks,
+        " (and the sink): ", std::string(short_of.message()),
+        "; the space can't grow: ", std::string(made.message()), complete ? "" : WhoKeepsWhat(space),
         held == 0 ? "" : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
   }
 }

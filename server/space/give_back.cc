@@ -33,7 +33,7 @@ void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
 }
 
 uint32_t GiveBack::spare_slabs() const {
-  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.entered() < 2) return 0;
+  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.entered() < 2 || !sessions_.Keepers().empty()) return 0;
   const uint32_t in_use =
       pool_.capacity() - pool_.available() - pool_.counts()[static_cast<int>(BlockState::kWithheld)];
   const uint32_t needed = std::max(share_blocks, in_use + pool_.promised());

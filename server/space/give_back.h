@@ -48,8 +48,8 @@ class GiveBack {
 
   // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
   void Ask(uint32_t slabs, uint64_t until_ms);
-  // So many slabs could go if no held block were in them: what is left has room for what sessions hold and are promised, and
-  // for `share_blocks`.
+  // So many slabs could go once no held block is in them: what is left has room for what sessions hold and are promised, and
+  // for `share_blocks`. None while a member lets none be unmapped (Sessions::Keepers).
   uint32_t spare_slabs() const;
   // Slabs that are to go, or are on their way.
   uint32_t pending_slabs() const {

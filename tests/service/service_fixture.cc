@@ -5,10 +5,19 @@
 namespace kvpool {
 
 void FakePeer::Send(const v1::AttachFrame& frame, UniqueFd fd) {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (frame.has_slab()) slabs_.push_back(frame.slab());
+    if (frame.has_slab_ready()) ready_.push_back(frame.slab_ready());
+    if (frame.has_slab_leave()) leaves_.push_back(frame.slab_leave());
+    if (fd.valid()) ++fds_;
+  }
+  if (frame.has_slab_leave() && on_leave) on_leave(frame.slab_leave());
+}
+
+std::vector<v1::SlabLeave> FakePeer::leaves() {
   const std::lock_guard<std::mutex> lock(mu_);
-  if (frame.has_slab()) slabs_.push_back(frame.slab());
-  if (frame.has_slab_ready()) ready_.push_back(frame.slab_ready());
-  if (fd.valid()) ++fds_;
+  return leaves_;
 }
 
 void FakePeer::Close(const std::string& reason) {
@@ -33,9 +42,18 @@ std::optional<std::string> FakePeer::closed() {
 
 // ------------------------------------------------------------------------------------------------- engines
 
-Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials) : daemon_(daemon) {
+Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back)
+    : daemon_(daemon) {
   v1::AttachHello hello;
   hello.set_client_name(name);
+  hello.set_gives_back(gives_back);
+  if (gives_back) {
+    peer->on_leave = [this](const v1::SlabLeave& leave) {
+      v1::SlabLeft left;
+      left.set_slab(leave.slab());
+      daemon_->OnSlabLeft(id, left);
+    };
+  }
   const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
   EXPECT_TRUE(welcome.ok()) << welcome.status();
   id = welcome->id;
@@ -285,7 +303,8 @@ void ServiceTest::StartDaemon(uint32_t slabs, int devices) {
 
 std::unique_ptr<Engine> ServiceTest::Attach(const std::string& name, uint32_t uid) {
   static std::atomic<int64_t> next_pid{100};
-  return std::make_unique<Engine>(daemon_.get(), name, PeerCredentials{next_pid++, uid, uid});
+  return std::make_unique<Engine>(daemon_.get(), name, PeerCredentials{next_pid++, uid, uid},
+                                  engines_give_back_);
 }
 
 std::unique_ptr<Engine> ServiceTest::OpenEngine(const v1::OpenSession& request, const std::string& name) {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,9 +46,11 @@ class FakePeer final : public AttachPeer {
   void Close(const std::string& reason) override;
   void Bound() override { bound = true; }
 
-  std::vector<v1::Slab> slabs();         // Those sent so far.
-  std::vector<v1::SlabReady> ready();    // Those announced so far.
-  std::optional<std::string> closed();   // Why the daemon hung up.
+  std::vector<v1::Slab> slabs();        // Those sent so far.
+  std::vector<v1::SlabReady> ready();   // Those announced so far.
+  std::vector<v1::SlabLeave> leaves();  // Those asked for so far.
+  std::optional<std::string> closed();  // Why the daemon hung up.
+  std::function<void(const v1::SlabLeave&)> on_leave;
   uint32_t fds() const { return fds_; }  // How many came with slab frames.
   std::atomic<bool> bound{false};
 
@@ -55,6 +58,7 @@ class FakePeer final : public AttachPeer {
   std::mutex mu_;
   std::vector<v1::Slab> slabs_;
   std::vector<v1::SlabReady> ready_;
+  std::vector<v1::SlabLeave> leaves_;
   std::optional<std::string> closed_;
   std::atomic<uint32_t> fds_{0};
 };
@@ -69,7 +73,8 @@ class FakeListener final : public StreamListener {
 // One member process.
 class Engine {
  public:
-  Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials);
+  // One that gives back unmaps at once what it is asked to.
+  Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back = false);
   // A member of an earlier daemon that comes back to this one: `returned` says whether it may.
   Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned);
 
@@ -135,6 +140,7 @@ class ServiceTest : public testing::Test {
   // `slabs`: capacity of each device in slabs of 16 blocks.
   void StartDaemon(uint32_t slabs, int devices = 1);
   std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
+  bool engines_give_back_ = false;  // Those that attach from now on.
   // Attached, opened, and all slabs mapped.
   std::unique_ptr<Engine> OpenEngine(const v1::OpenSession& request, const std::string& name = "engine");
   v1::OpenSession OpenRequest(const std::string& model = "model") const;

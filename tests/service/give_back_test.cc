@@ -1,0 +1,259 @@
+// Memory goes from one space to another while engines are in both.
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/service/growth_fixture.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class GiveBackTest : public GrowthTest {
+ protected:
+  GiveBackTest() {
+    engines_give_back_ = true;
+    options_.policy = "lru";
+    options_.give_back_ms = 50;
+  }
+  // An engine of model "a" that has all slabs, and in them as many cached blocks as they hold.
+  std::unique_ptr<Engine> Full(uint32_t slabs) {
+    StartDaemon(slabs);
+    auto engine = OpenEngine(OpenRequest("a"), "a");
+    // The null block and the sink are no part of it.
+    const std::vector<uint64_t> blocks = LeaseAll(engine.get(), slabs * kSlabBlocks - 2);
+    for (const uint64_t block : blocks) {
+      engine->Seal({block}, {NameOf(block)});
+      clock_.Advance(1);
+      engine->Release({block});
+    }
+    return engine;
+  }
+  // While slabs are to come a lease is answered in parts.
+  std::vector<uint64_t> LeaseAll(Engine* engine, uint32_t count) {
+    std::vector<uint64_t> blocks;
+    for (int attempt = 0; attempt < 20 && blocks.size() < count; ++attempt) {
+      const v1::LeaseResult lease = engine->LeaseAsked(count - static_cast<uint32_t>(blocks.size()), 1);
+      blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+      Settle({engine});
+    }
+    EXPECT_EQ(blocks.size(), count);
+    return blocks;
+  }
+  static std::string NameOf(uint64_t block) { return Key("block" + std::to_string(IdOf(block))); }
+  static std::string NameOfId(uint32_t id) { return Key("block" + std::to_string(id)); }
+  absl::Status OpenB(uint32_t guaranteed, std::unique_ptr<Engine>* b) {
+    *b = Attach("b");
+    v1::OpenSession request = OpenRequest("b");
+    request.set_guaranteed_blocks(guaranteed);
+    const absl::Status status = (*b)->Open(request);
+    (*b)->MapSlabs();
+    return status;
+  }
+  // Each counts as a use.
+  uint32_t Found(Engine* engine, uint32_t first, uint32_t end) {
+    uint32_t found = 0;
+    for (uint32_t id = first; id < end; ++id) {
+      clock_.Advance(1);
+      const v1::MatchResult match = engine->Match({NameOfId(id)});
+      if (match.tokens() == 0) continue;
+      ++found;
+      EXPECT_LE(IdOf(match.groups(0).blocks(0)), Space(0).capacity);
+      engine->Release({match.groups(0).blocks(0)});
+    }
+    return found;
+  }
+};
+
+TEST_F(GiveBackTest, AnotherModelGetsItsGuaranteeAndWhatIsHotStays) {
+  const auto a = Full(6);
+  // The blocks of the two last slabs are the hottest.
+  ASSERT_EQ(Found(a.get(), 64, 96), 32);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(30, &b).ok());
+  EXPECT_EQ(b->Lease(30).size(), 30);
+  EXPECT_EQ(Space(0).slabs, 4);
+  EXPECT_EQ(a->peer->leaves().size(), 2);
+  EXPECT_EQ(a->peer->leaves()[0].slab(), 5);
+  EXPECT_EQ(a->peer->leaves()[0].capacity_blocks(), 5 * kSlabBlocks);
+  EXPECT_EQ(Found(a.get(), 64, 96), 32) << "they have moved";
+  EXPECT_EQ(Found(a.get(), 2, 64), 30) << "the coldest have made room for them";
+  EXPECT_EQ(Used(), 6 * kSlabBlocks * kBlockBytes);
+}
+
+TEST_F(GiveBackTest, ChainsMoveWithTheirChildren) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> all = a->Lease(14);
+  Settle({a.get()});
+  std::vector<uint64_t> more = a->Lease(16);
+  Settle({a.get()});
+  all.insert(all.end(), more.begin(), more.end());
+  more = a->Lease(16);
+  // The chain begins in the last slab, goes on in the first, and ends in the last.
+  const std::vector<uint64_t> chain = {more[3], more[4], all[0], all[1], more[5]};
+  ASSERT_GT(IdOf(more[3]), 2 * kSlabBlocks);
+  const std::vector<std::string> keys = Keys("chain", 5);
+  a->Seal(chain, keys);
+  a->Release(chain);
+  a->Release(std::vector<uint64_t>(all.begin() + 2, all.end()));
+  a->Release({more.begin(), more.begin() + 3});
+  a->Release({more.begin() + 6, more.end()});
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  const v1::MatchResult match = a->Match(keys);
+  ASSERT_EQ(match.groups(0).blocks_size(), 5);
+  for (const uint64_t block : match.groups(0).blocks()) EXPECT_LT(IdOf(block), 2 * kSlabBlocks);
+  EXPECT_EQ(IdOf(match.groups(0).blocks(2)), IdOf(all[0])) << "this one stays where it is";
+}
+
+TEST_F(GiveBackTest, AHeldBlockKeepsItsSlabAndItsHolderIsNamed) {
+  const auto a = Full(3);
+  const v1::MatchResult held = a->Match({NameOfId(40)});
+  ASSERT_EQ(held.tokens(), 16);
+  std::unique_ptr<Engine> b;
+  const absl::Status refused = OpenB(10, &b);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("guaranteed_blocks is 10"),
+                    HasSubstr("session " + std::to_string(a->opened.session()) + " holds 1 blocks")));
+  EXPECT_TRUE(a->peer->leaves().empty());
+  // What was vacated is the space's again.
+  clock_.Advance(100);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
+  a->Release({held.groups(0).blocks(0)});
+  EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
+TEST_F(GiveBackTest, AnEngineThatLetsNothingBeUnmappedIsNamed) {
+  engines_give_back_ = false;
+  const auto a = Full(3);
+  std::unique_ptr<Engine> b;
+  const absl::Status refused = OpenB(10, &b);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lets no slab be unmapped"));
+  EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kCached)], 3 * kSlabBlocks - 2)
+      << "nothing was evicted for it";
+}
+
+TEST_F(GiveBackTest, MemoryIsFreeWhenAllHaveUnmappedIt) {
+  const auto a = Full(3);
+  a->peer->on_leave = nullptr;  // It takes its time.
+  std::unique_ptr<Engine> b;
+  const absl::Status refused = OpenB(10, &b);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has yet to unmap a slab"));
+  EXPECT_EQ(Used(), 3 * kSlabBlocks * kBlockBytes);
+  EXPECT_EQ(scripts_[0]->alive, 3);
+  EXPECT_EQ(Space(0).capacity, 2 * kSlabBlocks - 1);
+  EXPECT_EQ(a->Match({NameOfId(45)}).groups(0).blocks_size(), 1) << "it goes on beside that";
+  v1::SlabLeft left;
+  left.set_slab(2);
+  daemon_->OnSlabLeft(a->id, left);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(scripts_[0]->alive, 2);
+  EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
+TEST_F(GiveBackTest, TheDeathOfAMemberIsAsGood) {
+  const auto a = Full(3);
+  a->peer->on_leave = nullptr;
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  a->Die();
+  EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
+TEST_F(GiveBackTest, ASlabLeftThatNobodyAskedForEndsTheSession) {
+  const auto a = Full(3);
+  v1::SlabLeft left;
+  left.set_slab(2);
+  daemon_->OnSlabLeft(a->id, left);
+  ASSERT_TRUE(a->peer->closed().has_value());
+  EXPECT_THAT(*a->peer->closed(), HasSubstr("has unmapped slab 2"));
+}
+
+TEST_F(GiveBackTest, ItGrowsAgainAndOldRefsStayOld) {
+  const auto a = Full(3);
+  const v1::MatchResult before = a->Match({NameOfId(45)});
+  const uint64_t old = before.groups(0).blocks(0);
+  a->Release({old});
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  b->Die();
+  daemon_->HousekeepOnce();
+  clock_.Advance(options_.idle_space_ms + 1000);
+  for (int i = 0; i < 4; ++i) Settle({a.get()});
+  const std::vector<uint64_t> held = a->Lease(20);
+  Settle({a.get()});
+  EXPECT_EQ(Space(0).slabs, 3);
+  const std::vector<uint64_t> more = a->Lease(16);
+  for (const uint64_t block : more) {
+    if (IdOf(block) == IdOf(old)) EXPECT_NE(block, old) << "its generation goes on";
+  }
+  EXPECT_EQ(a->Release({old}).refused_size(), 1);
+}
+
+TEST_F(GiveBackTest, WhatIsGuaranteedStays) {
+  StartDaemon(3);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(44);
+  const auto a = OpenEngine(request, "a");
+  Settle({a.get()});
+  std::unique_ptr<Engine> b;
+  const absl::Status refused = OpenB(2, &b);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("all of it is held, promised or kept for it"));
+  EXPECT_EQ(a->Lease(44).size(), 44);
+}
+
+TEST_F(GiveBackTest, ASpaceUnderPressureGetsTheMemoryOfOneThatIsIdle) {
+  const auto a = Full(4);
+  clock_.Advance(60000);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  EXPECT_EQ(Space(0).slabs, 3);
+  for (int round = 0; round < 20; ++round) {
+    const v1::LeaseResult lease = b->LeaseAsked(8, 1);
+    const std::vector<uint64_t> blocks(lease.blocks().begin(), lease.blocks().end());
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      b->Seal({blocks[i]}, {Key("b" + std::to_string(round) + "." + std::to_string(i))});
+    }
+    b->Release(blocks);
+    clock_.Advance(100);
+    Settle({a.get(), b.get()});
+  }
+  EXPECT_EQ(Space(0).slabs, 1) << "the first stays";
+  EXPECT_EQ(Space(1).slabs, 3);
+}
+
+TEST_F(GiveBackTest, TenRoundsOfTwoModelsInTurn) {
+  StartDaemon(6);
+  for (int round = 0; round < 10; ++round) {
+    std::unique_ptr<Engine> a = Attach("a"), b;
+    v1::OpenSession request = OpenRequest("a");
+    request.set_guaranteed_blocks(60);
+    ASSERT_TRUE(a->Open(request).ok()) << round;
+    Settle({a.get()});
+    const std::vector<uint64_t> blocks = LeaseAll(a.get(), 60);
+    for (const uint64_t block : blocks) a->Seal({block}, {NameOf(block)});
+    a->Release(blocks);
+    EXPECT_EQ(a->Do(CloseOp()).code(), 0);
+    const auto idle = OpenEngine(OpenRequest("a"), "idle");
+    ASSERT_TRUE(OpenB(60, &b).ok()) << round;
+    Settle({b.get(), idle.get()});
+    EXPECT_EQ(LeaseAll(b.get(), 60).size(), 60);
+    EXPECT_EQ(b->Do(CloseOp()).code(), 0);
+    b->Die();
+    a->Die();
+    idle->Die();
+    daemon_->HousekeepOnce();
+  }
+}
+
+}  // namespace
+}  // namespace kvpool
