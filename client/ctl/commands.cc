@@ -79,7 +79,8 @@ class BlocksCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
     flags->Add("space", &space_, {.min = 1}, "id of the space (see kvpoolctl spaces); needed");
-    flags->Add("state", &state_, "only blocks that are free, leased, sealed, cached, quarantined or withheld");
+    flags->Add("state", &state_,
+               "only blocks that are free, leased, sealed, cached, quarantined or withheld");
     flags->Add("first", &first_, {.max = kMostBlocks}, "first block id");
     flags->Add("limit", &limit_, {.min = 1, .max = kMostBlocks}, "most blocks to show");
   }
@@ -87,8 +88,8 @@ class BlocksCommand : public Command {
     if (space_ == 0)
       return absl::InvalidArgumentError("blocks needs --space=ID; kvpoolctl spaces lists them");
     if (!state_.empty() && StateFromName(state_) == v1::BLOCK_STATE_UNSPECIFIED) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--state: \"", state_, "\" is not free, leased, sealed, cached, quarantined or withheld"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--state: \"", state_, "\" is not free, leased, sealed, cached, quarantined or withheld"));
     }
     return absl::OkStatus();
   }

@@ -19,8 +19,8 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
-constexpr const char* kStates[kBlockStates] = {"free", "leased", "sealed", "cached", "quarantined",
-                                             "withheld"};
+constexpr const char* kStates[kBlockStates] = {"free",   "leased",      "sealed",
+                                               "cached", "quarantined", "withheld"};
 constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
 constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
