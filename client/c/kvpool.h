@@ -91,12 +91,15 @@ typedef struct {
   uint64_t give_back; /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
 } kvpool_options;
 
-/* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says what each asks of
- * the engine. */
+/* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says more.
+ *
+ *   NEVER      what is mapped stays
+ *   BY_CALL    slabs that are asked back wait for kvpool_give_back_slabs
+ *   ANY_TIME   they are unmapped at once: the engine touches the blocks that it holds, its sink and block 0,
+ *              and no others */
 #define KVPOOL_GIVE_BACK_NEVER 0
-#define KVPOOL_GIVE_BACK_BY_CALL 1 /* Slabs that are asked back wait for kvpool_give_back_slabs. */
-#define KVPOOL_GIVE_BACK_ANY_TIME \
-  2 /* The engine touches no block but those it holds, its sink and block 0. */
+#define KVPOOL_GIVE_BACK_BY_CALL 1
+#define KVPOOL_GIVE_BACK_ANY_TIME 2
 
 int kvpool_open(const kvpool_options* options, kvpool_session** session);
 /* `invitation` is from kvpool_invitation of a member that has joined already. */

@@ -42,13 +42,14 @@ class CLibraryTest(unittest.TestCase):
                 ("const char* kvpool_version(void);", "const char* kvpool_version(int part);"),
                 ("typedef uint64_t kvpool_block;", "typedef uint32_t kvpool_block;"),
                 ("typedef uint64_t kvpool_block;", "typedef int64_t kvpool_block;"),
-                ("uint32_t ranks;", "float ranks;"),
-                ("uint32_t magazine_blocks;", "uint64_t magazine_blocks;"),
-                ("uint32_t ranks;", "uint32_t more, ranks;"),
+                # Of a structure that has not grown since the release: see c_library.changes.
+                ("uint32_t keys_per_block;", "float keys_per_block;"),
+                ("uint32_t last_block_tokens;", "uint64_t last_block_tokens;"),
+                ("uint32_t keys_per_block;", "uint32_t more, keys_per_block;"),
                 ("} kvpool_group_keys;", "int more; } kvpool_group_keys;"),
                 ("uint8_t uuid[KVPOOL_DEVICE_UUID_BYTES]", "uint8_t** uuid")):
             with self.subTest(after):
-                self.assertIn("1 ", self.changes(before, after).splitlines()[0])
+                self.assertRegex(self.changes(before, after).splitlines()[0], "[1-9][0-9]* (Removed|Changed)")
 
     def test_soname_and_versions(self) -> None:
         self.assertIn("SONAME changed", self.changes(soname="libkvpool.so.1"))

@@ -192,6 +192,25 @@ TEST(CudaDevices, EveryStepOfMappingASlabMayFail) {
   }
 }
 
+TEST(CudaDevices, ASlabThatTheDriverDoesNotUnmapIsMappedStill) {
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuMemUnmap#1=CUDA_ERROR_INVALID_VALUE"}},
+                    [] {
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeSlab(2 * kMiB));
+                      ASSIGN_OR_RETURN(const std::unique_ptr<MemberMemory> member,
+                                       ReserveCudaMemory(device->uuid_bytes(), {.reserve_bytes = 4 * kMiB}));
+                      ASSIGN_OR_RETURN(UniqueFd fd, slab->Export());
+                      RETURN_IF_ERROR(member->MapSlab(std::move(fd), 2 * kMiB, 2 * kMiB));
+                      if (member->UnmapSlab(2 * kMiB, 2 * kMiB).ok())
+                        return absl::InternalError("the failure was overlooked");
+                      ASSIGN_OR_RETURN(fd, slab->Export());
+                      if (member->MapSlab(std::move(fd), 2 * kMiB, 2 * kMiB).ok())
+                        return absl::InternalError("there was room for another");
+                      return member->UnmapSlab(2 * kMiB, 2 * kMiB);
+                    }),
+            "OK");
+}
+
 TEST(CudaDevices, EveryStepOfWarmupMayFail) {
   // Reserving maps scratch twice, once in full and once for the rest; the slab is mapped last.
   for (const auto& [call, nth] : std::vector<std::pair<std::string, std::string>>{{"cuMemCreate", "2"},
