@@ -419,6 +419,35 @@ class PolicyCommand : public Command {
   std::string policy_;
 };
 
+class ShareCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {.min = 1}, "id of the space (see kvpoolctl spaces); needed");
+    flags->Add("guaranteed-blocks", &blocks_, {.max = kMostBlocks},
+               "blocks it keeps when others want memory");
+  }
+  absl::Status Check(const Flags& flags) override {
+    if (space_ == 0) return absl::InvalidArgumentError("share needs --space=ID; kvpoolctl spaces lists them");
+    if (flags.given("guaranteed-blocks")) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "share needs --guaranteed-blocks=N; 0: it keeps what its sessions need");
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::SetShareRequest request;
+    request.set_space(space_);
+    request.set_guaranteed_blocks(static_cast<uint32_t>(blocks_));
+    ASSIGN_OR_RETURN(const v1::SetShareResponse answer, daemon->SetShare(request));
+    output.Print(answer,
+                 absl::StrCat("Space ", space_, " keeps ", HumanCount(answer.guaranteed_blocks(), "block"),
+                              " instead of ", HumanCount(answer.previous_blocks()), "; it has ",
+                              HumanCount(answer.capacity_blocks()), ".\n"));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0, blocks_ = 0;
+};
+
 template <typename C>
 std::unique_ptr<Command> Make() {
   return std::make_unique<C>();
@@ -438,6 +467,7 @@ constexpr CommandEntry kCommands[] = {
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
     {"end", "end a session that its engine does not", &Make<EndCommand>},
     {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
+    {"share", "memory that a space keeps, whatever other spaces want", &Make<ShareCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
     {"health", "exit 0 if the daemon serves, or with --live answers: for probes", &Make<HealthCommand>},
 };

@@ -42,6 +42,7 @@ class OperatorClient {
   absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);
   absl::StatusOr<v1::GetPoliciesResponse> GetPolicies(const v1::GetPoliciesRequest& request);
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
+  absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
   // grpc.health.v1.Health/Check; "" asks about the server as a whole. May be repeated until
   // a daemon is there.

@@ -157,6 +157,7 @@ class Daemon final : private SpaceOwner {
   absl::Status PinPrefix(const v1::PinPrefixRequest& request, v1::PinPrefixResponse* response);
   absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
+  absl::Status SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
@@ -259,6 +260,10 @@ class Daemon final : private SpaceOwner {
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
+  std::atomic<int> asking_{
+      0};  // Openings that wait for memory of other spaces: no space grows unasked meanwhile.
+  Mutex waits_mu_;
+  Histogram guarantee_wait_ ABSL_GUARDED_BY(waits_mu_){kTierBounds};
   std::atomic<uint64_t> device_check_ms_{0};  // Devices are asked next then.
   // Both are indexed by device. Null: it can't score, and runner_errors_ says why.
   std::vector<std::unique_ptr<DeviceRunner>> runners_;

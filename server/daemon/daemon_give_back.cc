@@ -1,14 +1,20 @@
 // Memory that moves between spaces while engines are in them: who is asked for it, and who runs the steps.
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
+#include "server/replacement/policy.h"
 #include "server/space/device_budget.h"
 #include "server/space/space.h"
 
@@ -19,29 +25,44 @@ using std::chrono::steady_clock;
 
 // The housekeeper and openings run so many steps of one space before they look at others: 64 blocks move in one.
 constexpr int kStepsTogether = 16;
-constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr auto kPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
 // Blocks that are about to leave a space are to have been idle for so many times as long as those of another, and so much
 // longer, before it gives memory to that one: else a slab would go back and forth between two that are alike.
 constexpr uint64_t kMuchOlder = 2;
 constexpr uint64_t kOlderMs = 1000;
+// A space that no session uses gives so many slabs at a time.
+constexpr uint32_t kUnusedSlabs = 8;
 // Spaces that an error names.
 constexpr size_t kMostNamed = 4;
 
-bool Share(const Space& a, const Space& b) {
-  return std::any_of(a.facts.rank_devices.begin(), a.facts.rank_devices.end(), [&](size_t device) {
-    return std::count(b.facts.rank_devices.begin(), b.facts.rank_devices.end(), device) > 0;
+bool IsOnAny(const Space& space, absl::Span<const size_t> devices) {
+  return std::any_of(devices.begin(), devices.end(), [&](size_t device) {
+    return std::count(space.facts.rank_devices.begin(), space.facts.rank_devices.end(), device) > 0;
   });
 }
 
-// How long the block that would leave next was not used; 0: the space has none, or its policy does not say.
-uint64_t OldestMs(Space* space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu) {
-  std::vector<BlockPool::Departing> next;
-  space->state.pool.NextToLeave(1, &next);
-  if (next.empty()) return 0;
-  const absl::StatusOr<BlockView> view = space->state.pool.View(next.front().ref.id, space->NowMs());
-  return view.ok() ? view->idle_ms : 0;
+// Where a space lacks room for so many bytes on each rank. A tenant that has all it may have lacks it everywhere.
+std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, bool at_share,
+                                uint64_t bytes) {
+  std::vector<size_t> full;
+  const std::vector<size_t>& all = needy.facts.rank_devices;
+  for (const size_t device : all) {
+    const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
+    if (at_share || budget.capacity(device) - budget.used(device) < bytes * ranks) full.push_back(device);
+  }
+  return full;
+}
+
+// How long the block that would leave next was not used; none: there is none, or the policy can't say.
+std::optional<uint64_t> OldestMs(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
+  BlockId next;
+  const BlockPool& pool = space.state.pool;
+  if (pool.policy().Upcoming({&next, 1}) == 0) return std::nullopt;
+  const absl::StatusOr<BlockView> view = pool.View(next, space.NowMs());
+  if (!view.ok()) return std::nullopt;
+  return view->idle_ms;
 }
 
 // A space that may give, and what is under way there.
@@ -74,22 +95,40 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
                        const std::atomic<bool>* given_up) {
   const SpaceFacts& facts = needy->facts;
   const uint64_t enough = std::min(bytes, facts.geometry.slab_bytes);
+  // No other space takes what comes free meanwhile, nor does this one give.
+  asking_.fetch_add(1, std::memory_order_relaxed);
+  {
+    SpaceLock lock(*needy);
+    ++needy->state.give_back.asking;
+  }
+  std::set<std::shared_ptr<Space>> asked;
+  auto pause = kPause;
+  bool come = false;
   while (true) {
     const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
-    if (room >= enough) return true;
+    come = room >= enough;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
+    if (come || left.count() <= 0 || stopping_.load(std::memory_order_relaxed) ||
+        (given_up != nullptr && *given_up)) {
+      break;
+    }
     const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < enough;
+    const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, enough);
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
     uint64_t coming = room;
+    const uint64_t now = clock_->NowMs();
     for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-      if (!Share(*space, *needy) || (at_share && space->facts.tenant != facts.tenant)) continue;
+      if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
+        continue;
       SpaceLock lock(*space);
-      if (space->state.growth.closed()) continue;
       const class GiveBack& give_back = space->state.give_back;
-      if (give_back.under_way()) giving.push_back(space);
-      if (space == needy) continue;
-      const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
+      if (space->state.growth.closed()) continue;
       const uint32_t pending = give_back.pending_slabs();
+      if (give_back.under_way()) giving.push_back(space);
+      // What a held block keeps does not come, as far as one can tell.
+      if (give_back.stuck(now)) continue;
+      const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
       coming += pending * slab_bytes;
       const uint32_t spare = give_back.spare_slabs();
       if (spare <= pending) continue;
@@ -99,41 +138,66 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
                         .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes)});
     }
     // Whoever has most gives first.
-    std::vector<std::pair<std::shared_ptr<Space>, uint32_t>> asked;
+    std::map<std::shared_ptr<Space>, uint32_t> slabs;
     while (coming < bytes && !donors.empty()) {
-      Donor& most = *std::max_element(donors.begin(), donors.end(),
-                                      [](const Donor& a, const Donor& b) { return a.bytes < b.bytes; });
-      coming += most.slab_bytes;
-      most.bytes -= std::min(most.bytes, most.slab_bytes);
-      const auto it =
-          std::find_if(asked.begin(), asked.end(), [&](const auto& a) { return a.first == most.space; });
-      if (it == asked.end()) {
-        asked.emplace_back(most.space, 1);
-        giving.push_back(most.space);
-      } else {
-        ++it->second;
-      }
-      if (--most.spare == 0) donors.erase(donors.begin() + (&most - donors.data()));
+      const auto most = std::max_element(donors.begin(), donors.end(),
+                                         [](const Donor& a, const Donor& b) { return a.bytes < b.bytes; });
+      coming += most->slab_bytes;
+      most->bytes -= std::min(most->bytes, most->slab_bytes);
+      ++slabs[most->space];
+      if (--most->spare == 0) donors.erase(most);
     }
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
-    const uint64_t until_ms = clock_->NowMs() + static_cast<uint64_t>(std::max<int64_t>(0, left.count()));
-    for (const auto& [space, slabs] : asked) {
+    for (const auto& [space, more] : slabs) {
+      asked.insert(space);
       SpaceLock lock(*space);
-      space->state.give_back.Ask(space->state.give_back.pending_slabs() + slabs, until_ms);
+      if (space->state.growth.closed()) continue;
+      if (!space->state.give_back.under_way()) giving.push_back(space);
+      space->state.give_back.Ask(space->state.give_back.pending_slabs() + more,
+                                 now + static_cast<uint64_t>(left.count()));
     }
-    const bool late = left.count() <= 0 || (given_up != nullptr && *given_up);
-    if (giving.empty() || late) return room >= facts.geometry.unit_bytes;
+    if (giving.empty()) break;
     bool more = false;
     for (const std::shared_ptr<Space>& space : giving) more |= GiveBack(space.get());
-    if (!more) std::this_thread::sleep_for(kPause);
+    if (more) {
+      pause = kPause;
+      continue;
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
   }
+  for (const std::shared_ptr<Space>& space : asked) {
+    SpaceLock lock(*space);
+    space->state.give_back.Withdraw();
+  }
+  {
+    SpaceLock lock(*needy);
+    --needy->state.give_back.asking;
+  }
+  asking_.fetch_sub(1, std::memory_order_relaxed);
+  return come || budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
+}
+
+absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response) {
+  const std::shared_ptr<Space> space = registry_->FindSpace(request.space());
+  if (space == nullptr) return absl::NotFoundError(absl::StrCat("space ", request.space(), " is not open"));
+  const uint32_t most = space->facts.geometry.max_blocks - 1;
+  if (request.guaranteed_blocks() > most) {
+    return absl::InvalidArgumentError(absl::StrCat("guaranteed_blocks is ", request.guaranteed_blocks(),
+                                                   "; space ", request.space(), " can have at most ", most));
+  }
+  SpaceLock lock(*space);
+  response->set_previous_blocks(
+      std::exchange(space->state.give_back.share_blocks, request.guaranteed_blocks()));
+  response->set_guaranteed_blocks(request.guaranteed_blocks());
+  response->set_capacity_blocks(space->state.pool.capacity());
+  return absl::OkStatus();
 }
 
 std::string Daemon::WhoKeepsWhat(const Space& needy) {
   std::string why;
   size_t named = 0;
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    if (space.get() == &needy || !Share(*space, needy)) continue;
+    if (space.get() == &needy || !IsOnAny(*space, needy.facts.rank_devices)) continue;
     SpaceLock lock(*space);
     const std::string obstacle = space->state.give_back.Obstacle();
     if (obstacle.empty() || named == kMostNamed) continue;
@@ -145,30 +209,38 @@ std::string Daemon::WhoKeepsWhat(const Space& needy) {
 }
 
 void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
-  uint64_t own_ms = 0;
+  std::optional<uint64_t> own_ms;
   {
     SpaceLock lock(*needy);
-    own_ms = OldestMs(needy.get());
+    own_ms = OldestMs(*needy);
   }
+  const SpaceFacts& facts = needy->facts;
+  const uint64_t least_ms = own_ms.has_value() ? kMuchOlder * *own_ms + kOlderMs : UINT64_MAX;
+  const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+  const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, facts.geometry.unit_bytes);
   std::shared_ptr<Space> oldest;
-  uint64_t most_ms = kMuchOlder * own_ms + kOlderMs;
-  const bool at_share = budget_->RoomOfTenant(needy->facts.rank_devices, needy->facts.tenant) <
-                        needy->facts.geometry.unit_bytes;
+  bool unused = false;
+  uint64_t most_ms = 0;
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    if (space == needy || !Share(*space, *needy)) continue;
-    if (at_share && space->facts.tenant != needy->facts.tenant) continue;
+    if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
+      continue;
     SpaceLock lock(*space);
     const class GiveBack& give_back = space->state.give_back;
-    // One slab at a time, so that ages have time to change.
-    if (space->state.growth.closed() || give_back.under_way()) continue;
-    const uint64_t idle_ms = OldestMs(space.get());
-    if (idle_ms < most_ms || give_back.spare_slabs() == 0) continue;
-    most_ms = idle_ms;
+    // One at a time, so that ages have time to change.
+    if (space->state.growth.closed() || give_back.under_way() || give_back.spare_slabs() == 0) continue;
+    // What no session uses goes first, whatever its age: a process that is alive keeps such a space from being closed.
+    const bool without_sessions = space->state.sessions.empty();
+    const std::optional<uint64_t> idle_ms = OldestMs(*space);
+    if (!without_sessions && (unused || idle_ms.value_or(0) < least_ms)) continue;
+    if (oldest != nullptr && without_sessions == unused && idle_ms.value_or(0) <= most_ms) continue;
+    unused = without_sessions;
+    most_ms = idle_ms.value_or(0);
     oldest = space;
   }
   if (oldest == nullptr) return;
   SpaceLock lock(*oldest);
-  oldest->state.give_back.Ask(1, clock_->NowMs() + kLevelMs);
+  const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), unused ? kUnusedSlabs : 1u);
+  if (slabs > 0) oldest->state.give_back.Ask(slabs, clock_->NowMs() + kLevelMs);
 }
 
 }  // namespace kvpool

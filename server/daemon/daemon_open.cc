@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,8 @@ namespace kvpool {
 namespace {
 
 constexpr uint32_t kTableSessionsPerSession = 4;
+// An opening looks so often whether the members have unmapped a slab of its own space.
+constexpr auto kLeavingPause = std::chrono::milliseconds(1);
 
 // Gives the attach token back unless the opening worked.
 class Claim {
@@ -225,35 +228,53 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
       if (!absl::IsResourceExhausted(entered)) return entered;
     }
     absl::Status short_of, made;
-    bool complete = false;
+    bool may_ask = false, leaving = false;
     uint64_t missing_bytes = 0;
     {
       // One slab a round, so that others who need growth_mu come in between.
       Settlement settlement(space);
       MutexLock growth(&space.growth_mu);
+      bool complete = false;
       {
         SpaceTurn turn(space, &settlement);
+        leaving = space.state.growth.leaving().has_value();
+        // What it is about to give to others it needs itself.
+        if (!leaving) space.state.give_back.Cancel();
         short_of = space.state.sessions.Enter(turn, session);
         complete = space.state.growth.complete();
         missing_bytes = MissingBytes(space, *session);
       }
       if (!absl::IsResourceExhausted(short_of)) return short_of;
-      const uint64_t closed = registry_->spaces_closed();
-      made = space.MakeSlab(&settlement);
-      // A space at its largest has no use for the memory of others.
-      if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
-      if (!absl::IsResourceExhausted(made)) return made;
+      if (leaving) {
+        made = absl::ResourceExhaustedError("a slab of it is being given back");
+      } else {
+        const uint64_t closed = registry_->spaces_closed();
+        made = space.MakeSlab(&settlement);
+        // A space at its largest has no use for the memory of others, nor has a device that is full for other reasons.
+        if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
+        if (!absl::IsResourceExhausted(made)) return made;
+        const SpaceFacts& facts = space.facts;
+        may_ask = !complete && budget_->Room(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+      }
     }
     // Under no lock: two spaces may want what the other has.
-    if (!complete && std::chrono::steady_clock::now() < deadline &&
-        AskOthers(session->space, missing_bytes, deadline, given_up)) {
+    if (const auto began = std::chrono::steady_clock::now(); began < deadline && leaving) {
+      if (!GiveBack(&space)) std::this_thread::sleep_for(kLeavingPause);
       continue;
+    } else if (began < deadline && may_ask) {
+      const bool room = AskOthers(session->space, missing_bytes, deadline, given_up);
+      {
+        MutexLock lock(&waits_mu_);
+        guarantee_wait_.Observe(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+      }
+      if (room) continue;
     }
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(
         "guaranteed_blocks is ", session->terms.guaranteed_blocks,
         " (and the sink): ", std::string(short_of.message()),
-        "; the space can't grow: ", std::string(made.message()), complete ? "" : WhoKeepsWhat(space),
+        "; the space can't grow: ", std::string(made.message()), may_ask ? WhoKeepsWhat(space) : "",
         held == 0 ? "" : absl::StrCat("; ", held, " spaces without sessions are held by living processes")));
   }
 }

@@ -134,8 +134,9 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
           {.process = std::move(*processes.at(token)), .log = std::move(remains.logs.at(token).kept)});
     }
   }
-  for (const RecoveredPool::Session& session : found.sessions)
-    *last_session = std::max(*last_session, session.id);
+  for (const RecoveredPool::Session& session : found.sessions) {
+    if (session.id != Below::kHolderId) *last_session = std::max(*last_session, session.id);
+  }
   LogInfo("space recovered", {{"space", (*space)->facts.id},
                               {"tenant", (*space)->facts.tenant},
                               {"cached", found.cached},

@@ -54,6 +54,10 @@ DaemonSnapshot Daemon::Snapshot() {
                                  .usage = options_.tier->usage()};
   }
   snapshot.draining = registry_->draining();
+  {
+    MutexLock lock(&waits_mu_);
+    snapshot.guarantee_wait = guarantee_wait_.Snapshot();
+  }
   snapshot.uptime_seconds = static_cast<double>(now - start_ms_) / 1000;
   return snapshot;
 }

@@ -52,6 +52,7 @@ struct DaemonSnapshot {
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.
   uint32_t sessions_open = 0;
   bool draining = false;
+  HistogramSnapshot guarantee_wait;  // Seconds, of openings that waited for the memory of other spaces.
   double uptime_seconds = 0;
 };
 

@@ -307,6 +307,7 @@ uint32_t TierMover::Ahead(const Growth& growth) {
 bool TierMover::NextUnused(const Space& space, std::vector<BlockPool::Departing>* out) {
   const BlockPool& pool = space.state.pool;
   uint32_t& at = looked_at_[space.facts.id];
+  at = std::min(at, pool.capacity());  // Some of it may have been given back.
   for (const uint32_t end = at + std::min(kLookedAt, pool.capacity() - at); at < end;) {
     const absl::StatusOr<BlockView> view = pool.View(BlockId{++at}, space.NowMs());
     if (view.ok() && pool.IsResident(view->ref)) out->push_back({view->ref, view->key});

@@ -119,6 +119,15 @@ constexpr CounterFamily<PoolCounters> kPoolFamilies[] = {
 };
 constexpr CounterSeries<PoolCounters> kVictims[] = {{&PoolCounters::decided_victims, "decision"},
                                                     {&PoolCounters::undecided_victims, "lru"}};
+constexpr CounterFamily<GiveBackCounters> kGiveBackFamilies[] = {
+    {&GiveBackCounters::slabs, "kvpool_given_back_slabs_total",
+     "Slabs given back to the device for other spaces."},
+    {&GiveBackCounters::asked, "kvpool_give_back_asked_total",
+     "Times that a space was asked for memory for others."},
+    {&GiveBackCounters::missed, "kvpool_give_back_missed_total",
+     "Times that a space did not give what it was asked for in time: what is held there can't go."}};
+static_assert(sizeof(GiveBackCounters) == std::size(kGiveBackFamilies) * sizeof(uint64_t),
+              "a counter of GiveBackCounters has no line in kGiveBackFamilies");
 // PoolCounters::evicted is in kvpool_evicted_blocks_total, split by policy.
 static_assert(sizeof(PoolCounters) ==
                   (std::size(kPoolFamilies) + std::size(kVictims) + kEvictReasons) * sizeof(uint64_t),
@@ -185,6 +194,16 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, &Space::pressure);
   out->Counter("kvpool_growth_failures_total", "Slabs that a device refused although the budget had room.");
   EachSpace(daemon, out, [](const Space& space) { return space.counters.growth_failures; });
+  for (const auto& family : kGiveBackFamilies) {
+    out->Counter(family.name, family.help);
+    EachSpace(daemon, out, [&](const Space& space) { return space.give_back.*family.value; });
+  }
+  out->Histogram(
+      "kvpool_guarantee_wait_seconds",
+      "How long openings waited for other spaces to give memory back, those that did not get it included.");
+  out->Add({}, daemon.guarantee_wait);
+  out->Gauge("kvpool_share_blocks", "Blocks that an operator keeps for the space, whatever others want.");
+  EachSpace(daemon, out, &Space::share_blocks);
   out->Gauge("kvpool_recovered_blocks",
              "Sealed blocks that this daemon found with its keeper when it started.");
   EachSpace(daemon, out, [](const Space& space) { return space.counters.recovered_blocks; });

@@ -107,8 +107,9 @@ class BlockPool {
   // ---- Giving back
   // The pool is to shrink to its first `keep` blocks. Those behind are leased only where no other is free, their content is
   // moved (Move) or evicted, and once free they are withheld. With a higher `keep` than before, those that were withheld in
-  // front of it are free again; O(1) blocks a block of difference. At the capacity the pool is as it was.
-  void Vacate(uint32_t keep);
+  // front of it are free again; O(1) blocks a block of difference. At the capacity the pool is as it was. It is about to go on,
+  // down to `least`: children are looked for once for all of it.
+  void Vacate(uint32_t keep, uint32_t least = UINT32_MAX);
   // Withholds up to `most` blocks that are free behind `keep`; none that is promised to a session.
   void Withhold(uint32_t most);
   // All blocks behind `keep` are withheld, and leave the pool. Their generations are remembered, for when it grows again. False:
@@ -116,6 +117,8 @@ class BlockPool {
   bool Shrink();
   // Looks at some `blocks` blocks for the children of those that are to be vacated. True: all were looked at.
   bool NoteChildren(uint32_t blocks);
+  // Not while nothing is to be vacated, or a HandOver is under way.
+  bool can_move() const;
   // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
   // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
   // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
@@ -243,6 +246,8 @@ class BlockPool {
   uint32_t capacity() const;
   // The capacity, or what Vacate said.
   uint32_t keep() const;
+  // The block that would be leased next; UINT32_MAX: none is free.
+  uint32_t lowest_free() const;
   std::array<uint32_t, kBlockStates> counts() const;
   // The two sides of the invariant of credit.
   uint32_t available() const;

@@ -119,7 +119,7 @@ void PoolRep::CheckVacating() const {
   for (uint32_t b = 1; b <= capacity; ++b) {
     KVPOOL_CHECK(StateOf(b) != BlockState::kWithheld || b > keep, "block %u is withheld, and to be kept", b);
     const BlockRecord& r = records[b];
-    if (!vacating() || b >= noted || !r.resident() || r.parent <= keep) continue;
+    if (b >= noted || !r.resident() || r.parent <= note_behind) continue;
     const auto found = children_of.find(r.parent);
     KVPOOL_CHECK(found != children_of.end() &&
                      std::find(found->second.begin(), found->second.end(), b) != found->second.end(),

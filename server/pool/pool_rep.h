@@ -222,12 +222,20 @@ class PoolRep final {
   // ---- Giving back (vacate.cc)
   uint32_t keep = UINT32_MAX;  // Blocks behind this one are to be vacated.
   uint32_t free_behind = 0;    // So many of those are free.
-  // The children of resident blocks behind `keep`, and perhaps some that are so no more. All of them are in it once
+  // The children of resident blocks behind `note_behind`, and perhaps some that are so no more. All of them are in it once
   // `noted` has come to the capacity.
+  uint32_t note_behind = UINT32_MAX;
   absl::flat_hash_map<uint32_t, std::vector<uint32_t>> children_of;
+  uint64_t notes = 0;
   uint32_t noted = 0;
   void NoteChild(uint32_t parent, uint32_t child) {
-    if (parent > keep) children_of[parent].push_back(child);
+    if (parent <= note_behind) return;
+    children_of[parent].push_back(child);
+    ++notes;
+  }
+  void ForgetChildren() {
+    children_of.clear();
+    notes = noted = 0;
   }
 
   // ---- The sessions

@@ -9,10 +9,22 @@
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
+namespace {
+
+// A small pool keeps so many notes of children without looking whether they hold.
+constexpr uint64_t kLeastNotes = 65536;
+
+}  // namespace
+
+bool BlockPool::can_move() const { return rep_->vacating() && !rep_->handing_over; }
+
+uint32_t BlockPool::lowest_free() const {
+  return rep_->count(BlockState::kFree) == 0 ? UINT32_MAX : rep_->free.Lowest();
+}
 
 uint32_t BlockPool::keep() const { return std::min(rep_->keep, rep_->capacity); }
 
-void BlockPool::Vacate(uint32_t keep) {
+void BlockPool::Vacate(uint32_t keep, uint32_t least) {
   Rep& r = *rep_;
   const uint32_t before = std::min(r.keep, r.capacity);
   keep = std::min(keep, r.capacity);
@@ -24,9 +36,10 @@ void BlockPool::Vacate(uint32_t keep) {
   }
   r.keep = keep == r.capacity ? UINT32_MAX : keep;
   r.free_behind = r.free.CountRange(keep + 1, r.capacity + 1);
-  // Children are noted for all that are behind now.
-  if (keep < before) r.noted = 0;
-  if (!r.vacating()) r.children_of.clear();
+  const uint32_t note_behind = r.vacating() ? std::min(keep, least) : UINT32_MAX;
+  if (note_behind >= r.note_behind && r.vacating()) return;
+  r.note_behind = note_behind;
+  r.ForgetChildren();
 }
 
 void BlockPool::Withhold(uint32_t most) {
@@ -49,7 +62,8 @@ bool BlockPool::Shrink() {
   r.capacity = r.keep;
   withheld = 0;
   r.keep = UINT32_MAX;
-  r.children_of.clear();
+  // The next slab's children are noted already.
+  if (r.noted > r.capacity) r.noted = r.capacity + 1;
   r.departing_at = std::min(r.departing_at, r.capacity);
   return true;
 }
@@ -58,6 +72,8 @@ bool BlockPool::NoteChildren(uint32_t blocks) {
   Rep& r = *rep_;
   if (!r.vacating()) return true;
   const uint32_t end = std::min(r.next_new, r.capacity + 1);
+  // Of a parent of which many children come and go many notes are stale: then all is looked at anew.
+  if (r.notes > 2 * uint64_t{r.capacity} + kLeastNotes) r.ForgetChildren();
   for (; blocks > 0 && r.noted < end; --blocks, ++r.noted) {
     const BlockRecord& record = r.records[r.noted];
     if (r.noted > 0 && record.resident()) r.NoteChild(record.parent, r.noted);

@@ -196,6 +196,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("PinPrefix", &S::RequestPinPrefix, kChanges, &Daemon::PinPrefix);
   add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
+  add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
 }
 

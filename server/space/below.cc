@@ -15,8 +15,6 @@ namespace {
 constexpr size_t kLookedAtOnce = 64;
 // A step of several groups that is longer than this is that of no engine.
 constexpr uint64_t kMostStepTokens = 1 << 30;
-// The name of the daemon's own holds in a table that outlives it: no session has it, so that they end with the daemon.
-constexpr uint64_t kHolderId = UINT64_MAX;
 
 BlockKey KeyAt(const v1::GroupKeys& group, uint64_t index) {
   return BlockKey::From(std::string_view(group.keys()).substr(index * group.key_bytes(), group.key_bytes()),

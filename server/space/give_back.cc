@@ -12,15 +12,19 @@ namespace {
 
 // Blocks that are looked at, withheld or put back under one hold of the space's mutex: some 0.1 ms.
 constexpr uint32_t kSlice = 1024;
+constexpr uint32_t kNotesSlice = 4096;
 // Blocks that move together, and their bytes: some milliseconds of copying, in which the housekeeper does nothing else.
 constexpr uint32_t kMostCopies = 64;
 constexpr uint64_t kMostCopyBytes = 16 << 20;
-// A block with more children than that stays where it is, until some have left.
+// Children that get another parent under one hold of the mutex: each has two words of its record saved where a keeper is. A
+// block with more stays where it is, until some have left.
 constexpr uint32_t kMostChildren = 1024;
 // What is evicted may lie in the slab itself, and makes no room elsewhere.
 constexpr int kReclaims = 4;
-// Sessions are asked for what they hold in the slab at most this often.
-constexpr uint64_t kAskAgainMs = 100;
+// Sessions are asked for what they have leased in the slab after such a pause, which doubles each time.
+constexpr uint64_t kAskAgainMs = 100, kLongestAskMs = 5000;
+// Somebody who holds what is to go, and does not let go of it for so long, may hold it for ever.
+constexpr uint64_t kStuckMs = 100;
 
 }  // namespace
 
@@ -33,55 +37,78 @@ void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
 }
 
 uint32_t GiveBack::spare_slabs() const {
-  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.entered() < 2 || !sessions_.Keepers().empty()) return 0;
+  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.closed() || growth_.entered() < 2 || asking > 0) return 0;
   const uint32_t in_use =
       pool_.capacity() - pool_.available() - pool_.counts()[static_cast<int>(BlockState::kWithheld)];
-  const uint32_t needed = std::max(share_blocks, in_use + pool_.promised());
+  const uint32_t needed = std::max(share_blocks, in_use + pool_.promised() + sessions_.unmet_blocks());
   uint32_t keep = growth_.entered();
   // The null block is no part of the capacity.
   while (keep > 1 && growth_.end_block(keep - 1) - 1 >= needed) --keep;
+  if (keep == growth_.entered() || !sessions_.Keepers().empty()) return 0;
   return growth_.entered() - keep;
 }
 
-bool GiveBack::PutBack() {
-  if (pool_.keep() == pool_.capacity()) return false;
-  pool_.Vacate(std::min(pool_.capacity(), pool_.keep() + kSlice));
-  return true;
-}
+bool GiveBack::stuck(uint64_t now) const { return waits_since_ms_ != 0 && now - waits_since_ms_ >= kStuckMs; }
 
 void GiveBack::Cancel() {
   keep_slabs_ = UINT32_MAX;
   pool_.Vacate(pool_.capacity());
 }
 
+bool GiveBack::PutBack() {
+  const bool some = pool_.keep() < pool_.capacity();
+  pool_.Vacate(std::min(pool_.capacity(), pool_.keep() + kSlice));
+  return some;
+}
+
+GiveBack::Next GiveBack::Wait(const Turn& turn) {
+  if (waits_since_ms_ == 0) waits_since_ms_ = turn.now;
+  return Next::kWait;
+}
+
 GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions) {
-  if (growth_.leaving().has_value()) return sessions_.all_left() ? Next::kDestroy : Next::kWait;
+  if (growth_.leaving().has_value()) {
+    if (sessions_.all_left()) return Next::kDestroy;
+    if (turn.now < until_ms_) return Wait(turn);
+    ++counters.missed;
+    keep_slabs_ = UINT32_MAX;
+    sessions_.TakeBack(turn);
+    return Next::kGoOn;
+  }
   if (asked() && slabs() <= keep_slabs_) keep_slabs_ = UINT32_MAX;
   if (asked() && turn.now >= until_ms_) {
     ++counters.missed;
     keep_slabs_ = UINT32_MAX;
   }
-  if (!asked()) return PutBack() ? Next::kGoOn : Next::kDone;
+  if (!asked()) {
+    waits_since_ms_ = 0;
+    return PutBack() ? Next::kGoOn : Next::kDone;
+  }
   // A slab on its way to members is not to be overtaken.
-  if (!growth_.all_entered() || slabs() < 2 || !sessions_.Keepers().empty()) return Next::kWait;
+  if (!growth_.all_entered() || slabs() < 2 || !sessions_.Keepers().empty()) return Wait(turn);
   const uint32_t keep = growth_.slabs().back().first_block - 1;
   if (pool_.keep() != keep) {
-    pool_.Vacate(keep);
+    if (spare_slabs() == 0) return Wait(turn);
+    pool_.Vacate(keep, growth_.end_block(std::max(1u, keep_slabs_)) - 1);
     at_ = keep;
-    asked_holders_ms_ = 0;
+    waits_since_ms_ = ask_holders_ms_ = 0;
+    pause_ms_ = kAskAgainMs;
+    leased_.clear();
   }
-  if (!pool_.NoteChildren(kSlice)) return Next::kGoOn;
+  if (!pool_.can_move()) return Wait(turn);
+  if (!pool_.NoteChildren(kNotesSlice)) return Next::kGoOn;
   pool_.Withhold(kSlice);
   const bool gone_through = Gather(turn, copies, evictions);
   if (!copies->empty()) return Next::kCopy;
   if (pool_.Shrink()) {
     growth_.Leave(turn.now);
     sessions_.AskToUnmap(turn);
+    waits_since_ms_ = 0;
     return sessions_.all_left() ? Next::kDestroy : Next::kGoOn;
   }
   if (!gone_through) return Next::kGoOn;
   AskHolders(turn);
-  return Next::kWait;
+  return Wait(turn);
 }
 
 bool GiveBack::Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions) {
@@ -90,12 +117,18 @@ bool GiveBack::Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Evictio
       std::clamp<uint64_t>(kMostCopyBytes / std::max<uint64_t>(1, block_bytes), 1, kMostCopies));
   bool gone_through = false;
   std::vector<BlockRef> cached;
+  uint32_t children = 0;
   for (uint32_t looked = 0; looked < kSlice && cached.size() < most && !gone_through; ++looked) {
-    const absl::StatusOr<BlockView> view = pool_.View(BlockId{++at_}, turn.now);
-    if (view->state == BlockState::kCached && view->children <= kMostChildren) {
+    const absl::StatusOr<BlockView> view = pool_.View(BlockId{at_ + 1}, turn.now);
+    if (view->state == BlockState::kCached && view->children <= kMostChildren &&
+        view->ref.generation != UINT32_MAX) {
+      if (!cached.empty() && children + view->children > kMostChildren) break;
+      children += view->children;
       cached.push_back(view->ref);
+    } else if (view->state == BlockState::kLeased) {
+      ++leased_[view->owner];
     }
-    if (at_ < pool_.capacity()) continue;
+    if (++at_ < pool_.capacity()) continue;
     gone_through = true;
     at_ = pool_.keep();
   }
@@ -140,12 +173,15 @@ void GiveBack::Place(BlockRef block, bool is_source, Copy* copy) const {
   }
 }
 
-void GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) {
+bool GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) {
   const absl::StatusOr<Holder> own = below_.holder();
-  if (!own.ok()) return;
+  if (!own.ok()) return false;
+  bool moved = false;
   for (const Copy& copy : copies) {
     if (copied && pool_.Move(*own, turn.now, copy.from, copy.to, kMostChildren)) {
       sessions_.CopySealer(copy.from.id, copy.to.id);
+      if (below_.wants_sealed()) below_.Sealed(copy.to, pool_.View(copy.to.id, turn.now)->key);
+      moved = true;
       continue;
     }
     // Somebody uses it by now, or it has left.
@@ -153,24 +189,33 @@ void GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) 
     pool_.Release(*own, turn.now, {&copy.to, 1}, {&verdict, 1});
   }
   pool_.Withhold(kSlice);
+  if (moved) {
+    waits_since_ms_ = 0;
+  } else {
+    Wait(turn);
+  }
+  return moved;
 }
 
 void GiveBack::AskHolders(const Turn& turn) {
-  if (turn.now - asked_holders_ms_ < kAskAgainMs) return;
-  asked_holders_ms_ = turn.now;
-  for (Session* session : sessions_) {
-    if (session->ended || session->holder == kNobody) continue;
-    // Which of them lie in the slab the engine's magazine does not know: those that it leases next do not.
-    const BlockPool::Holdings holdings = pool_.holdings(session->holder);
-    if (holdings.leased <= 1) continue;
+  const auto leased = std::exchange(leased_, {});
+  if (turn.now < ask_holders_ms_) return;
+  ask_holders_ms_ = turn.now + pause_ms_;
+  pause_ms_ = std::min(2 * pause_ms_, kLongestAskMs);
+  for (const auto& [holder, blocks] : leased) {
+    Session* const session = sessions_.of(holder);
+    if (session == nullptr || session->ended || (blocks == 1 && Index(session->sink.id) > pool_.keep()))
+      continue;
+    // A magazine gives the oldest of its stock, whichever they are; what it leases next does not lie in the slab.
     sessions_.Post(session->lead(), v1::NOTICE_KIND_REVOKE,
-                   {.value = holdings.leased, .detail = "memory is to be given back"});
+                   {.value = pool_.holdings(holder).leased, .detail = "memory is to be given back"});
   }
 }
 
 std::string GiveBack::Obstacle() const {
   std::vector<std::string> why;
   if (facts_.kind == v1::SPACE_KIND_IPC) return "its memory is one IPC allocation";
+  if (growth_.closed()) return "";
   if (growth_.leaving().has_value()) {
     for (const Session* session : sessions_) {
       for (const auto& member : session->members) {
@@ -184,27 +229,31 @@ std::string GiveBack::Obstacle() const {
   why = sessions_.Keepers();
   if (spare_slabs() == 0) why.push_back("all of it is held, promised or kept for it");
   if (slabs() < 2 || spare_slabs() == 0) return absl::StrJoin(why, "; ");
-  // Who holds what in the last slab.
+  // Who holds what in the last slab: by whom it is charged, if several do.
   constexpr uint32_t kMostLooked = 4096;
   const uint32_t first = growth_.slabs().back().first_block;
   std::map<uint64_t, uint32_t> held;  // Blocks, keyed by session.
-  uint32_t pinned = 0;
+  uint32_t pinned = 0, others = 0;
   for (uint32_t b = first; b <= std::min(pool_.capacity(), first + kMostLooked); ++b) {
     const absl::StatusOr<BlockView> view = pool_.View(BlockId{b}, 0);
     if (!view.ok() || (view->state != BlockState::kLeased && view->state != BlockState::kSealed &&
                        view->state != BlockState::kQuarantined)) {
       continue;
     }
-    pinned += view->pinned ? 1 : 0;
-    for (const Session* session : sessions_) {
-      if (session->holder != kNobody && pool_.holds(session->holder, BlockId{b}) > 0)
-        ++held[session->terms.id];
+    const Session* const session = view->owner == kNobody ? nullptr : sessions_.of(view->owner);
+    if (view->pinned) {
+      ++pinned;
+    } else if (session != nullptr) {
+      ++held[session->terms.id];
+    } else {
+      ++others;
     }
   }
   for (const auto& [id, blocks] : held) {
     why.push_back(absl::StrCat("session ", id, " holds ", blocks, " blocks of the slab that would be next"));
   }
   if (pinned > 0) why.push_back(absl::StrCat(pinned, " blocks of the slab that would be next are pinned"));
+  if (others > 0) why.push_back(absl::StrCat(others, " more blocks of it are held"));
   return absl::StrJoin(why, "; ");
 }
 

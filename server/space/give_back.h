@@ -3,14 +3,14 @@
 //   asked      others want the memory: the space does not grow, and has a deadline
 //   vacating   the last slab's blocks are leased only where nothing else is free. Cached ones leave by the policy's ranking, of
 //              the whole space, until as many are free as the slab has; those that stay move, with their bytes, to where the
-//              others were. Sessions are asked for what they hold there and do not use. What is free there is withheld
+//              others were. Sessions are asked for what they have leased there and do not use. What is free there is withheld
 //   leaving    all of it is withheld: it has left the pool, no answer names it, and each member that maps it is asked to unmap
 //              it. Then it is destroyed, and its memory is the device's again
 //
 // A block that a session holds keeps its slab, and with it those in front: there is no bound in time but the deadline. Then what
 // was vacated is the space's again. The first slab stays: the null block is in it, and sinks are, as far as there was room.
 //
-// A slab that leaves is no longer the space's even if a member takes its time to unmap it.
+// A slab that leaves and that some member has not unmapped by the deadline is the space's again: it goes out to all.
 //
 // Not thread-safe: the space's mutex is around it. Bytes are copied outside of it, by whoever runs the steps.
 #ifndef KVPOOL_SERVER_SPACE_GIVE_BACK_H_
@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,8 +37,8 @@ namespace kvpool {
 // What was counted since the space was made. Nothing but uint64_t, as in PoolCounters.
 struct GiveBackCounters {
   uint64_t slabs = 0;   // Slabs that were given back.
-  uint64_t asked = 0;   // Times that others asked for memory.
-  uint64_t missed = 0;  // Of those, times that the deadline came first.
+  uint64_t asked = 0;   // Times that others asked for memory,
+  uint64_t missed = 0;  // and that they had not got all of it in time.
 };
 
 class GiveBack {
@@ -48,9 +49,13 @@ class GiveBack {
 
   // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
   void Ask(uint32_t slabs, uint64_t until_ms);
+  // They want none any more. A slab that is leaving still goes.
+  void Withdraw() { keep_slabs_ = UINT32_MAX; }
   // So many slabs could go once no held block is in them: what is left has room for what sessions hold and are promised, and
   // for `share_blocks`. None while a member lets none be unmapped (Sessions::Keepers).
   uint32_t spare_slabs() const;
+  // The slab was gone through, and what is held there has kept it for a while: whoever asks had better ask others.
+  bool stuck(uint64_t now) const;
   // Slabs that are to go, or are on their way.
   uint32_t pending_slabs() const {
     return (growth_.leaving().has_value() ? 1 : 0) + (asked() ? slabs() - std::min(slabs(), keep_slabs_) : 0);
@@ -75,7 +80,8 @@ class GiveBack {
   // Appends to `evictions` what has left meanwhile. Runs under Space::growth_mu, so that no slab is made between two steps.
   Next Step(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
   // `copied`: their bytes are there. REQUIRES: `copies` is what Step answered.
-  void OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
+  // True: some have moved.
+  bool OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
   void OnDestroyed() { ++counters.slabs; }
   // The space needs memory itself. REQUIRES: no slab is leaving.
   void Cancel();
@@ -85,6 +91,8 @@ class GiveBack {
 
   // What an operator keeps for the space, whatever others want.
   uint32_t share_blocks = 0;
+  // Openings that wait for the memory of others on behalf of this space: it gives none of its own.
+  uint32_t asking = 0;
   GiveBackCounters counters;
 
  private:
@@ -94,6 +102,8 @@ class GiveBack {
   bool PutBack();
   // Fills `copies` with the next of the slab. True: the slab was gone through since the last time that it was said.
   bool Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
+  // Nothing can be done before `turn.now` has moved on.
+  Next Wait(const Turn& turn);
   void AskHolders(const Turn& turn);
   void Place(BlockRef block, bool is_source, Copy* copy) const;
 
@@ -105,8 +115,11 @@ class GiveBack {
 
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
   uint64_t until_ms_ = 0;
-  uint32_t at_ = 0;  // Blocks of the slab up to this one were looked at.
-  uint64_t asked_holders_ms_ = 0;
+  uint32_t at_ = 0;              // Blocks of the slab up to this one were looked at.
+  uint64_t waits_since_ms_ = 0;  // 0: it does not.
+  // Sessions are asked for what they have leased in the slab, again and again after ever longer pauses.
+  std::map<Holder, uint32_t> leased_;
+  uint64_t ask_holders_ms_ = 0, pause_ms_ = 0;
 };
 
 }  // namespace kvpool

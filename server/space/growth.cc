@@ -85,6 +85,7 @@ void Growth::SetWatermarks() {
 std::vector<SlabRow> Growth::TakeSlabs() {
   KVPOOL_CHECK(closed_, "space %lu is open", facts_.id);
   if (leaving_.has_value()) slabs_.push_back(TakeLeft());
+  entered_ = 0;
   return std::exchange(slabs_, {});
 }
 
@@ -159,7 +160,7 @@ void Growth::Review(uint64_t now) {
 // -------------------------------------------------------------------------------------------------- blocks
 
 bool Growth::GrowFor(uint32_t blocks, uint64_t now) {
-  if (!may_grow_ && all_entered()) return false;
+  if (!may_grow() && all_entered()) return false;
   Want(blocks);
   came_short_ = true;
   if (!std::exchange(growing_, true)) moved_ms_ = now;

@@ -104,7 +104,7 @@ class Growth {
   bool WantsSlab() const { return !all_entered() || NeedsSlab(); }
   bool short_of_blocks() const;
   // As far as is known there is room in the space and in the budget.
-  bool may_grow() const { return may_grow_; }
+  bool may_grow() const { return may_grow_ && !leaving_.has_value(); }
   void set_may_grow(bool may_grow);
   // There was no room for one. Unblock does nothing before `retry_ms`.
   void Block(uint64_t retry_ms);

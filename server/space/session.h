@@ -102,6 +102,7 @@ class Member {
   bool hung_up = false;
   bool maps = false;     // It was sent a slab, by this daemon or the one before.
   bool leaves = false;   // It was asked to unmap the space's last slab, and has not said that it did.
+  bool crossed = false;  // The slab was sent again meanwhile: that it has left may still be said.
   bool keeps = false;    // Its session is gone, and its process may still map what it does not give back.
   bool touched = false;  // It is in Sessions' list of members to wake.
   uint64_t last_call_ms = 0;

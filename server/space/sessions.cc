@@ -1,6 +1,7 @@
 #include "server/space/sessions.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -82,6 +83,7 @@ void Sessions::OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack) {
   Session* session = member->session;
   if (session->ended) return;
   member->last_call_ms = turn.now;
+  member->crossed = false;  // It speaks in the order of what it does.
   absl::Status status = member->slabs.Acknowledge(ack.slab());
   if (status.ok() && !ack.error().empty()) status = absl::AbortedError(ack.error());
   if (!status.ok()) {
@@ -295,8 +297,11 @@ void Sessions::AskToUnmap(Turn& turn) {
   const auto slab = static_cast<uint32_t>(growth_.slabs().size());
   for (Session* session : sessions_) {
     for (const auto& member : session->members) {
-      if (!member->maps || member->dead) continue;
-      member->slabs.Leave();
+      if (member->dead || session->ended) continue;
+      // A scheduler maps nothing, and is told of the capacity.
+      const bool told = member->joined && member->identity.scheduler && member->identity.gives_back;
+      if (!member->maps && !told) continue;
+      if (member->maps) member->slabs.Leave();
       member->leaves = true;
       OutgoingFrame out;
       out.session = session->shared_from_this();
@@ -320,11 +325,28 @@ void Sessions::OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left) 
     return;
   }
   member->last_call_ms = turn.now;
+  if (std::exchange(member->crossed, false)) return;
   if (std::exchange(member->leaves, false) && left.slab() == growth_.slabs().size()) return;
   End(turn, member->session, EndKind::kRefusedSlab,
       absl::StrCat(EndedBy(*member), " says that it has unmapped slab ", left.slab(),
                    ", which it was not asked to"),
       nullptr);
+}
+
+void Sessions::TakeBack(Turn& turn) {
+  for (Session* session : sessions_) {
+    for (const auto& member : session->members) {
+      // Nothing is sent again to one that maps nothing.
+      if (std::exchange(member->leaves, false)) member->crossed = member->maps && !session->ended;
+    }
+  }
+  AddSlab(turn, growth_.TakeLeft());
+}
+
+uint32_t Sessions::unmet_blocks() const {
+  uint32_t blocks = 0;
+  for (const Session* session : pending_) blocks += pool_.unmet(session->holder);
+  return blocks;
 }
 
 bool Sessions::all_left() const {
@@ -392,8 +414,23 @@ void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
   turn.deferred.send = true;
 }
 
+// A sink stays where it is for as long as its session, and with it the slab: it belongs into the first one.
+void Sessions::MakeRoomForSink(const Turn& turn) {
+  constexpr uint32_t kMostLooked = 2048;
+  const uint32_t end = growth_.end_block(1);
+  if (growth_.entered() < 2 || pool_.lowest_free() < end) return;
+  std::optional<BlockView> coldest;
+  for (uint32_t b = 1; b < std::min(end, kMostLooked); ++b) {
+    absl::StatusOr<BlockView> view = pool_.View(BlockId{b}, turn.now);
+    if (!view.ok() || view->state != BlockState::kCached || view->children > 0) continue;
+    if (!coldest.has_value() || view->idle_ms > coldest->idle_ms) coldest = *view;
+  }
+  if (coldest.has_value()) pool_.Reclaim(turn.now, {&coldest->ref, 1}, EvictReason::kBackground, nullptr);
+}
+
 bool Sessions::LeaseSink(const Turn& turn, Session* session) {
   if (session->sink != kNullRef) return true;
+  MakeRoomForSink(turn);
   std::vector<BlockRef> sink;
   if (growth_.Lease(session->holder, turn.now, 1, 1, &sink).growing) return false;
   // Its guarantee covers it.

@@ -55,7 +55,7 @@ class Sessions {
   auto end() const { return sessions_.end(); }
   size_t size() const { return sessions_.size(); }
   // Of those, the one that has this holder; null: none has.
-  const Session* of(Holder holder) const {
+  Session* of(Holder holder) const {
     const auto slot = static_cast<size_t>(holder);
     return slot < by_holder_.size() ? by_holder_[slot] : nullptr;
   }
@@ -106,6 +106,10 @@ class Sessions {
   // Growth::Leave was called: who maps that slab is asked to unmap it. REQUIRES: Keepers() is empty.
   void AskToUnmap(Turn& turn);
   void OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left);
+  // The slab is the space's again, and goes out to those that have unmapped it.
+  void TakeBack(Turn& turn);
+  // What pending sessions lack of their guarantees.
+  uint32_t unmet_blocks() const;
   // No process maps it any more.
   bool all_left() const;
   // Lets the slabs enter that all ready sessions have mapped, and sessions become ready.
@@ -145,6 +149,7 @@ class Sessions {
   void Announce(Turn& turn, Session* session, uint32_t mapped);
   // The member is told that this slab is ready, and with it all before it.
   void TellReady(Turn& turn, Member* member, uint32_t slab);
+  void MakeRoomForSink(const Turn& turn);
   // True if the session has its sink, or got it now.
   bool LeaseSink(const Turn& turn, Session* session);
   // Whether the next slab waits for the session.

@@ -181,7 +181,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     Growth& growth = state.growth;
     if (growth.closed()) return closed();
     if (growth.leaving().has_value()) {
-      return absl::ResourceExhaustedError(
+      return absl::FailedPreconditionError(
           absl::StrCat("space ", facts.id, " gives a slab back: ", state.give_back.Obstacle()));
     }
     state.give_back.Cancel();
@@ -238,8 +238,7 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
     const absl::Status copied = CopyAll(copies);
     CheckNotLost(copied, facts.id, "moving blocks");
     SpaceTurn turn(*this, settlement);
-    state.give_back.OnCopied(turn, copies, copied.ok());
-    return copied.ok() ? GiveBack::Next::kGoOn : GiveBack::Next::kWait;
+    return state.give_back.OnCopied(turn, copies, copied.ok()) ? GiveBack::Next::kGoOn : GiveBack::Next::kWait;
   }
   if (!row.has_value()) return next;
   const uint64_t bytes = row->bytes;

@@ -40,6 +40,8 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.pool = state.pool.counters();
   snapshot.counters = state.counters;
   snapshot.below = state.below.counters;
+  snapshot.give_back = state.give_back.counters;
+  snapshot.share_blocks = state.give_back.share_blocks;
   snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.hold = state.hold.Snapshot();
   snapshot.reclaim = state.reclaim.Snapshot();

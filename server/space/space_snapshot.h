@@ -32,6 +32,8 @@ struct SpaceSnapshot {
   PoolCounters pool;
   SpaceCounters counters;
   BelowCounters below;
+  GiveBackCounters give_back;
+  uint32_t share_blocks = 0;  // SetShare's.
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   HistogramSnapshot hold, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.

@@ -394,7 +394,7 @@ void World::Ask(absl::Status (Daemon::*verb)(const Request&, Response*)) {
 }
 
 void World::Operate() {
-  switch (input_.Below(13)) {
+  switch (input_.Below(14)) {
     case 0:
       return Ask(&Daemon::Evict);
     case 1:
@@ -425,6 +425,8 @@ void World::Operate() {
       daemon_->SetPolicy(request, &response).IgnoreError();
       return;
     }
+    case 12:
+      return Ask(&Daemon::SetShare);
     default:
       daemon_->Snapshot();
   }

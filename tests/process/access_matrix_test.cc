@@ -69,7 +69,8 @@ const std::map<std::string, Need>& Needs() {
          {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
-    for (const char* verb : {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy"}) {
+    for (const char* verb :
+         {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy", "SetShare"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
     return rows;
