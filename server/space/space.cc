@@ -238,7 +238,8 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
     const absl::Status copied = CopyAll(copies);
     CheckNotLost(copied, facts.id, "moving blocks");
     SpaceTurn turn(*this, settlement);
-    return state.give_back.OnCopied(turn, copies, copied.ok()) ? GiveBack::Next::kGoOn : GiveBack::Next::kWait;
+    return state.give_back.OnCopied(turn, copies, copied.ok()) ? GiveBack::Next::kGoOn
+                                                               : GiveBack::Next::kWait;
   }
   if (!row.has_value()) return next;
   const uint64_t bytes = row->bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 
 #include "proto/support/check.h"
@@ -39,10 +40,18 @@ class Listener final : public StreamListener {
 
 class World::Peer final : public AttachPeer {
  public:
-  void Send(const v1::AttachFrame& frame, UniqueFd) override { slabs += frame.has_slab() ? 1 : 0; }
+  void Send(const v1::AttachFrame& frame, UniqueFd) override {
+    if (frame.has_slab()) frames.push_back({.slab = frame.slab().slab(), .leaves = false});
+    if (frame.has_slab_leave()) frames.push_back({.slab = frame.slab_leave().slab(), .leaves = true});
+  }
   void Close(const std::string&) override {}
   void Bound() override {}
-  uint32_t slabs = 0;
+  // Those that the process has yet to answer.
+  struct Frame {
+    uint32_t slab = 0;
+    bool leaves = false;
+  };
+  std::deque<Frame> frames;
 };
 
 World::World(Input* input) : input_(*input) {
@@ -60,6 +69,7 @@ World::World(Input* input) : input_(*input) {
   options.device_threads = false;
   options.max_sessions = 8;
   options.max_members = 3;
+  options.give_back_ms = 1;
   options.idle_space_ms = 5000;
   options.policy = SomeReplacement(shape / 4);
   options.slab_bytes = kSlabBytes;
@@ -233,13 +243,15 @@ void World::Attach() {
   const uint8_t whose = input_.Byte();
   const bool known = whose % 4 == 3 && !processes_.empty();
   process->process = known ? processes_[whose % processes_.size()]->process : next_process_++;
+  v1::AttachHello hello;
+  hello.set_gives_back(process->process % 4 != 0);
   const absl::StatusOr<Daemon::Welcome> welcome =
       daemon_->OnAttached(process->peer,
                           {.pid = static_cast<int64_t>(process->process),
                            .uid = 1000u + whose / 250,
                            .gid = 0,
                            .process = process->process % 8 == 7 ? 0 : process->process},
-                          v1::AttachHello());
+                          hello);
   KVPOOL_CHECK(welcome.ok(), "%s", std::string(welcome.status().message()).c_str());
   process->attach = welcome->id;
   process->attach_token = welcome->frame.welcome().attach_token();
@@ -347,8 +359,16 @@ void World::MapSlabs(Process* process) {
     ack.set_slab(static_cast<uint32_t>(input_.Number()));
     return daemon_->OnSlabAck(process->attach, ack);
   }
-  while (process->acked_slabs < process->peer->slabs) {
-    ack.set_slab(process->acked_slabs++);
+  for (std::deque<Peer::Frame>& frames = process->peer->frames; !frames.empty();) {
+    const Peer::Frame frame = frames.front();
+    frames.pop_front();
+    if (frame.leaves) {
+      v1::SlabLeft left;
+      left.set_slab(frame.slab);
+      daemon_->OnSlabLeft(process->attach, left);
+      continue;
+    }
+    ack.set_slab(frame.slab);
     if (input_.OneIn(64)) ack.set_error("no room");
     daemon_->OnSlabAck(process->attach, ack);
   }

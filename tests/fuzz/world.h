@@ -55,7 +55,6 @@ class World {
     std::string member_token;
     uint64_t session = 0, space = 0;
     uint64_t sequence = 0, acknowledged = 0;
-    uint32_t acked_slabs = 0;
     bool hung_up = false;
     std::vector<uint64_t> prompt;   // The blocks of one sequence, as far as it knows.
     std::vector<uint64_t> scratch;  // Leased, and for arrays.

@@ -1,7 +1,10 @@
 // Memory goes from one space to another while engines are in both.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -158,6 +161,144 @@ TEST_F(GiveBackTest, MemoryIsFreeWhenAllHaveUnmappedIt) {
   daemon_->HousekeepOnce();
   EXPECT_EQ(scripts_[0]->alive, 2);
   EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
+TEST_F(GiveBackTest, ASlabThatAMemberDoesNotUnmapInTimeIsTheSpacesAgain) {
+  const auto a = Full(3);
+  a->peer->on_leave = nullptr;
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).capacity, 2 * kSlabBlocks - 1);
+  clock_.Advance(100);
+  Settle({a.get()});
+  EXPECT_EQ(a->peer->slabs().back().slab(), 2) << "it comes again";
+  EXPECT_EQ(a->peer->slabs().back().id(), a->peer->slabs()[2].id());
+  EXPECT_EQ(Space(0).capacity, 3 * kSlabBlocks - 1);
+  EXPECT_EQ(Space(0).give_back.missed, 1);
+  // It had unmapped the slab before it heard: what it says of that comes late, or not at all.
+  EXPECT_EQ(a->Match({NameOfId(20)}).groups(0).blocks_size(), 1);
+  a->peer->on_leave = [&](const v1::SlabLeave& leave) {
+    v1::SlabLeft left;
+    left.set_slab(leave.slab());
+    daemon_->OnSlabLeft(a->id, left);
+  };
+  clock_.Advance(2000);
+  EXPECT_TRUE(OpenB(10, &b).ok());
+  EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
+}
+
+TEST_F(GiveBackTest, ASlabLeftThatCrossesTheSlabIsTaken) {
+  const auto a = Full(3);
+  a->peer->on_leave = nullptr;
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  clock_.Advance(100);
+  daemon_->HousekeepOnce();  // The slab is sent again.
+  v1::SlabLeft left;
+  left.set_slab(2);
+  daemon_->OnSlabLeft(a->id, left);
+  Settle({a.get()});
+  EXPECT_FALSE(a->peer->closed().has_value());
+  EXPECT_EQ(Space(0).capacity, 3 * kSlabBlocks - 1);
+  daemon_->OnSlabLeft(a->id, left);
+  EXPECT_TRUE(a->peer->closed().has_value()) << "once is enough";
+}
+
+TEST_F(GiveBackTest, WhereAHeldBlockIsInTheWayAnotherSpaceIsAsked) {
+  options_.give_back_ms = 60000;
+  StartDaemon(9);
+  const auto small = OpenEngine(OpenRequest("small"), "small");
+  small->Release(LeaseAll(small.get(), 30));
+  const uint32_t before = Space(0).slabs;
+  ASSERT_GE(before, 2);
+  const auto large = OpenEngine(OpenRequest("large"), "large");
+  std::vector<uint64_t> blocks = LeaseAll(large.get(), (9 - before) * kSlabBlocks - 2);
+  std::sort(blocks.begin(), blocks.end(), [](uint64_t x, uint64_t y) { return IdOf(x) < IdOf(y); });
+  blocks.pop_back();  // The last one stays held.
+  large->Release(blocks);
+  ASSERT_GT(Space(1).slabs, before);
+  // The test's clock stands still: whoever waits must not wait for it.
+  std::atomic<bool> done{false};
+  std::thread time([&] {
+    while (!done) {
+      clock_.Advance(10);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  std::unique_ptr<Engine> b;
+  const absl::Status opened = OpenB(10, &b);
+  done = true;
+  time.join();
+  EXPECT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(Space(0).slabs, before - 1);
+  EXPECT_EQ(Space(1).slabs, 9 - before);
+}
+
+TEST_F(GiveBackTest, ASpaceThatNeedsItsMemoryTakesBackWhatIsWithheld) {
+  const auto a = Full(3);
+  const v1::MatchResult held = a->Match({NameOfId(40)});
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  EXPECT_GT(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(40);
+  const auto second = Attach("a2");
+  EXPECT_TRUE(second->Open(request).ok());
+  EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
+}
+
+TEST_F(GiveBackTest, WhatAnOperatorKeepsForASpaceStays) {
+  const auto a = Full(3);
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_guaranteed_blocks(3 * kSlabBlocks - 1);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.previous_blocks(), 0);
+  EXPECT_EQ(response.capacity_blocks(), 3 * kSlabBlocks - 1);
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  request.set_guaranteed_blocks(2 * kSlabBlocks - 1);
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).slabs, 2);
+  std::unique_ptr<Engine> c;
+  EXPECT_FALSE(OpenB(30, &c).ok());
+  request.set_guaranteed_blocks(1 << 30);
+  EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
+  request.set_space(99);
+  EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(GiveBackTest, SinksLieInTheFirstSlab) {
+  const auto a = Full(3);
+  const auto second = OpenEngine(OpenRequest("a"), "a2");
+  const v1::LeaseResult lease = second->LeaseAsked(1, 1);
+  ASSERT_NE(lease.sink_block(), 0);
+  EXPECT_LT(IdOf(lease.sink_block()), kSlabBlocks);
+}
+
+TEST_F(GiveBackTest, RanksAllUnmap) {
+  StartDaemon(3, /*devices=*/2);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_ranks(2);
+  const auto rank0 = Attach("a"), rank1 = Attach("a");
+  ASSERT_TRUE(rank0->Open(request).ok());
+  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1, "a")).ok());
+  Settle({rank0.get(), rank1.get()});
+  std::vector<uint64_t> blocks;
+  while (blocks.size() < 46) {
+    const v1::LeaseResult lease = rank0->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    Settle({rank0.get(), rank1.get()});
+  }
+  rank0->Release(blocks);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(rank0->peer->leaves().size(), 1);
+  EXPECT_EQ(rank1->peer->leaves().size(), 1);
+  EXPECT_EQ(Used(0), 3 * kSlabBlocks * kBlockBytes);
+  EXPECT_EQ(Used(1), 2 * kSlabBlocks * kBlockBytes);
 }
 
 TEST_F(GiveBackTest, TheDeathOfAMemberIsAsGood) {
