@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -83,6 +84,57 @@ TEST_F(RecoveryTest, StateOfAnotherVersionIsRefusedAndBothAreNamed) {
   EXPECT_EQ(started.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(started.message()), HasSubstr("version 99"));
   EXPECT_THAT(std::string(started.message()), HasSubstr("version 4"));
+}
+
+TEST_F(RecoveryTest, WhatWasGivenBackIsGoneAndWhatMovedIsFound) {
+  gives_back_ = true;
+  options_.give_back_ms = 5000;
+  options_.policy = "lru";
+  ASSERT_TRUE(Start().ok());
+  Sleeper one, two, three;
+  auto first = Open(one.credentials());
+  ASSERT_NE(first, nullptr) << opened_;
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 40; ++i) {
+    const v1::LeaseResult lease = first->LeaseAsked(1000, 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    first->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  const uint64_t capacity = Blocks().capacity();
+  ASSERT_EQ(blocks.size(), capacity - 1);
+  for (const uint64_t block : blocks) first->Seal({block}, {Key("k" + std::to_string(IdOf(block)))});
+  // The last ones are the hottest.
+  std::sort(blocks.begin(), blocks.end(), [](uint64_t a, uint64_t b) { return IdOf(a) > IdOf(b); });
+  first->Release(blocks);
+  digest_ = "other";
+  guaranteed_ = 10;
+  const auto second = Open(two.credentials());
+  ASSERT_NE(second, nullptr) << opened_;
+  ASSERT_GT(first->peer->leaves().size(), 0);
+  ASSERT_TRUE(Start().ok());
+  v1::ListSpacesResponse spaces;
+  ASSERT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
+  ASSERT_EQ(spaces.spaces_size(), 2);
+  const v1::StateCounts counts = spaces.spaces(0).blocks();
+  EXPECT_LT(counts.capacity(), capacity);
+  EXPECT_EQ(counts.withheld(), 0u);
+  const auto again = ComeBack(*first, one.credentials());
+  ASSERT_NE(again, nullptr);
+  daemon_->HousekeepOnce();
+  uint32_t found = 0;
+  for (uint64_t id = capacity; id > 1 && found < counts.capacity() - 1; --id) {
+    const v1::MatchResult match = again->Match({Key("k" + std::to_string(id))});
+    if (match.tokens() == 0) break;
+    ++found;
+    EXPECT_LE(IdOf(match.groups(0).blocks(0)), counts.capacity());
+  }
+  EXPECT_GT(found, counts.capacity() * 9 / 10) << "the coldest made room";
+  digest_ = "recovery";
+  guaranteed_ = 0;
+  const auto third = Open(three.credentials());
+  ASSERT_NE(third, nullptr) << opened_;
+  EXPECT_GT(third->opened.session(), second->opened.session()) << "the daemon's own holds are no session's";
 }
 
 TEST_F(RecoveryTest, ASpaceThatHasOtherSizesTodayIsLostAndNothingElse) {
