@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/session/connect_error.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
@@ -24,6 +25,8 @@ using google::protobuf::internal::WireFormatLite;
 
 // The largest replies have 1,000 blocks (ListBlocks) or a few thousand sessions, which is a daemon's most.
 constexpr int kMostReplyBytes = 64 << 20;
+// The pause between two looks for a daemon that is about to come.
+constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
@@ -131,6 +134,24 @@ class OperatorClient::Rep {
     return response;
   }
 
+  absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up) {
+    while (true) {
+      absl::Status away =
+          absl::UnavailableError(CannotReach(endpoint_.socket, "", SOCK_STREAM, "it has started only now"));
+      if (!endpoint_.address.empty() || SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
+        // Otherwise the channel would wait longer and longer after attempts that failed.
+        grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+        absl::StatusOr<v1::GetStatsResponse> stats =
+            Call(&v1::Operator::Stub::GetStats, v1::GetStatsRequest());
+        if (stats.ok() && stats->daemon_epoch() > epoch) return stats;
+        if (!stats.ok() && !absl::IsUnavailable(stats.status())) return stats;
+        if (!stats.ok()) away = stats.status();
+      }
+      if (absl::Now() >= give_up) return away;
+      absl::SleepFor(kLookAgain);
+    }
+  }
+
   absl::StatusOr<Health> CheckHealth(const std::string& service) {
     // A channel that failed to connect waits for seconds before it tries again, even for a new call.
     if (endpoint_.address.empty() && !SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
@@ -214,6 +235,12 @@ absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPol
 }
 absl::StatusOr<v1::ListTiersResponse> OperatorClient::ListTiers(const v1::ListTiersRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListTiers, request);
+}
+absl::StatusOr<v1::UpgradeResponse> OperatorClient::Upgrade(const v1::UpgradeRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Upgrade, request);
+}
+absl::StatusOr<v1::GetStatsResponse> OperatorClient::AwaitAfter(uint64_t epoch, absl::Time give_up) {
+  return rep_->AwaitAfter(epoch, give_up);
 }
 absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
   return rep_->CheckHealth(service);
