@@ -27,10 +27,13 @@ using google::protobuf::internal::WireFormatLite;
 constexpr int kMostReplyBytes = 64 << 20;
 // The pause between two looks for a daemon that is about to come.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
+// A connection that one left behind which has ended may say nothing for long.
+constexpr absl::Duration kSoonAnswered = absl::Milliseconds(500);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // A proxy for the outside world has no business between an operator and this machine's daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (endpoint.address.empty()) {
@@ -134,20 +137,18 @@ class OperatorClient::Rep {
     return response;
   }
 
-  absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up) {
+  absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up) const {
     while (true) {
-      absl::Status away =
-          absl::UnavailableError(CannotReach(endpoint_.socket, "", SOCK_STREAM, "it has started only now"));
-      if (!endpoint_.address.empty() || SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
-        // Otherwise the channel would wait longer and longer after attempts that failed.
-        grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-        absl::StatusOr<v1::GetStatsResponse> stats =
-            Call(&v1::Operator::Stub::GetStats, v1::GetStatsRequest());
-        if (stats.ok() && stats->daemon_epoch() > epoch) return stats;
-        if (!stats.ok() && !absl::IsUnavailable(stats.status())) return stats;
-        if (!stats.ok()) away = stats.status();
+      absl::StatusOr<v1::GetStatsResponse> stats = absl::UnavailableError("");
+      if (!endpoint_.address.empty() || SocketTrouble(endpoint_.socket, SOCK_STREAM).empty())
+        stats = AskAnew();
+      if (stats.ok() && stats->daemon_epoch() > epoch) return stats;
+      // One that is ending cuts its calls.
+      const bool ends = absl::IsUnavailable(stats.status()) || absl::IsCancelled(stats.status());
+      if (!stats.ok() && !ends) return stats;
+      if (absl::Now() >= give_up) {
+        return Unreachable(grpc::Status(grpc::StatusCode::UNAVAILABLE, "Connection refused"), endpoint_);
       }
-      if (absl::Now() >= give_up) return away;
       absl::SleepFor(kLookAgain);
     }
   }
@@ -178,6 +179,16 @@ class OperatorClient::Rep {
   }
 
  private:
+  // A channel of its own has nothing to wait for that another one did.
+  absl::StatusOr<v1::GetStatsResponse> AskAnew() const {
+    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint_));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kSoonAnswered));
+    v1::GetStatsResponse stats;
+    RETURN_IF_ERROR(
+        ToAbsl(v1::Operator::NewStub(channel)->GetStats(&context, v1::GetStatsRequest(), &stats), endpoint_));
+    return stats;
+  }
   std::chrono::system_clock::time_point Deadline() const {
     return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(endpoint_.deadline);
   }
