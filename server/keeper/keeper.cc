@@ -125,6 +125,7 @@ class Keeper {
     inventory_.BeginTrial();
     inventory_.SetLastUpgrade(UpgradeOutcome::kDone, "");
     trial_end_ = std::chrono::steady_clock::now() + options_.most_start;
+    late_ = false;
     failed_starts_ = 0;
     return true;
   }
