@@ -40,7 +40,10 @@ def kill_slice(binaries: pathlib.Path, seed: int, kills: int) -> dict:
         capture_output=True, text=True, check=False)
     result = json.loads(done.stdout) if done.stdout else {}
     if done.returncode != 0 or not result:
-        result["failure"] = f"seed {seed}: exit status {done.returncode}: {done.stderr.strip()[-500:]}"
+        # The daemon's log is there, too.
+        words = [line for line in done.stderr.splitlines() if not re.match(r"\d{4}-\d\d-\d\dT", line)]
+        result["failure"] = f"seed {seed}: exit status {done.returncode}: {' '.join(words)[:1000]}"
+        print(result["failure"], flush=True)
     return result
 
 
@@ -99,14 +102,17 @@ def main() -> int:
     facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), "commit": commit(),
              "machine": f"{os.cpu_count()} cores of {platform.machine()}, Linux {platform.release().split('-')[0]}"}
     passed = True
-    for what in (lambda: kills(arguments.binaries, arguments.seed, arguments.kills, time.monotonic() + 60 * arguments.minutes),
-                 lambda: upgrades(arguments.binaries, arguments.upgrades)):
+    # Of what is not asked for there is nothing to be said.
+    for asked, what in ((arguments.kills, lambda: kills(arguments.binaries, arguments.seed, arguments.kills, time.monotonic() + 60 * arguments.minutes)),
+                        (arguments.upgrades, lambda: upgrades(arguments.binaries, arguments.upgrades))):
+        if asked == 0:
+            continue
         begin = time.monotonic()
         row = {**facts, **what()}
         row["seconds"] = round(time.monotonic() - begin)
         passed = passed and row["outcome"].startswith("passed")
         path = HERE / "results.tsv"
-        if not path.exists():
+        if not path.exists() or path.stat().st_size == 0:
             path.write_text("\t".join(COLUMNS) + "\n")
         with path.open("a") as results:
             line = [f"{value:.0f}" if isinstance(value, float) else str(value) for value in (row[column] for column in COLUMNS)]
