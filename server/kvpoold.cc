@@ -38,11 +38,6 @@ int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes,
   return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
 }
 
-absl::StatusOr<std::shared_ptr<const AccessPolicy>> ReadPolicy(const std::string& file) {
-  if (file.empty()) return AccessPolicy::OfUid(geteuid());
-  return AccessPolicy::Read(file);
-}
-
 std::string CudaFacts() {
   const absl::StatusOr<int> gpus = CudaDeviceCount();
   if (gpus.ok()) return absl::StrCat(*gpus, *gpus == 1 ? " GPU" : " GPUs");
@@ -87,7 +82,12 @@ absl::Status CheckSocketPaths(const Settings& settings) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, UniqueFd keeper) {
+absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicyOf(const std::string& file) {
+  if (file.empty()) return AccessPolicy::OfUid(geteuid());
+  return AccessPolicy::Read(file);
+}
+
+absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSocketPaths(settings));
   ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
   ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
@@ -96,19 +96,21 @@ absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings
   return kvpoold;
 }
 
-absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
+absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
   access_file_ = settings.access;
   tier_flush_ = settings.tier_flush;
-  ASSIGN_OR_RETURN(const auto policy, ReadPolicy(access_file_));
+  arguments_ = settings.arguments;
+  program_ = std::move(keeper.program);
+  ASSIGN_OR_RETURN(const auto policy, AccessPolicyOf(access_file_));
   access_ = std::make_shared<AccessControl>(policy);
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
-  if (keeper.valid()) {
-    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper), opened.devices));
+  if (keeper.socket.valid()) {
+    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper.socket), opened.devices));
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},
@@ -148,14 +150,17 @@ absl::Status Kvpoold::Open(const Settings& settings, UniqueFd keeper) {
                                                        EventsOf(daemon_.get())));
   ASSIGN_OR_RETURN(
       grpc_server_,
-      GrpcServer::Start({.socket_path = socket_,
-                         .group = settings.socket_group,
-                         .threads = static_cast<int>(settings.rpc_threads),
-                         .fd_ceiling = fd_ceiling,
-                         .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
-                         .operator_address = settings.operator_tls_listen,
-                         .operator_tls = settings.operator_tls},
-                        daemon_.get(), &rpc_stats_));
+      GrpcServer::Start(
+          {.socket_path = socket_,
+           .group = settings.socket_group,
+           .threads = static_cast<int>(settings.rpc_threads),
+           .fd_ceiling = fd_ceiling,
+           .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
+           .operator_address = settings.operator_tls_listen,
+           .operator_tls = settings.operator_tls,
+           .upgrade = [this](const Peer& peer, const v1::UpgradeRequest& request,
+                             v1::UpgradeResponse* response) { return Upgrade(peer, request, response); }},
+          daemon_.get(), &rpc_stats_));
   if (!settings.metrics_listen.empty()) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
@@ -197,7 +202,7 @@ uint32_t Kvpoold::Drain() {
 
 void Kvpoold::ReadAccessAgain() {
   if (access_file_.empty()) return LogInfo("SIGHUP, and no --access to read again");
-  const auto policy = ReadPolicy(access_file_);
+  const auto policy = AccessPolicyOf(access_file_);
   if (!policy.ok()) {
     return LogError("access rules refused", {{"file", access_file_}, {"error", policy.status()}});
   }

@@ -2,14 +2,20 @@
 #ifndef KVPOOL_SERVER_KVPOOLD_H_
 #define KVPOOL_SERVER_KVPOOLD_H_
 
+#include <signal.h>
+
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
 #include "server/attach/attach_server.h"
 #include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
+#include "server/keeper/keeper.h"
 #include "server/keeper/keeper_link.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/grpc_server.h"
@@ -19,11 +25,14 @@
 
 namespace kvpool {
 
+// The rules of the file; empty: those without one. INVALID_ARGUMENT names file and line.
+absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicyOf(const std::string& file);
+
 class Kvpoold {
  public:
-  // The object serves. `keeper` is the socket of the keeper that has started this process; invalid: none has. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
+  // The object serves. INVALID_ARGUMENT: the settings can't be met. ALREADY_EXISTS: another daemon uses the
   // socket or the state directory.
-  static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings, UniqueFd keeper);
+  static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings, KeeperEnd keeper);
   ~Kvpoold();
 
   // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
@@ -34,10 +43,26 @@ class Kvpoold {
   // Ends calls, hangs up, and removes the sockets.
   void Stop();
 
+  // ---- Upgrades (kvpoold_upgrade.cc)
+  // Comes to the process when an operator's call has it hand over.
+  static constexpr int kHandOverSignal = SIGUSR1;
+  bool handing_over() const { return handing_over_; }
+  // Ends calls and threads, and leaves all else to the process that comes next. REQUIRES: handing_over().
+  void HandOver();
+
  private:
   Kvpoold(FileLock socket_lock, StateDir state_dir)
       : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
-  absl::Status Open(const Settings& settings, UniqueFd keeper);
+  absl::Status Open(const Settings& settings, KeeperEnd keeper);
+  // The operator's call: looks whether this process may end for another one, and has the keeper and main know.
+  absl::Status Upgrade(const Peer& peer, const v1::UpgradeRequest& request, v1::UpgradeResponse* response);
+  absl::Status PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest& request,
+                              v1::UpgradeResponse* response);
+  // Whether this program could start again, if the next one fails.
+  absl::Status CheckSettingsOfToday() const;
+  // Waits until nothing is under way that a next daemon could not go on with. FAILED_PRECONDITION: something still is.
+  // With `end_sessions`, sessions that could not come back don't count.
+  absl::Status AwaitSettled(std::chrono::milliseconds patience, bool end_sessions);
 
   // Members are in the order they are made; each may use those before it.
   FileLock socket_lock_;
@@ -45,6 +70,9 @@ class Kvpoold {
   std::string socket_, attach_socket_;
   std::chrono::milliseconds tier_flush_{0};
   std::string access_file_;  // Empty: none.
+  std::vector<std::string> arguments_;
+  std::string program_;  // Its path, when the keeper started it.
+  std::atomic<bool> upgrading_{false}, handing_over_{false};
   std::shared_ptr<AccessControl> access_;
   std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
   std::unique_ptr<Daemon> daemon_;

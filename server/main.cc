@@ -1,13 +1,16 @@
 // kvpoold owns the KV-cache memory of GPUs and leases it to LLM engines. Exit status: 0 after SIGTERM or
-// SIGINT, 2 if the settings can't be met, 1 for everything else.
+// SIGINT, 2 if the settings can't be met, 1 for everything else; and kHandsOver, to its keeper alone.
 #include <google/protobuf/stubs/logging.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -63,21 +66,38 @@ int main(int argc, char** argv) {
   }
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
-  kvpool::UniqueFd keeper = kvpool::TakeKeeperSocket();
-  if (settings->keeper && !keeper.valid())
-    return kvpool::RunKeeper({argv, argv + argc}, settings->keeper_deaths);
+  kvpool::KeeperEnd keeper = kvpool::TakeKeeperEnd();
+  if (settings->keeper && !keeper.socket.valid()) {
+    return kvpool::RunKeeper({argv, argv + argc},
+                             {.most_deaths = settings->keeper_deaths, .most_start = settings->most_start()});
+  }
+  // Its keeper starts it by a descriptor, and it would go by that number.
+  prctl(PR_SET_NAME, "kvpoold");
   google::protobuf::SetLogHandler(LogWordsOfProtobuf);
   // Main waits for them. They are blocked before the first thread starts, so that no thread gets them.
-  const sigset_t ends = SetOf({SIGTERM, SIGINT}), all = SetOf({SIGTERM, SIGINT, SIGHUP});
+  const sigset_t ends = SetOf({SIGTERM, SIGINT}),
+                 all = SetOf({SIGTERM, SIGINT, SIGHUP, kvpool::Kvpoold::kHandOverSignal});
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  const kvpool::LogWriter log_writer;
+  std::optional<kvpool::LogWriter> log_writer(std::in_place);
 
   absl::StatusOr<std::unique_ptr<kvpool::Kvpoold>> kvpoold =
       kvpool::Kvpoold::Start(*settings, std::move(keeper));
   if (!kvpoold.ok()) return Fail(settings->Placed(kvpoold.status()));
 
   int signal_number = 0;
-  while (sigwait(&all, &signal_number) == 0 && signal_number == SIGHUP) (*kvpoold)->ReadAccessAgain();
+  while (sigwait(&all, &signal_number) == 0) {
+    if (signal_number == SIGHUP) {
+      (*kvpoold)->ReadAccessAgain();
+    } else if (signal_number != kvpool::Kvpoold::kHandOverSignal) {
+      break;
+    } else if ((*kvpoold)->handing_over()) {
+      (*kvpoold)->HandOver();
+      kvpool::LogInfo("handed over");
+      log_writer.reset();
+      // What is in memory is the next daemon's, and nothing of it is to be put away.
+      _exit(kvpool::kHandsOver);
+    }
+  }
   kvpool::LogInfo("shutting down", {{"signal", signal_number}});
   DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
   (*kvpoold)->Stop();

@@ -377,6 +377,7 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& arguments
   RETURN_IF_ERROR(Parse(arguments, &line, &flags));
   Settings settings = std::move(line.settings);
   settings.places = flags.places();
+  settings.arguments = arguments;
   if (line.help || line.version) {
     settings.reply = line.help ? Help(flags) : VersionText("kvpoold");
     return settings;

@@ -41,12 +41,19 @@ struct Settings {
   std::chrono::milliseconds tier_flush{20000};
   bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
   uint32_t keeper_deaths = 10;  // The keeper gives up after so many.
+  // These settings were read from them.
+  std::vector<std::string> arguments;
   std::string
       reply;  // The text that --help or --version asked for, to be printed instead of serving. Else empty.
   DaemonOptions daemon;                       // Epoch, version and device capacities are not set yet.
   std::map<std::string, std::string> places;  // Flag -> "FILE:LINE", of those that a config file sets.
 
   std::string attach_socket() const { return socket + kAttachSuffix; }
+  // So long a program that takes over has until it serves: engines go on waiting while the one before it comes back.
+  std::chrono::milliseconds most_start() const {
+    return std::min(kMostStart, std::chrono::milliseconds(daemon.reattach_ms / 2));
+  }
+  static constexpr std::chrono::milliseconds kMostStart{20000};
   std::string socket_directory() const { return socket.substr(0, std::max<size_t>(1, socket.rfind('/'))); }
   // Errors about a flag begin with its name. This puts the place in front where a config file sets the flag.
   absl::Status Placed(const absl::Status& status) const;

@@ -448,6 +448,62 @@ class ShareCommand : public Command {
   uint64_t space_ = 0, blocks_ = 0;
 };
 
+class UpgradeCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("binary", &binary_,
+               "absolute path of the kvpoold that takes over, of root or of the daemon's user, and for root "
+               "and that user "
+               "to name; by default the file that the daemon was started from");
+    flags->Add("end-sessions", &end_sessions_, "also if some sessions can't come back: they end");
+    flags->Add("cold", &cold_,
+               "start with nothing of what is kept, as for a state of another version: all sessions end");
+    flags->Add("timeout", &timeout_, {.max = absl::Hours(1)}, "longest wait for the next daemon");
+  }
+  absl::Status Check(const Flags& flags) override {
+    // A script's variable that is not set must not mean another file.
+    if (flags.given("binary") && (binary_.empty() || binary_[0] != '/'))
+      return absl::InvalidArgumentError(absl::StrCat("--binary: \"", binary_, "\" is no absolute path"));
+    return absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::UpgradeRequest request;
+    request.set_binary(binary_);
+    request.set_end_sessions(end_sessions_);
+    request.set_cold(cold_);
+    ASSIGN_OR_RETURN(const v1::UpgradeResponse before, daemon->Upgrade(request));
+    const absl::Time begin = absl::Now();
+    ASSIGN_OR_RETURN(const v1::GetStatsResponse after,
+                     daemon->AwaitAfter(before.daemon_epoch(), begin + timeout_));
+    const double gap_ms = absl::ToDoubleMilliseconds(absl::Now() - begin);
+    const bool done = after.last_upgrade().outcome() == v1::UPGRADE_OUTCOME_DONE;
+    google::protobuf::Struct document;
+    auto& fields = *document.mutable_fields();
+    fields["done"].set_bool_value(done);
+    fields["reason"].set_string_value(after.last_upgrade().reason());
+    fields["binary"].set_string_value(before.binary());
+    fields["old_version"].set_string_value(before.version());
+    fields["new_version"].set_string_value(after.version());
+    fields["old_epoch"].set_number_value(static_cast<double>(before.daemon_epoch()));
+    fields["new_epoch"].set_number_value(static_cast<double>(after.daemon_epoch()));
+    fields["sessions"].set_number_value(after.sessions());
+    fields["gap_ms"].set_number_value(gap_ms);
+    const std::string now = absl::StrFormat(
+        "kvpoold %s, epoch %d, serves in place of %s, epoch %d; no answer for %.0f ms", after.version(),
+        after.daemon_epoch(), before.version(), before.daemon_epoch(), gap_ms);
+    output.Print(document, absl::StrCat(now, "; ", HumanCount(after.sessions(), "session"), " open\n"));
+    if (done) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(before.binary(),
+                                                      " did not take over: ", after.last_upgrade().reason(),
+                                                      ". The program of before serves again"));
+  }
+
+ private:
+  std::string binary_;
+  bool end_sessions_ = false, cold_ = false;
+  absl::Duration timeout_ = absl::Minutes(1);
+};
+
 template <typename C>
 std::unique_ptr<Command> Make() {
   return std::make_unique<C>();
@@ -469,6 +525,7 @@ constexpr CommandEntry kCommands[] = {
     {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
     {"share", "memory that a space keeps, whatever other spaces want", &Make<ShareCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
+    {"upgrade", "have another kvpoold take over, with sessions and cache", &Make<UpgradeCommand>},
     {"health", "exit 0 if the daemon serves, or with --live answers: for probes", &Make<HealthCommand>},
 };
 

@@ -53,6 +53,7 @@ struct EngineSlot {
   std::atomic<uint64_t> checked_blocks;  // Blocks whose stamp was read.
   std::atomic<uint64_t> retries;         // Requests begun again because the pool was short of blocks.
   std::atomic<uint64_t> sessions;        // Sessions opened.
+  std::atomic<uint64_t> refused;         // Blocks, leases and fences that the daemon refused.
   std::atomic<uint64_t> late_tokens;     // Tokens that a match left below after its wait.
 };
 

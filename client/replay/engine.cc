@@ -86,6 +86,7 @@ class Engine {
       }
       if (served) board_->Done(*index);
     }
+    slot_->refused.fetch_add(session_->counters().refused, std::memory_order_relaxed);
     return session_->Close(In(kStuck));
   }
 
@@ -253,6 +254,16 @@ class Engine {
   const PrefixHasher hasher_;
 };
 
+// A daemon that ends while the session is being opened ends that, too.
+absl::StatusOr<std::unique_ptr<Session>> OpenSession(const SessionOptions& options, bool awaits_daemon) {
+  const Deadline give_up = In(kStuck);
+  while (true) {
+    absl::StatusOr<std::unique_ptr<Session>> session = Session::Open(options);
+    if (session.ok() || !awaits_daemon || std::chrono::steady_clock::now() >= give_up) return session;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 }  // namespace
 
 int64_t SteadyNs() {
@@ -271,7 +282,7 @@ absl::Status RunEngine(const EngineOptions& options, const std::vector<Request>&
   session_options.magazine_blocks = options.magazine_blocks;
   // Blocks are stamped and verified while they are held, by calls that return when it is done.
   session_options.give_back = GiveBack::kAnyTime;
-  ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(session_options));
+  ASSIGN_OR_RETURN(std::unique_ptr<Session> session, OpenSession(session_options, options.awaits_daemon));
   ASSIGN_OR_RETURN(std::unique_ptr<BlockStamper> stamper, OpenStamper(options.device));
   board->slot(options.engine).sessions.fetch_add(1, std::memory_order_relaxed);
   return Engine(options, board, std::move(session), std::move(stamper)).Run(requests);

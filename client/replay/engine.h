@@ -26,10 +26,11 @@ struct EngineOptions {
   std::string run;      // Names the space: engines of one run share it, runs don't.
   v1::Layout layout;
   uint32_t magazine_blocks = 0;
-  uint32_t wait_ms = 0;   // How long a match waits for what is below the pool.
-  bool decode = false;    // Hold blocks for the answer too.
-  double time_scale = 0;  // Seconds that a second of the trace takes; 0: as fast as it goes.
-  int64_t start_ns = 0;   // When the trace's time 0 was, on the steady clock.
+  uint32_t wait_ms = 0;        // How long a match waits for what is below the pool.
+  bool awaits_daemon = false;  // One that is killed and started again may not be there yet.
+  bool decode = false;         // Hold blocks for the answer too.
+  double time_scale = 0;       // Seconds that a second of the trace takes; 0: as fast as it goes.
+  int64_t start_ns = 0;        // When the trace's time 0 was, on the steady clock.
 };
 
 // Serves until the board has no open request and all are done, or it is stopped.

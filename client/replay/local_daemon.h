@@ -15,6 +15,7 @@ namespace kvpool::replay {
 struct LocalDaemonOptions {
   uint64_t blocks = 0;  // The pool's capacity, rounded up to whole pages of 2 MiB.
   uint64_t block_bytes = 0;
+  bool keeper = false;             // It outlives its own kills: a keeper has what must not end with it.
   std::vector<std::string> flags;  // More flags, as they are.
 };
 
@@ -26,17 +27,20 @@ class LocalDaemon {
   ~LocalDaemon();
 
   const std::string& socket() const { return socket_; }
-  // SIGKILL, and another one on the same socket and with the same flags, which serves.
+  // SIGKILL, and another one on the same socket and with the same flags, which serves. With a keeper it is that one
+  // which starts it.
   absl::Status KillAndRestart();
 
  private:
-  LocalDaemon(std::string folder, std::string program, std::vector<std::string> arguments,
+  LocalDaemon(std::string folder, std::string program, std::vector<std::string> arguments, bool keeper,
               ChildProcess process);
+  absl::Status KillUnderKeeper();
 
   const std::string folder_;
   const std::string socket_;
   const std::string program_;
   const std::vector<std::string> arguments_;
+  const bool keeper_;
   ChildProcess process_;
 };
 

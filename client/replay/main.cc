@@ -46,7 +46,7 @@ struct Settings {
   uint64_t requests = 0;
   uint64_t block_bytes = kBlockBytes;
   std::string layout = "opaque";
-  bool spawn_daemon = false;
+  bool spawn_daemon = false, keeper = false;
   uint64_t blocks = 10000;
   std::vector<std::string> daemon_flags;
   bool json = false, help = false, version = false;
@@ -68,6 +68,8 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->Add("engines", &s->engines, {.min = 1, .max = kMostEngines}, "engine processes");
   flags->Add("socket", &s->replay.socket, "kvpoold's Unix socket (also KVPOOL_SOCKET)");
   flags->Add("spawn-daemon", &s->spawn_daemon, "start a kvpoold on host memory for this replay instead");
+  flags->Add("keeper", &s->keeper,
+             "with --spawn-daemon: give it a keeper. Engines then live through --kill-daemon-every");
   flags->Add("blocks", &s->blocks, {.min = 16, .max = 1u << 30}, "with --spawn-daemon: blocks of its pool");
   flags->AddRepeated("daemon-flag", &s->daemon_flags, "with --spawn-daemon: one more flag for it");
   flags->Add("layout", &s->layout, "opaque, or LAYERSxHEADSxDIM of a paged bf16 cache of 512 tokens a block");
@@ -79,8 +81,9 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->Add("kill-one-at", &s->replay.kill_one_at, 1,
              "kill and restart an engine at this share of the requests");
   flags->Add("kill-every", &s->replay.kill_every, {}, "kill and restart an engine every so many requests");
-  flags->Add("kill-daemon-every", &s->replay.kill_daemon_every, {},
-             "with --spawn-daemon: kill and restart it, and all engines, every so many requests");
+  flags->Add(
+      "kill-daemon-every", &s->replay.kill_daemon_every, {},
+      "with --spawn-daemon: kill and restart it, and without --keeper all engines, every so many requests");
   flags->Add("wait-ms", &s->wait_ms, {.max = kMaxMatchWaitMs},
              "how long a match may wait for what is in a tier below the pool (kvpoold --tier); 0: not");
   flags->AddBytes("run", &s->replay.run, 64,
@@ -146,9 +149,9 @@ absl::Status CheckFlags(const Settings& s, const Flags& flags) {
     return absl::InvalidArgumentError("--spawn-daemon and --socket exclude each other");
   }
   if (!s.spawn_daemon &&
-      (flags.given("blocks") || flags.given("daemon-flag") || flags.given("kill-daemon-every"))) {
+      (flags.given("blocks") || flags.given("daemon-flag") || flags.given("kill-daemon-every") || s.keeper)) {
     return absl::InvalidArgumentError(
-        "--blocks, --daemon-flag and --kill-daemon-every are for --spawn-daemon");
+        "--blocks, --daemon-flag, --kill-daemon-every and --keeper are for --spawn-daemon");
   }
   if (s.layout != "opaque" && flags.given("block-bytes")) {
     return absl::InvalidArgumentError("--block-bytes is for --layout=opaque");
@@ -165,6 +168,7 @@ absl::Status RunAsEngine(const Settings& s, const Workload& workload, const v1::
                     .layout = layout,
                     .magazine_blocks = static_cast<uint32_t>(s.replay.magazine_blocks),
                     .wait_ms = static_cast<uint32_t>(s.wait_ms),
+                    .awaits_daemon = s.keeper,
                     .decode = s.replay.decode,
                     .time_scale = s.replay.time_scale,
                     .start_ns = static_cast<int64_t>(s.engine_start_ns)},
@@ -189,8 +193,10 @@ absl::StatusOr<bool> RunReplay(Settings s, const Workload& workload, const v1::L
     const std::string program = std::filesystem::path(OwnPath()).replace_filename("kvpoold").string();
     ASSIGN_OR_RETURN(daemon, LocalDaemon::Start(program, {.blocks = s.blocks,
                                                           .block_bytes = layout.block_bytes(),
+                                                          .keeper = s.keeper,
                                                           .flags = s.daemon_flags}));
     s.replay.socket = daemon->socket();
+    s.replay.engines_outlive_daemon = s.keeper;
     s.replay.restart_daemon = [of = daemon.get()] { return of->KillAndRestart(); };
   }
   if (!s.json) std::printf("Requests: %s\n", tools::Printable(workload.name).c_str());

@@ -174,12 +174,13 @@ class Fleet {
     return true;
   }
 
-  // The daemon first, so that engines meet its end, then they: their sessions have ended with it.
+  // This ends the daemon first, so that engines meet its end, then they: their sessions have ended with it.
   absl::Status KillDaemon() {
     ASSIGN_OR_RETURN(const DaemonCounts counts, CountsOf(options_.socket));
     killed_daemons_.Add(counts);
     RETURN_IF_ERROR(options_.restart_daemon());
     ++daemon_kills_;
+    if (options_.engines_outlive_daemon) return absl::OkStatus();
     for (uint32_t engine = 0; engine < processes_.size(); ++engine) {
       processes_[engine].Signal(SIGKILL);
       processes_[engine].Wait();
@@ -306,6 +307,7 @@ void Collect(const Board& board, const std::vector<Request>& requests, ReplayRes
     result->checked_blocks += slot.checked_blocks;
     result->retries += slot.retries;
     result->sessions += slot.sessions;
+    result->refused += slot.refused;
     result->late_tokens += slot.late_tokens;
   }
 }
@@ -351,6 +353,7 @@ absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& option
   ASSIGN_OR_RETURN(result->states, Settle(last.get(), options.run));
   result->capacity_blocks = result->states.capacity();
   result->daemon_kills = fleet.daemon_kills();
+  result->engines_outlived_daemon = options.engines_outlive_daemon;
   DaemonCounts counted = fleet.killed_daemons();
   ASSIGN_OR_RETURN(const DaemonCounts counted_last, CountsOf(options.socket));
   counted.Add(counted_last);

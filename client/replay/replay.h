@@ -32,6 +32,7 @@ struct ReplayOptions {
   uint64_t kill_every = 0;  // Kill one engine each time that so many are done; 0: none.
   uint64_t kill_daemon_every =
       0;  // Kill the daemon, and all engines, each time that so many are done; 0: never.
+  bool engines_outlive_daemon = false;           // They are left alone then.
   std::function<absl::Status()> restart_daemon;  // Kills it and starts another.
   uint64_t seed = 1;                             // Chooses who is killed.
   bool progress = false;  // Show how far it is, on stderr, when it takes longer than 2 s.
@@ -61,6 +62,8 @@ struct ReplayResult {
   uint64_t deduplicated_blocks = 0;
   uint64_t checked_blocks = 0, corrupt_blocks = 0;
   uint64_t retries = 0;  // Requests begun again because the pool was short.
+  uint64_t refused = 0;  // Blocks, leases and fences that a daemon refused.
+  bool engines_outlived_daemon = false;
   uint64_t kills = 0, daemon_kills = 0, reopened = 0, sessions = 0;
   std::array<Durations, kVerbs> verbs;
   v1::StateCounts states;  // The space's, after the last engine left.

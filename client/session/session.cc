@@ -77,8 +77,9 @@ absl::Status Session::Close(Deadline deadline) {
   command->answer = answer;
   rep_->Send(StepStream::Urgency::kNow);
   const absl::Status answered = rep_->Await(*answer, deadline);
-  // ABORTED: the attach socket has reported the end of the session first.
-  if (!answered.ok() && answered.code() != absl::StatusCode::kAborted) return answered;
+  // The session may be over without an answer: the attach socket has reported its end first, or a daemon that is gone has
+  // closed it, and the next one does not know it.
+  if (!answered.ok() && rep_->state.open.load(std::memory_order_acquire)) return answered;
   rep_->state.closed.store(true, std::memory_order_release);
   rep_->state.End(absl::AbortedError("the session was closed"));
   rep_->stream->Wake(StepStream::Urgency::kNow);

@@ -276,6 +276,8 @@ void StepStream::Rep::Run() {
     state_->reconnects.fetch_add(1, std::memory_order_relaxed);
     // A daemon answers on its attach socket some milliseconds before it listens here.
     retry = Pause(retry) ? kFirstRetry : std::min(retry * 2, kLastRetry);
+    // The pause was here; the channel would add one of its own, which is 100 ms at least.
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
   }
   // The session is over; calls are still answered until it is dismantled.
   idle_naps_ = kNapsBeforeSleep;

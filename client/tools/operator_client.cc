@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "client/session/connect_error.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
@@ -24,10 +25,15 @@ using google::protobuf::internal::WireFormatLite;
 
 // The largest replies have 1,000 blocks (ListBlocks) or a few thousand sessions, which is a daemon's most.
 constexpr int kMostReplyBytes = 64 << 20;
+// The pause between two looks for a daemon that is about to come.
+constexpr absl::Duration kLookAgain = absl::Milliseconds(2);
+// A connection that one left behind which has ended may say nothing for long.
+constexpr absl::Duration kSoonAnswered = absl::Milliseconds(500);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMostReplyBytes);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // A proxy for the outside world has no business between an operator and this machine's daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (endpoint.address.empty()) {
@@ -131,6 +137,22 @@ class OperatorClient::Rep {
     return response;
   }
 
+  absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up) const {
+    while (true) {
+      absl::StatusOr<v1::GetStatsResponse> stats = absl::UnavailableError("");
+      if (!endpoint_.address.empty() || SocketTrouble(endpoint_.socket, SOCK_STREAM).empty())
+        stats = AskAnew();
+      if (stats.ok() && stats->daemon_epoch() > epoch) return stats;
+      // One that is ending cuts its calls.
+      const bool ends = absl::IsUnavailable(stats.status()) || absl::IsCancelled(stats.status());
+      if (!stats.ok() && !ends) return stats;
+      if (absl::Now() >= give_up) {
+        return Unreachable(grpc::Status(grpc::StatusCode::UNAVAILABLE, "Connection refused"), endpoint_);
+      }
+      absl::SleepFor(kLookAgain);
+    }
+  }
+
   absl::StatusOr<Health> CheckHealth(const std::string& service) {
     // A channel that failed to connect waits for seconds before it tries again, even for a new call.
     if (endpoint_.address.empty() && !SocketTrouble(endpoint_.socket, SOCK_STREAM).empty()) {
@@ -157,6 +179,16 @@ class OperatorClient::Rep {
   }
 
  private:
+  // A channel of its own has nothing to wait for that another one did.
+  absl::StatusOr<v1::GetStatsResponse> AskAnew() const {
+    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint_));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kSoonAnswered));
+    v1::GetStatsResponse stats;
+    RETURN_IF_ERROR(
+        ToAbsl(v1::Operator::NewStub(channel)->GetStats(&context, v1::GetStatsRequest(), &stats), endpoint_));
+    return stats;
+  }
   std::chrono::system_clock::time_point Deadline() const {
     return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(endpoint_.deadline);
   }
@@ -218,6 +250,12 @@ absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPol
 }
 absl::StatusOr<v1::ListTiersResponse> OperatorClient::ListTiers(const v1::ListTiersRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListTiers, request);
+}
+absl::StatusOr<v1::UpgradeResponse> OperatorClient::Upgrade(const v1::UpgradeRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Upgrade, request);
+}
+absl::StatusOr<v1::GetStatsResponse> OperatorClient::AwaitAfter(uint64_t epoch, absl::Time give_up) {
+  return rep_->AwaitAfter(epoch, give_up);
 }
 absl::StatusOr<Health> OperatorClient::CheckHealth(const std::string& service) {
   return rep_->CheckHealth(service);

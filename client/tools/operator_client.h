@@ -44,6 +44,9 @@ class OperatorClient {
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
   absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
+  absl::StatusOr<v1::UpgradeResponse> Upgrade(const v1::UpgradeRequest& request);
+  // What the daemon that comes after the one with this epoch says first. UNAVAILABLE: none came until then.
+  absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up);
   // grpc.health.v1.Health/Check; "" asks about the server as a whole. May be repeated until
   // a daemon is there.
   absl::StatusOr<Health> CheckHealth(const std::string& service);

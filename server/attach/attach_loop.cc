@@ -78,6 +78,11 @@ AttachLoop::~AttachLoop() {
   }
 }
 
+void AttachLoop::HangUp() {
+  mailbox_->Shut();
+  connections_.clear();
+}
+
 void AttachLoop::Stop() {
   const uint64_t one = 1;
   KVPOOL_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one), "eventfd write: errno %d", errno);

@@ -51,6 +51,9 @@ class AttachLoop {
   bool RunOnce(int timeout_ms);
   // From any thread.
   void Stop();
+  // Closes all connections without a word, which leaves the sessions to a daemon that comes. REQUIRES: RunOnce is called
+  // no more.
+  void HangUp();
 
   AttachStats Stats() const {
     MutexLock lock(&stats_mu_);

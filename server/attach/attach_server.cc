@@ -42,8 +42,17 @@ AttachServer::AttachServer(std::unique_ptr<AttachLoop> loop)
       }) {}
 
 AttachServer::~AttachServer() {
+  if (thread_.joinable()) EndThread();
+}
+
+void AttachServer::EndThread() {
   loop_->Stop();
   thread_.join();
+}
+
+void AttachServer::HangUp() {
+  EndThread();
+  loop_->HangUp();
 }
 
 AttachStats AttachServer::Stats() const { return loop_->Stats(); }

@@ -41,9 +41,12 @@ class AttachServer {
   // Tells every peer that the daemon shuts down, and hangs up. No event comes after this.
   ~AttachServer();
 
+  // Hangs up without a word: a daemon that comes goes on with the sessions. No event comes after this.
+  void HangUp();
   AttachStats Stats() const;
 
  private:
+  void EndThread();
   explicit AttachServer(std::unique_ptr<AttachLoop> loop);
   const std::unique_ptr<AttachLoop> loop_;
   std::thread thread_;  // It comes last, as it uses the loop.

@@ -148,18 +148,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 }
 
 Daemon::~Daemon() {
-  stopping_.store(true, std::memory_order_relaxed);
-  if (stand_ins_.joinable()) stand_ins_.join();
-  // It takes turns at spaces, and whoever has a turn may wake the housekeeper or start a device operation.
-  if (tier_mover_ != nullptr) tier_mover_->Stop();
-  StopDeviceOperations();
-  for (size_t device = 0; device < devices_.size() && !options_.device_threads; ++device) {
-    while (RunDevicePart(device)) {
-    }
-  }
-  // Operations read slabs, which go below; the end of one may wake the housekeeper.
-  runners_.clear();
-  housekeeper_.reset();
+  EndThreads();
   tier_mover_.reset();
   // What is destroyed below is there for the next daemon.
   if (keeper_ != nullptr) keeper_->Leave();

@@ -14,6 +14,7 @@
 //   daemon_recover.cc    spaces that an earlier daemon left with a keeper
 //   daemon_evict.cc      the operator's Evict
 //   daemon_explain.cc    the operator's Explain
+//   daemon_hand_over.cc  what is asked and done before another daemon takes over
 //   daemon_policy.cc     GetPolicies, SetPolicy
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
@@ -175,6 +176,12 @@ class Daemon final : private SpaceOwner {
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();
+
+  // ---- Before another daemon takes over
+  // Which sessions could not come back to one that begins now, and why; empty: all could. REQUIRES: there is a keeper.
+  std::string WhoCanNotComeBack();
+  // From now on nothing changes but by calls to this object.
+  void EndThreads();
 
  private:
   Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock,

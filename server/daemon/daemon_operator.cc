@@ -164,6 +164,10 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   response->set_sessions(snapshot.sessions_open);
   for (const v1::DeviceInfo& device : snapshot.devices) *response->add_devices() = device;
   response->set_draining(snapshot.draining);
+  if (keeper_ == nullptr) return absl::OkStatus();
+  // Both enumerations have the same numbers.
+  response->mutable_last_upgrade()->set_outcome(static_cast<v1::UpgradeOutcome>(keeper_->last_upgrade()));
+  response->mutable_last_upgrade()->set_reason(keeper_->upgrade_failure());
   return absl::OkStatus();
 }
 

@@ -23,6 +23,14 @@ absl::Status Inventory::Serve(int socket) {
     case KeeperVerb::kServing:
       serving_ = true;
       return absl::OkStatus();
+    case KeeperVerb::kHandOver: {
+      KeeperFrame answer;
+      answer.verb = fd.valid() ? KeeperVerb::kKept : KeeperVerb::kRefused;
+      if (!fd.valid()) answer.set_text(received.ok() ? "no program came" : std::string(received.message()));
+      hand_over_ = static_cast<HandOver>(frame.kind);
+      next_program_ = std::move(fd);
+      return SendKeeperFrame(socket, answer);
+    }
     case KeeperVerb::kHeld:
     case KeeperVerb::kAllHeld:
     case KeeperVerb::kKept:
@@ -33,13 +41,35 @@ absl::Status Inventory::Serve(int socket) {
       absl::StrCat("a daemon's frame has verb ", static_cast<int>(frame.verb), ", which daemons don't say"));
 }
 
+void Inventory::OnDaemon() {
+  greeted_ = serving_ = false;
+  next_program_.Reset();
+}
+
+void Inventory::BeginTrial() {
+  before_trial_ = things_;
+  if (hand_over_ == HandOver::kCold) things_.clear();
+}
+
+void Inventory::EndTrial(bool failed) {
+  if (failed) things_ = before_trial_;
+  before_trial_.clear();
+}
+
+void Inventory::SetLastUpgrade(UpgradeOutcome outcome, std::string_view why) {
+  last_upgrade_ = KeeperFrame();
+  last_upgrade_.kind = static_cast<uint16_t>(outcome);
+  last_upgrade_.set_text(why);
+}
+
 absl::Status Inventory::Show(int socket) {
+  greeted_ = true;
   for (const auto& [id, thing] : things_) {
     KeeperFrame held = thing.frame;
     held.verb = KeeperVerb::kHeld;
-    RETURN_IF_ERROR(SendKeeperFrame(socket, held, thing.fd.get()));
+    RETURN_IF_ERROR(SendKeeperFrame(socket, held, thing.fd->get()));
   }
-  KeeperFrame end;
+  KeeperFrame end = last_upgrade_;
   end.verb = KeeperVerb::kAllHeld;
   return SendKeeperFrame(socket, end);
 }
@@ -58,7 +88,7 @@ absl::Status Inventory::Keep(int socket, KeeperFrame frame, UniqueFd fd, const a
     answer.set_text(
         absl::StrCat("the keeper has ", things_.size(), " descriptors, its limit: raise RLIMIT_NOFILE"));
   } else {
-    things_[frame.id] = {.frame = frame, .fd = std::move(fd)};
+    things_[frame.id] = {.frame = frame, .fd = std::make_shared<const UniqueFd>(std::move(fd))};
     answer.verb = KeeperVerb::kKept;
   }
   return SendKeeperFrame(socket, answer);

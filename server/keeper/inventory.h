@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "proto/support/unique_fd.h"
@@ -20,24 +23,41 @@ class Inventory {
   // FAILED_PRECONDITION: what it says is not understood, and it must not be served.
   absl::Status Serve(int socket);
   // Another daemon comes.
-  void OnDaemon() { serving_ = false; }
+  void OnDaemon();
+  // It was told what is here: from then on it may have changed that.
+  bool greeted() const { return greeted_; }
   // The daemon has said that it serves.
   bool serving() const { return serving_; }
   // What is here is of no use to anybody: the next daemon starts cold.
   void Clear() { things_.clear(); }
+
+  // ---- Upgrades
+  // The program that the daemon wants to come next. Invalid: it has not said so, or that was taken already.
+  UniqueFd TakeNextProgram() { return std::move(next_program_); }
+  // That program is on trial: what is here now is there again if it fails. Whether the daemon asked for a cold start
+  // decides what the program is shown.
+  void BeginTrial();
+  void EndTrial(bool failed);
+  // Each daemon that comes is told.
+  void SetLastUpgrade(UpgradeOutcome outcome, std::string_view why);
+
   size_t size() const { return things_.size(); }
 
  private:
   struct Thing {
     KeeperFrame frame;
-    UniqueFd fd;
+    std::shared_ptr<const UniqueFd> fd;  // Also in before_trial_.
   };
+  using Things = std::map<uint64_t, Thing>;
   absl::Status Show(int socket);
   absl::Status Keep(int socket, KeeperFrame frame, UniqueFd fd, const absl::Status& received);
 
   const size_t most_;
-  std::map<uint64_t, Thing> things_;
-  bool serving_ = false;
+  Things things_, before_trial_;
+  bool greeted_ = false, serving_ = false;
+  UniqueFd next_program_;
+  HandOver hand_over_ = HandOver::kWarm;
+  KeeperFrame last_upgrade_;
 };
 
 }  // namespace kvpool

@@ -14,9 +14,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -32,6 +34,7 @@ namespace kvpool {
 namespace {
 
 constexpr char kSocketVariable[] = "KVPOOL_KEEPER_SOCKET";
+constexpr char kProgramVariable[] = "KVPOOL_KEEPER_PROGRAM";
 // The program that runs, even if its file was replaced since.
 constexpr char kThisProgram[] = "/proc/self/exe";
 constexpr size_t kOwnFiles = 16;
@@ -43,18 +46,39 @@ constexpr std::chrono::milliseconds kLongestDeath{10000};
 
 struct End {
   int status = 0;  // waitpid's.
-  int exit_status() const { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+  int exit_status() const {
+    if (!WIFEXITED(status)) return 128 + WTERMSIG(status);
+    return WEXITSTATUS(status) == kHandsOver ? 0 : WEXITSTATUS(status);
+  }
+  std::string words() const {
+    return WIFEXITED(status) ? absl::StrCat("ended with status ", WEXITSTATUS(status))
+                             : absl::StrCat("was ended by signal ", WTERMSIG(status));
+  }
+};
+
+// What a link of /proc leads to.
+std::string PathBehind(const std::string& link) {
+  std::array<char, 4096> path;
+  const ssize_t bytes = readlink(link.c_str(), path.data(), path.size());
+  return std::string(path.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+}
+
+// A program that may be the daemon.
+struct Program {
+  UniqueFd file;
+  std::string path;
 };
 
 class Keeper {
  public:
-  Keeper(std::vector<std::string> arguments, uint32_t most_deaths, sigset_t before, UniqueFd signals,
-         size_t most_files)
+  Keeper(std::vector<std::string> arguments, const KeeperOptions& options, Program program, sigset_t before,
+         UniqueFd signals, size_t most_files)
       : arguments_(std::move(arguments)),
-        most_deaths_(most_deaths),
+        options_(options),
         before_(before),
         signals_(std::move(signals)),
-        inventory_(most_files) {}
+        inventory_(most_files),
+        program_(std::move(program)) {}
 
   int Run() {
     while (true) {
@@ -63,6 +87,7 @@ class Keeper {
         return 1;
       }
       const End end = Serve();
+      if (!stopping_ && (HasHandedOver(end) || HasFailedTrial(end))) continue;
       if (stopping_ || (WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0)) return end.exit_status();
       if (!ever_served_ && !inventory_.serving()) return end.exit_status();
       failed_starts_ = inventory_.serving() ? 0 : failed_starts_ + 1;
@@ -72,7 +97,7 @@ class Keeper {
                                 {"kept", inventory_.size()},
                                 {"failed_starts", failed_starts_},
                                 {"deaths", deaths_.size()}});
-      if (failed_starts_ >= kMostFailedStarts || deaths_.size() >= most_deaths_) {
+      if (failed_starts_ >= kMostFailedStarts || deaths_.size() >= options_.most_deaths) {
         LogError("keeper gives up", {{"failed_starts", failed_starts_},
                                      {"deaths", deaths_.size()},
                                      {"within_seconds", std::chrono::seconds(kDeathsWithin).count()},
@@ -85,6 +110,52 @@ class Keeper {
   }
 
  private:
+  // The program that the daemon has named is the one to start.
+  bool HasHandedOver(const End& end) {
+    UniqueFd next = inventory_.TakeNextProgram();
+    if (!next.valid()) return false;
+    if (!WIFEXITED(end.status) || WEXITSTATUS(end.status) != kHandsOver) {
+      inventory_.SetLastUpgrade(UpgradeOutcome::kFailed,
+                                absl::StrCat("the daemon ", end.words(), " before it had handed over"));
+      return false;
+    }
+    std::string path = PathBehind(absl::StrCat("/proc/self/fd/", next.get()));
+    LogInfo("daemon handed over", {{"program", path}, {"kept", inventory_.size()}});
+    former_ = std::exchange(program_, {std::move(next), std::move(path)});
+    inventory_.BeginTrial();
+    inventory_.SetLastUpgrade(UpgradeOutcome::kDone, "");
+    trial_end_ = std::chrono::steady_clock::now() + options_.most_start;
+    late_ = false;
+    failed_starts_ = 0;
+    return true;
+  }
+
+  // A new program has ended before it served: the one before it is the one to start.
+  bool HasFailedTrial(const End& end) {
+    if (!former_.has_value()) return false;
+    const std::string why = late_
+                                ? absl::StrCat("it did not serve within ", options_.most_start.count(), " ms")
+                                : "it " + end.words();
+    LogError("upgrade failed", {{"program", program_.path}, {"reason", why}, {"back_to", former_->path}});
+    inventory_.SetLastUpgrade(UpgradeOutcome::kFailed, absl::StrCat(why, "; its log says more"));
+    inventory_.EndTrial(/*failed=*/true);
+    program_ = *std::exchange(former_, std::nullopt);
+    late_ = false;
+    return true;
+  }
+
+  void LookAtTrial() {
+    if (!former_.has_value()) return;
+    if (inventory_.serving()) {
+      LogInfo("upgraded", {{"program", program_.path}});
+      inventory_.EndTrial(/*failed=*/false);
+      former_.reset();
+    } else if (child_ > 0 && std::chrono::steady_clock::now() >= trial_end_) {
+      late_ = true;
+      kill(child_, SIGKILL);
+    }
+  }
+
   absl::Status Start() {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
@@ -94,6 +165,7 @@ class Keeper {
     const UniqueFd theirs(pair[1]);
     // All that allocates is done here: the child has the log's lock as it was, and maybe nobody who lets go of it.
     setenv(kSocketVariable, absl::StrCat(theirs.get()).c_str(), 1);
+    setenv(kProgramVariable, program_.path.c_str(), 1);
     std::vector<char*> pointers;
     for (std::string& argument : arguments_) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
@@ -113,7 +185,7 @@ class Keeper {
     sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     fcntl(socket, F_SETFD, 0);
-    execv(kThisProgram, arguments);
+    fexecve(program_.file.get(), arguments, environ);
     _exit(1);
   }
 
@@ -130,17 +202,30 @@ class Keeper {
         // What it sent before it was killed is in the socket still.
         while (socket_.valid() && Readable()) ServeOne();
         socket_.Reset();
+        LookAtTrial();
         return *end;
       }
+      LookAtTrial();
       pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
-      const bool dying = hung_up_.has_value();
-      if (poll(waiting, 2, dying ? static_cast<int>(kLongestDeath.count()) : -1) <= 0) {
-        if (dying && std::chrono::steady_clock::now() - *hung_up_ >= kLongestDeath) LetGo();
+      if (poll(waiting, 2, TimeoutMs()) <= 0) {
+        if (hung_up_.has_value() && std::chrono::steady_clock::now() - *hung_up_ >= kLongestDeath) LetGo();
         continue;
       }
       if (waiting[0].revents != 0) ReadSignal();
       if (socket_.valid() && waiting[1].revents != 0) ServeOne();
     }
+  }
+
+  // Until there is something to do that no descriptor tells of; -1: for ever.
+  int TimeoutMs() const {
+    const bool on_trial = former_.has_value() && !late_;
+    if (!hung_up_.has_value() && !on_trial) return -1;
+    auto next = std::chrono::steady_clock::time_point::max();
+    if (hung_up_.has_value()) next = *hung_up_ + kLongestDeath;
+    if (on_trial) next = std::min(next, trial_end_);
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now()).count();
+    return static_cast<int>(std::max<int64_t>(left, 0));
   }
 
   // The daemon goes on without the keeper. It has said so where the next one looks (keeper_link.h): this is about the memory.
@@ -162,6 +247,10 @@ class Keeper {
     socket_.Reset();
     hung_up_ = std::chrono::steady_clock::now();
     if (absl::IsUnavailable(served)) return;
+    if (!inventory_.greeted()) {
+      LogError("daemon not understood", {{"error", served}});
+      return;
+    }
     LogError("daemon not understood", {{"error", served}, {"lost", inventory_.size()}});
     inventory_.Clear();
   }
@@ -192,10 +281,15 @@ class Keeper {
   }
 
   std::vector<std::string> arguments_;
-  const uint32_t most_deaths_;
+  const KeeperOptions options_;
   const sigset_t before_;  // The signals that were blocked when the keeper was started.
   const UniqueFd signals_;
   Inventory inventory_;
+  Program program_;
+  // The one before, while program_ is on trial: it has not served yet.
+  std::optional<Program> former_;
+  std::chrono::steady_clock::time_point trial_end_;
+  bool late_ = false;  // It was killed for that.
   UniqueFd socket_;
   // When its end of the socket was gone, while the daemon lived.
   std::optional<std::chrono::steady_clock::time_point> hung_up_;
@@ -208,32 +302,37 @@ class Keeper {
 
 }  // namespace
 
-int RunKeeper(const std::vector<std::string>& arguments, uint32_t most_deaths) {
+int RunKeeper(const std::vector<std::string>& arguments, const KeeperOptions& options) {
   sigset_t signals, before;
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &before);
   UniqueFd events(signalfd(-1, &signals, SFD_CLOEXEC));
+  Program program{UniqueFd(open(kThisProgram, O_PATH | O_CLOEXEC)), PathBehind(kThisProgram)};
   const absl::StatusOr<uint64_t> files = RaiseOpenFileLimit();
-  if (!events.valid() || !files.ok()) {
+  if (!events.valid() || !program.file.valid() || !files.ok()) {
     LogError("keeper not started",
              {{"error", files.ok() ? strerror(errno) : std::string(files.status().message())}});
     return 1;
   }
   // Nobody may read what is logged, and the keeper must not wait for that.
   const LogWriter log_writer;
-  return Keeper(arguments, most_deaths, before, std::move(events),
+  return Keeper(arguments, options, std::move(program), before, std::move(events),
                 *files - std::min<uint64_t>(*files, kOwnFiles))
       .Run();
 }
 
-UniqueFd TakeKeeperSocket() {
+KeeperEnd TakeKeeperEnd() {
+  KeeperEnd end;
+  const char* const program = getenv(kProgramVariable);
+  if (program != nullptr) end.program = program;
+  unsetenv(kProgramVariable);
   const char* const text = getenv(kSocketVariable);
   int fd = -1;
-  if (text == nullptr || !absl::SimpleAtoi(text, &fd)) return UniqueFd();
+  if (text == nullptr || !absl::SimpleAtoi(text, &fd)) return end;
   unsetenv(kSocketVariable);
-  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return UniqueFd();
-  return UniqueFd(fd);
+  if (fcntl(fd, F_SETFD, FD_CLOEXEC) == 0) end.socket.Reset(fd);
+  return end;
 }
 
 }  // namespace kvpool

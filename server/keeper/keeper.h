@@ -8,12 +8,15 @@
 //   fails kMostFailedStarts times in a row   gives up with status 1, and with it goes what it keeps
 //   dies too often, however far it got       the same: what is kept may be what kills it
 //   ends with status 0                       ends with 0
+//   has named a program, and ends with       starts that one at once: this is no death. If it does not serve within
+//   kHandsOver                               `most_start`, or ends before, the program of before is started again, and has
+//                                            all that was kept when it ended
 //
 // A keeper that is told to end, by SIGTERM or SIGINT, tells the daemon and ends as it does; SIGHUP is for the daemon. One
 // that is killed costs nothing at once: the daemon goes on alone. One whose daemon has hung up and lives lets go of what it
 // keeps, which serves nobody any more. Signals to the keeper's process group are the keeper's: the daemon has a group of its
 // own, or a SIGINT of the terminal would come to it twice and cut its grace. The keeper reads nothing but frames of its
-// child.
+// child. A program is a descriptor here, so that whatever happens to its file meanwhile, what was looked at is what runs.
 #ifndef KVPOOL_SERVER_KEEPER_KEEPER_H_
 #define KVPOOL_SERVER_KEEPER_KEEPER_H_
 
@@ -29,12 +32,24 @@ namespace kvpool {
 inline constexpr int kMostFailedStarts = 5;
 inline constexpr std::chrono::minutes kDeathsWithin{10};
 
-// Runs this program again and again with these arguments, until it has died `most_deaths` times within kDeathsWithin;
-// answers the exit status. REQUIRES: no other thread runs.
-int RunKeeper(const std::vector<std::string>& arguments, uint32_t most_deaths);
+// The exit status of a daemon that another one is to follow.
+inline constexpr int kHandsOver = 75;
 
-// In a daemon that a keeper has started: its end of the socket pair. Invalid in all others.
-UniqueFd TakeKeeperSocket();
+struct KeeperOptions {
+  uint32_t most_deaths = 0;                 // It gives up at so many within kDeathsWithin.
+  std::chrono::milliseconds most_start{0};  // So long a new program has until it serves.
+};
+// Runs this program, or one that took over, again and again with these arguments; answers the exit status. REQUIRES: no
+// other thread runs.
+int RunKeeper(const std::vector<std::string>& arguments, const KeeperOptions& options);
+
+// What a daemon has of the keeper that has started it.
+struct KeeperEnd {
+  UniqueFd socket;      // Its end of the socket pair. Invalid: no keeper has started this process.
+  std::string program;  // The path of the file that was started, which may have another by now.
+};
+// REQUIRES: no other thread runs.
+KeeperEnd TakeKeeperEnd();
 
 }  // namespace kvpool
 

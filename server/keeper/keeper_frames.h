@@ -3,11 +3,13 @@
 //   daemon                                       keeper
 //   kHello, with its version                ->
 //                                           <-   kHeld, with a descriptor, for each thing that it keeps
-//                                           <-   kAllHeld
+//                                           <-   kAllHeld, with what became of the last upgrade, and why
 //   kKeep, with a descriptor                ->
 //                                           <-   kKept, or kRefused with the reason in `facts`
 //   kDrop                                   ->
 //   kServing                                ->
+//   kHandOver, with the program to come     ->
+//                                           <-   kKept: it comes next, once this daemon ends with kHandsOver
 //
 // The daemon is answered in the order in which it asks, and has one question at a time. What it has sent is read even if
 // it is killed right after.
@@ -25,17 +27,32 @@
 namespace kvpool {
 
 // Frames of another version have another form, and are refused.
-inline constexpr uint16_t kKeeperVersion = 1;
+inline constexpr uint16_t kKeeperVersion = 2;
 inline constexpr size_t kMaxKeptFacts = 232;
 
-enum class KeeperVerb : uint16_t { kHello, kHeld, kAllHeld, kKeep, kKept, kRefused, kDrop, kServing };
+enum class KeeperVerb : uint16_t {
+  kHello,
+  kHeld,
+  kAllHeld,
+  kKeep,
+  kKept,
+  kRefused,
+  kDrop,
+  kServing,
+  kHandOver
+};
+
+// Of kAllHeld, its kind.
+enum class UpgradeOutcome : uint16_t { kNone, kDone, kFailed };
+// Of kHandOver, its kind: what happens to all that is kept.
+enum class HandOver : uint16_t { kWarm, kCold };
 
 struct KeeperFrame {
   uint32_t magic = kMagic;
   uint16_t version = kKeeperVersion;
   KeeperVerb verb = KeeperVerb::kHello;
   uint64_t id = 0;    // The thing's; the daemon gives them out.
-  uint16_t kind = 0;  // What the thing is, and with `facts` which one, means nothing to the keeper.
+  uint16_t kind = 0;  // What a thing is, and with `facts` which one, means nothing to the keeper.
   uint16_t facts_bytes = 0;
   uint32_t unused = 0;
   char facts[kMaxKeptFacts] = {};

@@ -60,7 +60,11 @@ absl::Status KeeperLink::Inherit() {
     KeeperFrame frame;
     UniqueFd fd;
     RETURN_IF_ERROR(ReceiveKeeperFrame(socket_.get(), &frame, &fd));
-    if (frame.verb == KeeperVerb::kAllHeld) return absl::OkStatus();
+    if (frame.verb == KeeperVerb::kAllHeld) {
+      last_upgrade_ = static_cast<UpgradeOutcome>(frame.kind);
+      upgrade_failure_ = std::string(frame.text());
+      return absl::OkStatus();
+    }
     if (frame.verb != KeeperVerb::kHeld || !fd.valid()) {
       return absl::InvalidArgumentError(absl::StrCat("a keeper says ", static_cast<int>(frame.verb),
                                                      " where it has to show what it keeps"));
@@ -113,16 +117,30 @@ absl::StatusOr<Kept> KeeperLink::Keep(KeptKind kind, std::string_view facts, int
   frame.id = next_id_++;
   frame.kind = static_cast<uint16_t>(kind);
   frame.set_text(facts);
-  absl::Status answered = SendKeeperFrame(socket_.get(), frame, fd);
   KeeperFrame answer;
-  UniqueFd none;
-  if (answered.ok()) answered = ReceiveKeeperFrame(socket_.get(), &answer, &none);
-  if (!answered.ok()) {
-    Lose(answered);
-    return Kept();
-  }
+  if (!Ask(frame, fd, &answer).ok()) return Kept();
   if (answer.verb == KeeperVerb::kKept && answer.id == frame.id) return Kept(this, frame.id);
   return absl::ResourceExhaustedError(absl::StrCat("--keeper: ", std::string(answer.text())));
+}
+
+absl::Status KeeperLink::Ask(const KeeperFrame& frame, int fd, KeeperFrame* answer) {
+  UniqueFd none;
+  absl::Status answered = SendKeeperFrame(socket_.get(), frame, fd);
+  if (answered.ok()) answered = ReceiveKeeperFrame(socket_.get(), answer, &none);
+  if (!answered.ok()) Lose(answered);
+  return answered;
+}
+
+absl::Status KeeperLink::HandOverTo(int program, HandOver how) {
+  MutexLock lock(&mu_);
+  SendDrops();
+  if (!socket_.valid()) return absl::UnavailableError("the keeper is gone");
+  KeeperFrame frame, answer;
+  frame.verb = KeeperVerb::kHandOver;
+  frame.kind = static_cast<uint16_t>(how);
+  RETURN_IF_ERROR(Ask(frame, program, &answer));
+  if (answer.verb == KeeperVerb::kKept) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the keeper: ", std::string(answer.text())));
 }
 
 void KeeperLink::Serving() {

@@ -25,6 +25,7 @@
 #include "proto/support/mutex.h"
 #include "proto/support/unique_fd.h"
 #include "server/base/shared_memory.h"
+#include "server/keeper/keeper_frames.h"
 
 namespace kvpool {
 
@@ -74,6 +75,12 @@ class KeeperLink {
   void Flush();
   // The keeper is gone, or does not answer: nothing outlives this daemon.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
+  // What the keeper said of the last upgrade, when this daemon came; and why it failed.
+  UpgradeOutcome last_upgrade() const { return last_upgrade_; }
+  const std::string& upgrade_failure() const { return upgrade_failure_; }
+  // Once this process has ended with kHandsOver (keeper.h), the keeper starts this program in its place. UNAVAILABLE: the
+  // keeper is gone.
+  absl::Status HandOverTo(int program, HandOver how);
   // Hangs up. The keeper goes on with what it has, for the next daemon; from now on nothing is kept or dropped.
   void Leave();
 
@@ -84,6 +91,8 @@ class KeeperLink {
   // Lets go of what was inherited if the daemon before went on alone, and keeps the page in which this one would say so.
   absl::Status KeepWord();
   void Drop(uint64_t id);
+  // Sends the frame and waits for the answer. Otherwise the keeper is lost.
+  absl::Status Ask(const KeeperFrame& frame, int fd, KeeperFrame* answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -94,6 +103,8 @@ class KeeperLink {
   std::atomic<bool> lost_{false};
   Mutex drops_mu_;  // Taken under all others, as a Kept may end anywhere.
   std::vector<uint64_t> drops_ ABSL_GUARDED_BY(drops_mu_);
+  UpgradeOutcome last_upgrade_ = UpgradeOutcome::kNone;
+  std::string upgrade_failure_;
   std::vector<KeptThing> inherited_;  // The last, as the end of a Kept is written down above.
 };
 

@@ -43,6 +43,11 @@ size_t CallWorkers::waiting(uint64_t owner) {
       waiting_.begin(), waiting_.end(), [owner](const Waiting& each) { return each.call.owner == owner; }));
 }
 
+bool CallWorkers::idle() {
+  MutexLock lock(&mu_);
+  return at_work_ == 0 && waiting_.empty();
+}
+
 std::deque<CallWorkers::Waiting>::iterator CallWorkers::Next() {
   auto next = waiting_.begin();
   while (next != waiting_.end() && next->call.owner != 0 &&
@@ -54,10 +59,12 @@ std::deque<CallWorkers::Waiting>::iterator CallWorkers::Next() {
 
 void CallWorkers::Run() {
   uint64_t owner = 0;
+  bool worked = false;
   while (true) {
     Waiting next;
     {
       MutexLock lock(&mu_);
+      if (std::exchange(worked, true)) --at_work_;
       if (owner != 0) {
         running_.erase(std::find(running_.begin(), running_.end(), owner));
         // This thread takes one, and another of the same owner may have waited for this.
@@ -71,6 +78,7 @@ void CallWorkers::Run() {
       waiting_bytes_ -= next.call.bytes;
       owner = next.call.owner;
       if (owner != 0) running_.push_back(owner);
+      ++at_work_;
     }
     next.work();
   }

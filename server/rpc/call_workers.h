@@ -42,6 +42,8 @@ class CallWorkers {
   absl::Status Start(const Call& call, std::function<void()> work);
   // How many calls of this owner wait.
   size_t waiting(uint64_t owner);
+  // No call runs, and none waits.
+  bool idle();
 
  private:
   struct Waiting {
@@ -58,6 +60,7 @@ class CallWorkers {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> running_ ABSL_GUARDED_BY(mu_);  // The owners.
+  size_t at_work_ ABSL_GUARDED_BY(mu_) = 0;             // Threads that run a call.
   size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::thread> threads_;
 };

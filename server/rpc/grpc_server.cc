@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/cli/flags.h"
+#include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/rpc/call_workers.h"
@@ -94,6 +95,14 @@ class GrpcServer::Rep {
   void Stop(std::chrono::milliseconds patience);
   void SetServing(bool serving) { health_.SetServing(serving); }
   int operator_port() const { return operator_port_; }
+  void Rest();
+  void GoOn() {
+    for (const std::unique_ptr<RpcQueue>& queue : queues_) queue->GoOn();
+  }
+  bool quiet() const {
+    return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue->calls() == 0; });
+  }
+  bool busy() { return !openings_->idle() || !large_calls_->idle(); }
 
  private:
   template <typename Service>
@@ -122,7 +131,16 @@ class GrpcServer::Rep {
   std::unique_ptr<CallWorkers> large_calls_;
   std::unique_ptr<GrpcAcceptor> acceptor_;
   int operator_port_ = 0;
+  Mutex rest_mu_;
+  bool stopped_ ABSL_GUARDED_BY(rest_mu_) = false;
 };
+
+void GrpcServer::Rep::Rest() {
+  MutexLock lock(&rest_mu_);
+  // An operator's call may come to this while the server stops.
+  if (stopped_) return;
+  for (const std::unique_ptr<RpcQueue>& queue : queues_) queue->Rest();
+}
 
 absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   gpr_set_log_function(LogWordsOfGrpc);
@@ -155,7 +173,7 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
                                                             .large_calls = large_calls_.get(),
                                                             .refusals = &refused_verbs_});
     AcceptOperatorCalls(Site(&operator_service_, queue.get()), daemon_, &health_, operators_.get(),
-                        &refusals_);
+                        &refusals_, options.upgrade);
     AcceptHealthCalls(Site(&health_service_, queue.get()), &health_);
     AcceptReflectionCalls(Site(&reflection_service_, queue.get()), &services_);
     queue->Start();
@@ -172,11 +190,15 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
 void GrpcServer::Rep::Stop(std::chrono::milliseconds patience) {
   acceptor_.reset();
   if (server_ == nullptr) return;
+  {
+    MutexLock lock(&rest_mu_);
+    stopped_ = true;
+  }
   server_->Shutdown(std::chrono::system_clock::now() + patience);
   for (const std::unique_ptr<RpcQueue>& queue : queues_) queue->Stop();
-  // What they carry out still refers to calls of the server.
-  openings_.reset();
+  // What they carry out still refers to calls of the server. An operator's call may look at the others.
   operators_.reset();
+  openings_.reset();
   large_calls_.reset();
   server_.reset();
   queues_.clear();
@@ -193,6 +215,10 @@ GrpcServer::GrpcServer(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
 GrpcServer::~GrpcServer() = default;
 void GrpcServer::SetServing(bool serving) { rep_->SetServing(serving); }
 void GrpcServer::Stop(std::chrono::milliseconds patience) { rep_->Stop(patience); }
+void GrpcServer::Rest() { rep_->Rest(); }
+void GrpcServer::GoOn() { rep_->GoOn(); }
+bool GrpcServer::quiet() const { return rep_->quiet(); }
+bool GrpcServer::busy() { return rep_->busy(); }
 int GrpcServer::operator_port() const { return rep_->operator_port(); }
 
 }  // namespace kvpool

@@ -3,11 +3,13 @@
 #define KVPOOL_SERVER_RPC_GRPC_SERVER_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/access/peer.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/rpc_stats.h"
 
@@ -27,6 +29,8 @@ struct GrpcServerOptions {
   uint32_t max_connections = 2048;
   std::string operator_address;  // "host:port"; empty: none.
   TlsFiles operator_tls;
+  // What the operator's Upgrade does.
+  std::function<absl::Status(const Peer&, const v1::UpgradeRequest&, v1::UpgradeResponse*)> upgrade;
 };
 
 class GrpcServer {
@@ -39,6 +43,13 @@ class GrpcServer {
 
   // Sets what health probes are told.
   void SetServing(bool serving);
+  // From now on no batch and no call of engines begins, and their streams end. What is under way is carried through.
+  void Rest();
+  void GoOn();
+  // Openings or large calls are under way.
+  bool busy();
+  // No call is under way: each was answered.
+  bool quiet() const;
   // Accepts nothing new, lets calls end for `patience`, cancels the rest, and joins.
   void Stop(std::chrono::milliseconds patience);
   // 0 without an operator address.

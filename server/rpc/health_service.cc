@@ -27,6 +27,8 @@ class HealthWatch final : public RpcCall {
     Pump();
   }
 
+  void OnRest() override { Abandon(); }
+
   // The status has changed: has the queue's thread look at it.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu_) {
     if (waking_) return;

@@ -31,6 +31,7 @@ class Openings {
   void OpenSession(const Caller& caller, const v1::OpenSession* request, v1::OpenSessionResult* result,
                    Done done);
   void AddMember(const Caller& caller, const v1::AddMember* request, v1::AddMemberResult* result, Done done);
+  bool idle() { return workers_.idle(); }
   // The answer with this token has reached nobody: what it opened is undone.
   void OnUndelivered(std::string_view member_token) { daemon_->OnUndelivered(member_token); }
 

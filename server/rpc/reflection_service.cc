@@ -46,6 +46,7 @@ class ReflectionCall final : public RpcCall {
 
   // Nothing is to be done: the read or write under way was cancelled, and its return ends the call.
   void Abandon() override {}
+  void OnRest() override {}
 
  private:
   ReflectionCall(const ReflectionSite& site, const std::vector<std::string>* services)

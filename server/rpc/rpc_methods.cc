@@ -26,7 +26,9 @@ void AddOpening(const RpcSite<EngineService>& site, Openings* openings, const st
                 void (Openings::*method)(const Caller&, const Request*, Result*, Openings::Done)) {
   AddUnary<Request, Result>(
       site, name, accept,
-      [openings, method](const Caller& caller, Request* request, Result* result, UnaryDone done) {
+      [openings, method, queue = site.queue](const Caller& caller, Request* request, Result* result,
+                                             UnaryDone done) {
+        if (queue->resting()) return done(Resting());
         (openings->*method)(caller, request, result, std::move(done));
       },
       /*watched=*/true, [openings](const Result& result) { openings->OnUndelivered(result.member_token()); });
@@ -60,7 +62,7 @@ void AddOperatorCall(
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         const absl::Status started = desk.workers->Start({.bytes = request->ByteSizeLong()}, [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
-          const absl::Status status = run(*request, response);
+          const absl::Status status = run(caller.peer, *request, response);
           if (effect == Effect::kChanges) AuditOperatorCall(caller.peer, name, *request, *response, status);
           done(status);
         });
@@ -76,7 +78,7 @@ void AddOperatorCall(
     Effect effect, absl::Status (Daemon::*method)(const Request&, Response*)) {
   AddOperatorCall<Request, Response>(
       site, desk, name, accept, effect,
-      [daemon = desk.daemon, method](const Request& request, Response* response) {
+      [daemon = desk.daemon, method](const Peer&, const Request& request, Response* response) {
         return (daemon->*method)(request, response);
       });
 }
@@ -89,7 +91,9 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
       site, name, accept,
-      [=](const Caller& caller, Request* request, Result* response, const UnaryDone& done) {
+      [=, queue = site.queue](const Caller& caller, Request* request, Result* response,
+                              const UnaryDone& done) {
+        if (queue->resting()) return done(Resting());
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         v1::Operation operation;
         (operation.*of_operation)()->Swap((request->*of_request)());
@@ -171,7 +175,7 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, const EngineHost& hos
 }
 
 void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, HealthState* health,
-                         CallWorkers* workers, RefusalLog* refusals) {
+                         CallWorkers* workers, RefusalLog* refusals, UpgradeCall upgrade) {
   using S = OperatorService;
   const OperatorDesk desk{.daemon = daemon, .workers = workers, .refusals = refusals};
   const auto add = [&](const std::string& name, auto accept, Effect effect, auto method) {
@@ -187,7 +191,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("EndSession", &S::RequestEndSession, kChanges, &Daemon::EndSession);
   AddOperatorCall<v1::DrainRequest, v1::DrainResponse>(
       site, desk, "Drain", &S::RequestDrain, kChanges,
-      [daemon, health](const v1::DrainRequest& request, v1::DrainResponse* response) {
+      [daemon, health](const Peer&, const v1::DrainRequest& request, v1::DrainResponse* response) {
         const absl::Status drained = daemon->Drain(request, response);
         if (drained.ok()) health->SetServing(request.cancel());
         return drained;
@@ -198,6 +202,8 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
+  AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
+                                                           kChanges, std::move(upgrade));
 }
 
 }  // namespace kvpool

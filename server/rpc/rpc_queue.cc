@@ -20,6 +20,11 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
                       std::string(status.message().substr(0, kMaxMessageBytes)));
 }
 
+absl::Status Resting() {
+  return absl::UnavailableError(
+      "another daemon takes over; nothing was applied: call again, with the same sequence");
+}
+
 RpcQueue::RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue) : queue_(std::move(queue)) {}
 
 RpcQueue::~RpcQueue() {
@@ -41,6 +46,16 @@ void RpcQueue::Stop() {
   thread_.join();
 }
 
+void RpcQueue::Rest() {
+  resting_ = true;
+  rest_alarm_.Set(queue_.get(), std::chrono::system_clock::now(), static_cast<RpcTag*>(&rest_tag_));
+}
+
+void RpcQueue::OnRested(bool ok) {
+  const std::vector<RpcCall*> calls(calls_.begin(), calls_.end());
+  for (RpcCall* call : calls) call->OnRest();
+}
+
 void RpcQueue::OnStop(bool ok) {
   stopping_ = true;
   const std::vector<RpcCall*> calls(calls_.begin(), calls_.end());
@@ -50,6 +65,7 @@ void RpcQueue::OnStop(bool ok) {
 
 void RpcQueue::End(RpcCall* call) {
   KVPOOL_CHECK(calls_.erase(call) == 1, "an RPC ended that had not begun");
+  --begun_;
   // The queue is shut only now: a call may start operations until its end, which a queue
   // that is shut refuses.
   if (stopping_ && calls_.empty()) queue_->Shutdown();

@@ -11,6 +11,7 @@
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/support/status.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -26,6 +27,9 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 inline uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
+
+// The answer of a daemon that is about to end for another one.
+absl::Status Resting();
 
 // What a completion queue hands back when an operation is over. `ok` is gRPC's: false if it did not succeed.
 class RpcTag {
@@ -54,6 +58,8 @@ class RpcCall {
  public:
   // The server stops, and operations under way have been cancelled: the call has to end soon.
   virtual void Abandon() = 0;
+  // The queue rests: the call ends if nothing of it is under way.
+  virtual void OnRest() = 0;
 
  protected:
   ~RpcCall() = default;
@@ -68,10 +74,21 @@ class RpcQueue {
   // REQUIRES: Server::Shutdown was called. Abandons the calls that are left, and joins the thread.
   void Stop();
 
+  // From now on no batch and no call of engines begins; streams end. REQUIRES: Stop was not called.
+  void Rest();
+  void GoOn() { resting_ = false; }
+  // Any thread may look. What comes meanwhile is refused with Resting(): clients come again.
+  bool resting() const { return resting_; }
+  // So many calls have begun and not ended.
+  size_t calls() const { return begun_; }
+
   grpc::ServerCompletionQueue* cq() { return queue_.get(); }
 
   // ---- On the queue's thread
-  void Begin(RpcCall* call) { calls_.insert(call); }
+  void Begin(RpcCall* call) {
+    calls_.insert(call);
+    ++begun_;
+  }
   void End(RpcCall* call);
   // True: accept no further calls.
   bool stopping() const { return stopping_; }
@@ -79,11 +96,15 @@ class RpcQueue {
  private:
   void Run();
   void OnStop(bool ok);
+  void OnRested(bool ok);
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::thread thread_;
   MethodTag<RpcQueue> stop_tag_{this, &RpcQueue::OnStop};
-  grpc::Alarm stop_alarm_;
+  MethodTag<RpcQueue> rest_tag_{this, &RpcQueue::OnRested};
+  grpc::Alarm stop_alarm_, rest_alarm_;
+  std::atomic<bool> resting_{false};
+  std::atomic<size_t> begun_{0};
   // ---- These belong to the thread.
   bool stopping_ = false;
   std::unordered_set<RpcCall*> calls_;

@@ -68,6 +68,10 @@ class StepCall final : public RpcCall {
   }
 
   void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
+  // A batch that is being applied elsewhere, or an opening, is carried through and answered.
+  void OnRest() override {
+    if (elsewhere_ == nullptr) End(Resting());
+  }
 
  private:
   explicit StepCall(const StepMethod& method) : method_(method) {}
@@ -156,6 +160,7 @@ void StepCall::OnAccepted(bool ok) {
     return End(absl::PermissionDeniedError(
         absl::StrCat("Step is for the Unix socket only; the caller is ", Describe(caller_.peer))));
   }
+  if (method_.site.queue->resting()) return End(Resting());
   Pump();
 }
 
@@ -166,6 +171,8 @@ void StepCall::OnRead(bool ok) {
     half_closed_ = true;
     return Pump();
   }
+  // Nobody has heard of what was read: it comes again.
+  if (method_.site.queue->resting()) return End(Resting());
   begun_ns_ = NowNs();
   if (!ReadRequest()) return End(absl::InvalidArgumentError("the message is not a StepRequest"));
   if (member_ == nullptr) {

@@ -86,6 +86,9 @@ class UnaryCall final : public RpcTag,
     }
   }
 
+  // It ends by itself.
+  void OnRest() override {}
+
   void Abandon() override {
     caller_.gone = true;
     Answer(absl::UnavailableError("the daemon shuts down"));

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/session.h"
@@ -174,6 +175,21 @@ TEST_F(SessionFailureTest, TheDaemonsDeathDetaches) {
   hit->groups.clear();
   session->CompleteStep(session->BeginStep());
   EXPECT_EQ(session->Close(Soon()).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SessionFailureTest, ASessionThatEndsWhileItIsClosedIsClosed) {
+  StartDaemon();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  daemon_->Signal(SIGSTOP);
+  std::thread daemon([this, &session, before = session->counters().operations] {
+    // The close is on its way, and nobody answers it.
+    while (session->counters().operations == before) std::this_thread::yield();
+    daemon_->Kill();
+  });
+  EXPECT_TRUE(session->Close(Soon()).ok());
+  daemon.join();
 }
 
 TEST_F(SessionFailureTest, ACleanShutdownSaysWhy) {

@@ -70,7 +70,7 @@ const std::map<std::string, Need>& Needs() {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb :
-         {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy", "SetShare"}) {
+         {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy", "SetShare", "Upgrade"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
     return rows;
@@ -112,6 +112,9 @@ class AccessMatrixTest : public testing::Test {
     server_options.socket_path = socket();
     server_options.threads = 1;
     server_options.fd_ceiling = 1024;
+    server_options.upgrade = [](const Peer&, const v1::UpgradeRequest&, v1::UpgradeResponse*) {
+      return absl::FailedPreconditionError("this process is a test");
+    };
     auto server = GrpcServer::Start(server_options, daemon_.get(), &stats_);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);

@@ -3,10 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/devices.h"
 #include "server/machine.h"
+#include "server/program.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -111,6 +114,18 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   EXPECT_THAT(Error(ParseSettings({"--socket=/tmp/"})), StartsWith("--socket=/tmp/: "));
   // To chown it means: leave the group as it is.
   EXPECT_THAT(Error(ParseSettings({"--socket-group=4294967295"})), StartsWith("--socket-group=4294967295: "));
+}
+
+TEST(ProgramTest, IsNamedByRootAndTheDaemonsUserOnTheUnixSocketAlone) {
+  const auto local = [](uint32_t uid) {
+    return Peer{.process = std::make_shared<const PeerCredentials>(PeerCredentials{.pid = 1, .uid = uid})};
+  };
+  EXPECT_TRUE(CheckMayNameProgram(local(0)).ok());
+  EXPECT_TRUE(CheckMayNameProgram(local(geteuid())).ok());
+  EXPECT_EQ(CheckMayNameProgram(local(geteuid() + 1)).code(), absl::StatusCode::kPermissionDenied);
+  const absl::Status remote = CheckMayNameProgram({.address = "ipv4:10.0.0.1:7", .names = {"ops.example"}});
+  EXPECT_EQ(remote.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(remote.message()), HasSubstr("ops.example"));
 }
 
 TEST(SettingsTest, ATierIsAFolderAndACapacity) {

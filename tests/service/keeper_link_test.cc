@@ -88,7 +88,7 @@ TEST_F(KeeperLinkTest, WhoSpeaksAnotherVersionIsNotServed) {
   keeper.Await();
   EXPECT_EQ(keeper.ended.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(keeper.ended.message()), HasSubstr("version 7"));
-  EXPECT_THAT(std::string(keeper.ended.message()), HasSubstr("speaks 1"));
+  EXPECT_THAT(std::string(keeper.ended.message()), HasSubstr("speaks 2"));
 }
 
 TEST_F(KeeperLinkTest, GarbageIsNotServed) {

@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -10,8 +13,11 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/layouts.h"
 #include "client/session.h"
@@ -95,6 +101,73 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
   const auto& below = result.fields().at("below").struct_value();
   EXPECT_EQ(Number(below, "corrupt_values"), 0);
   EXPECT_GT(Number(below, "promoted_blocks"), 0);
+}
+
+TEST(Replay, EnginesLiveThroughKillsOfADaemonWithAKeeper) {
+  const auto result =
+      ReplayJson({"--spawn-daemon", "--keeper", "--blocks=2000", "--workload=conversation", "--seed=5",
+                  "--requests=600", "--engines=3", "--kill-daemon-every=60", "--kill-every=50"});
+  EXPECT_GE(Number(result, "daemon_kills"), 8);
+  EXPECT_GE(Number(result, "kills"), 8);
+  EXPECT_EQ(Number(result, "requests"), 600);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_EQ(Number(result, "refused"), 0);
+  // One for each engine, and for each that was killed.
+  EXPECT_LE(Number(result, "sessions"), 3 + Number(result, "kills"));
+}
+
+// KVPOOL_UPGRADES says how many, for a longer run by hand.
+TEST(Replay, UpgradesOfTheDaemonFailNoVerb) {
+  const char* const asked = std::getenv("KVPOOL_UPGRADES");
+  const int upgrades = asked == nullptr ? 5 : std::atoi(asked);
+  auto daemon = DaemonProcess::Start({.binary = KVPOOL_KVPOOLD,
+                                      .capacity = "8MiB",
+                                      .flags = {"--slab-bytes=8MiB", "--policy=lru", "--keeper=on"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const std::string socket = "--socket=" + (*daemon)->socket();
+  // More requests than are served meanwhile: the engines are at work from the first upgrade to the last.
+  const std::string trace = absl::StrCat("--requests=", 1500 * upgrades);
+  std::atomic<bool> over{false};
+  google::protobuf::Struct result;
+  std::thread replay([&] {
+    result = ReplayJson({socket, "--workload=conversation", "--seed=11", "--engines=3", trace});
+    over = true;
+  });
+  // The daemon would outlive its keeper, and the replay goes on until it is done.
+  const absl::Cleanup end = [&] {
+    if (replay.joinable()) replay.join();
+    EXPECT_EQ((*daemon)->Stop(), 0);
+  };
+  double longest_gap_ms = 0;
+  const auto served = [&] {
+    const ToolResult status = RunTool(KVPOOL_KVPOOLCTL, {socket, "status", "--json"});
+    return status.exit_status == 0 && Number(ParseJson(status.out), "sessions") == 3;
+  };
+  for (const Deadline deadline = Soon(); !served() && !over;)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  int done = 0;
+  for (; done < upgrades && !over; ++done) {
+    const ToolResult upgrade = RunTool(KVPOOL_KVPOOLCTL, {socket, "upgrade", "--deadline=1m", "--json"});
+    ASSERT_EQ(upgrade.exit_status, 0) << upgrade.err << (*daemon)->Log();
+    longest_gap_ms = std::max(longest_gap_ms, Number(ParseJson(upgrade.out), "gap_ms"));
+  }
+  EXPECT_FALSE(over) << "the replay was over after " << done << " upgrades";
+  replay.join();
+  EXPECT_EQ(done, upgrades);
+  EXPECT_EQ(Number(result, "requests"), 1500 * upgrades);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_EQ(Number(result, "refused"), 0);
+  EXPECT_EQ(Number(result, "sessions"), 3) << "one was opened again";
+  double longest_answer_ns = 0;
+  for (const auto& [name, verb] : result.fields().at("verbs").struct_value().fields()) {
+    longest_answer_ns = std::max(longest_answer_ns, Number(verb.struct_value(), "max_ns"));
+  }
+  const std::string log = (*daemon)->Log();
+  EXPECT_EQ(log.find("session not resumed"), std::string::npos) << log;
+  std::printf(
+      "%d upgrades, %.0f requests: 0 verbs failed, 0 corruptions; longest answer %.0f ms, longest gap %.0f "
+      "ms\n",
+      upgrades, Number(result, "requests"), longest_answer_ns * 1e-6, longest_gap_ms);
 }
 
 TEST(Replay, AnswersTakeBlocksToo) {
@@ -224,7 +297,7 @@ TEST(ReplayUsage, ExitStatus2NamesTheFlag) {
       {{"--workload=poems"}, "--workload: \"poems\" is not conversation"},
       {{"--workload=conversation", "--trace=x"}, "--trace and --workload exclude each other"},
       {{"--spawn-daemon", "--socket=x"}, "--spawn-daemon and --socket exclude each other"},
-      {{"--blocks=100"}, "--blocks, --daemon-flag and --kill-daemon-every are for --spawn-daemon"},
+      {{"--blocks=100"}, "--blocks, --daemon-flag, --kill-daemon-every and --keeper are for --spawn-daemon"},
       {{"--trace=/nowhere/t"}, "/nowhere/t: cannot be opened"},
       {{"--workload=conversation", "--layout=1x2"}, "--layout: \"1x2\" is not opaque or LAYERSxHEADSxDIM"},
       {{"--layout=1x1x8", "--block-bytes=64"}, "--block-bytes is for --layout=opaque"},

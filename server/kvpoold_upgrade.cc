@@ -1,0 +1,113 @@
+// How a daemon ends for another one: an operator's call looks whether that can be, and main carries it out.
+//
+//   the call   is the caller let do this; may the program be started; could this one start again
+//              would every session come back: waits for openings and for what runs on devices
+//              lets no batch and no call begin, and looks again
+//              names the program to the keeper: from here on there is no way back
+//   main       ends calls, connections and threads, and then the process, with kHandsOver
+//
+// Engines see what they see when a daemon is killed, but for one thing: nothing was under way. What they sent last has
+// either been applied whole or not been read, and they send it again to the next daemon.
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "proto/cli/version.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/kvpoold.h"
+#include "server/program.h"
+
+namespace kvpool {
+namespace {
+
+// Sessions that open at this moment, and operations on devices, have so long to get done.
+constexpr std::chrono::milliseconds kPatience{1000};
+// The same once nothing new begins. Engines wait meanwhile.
+constexpr std::chrono::milliseconds kRestingPatience{100};
+constexpr std::chrono::milliseconds kPause{1};
+// For answers on their way, the operator's among them.
+constexpr std::chrono::milliseconds kLastAnswers{100};
+
+}  // namespace
+
+absl::Status Kvpoold::CheckSettingsOfToday() const {
+  absl::StatusOr<Settings> settings = ParseSettings(arguments_);
+  absl::Status status = settings.status();
+  if (status.ok()) status = settings->Placed(AccessPolicyOf(settings->access).status());
+  if (status.ok()) return status;
+  return absl::FailedPreconditionError(
+      absl::StrCat("this program could not start again, if the next one failed: ", status.message()));
+}
+
+absl::Status Kvpoold::AwaitSettled(std::chrono::milliseconds patience, bool end_sessions) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    const bool busy = grpc_server_->busy();
+    const std::string lost = end_sessions ? "" : daemon_->WhoCanNotComeBack();
+    if (!busy && lost.empty()) return absl::OkStatus();
+    if (std::chrono::steady_clock::now() >= until) {
+      return absl::FailedPreconditionError(
+          lost.empty() ? std::string("openings or large calls are under way; nothing has changed")
+                       : absl::StrCat("some sessions could not come back, and nothing has changed: ", lost));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest& request,
+                                     v1::UpgradeResponse* response) {
+  if (keeper_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "an upgrade needs --keeper=on: without a keeper all that is cached, and all sessions, end with this "
+        "process");
+  }
+  if (keeper_->lost())
+    return absl::FailedPreconditionError("the keeper is gone, and nothing outlives this process");
+  if (!request.binary().empty()) RETURN_IF_ERROR(CheckMayNameProgram(peer));
+  const std::string& path = request.binary().empty() ? program_ : request.binary();
+  ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, {.reads_state = !request.cold()}));
+  RETURN_IF_ERROR(CheckSettingsOfToday());
+  const bool end_sessions = request.end_sessions() || request.cold();
+  RETURN_IF_ERROR(AwaitSettled(kPatience, end_sessions));
+  grpc_server_->Rest();
+  absl::Cleanup go_on = [this] { grpc_server_->GoOn(); };
+  RETURN_IF_ERROR(AwaitSettled(kRestingPatience, end_sessions));
+  RETURN_IF_ERROR(keeper_->HandOverTo(program.get(), request.cold() ? HandOver::kCold : HandOver::kWarm));
+  std::move(go_on).Cancel();
+  response->set_version(Version());
+  response->set_daemon_epoch(state_dir_.epoch());
+  response->set_binary(path);
+  return absl::OkStatus();
+}
+
+absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& request,
+                              v1::UpgradeResponse* response) {
+  if (upgrading_.exchange(true)) return absl::FailedPreconditionError("another upgrade is under way");
+  absl::Status prepared = PrepareUpgrade(peer, request, response);
+  if (!prepared.ok()) {
+    upgrading_ = false;
+    return prepared;
+  }
+  handing_over_ = true;
+  kill(getpid(), kHandOverSignal);
+  return absl::OkStatus();
+}
+
+void Kvpoold::HandOver() {
+  state_dir_.Withdraw();
+  const auto until = std::chrono::steady_clock::now() + kLastAnswers;
+  while (!grpc_server_->quiet() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(kPause);
+  // An end in good order would wait for each client to say that it has heard, which an idle one does late.
+  grpc_server_->Stop(std::chrono::milliseconds(0));
+  attach_server_->HangUp();
+  daemon_->EndThreads();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,366 @@
+// A daemon with a keeper gives way to another program, under its engines: no verb fails, and what can't take over does not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/session.h"
+#include "client/tools/operator_client.h"
+#include "tests/client/session_fixture.h"
+
+namespace kvpool {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string TextOf(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class UpgradeTest : public SessionTest {
+ protected:
+  void TearDown() override {
+    if (daemon_ == nullptr) return;
+    const pid_t daemon = DaemonPid();
+    daemon_->Kill();
+    // It would outlive the test.
+    if (keeper_ && daemon > 0) kill(daemon, SIGKILL);
+  }
+  void StartWithKeeper(std::vector<std::string> flags = {}) {
+    flags.insert(flags.begin(), "--keeper=on");
+    StartDaemon("32MiB", std::move(flags));
+    keeper_ = true;
+  }
+  pid_t DaemonPid() const {
+    const std::string text = TextOf(daemon_->directory() + "/kvpoold.json");
+    const size_t at = text.find("\"pid\":");
+    return at == std::string::npos ? 0 : atoi(text.c_str() + at + 6);
+  }
+  std::unique_ptr<tools::OperatorClient> Operator() const {
+    auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+  // What the next daemon says of it.
+  absl::StatusOr<v1::UpgradeInfo> Upgrade(const v1::UpgradeRequest& request = {}) const {
+    const auto client = Operator();
+    const auto before = client->Upgrade(request);
+    if (!before.ok()) return before.status();
+    const auto after = client->AwaitAfter(before->daemon_epoch(), absl::Now() + absl::Seconds(60));
+    if (!after.ok()) return after.status();
+    return after->last_upgrade();
+  }
+  absl::StatusOr<v1::UpgradeInfo> UpgradeTo(const std::string& binary) const {
+    v1::UpgradeRequest request;
+    request.set_binary(binary);
+    return Upgrade(request);
+  }
+  // The error's words; the daemon that answered it is the one that serves.
+  std::string Refusal(const v1::UpgradeRequest& request) const {
+    const pid_t daemon = DaemonPid();
+    const auto refused = Operator()->Upgrade(request);
+    EXPECT_FALSE(refused.ok());
+    EXPECT_TRUE(Operator()->GetStats({}).ok());
+    EXPECT_EQ(DaemonPid(), daemon);
+    return std::string(refused.status().message());
+  }
+  std::string RefusalOf(const std::string& binary) const {
+    v1::UpgradeRequest request;
+    request.set_binary(binary);
+    return Refusal(request);
+  }
+  // A copy of a program, which nobody else may write to.
+  std::string CopyOf(const std::string& program, const std::string& name) const {
+    const std::string path = daemon_->directory() + "/" + name;
+    std::filesystem::copy_file(program, path);
+    EXPECT_EQ(chmod(path.c_str(), 0755), 0);
+    return path;
+  }
+  std::string AwaitInLog(const std::string& text) const {
+    std::string log = daemon_->Log();
+    for (const Deadline deadline = Soon();
+         log.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline;
+         log = daemon_->Log()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return log;
+  }
+  std::vector<PrefixKey> KeysOf(const Session& session, uint32_t seed, size_t blocks) const {
+    return PrefixHasher(session.hash_seed()).Chain(TokensOf(seed, blocks), kTokensPerBlock);
+  }
+  // How many of the keys are found, once something is: until the session is back nothing is.
+  size_t Found(Session* session, const std::vector<PrefixKey>& keys) const {
+    size_t found = 0;
+    for (const Deadline deadline = Soon(); found == 0 && std::chrono::steady_clock::now() < deadline;) {
+      auto pending = session->Match(KeyBytes(keys));
+      if (!pending.ok()) return 0;
+      const auto hit = pending->Wait(Soon());
+      if (!hit.ok()) return 0;
+      found = hit->groups[0].size();
+      for (size_t i = 0; i < found; ++i)
+        EXPECT_TRUE(HasStamp(session->data(hit->groups[0][i]), keys[i])) << i;
+    }
+    return found;
+  }
+
+  bool keeper_ = false;
+};
+
+TEST_F(UpgradeTest, SessionsGoOnAndWhatIsCachedIsFound) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8), marks = KeysOf(*session, 2, 4);
+  Share(session.get(), keys);
+  auto mine = session->LeaseWithin(4, Soon());
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  for (size_t i = 0; i < 4; ++i) Stamp(session->data((*mine)[i]), marks[i]);
+  std::set<pid_t> daemons = {DaemonPid()};
+  for (int i = 0; i < 5; ++i) {
+    const auto info = Upgrade();
+    ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+    EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE) << info->reason();
+    EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+    EXPECT_TRUE(daemons.insert(DaemonPid()).second);
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(HasStamp(session->data((*mine)[i]), marks[i])) << i;
+  EXPECT_TRUE(session->status().ok()) << session->status();
+  const std::string log = daemon_->Log();
+  EXPECT_THAT(log, Not(HasSubstr("daemon ended"))) << "an upgrade counts as a death";
+  EXPECT_THAT(log, Not(HasSubstr("session not resumed")));
+  EXPECT_THAT(log, HasSubstr("operator call category=audit method=Upgrade"));
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+}
+
+// More of them than deaths that a keeper forgives.
+TEST_F(UpgradeTest, IsNoDeath) {
+  StartWithKeeper({"--keeper-deaths=2"});
+  for (int i = 0; i < 4; ++i) {
+    const auto info = Upgrade();
+    ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+    EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  }
+}
+
+TEST_F(UpgradeTest, WhatIsUnderWayIsAnswered) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  std::atomic<bool> stop{false};
+  std::atomic<int> failed{0}, rounds{0};
+  std::thread engine([&] {
+    for (uint32_t seed = 10; !stop; ++seed, ++rounds) {
+      const std::vector<PrefixKey> keys = KeysOf(*session, seed % 40, 3);
+      auto blocks = session->LeaseWithin(3, Soon());
+      if (!blocks.ok()) {
+        ++failed;
+        break;
+      }
+      for (size_t i = 0; i < keys.size(); ++i) Stamp(session->data((*blocks)[i]), keys[i]);
+      auto seal = session->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
+      const auto outcome = seal.ok() ? seal->Wait(Soon()) : seal.status();
+      if (!outcome.ok() || !outcome->refused.empty()) ++failed;
+      blocks->Release();
+    }
+  });
+  for (int i = 0; i < 5; ++i) {
+    const auto info = Upgrade();
+    EXPECT_TRUE(info.ok()) << info.status() << daemon_->Log();
+    for (const int enough = rounds + 20; rounds < enough && failed == 0;) std::this_thread::yield();
+  }
+  stop = true;
+  engine.join();
+  EXPECT_EQ(failed, 0) << session->status() << daemon_->Log();
+}
+
+TEST_F(UpgradeTest, AProgramThatDoesNotServeIsReplacedByTheOneBefore) {
+  StartWithKeeper({"--reattach-timeout=2s"});
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  const std::string fails = CopyOf(KVPOOL_UPGRADE_STUB, "fails"),
+                    hangs = CopyOf(KVPOOL_UPGRADE_STUB, "hangs");
+  auto info = UpgradeTo(fails);
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_FAILED);
+  EXPECT_THAT(info->reason(), HasSubstr("ended with status 3"));
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+  info = UpgradeTo(hangs);
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_FAILED);
+  EXPECT_THAT(info->reason(), HasSubstr("did not serve within 1000 ms"));
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+  EXPECT_THAT(daemon_->Log(), HasSubstr("upgrade failed"));
+  // What was before is what is upgraded next.
+  info = Upgrade();
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+}
+
+TEST_F(UpgradeTest, TheFileThatIsAtThePathTakesOver) {
+  StartWithKeeper();
+  const std::string next = CopyOf(DaemonProcess::Program(), "next");
+  auto info = UpgradeTo(next);
+  ASSERT_TRUE(info.ok()) << info.status();
+  const auto running = [this] {
+    return std::filesystem::read_symlink(absl::StrCat("/proc/", DaemonPid(), "/exe")).string();
+  };
+  AwaitInLog("upgraded");
+  EXPECT_EQ(running(), next);
+  // As a package does it: the old file is gone, but runs.
+  CopyOf(DaemonProcess::Program(), "newer");
+  std::filesystem::rename(daemon_->directory() + "/newer", next);
+  EXPECT_EQ(running(), next + " (deleted)");
+  info = Upgrade();
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  for (const Deadline deadline = Soon(); running() != next;)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+}
+
+TEST_F(UpgradeTest, WhatMayNotRunIsRefused) {
+  StartWithKeeper();
+  EXPECT_THAT(RefusalOf("bin/kvpoold"), HasSubstr("must be an absolute path"));
+  EXPECT_THAT(RefusalOf("/nonexistent"), HasSubstr("cannot open it"));
+  EXPECT_THAT(RefusalOf("/tmp"), HasSubstr("is no executable file"));
+  EXPECT_THAT(RefusalOf("/bin/sh"), HasSubstr("is no kvpoold"));
+  const std::string stub = CopyOf(KVPOOL_UPGRADE_STUB, "stub");
+  ASSERT_EQ(chmod(stub.c_str(), 0775), 0);
+  EXPECT_THAT(RefusalOf(stub), HasSubstr("has mode 0775: others may write to it"));
+  ASSERT_EQ(chmod(stub.c_str(), 0644), 0);
+  EXPECT_THAT(RefusalOf(stub), HasSubstr("is no executable file"));
+  if (geteuid() == 0) {
+    ASSERT_EQ(chmod(stub.c_str(), 0755), 0);
+    ASSERT_EQ(chown(stub.c_str(), 4242, 0), 0);
+    EXPECT_THAT(RefusalOf(stub), HasSubstr("belongs to uid 4242; must be root's, or uid 0's"));
+  }
+}
+
+TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStartsCold) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  std::string program = TextOf(DaemonProcess::Program());
+  const size_t mark = program.find("kvpoold takes over from");
+  ASSERT_NE(mark, std::string::npos);
+  // The version of the state is the second number behind the mark's 24 bytes.
+  program[mark + 28] = 99;
+  const std::string path = CopyOf(KVPOOL_UPGRADE_STUB, "other");
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
+  EXPECT_THAT(RefusalOf(path), HasSubstr("reads version 99 of the state; what is kept has version "));
+  EXPECT_EQ(Found(session.get(), keys), 8u);
+  v1::UpgradeRequest request;
+  request.set_binary(path);
+  request.set_cold(true);
+  const auto info = Upgrade(request);
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  EXPECT_FALSE(session->LeaseWithin(1000, Soon()).ok());
+  const auto stats = Operator()->GetStats({});
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->spaces(), 0u);
+  program[mark + 24] = 99;
+  std::ofstream(path + "er", std::ios::binary) << program;
+  ASSERT_EQ(chmod((path + "er").c_str(), 0755), 0);
+  request.set_binary(path + "er");
+  EXPECT_THAT(Refusal(request), HasSubstr("speaks version 99 with its keeper"));
+}
+
+// Of a cold start that fails all comes back.
+TEST_F(UpgradeTest, AColdStartThatFailsLosesNothing) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  v1::UpgradeRequest request;
+  request.set_binary(CopyOf(KVPOOL_UPGRADE_STUB, "fails"));
+  request.set_cold(true);
+  const auto info = Upgrade(request);
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_FAILED);
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+}
+
+TEST_F(UpgradeTest, NeedsAKeeper) {
+  StartDaemon();
+  EXPECT_THAT(Refusal({}), HasSubstr("an upgrade needs --keeper=on"));
+}
+
+TEST_F(UpgradeTest, IsRefusedIfTheProgramOfTodayCouldNotComeBack) {
+  const TemporaryDirectory directory;
+  const std::string config = directory.path() + "/kvpoold.conf";
+  std::ofstream(config) << "pin-budget = 0.5\n";
+  StartWithKeeper({"--config=" + config});
+  std::ofstream(config) << "\npin-budget = much\n";
+  EXPECT_THAT(Refusal({}),
+              HasSubstr("could not start again, if the next one failed: " + config + ":2: --pin-budget"));
+  std::ofstream(config) << "pin-budget = 0.4\n";
+  const auto info = Upgrade();
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+}
+
+// A scheduler whose rank has not joined is not ready, and would be gone.
+TEST_F(UpgradeTest, IsRefusedIfASessionCouldNotComeBackUnlessThatIsMeant) {
+  StartWithKeeper({"--device=host,host"});
+  SessionOptions options = RankOptions(0);
+  options.role.set_scheduler(true);
+  auto scheduler = Open(options);
+  ASSERT_NE(scheduler, nullptr);
+  EXPECT_THAT(Refusal({}), HasSubstr("some sessions could not come back, and nothing has changed: session 1 "
+                                     "(session_test): not all of its members have joined"));
+  EXPECT_TRUE(scheduler->status().ok()) << scheduler->status();
+  v1::UpgradeRequest request;
+  request.set_end_sessions(true);
+  const auto info = Upgrade(request);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  EXPECT_THAT(AwaitInLog("session not resumed"), HasSubstr("session not resumed"));
+}
+
+// Whom a rule makes an operator has the daemon started again, but names no program for it to run.
+TEST_F(UpgradeTest, OnlyRootAndTheDaemonsUserNameAProgram) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  const TemporaryDirectory directory;
+  const std::string access = directory.path() + "/access.conf";
+  std::ofstream(access) << "[operators]\nuid = *\nrole = operator\n";
+  StartWithKeeper({"--access=" + access});
+  std::filesystem::permissions(daemon_->directory(), std::filesystem::perms(0755));
+  const auto upgrade = [this](const std::string& flag) {
+    return RunProgram({"/usr/bin/setpriv", "--reuid=54321", "--regid=0", "--clear-groups", KVPOOL_KVPOOLCTL,
+                       "--socket=" + daemon_->socket(), "upgrade", flag});
+  };
+  const ProgramEnd named = upgrade("--binary=" + DaemonProcess::Program());
+  EXPECT_EQ(named.exit_code, 1) << named.output;
+  EXPECT_THAT(named.output, HasSubstr("only root and uid 0, as which the daemon runs, may name a program"));
+  const ProgramEnd unnamed = upgrade("--timeout=1m");
+  EXPECT_EQ(unnamed.exit_code, 0) << unnamed.output << daemon_->Log();
+  EXPECT_THAT(unnamed.output, HasSubstr("serves in place of"));
+}
+
+}  // namespace
+}  // namespace kvpool
