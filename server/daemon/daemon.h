@@ -140,6 +140,9 @@ class Daemon final : private SpaceOwner {
                   std::function<void(const v1::OperationResult&)> done);
   // Makes `listener` the member's stream; the one before is superseded.
   void BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener);
+  // The member's session is one of an earlier daemon's, and not all of its members have come back and mapped its slabs: verbs
+  // that name blocks would be refused. Streams come again meanwhile, for a second at most: a member may stay away.
+  bool AwaitsMembers(const Member& member);
   void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
   // Moves pending completions and notices into the response, a part of them if they are large; false:
   // there were none.

@@ -22,6 +22,9 @@
 
 namespace kvpool {
 
+// So long after a start, streams wait for sessions to be back. Members come within some milliseconds.
+constexpr uint64_t kMembersComeMs = 1000;
+
 // What was kept of one space.
 struct Daemon::Remains {
   KeptThing table;
@@ -251,6 +254,13 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
                                 {"client", session.terms.client_name},
                                 {"pid", credentials.pid}});
   return Welcome{.id = member->identity.attach};
+}
+
+bool Daemon::AwaitsMembers(const Member& member) {
+  if (keeper_ == nullptr || clock_->NowMs() - start_ms_ >= kMembersComeMs) return false;
+  const Session& session = *member.session;
+  SpaceLock lock(*session.space);
+  return session.resumed && !session.ready && !session.ended;
 }
 
 void Daemon::CollectAbsent(uint64_t now) {

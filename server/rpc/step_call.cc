@@ -311,6 +311,8 @@ absl::Status StepCall::Bind(const std::string& token) {
     method_.host.refusals->Add(caller_.peer, "Step", owner);
     return owner;
   }
+  if (method_.host.daemon->AwaitsMembers(**member))
+    return absl::UnavailableError("members of the session are on their way back; nothing was applied");
   member_ = std::move(*member);
   token_ = token;
   listener_ = std::make_shared<StepListener>(method_.site.queue, &wake_tag_);

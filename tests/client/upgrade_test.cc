@@ -39,7 +39,7 @@ std::string TextOf(const std::string& path) {
 class UpgradeTest : public SessionTest {
  protected:
   void TearDown() override {
-    if (daemon_ == nullptr) return;
+    if (daemon_ == nullptr || daemon_->pid() == 0) return;
     const pid_t daemon = DaemonPid();
     daemon_->Kill();
     // It would outlive the test.
@@ -50,10 +50,15 @@ class UpgradeTest : public SessionTest {
     StartDaemon("32MiB", std::move(flags));
     keeper_ = true;
   }
+  // A daemon answers before it says in its file which process it is.
   pid_t DaemonPid() const {
-    const std::string text = TextOf(daemon_->directory() + "/kvpoold.json");
-    const size_t at = text.find("\"pid\":");
-    return at == std::string::npos ? 0 : atoi(text.c_str() + at + 6);
+    for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
+      const std::string text = TextOf(daemon_->directory() + "/kvpoold.json");
+      const size_t at = text.find("\"pid\":");
+      if (at != std::string::npos) return atoi(text.c_str() + at + 6);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return 0;
   }
   std::unique_ptr<tools::OperatorClient> Operator() const {
     auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
@@ -173,12 +178,17 @@ TEST_F(UpgradeTest, WhatIsUnderWayIsAnswered) {
       auto blocks = session->LeaseWithin(3, Soon());
       if (!blocks.ok()) {
         ++failed;
+        ADD_FAILURE() << "lease: " << blocks.status();
         break;
       }
       for (size_t i = 0; i < keys.size(); ++i) Stamp(session->data((*blocks)[i]), keys[i]);
       auto seal = session->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
       const auto outcome = seal.ok() ? seal->Wait(Soon()) : seal.status();
-      if (!outcome.ok() || !outcome->refused.empty()) ++failed;
+      if (!outcome.ok() || !outcome->refused.empty()) {
+        ++failed;
+        ADD_FAILURE() << "seal: "
+                      << (outcome.ok() ? outcome->refused[0].message() : outcome.status().ToString());
+      }
       blocks->Release();
     }
   });
@@ -226,7 +236,6 @@ TEST_F(UpgradeTest, TheFileThatIsAtThePathTakesOver) {
   const auto running = [this] {
     return std::filesystem::read_symlink(absl::StrCat("/proc/", DaemonPid(), "/exe")).string();
   };
-  AwaitInLog("upgraded");
   EXPECT_EQ(running(), next);
   // As a package does it: the old file is gone, but runs.
   CopyOf(DaemonProcess::Program(), "newer");
@@ -235,8 +244,7 @@ TEST_F(UpgradeTest, TheFileThatIsAtThePathTakesOver) {
   info = Upgrade();
   ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
   EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
-  for (const Deadline deadline = Soon(); running() != next;)
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  EXPECT_EQ(running(), next);
 }
 
 TEST_F(UpgradeTest, WhatMayNotRunIsRefused) {
