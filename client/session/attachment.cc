@@ -300,7 +300,10 @@ bool Attachment::OnSlabLeave(const v1::SlabLeave& leave) {
     status = CheckLeave(leave);
     if (status.ok()) {
       // It goes down before mapped_blocks, which is never less.
-      state_->capacity_blocks.store(leave.capacity_blocks(), std::memory_order_seq_cst);
+      // Nor does it rise here: that of a session whose ranks have not all joined is still 0.
+      state_->capacity_blocks.store(
+          std::min(state_->capacity_blocks.load(std::memory_order_relaxed), leave.capacity_blocks()),
+          std::memory_order_seq_cst);
       if (geometry_.scheduler) {
         SendLeft(leave.slab());
       } else if (options_.give_back == GiveBack::kByCall) {

@@ -408,12 +408,13 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   bool needs_slab = false, needs_room = false, evicts = false;
   const SpaceFacts& facts = space->facts;
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
+  const bool others_ask = OthersAsk(*space);
   {
     SpaceLock lock(*space);
     Growth& growth = space->state.growth;
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
-    if (blocked && room && asking_.load(std::memory_order_relaxed) == 0) growth.Unblock(clock_->NowMs());
+    if (blocked && room && !others_ask) growth.Unblock(clock_->NowMs());
     evicts = blocked && !room && growth.short_of_blocks() && !space->state.give_back.under_way();
     needs_room = evicts && space->state.pressure.on();
     needs_slab = growth.NeedsSlab() && !growth.slabs().empty();

@@ -35,6 +35,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -225,6 +226,8 @@ class Daemon final : private SpaceOwner {
                  std::chrono::steady_clock::time_point deadline, const std::atomic<bool>* given_up);
   // What keeps other spaces from giving, for an error: "; space 3 (tenant a) has 4096 bytes on each rank: …".
   std::string WhoKeepsWhat(const Space& needy);
+  // An opening waits for memory of such a device: it is not to grow unasked meanwhile.
+  bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
   // A slab for a space that is under pressure, of one whose coldest blocks have been idle for much longer than its own.
@@ -270,9 +273,9 @@ class Daemon final : private SpaceOwner {
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
-  std::atomic<int> asking_{
-      0};  // Openings that wait for memory of other spaces: no space grows unasked meanwhile.
   Mutex waits_mu_;
+  // Devices of openings that wait for memory of other spaces.
+  std::multiset<size_t> asking_ ABSL_GUARDED_BY(waits_mu_);
   Histogram guarantee_wait_ ABSL_GUARDED_BY(waits_mu_){kTierBounds};
   std::atomic<uint64_t> device_check_ms_{0};  // Devices are asked next then.
   // Both are indexed by device. Null: it can't score, and runner_errors_ says why.

@@ -75,6 +75,13 @@ struct Donor {
 
 }  // namespace
 
+bool Daemon::OthersAsk(const Space& space) {
+  MutexLock lock(&waits_mu_);
+  return std::any_of(asking_.begin(), asking_.end(), [&](size_t device) {
+    return IsOnAny(space, {&device, 1});
+  });
+}
+
 bool Daemon::GiveBack(Space* space) {
   {
     SpaceLock lock(*space);
@@ -96,7 +103,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
   const SpaceFacts& facts = needy->facts;
   const uint64_t enough = std::min(bytes, facts.geometry.slab_bytes);
   // No other space takes what comes free meanwhile, nor does this one give.
-  asking_.fetch_add(1, std::memory_order_relaxed);
+  {
+    MutexLock lock(&waits_mu_);
+    asking_.insert(facts.rank_devices.begin(), facts.rank_devices.end());
+  }
   {
     SpaceLock lock(*needy);
     ++needy->state.give_back.asking;
@@ -116,7 +126,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, enough);
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
-    uint64_t coming = room;
+    uint64_t coming = room, possible = room;
     const uint64_t now = clock_->NowMs();
     for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
       if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
@@ -126,17 +136,20 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       if (space->state.growth.closed()) continue;
       const uint32_t pending = give_back.pending_slabs();
       if (give_back.under_way()) giving.push_back(space);
+      const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
+      const uint32_t spare = give_back.spare_slabs();
+      possible += std::max(spare, pending) * slab_bytes;
       // What a held block keeps does not come, as far as one can tell.
       if (give_back.stuck(now)) continue;
-      const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
       coming += pending * slab_bytes;
-      const uint32_t spare = give_back.spare_slabs();
       if (spare <= pending) continue;
       donors.push_back({.space = space,
                         .spare = spare - pending,
                         .slab_bytes = slab_bytes,
                         .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes)});
     }
+    // Nobody's cache is drained for a guarantee that can't be met.
+    if (possible < bytes) break;
     // Whoever has most gives first.
     std::map<std::shared_ptr<Space>, uint32_t> slabs;
     while (coming < bytes && !donors.empty()) {
@@ -173,7 +186,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     SpaceLock lock(*needy);
     --needy->state.give_back.asking;
   }
-  asking_.fetch_sub(1, std::memory_order_relaxed);
+  {
+    MutexLock lock(&waits_mu_);
+    for (const size_t device : facts.rank_devices) asking_.erase(asking_.find(device));
+  }
   return come || budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
 }
 

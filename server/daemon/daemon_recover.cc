@@ -138,7 +138,7 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
     }
   }
   for (const RecoveredPool::Session& session : found.sessions) {
-    if (session.id != Below::kHolderId) *last_session = std::max(*last_session, session.id);
+    *last_session = std::max(*last_session, session.id);
   }
   LogInfo("space recovered", {{"space", (*space)->facts.id},
                               {"tenant", (*space)->facts.tenant},

@@ -52,7 +52,10 @@ void Inventory::BeginTrial() {
 }
 
 void Inventory::EndTrial(bool failed) {
-  if (failed) things_ = before_trial_;
+  // A warm one may have answered engines before it failed: what it kept for them stays, and what it dropped is there again.
+  // A cold one knew nothing of what there was.
+  if (failed && hand_over_ == HandOver::kCold) things_.clear();
+  if (failed) things_.insert(before_trial_.begin(), before_trial_.end());
   before_trial_.clear();
 }
 

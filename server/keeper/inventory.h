@@ -33,6 +33,7 @@ class Inventory {
 
   // ---- Upgrades
   // The program that the daemon wants to come next. Invalid: it has not said so, or that was taken already.
+  bool handing_over() const { return next_program_.valid(); }
   UniqueFd TakeNextProgram() { return std::move(next_program_); }
   // That program is on trial: what is here now is there again if it fails. Whether the daemon asked for a cold start
   // decides what the program is shown.

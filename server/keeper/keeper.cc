@@ -112,6 +112,7 @@ class Keeper {
  private:
   // The program that the daemon has named is the one to start.
   bool HasHandedOver(const End& end) {
+    hand_over_end_.reset();
     UniqueFd next = inventory_.TakeNextProgram();
     if (!next.valid()) return false;
     if (!WIFEXITED(end.status) || WEXITSTATUS(end.status) != kHandsOver) {
@@ -142,6 +143,16 @@ class Keeper {
     program_ = *std::exchange(former_, std::nullopt);
     late_ = false;
     return true;
+  }
+
+  // A daemon that has said that it hands over, and does not end, serves nobody.
+  void LookAtHandOver() {
+    if (!inventory_.handing_over() || child_ <= 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!hand_over_end_.has_value()) hand_over_end_ = now + options_.most_start;
+    if (now < *hand_over_end_) return;
+    hand_over_end_ = std::chrono::steady_clock::time_point::max();
+    kill(child_, SIGKILL);
   }
 
   void LookAtTrial() {
@@ -205,6 +216,7 @@ class Keeper {
         LookAtTrial();
         return *end;
       }
+      LookAtHandOver();
       LookAtTrial();
       pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
       if (poll(waiting, 2, TimeoutMs()) <= 0) {
@@ -219,10 +231,12 @@ class Keeper {
   // Until there is something to do that no descriptor tells of; -1: for ever.
   int TimeoutMs() const {
     const bool on_trial = former_.has_value() && !late_;
-    if (!hung_up_.has_value() && !on_trial) return -1;
+    if (!hung_up_.has_value() && !on_trial && !hand_over_end_.has_value()) return -1;
     auto next = std::chrono::steady_clock::time_point::max();
     if (hung_up_.has_value()) next = *hung_up_ + kLongestDeath;
     if (on_trial) next = std::min(next, trial_end_);
+    if (hand_over_end_.has_value()) next = std::min(next, *hand_over_end_);
+    if (next == std::chrono::steady_clock::time_point::max()) return -1;
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now()).count();
     return static_cast<int>(std::max<int64_t>(left, 0));
@@ -290,6 +304,8 @@ class Keeper {
   std::optional<Program> former_;
   std::chrono::steady_clock::time_point trial_end_;
   bool late_ = false;  // It was killed for that.
+  std::optional<std::chrono::steady_clock::time_point>
+      hand_over_end_;  // A daemon that hands over has to end by then.
   UniqueFd socket_;
   // When its end of the socket was gone, while the daemon lived.
   std::optional<std::chrono::steady_clock::time_point> hung_up_;

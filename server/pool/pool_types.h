@@ -73,6 +73,9 @@ enum class Verdict : uint8_t {
   kUnmapped,
 };
 
+// The name of holds of the pool's owner itself, in a table that outlives it: they end with its process.
+inline constexpr uint64_t kOwnersId = UINT64_MAX;
+
 struct SessionLimits {
   uint32_t guaranteed = 0;  // Blocks.
   uint32_t max_blocks = 0;  // Distinct blocks held at once; 0: no cap.

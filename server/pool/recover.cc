@@ -147,7 +147,7 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
     std::fill(page.counts + in_use, page.counts + HoldPage::kBlocks, uint16_t{0});
     page.live = static_cast<uint32_t>(HoldPage::kBlocks -
                                       std::count(page.counts, page.counts + HoldPage::kBlocks, 0));
-    if (page.session == 0 || page.live == 0) {
+    if (page.session == 0 || page.session == kOwnersId || page.live == 0) {
       page = HoldPage();
       hold_pages.Give(&page);
       continue;

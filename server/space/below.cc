@@ -152,7 +152,7 @@ void Below::Left(absl::Span<const Eviction> evictions) {
 
 absl::StatusOr<Holder> Below::holder() {
   if (holder_ == kNobody) {
-    ASSIGN_OR_RETURN(holder_, pool_.AddSession({}, 0, kHolderId));
+    ASSIGN_OR_RETURN(holder_, pool_.AddSession({}, 0, kOwnersId));
   }
   return holder_;
 }

@@ -104,8 +104,6 @@ class Below {
   // Counts those that have no copy.
   void Left(absl::Span<const Eviction> evictions);
 
-  // The name of the daemon's own holds in a table that outlives it: no session has it, so that they end with the daemon.
-  static constexpr uint64_t kHolderId = UINT64_MAX;
   // The daemon's own hold on what comes up or moves. REQUIRES: the pool has room for a session.
   absl::StatusOr<Holder> holder();
 

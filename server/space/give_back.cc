@@ -31,6 +31,7 @@ constexpr uint64_t kStuckMs = 100;
 void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
   const uint32_t there = slabs() + (growth_.leaving().has_value() ? 1 : 0);
   if (!asked()) ++counters.asked;
+  begun_ = true;
   keep_slabs_ = std::min(keep_slabs_, there - std::min(there - 1, slabs_wanted));
   until_ms_ = std::max(until_ms_, until_ms);
   growth_.Block(until_ms_);
@@ -48,10 +49,14 @@ uint32_t GiveBack::spare_slabs() const {
   return growth_.entered() - keep;
 }
 
-bool GiveBack::stuck(uint64_t now) const { return waits_since_ms_ != 0 && now - waits_since_ms_ >= kStuckMs; }
+bool GiveBack::stuck(uint64_t now) const {
+  const bool waits = waits_since_ms_ != 0 && (asked() || growth_.leaving().has_value());
+  return waits && now >= waits_since_ms_ + kStuckMs;
+}
 
 void GiveBack::Cancel() {
   keep_slabs_ = UINT32_MAX;
+  waits_since_ms_ = 0;
   pool_.Vacate(pool_.capacity());
 }
 
@@ -82,7 +87,9 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   }
   if (!asked()) {
     waits_since_ms_ = 0;
-    return PutBack() ? Next::kGoOn : Next::kDone;
+    if (PutBack()) return Next::kGoOn;
+    begun_ = false;
+    return Next::kDone;
   }
   // A slab on its way to members is not to be overtaken.
   if (!growth_.all_entered() || slabs() < 2 || !sessions_.Keepers().empty()) return Wait(turn);

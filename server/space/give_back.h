@@ -60,9 +60,7 @@ class GiveBack {
   uint32_t pending_slabs() const {
     return (growth_.leaving().has_value() ? 1 : 0) + (asked() ? slabs() - std::min(slabs(), keep_slabs_) : 0);
   }
-  bool under_way() const {
-    return asked() || pool_.keep() < pool_.capacity() || growth_.leaving().has_value();
-  }
+  bool under_way() const { return begun_ || growth_.leaving().has_value(); }
 
   // A block on its way to another of the same space.
   struct Copy {
@@ -113,6 +111,7 @@ class GiveBack {
   Sessions& sessions_;
   Below& below_;
 
+  bool begun_ = false;  // From Ask until Step has said kDone: what was vacated may have to be put back.
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
   uint64_t until_ms_ = 0;
   uint32_t at_ = 0;              // Blocks of the slab up to this one were looked at.

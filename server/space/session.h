@@ -156,9 +156,10 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::shared_ptr<DeviceOperation>> device_operations;
   uint64_t next_operation = 1;
   EpisodeSets episodes;
-  bool free_when_over = false;  // It has ended, and its blocks come free when the last of these is over.
-  bool lacks_blocks = false;    // Some parked verb waits for blocks.
-  bool applying = false;        // A batch of it is being applied, by a turn that may pause.
+  const Member* closer = nullptr;  // It closed the session, and so unmaps what it has by itself.
+  bool free_when_over = false;     // It has ended, and its blocks come free when the last of these is over.
+  bool lacks_blocks = false;       // Some parked verb waits for blocks.
+  bool applying = false;           // A batch of it is being applied, by a turn that may pause.
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
   bool ready = false;

@@ -133,6 +133,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   if (session->ended) return;
   session->ended = true;
   session->ready = false;
+  if (kind == EndKind::kClosed) session->closer = except;
   for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->OnEnded();
   }
@@ -190,7 +191,8 @@ uint64_t Sessions::Free(Turn& turn, Session* session) {
   // Its processes may live on, and with them this session: they have no use for old answers.
   for (const auto& member : session->members) {
     member->answers.ForgetAll();
-    if (!member->maps || member->dead || member->identity.gives_back) continue;
+    if (!member->maps || member->dead) continue;
+    if (member->identity.gives_back && member.get() == session->closer) continue;
     member->keeps = true;
     ++keeping_processes_;
   }
@@ -325,6 +327,10 @@ void Sessions::OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left) 
     return;
   }
   member->last_call_ms = turn.now;
+  if (!member->maps) {  // A scheduler: it was only told of the capacity.
+    member->leaves = false;
+    return;
+  }
   if (std::exchange(member->crossed, false)) return;
   if (std::exchange(member->leaves, false) && left.slab() == growth_.slabs().size()) return;
   End(turn, member->session, EndKind::kRefusedSlab,
@@ -352,7 +358,7 @@ uint32_t Sessions::unmet_blocks() const {
 bool Sessions::all_left() const {
   return std::none_of(sessions_.begin(), sessions_.end(), [](const Session* session) {
     return std::any_of(session->members.begin(), session->members.end(),
-                       [](const auto& member) { return member->leaves && !member->dead; });
+                       [](const auto& member) { return member->leaves && member->maps && !member->dead; });
   });
 }
 
