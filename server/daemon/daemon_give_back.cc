@@ -35,7 +35,7 @@ constexpr uint64_t kOlderMs = 1000;
 // A space that no session uses gives so many slabs at a time.
 constexpr uint32_t kUnusedSlabs = 8;
 // Spaces that an error names.
-constexpr size_t kMostNamed = 4;
+constexpr size_t kMostSpacesNamed = 4;
 
 bool IsOnAny(const Space& space, absl::Span<const size_t> devices) {
   return std::any_of(devices.begin(), devices.end(), [&](size_t device) {
@@ -216,7 +216,7 @@ std::string Daemon::WhoKeepsWhat(const Space& needy) {
     if (space.get() == &needy || !IsOnAny(*space, needy.facts.rank_devices)) continue;
     SpaceLock lock(*space);
     const std::string obstacle = space->state.give_back.Obstacle();
-    if (obstacle.empty() || named == kMostNamed) continue;
+    if (obstacle.empty() || named == kMostSpacesNamed) continue;
     ++named;
     absl::StrAppend(&why, "; space ", space->facts.id, " (tenant ", space->facts.tenant, ") has ",
                     space->slab_bytes(), " bytes on each rank: ", obstacle);

@@ -111,7 +111,8 @@ class GiveBack {
   Sessions& sessions_;
   Below& below_;
 
-  bool begun_ = false;  // From Ask until Step has said kDone: what was vacated may have to be put back.
+  bool begun_ =
+      false;  // Ask was called, and Step has not said kDone since: what was vacated may have to be put back.
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
   uint64_t until_ms_ = 0;
   uint32_t at_ = 0;              // Blocks of the slab up to this one were looked at.

@@ -424,7 +424,8 @@ void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
 void Sessions::MakeRoomForSink(const Turn& turn) {
   constexpr uint32_t kMostLooked = 2048;
   const uint32_t end = growth_.end_block(1);
-  if (growth_.entered() < 2 || pool_.lowest_free() < end) return;
+  // As long as the space may grow nothing is evicted for it.
+  if (growth_.may_grow() || growth_.entered() < 2 || pool_.lowest_free() < end) return;
   std::optional<BlockView> coldest;
   for (uint32_t b = 1; b < std::min(end, kMostLooked); ++b) {
     absl::StatusOr<BlockView> view = pool_.View(BlockId{b}, turn.now);

@@ -338,7 +338,7 @@ TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
       {{"status", "--frob"}, "no flag --frob"},
       {{"blocks"}, "blocks needs --space=ID"},
       {{"blocks", "--space=1", "--state=odd"},
-       "--state: \"odd\" is not free, leased, sealed, cached or quarantined"},
+       "--state: \"odd\" is not free, leased, sealed, cached, quarantined or withheld"},
       {{"explain"}, "explain needs --space=ID --block=ID, or --key=HEX"},
       {{"explain", "--block=3"}, "--block needs --space=ID"},
       {{"evict"}, "say --all if that is meant"},
