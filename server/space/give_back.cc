@@ -13,6 +13,7 @@ namespace {
 // Blocks that are looked at, withheld or put back under one hold of the space's mutex: some 0.1 ms.
 constexpr uint32_t kSlice = 1024;
 constexpr uint32_t kNotesSlice = 4096;
+constexpr uint32_t kReclaimTogether = 256;
 // Blocks that move together, and their bytes: some milliseconds of copying, in which the housekeeper does nothing else.
 constexpr uint32_t kMostCopies = 64;
 constexpr uint64_t kMostCopyBytes = 16 << 20;
@@ -103,6 +104,13 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
     leased_.clear();
   }
   if (!pool_.can_move()) return Wait(turn);
+  // What is coldest leaves before anything moves: to the policy a block that has moved is the latest that was used.
+  const uint32_t least = growth_.end_block(std::max(1u, keep_slabs_)) - 1;
+  const uint32_t free = growth_.free_blocks() + pool_.counts()[static_cast<int>(BlockState::kWithheld)];
+  if (const uint32_t go = pool_.capacity() - least; free < go) {
+    const uint32_t some = std::min(kReclaimTogether, go - free);
+    if (pool_.Reclaim(turn.now, some, EvictReason::kBackground, evictions) > 0) return Next::kGoOn;
+  }
   if (!pool_.NoteChildren(kNotesSlice)) return Next::kGoOn;
   pool_.Withhold(kSlice);
   const bool gone_through = Gather(turn, copies, evictions);
