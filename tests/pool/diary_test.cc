@@ -111,7 +111,7 @@ Diary Remember(const Setting& setting, uint64_t seed, uint32_t failed_step) {
 }
 
 // Leaves out ever smaller pieces as long as it still fails.
-Diary Shrink(const Setting& setting, Diary diary) {
+Diary Shorten(const Setting& setting, Diary diary) {
   int attempts_left = 3000;
   for (size_t piece = diary.size() / 2; piece > 0; piece = piece == 1 ? 0 : piece / 2) {
     for (size_t at = 0; at < diary.size() && attempts_left-- > 0;) {
@@ -144,7 +144,7 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
       EXPECT_GE(report->liveliness, kStepsPerDiary / 200) << "the generator lets the pool fall asleep";
       continue;
     }
-    const Diary diary = Shrink(setting, Remember(setting, seed, report->steps));
+    const Diary diary = Shorten(setting, Remember(setting, seed, report->steps));
     std::string text;
     for (const Entry& entry : diary) absl::StrAppend(&text, "    ", Print(entry), "\n");
     InChild(/*quiet=*/false, [&] { return Replay(setting, diary); });
