@@ -14,6 +14,7 @@
 //   daemon_recover.cc    spaces that an earlier daemon left with a keeper
 //   daemon_evict.cc      the operator's Evict
 //   daemon_explain.cc    the operator's Explain
+//   daemon_give_back.cc  memory that moves from one space to another; SetShare
 //   daemon_hand_over.cc  what is asked and done before another daemon takes over
 //   daemon_policy.cc     GetPolicies, SetPolicy
 //   daemon_operator.cc   all other operator verbs

@@ -103,8 +103,8 @@ class FreeSet {
   }
 
   size_t levels_ = 0;
-  Begins
-      begins_{};  // Where in words_ each level begins, from that of single blocks to the one word at the top.
+  // Where in words_ each level begins, from that of single blocks to the one word at the top.
+  Begins begins_{};
   VirtualArray<uint64_t> words_;
 };
 
