@@ -30,11 +30,12 @@ step() {
   return $status
 }
 
-# configure PRESET: makes build/PRESET ready for ninja.
+# configure PRESET: makes build/PRESET ready for ninja. A build that KVPOOL_UNITY=ON makes compiles sources in groups, which
+# takes half the time from nothing, and longer after each change.
 configure() {
   local root
   root=$(cat build/deps/cuda_root)
-  cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=${root:-none}"
+  cmake --preset "$1" "-DKVPOOL_CUDA_ROOT=${root:-none}" ${KVPOOL_UNITY:+"-DCMAKE_UNITY_BUILD=$KVPOOL_UNITY"}
 }
 
 # build PRESET TARGET...: configures and builds. A lock allows one build at a time in a checkout, so that the

@@ -24,10 +24,11 @@ case "${1:-}" in
   *) sources=("$@") ;;
 esac
 # Only what the build compiles has a command to go by.
+python3 -B tests/tidy/commands.py build/release build/logs/commands
 compiled=()
 for source in "${sources[@]}"; do
-  grep -qF "\"file\": \"$PWD/$source\"" build/release/compile_commands.json && compiled+=("$source")
+  grep -qF "\"file\": \"$PWD/$source\"" build/logs/commands/compile_commands.json && compiled+=("$source")
 done
 [ ${#compiled[@]} -gt 0 ] || { echo "clang_tidy.sh: no compiled source among ${#sources[@]}"; exit 0; }
-printf '%s\n' "${compiled[@]}" | xargs -P "${KVPOOL_JOBS:-$(nproc)}" -n 1 clang-tidy --quiet -p build/release 2>/dev/null
+printf '%s\n' "${compiled[@]}" | xargs -P "${KVPOOL_JOBS:-$(nproc)}" -n 1 clang-tidy --quiet -p build/logs/commands 2>/dev/null
 echo "clang_tidy.sh: ${#compiled[@]} sources"

@@ -93,6 +93,7 @@ main() {
   tail -n 1 build/logs/packages.log
   PATH=$PATH:$PWD/build/deps/prometheus/usr/bin
 
+  [ -e build/release/CMakeCache.txt ] || export KVPOOL_UNITY=ON
   build_and_test release
   if [ ! -s build/deps/cuda_root ]; then
     not_run gpu-checks "built without CUDA"

@@ -535,6 +535,10 @@ void AddProcess(const ProcessFacts& process, Families* out) {
       "kvpool_bookkeeping_resident_bytes",
       "Of the memory in RAM, what is no slab, library or file: tables of all spaces, sessions, buffers.");
   out->Add({}, process.anonymous_bytes);
+  out->Gauge("kvpool_heap_bytes",
+             "What the daemon's code has allocated and not freed. What is in RAM beyond it the allocator "
+             "keeps for later.");
+  out->Add({}, process.heap_bytes);
   out->Gauge("process_virtual_memory_bytes", "Addresses that the daemon has reserved.");
   out->Add({}, process.virtual_bytes);
   out->Gauge("process_open_fds", "Open file descriptors.");

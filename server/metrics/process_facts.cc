@@ -1,8 +1,10 @@
 #include "server/metrics/process_facts.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,6 +15,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+
+// Of tcmalloc; null where the allocator is another.
+extern "C" int __attribute__((weak)) MallocExtension_GetNumericProperty(const char* property, size_t* value);
 
 namespace kvpool {
 namespace {
@@ -25,6 +30,16 @@ double NumberAfter(const std::string& path, const std::string& name) {
     if (word == name) return file >> number ? number : 0;
   }
   return 0;
+}
+
+double AllocatedBytes() {
+  if (MallocExtension_GetNumericProperty != nullptr) {
+    size_t bytes = 0;
+    MallocExtension_GetNumericProperty("generic.current_allocated_bytes", &bytes);
+    return static_cast<double>(bytes);
+  }
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<double>(info.uordblks + info.hblkhd);
 }
 
 }  // namespace
@@ -48,6 +63,7 @@ ProcessFacts ReadProcessFacts() {
   facts.virtual_bytes = field(23);
   facts.resident_bytes = field(24) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
   facts.anonymous_bytes = NumberAfter("/proc/self/status", "RssAnon:") * 1024;
+  facts.heap_bytes = AllocatedBytes();
   std::error_code error;
   const auto open = std::filesystem::directory_iterator("/proc/self/fd", error);
   // The listing itself has one open.

@@ -10,6 +10,7 @@ struct ProcessFacts {
   double start_time_seconds = 0;  // Unix time.
   double resident_bytes = 0;
   double anonymous_bytes = 0;  // Resident, and neither shared nor of a file.
+  double heap_bytes = 0;       // Allocated and not freed, as the allocator says.
   double virtual_bytes = 0;
   double open_fds = 0, max_fds = 0;
   double threads = 0;

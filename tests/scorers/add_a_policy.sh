@@ -50,7 +50,7 @@ add_subdirectory(cuda/scorers)
 add_executable(listed main.cc)
 target_link_libraries(listed kvpool_scorers)
 CMAKE
-cmake -G Ninja -S "$scratch" -B "$scratch/build" -DCMAKE_CXX_COMPILER="$compiler" >"$scratch/log" 2>&1 ||
+cmake -G Ninja -S "$scratch" -B "$scratch/build" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_UNITY_BUILD=ON >"$scratch/log" 2>&1 ||
   { cat "$scratch/log"; exit 1; }
 ninja -C "$scratch/build" -j2 listed >"$scratch/log" 2>&1 || { cat "$scratch/log"; exit 1; }
 "$scratch/build/listed" | grep -A2 '  longest_value: Keeps tokens whose value is long' || { echo "longest_value is not listed"; exit 1; }

@@ -5,11 +5,11 @@ CHECK "list" prints the names.
 """
 
 import argparse
-import json
 import pathlib
 import sys
 
 import code_checks
+import commands
 import english
 import licenses
 import readmes
@@ -48,8 +48,8 @@ NOTES_ONLY = {"lengths"}
 def compiled_sources(root: pathlib.Path, path: pathlib.Path) -> list[str]:
     """Sources in compile_commands.json, relative to the root."""
     found = []
-    for entry in json.loads(path.read_text(encoding="utf-8")):
-        source = (pathlib.Path(entry["directory"]) / entry["file"]).resolve()
+    for entry in commands.of_sources(path):
+        source = pathlib.Path(entry["file"]).resolve()
         if source.is_relative_to(root):
             found.append(source.relative_to(root).as_posix())
     return found
