@@ -78,7 +78,8 @@ class Device {
   // multiple of the granularity.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(size_t bytes) = 0;
   // The slab behind a descriptor that a slab of this device had exported, in this process or in one that has ended; with what
-  // is in it. UNIMPLEMENTED: this device can't. INVALID_ARGUMENT: it is not memory of this size.
+  // is in it. UNIMPLEMENTED: this device can't. INVALID_ARGUMENT: it is not memory of this size (a GPU's driver tells only
+  // that it is less, and with an error of its own).
   virtual absl::StatusOr<std::unique_ptr<Slab>> AdoptSlab(UniqueFd fd, size_t bytes) {
     return absl::UnimplementedError(absl::StrCat(id(), ": slabs of an earlier daemon can't be had here"));
   }

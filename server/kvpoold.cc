@@ -18,7 +18,9 @@
 #include "server/base/log.h"
 #include "server/base/sockets.h"
 #include "server/devices.h"
+#include "server/gpu_witness.h"
 #include "server/metrics/metrics.h"
+#include "server/scoring/lost_gpu.h"
 
 namespace kvpool {
 namespace {
@@ -50,16 +52,25 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
-// Whether a GPU's memory outlives the process that made it, and nothing writes to it after that process is gone, was not seen
-// on a GPU yet.
+// Null: what this daemon does ends with it, as it was started without a keeper, or a GPU's memory does not outlive a process.
 absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
                                                        const std::vector<std::unique_ptr<Device>>& devices) {
+  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::Join(std::move(keeper)));
+  // What was inherited was left by a daemon that has seen it.
+  if (link->inherits()) return link;
   for (const auto& device : devices) {
     if (device->uuid_bytes().empty()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--keeper=on: device ", device->id(),
-                                                   " is a GPU; only host memory outlives the daemon so far"));
+    const absl::Status proven = ProveThatMemoryOutlives(device.get());
+    if (proven.ok()) {
+      LogInfo("memory outlives a process", {{"device", device->id()}});
+      continue;
+    }
+    LogError(
+        "keeper not used",
+        {{"device", device->id()}, {"error", proven}, {"now", "all that is cached ends with this process"}});
+    return nullptr;
   }
-  return KeeperLink::Join(std::move(keeper));
+  return link;
 }
 
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
@@ -111,6 +122,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
   if (keeper.socket.valid()) {
     ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper.socket), opened.devices));
+    if (keeper_ != nullptr) BeforeEndForLostGpu([this] { keeper_->Distrust(); });
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},

@@ -16,6 +16,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/gpu_witness.h"
 #include "server/keeper/keeper.h"
 #include "server/kvpoold.h"
 #include "server/settings.h"
@@ -58,6 +59,8 @@ int main(int argc, char** argv) {
   // Debian builds Abseil with deadlock detection, where each of gRPC's locks looks for cycles:
   // 3 % of a round trip.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  if (const std::optional<kvpool::WitnessPart> part = kvpool::TakeWitnessPart())
+    return kvpool::BearWitness(*part);
   const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings({argv + 1, argv + argc});
   if (!settings.ok()) return Fail(settings.status());
   if (!settings->reply.empty()) {

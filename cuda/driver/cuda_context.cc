@@ -173,6 +173,16 @@ absl::StatusOr<CudaAllocation> CreateMemory(const std::shared_ptr<const CudaCont
   return CudaAllocation(context, handle);
 }
 
+absl::StatusOr<CudaAllocation> ImportMemory(const std::shared_ptr<const CudaContext>& context,
+                                            const UniqueFd& fd) {
+  CUmemGenericAllocationHandle handle;
+  void* const by_value = reinterpret_cast<void*>(static_cast<uintptr_t>(fd.get()));
+  RETURN_IF_ERROR(context->Check(context->driver().cuMemImportFromShareableHandle(
+                                     &handle, by_value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                                 absl::StrCat("slab fd ", fd.get(), ": cuMemImportFromShareableHandle")));
+  return CudaAllocation(context, handle);
+}
+
 absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaContext>& context,
                                                size_t bytes) {
   CUdeviceptr address;

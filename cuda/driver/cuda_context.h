@@ -136,6 +136,9 @@ absl::StatusOr<CudaStream> MakeLowPriorityStream(const std::shared_ptr<const Cud
 // Memory of the virtual-memory-management (VMM) functions that can leave the process as a file descriptor.
 CUmemAllocationProp ShareableMemory(const CudaContext& context);
 absl::StatusOr<CudaAllocation> CreateMemory(const std::shared_ptr<const CudaContext>& context, size_t bytes);
+// Memory that another process exported as `fd`, which stays the caller's.
+absl::StatusOr<CudaAllocation> ImportMemory(const std::shared_ptr<const CudaContext>& context,
+                                            const UniqueFd& fd);
 absl::StatusOr<CudaAddresses> ReserveAddresses(const std::shared_ptr<const CudaContext>& context,
                                                size_t bytes);
 // Maps the first `bytes` of `memory`, readable and writable.

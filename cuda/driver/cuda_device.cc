@@ -1,8 +1,10 @@
 // A GPU as a device: slabs are virtual-memory-management (VMM) allocations, or single allocations with
 // IPC handles.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -22,17 +24,25 @@ namespace {
 class VmmSlab : public Slab {
  public:
   // Members are destroyed in the reverse order: the mapping goes before the memory.
+  // `adopted`: the descriptor that the memory came by, if this process has not made it.
   VmmSlab(std::shared_ptr<const CudaContext> context, CudaAllocation memory, CudaAddresses addresses,
-          CudaMapping mapping, size_t bytes)
+          CudaMapping mapping, size_t bytes, UniqueFd adopted = UniqueFd())
       : context_(std::move(context)),
         memory_(std::move(memory)),
         addresses_(std::move(addresses)),
         mapping_(std::move(mapping)),
-        bytes_(bytes) {}
+        bytes_(bytes),
+        adopted_(std::move(adopted)) {}
 
   size_t bytes() const override { return bytes_; }
   uint64_t address() const override { return addresses_.get(); }
   absl::StatusOr<UniqueFd> Export() const override {
+    if (adopted_.valid()) {
+      // No documentation says that what was imported can be exported.
+      UniqueFd copy(::fcntl(adopted_.get(), F_DUPFD_CLOEXEC, 0));
+      if (!copy.valid()) return absl::ErrnoToStatus(errno, "exporting a slab: dup of its descriptor");
+      return copy;
+    }
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     int fd = -1;
     RETURN_IF_ERROR(context_->Check(context_->driver().cuMemExportToShareableHandle(
@@ -51,6 +61,7 @@ class VmmSlab : public Slab {
   const CudaAddresses addresses_;
   const CudaMapping mapping_;
   const size_t bytes_;
+  const UniqueFd adopted_;
 };
 
 class IpcSlab : public Slab {
@@ -143,6 +154,16 @@ class CudaDevice : public Device {
     RETURN_IF_ERROR(Zero(addresses.get(), bytes));
     return std::make_unique<VmmSlab>(context_, std::move(memory), std::move(addresses), std::move(mapping),
                                      bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Slab>> AdoptSlab(UniqueFd fd, size_t bytes) override {
+    RETURN_IF_ERROR(CheckSize(bytes));
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    ASSIGN_OR_RETURN(CudaAllocation memory, ImportMemory(context_, fd));
+    ASSIGN_OR_RETURN(CudaAddresses addresses, ReserveAddresses(context_, bytes));
+    ASSIGN_OR_RETURN(CudaMapping mapping, MapMemory(context_, memory, addresses.get(), bytes));
+    return std::make_unique<VmmSlab>(context_, std::move(memory), std::move(addresses), std::move(mapping),
+                                     bytes, std::move(fd));
   }
 
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions&) override {

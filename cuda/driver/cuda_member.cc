@@ -130,14 +130,9 @@ class CudaMember : public MemberMemory {
   };
 
   absl::StatusOr<CudaAllocation> Import(UniqueFd fd) {
-    CUmemGenericAllocationHandle handle;
-    void* const by_value = reinterpret_cast<void*>(static_cast<uintptr_t>(fd.get()));
-    const absl::Status status =
-        context_->Check(context_->driver().cuMemImportFromShareableHandle(
-                            &handle, by_value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-                        absl::StrCat("slab fd ", fd.get(), ": cuMemImportFromShareableHandle"));
-    if (status.ok()) return CudaAllocation(context_, handle);
-    return SendersFault(status);
+    absl::StatusOr<CudaAllocation> memory = ImportMemory(context_, fd);
+    if (!memory.ok()) return SendersFault(memory.status());
+    return memory;
   }
 
   absl::Status Map(const CudaAllocation& memory, size_t offset_bytes, size_t bytes) {

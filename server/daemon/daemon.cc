@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/housekeeper.h"
 #include "server/base/log.h"
@@ -15,6 +14,7 @@
 #include "server/events/event_log.h"
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
+#include "server/scoring/lost_gpu.h"
 #include "server/space/deferred.h"
 #include "server/space/device_budget.h"
 #include "server/space/session.h"
@@ -387,7 +387,7 @@ void Daemon::CheckDevices(uint64_t now) {
     // Any call would do: a context that is gone answers all of them with the error that ended it. Other
     // errors are reported by those who need the device.
     const absl::Status status = device->free_bytes().status();
-    KVPOOL_CHECK(!IsSticky(status), "device %s: %s", device->id().c_str(), status.ToString().c_str());
+    EndIfGpuIsLost(status, absl::StrCat("device ", device->id()));
   }
 }
 

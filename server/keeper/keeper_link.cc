@@ -16,9 +16,10 @@
 namespace kvpool {
 namespace {
 
-// The whole of the page's content: false, until the daemon goes on without its keeper.
-std::atomic_ref<uint32_t> IsAlone(const SharedMemory& word) {
-  return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(word.data()));
+// The whole of the page's content.
+enum Word : uint32_t { kTrusted = 0, kAlone = 1, kGpuLost = 2 };
+std::atomic_ref<uint32_t> WordOf(const SharedMemory& page) {
+  return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(page.data()));
 }
 
 absl::Status SetPatience(int socket, std::chrono::milliseconds patience) {
@@ -79,12 +80,14 @@ absl::Status KeeperLink::Inherit() {
 
 absl::Status KeeperLink::KeepWord() {
   Kept kept;
+  uint32_t said = kTrusted;
   for (auto thing = inherited_.begin(); thing != inherited_.end(); ++thing) {
     if (thing->kind != KeptKind::kWord) continue;
     kept = std::move(thing->kept);
     ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Map(std::move(thing->fd)));
     inherited_.erase(thing);
-    if (IsAlone(word).load(std::memory_order_acquire) == 0) {
+    said = WordOf(word).load(std::memory_order_acquire);
+    if (said == kTrusted) {
       kept.Forget();  // The page is the link's for good.
       MutexLock lock(&mu_);
       word_.emplace(std::move(word));
@@ -94,7 +97,9 @@ absl::Status KeeperLink::KeepWord() {
   }
   if (!inherited_.empty()) {
     LogError("kept for nothing",
-             {{"reason", "the daemon went on without its keeper"}, {"lost", inherited_.size()}});
+             {{"reason", said == kGpuLost ? "a GPU was lost, and nobody knows what its memory holds"
+                                          : "the daemon went on without its keeper"},
+              {"lost", inherited_.size()}});
   }
   // The old page goes last: until nothing else is there, it has to say what it says.
   inherited_.clear();
@@ -156,6 +161,11 @@ void KeeperLink::Flush() {
   SendDrops();
 }
 
+void KeeperLink::Distrust() {
+  MutexLock lock(&mu_);
+  if (word_.has_value()) WordOf(*word_).store(kGpuLost, std::memory_order_release);
+}
+
 void KeeperLink::Leave() {
   MutexLock lock(&mu_);
   socket_.Reset();
@@ -183,7 +193,7 @@ void KeeperLink::SendDrops() {
 
 void KeeperLink::Lose(const absl::Status& why) {
   // Nothing that the keeper does not know of is answered to anybody before this.
-  if (word_.has_value()) IsAlone(*word_).store(1, std::memory_order_release);
+  if (word_.has_value()) WordOf(*word_).store(kAlone, std::memory_order_release);
   socket_.Reset();
   lost_.store(true, std::memory_order_relaxed);
   LogError("keeper lost", {{"error", why}, {"now", "nothing that is sealed outlives this process"}});

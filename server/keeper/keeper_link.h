@@ -73,6 +73,10 @@ class KeeperLink {
   void Serving();
   // Sends what is to be dropped. The housekeeper calls it.
   void Flush();
+  // The next daemon takes nothing of this one, as what lies in memory may not be what was written there.
+  void Distrust();
+  // An earlier daemon has left something.
+  bool inherits() const { return !inherited_.empty(); }
   // The keeper is gone, or does not answer: nothing outlives this daemon.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
   // What the keeper said of the last upgrade, when this daemon came; and why it failed.

@@ -3,8 +3,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "cuda/device.h"
-#include "proto/support/check.h"
+#include "server/scoring/lost_gpu.h"
 #include "server/scoring/score_answer.h"
 
 namespace kvpool {
@@ -127,7 +126,7 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
   absl::Status status =
       operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
   // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
-  KVPOOL_CHECK(!IsSticky(status), "device %s: %s", options_.device.c_str(), status.ToString().c_str());
+  EndIfGpuIsLost(status, absl::StrCat("device ", options_.device));
   if (part.rank == 0) {
     operation->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/base/random_bytes.h"
 #include "server/replacement/policy.h"
+#include "server/scoring/lost_gpu.h"
 #include "server/space/kept_facts.h"
 
 namespace kvpool {
@@ -29,7 +29,7 @@ constexpr auto kLongRest = std::chrono::microseconds(100);
 
 // A GPU's context that is gone took with it what blocks hold: a corrupted pool is never served.
 void CheckNotLost(const absl::Status& status, uint64_t space, const std::string& doing) {
-  KVPOOL_CHECK(!IsSticky(status), "space %lu: %s: %s", space, doing.c_str(), status.ToString().c_str());
+  EndIfGpuIsLost(status, absl::StrCat("space ", space, ": ", doing));
 }
 
 uint64_t NowNs() {

@@ -173,6 +173,35 @@ TEST_F(DeviceContract, AnOpenFdAloneHoldsTheMemory) {
   EXPECT_EQ(Read(member->base() + 64), kWord);
 }
 
+TEST_F(DeviceContract, ASlabOfAProcessThatHasEndedIsAdoptedAndHandedOverAgain) {
+  const std::unique_ptr<Peer> owner = StartPeer();
+  absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_TRUE(owner->Write(64, kWord).ok());
+  owner->Kill();
+  absl::StatusOr<std::unique_ptr<Slab>> slab = device().AdoptSlab(std::move(*fd), granule_);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_EQ((*slab)->bytes(), granule_);
+  EXPECT_EQ(Read((*slab)->address() + 64), kWord);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  ASSERT_TRUE(member->MapSlab(Export(**slab), 0, granule_).ok());
+  Write((*slab)->address() + 128, kWord + 1);
+  EXPECT_EQ(Read(member->base() + 128), kWord + 1);
+  slab->reset();
+  EXPECT_EQ(Read(member->base() + 64), kWord);
+}
+
+TEST_F(DeviceContract, WhatIsNoSlabOfThatSizeIsNotAdopted) {
+  const std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  EXPECT_FALSE(device().AdoptSlab(Export(*slab), 2 * granule_).ok());
+  EXPECT_FALSE(device().AdoptSlab(Export(*slab), granule_ / 2).ok());
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
+  const UniqueFd pipe_out(pipe_ends[1]);
+  EXPECT_FALSE(device().AdoptSlab(UniqueFd(pipe_ends[0]), granule_).ok());
+  EXPECT_TRUE(device().AdoptSlab(Export(*slab), granule_).ok());
+}
+
 TEST_F(DeviceContract, TheOwnerDoesNotNoticeAMembersDeath) {
   const std::unique_ptr<Slab> slab = MakeSlab(granule_);
   const std::unique_ptr<Peer> member = StartPeer();

@@ -117,6 +117,12 @@ else
 fi
 check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
 check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
+# The daemon is killed under its engines, and so are engines: what was in the GPU's memory is found, byte by byte.
+killed() {
+  kvpool-replay --spawn-daemon --keeper --daemon-flag=--device=cuda:0 --blocks=2000 --workload=conversation --seed=7 --requests=300 --engines=3 \
+    --kill-daemon-every=30 --kill-every=50
+}
+check replay-daemon-killed killed
 
 echo
 printf '%s\n' "${table[@]}"

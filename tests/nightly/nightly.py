@@ -32,12 +32,15 @@ def commit() -> str:
     return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def kill_slice(binaries: pathlib.Path, seed: int, kills: int) -> dict:
-    """The replay's result; its `failure` says what went wrong."""
+def kill_slice(binaries: pathlib.Path, seed: int, kills: int, gpu: bool) -> dict:
+    """The replay's result; its `failure` says what went wrong. `gpu`: on one that the fake driver imitates."""
+    driver = binaries.parent / "lib/fake_cuda/libcuda.so.1"
+    assert not gpu or driver.exists(), f"{driver} is not there: built without CUDA"
     done = subprocess.run(
         [str(binaries / "kvpool-replay"), "--spawn-daemon", "--keeper", "--blocks=2000", "--workload=conversation", f"--seed={seed}",
-         f"--requests={REQUESTS * (kills + 1)}", "--engines=3", f"--kill-daemon-every={REQUESTS}", f"--kill-every={REQUESTS}", "--json"],
-        capture_output=True, text=True, check=False)
+         f"--requests={REQUESTS * (kills + 1)}", "--engines=3", f"--kill-daemon-every={REQUESTS}", f"--kill-every={REQUESTS}", "--json",
+         *(["--daemon-flag=--device=cuda:0"] if gpu else [])],
+        capture_output=True, text=True, check=False, env={**os.environ, "KVPOOL_LIBCUDA": str(driver)} if gpu else None)
     result = json.loads(done.stdout) if done.stdout else {}
     if done.returncode != 0 or not result:
         # The daemon's log is there, too.
@@ -51,12 +54,12 @@ def longest_ms(result: dict) -> float:
     return max(verb["max_ns"] for verb in result["verbs"].values()) / 1e6
 
 
-def kills(binaries: pathlib.Path, seed: int, asked: int, until: float) -> dict:
-    row = {"what": "kills", "seed": seed, "asked": asked, "daemon kills": 0, "engine kills": 0, "upgrades": 0, "requests": 0, "blocks checked": 0,
+def kills(binaries: pathlib.Path, seed: int, asked: int, until: float, gpu: bool) -> dict:
+    row = {"what": "kills, fake GPU" if gpu else "kills", "seed": seed, "asked": asked, "daemon kills": 0, "engine kills": 0, "upgrades": 0, "requests": 0, "blocks checked": 0,
            "verbs failed": 0, "corruptions": 0, "longest answer in ms": 0.0, "outcome": "passed"}
     failures = []
     while row["daemon kills"] < asked and time.monotonic() < until and len(failures) < 3:
-        result = kill_slice(binaries, seed, min(SLICE, asked - row["daemon kills"]))
+        result = kill_slice(binaries, seed, min(SLICE, asked - row["daemon kills"]), gpu)
         if "failure" in result:
             failures.append(result["failure"])
         if "verbs" in result:
@@ -94,6 +97,7 @@ def upgrades(binaries: pathlib.Path, asked: int) -> dict:
 def main() -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--kills", type=int, default=1000, help="of the daemon, and as many of engines (%(default)s)")
+    flags.add_argument("--gpu-kills", type=int, default=100, help="the same on a GPU that the fake driver imitates (%(default)s)")
     flags.add_argument("--upgrades", type=int, default=50, help="how many (%(default)s)")
     flags.add_argument("--seed", type=int, default=1, help="of the first slice of 100 kills; each that follows has the next (%(default)s)")
     flags.add_argument("--minutes", type=float, default=24 * 60, help="no slice of kills begins later")
@@ -102,8 +106,10 @@ def main() -> int:
     facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), "commit": commit(),
              "machine": f"{os.cpu_count()} cores of {platform.machine()}, Linux {platform.release().split('-')[0]}"}
     passed = True
+    until = time.monotonic() + 60 * arguments.minutes
     # Of what is not asked for there is nothing to be said.
-    for asked, what in ((arguments.kills, lambda: kills(arguments.binaries, arguments.seed, arguments.kills, time.monotonic() + 60 * arguments.minutes)),
+    for asked, what in ((arguments.kills, lambda: kills(arguments.binaries, arguments.seed, arguments.kills, until, gpu=False)),
+                        (arguments.gpu_kills, lambda: kills(arguments.binaries, arguments.seed, arguments.gpu_kills, until, gpu=True)),
                         (arguments.upgrades, lambda: upgrades(arguments.binaries, arguments.upgrades))):
         if asked == 0:
             continue

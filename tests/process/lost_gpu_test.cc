@@ -7,7 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "proto/support/unique_fd.h"
@@ -17,9 +22,11 @@
 namespace kvpool {
 namespace {
 
-std::unique_ptr<DaemonProcess> StartOnFakeGpu(const std::string& faults) {
+std::unique_ptr<DaemonProcess> StartOnFakeGpu(const std::string& faults,
+                                              std::vector<std::string> flags = {}) {
   auto daemon = DaemonProcess::Start(
       {.device = "cuda:0",
+       .flags = std::move(flags),
        .environment = {"KVPOOL_LIBCUDA=" KVPOOL_FAKE_CUDA, "KVPOOL_FAKE_CUDA_FAIL=" + faults}});
   EXPECT_TRUE(daemon.ok()) << daemon.status();
   return daemon.ok() ? *std::move(daemon) : nullptr;
@@ -66,6 +73,36 @@ TEST(LostGpuTest, WhileASlabIsDestroyed) {
   v1::OpenSessionResult result;
   EXPECT_FALSE((*engine)->stub().OpenSession(&context, request, &result).ok());
   ExpectEndsFor(daemon.get(), "device GPU-");
+}
+
+// Waits until the log, which a thread of the daemon's own writes, has it.
+void ExpectInLog(const DaemonProcess& daemon, const std::string& text) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+  while (!absl::StrContains(daemon.Log(), text) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(absl::StrContains(daemon.Log(), text)) << daemon.Log();
+}
+
+// What lies in the memory of a lost GPU is served by no daemon, though the memory is there.
+TEST(LostGpuTest, NothingOutlivesTheDaemonThen) {
+  // The first goes to the keeper, the second to the engine. The witness is a process of its own, and counts for itself.
+  const auto daemon = StartOnFakeGpu("cuMemExportToShareableHandle#2=CUDA_ERROR_ECC_UNCORRECTABLE",
+                                     {"--keeper=on", "--keeper-deaths=1000000"});
+  ASSERT_NE(daemon, nullptr);
+  ExpectInLog(*daemon, "memory outlives a process");
+  EXPECT_FALSE(RawEngine::Open(daemon->socket()).ok());
+  ExpectInLog(*daemon, "CUDA_ERROR_ECC_UNCORRECTABLE");
+  ExpectInLog(*daemon, "a GPU was lost, and nobody knows what its memory holds");
+}
+
+// Where memory ends with its process, or can't be had afterwards, the daemon serves as one without a keeper.
+TEST(LostGpuTest, AKeeperIsOfNoUseWhereMemoryDoesNotOutliveItsProcess) {
+  const auto daemon =
+      StartOnFakeGpu("cuMemImportFromShareableHandle#1=CUDA_ERROR_INVALID_VALUE", {"--keeper=on"});
+  ASSERT_NE(daemon, nullptr);
+  ExpectInLog(*daemon, "keeper not used");
+  ExpectInLog(*daemon, "cuMemImportFromShareableHandle");
+  EXPECT_TRUE(RawEngine::Open(daemon->socket()).ok());
 }
 
 }  // namespace

@@ -116,6 +116,22 @@ TEST(Replay, EnginesLiveThroughKillsOfADaemonWithAKeeper) {
   EXPECT_LE(Number(result, "sessions"), 3 + Number(result, "kills"));
 }
 
+// The same on a GPU that the fake driver imitates.
+TEST(Replay, EnginesOnAGpuLiveThroughKillsOfTheDaemon) {
+  if (std::string(KVPOOL_FAKE_CUDA).empty()) GTEST_SKIP() << "built without CUDA, so there is no fake driver";
+  setenv("KVPOOL_LIBCUDA", KVPOOL_FAKE_CUDA, 1);
+  const auto result = ReplayJson({"--spawn-daemon", "--keeper", "--blocks=2000", "--workload=conversation",
+                                  "--seed=7", "--requests=300", "--engines=3", "--kill-daemon-every=30",
+                                  "--kill-every=50", "--daemon-flag=--device=cuda:0"});
+  unsetenv("KVPOOL_LIBCUDA");
+  EXPECT_GE(Number(result, "daemon_kills"), 8);
+  EXPECT_EQ(Number(result, "requests"), 300);
+  EXPECT_GT(Number(result, "hit_blocks"), 0);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_EQ(Number(result, "refused"), 0);
+  EXPECT_LE(Number(result, "sessions"), 3 + Number(result, "kills"));
+}
+
 // KVPOOL_UPGRADES says how many, for a longer run by hand.
 TEST(Replay, UpgradesOfTheDaemonFailNoVerb) {
   const char* const asked = std::getenv("KVPOOL_UPGRADES");

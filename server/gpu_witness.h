@@ -1,0 +1,34 @@
+// Whether the memory of a GPU outlives the process that made it, and nothing writes to it once that process has ended: what a
+// keeper relies on, and no documentation of CUDA promises. So it is tried, with a process that is killed for it.
+//
+//   the daemon   starts its own program again, as the witness
+//   the witness  makes memory, writes one half of it, hands it over, and writes the other half again and again
+//   the daemon   kills it and waits for its end, writes the other half itself, and looks whether both halves stay as they are
+#ifndef KVPOOL_SERVER_GPU_WITNESS_H_
+#define KVPOOL_SERVER_GPU_WITNESS_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "cuda/device.h"
+#include "proto/support/unique_fd.h"
+
+namespace kvpool {
+
+// Takes as long as it takes to open the GPU, and 100 ms. REQUIRES: `gpu` is one. DATA_LOSS: one of the halves has changed.
+// Other errors: there was no witness, or its memory can't be had; nothing is known then.
+absl::Status ProveThatMemoryOutlives(Device* gpu);
+
+// What a process has that was started as the witness.
+struct WitnessPart {
+  UniqueFd socket;
+  std::string device;
+};
+std::optional<WitnessPart> TakeWitnessPart();
+// The rest of that process's life: it is killed, or ends with the daemon. Answers its exit status.
+int BearWitness(const WitnessPart& part);
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_GPU_WITNESS_H_
