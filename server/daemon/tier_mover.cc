@@ -256,7 +256,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     job->fetches[job->next++].reset();
     if (block.at.empty()) continue;  // It was there.
     const SealEntry entry{.block = block.ref, .keys = {&block.key, 1}};
-    SealOutcome outcome;
+    SealVerdict outcome;
     state.pool.Seal(holder, turn.now, wanted.parent.has_value() ? &*wanted.parent : nullptr, {&entry, 1},
                     {&outcome, 1});
     if (outcome.verdict != Verdict::kDone) {

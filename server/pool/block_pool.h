@@ -169,7 +169,7 @@ class BlockPool {
   // link to a parent that is not resident, is of another group, or is cached and promised to sessions. A
   // canonical block from `mapped_end` on is not held: kUnmapped.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
-            absl::Span<SealOutcome> outcomes, uint32_t mapped_end = UINT32_MAX);
+            absl::Span<SealVerdict> outcomes, uint32_t mapped_end = UINT32_MAX);
 
   // Answers the longest prefix that is resident in every group asked and is a whole number of blocks in each;
   // takes a hold on each of its blocks. A prefix that credit or the cap do not cover is answered shorter. A

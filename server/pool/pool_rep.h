@@ -162,8 +162,8 @@ class PoolRep final {
   // A use without a new holder. REQUIRES: resident.
   void TouchOne(uint32_t b);
   // Steps of Seal (seal.cc).
-  SealOutcome HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end);
-  SealOutcome SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
+  SealVerdict HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end);
+  SealVerdict SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
                       uint32_t mapped_end);
 
   // ---- Protection (retention.cc)

@@ -116,7 +116,7 @@ struct SealEntry {
   bool leave_duplicate = false;
 };
 
-struct SealOutcome {
+struct SealVerdict {
   Verdict verdict = Verdict::kDone;
   // kNullRef unless the verdict is kDone, or kDuplicate with the canonical block held.
   BlockRef canonical;

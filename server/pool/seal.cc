@@ -20,7 +20,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 }  // namespace
 
 // Holds the block `b` that the entry's key names already.
-SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
+SealVerdict PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
   if (b >= mapped_end) return {.verdict = Verdict::kUnmapped};
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
@@ -37,7 +37,7 @@ SealOutcome PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_e
 }
 
 // `parent` is the block that the key in front names, or 0; `hash` is the hash of the chain's key.
-SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
+SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
                              uint32_t mapped_end) {
   const Verdict verdict = Resolve(entry.block);
   if (verdict != Verdict::kDone) return {.verdict = verdict};
@@ -85,11 +85,11 @@ SealOutcome PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
 }
 
 void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
-                     absl::Span<SealOutcome> outcomes, uint32_t mapped_end) {
+                     absl::Span<SealVerdict> outcomes, uint32_t mapped_end) {
   Rep& r = *rep_;
   r.BeginVerb(now, entries.size());
   if (r.OpenSession(session) == nullptr) {
-    std::fill(outcomes.begin(), outcomes.end(), SealOutcome{.verdict = Verdict::kNotHeld});
+    std::fill(outcomes.begin(), outcomes.end(), SealVerdict{.verdict = Verdict::kNotHeld});
     return;
   }
   uint32_t in_front = parent == nullptr ? 0 : r.Find(*parent);
@@ -110,7 +110,7 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
     }
     for (size_t i = 0; i < n; ++i) {
       const SealEntry& entry = entries[begin + i];
-      SealOutcome& outcome = outcomes[begin + i];
+      SealVerdict& outcome = outcomes[begin + i];
       if (!KeysFit(entry.keys, r.options.windows.size())) {
         outcome = {.verdict = Verdict::kWrongState};
         in_front = 0;

@@ -108,7 +108,7 @@ class Engine {
   std::vector<BlockKey> keys_;
   MatchOutcome match_;
   std::vector<SealEntry> entries_;
-  std::vector<SealOutcome> outcomes_;
+  std::vector<SealVerdict> outcomes_;
   // Parallel to the blocks that are held.
   std::vector<UseHint> hints_;
   std::vector<Verdict> verdicts_;

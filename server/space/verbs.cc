@@ -289,7 +289,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
   if (event_log_ != nullptr) LogSeal(*session, now, seal, in_front);
   result->mutable_canonical()->Reserve(seal.blocks_size());
   for (size_t i = 0; i < outcomes_.size(); ++i) {
-    const SealOutcome& outcome = outcomes_[i];
+    const SealVerdict& outcome = outcomes_[i];
     const auto index = static_cast<uint32_t>(part.begin + i);
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
     if (outcome.verdict == Verdict::kUnmapped) {

@@ -92,7 +92,7 @@ class BlockVerbs {
   std::vector<Verdict> verdicts_;
   std::vector<BlockKey> keys_;
   std::vector<SealEntry> entries_;
-  std::vector<SealOutcome> outcomes_;
+  std::vector<SealVerdict> outcomes_;
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
   std::vector<uint64_t> event_words_;

@@ -122,7 +122,7 @@ class FullPool {
       const uint64_t content = Mixed(++contents_);
       std::memcpy(key.bytes.data(), &content, sizeof(content));
       const SealEntry entry{.block = block, .keys = {&key, 1}};
-      SealOutcome outcome;
+      SealVerdict outcome;
       pool.Seal(session_, now, nullptr, {&entry, 1}, {&outcome, 1});
       Verdict verdict;
       pool.Release(session_, now, {&block, 1}, {&verdict, 1});

@@ -96,7 +96,7 @@ TEST(BlockPool, SealMakesFindableAndImmutable) {
   const Holder a = t.Session();
   const BlockRef block = t.LeaseOne(a);
   EXPECT_EQ(t.pool.Find(Key("x")), kNullRef);
-  const SealOutcome outcome = t.Seal(a, {block}, {Key("x")})[0];
+  const SealVerdict outcome = t.Seal(a, {block}, {Key("x")})[0];
   EXPECT_EQ(outcome.verdict, V::kDone);
   EXPECT_EQ(outcome.canonical, block) << "the lease's ref is good after Seal";
   EXPECT_EQ(t.pool.Find(Key("x")), block);
@@ -111,7 +111,7 @@ TEST(BlockPool, SealOfAKeyThatExistsHoldsTheCanonicalBlock) {
   const Holder a = t.Session(), b = t.Session();
   const BlockRef canonical = t.Cache(a, {"x"})[0];
   const BlockRef own = t.LeaseOne(b);
-  const SealOutcome outcome = t.Seal(b, {own}, {Key("x")})[0];
+  const SealVerdict outcome = t.Seal(b, {own}, {Key("x")})[0];
   EXPECT_EQ(outcome.verdict, V::kDuplicate);
   EXPECT_EQ(outcome.canonical, canonical);
   EXPECT_EQ(t.state(own), BlockState::kLeased);
@@ -136,7 +136,7 @@ TEST(BlockPool, ADuplicateThatIsLeftIsTouchedAndTakesNoCredit) {
   for (size_t i = 0; i < 2; ++i) {
     entries.push_back({.block = own[i], .keys = {&keys[i], 1}, .leave_duplicate = true});
   }
-  std::vector<SealOutcome> out(2);
+  std::vector<SealVerdict> out(2);
   t.pool.Seal(capped, t.now, nullptr, entries, absl::MakeSpan(out));
   EXPECT_EQ(out[0].canonical, own[0]) << "its key is new";
   EXPECT_EQ(out[1].verdict, V::kDuplicate);
@@ -153,7 +153,7 @@ TEST(BlockPool, SealOfDuplicatesWithinACall) {
   const Holder a = t.Session();
   const std::vector<BlockRef> b = t.Lease(a, 4);
   // The second entry repeats the first's key, the third the first's block.
-  const std::vector<SealOutcome> out =
+  const std::vector<SealVerdict> out =
       t.Seal(a, {b[0], b[1], b[0], b[3]}, {Key("x"), Key("x"), Key("z"), Key("w")});
   EXPECT_EQ(out[0].verdict, V::kDone);
   EXPECT_EQ(out[1].verdict, V::kDuplicate);
@@ -170,7 +170,7 @@ TEST(BlockPool, ParentIsTheCanonicalBlockInFront) {
   const Holder a = t.Session(), b = t.Session();
   const std::vector<BlockRef> first = t.Chain(a, {"x", "y"});
   const std::vector<BlockRef> own = t.Lease(b, 3);
-  const std::vector<SealOutcome> out = t.Seal(b, own, Keys({"x", "y", "z"}));
+  const std::vector<SealVerdict> out = t.Seal(b, own, Keys({"x", "y", "z"}));
   EXPECT_EQ(out[1].canonical, first[1]);
   EXPECT_EQ(t.pool.View(own[2].id, t.now)->parent, first[1].id);
   // The parent may also be named by key, or be behind an entry that was refused.
@@ -215,7 +215,7 @@ TEST(BlockPool, CanonicalBlockTakesCreditAndCap) {
   const BlockRef capped = t.LeaseOne(c);
   EXPECT_EQ(t.Seal(c, {capped}, {Key("x")})[0].verdict, V::kOverCap);
   const Holder b = t.Session({.guaranteed = 2});
-  const SealOutcome outcome = t.Seal(a, {own}, {Key("y")})[0];
+  const SealVerdict outcome = t.Seal(a, {own}, {Key("y")})[0];
   EXPECT_EQ(outcome.verdict, V::kOverCredit);
   EXPECT_EQ(outcome.canonical, kNullRef);
   EXPECT_EQ(t.state(own), BlockState::kLeased);
@@ -228,7 +228,7 @@ TEST(BlockPool, SeveralKeysNameABlock) {
   const std::vector<BlockRef> b = t.Lease(a, 4);
   std::vector<BlockKey> keys = Keys({"alias1", "alias2", "x"});
   SealEntry entry = {b[0], keys};
-  SealOutcome outcome;
+  SealVerdict outcome;
   t.pool.Seal(a, t.now, nullptr, {&entry, 1}, {&outcome, 1});
   EXPECT_EQ(outcome.verdict, V::kDone);
   for (const BlockKey& key : keys) EXPECT_EQ(t.pool.Find(key), b[0]);
@@ -259,7 +259,7 @@ TEST(BlockPool, SealWithKeysThatDoNotFit) {
   for (const std::vector<BlockKey>& keys :
        {std::vector<BlockKey>{}, {Key("x", 0), Key("x", 1)}, {Key("x", 2)}}) {
     const SealEntry entry = {block, keys};
-    SealOutcome outcome;
+    SealVerdict outcome;
     t.pool.Seal(a, t.now, nullptr, {&entry, 1}, {&outcome, 1});
     EXPECT_EQ(outcome.verdict, V::kWrongState);
     EXPECT_EQ(outcome.canonical, kNullRef);
@@ -301,7 +301,7 @@ TEST(BlockPool, BlocksThatAreNoneAreRefused) {
   EXPECT_EQ(t.pool.Touch(t.now, bad), 0u);
   EXPECT_EQ(t.pool.Unpin(bad), 0u);
   EXPECT_EQ(t.pool.Reclaim(t.now, bad, EvictReason::kOperator, nullptr), 0u);
-  for (const SealOutcome& outcome : t.Seal(a, bad, Keys({"a", "b", "c", "d", "e", "f"}))) {
+  for (const SealVerdict& outcome : t.Seal(a, bad, Keys({"a", "b", "c", "d", "e", "f"}))) {
     EXPECT_EQ(outcome.verdict, V::kUnknownBlock);
   }
   EXPECT_FALSE(t.pool.View(BlockId{0}, t.now).ok());

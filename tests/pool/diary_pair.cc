@@ -100,7 +100,7 @@ std::string Pair::Do(const Seal& e) {
   for (size_t i = 0; i < e.entries.size(); ++i) {
     entries.push_back({e.entries[i].block, keys[i], e.entries[i].leave_duplicate});
   }
-  std::vector<SealOutcome> outcomes(entries.size());
+  std::vector<SealVerdict> outcomes(entries.size());
   const BlockKey parent = ToBlockKey(e.parent);
   pool_.Seal(Holder{static_cast<uint16_t>(e.session)}, model_.now, e.parent.number == 0 ? nullptr : &parent,
              entries, absl::MakeSpan(outcomes));
@@ -109,7 +109,7 @@ std::string Pair::Do(const Seal& e) {
   for (size_t i = 0; i < entries.size(); ++i) {
     std::vector<ModelKey> model_keys;
     for (const uint32_t number : e.entries[i].keys) model_keys.push_back({e.entries[i].group, number});
-    const SealOutcome expected =
+    const SealVerdict expected =
         model_.SealOne(e.session, e.entries[i].block, model_keys, e.entries[i].leave_duplicate, in_front);
     if (outcomes[i].verdict != expected.verdict || outcomes[i].canonical != expected.canonical) {
       return absl::StrCat("entry ", i, " verdict ", static_cast<int>(outcomes[i].verdict), " ",

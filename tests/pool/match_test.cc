@@ -284,7 +284,7 @@ TEST(Match, KeysOfAllShapesSpread) {
       keys[i].bytes[at] = static_cast<uint8_t>(i);
       keys[i].bytes[at + 1] = static_cast<uint8_t>(i >> 8);
     }
-    for (const SealOutcome& outcome : t.Seal(a, t.Lease(a, 10000), keys)) {
+    for (const SealVerdict& outcome : t.Seal(a, t.Lease(a, 10000), keys)) {
       EXPECT_EQ(outcome.verdict, Verdict::kDone);
     }
   }

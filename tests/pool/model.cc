@@ -300,7 +300,7 @@ LeaseOutcome Model::Lease(int session, uint32_t count, uint32_t min, std::vector
   return {.leased = n, .shortfall = shortfall};
 }
 
-SealOutcome Model::HoldCanonical(int session, uint32_t b) {
+SealVerdict Model::HoldCanonical(int session, uint32_t b) {
   if (holds(session, b) == 0 && CapRoom(session) == 0) return {.verdict = Verdict::kOverCap};
   if (CreditNeed({b}) > Headroom(session)) return {.verdict = Verdict::kOverCredit};
   ++blocks[b].holds[session];
@@ -310,7 +310,7 @@ SealOutcome Model::HoldCanonical(int session, uint32_t b) {
   return {.verdict = Verdict::kDuplicate, .canonical = {BlockId{b}, blocks[b].generation}};
 }
 
-SealOutcome Model::SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
+SealVerdict Model::SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
                            uint32_t parent) {
   if (!open(session)) return {.verdict = Verdict::kNotHeld};
   for (const ModelKey& key : keys) {

@@ -66,7 +66,7 @@ class Model {
   void EndSession(int session);
   uint64_t FreeQuarantine(int session);
   LeaseOutcome Lease(int session, uint32_t count, uint32_t min, std::vector<BlockRef>* out);
-  SealOutcome SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
+  SealVerdict SealOne(int session, BlockRef ref, const std::vector<ModelKey>& keys, bool leave_duplicate,
                       uint32_t parent);
   MatchOutcome Match(int session, const std::vector<Query>& queries);
   Verdict Release(int session, BlockRef ref, bool never);
@@ -144,7 +144,7 @@ class Model {
   void Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log);
   void SetPriority(uint32_t b, const Retention& retention, TimeMs since);
   void EndPin(uint32_t b);
-  SealOutcome HoldCanonical(int session, uint32_t b);
+  SealVerdict HoldCanonical(int session, uint32_t b);
   MissReason CountMisses(const std::vector<Query>& queries, uint64_t step, uint64_t asked, uint64_t run,
                          uint64_t steps);
 

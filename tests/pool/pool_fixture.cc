@@ -47,18 +47,18 @@ std::vector<BlockRef> TestPool::Lease(Holder session, uint32_t count) {
   return blocks;
 }
 
-std::vector<SealOutcome> TestPool::Seal(Holder session, const std::vector<BlockRef>& blocks,
+std::vector<SealVerdict> TestPool::Seal(Holder session, const std::vector<BlockRef>& blocks,
                                         const std::vector<BlockKey>& keys, const BlockKey* parent) {
   std::vector<SealEntry> entries;
   for (size_t i = 0; i < blocks.size(); ++i) entries.push_back({blocks[i], {&keys[i], 1}});
-  std::vector<SealOutcome> outcomes(entries.size());
+  std::vector<SealVerdict> outcomes(entries.size());
   pool.Seal(session, now, parent, entries, absl::MakeSpan(outcomes));
   return outcomes;
 }
 
 std::vector<BlockRef> TestPool::Chain(Holder session, const std::vector<std::string>& names, uint32_t group) {
   const std::vector<BlockRef> blocks = Lease(session, static_cast<uint32_t>(names.size()));
-  for (const SealOutcome& outcome : Seal(session, blocks, Keys(names, group))) {
+  for (const SealVerdict& outcome : Seal(session, blocks, Keys(names, group))) {
     EXPECT_EQ(outcome.verdict, Verdict::kDone);
   }
   return blocks;

@@ -28,7 +28,7 @@ class TestPool {
   // REQUIRES: the pool can lease all of them.
   std::vector<BlockRef> Lease(Holder session, uint32_t count);
   BlockRef LeaseOne(Holder session) { return Lease(session, 1)[0]; }
-  std::vector<SealOutcome> Seal(Holder session, const std::vector<BlockRef>& blocks,
+  std::vector<SealVerdict> Seal(Holder session, const std::vector<BlockRef>& blocks,
                                 const std::vector<BlockKey>& keys, const BlockKey* parent = nullptr);
   // Leases and seals a chain of these keys; answers its blocks, held once each.
   std::vector<BlockRef> Chain(Holder session, const std::vector<std::string>& names, uint32_t group = 0);

@@ -245,7 +245,7 @@ class Player {
     for (size_t i = 0; i < blocks.size(); ++i) {
       entries.push_back({.block = blocks[i], .keys = {&keys[i + 1], 1}, .leave_duplicate = Below(2) == 0});
     }
-    std::vector<SealOutcome> outcomes(entries.size());
+    std::vector<SealVerdict> outcomes(entries.size());
     mark_();
     pool->Seal(sessions[session], now_, &keys[0], entries, absl::MakeSpan(outcomes));
     Done();
@@ -322,7 +322,7 @@ void CacheChains(void* table, uint64_t seed) {
     for (size_t i = 0; i < length; ++i) keys.push_back(Key(absl::StrCat("block ", at + i)));
     std::vector<SealEntry> entries;
     for (size_t i = 0; i < length; ++i) entries.push_back({blocks[at + i], {&keys[i], 1}});
-    std::vector<SealOutcome> outcomes(length);
+    std::vector<SealVerdict> outcomes(length);
     pool->Seal(session, 1000, nullptr, entries, absl::MakeSpan(outcomes));
     at += length;
   }
@@ -506,7 +506,7 @@ class DamagedTableTest : public ::testing::Test {
     const std::vector<BlockKey> keys = Keys({"a", "b", "c"});
     std::vector<SealEntry> entries;
     for (size_t i = 0; i < 3; ++i) entries.push_back({blocks_[i], {&keys[i], 1}});
-    std::vector<SealOutcome> outcomes(3);
+    std::vector<SealVerdict> outcomes(3);
     pool_->Seal(session_, 1000, nullptr, entries, absl::MakeSpan(outcomes));
     pool_->Commit();
   }
@@ -580,7 +580,7 @@ TEST_F(DamagedTableTest, LinksFromGroupToGroupAndWithinAWindowAreCut) {
   for (size_t i = 0; i < 2; ++i) {
     const BlockKey key = Key(absl::StrCat("windowed ", i), 1);
     const SealEntry entry = {windowed[i], {&key, 1}};
-    SealOutcome outcome;
+    SealVerdict outcome;
     pool_->Seal(session_, 1001, nullptr, {&entry, 1}, {&outcome, 1});
     ASSERT_EQ(outcome.verdict, Verdict::kDone);
   }

@@ -212,7 +212,7 @@ TEST(ManyNames, SealsOfKeysThatAreCachedAndPromisedAreRefusedOneByOne) {
   t.Cache(a, Names("x", kNamed));
   const std::vector<BlockRef> own = t.Lease(a, kNamed);
   t.Session({.guaranteed = kNamed + 10 - 100});  // 100 are left.
-  const std::vector<SealOutcome> outcomes = t.Seal(a, own, Keys(Names("x", kNamed)));
+  const std::vector<SealVerdict> outcomes = t.Seal(a, own, Keys(Names("x", kNamed)));
   for (uint32_t i = 0; i < kNamed; ++i) {
     ASSERT_EQ(outcomes[i].verdict, i < 100 ? V::kDuplicate : V::kOverCredit) << i;
   }
@@ -345,7 +345,7 @@ TEST(Slices, AtRandomNoBlockHasTwoOwners) {
       }
       case 2: {
         const std::vector<std::string> names = Names(prefix, static_cast<uint32_t>(o.leased.size()));
-        const std::vector<SealOutcome> outcomes = t.Seal(o.holder, o.leased, Keys(names));
+        const std::vector<SealVerdict> outcomes = t.Seal(o.holder, o.leased, Keys(names));
         for (size_t i = 0; i < outcomes.size(); ++i) {
           if (outcomes[i].verdict == V::kDone || outcomes[i].verdict == V::kDuplicate) {
             o.held.push_back(outcomes[i].canonical);

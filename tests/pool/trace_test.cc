@@ -37,7 +37,7 @@ double BlockHitRatio(const std::vector<replay::Request>& requests, uint32_t bloc
     EXPECT_EQ(pool.Lease(session, now, missing, missing, &held).leased, missing);
     std::vector<SealEntry> entries;
     for (size_t i = hits; i < keys.size(); ++i) entries.push_back({held[i], {&keys[i], 1}});
-    std::vector<SealOutcome> outcomes(entries.size());
+    std::vector<SealVerdict> outcomes(entries.size());
     pool.Seal(session, now, hits == 0 ? nullptr : &keys[hits - 1], entries, absl::MakeSpan(outcomes));
     std::vector<Verdict> verdicts(held.size());
     pool.Release(session, now, held, absl::MakeSpan(verdicts));

@@ -294,7 +294,7 @@ uint64_t MissingOnTrace(const sim::Workload& workload, uint32_t capacity,
     EXPECT_EQ(pool.Lease(session, request.now_ms, lacking, lacking, &held).leased, lacking);
     std::vector<SealEntry> entries;
     for (size_t i = hits; i < keys.size(); ++i) entries.push_back({held[i], {&keys[i], 1}});
-    std::vector<SealOutcome> outcomes(entries.size());
+    std::vector<SealVerdict> outcomes(entries.size());
     pool.Seal(session, request.now_ms, hits == 0 ? nullptr : &keys[hits - 1], entries,
               absl::MakeSpan(outcomes));
     for (size_t i = held.size(); i-- > 0;) {
