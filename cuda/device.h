@@ -83,6 +83,8 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Slab>> AdoptSlab(UniqueFd fd, size_t bytes) {
     return absl::UnimplementedError(absl::StrCat(id(), ": slabs of an earlier daemon can't be had here"));
   }
+  // What is known to speak against that: whose work goes on after a process has ended may write into its memory then.
+  virtual absl::Status OutlivesProcesses() const { return absl::OkStatus(); }
   // One allocation that is handed out as an IPC handle. UNIMPLEMENTED on host.
   virtual absl::StatusOr<std::unique_ptr<Slab>> MakeIpcSlab(size_t bytes) = 0;
   // Copies between slabs of this device, which do not overlap; the bytes are there when it returns.

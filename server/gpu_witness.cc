@@ -32,20 +32,22 @@ namespace {
 
 constexpr char kVariable[] = "KVPOOL_GPU_WITNESS";  // Its value is the device's id.
 constexpr char kThisProgram[] = "/proc/self/exe";
-// The witness's end of the socket; it has no other files but 0 to 2.
+// The witness's end of the socket.
 constexpr int kSocket = 3;
 
-// A kernel that writes half of it takes longer than the driver takes to start the next one, so that the witness is most
-// likely killed while one runs.
-constexpr size_t kLeastBytes = size_t{64} << 20;
+// Of each of the two pieces of memory.
+constexpr size_t kLeastBytes = size_t{32} << 20;
 constexpr size_t kBlockBytes = size_t{64} << 10;
+// One launch writes every block of a piece so often, and as many threads launch: work for milliseconds is on its way when the
+// witness is killed.
+constexpr size_t kRepetitions = 8;
+constexpr int kThreads = 8;
 // A witness opens the GPU first, which takes a second where there are many.
-constexpr std::chrono::seconds kPatience{60};
-// What is written late comes within the time of a kernel.
+constexpr std::chrono::seconds kPatience{20};
+// What is written late comes within the time of what was on its way.
 constexpr std::chrono::milliseconds kWatch{100};
 // So long the witness writes before it is killed.
 constexpr std::chrono::milliseconds kLife{20};
-// The content that each half has in the end.
 constexpr uint64_t kWitnessKey = 1, kDaemonKey = 2, kFirstChangingKey = 3;
 
 size_t BytesFor(const Device& gpu) {
@@ -53,14 +55,10 @@ size_t BytesFor(const Device& gpu) {
   return (kLeastBytes + granule - 1) / granule * granule;
 }
 
-// The blocks of a half of the memory at `address`.
-std::vector<StampedBlock> Half(uint64_t address, size_t bytes, int half, uint64_t key) {
-  std::vector<StampedBlock> blocks(bytes / 2 / kBlockBytes);
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    blocks[i] = {.address = address + static_cast<uint64_t>(half) * (bytes / 2) + i * kBlockBytes,
-                 .key_digest = key,
-                 .block_ref = i};
-  }
+std::vector<StampedBlock> BlocksAt(uint64_t address, size_t bytes, uint64_t key) {
+  std::vector<StampedBlock> blocks(bytes / kBlockBytes);
+  for (size_t i = 0; i < blocks.size(); ++i)
+    blocks[i] = {.address = address + i * kBlockBytes, .key_digest = key, .block_ref = i};
   return blocks;
 }
 
@@ -101,23 +99,34 @@ class Witness {
     return Witness(pid, std::move(ours));
   }
   Witness(Witness&& other) noexcept : pid_(std::exchange(other.pid_, 0)), socket_(std::move(other.socket_)) {}
-  ~Witness() { Kill(); }
+  ~Witness() { Kill().IgnoreError(); }
 
-  // Returns once the memory's first half is written, and the other one is being written.
+  // The next piece of memory.
   absl::StatusOr<UniqueFd> Memory() {
     KeeperFrame frame;
     UniqueFd fd;
-    RETURN_IF_ERROR(ReceiveKeeperFrame(socket_.get(), &frame, &fd));
-    if (!fd.valid()) return absl::UnavailableError(std::string(frame.text()));
+    const absl::Status received = ReceiveKeeperFrame(socket_.get(), &frame, &fd);
+    if (!received.ok())
+      return absl::UnavailableError(
+          "the process that was to be killed for it has not opened the GPU, and said nothing");
+    if (!fd.valid())
+      return absl::UnavailableError(
+          absl::StrCat("the process that was to be killed for it: ", std::string(frame.text())));
     return fd;
   }
-  // Returns when the process has ended.
-  void Kill() {
-    if (pid_ == 0) return;
-    kill(pid_, SIGKILL);
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  // Returns when the process has ended. DEADLINE_EXCEEDED: it has not.
+  absl::Status Kill() {
+    if (pid_ == 0) return absl::OkStatus();
+    const pid_t pid = std::exchange(pid_, 0);
+    kill(pid, SIGKILL);
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    for (pid_t ended = 0; ended != pid;) {
+      ended = waitpid(pid, nullptr, WNOHANG);
+      if (ended < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "waiting for a process");
+      if (std::chrono::steady_clock::now() >= end)
+        return absl::DeadlineExceededError(absl::StrCat("process ", pid, " was killed, and does not end"));
     }
-    pid_ = 0;
+    return absl::OkStatus();
   }
 
  private:
@@ -128,38 +137,61 @@ class Witness {
 
 absl::Status Bear(const WitnessPart& part) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Device> gpu, OpenCudaDevice(part.device));
-  ASSIGN_OR_RETURN(const std::unique_ptr<BlockStamper> stamper, OpenCudaStamper(gpu->uuid_bytes()));
   const size_t bytes = BytesFor(*gpu);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, gpu->MakeSlab(bytes));
-  ASSIGN_OR_RETURN(const UniqueFd fd, slab->Export());
-  RETURN_IF_ERROR(stamper->Write(Half(slab->address(), bytes, 0, kWitnessKey), kBlockBytes));
-  std::vector<StampedBlock> changing = Half(slab->address(), bytes, 1, kFirstChangingKey);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  for (bool told = false; std::chrono::steady_clock::now() < end; told = true) {
-    RETURN_IF_ERROR(stamper->Write(changing, kBlockBytes));
-    if (!told) RETURN_IF_ERROR(SendKeeperFrame(part.socket.get(), KeeperFrame(), fd.get()));
-    for (StampedBlock& block : changing) ++block.key_digest;
+  std::vector<std::unique_ptr<BlockStamper>> stampers(kThreads);
+  for (auto& stamper : stampers) {
+    ASSIGN_OR_RETURN(stamper, OpenCudaStamper(gpu->uuid_bytes()));
   }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> kept, gpu->MakeSlab(bytes));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> changing, gpu->MakeSlab(bytes));
+  RETURN_IF_ERROR(stampers[0]->Write(BlocksAt(kept->address(), bytes, kWitnessKey), kBlockBytes));
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  std::vector<std::thread> threads;
+  for (const auto& stamper : stampers) {
+    threads.emplace_back([&, address = changing->address()] {
+      uint64_t key = kFirstChangingKey;
+      for (absl::Status written; written.ok() && std::chrono::steady_clock::now() < end; ++key) {
+        std::vector<StampedBlock> blocks;
+        for (size_t i = 0; i < kRepetitions; ++i) {
+          const std::vector<StampedBlock> once = BlocksAt(address, bytes, key);
+          blocks.insert(blocks.end(), once.begin(), once.end());
+        }
+        written = stamper->Write(blocks, kBlockBytes);
+      }
+    });
+  }
+  const absl::Cleanup join = [&threads] {
+    for (std::thread& thread : threads) thread.join();
+  };
+  for (const Slab* slab : {kept.get(), changing.get()}) {
+    ASSIGN_OR_RETURN(const UniqueFd fd, slab->Export());
+    RETURN_IF_ERROR(SendKeeperFrame(part.socket.get(), KeeperFrame(), fd.get()));
+  }
+  std::this_thread::sleep_until(end);
   return absl::DeadlineExceededError("nobody has ended this process");
 }
 
 }  // namespace
 
 absl::Status ProveThatMemoryOutlives(Device* gpu) {
-  ASSIGN_OR_RETURN(Witness witness, Witness::Start(gpu->id()));
-  ASSIGN_OR_RETURN(UniqueFd fd, witness.Memory());
-  std::this_thread::sleep_for(kLife);
-  witness.Kill();
   const size_t bytes = BytesFor(*gpu);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, gpu->AdoptSlab(std::move(fd), bytes));
   ASSIGN_OR_RETURN(const std::unique_ptr<BlockStamper> stamper, OpenCudaStamper(gpu->uuid_bytes()));
-  const std::vector<StampedBlock> taken_over = Half(slab->address(), bytes, 1, kDaemonKey);
+  ASSIGN_OR_RETURN(Witness witness, Witness::Start(gpu->id()));
+  ASSIGN_OR_RETURN(UniqueFd kept_fd, witness.Memory());
+  ASSIGN_OR_RETURN(UniqueFd changing_fd, witness.Memory());
+  // It is here before the witness ends, so that nothing is between that end and what is written then.
+  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> changing, gpu->AdoptSlab(std::move(changing_fd), bytes));
+  const std::vector<StampedBlock> taken_over = BlocksAt(changing->address(), bytes, kDaemonKey);
+  std::this_thread::sleep_for(kLife);
+  RETURN_IF_ERROR(witness.Kill());
   RETURN_IF_ERROR(stamper->Write(taken_over, kBlockBytes));
-  RETURN_IF_ERROR(ExpectStamps(stamper.get(), Half(slab->address(), bytes, 0, kWitnessKey),
+  // Until now nothing but the descriptor has held it.
+  ASSIGN_OR_RETURN(const std::unique_ptr<Slab> kept, gpu->AdoptSlab(std::move(kept_fd), bytes));
+  RETURN_IF_ERROR(ExpectStamps(stamper.get(), BlocksAt(kept->address(), bytes, kWitnessKey),
                                "what a process had written before it was killed"));
   std::this_thread::sleep_for(kWatch);
   return ExpectStamps(stamper.get(), taken_over,
-                      "what was written after a process had been killed that wrote there");
+                      "what was written after the end of a process that had written there");
 }
 
 std::optional<WitnessPart> TakeWitnessPart() {

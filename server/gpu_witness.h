@@ -2,8 +2,8 @@
 // keeper relies on, and no documentation of CUDA promises. So it is tried, with a process that is killed for it.
 //
 //   the daemon   starts its own program again, as the witness
-//   the witness  makes memory, writes one half of it, hands it over, and writes the other half again and again
-//   the daemon   kills it and waits for its end, writes the other half itself, and looks whether both halves stay as they are
+//   the witness  makes two pieces of memory, writes one, hands both over, and writes the other again and again
+//   the daemon   kills it, waits for its end, writes the second piece itself at once, and looks whether both stay as they are
 #ifndef KVPOOL_SERVER_GPU_WITNESS_H_
 #define KVPOOL_SERVER_GPU_WITNESS_H_
 
@@ -16,8 +16,9 @@
 
 namespace kvpool {
 
-// Takes as long as it takes to open the GPU, and 100 ms. REQUIRES: `gpu` is one. DATA_LOSS: one of the halves has changed.
-// Other errors: there was no witness, or its memory can't be had; nothing is known then.
+// Takes as long as it takes to open the GPU once more and to give that up again, and 120 ms; at most some 20 s for each step of
+// the witness's. REQUIRES: `gpu` is one. DATA_LOSS: one of the pieces has changed, or the GPU is lost (IsSticky). Other
+// errors: there was no witness, or its memory can't be had; nothing is known then.
 absl::Status ProveThatMemoryOutlives(Device* gpu);
 
 // What a process has that was started as the witness.

@@ -52,23 +52,35 @@ std::string DeviceIds(const std::vector<std::unique_ptr<Device>>& devices) {
   return ids;
 }
 
-// Null: what this daemon does ends with it, as it was started without a keeper, or a GPU's memory does not outlive a process.
+// Whether what lies in the devices' memory outlives this process. FAILED_PRECONDITION, DATA_LOSS: it does not.
+absl::Status TryWhatOutlives(const std::vector<std::unique_ptr<Device>>& devices, bool seen_before) {
+  for (const auto& device : devices) {
+    RETURN_IF_ERROR(device->OutlivesProcesses());
+    if (device->uuid_bytes().empty() || seen_before) continue;
+    absl::Status proven = ProveThatMemoryOutlives(device.get());
+    // The witness may have met a moment without memory, or without processes.
+    if (!proven.ok() && !absl::IsDataLoss(proven)) proven = ProveThatMemoryOutlives(device.get());
+    if (!proven.ok()) return absl::Status(proven.code(), absl::StrCat(device->id(), ": ", proven.message()));
+    LogInfo("memory outlives a process", {{"device", device->id()}});
+  }
+  return absl::OkStatus();
+}
+
+// A link that is lost from the start, where memory would not outlive this process.
 absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
                                                        const std::vector<std::unique_ptr<Device>>& devices) {
-  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::Join(std::move(keeper)));
-  // What was inherited was left by a daemon that has seen it.
-  if (link->inherits()) return link;
+  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::Join(std::move(keeper), DeviceIds(devices)));
+  // What a daemon with the same devices has left, it has left because it had seen this.
+  const absl::Status outlives = TryWhatOutlives(devices, /*seen_before=*/link->inherits());
   for (const auto& device : devices) {
-    if (device->uuid_bytes().empty()) continue;
-    const absl::Status proven = ProveThatMemoryOutlives(device.get());
-    if (proven.ok()) {
-      LogInfo("memory outlives a process", {{"device", device->id()}});
-      continue;
-    }
-    LogError(
-        "keeper not used",
-        {{"device", device->id()}, {"error", proven}, {"now", "all that is cached ends with this process"}});
-    return nullptr;
+    if (!IsSticky(device->free_bytes().status())) continue;
+    return absl::UnavailableError(absl::StrCat("--keeper=on: trying whether memory outlives a process took ",
+                                               device->id(),
+                                               " with it; start with --keeper=off: ", outlives.message()));
+  }
+  if (!outlives.ok()) {
+    LogError("keeper not used", {{"error", outlives}, {"now", "all that is cached ends with this process"}});
+    link->Decline();
   }
   return link;
 }
@@ -122,7 +134,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
   if (keeper.socket.valid()) {
     ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper.socket), opened.devices));
-    if (keeper_ != nullptr) BeforeEndForLostGpu([this] { keeper_->Distrust(); });
+    BeforeEndForLostGpu([this] { keeper_->Distrust(); });
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     LogInfo("device", {{"device", opened.devices[i]->id()},
@@ -150,8 +162,8 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
     options.tier_secret = std::move(opened_tier.secret);
     options.tier_write = settings.tier->write;
   }
-  ASSIGN_OR_RETURN(daemon_,
-                   Daemon::Start(options, std::move(opened.devices), MonotonicClock(), keeper_.get()));
+  ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
+                                          keeper_ == nullptr || keeper_->lost() ? nullptr : keeper_.get()));
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));

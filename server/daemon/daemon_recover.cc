@@ -14,6 +14,7 @@
 #include "server/daemon/space_terms.h"
 #include "server/keeper/keeper_link.h"
 #include "server/replacement/policy.h"
+#include "server/scoring/lost_gpu.h"
 #include "server/space/device_budget.h"
 #include "server/space/kept_facts.h"
 #include "server/space/member_log.h"
@@ -216,8 +217,15 @@ absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts,
       }
       row.bytes = kept.bytes;
       row.id.assign(kept.id, sizeof(kept.id));
-      ASSIGN_OR_RETURN(row.by_rank.emplace_back(),
-                       facts.devices[rank]->AdoptSlab(std::move(thing.fd), kept.bytes));
+      absl::StatusOr<std::unique_ptr<Slab>> adopted =
+          facts.devices[rank]->AdoptSlab(std::move(thing.fd), kept.bytes);
+      EndIfGpuIsLost(adopted.status(), absl::StrCat("adopting slab ", slab));
+      // Another start may have the GPU's memory or the descriptors that this one has not.
+      const bool on_gpu = !facts.devices[rank]->uuid_bytes().empty();
+      if (on_gpu && (absl::IsResourceExhausted(adopted.status()) || absl::IsInternal(adopted.status())))
+        return absl::UnavailableError(adopted.status().message());
+      if (!adopted.ok()) return adopted.status();
+      row.by_rank.push_back(*std::move(adopted));
       row.kept.push_back(std::move(thing.kept));
     }
     row.block_count = facts.geometry.blocks_in(row.bytes);

@@ -17,7 +17,9 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -55,6 +57,20 @@ struct End {
                              : absl::StrCat("was ended by signal ", WTERMSIG(status));
   }
 };
+
+// Whether a process is about to end, and does nothing more.
+bool IsExiting(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  // The name may have spaces; behind it are state, ppid, pgrp, session, tty_nr, tpgid and flags.
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  std::string word;
+  for (int i = 0; i < 6; ++i) fields >> word;
+  constexpr unsigned long kExiting = 0x4;  // PF_EXITING of the kernel.
+  unsigned long flags = 0;
+  return fields >> flags && (flags & kExiting) != 0;
+}
 
 // What a link of /proc leads to.
 std::string PathBehind(const std::string& link) {
@@ -220,7 +236,14 @@ class Keeper {
       LookAtTrial();
       pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
       if (poll(waiting, 2, TimeoutMs()) <= 0) {
-        if (hung_up_.has_value() && std::chrono::steady_clock::now() - *hung_up_ >= kLongestDeath) LetGo();
+        if (hung_up_.has_value() && std::chrono::steady_clock::now() - *hung_up_ >= kLongestDeath) {
+          // Its descriptors are closed one by one, and a GPU's may take longer than the keeper's is gone.
+          if (IsExiting(child_)) {
+            hung_up_ = std::chrono::steady_clock::now();
+          } else {
+            LetGo();
+          }
+        }
         continue;
       }
       if (waiting[0].revents != 0) ReadSignal();

@@ -21,6 +21,13 @@ enum Word : uint32_t { kTrusted = 0, kAlone = 1, kGpuLost = 2 };
 std::atomic_ref<uint32_t> WordOf(const SharedMemory& page) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(page.data()));
 }
+// Behind it are the ids of the daemon's devices, and zeros.
+constexpr size_t kPageBytes = 4096;
+std::string DevicesOf(const SharedMemory& page) {
+  if (page.bytes() < kPageBytes) return "host";  // A daemon before this one's time had no other.
+  const char* const text = page.data() + sizeof(uint32_t);
+  return std::string(text, strnlen(text, kPageBytes - sizeof(uint32_t)));
+}
 
 absl::Status SetPatience(int socket, std::chrono::milliseconds patience) {
   const timeval time{.tv_sec = patience.count() / 1000, .tv_usec = patience.count() % 1000 * 1000};
@@ -45,10 +52,10 @@ Kept::~Kept() {
   if (link_ != nullptr) link_->Drop(id_);
 }
 
-absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket,
+absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket, std::string devices,
                                                              std::chrono::milliseconds patience) {
   RETURN_IF_ERROR(SetPatience(socket.get(), patience));
-  std::unique_ptr<KeeperLink> link(new KeeperLink(std::move(socket)));
+  std::unique_ptr<KeeperLink> link(new KeeperLink(std::move(socket), std::move(devices)));
   RETURN_IF_ERROR(link->Inherit());
   RETURN_IF_ERROR(link->KeepWord());
   return link;
@@ -80,31 +87,32 @@ absl::Status KeeperLink::Inherit() {
 
 absl::Status KeeperLink::KeepWord() {
   Kept kept;
-  uint32_t said = kTrusted;
+  std::string against = "the daemon went on without its keeper";
   for (auto thing = inherited_.begin(); thing != inherited_.end(); ++thing) {
     if (thing->kind != KeptKind::kWord) continue;
     kept = std::move(thing->kept);
     ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Map(std::move(thing->fd)));
     inherited_.erase(thing);
-    said = WordOf(word).load(std::memory_order_acquire);
-    if (said == kTrusted) {
+    const uint32_t said = WordOf(word).load(std::memory_order_acquire);
+    if (said == kGpuLost) against = "a GPU was lost, and nobody knows what its memory holds";
+    const std::string devices = DevicesOf(word);
+    if (said == kTrusted && devices == devices_) {
       kept.Forget();  // The page is the link's for good.
       MutexLock lock(&mu_);
       word_.emplace(std::move(word));
       return absl::OkStatus();
     }
+    if (said == kTrusted) against = absl::StrCat("the daemon before had other devices: ", devices);
     break;
   }
   if (!inherited_.empty()) {
-    LogError("kept for nothing",
-             {{"reason", said == kGpuLost ? "a GPU was lost, and nobody knows what its memory holds"
-                                          : "the daemon went on without its keeper"},
-              {"lost", inherited_.size()}});
+    LogError("kept for nothing", {{"reason", against}, {"lost", inherited_.size()}});
   }
   // The old page goes last: until nothing else is there, it has to say what it says.
   inherited_.clear();
   kept = Kept();
-  ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Make("kvpool-word", sizeof(uint32_t)));
+  ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Make("kvpool-word", kPageBytes));
+  devices_.copy(word.data() + sizeof(uint32_t), kPageBytes - sizeof(uint32_t));
   ASSIGN_OR_RETURN(kept, Keep(KeptKind::kWord, "", word.fd()));
   kept.Forget();
   MutexLock lock(&mu_);
@@ -164,6 +172,22 @@ void KeeperLink::Flush() {
 void KeeperLink::Distrust() {
   MutexLock lock(&mu_);
   if (word_.has_value()) WordOf(*word_).store(kGpuLost, std::memory_order_release);
+}
+
+void KeeperLink::AwaitDropped() {
+  MutexLock lock(&mu_);
+  SendDrops();
+  if (!socket_.valid()) return;
+  // The keeper answers in order. One who asks for nothing to be kept is refused, and no more.
+  KeeperFrame frame, answer;
+  frame.verb = KeeperVerb::kKeep;
+  Ask(frame, -1, &answer).IgnoreError();
+}
+
+void KeeperLink::Decline() {
+  MutexLock lock(&mu_);
+  if (word_.has_value()) WordOf(*word_).store(kAlone, std::memory_order_release);
+  lost_.store(true, std::memory_order_relaxed);
 }
 
 void KeeperLink::Leave() {

@@ -61,8 +61,8 @@ class KeeperLink {
  public:
   static constexpr std::chrono::milliseconds kPatience{5000};
   // Says hello on the socket of a keeper and receives what it keeps. A keeper that is silent for longer than `patience`
-  // counts as gone.
-  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket,
+  // counts as gone. What a daemon with other `devices` left is let go of: its slabs lie elsewhere.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket, std::string devices = "host",
                                                           std::chrono::milliseconds patience = kPatience);
 
   // What an earlier daemon left, in the order in which that one gave it; once.
@@ -73,8 +73,12 @@ class KeeperLink {
   void Serving();
   // Sends what is to be dropped. The housekeeper calls it.
   void Flush();
+  // The same, and waits until it was dropped: what nobody else has is free then.
+  void AwaitDropped();
   // The next daemon takes nothing of this one, as what lies in memory may not be what was written there.
   void Distrust();
+  // Nothing is to outlive this daemon, which goes on; the keeper hears of it only that it serves.
+  void Decline();
   // An earlier daemon has left something.
   bool inherits() const { return !inherited_.empty(); }
   // The keeper is gone, or does not answer: nothing outlives this daemon.
@@ -90,7 +94,8 @@ class KeeperLink {
 
  private:
   friend class Kept;
-  explicit KeeperLink(UniqueFd socket) : socket_(std::move(socket)) {}
+  KeeperLink(UniqueFd socket, std::string devices)
+      : devices_(std::move(devices)), socket_(std::move(socket)) {}
   absl::Status Inherit();
   // Lets go of what was inherited if the daemon before went on alone, and keeps the page in which this one would say so.
   absl::Status KeepWord();
@@ -100,6 +105,7 @@ class KeeperLink {
   void SendDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const std::string devices_;
   Mutex mu_;
   UniqueFd socket_ ABSL_GUARDED_BY(mu_);  // Invalid once the keeper is gone.
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

@@ -287,7 +287,8 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
 }
 
 absl::Status Space::KeepRow(uint32_t slab, SlabRow* row) {
-  if (keeper_ == nullptr) return absl::OkStatus();
+  // What an IPC handle stands for ends with its process.
+  if (keeper_ == nullptr || facts.kind == v1::SPACE_KIND_IPC) return absl::OkStatus();
   if (slab == 0) {
     ASSIGN_OR_RETURN(kept_table_, keeper_->Keep(KeptKind::kTable, "", table->fd()));
   }
@@ -305,7 +306,7 @@ void Space::DestroyRow(SlabRow row) {
   row.by_rank.clear();
   // While the keeper holds it, the memory is not free.
   row.kept.clear();
-  if (keeper_ != nullptr) keeper_->Flush();
+  if (keeper_ != nullptr) keeper_->AwaitDropped();
   budget_->Give(facts.rank_devices, facts.tenant, bytes);
 }
 

@@ -98,7 +98,7 @@ TEST(LostGpuTest, NothingOutlivesTheDaemonThen) {
 // Where memory ends with its process, or can't be had afterwards, the daemon serves as one without a keeper.
 TEST(LostGpuTest, AKeeperIsOfNoUseWhereMemoryDoesNotOutliveItsProcess) {
   const auto daemon =
-      StartOnFakeGpu("cuMemImportFromShareableHandle#1=CUDA_ERROR_INVALID_VALUE", {"--keeper=on"});
+      StartOnFakeGpu("cuMemImportFromShareableHandle#1+=CUDA_ERROR_INVALID_VALUE", {"--keeper=on"});
   ASSERT_NE(daemon, nullptr);
   ExpectInLog(*daemon, "keeper not used");
   ExpectInLog(*daemon, "cuMemImportFromShareableHandle");

@@ -109,7 +109,7 @@ TEST_F(KeeperLinkTest, AKeeperThatIsSilentIsDoneWithout) {
     std::thread keeper([&] {
       for (int frames = 0; frames < 2; ++frames) EXPECT_TRUE(inventory.Serve(theirs.get()).ok());
     });
-    link = *KeeperLink::Join(UniqueFd(pair[1]), std::chrono::seconds(30));
+    link = *KeeperLink::Join(UniqueFd(pair[1]), "host", std::chrono::seconds(30));
     keeper.join();
   }
   // That is its patience. Here it has less from now on.
