@@ -419,6 +419,29 @@ class PolicyCommand : public Command {
   std::string policy_;
 };
 
+class EraseCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("tenant", &tenant_, "whose cache goes, as kvpoolctl spaces has it; needed");
+  }
+  absl::Status Check(const Flags&) override {
+    return tenant_.empty()
+               ? absl::InvalidArgumentError("erase needs --tenant=NAME; kvpoolctl spaces lists them")
+               : absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::EraseRequest request;
+    request.set_tenant(tenant_);
+    ASSIGN_OR_RETURN(const v1::EraseResponse answer, daemon->Erase(request));
+    output.Print(answer, RenderErased(tenant_, answer));
+    if (answer.remains().empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("not all of tenant ", tenant_, " could be erased"));
+  }
+
+ private:
+  std::string tenant_;
+};
+
 class ShareCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
@@ -518,6 +541,7 @@ constexpr CommandEntry kCommands[] = {
     {"blocks", "blocks of a space", &Make<BlocksCommand>},
     {"explain", "why a block is here, or a prefix is not", &Make<ExplainCommand>},
     {"evict", "drop cached blocks", &Make<EvictCommand>},
+    {"erase", "remove all that is cached of a tenant, in memory and below", &Make<EraseCommand>},
     {"pin", "protect a prefix from eviction", &Make<PinCommand>},
     {"drain", "refuse new sessions", &Make<DrainCommand>},
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},

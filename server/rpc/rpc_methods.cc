@@ -201,6 +201,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
+  add("Erase", &S::RequestErase, kChanges, &Daemon::Erase);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));
