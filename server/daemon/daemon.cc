@@ -364,6 +364,8 @@ TierFlush Daemon::FlushTier(std::chrono::milliseconds limit) {
   return flushed;
 }
 
+size_t Daemon::tenants() const { return registry_->tenants(); }
+
 bool Daemon::MoveTierOnce() { return tier_mover_->RunOnce(); }
 
 void Daemon::StopDeviceOperations() {

@@ -170,6 +170,8 @@ class Daemon final : private SpaceOwner {
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
+  // So many have sessions.
+  size_t tenants() const;
   const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.

@@ -79,7 +79,7 @@ Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& sessi
   ++mappings_[MappingOf(attachment)];
   if (new_session) {
     --opening_sessions_;
-    sessions_[session->terms.id] = session;
+    AddSession(session);
   }
   const Fate fate = attachment.fate;
   ForgetIfOver(id);
@@ -100,7 +100,13 @@ void Registry::Resume(const std::shared_ptr<Session>& session, Member* member, K
   absent_.insert(id);
   member_tokens_[member->identity.token] = attachment.member;
   ++mappings_[MappingOf(attachment)];
-  sessions_[session->terms.id] = session;
+  AddSession(session);
+}
+
+void Registry::AddSession(const std::shared_ptr<Session>& session) {
+  if (!sessions_.try_emplace(session->terms.id, session).second) return;
+  ++sessions_of_[session->space->facts.tenant];
+  tenants_.store(sessions_of_.size(), std::memory_order_relaxed);
 }
 
 void Registry::Share(Session* session, SessionShare share) {
@@ -262,6 +268,9 @@ std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
   session = std::move(it->second);
   session->share = {};
   sessions_.erase(it);
+  const auto of_tenant = sessions_of_.find(session->space->facts.tenant);
+  if (--of_tenant->second == 0) sessions_of_.erase(of_tenant);
+  tenants_.store(sessions_of_.size(), std::memory_order_relaxed);
   std::vector<std::shared_ptr<Member>> members;
   {
     SpaceLock space_lock(*session->space);

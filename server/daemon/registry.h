@@ -116,6 +116,8 @@ class Registry {
   uint64_t NextSessionId();
   std::shared_ptr<Session> FindSession(uint64_t id);
   std::vector<std::shared_ptr<Session>> Sessions();
+  // How many tenants have sessions that are not gone.
+  size_t tenants() const { return tenants_.load(std::memory_order_relaxed); }
   // Ended counts; after Gone the session is found no more. Gone answers the members that others stand for: they
   // had hung up before.
   void Ended(EndKind kind);
@@ -158,6 +160,7 @@ class Registry {
   void set_draining(bool draining);
 
  private:
+  void AddSession(const std::shared_ptr<Session>& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   enum class Use { kWaiting, kOpening, kBound };
   struct Attachment {
     std::shared_ptr<AttachPeer> peer;
@@ -200,6 +203,8 @@ class Registry {
   // How many bound attachments there are for each.
   absl::flat_hash_map<Mapping, uint32_t> mappings_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, uint32_t> sessions_of_ ABSL_GUARDED_BY(mu_);  // So many each tenant has.
+  std::atomic<size_t> tenants_{0};                                    // The size of that.
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
   uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;
