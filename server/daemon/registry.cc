@@ -357,17 +357,25 @@ std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
 }
 
 std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices) {
-  std::map<std::string, uint64_t> bytes;
-  uint64_t all = 0;
+  struct OfTenant {
+    uint64_t bytes = 0;
+    uint64_t weight = 1;  // The largest of its spaces.
+  };
+  std::map<std::string, OfTenant> tenants;
+  uint64_t all = 0, weights = 0;
   for (const auto& [key, entry] : spaces_) {
     const Space& space = *entry.space;
     if (!IsOn(space, devices)) continue;
-    bytes[space.facts.tenant] += space.slab_bytes();
+    OfTenant& of_tenant = tenants[space.facts.tenant];
+    of_tenant.bytes += space.slab_bytes();
+    of_tenant.weight = std::max<uint64_t>(of_tenant.weight, space.weight());
     all += space.slab_bytes();
   }
+  for (const auto& [tenant, of_tenant] : tenants) weights += of_tenant.weight;
   std::set<std::string> above;
-  for (const auto& [tenant, of_tenant] : bytes) {
-    if (of_tenant > all / bytes.size()) above.insert(tenant);
+  for (const auto& [tenant, of_tenant] : tenants) {
+    // The product of a weight and a machine's memory has less than 60 bits.
+    if (of_tenant.bytes > all * of_tenant.weight / weights) above.insert(tenant);
   }
   return above;
 }

@@ -139,7 +139,7 @@ class Registry {
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the idle space that was not used for longest, and answers it; null: there is none. It was last
   // used before `before_ms` and, unless `devices` is empty, has slabs on one of them. Where room is made on
-  // devices, spaces go first whose tenant has more there than an equal share of what all tenants have. With
+  // devices, spaces go first whose tenant has more there than its share, by weight, of what all tenants have. With
   // `tenant`, only its spaces may go.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
                                    const std::string* tenant = nullptr);
@@ -184,7 +184,7 @@ class Registry {
   static Mapping MappingOf(const Attachment& attachment);
   // True, and the attachment is forgotten: it hung up, its session is gone, and another stands for it.
   bool ForgetIfStoodFor(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The tenants whose spaces on these devices have more than an equal share of what all tenants'
+  // The tenants whose spaces on these devices have more than their share, by weight, of what all tenants'
   // spaces have there.
   std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -50,6 +50,12 @@ uint32_t GiveBack::spare_slabs() const {
   return growth_.entered() - keep;
 }
 
+uint32_t GiveBack::excess_slabs() const {
+  uint32_t excess = 0;
+  while (excess + 1 < slabs() && growth_.end_block(slabs() - excess) > growth_.max_blocks()) ++excess;
+  return excess == 0 ? 0 : std::min(excess, spare_slabs());
+}
+
 bool GiveBack::stuck(uint64_t now) const {
   const bool waits = waits_since_ms_ != 0 && (asked() || growth_.leaving().has_value());
   return waits && now >= waits_since_ms_ + kStuckMs;
