@@ -41,7 +41,7 @@ struct AccessLimits {
   // Of each session.
   uint32_t held_blocks = kNoAccessLimit;    // Blocks held at once.
   uint32_t pinned_blocks = kNoAccessLimit;  // It pins and retains only while fewer of its space are.
-  // Of each space that they open: the rule of the session that was opened last counts.
+  // Of each space that they open: the rule of the last opening counts.
   uint32_t space_blocks = kNoAccessLimit;  // Blocks that it may have.
   uint32_t weight = 0;                     // See GiveBack::Terms; 0: none.
 };

@@ -33,7 +33,7 @@ namespace kvpool {
 namespace {
 
 // Blocks that are looked at in one hold of a space's mutex.
-constexpr uint32_t kViewSlice = 1024;
+constexpr uint32_t kErasedSlice = 1024;
 constexpr size_t kMostHoldersNamed = 100;
 constexpr size_t kMostTenantsNamed = 4;
 
@@ -66,7 +66,7 @@ void ForEachBlock(Space* space, Look look) {
     space->GiveWay();
     SpaceLock lock(*space);
     const BlockPool& pool = space->state.pool;
-    for (const uint32_t end = next + kViewSlice; next < end; ++next) {
+    for (const uint32_t end = next + kErasedSlice; next < end; ++next) {
       if (next > pool.capacity()) return;
       const absl::StatusOr<BlockView> view = pool.View(BlockId{next}, space->NowMs());
       if (view.ok()) look(*view);
@@ -74,7 +74,7 @@ void ForEachBlock(Space* space, Look look) {
   }
 }
 
-bool IsResident(const BlockView& view) {
+bool IsSealed(const BlockView& view) {
   return view.state == BlockState::kSealed || view.state == BlockState::kCached;
 }
 
@@ -98,7 +98,7 @@ void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::Era
       holder.set_client_name(session->terms.client_name);
       holder.set_pid(session->members.front()->identity.credentials.pid);
     }
-    if (IsResident(view)) {
+    if (IsSealed(view)) {
       holder.set_shared_blocks(holder.shared_blocks() + 1);
     } else {
       holder.set_leased_blocks(holder.leased_blocks() + 1);
@@ -112,7 +112,7 @@ void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<Ti
   std::vector<BlockRef> pinned;
   const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
   ForEachBlock(space, [&](const BlockView& view) {
-    if (!IsResident(view)) return;
+    if (!IsSealed(view)) return;
     if (view.pinned) pinned.push_back(view.ref);
     if (below) names->push_back(TierKeyOf(space->facts, view.key));
   });

@@ -25,7 +25,7 @@ using std::chrono::steady_clock;
 
 // The housekeeper and openings run so many steps of one space before they look at others: 64 blocks move in one.
 constexpr int kStepsTogether = 16;
-constexpr auto kPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
+constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
 // Blocks that are about to leave a space are to have been idle for so many times as long as those of another, and so much
@@ -160,7 +160,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     ++needy->state.give_back.asking;
   }
   std::set<std::shared_ptr<Space>> asked;
-  auto pause = kPause;
+  auto pause = kWaitPause;
   bool come = false;
   while (true) {
     const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
@@ -220,7 +220,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     bool more = false;
     for (const std::shared_ptr<Space>& space : giving) more |= GiveBack(space.get());
     if (more) {
-      pause = kPause;
+      pause = kWaitPause;
       continue;
     }
     std::this_thread::sleep_for(pause);

@@ -89,7 +89,7 @@ class GiveBack {
 
   // What an operator keeps for the space, whatever others want.
   uint32_t share_blocks = 0;
-  // What the rule of the session that was opened last says, and what an operator does, who comes first; 0: nothing.
+  // What the rule of the last opening says, and what an operator does, who comes first; 0: nothing.
   struct Terms {
     uint32_t limit_blocks = 0;  // The most that the space may have.
     // Of a device that several spaces want, capacity * weight / (sum of their weights) is the space's own. Where no space of the

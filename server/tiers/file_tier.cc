@@ -273,11 +273,15 @@ void FileTier::Work() {
     }
     (*task.done)(task.index, result);
     task = Task();
-    MutexLock lock(&queue_mu_);
-    under_way_.erase(number);
-    ended_.SignalAll();
-    if (under_way_.empty() && loads_.empty() && stores_.empty()) idle_.SignalAll();
+    EndTask(number);
   }
+}
+
+void FileTier::EndTask(uint64_t number) {
+  MutexLock lock(&queue_mu_);
+  under_way_.erase(number);
+  ended_.SignalAll();
+  if (under_way_.empty() && loads_.empty() && stores_.empty()) idle_.SignalAll();
 }
 
 void FileTier::Count(const Task& task, TierResult result) {
@@ -381,8 +385,13 @@ TierResult FileTier::RunStore(const Task& task) {
 
 TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
   std::vector<Task> refused;
+  uint64_t number = 0;
   {
     MutexLock lock(&queue_mu_);
+    const uint64_t last = begun_;
+    // Whoever waits for all to be answered waits for these too.
+    number = ++begun_;
+    under_way_.insert(number);
     for (std::deque<Task>* const queue : {&loads_, &stores_}) {
       std::deque<Task> others;
       for (Task& task : *queue) {
@@ -397,13 +406,13 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
       }
       queue->swap(others);
     }
-    if (loads_.empty() && stores_.empty() && under_way_.empty()) idle_.SignalAll();
-    const uint64_t last = begun_;
-    while (!under_way_.empty() && *under_way_.begin() <= last) ended_.Wait(&queue_mu_);
+    while (*under_way_.begin() <= last) ended_.Wait(&queue_mu_);
   }
   for (const Task& task : refused) {
     (*task.done)(task.index, task.load.into != nullptr ? TierResult::kMiss : TierResult::kFailed);
   }
+  refused.clear();
+  EndTask(number);
   Erasure erasure;
   std::vector<TierKey> keys;
   uint64_t nobodys = 0;

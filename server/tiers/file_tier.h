@@ -117,6 +117,8 @@ class FileTier final : public Tier {
   void Adopt(std::unique_ptr<Segment> segment, uint64_t number, const std::vector<Segment::Filled>& filled)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) ABSL_LOCKS_EXCLUDED(queue_mu_);
+  // It is answered.
+  void EndTask(uint64_t number) ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Work() ABSL_LOCKS_EXCLUDED(mu_, queue_mu_);
   TierResult RunLoad(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   TierResult RunStore(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 // A refusal is told of no more often than this.
 constexpr auto kWarnPause = std::chrono::seconds(10);
 // Values that are unlinked at a time, and pieces of one that a request names.
-constexpr size_t kErasedTogether = 64;
+constexpr size_t kUnlinkedTogether = 64;
 // A store that has not answered by then is said to have all that it was asked to unlink.
 constexpr auto kEraseFor = std::chrono::seconds(30);
 constexpr uint32_t kPiecesTogether = 16;
@@ -478,7 +478,7 @@ void RespTier::Advance(const ErasureRef& erasure) {
     }
     erasure->keys.assign(keys.begin(), keys.end());
   }
-  while (erasure->next < erasure->keys.size() && erasure->unanswered < kErasedTogether) {
+  while (erasure->next < erasure->keys.size() && erasure->unanswered < kUnlinkedTogether) {
     ++erasure->unanswered;
     UnlinkPieces(erasure, erasure->keys[erasure->next++], 0, 0);
   }
