@@ -23,6 +23,7 @@ using tools::HumanCount;
 
 constexpr uint64_t kMostBlocks = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kMostGroups = 15;
+constexpr uint64_t kMostWeight = 1000;
 constexpr size_t kMostKeyBytes = 64;
 constexpr uint32_t kPageBlocks = 1000;  // ListBlocks' largest page.
 
@@ -419,33 +420,66 @@ class PolicyCommand : public Command {
   std::string policy_;
 };
 
+class EraseCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("tenant", &tenant_, "whose cache goes, as kvpoolctl spaces has it; needed");
+  }
+  absl::Status Check(const Flags&) override {
+    return tenant_.empty()
+               ? absl::InvalidArgumentError("erase needs --tenant=NAME; kvpoolctl spaces lists them")
+               : absl::OkStatus();
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    v1::EraseRequest request;
+    request.set_tenant(tenant_);
+    ASSIGN_OR_RETURN(const v1::EraseResponse answer, daemon->Erase(request));
+    output.Print(answer, RenderErased(tenant_, answer));
+    if (answer.remains().empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("not all of tenant ", tenant_, " could be erased"));
+  }
+
+ private:
+  std::string tenant_;
+};
+
 class ShareCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
     flags->Add("space", &space_, {.min = 1}, "id of the space (see kvpoolctl spaces); needed");
     flags->Add("guaranteed-blocks", &blocks_, {.max = kMostBlocks},
                "blocks it keeps when others want memory");
+    flags->Add("limit-blocks", &limit_, {.max = kMostBlocks}, "the most it may have; 0: its rule's");
+    flags->Add("weight", &weight_, {.max = kMostWeight},
+               "how much of contended memory is its own, in relation to other spaces; 0: its rule's");
   }
   absl::Status Check(const Flags& flags) override {
     if (space_ == 0) return absl::InvalidArgumentError("share needs --space=ID; kvpoolctl spaces lists them");
-    if (flags.given("guaranteed-blocks")) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        "share needs --guaranteed-blocks=N; 0: it keeps what its sessions need");
+    guaranteed_ = flags.given("guaranteed-blocks");
+    limited_ = flags.given("limit-blocks");
+    weighted_ = flags.given("weight");
+    if (guaranteed_ || limited_ || weighted_) return absl::OkStatus();
+    return absl::InvalidArgumentError("share needs --guaranteed-blocks=N, --limit-blocks=N or --weight=N");
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::SetShareRequest request;
     request.set_space(space_);
     request.set_guaranteed_blocks(static_cast<uint32_t>(blocks_));
+    request.set_keep_guaranteed(!guaranteed_);
+    if (limited_) request.set_limit_blocks(static_cast<uint32_t>(limit_));
+    if (weighted_) request.set_weight(static_cast<uint32_t>(weight_));
     ASSIGN_OR_RETURN(const v1::SetShareResponse answer, daemon->SetShare(request));
     output.Print(answer,
                  absl::StrCat("Space ", space_, " keeps ", HumanCount(answer.guaranteed_blocks(), "block"),
                               " instead of ", HumanCount(answer.previous_blocks()), "; it has ",
-                              HumanCount(answer.capacity_blocks()), ".\n"));
+                              HumanCount(answer.capacity_blocks()), " of at most ",
+                              HumanCount(answer.limit_blocks()), ", and weight ", answer.weight(), ".\n"));
     return absl::OkStatus();
   }
 
  private:
-  uint64_t space_ = 0, blocks_ = 0;
+  uint64_t space_ = 0, blocks_ = 0, limit_ = 0, weight_ = 0;
+  bool guaranteed_ = false, limited_ = false, weighted_ = false;
 };
 
 class UpgradeCommand : public Command {
@@ -518,12 +552,13 @@ constexpr CommandEntry kCommands[] = {
     {"blocks", "blocks of a space", &Make<BlocksCommand>},
     {"explain", "why a block is here, or a prefix is not", &Make<ExplainCommand>},
     {"evict", "drop cached blocks", &Make<EvictCommand>},
+    {"erase", "remove all that is cached of a tenant, in memory and below", &Make<EraseCommand>},
     {"pin", "protect a prefix from eviction", &Make<PinCommand>},
     {"drain", "refuse new sessions", &Make<DrainCommand>},
     {"revoke", "ask sessions for leased blocks they do not use", &Make<RevokeCommand>},
     {"end", "end a session that its engine does not", &Make<EndCommand>},
     {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
-    {"share", "memory that a space keeps, whatever other spaces want", &Make<ShareCommand>},
+    {"share", "memory that a space keeps, may have at most, and has beside others", &Make<ShareCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
     {"upgrade", "have another kvpoold take over, with sessions and cache", &Make<UpgradeCommand>},
     {"health", "exit 0 if the daemon serves, or with --live answers: for probes", &Make<HealthCommand>},

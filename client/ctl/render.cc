@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/tools/text.h"
 
@@ -249,6 +250,32 @@ std::string RenderEnded(const v1::SessionInfo& session) {
              alive.empty() ? "they are all gone"
                            : absl::StrCat("still there is ", absl::StrJoin(alive, ", ")))) +
          "\n";
+}
+
+std::string RenderErased(const std::string& tenant, const v1::EraseResponse& receipt) {
+  std::string text = absl::StrCat(
+      "Tenant ", tenant, ": ", HumanCount(receipt.blocks(), "block"), " (", HumanBytes(receipt.bytes()),
+      ") left ", HumanCount(receipt.spaces(), "space"), ", ", receipt.closed(), " of which are closed\n");
+  for (const v1::ErasedTier& tier : receipt.tiers()) {
+    absl::StrAppend(&text, "Tier ", tier.tier(), ": ", HumanCount(tier.values(), "value"), " erased",
+                    tier.bytes() == 0 ? "" : absl::StrCat(" (", HumanBytes(tier.bytes()), ")"), "\n");
+  }
+  for (const v1::ErasureHolder& holder : receipt.holders()) {
+    absl::StrAppend(&text, "Held in space ", holder.space(), ": ",
+                    holder.session() == 0 ? "by processes of ended sessions"
+                                          : absl::StrCat("by session ", holder.session(), " (",
+                                                         holder.client_name(), ", pid ", holder.pid(), ")"),
+                    ": ", HumanCount(holder.shared_blocks(), "shared block"), ", ",
+                    HumanCount(holder.leased_blocks(), "leased block"), "\n");
+  }
+  for (const std::string& remains : receipt.remains()) absl::StrAppend(&text, "Remains: ", remains, "\n");
+  absl::StrAppend(&text, absl::StrFormat("Looked for afterwards: %s found; %.3f s\n",
+                                         HumanCount(receipt.found_blocks(), "block"), receipt.seconds()));
+  std::string printable;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    absl::StrAppend(&printable, Printable(std::string(line)), "\n");
+  }
+  return printable;
 }
 
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks) {

@@ -22,6 +22,7 @@ std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPo
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 // Tells that an operator has ended the session.
 std::string RenderEnded(const v1::SessionInfo& session);
+std::string RenderErased(const std::string& tenant, const v1::EraseResponse& receipt);
 std::string RenderBlocks(const v1::ListBlocksResponse& blocks);
 // With `all`, every block of a long chain; else its ends.
 std::string RenderExplanation(const v1::ExplainResponse& explanation, bool all);

@@ -241,6 +241,10 @@ absl::StatusOr<v1::PinPrefixResponse> OperatorClient::PinPrefix(const v1::PinPre
 absl::StatusOr<v1::GetPoliciesResponse> OperatorClient::GetPolicies(const v1::GetPoliciesRequest& request) {
   return rep_->Call(&v1::Operator::Stub::GetPolicies, request);
 }
+absl::StatusOr<v1::EraseResponse> OperatorClient::Erase(const v1::EraseRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::Erase, request);
+}
+
 absl::StatusOr<v1::SetShareResponse> OperatorClient::SetShare(const v1::SetShareRequest& request) {
   return rep_->Call(&v1::Operator::Stub::SetShare, request);
 }

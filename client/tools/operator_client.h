@@ -42,6 +42,7 @@ class OperatorClient {
   absl::StatusOr<v1::PinPrefixResponse> PinPrefix(const v1::PinPrefixRequest& request);
   absl::StatusOr<v1::GetPoliciesResponse> GetPolicies(const v1::GetPoliciesRequest& request);
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
+  absl::StatusOr<v1::EraseResponse> Erase(const v1::EraseRequest& request);
   absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
   absl::StatusOr<v1::UpgradeResponse> Upgrade(const v1::UpgradeRequest& request);

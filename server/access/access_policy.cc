@@ -80,10 +80,10 @@ absl::Status ParseList(absl::string_view text, absl::StatusOr<Value> (*parse)(ab
   return absl::OkStatus();
 }
 
-absl::Status ParseCount(absl::string_view text, uint32_t least, uint32_t* count) {
-  constexpr uint32_t kMost = kNoAccessLimit - 1;
-  if (absl::SimpleAtoi(text, count) && *count >= least && *count <= kMost) return absl::OkStatus();
-  return BadPolicy(absl::StrCat("the limits are ", least, " and ", kMost));
+absl::Status ParseCount(absl::string_view text, uint32_t least, uint32_t* count,
+                        uint32_t most = kNoAccessLimit - 1) {
+  if (absl::SimpleAtoi(text, count) && *count >= least && *count <= most) return absl::OkStatus();
+  return BadPolicy(absl::StrCat("the limits are ", least, " and ", most));
 }
 
 absl::Status SetField(absl::string_view field, absl::string_view value, AccessRule* rule) {
@@ -100,10 +100,11 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "guaranteed-blocks") return ParseCount(value, 0, &limits.guaranteed_blocks);
   if (field == "held-blocks") return ParseCount(value, 1, &limits.held_blocks);
   if (field == "pinned-blocks") return ParseCount(value, 0, &limits.pinned_blocks);
+  if (field == "space-blocks") return ParseCount(value, 1, &limits.space_blocks);
+  if (field == "weight") return ParseCount(value, 1, &limits.weight, kMostWeight);
   return BadPolicy(
       "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "
-      "held-blocks and "
-      "pinned-blocks");
+      "held-blocks, pinned-blocks, space-blocks and weight");
 }
 
 // One rule while its lines are read.
@@ -138,7 +139,8 @@ absl::Status Check(const Section& section) {
   if (engine && !places.contains("tenant")) {
     return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
   }
-  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "held-blocks", "pinned-blocks"}) {
+  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "held-blocks", "pinned-blocks",
+                            "space-blocks", "weight"}) {
     if (!engine && places.contains(field)) {
       return Wrong(section, field, " is for the role engine, which the rule does not give");
     }

@@ -29,6 +29,7 @@ namespace kvpool {
 inline constexpr size_t kMostAccessRules = 256;
 inline constexpr size_t kMostAccessValues = 256;  // Values of one line.
 inline constexpr uint32_t kNoAccessLimit = UINT32_MAX;
+inline constexpr uint32_t kMostWeight = 1000;
 
 enum class AccessRole : uint8_t { kEngine, kObserver, kOperator };
 absl::string_view AccessRoleName(AccessRole role);
@@ -40,6 +41,9 @@ struct AccessLimits {
   // Of each session.
   uint32_t held_blocks = kNoAccessLimit;    // Blocks held at once.
   uint32_t pinned_blocks = kNoAccessLimit;  // It pins and retains only while fewer of its space are.
+  // Of each space that they open: the rule of the last opening counts.
+  uint32_t space_blocks = kNoAccessLimit;  // Blocks that it may have.
+  uint32_t weight = 0;                     // See GiveBack::Terms; 0: none.
 };
 
 struct AccessRule {

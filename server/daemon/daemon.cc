@@ -29,6 +29,8 @@ namespace {
 
 // A daemon that has made its slabs has nothing more to ask a GPU, and would not hear of its loss.
 constexpr uint64_t kDeviceCheckMs = 1000;
+// What a space has beyond its limit is asked for so long, and then again.
+constexpr uint64_t kExcessMs = 1000;
 // The event log is written in pieces of this size, and its disk may be as far behind: some thousand matches
 // of long prompts.
 constexpr uint64_t kMostEventBufferBytes = 4 << 20;
@@ -364,6 +366,8 @@ TierFlush Daemon::FlushTier(std::chrono::milliseconds limit) {
   return flushed;
 }
 
+size_t Daemon::tenants() const { return registry_->tenants(); }
+
 bool Daemon::MoveTierOnce() { return tier_mover_->RunOnce(); }
 
 void Daemon::StopDeviceOperations() {
@@ -412,6 +416,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   {
     SpaceLock lock(*space);
     Growth& growth = space->state.growth;
+    class GiveBack& give_back = space->state.give_back;
+    if (const uint32_t excess = give_back.under_way() ? 0 : give_back.excess_slabs(); excess > 0) {
+      give_back.Ask(excess, clock_->NowMs() + kExcessMs);
+    }
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
     if (blocked && room && !others_ask) growth.Unblock(clock_->NowMs());

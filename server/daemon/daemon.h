@@ -13,6 +13,7 @@
 //   daemon_reclaim.cc    ReclaimAhead, TidyUp
 //   daemon_recover.cc    spaces that an earlier daemon left with a keeper
 //   daemon_evict.cc      the operator's Evict
+//   daemon_erase.cc      the operator's Erase: all that is cached of a tenant
 //   daemon_explain.cc    the operator's Explain
 //   daemon_give_back.cc  memory that moves from one space to another; SetShare
 //   daemon_hand_over.cc  what is asked and done before another daemon takes over
@@ -73,6 +74,7 @@ class Registry;
 class RetiredCounters;
 class Session;
 class TierMover;
+struct TierKey;
 struct KeptOfMember;
 class MemberLog;
 struct MemberIdentity;
@@ -164,9 +166,12 @@ class Daemon final : private SpaceOwner {
   absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
   absl::Status SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response);
+  absl::Status Erase(const v1::EraseRequest& request, v1::EraseResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
+  // So many have sessions.
+  size_t tenants() const;
   const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
@@ -262,6 +267,8 @@ class Daemon final : private SpaceOwner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(switching_mu_);
   // Gives spaces that were recovered the policy that new ones get. A million blocks take a second.
   void ReplaceStandIns() ABSL_LOCKS_EXCLUDED(switching_mu_);
+  // The blocks of a tenant's space leave. Appends the names that they had below.
+  void EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;

@@ -25,7 +25,7 @@ using std::chrono::steady_clock;
 
 // The housekeeper and openings run so many steps of one space before they look at others: 64 blocks move in one.
 constexpr int kStepsTogether = 16;
-constexpr auto kPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
+constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
 // Blocks that are about to leave a space are to have been idle for so many times as long as those of another, and so much
@@ -71,6 +71,54 @@ struct Donor {
   uint32_t spare = 0;
   uint64_t slab_bytes = 0;
   uint64_t bytes = 0;  // What it has and is not giving.
+  uint64_t weight = 1;
+
+  // Has it less, for its weight? REQUIRES: a space has less than 2^54 bytes.
+  bool operator<(const Donor& other) const { return bytes * other.weight < other.bytes * weight; }
+};
+
+// What is whose own of devices that several spaces are on, by their weights.
+class WeightedShares {
+ public:
+  WeightedShares(const std::vector<std::shared_ptr<Space>>& spaces, const DeviceBudget& budget)
+      : budget_(budget) {
+    for (const std::shared_ptr<Space>& space : spaces) {
+      const std::set<size_t> devices(space->facts.rank_devices.begin(), space->facts.rank_devices.end());
+      for (const size_t device : devices) {
+        OfDevice& of_device = devices_[device];
+        of_device.weights += WeightOf(*space);
+        of_device.given = of_device.given || space->weight() > 0;
+      }
+    }
+  }
+  static uint64_t WeightOf(const Space& space) { return std::max(1u, space.weight()); }
+  // Has some space a weight there? Else nothing is anybody's own.
+  bool given(absl::Span<const size_t> devices) const {
+    return std::any_of(devices.begin(), devices.end(), [&](size_t device) {
+      const auto found = devices_.find(device);
+      return found != devices_.end() && found->second.given;
+    });
+  }
+  // Are so many bytes, on each rank, within the space's own on all of these devices that it is on?
+  bool Within(const Space& space, uint64_t bytes, absl::Span<const size_t> devices) const {
+    const std::vector<size_t>& all = space.facts.rank_devices;
+    return std::all_of(devices.begin(), devices.end(), [&](size_t device) {
+      const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
+      const auto found = devices_.find(device);
+      if (ranks == 0 || found == devices_.end()) return true;
+      const double own = static_cast<double>(budget_.capacity(device)) *
+                         static_cast<double>(WeightOf(space)) / static_cast<double>(found->second.weights);
+      return static_cast<double>(bytes * ranks) <= own;
+    });
+  }
+
+ private:
+  struct OfDevice {
+    uint64_t weights = 0;
+    bool given = false;
+  };
+  const DeviceBudget& budget_;
+  std::map<size_t, OfDevice> devices_;
 };
 
 }  // namespace
@@ -112,7 +160,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     ++needy->state.give_back.asking;
   }
   std::set<std::shared_ptr<Space>> asked;
-  auto pause = kPause;
+  auto pause = kWaitPause;
   bool come = false;
   while (true) {
     const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
@@ -146,15 +194,15 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       donors.push_back({.space = space,
                         .spare = spare - pending,
                         .slab_bytes = slab_bytes,
-                        .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes)});
+                        .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes),
+                        .weight = WeightedShares::WeightOf(*space)});
     }
     // Nobody's cache is drained for a guarantee that can't be met.
     if (possible < bytes) break;
-    // Whoever has most gives first.
+    // Whoever has most for its weight gives first.
     std::map<std::shared_ptr<Space>, uint32_t> slabs;
     while (coming < bytes && !donors.empty()) {
-      const auto most = std::max_element(donors.begin(), donors.end(),
-                                         [](const Donor& a, const Donor& b) { return a.bytes < b.bytes; });
+      const auto most = std::max_element(donors.begin(), donors.end());
       coming += most->slab_bytes;
       most->bytes -= std::min(most->bytes, most->slab_bytes);
       ++slabs[most->space];
@@ -172,7 +220,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     bool more = false;
     for (const std::shared_ptr<Space>& space : giving) more |= GiveBack(space.get());
     if (more) {
-      pause = kPause;
+      pause = kWaitPause;
       continue;
     }
     std::this_thread::sleep_for(pause);
@@ -196,16 +244,31 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
 absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response) {
   const std::shared_ptr<Space> space = registry_->FindSpace(request.space());
   if (space == nullptr) return absl::NotFoundError(absl::StrCat("space ", request.space(), " is not open"));
-  const uint32_t most = space->facts.geometry.max_blocks - 1;
-  if (request.guaranteed_blocks() > most) {
-    return absl::InvalidArgumentError(absl::StrCat("guaranteed_blocks is ", request.guaranteed_blocks(),
-                                                   "; space ", request.space(), " can have at most ", most));
+  if (request.weight() > kMostWeight) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weight is ", request.weight(), "; must be 0 to ", kMostWeight));
   }
   SpaceLock lock(*space);
-  response->set_previous_blocks(
-      std::exchange(space->state.give_back.share_blocks, request.guaranteed_blocks()));
-  response->set_guaranteed_blocks(request.guaranteed_blocks());
+  class GiveBack& give_back = space->state.give_back;
+  const GiveBack::Terms before = give_back.of_operator;
+  const uint32_t share = request.keep_guaranteed() ? give_back.share_blocks : request.guaranteed_blocks();
+  if (request.has_limit_blocks()) give_back.of_operator.limit_blocks = request.limit_blocks();
+  if (request.has_weight()) give_back.of_operator.weight = request.weight();
+  space->ApplyTerms();
+  const uint32_t most = space->state.growth.max_blocks() - 1;
+  if (share > most) {
+    const uint32_t limit = give_back.limit_blocks();
+    give_back.of_operator = before;
+    space->ApplyTerms();
+    return absl::InvalidArgumentError(
+        absl::StrCat("guaranteed_blocks is ", share, "; space ", request.space(), " can have at most ", most,
+                     limit == 0 ? "" : absl::StrCat(" with the limit ", limit)));
+  }
+  response->set_previous_blocks(std::exchange(give_back.share_blocks, share));
+  response->set_guaranteed_blocks(share);
   response->set_capacity_blocks(space->state.pool.capacity());
+  response->set_limit_blocks(most);
+  response->set_weight(static_cast<uint32_t>(WeightedShares::WeightOf(*space)));
   return absl::OkStatus();
 }
 
@@ -234,10 +297,16 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
   const uint64_t least_ms = own_ms.has_value() ? kMuchOlder * *own_ms + kOlderMs : UINT64_MAX;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
   const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, facts.geometry.unit_bytes);
+  const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+  const WeightedShares shares(spaces, *budget_);
+  const bool weighted = shares.given(full);
+  const bool is_below =
+      weighted && shares.Within(*needy, needy->slab_bytes() + facts.geometry.slab_bytes, full);
   std::shared_ptr<Space> oldest;
   bool unused = false;
   uint64_t most_ms = 0;
-  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+  std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
+  for (const std::shared_ptr<Space>& space : spaces) {
     if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
       continue;
     SpaceLock lock(*space);
@@ -246,6 +315,14 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     if (space->state.growth.closed() || give_back.under_way() || give_back.spare_slabs() == 0) continue;
     // What no session uses goes first, whatever its age: a process that is alive keeps such a space from being closed.
     const bool without_sessions = space->state.sessions.empty();
+    if (weighted && !without_sessions) {
+      // What is its own, and is used, it keeps, however long some of it was idle.
+      const bool is_above = !shares.Within(*space, space->slab_bytes(), full);
+      if (!is_above && space->state.growth.short_of_blocks()) continue;
+      const Donor donor{
+          .space = space, .bytes = space->slab_bytes(), .weight = WeightedShares::WeightOf(*space)};
+      if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
+    }
     const std::optional<uint64_t> idle_ms = OldestMs(*space);
     if (!without_sessions && (unused || idle_ms.value_or(0) < least_ms)) continue;
     if (oldest != nullptr && without_sessions == unused && idle_ms.value_or(0) <= most_ms) continue;
@@ -253,6 +330,7 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     most_ms = idle_ms.value_or(0);
     oldest = space;
   }
+  if (above.has_value() && !unused) oldest = above->space;
   if (oldest == nullptr) return;
   SpaceLock lock(*oldest);
   const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), unused ? kUnusedSlabs : 1u);

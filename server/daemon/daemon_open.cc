@@ -208,11 +208,18 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
 
 absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
   Space& space = *session->space;
-  if (session->limits().guaranteed >= space.facts.geometry.max_blocks) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("guaranteed_blocks is ", session->terms.guaranteed_blocks, "; space ", space.facts.id,
-                     " can have at most ", space.facts.geometry.max_blocks,
-                     " blocks, the null block and the session's sink among them"));
+  uint32_t most = 0, limit = 0;
+  {
+    SpaceLock lock(space);
+    most = space.state.growth.max_blocks();
+    limit = space.state.give_back.limit_blocks();
+  }
+  if (session->limits().guaranteed >= most) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "guaranteed_blocks is ", session->terms.guaranteed_blocks, "; space ", space.facts.id,
+        " can have at most ", most, " blocks, the null block and the session's sink among them",
+        limit == 0 ? ""
+                   : absl::StrCat(": its limit is ", limit, ", by a rule (space-blocks) or an operator")));
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   while (true) {
@@ -308,7 +315,14 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const Opening opening(registry_.get(), space,
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
-
+  {
+    SpaceLock lock(*space);
+    const AccessLimits& limits = rule->limits;
+    space->state.give_back.of_rule = {
+        .limit_blocks = limits.space_blocks == kNoAccessLimit ? 0 : limits.space_blocks,
+        .weight = limits.weight};
+    space->ApplyTerms();
+  }
   SessionTerms terms{
       .id = registry_->NextSessionId(),
       .client_name = request.client_name().empty() ? claim->client_name : request.client_name(),

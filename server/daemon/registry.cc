@@ -79,7 +79,7 @@ Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& sessi
   ++mappings_[MappingOf(attachment)];
   if (new_session) {
     --opening_sessions_;
-    sessions_[session->terms.id] = session;
+    AddSession(session);
   }
   const Fate fate = attachment.fate;
   ForgetIfOver(id);
@@ -100,7 +100,13 @@ void Registry::Resume(const std::shared_ptr<Session>& session, Member* member, K
   absent_.insert(id);
   member_tokens_[member->identity.token] = attachment.member;
   ++mappings_[MappingOf(attachment)];
-  sessions_[session->terms.id] = session;
+  AddSession(session);
+}
+
+void Registry::AddSession(const std::shared_ptr<Session>& session) {
+  if (!sessions_.try_emplace(session->terms.id, session).second) return;
+  ++sessions_of_[session->space->facts.tenant];
+  tenants_.store(sessions_of_.size(), std::memory_order_relaxed);
 }
 
 void Registry::Share(Session* session, SessionShare share) {
@@ -262,6 +268,9 @@ std::vector<std::shared_ptr<Member>> Registry::Gone(uint64_t id) {
   session = std::move(it->second);
   session->share = {};
   sessions_.erase(it);
+  const auto of_tenant = sessions_of_.find(session->space->facts.tenant);
+  if (--of_tenant->second == 0) sessions_of_.erase(of_tenant);
+  tenants_.store(sessions_of_.size(), std::memory_order_relaxed);
   std::vector<std::shared_ptr<Member>> members;
   {
     SpaceLock space_lock(*session->space);
@@ -348,17 +357,25 @@ std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
 }
 
 std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices) {
-  std::map<std::string, uint64_t> bytes;
-  uint64_t all = 0;
+  struct OfTenant {
+    uint64_t bytes = 0;
+    uint64_t weight = 1;  // The largest of its spaces.
+  };
+  std::map<std::string, OfTenant> tenants;
+  uint64_t all = 0, weights = 0;
   for (const auto& [key, entry] : spaces_) {
     const Space& space = *entry.space;
     if (!IsOn(space, devices)) continue;
-    bytes[space.facts.tenant] += space.slab_bytes();
+    OfTenant& of_tenant = tenants[space.facts.tenant];
+    of_tenant.bytes += space.slab_bytes();
+    of_tenant.weight = std::max<uint64_t>(of_tenant.weight, space.weight());
     all += space.slab_bytes();
   }
+  for (const auto& [tenant, of_tenant] : tenants) weights += of_tenant.weight;
   std::set<std::string> above;
-  for (const auto& [tenant, of_tenant] : bytes) {
-    if (of_tenant > all / bytes.size()) above.insert(tenant);
+  for (const auto& [tenant, of_tenant] : tenants) {
+    // The product of a weight and a machine's memory has less than 60 bits.
+    if (of_tenant.bytes > all * of_tenant.weight / weights) above.insert(tenant);
   }
   return above;
 }

@@ -116,6 +116,8 @@ class Registry {
   uint64_t NextSessionId();
   std::shared_ptr<Session> FindSession(uint64_t id);
   std::vector<std::shared_ptr<Session>> Sessions();
+  // How many tenants have sessions that are not gone.
+  size_t tenants() const { return tenants_.load(std::memory_order_relaxed); }
   // Ended counts; after Gone the session is found no more. Gone answers the members that others stand for: they
   // had hung up before.
   void Ended(EndKind kind);
@@ -137,7 +139,7 @@ class Registry {
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the idle space that was not used for longest, and answers it; null: there is none. It was last
   // used before `before_ms` and, unless `devices` is empty, has slabs on one of them. Where room is made on
-  // devices, spaces go first whose tenant has more there than an equal share of what all tenants have. With
+  // devices, spaces go first whose tenant has more there than its share, by weight, of what all tenants have. With
   // `tenant`, only its spaces may go.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
                                    const std::string* tenant = nullptr);
@@ -158,6 +160,7 @@ class Registry {
   void set_draining(bool draining);
 
  private:
+  void AddSession(const std::shared_ptr<Session>& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   enum class Use { kWaiting, kOpening, kBound };
   struct Attachment {
     std::shared_ptr<AttachPeer> peer;
@@ -181,7 +184,7 @@ class Registry {
   static Mapping MappingOf(const Attachment& attachment);
   // True, and the attachment is forgotten: it hung up, its session is gone, and another stands for it.
   bool ForgetIfStoodFor(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The tenants whose spaces on these devices have more than an equal share of what all tenants'
+  // The tenants whose spaces on these devices have more than their share, by weight, of what all tenants'
   // spaces have there.
   std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -200,6 +203,8 @@ class Registry {
   // How many bound attachments there are for each.
   absl::flat_hash_map<Mapping, uint32_t> mappings_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, uint32_t> sessions_of_ ABSL_GUARDED_BY(mu_);  // So many each tenant has.
+  std::atomic<size_t> tenants_{0};                                    // The size of that.
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
   uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;

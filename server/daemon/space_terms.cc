@@ -113,6 +113,14 @@ void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks)
   const TierSpace seed = DeriveTierKey(options.tier_secret, "hash seed", fields);
   facts->hash_seed.assign(seed.begin(), seed.end());
   facts->tier_space = DeriveTierKey(options.tier_secret, "tier space", fields);
+  facts->tier_owner = OwnerBelow(options, facts->tenant);
+}
+
+TierOwner OwnerBelow(const DaemonOptions& options, const std::string& tenant_scope) {
+  const TierSpace digest = DeriveTierKey(options.tier_secret, "tier owner", {kTierVersion, tenant_scope});
+  TierOwner owner;
+  std::copy_n(digest.begin(), owner.size(), owner.begin());
+  return owner;
 }
 
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,

@@ -30,6 +30,8 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
 // that has the secret. A tenant that no rule names is "default@1000" here, with the uid: that is somebody else on another node,
 // so only a tier that no other node shares may have such a space.
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks);
+// Whose values of a tier are. REQUIRES: there is a tier.
+TierOwner OwnerBelow(const DaemonOptions& options, const std::string& tenant_scope);
 
 // The facts of a new space. NOT_FOUND: no such device; INVALID_ARGUMENT: fewer devices than ranks.
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,

@@ -35,6 +35,7 @@ void TierMover::Stop() {
     MutexLock lock(&mail_->mu);
     mail_->stopping = true;
     mail_->changed.SignalAll();
+    mail_->round_over.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
   tier_->Drain();
@@ -51,7 +52,31 @@ void TierMover::Run() {
   }
 }
 
+void TierMover::AwaitRound() {
+  if (!thread_.joinable()) {
+    RunOnce();
+    return;
+  }
+  MutexLock lock(&mail_->mu);
+  const uint64_t next = mail_->rounds_begun + 1;
+  mail_->news = true;
+  mail_->changed.Signal();
+  while (mail_->rounds_over < next && !mail_->stopping) mail_->round_over.Wait(&mail_->mu);
+}
+
 bool TierMover::RunOnce() {
+  {
+    MutexLock lock(&mail_->mu);
+    ++mail_->rounds_begun;
+  }
+  const bool more = RunRound();
+  MutexLock lock(&mail_->mu);
+  mail_->rounds_over = mail_->rounds_begun;
+  mail_->round_over.SignalAll();
+  return more;
+}
+
+bool TierMover::RunRound() {
   std::vector<Job> came;
   {
     MutexLock lock(&mail_->mu);
@@ -117,7 +142,17 @@ void TierMover::Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion>
 
 bool TierMover::Advance(Job* job) {
   bool moved = false;
-  if (job->space->NowMs() < job->promotion->until_ms) {
+  bool erasing = false;
+  {
+    SpaceLock lock(*job->space);
+    erasing = !job->space->state.below.on();
+  }
+  if (erasing) {
+    // Nobody shares what is on its way either.
+    for (const Promotion::Block& block : job->promotion->blocks) {
+      fetching_.erase(TierKeyOf(job->space->facts, block.key));
+    }
+  } else if (job->space->NowMs() < job->promotion->until_ms) {
     const bool open = job->begun || Begin(job);
     if (open) moved = AskFor(job);
     if (open && BringUp(job, &moved)) return moved;
@@ -379,7 +414,7 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
   std::vector<Placed> placed;
   {
     SpaceLock lock(*space);
-    if (space->state.growth.closed()) return blocks.size();
+    if (space->state.growth.closed() || !space->state.below.on()) return blocks.size();
     for (const BlockPool::Departing& block : blocks) {
       placed.push_back({.ref = block.ref, .key = block.key});
       if (space->state.pool.IsResident(block.ref)) Place(*space, &placed.back());

@@ -44,6 +44,8 @@ class TierMover {
   // the time is over is still written. REQUIRES: Stop was called.
   TierFlush Flush(std::chrono::milliseconds limit);
   void Promote(std::shared_ptr<Space> space, std::shared_ptr<Promotion> promotion);
+  // What it does from now on has seen what changed before: nothing of an earlier round is under way.
+  void AwaitRound();
   // One round. False: there is nothing to do before a load has come, or a space has changed.
   bool RunOnce();
 
@@ -74,7 +76,8 @@ class TierMover {
   // What the callbacks of a tier write to, which may come when nobody waits any more.
   struct Mailbox {
     Mutex mu;
-    CondVar changed;
+    CondVar changed, round_over;
+    uint64_t rounds_begun ABSL_GUARDED_BY(mu) = 0, rounds_over ABSL_GUARDED_BY(mu) = 0;
     bool news ABSL_GUARDED_BY(mu) = false;
     bool stopping ABSL_GUARDED_BY(mu) = false;
     std::vector<Job> jobs ABSL_GUARDED_BY(mu);  // Those that have come in.
@@ -93,6 +96,7 @@ class TierMover {
   };
 
   void Run();
+  bool RunRound();
   bool Advance(Job* job);
   // Holds what is in front of its blocks: leases for them would take that first. False: the space is closed.
   bool Begin(Job* job);

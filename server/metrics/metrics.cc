@@ -204,6 +204,11 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   out->Add({}, daemon.guarantee_wait);
   out->Gauge("kvpool_share_blocks", "Blocks that an operator keeps for the space, whatever others want.");
   EachSpace(daemon, out, &Space::share_blocks);
+  out->Gauge("kvpool_limit_blocks", "The most blocks that the space may have.");
+  EachSpace(daemon, out, &Space::limit_blocks);
+  out->Gauge("kvpool_share_weight",
+             "The space's weight where several want memory, by its rule or an operator; 0: it has none.");
+  EachSpace(daemon, out, &Space::weight);
   out->Gauge("kvpool_recovered_blocks",
              "Sealed blocks that this daemon found with its keeper when it started.");
   EachSpace(daemon, out, [](const Space& space) { return space.counters.recovered_blocks; });

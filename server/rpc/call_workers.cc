@@ -31,7 +31,7 @@ absl::Status CallWorkers::Start(const Call& call, std::function<void()> work) {
                        options_.most_waiting, " and ", options_.most_waiting_bytes, " bytes"));
     }
     waiting_bytes_ += call.bytes;
-    waiting_.push_back({.call = call, .work = std::move(work)});
+    waiting_.Push(call.tenant, {.call = call, .work = std::move(work)});
   }
   wanted_.Signal();
   return absl::OkStatus();
@@ -39,8 +39,7 @@ absl::Status CallWorkers::Start(const Call& call, std::function<void()> work) {
 
 size_t CallWorkers::waiting(uint64_t owner) {
   MutexLock lock(&mu_);
-  return static_cast<size_t>(std::count_if(
-      waiting_.begin(), waiting_.end(), [owner](const Waiting& each) { return each.call.owner == owner; }));
+  return waiting_.Count([owner](const Waiting& each) { return each.call.owner == owner; });
 }
 
 bool CallWorkers::idle() {
@@ -48,13 +47,11 @@ bool CallWorkers::idle() {
   return at_work_ == 0 && waiting_.empty();
 }
 
-std::deque<CallWorkers::Waiting>::iterator CallWorkers::Next() {
-  auto next = waiting_.begin();
-  while (next != waiting_.end() && next->call.owner != 0 &&
-         std::find(running_.begin(), running_.end(), next->call.owner) != running_.end()) {
-    ++next;
-  }
-  return next;
+std::optional<CallWorkers::Waiting> CallWorkers::Next() {
+  return waiting_.Pop([this](const Waiting& each) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return each.call.owner == 0 ||
+           std::find(running_.begin(), running_.end(), each.call.owner) == running_.end();
+  });
 }
 
 void CallWorkers::Run() {
@@ -70,11 +67,10 @@ void CallWorkers::Run() {
         // This thread takes one, and another of the same owner may have waited for this.
         wanted_.Signal();
       }
-      auto first = Next();
-      for (; first == waiting_.end() && !stop_; first = Next()) wanted_.Wait(&mu_);
+      std::optional<Waiting> first;
+      while (!stop_ && !(first = Next()).has_value()) wanted_.Wait(&mu_);
       if (stop_) return;
-      next = std::move(*first);
-      waiting_.erase(first);
+      next = *std::move(first);
       waiting_bytes_ -= next.call.bytes;
       owner = next.call.owner;
       if (owner != 0) running_.push_back(owner);

@@ -3,20 +3,21 @@
 //
 // Peers decide how many such calls there are, so that threads, calls that wait for one, and the bytes of those
 // calls are bounded. A call beyond the bounds is refused. Calls of one owner run one after another: however many it
-// has, it takes one thread.
+// has, it takes one thread. Tenants take turns at the threads.
 #ifndef KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 #define KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
+#include "server/base/fair_queue.h"
 
 namespace kvpool {
 
@@ -37,6 +38,7 @@ class CallWorkers {
   struct Call {
     size_t bytes = 0;    // The size of its request.
     uint64_t owner = 0;  // 0: it has none.
+    std::string tenant;  // Whoever takes turns: a tenant, a user.
   };
   // Runs `work` on one of the threads. RESOURCE_EXHAUSTED: too many wait, and it will not run.
   absl::Status Start(const Call& call, std::function<void()> work);
@@ -51,14 +53,14 @@ class CallWorkers {
     std::function<void()> work;
   };
   void Run();
-  // The first call whose owner has none running.
-  std::deque<Waiting>::iterator Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next call whose owner has none running; none: there is none.
+  std::optional<Waiting> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   Mutex mu_;
   CondVar wanted_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  FairQueue<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> running_ ABSL_GUARDED_BY(mu_);  // The owners.
   size_t at_work_ ABSL_GUARDED_BY(mu_) = 0;             // Threads that run a call.
   size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;

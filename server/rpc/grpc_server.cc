@@ -159,7 +159,8 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
     builder.AddListeningPort(options.operator_address, credentials, &operator_port_);
   }
   for (int i = 0; i < ThreadsOrDefault(options.threads); ++i) {
-    queues_.push_back(std::make_unique<RpcQueue>(builder.AddCompletionQueue()));
+    queues_.push_back(std::make_unique<RpcQueue>(builder.AddCompletionQueue(),
+                                                 [daemon = daemon_] { return daemon->tenants() > 1; }));
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || (!options.operator_address.empty() && operator_port_ == 0)) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -67,8 +68,10 @@ void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
   absl::Status engine =
       daemon_->access().Admit(caller.peer, AccessRole::kEngine, {method.data(), method.size()}).status();
   if (!engine.ok()) return Refuse(method, caller, std::move(engine), done);
+  // The tenant is not known yet.
+  const std::string who = caller.peer.process == nullptr ? "" : absl::StrCat(caller.peer.process->uid);
   absl::Status started =
-      workers_.Start({.bytes = bytes}, [this, method, &caller, open = std::move(open), done] {
+      workers_.Start({.bytes = bytes, .tenant = who}, [this, method, &caller, open = std::move(open), done] {
         absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
         if (opened.ok()) return done(std::move(opened));
         Refuse(method, caller, std::move(opened), done);

@@ -1,5 +1,5 @@
 // Openings: OpenSession and AddMember, as unary calls and as first batches of Step streams. One may wait for
-// gigabytes of slabs, so that openings have threads of their own. Thread-safe.
+// gigabytes of slabs, so that openings have threads of their own, at which users take turns. Thread-safe.
 #ifndef KVPOOL_SERVER_RPC_OPENINGS_H_
 #define KVPOOL_SERVER_RPC_OPENINGS_H_
 

@@ -83,6 +83,33 @@ void AddOperatorCall(
       });
 }
 
+// Applies a verb that came by itself, here or on a thread for large ones. The request lives until `done` is called.
+void ApplyVerb(const EngineHost& host, const RpcQueue& queue, const std::string& name, const v1::Call& call,
+               const std::shared_ptr<Member>& member, const std::shared_ptr<v1::Operation>& operation,
+               const std::function<void(const v1::OperationResult&)>& answer, const UnaryDone& done) {
+  if (queue.resting()) return done(Resting());
+  const bool large = CountNames(*operation) > kLargeCallNames;
+  if (!large && member->session->large_calls == 0) {
+    return host.daemon->ApplyUnary(call, std::move(*operation), answer);
+  }
+  // A large call, or one that would wait for another of its session's.
+  const auto apply = [host, &call, member, operation, answer, large] {
+    member->session->large_calls += large ? 1 : 0;
+    host.daemon->ApplyUnary(call, std::move(*operation), answer);
+    member->session->large_calls -= large ? 1 : 0;
+  };
+  const uint64_t session = LargeCallOwner(*member);
+  if (const size_t waiting = host.large_calls->waiting(session); waiting >= kMostWaitingUnaryCalls) {
+    return done(absl::ResourceExhaustedError(
+        absl::StrCat(name, ": ", waiting, " unary calls of session ", member->session->terms.id,
+                     " wait for a large one already; limit ", kMostWaitingUnaryCalls,
+                     "; nothing was applied: call again, with the same sequence")));
+  }
+  const CallWorkers::Call facts = {
+      .bytes = operation->ByteSizeLong(), .owner = session, .tenant = TenantOf(*member)};
+  if (!host.large_calls->Start(facts, apply).ok()) apply();
+}
+
 // The unary form of a Step operation: the same handler, under the call's sequence.
 template <typename Request, typename Verb, typename Result>
 void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const std::string& name,
@@ -108,25 +135,11 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
           host.refusals->Add(caller.peer, name, owner);
           return done(owner);
         }
-        const bool large = CountNames(operation) > kLargeCallNames;
-        if (!large && (*member)->session->large_calls == 0) {
-          return host.daemon->ApplyUnary(request->call(), std::move(operation), std::move(answer));
-        }
-        // A large call, or one that would wait for another of its session's.
+        // Shared, since it may wait.
         auto moved = std::make_shared<v1::Operation>(std::move(operation));
-        const auto apply = [=, member = *member] {
-          member->session->large_calls += large ? 1 : 0;
-          host.daemon->ApplyUnary(request->call(), std::move(*moved), answer);
-          member->session->large_calls -= large ? 1 : 0;
-        };
-        const uint64_t session = LargeCallOwner(**member);
-        if (const size_t waiting = host.large_calls->waiting(session); waiting >= kMostWaitingUnaryCalls) {
-          return done(absl::ResourceExhaustedError(
-              absl::StrCat(name, ": ", waiting, " unary calls of session ", (*member)->session->terms.id,
-                           " wait for a large one already; limit ", kMostWaitingUnaryCalls,
-                           "; nothing was applied: call again, with the same sequence")));
-        }
-        if (!host.large_calls->Start({.bytes = moved->ByteSizeLong(), .owner = session}, apply).ok()) apply();
+        queue->InTurn(TenantOf(**member), [=, member = *member] {
+          ApplyVerb(host, *queue, name, request->call(), member, moved, answer, done);
+        });
       });
 }
 
@@ -201,6 +214,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
+  add("Erase", &S::RequestErase, kChanges, &Daemon::Erase);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));

@@ -1,6 +1,10 @@
 // One completion queue and the thread that serves it: all of a call happens on that thread, verbs included, but for
 // openings and operator calls, which CallWorkers carry out.
 //
+// Where several tenants have sessions, they take turns: what has arrived is read first, and then one batch or call is applied,
+// of the tenant that was not served for longest. So a batch waits for one of each other tenant that has some, and not for
+// all that another has sent.
+//
 // One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
 // second thread picks up half of the first one's events and has to wake it: on two cores a second queue makes
 // a round trip of 64 operations 1.5 times as long, and throughput falls.
@@ -13,11 +17,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <unordered_set>
 
 #include "absl/status/status.h"
+#include "server/base/fair_queue.h"
 
 namespace kvpool {
 
@@ -67,7 +74,8 @@ class RpcCall {
 
 class RpcQueue {
  public:
-  explicit RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  // `several`: may sessions of more than one tenant be open? Only then do any wait for their turn.
+  RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue, std::function<bool()> several);
   // REQUIRES: Stop, if Start was called.
   ~RpcQueue();
   void Start();
@@ -92,13 +100,18 @@ class RpcQueue {
   void End(RpcCall* call);
   // True: accept no further calls.
   bool stopping() const { return stopping_; }
+  // Carries out what the tenant has sent, at once or when its turn comes: always, also when the queue rests or stops by then.
+  void InTurn(const std::string& tenant, std::function<void()> work);
 
  private:
   void Run();
+  // The next event, if there is one; else it is some tenant's turn. False: the queue is shut.
+  bool RunNext();
   void OnStop(bool ok);
   void OnRested(bool ok);
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  const std::function<bool()> several_;
   std::thread thread_;
   MethodTag<RpcQueue> stop_tag_{this, &RpcQueue::OnStop};
   MethodTag<RpcQueue> rest_tag_{this, &RpcQueue::OnRested};
@@ -107,6 +120,8 @@ class RpcQueue {
   std::atomic<size_t> begun_{0};
   // ---- These belong to the thread.
   bool stopping_ = false;
+  FairQueue<std::function<void()>> turns_;
+  int events_ = 0;  // They came after the last turn.
   std::unordered_set<RpcCall*> calls_;
 };
 

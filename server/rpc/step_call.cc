@@ -13,6 +13,7 @@
 #include "proto/support/status_macros.h"
 #include "server/rpc/step_listener.h"
 #include "server/space/session.h"
+#include "server/space/space.h"
 #include "server/wire/step_reader.h"
 #include "server/wire/step_writer.h"
 #include "server/wire/validate.h"
@@ -79,6 +80,8 @@ class StepCall final : public RpcCall {
 
   void OnAccepted(bool ok);
   void OnRead(bool ok);
+  // Its tenant's turn has come: the batch that was read is applied.
+  void OnTurn();
   void OnWritten(bool ok);
   void OnFinished(bool ok);
   void OnWake(bool ok);
@@ -142,7 +145,7 @@ class StepCall final : public RpcCall {
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
   bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
-  bool reading_ = false, writing_ = false, waking_ = false;
+  bool reading_ = false, writing_ = false, waking_ = false, in_turn_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   bool over_ = false;
   grpc::Status status_;
@@ -180,6 +183,15 @@ void StepCall::OnRead(bool ok) {
     const absl::Status bound = Bind(reader_.request().member_token());
     if (!bound.ok()) return End(bound);
   }
+  in_turn_ = true;
+  method_.site.queue->InTurn(TenantOf(*member_), [this] { OnTurn(); });
+}
+
+void StepCall::OnTurn() {
+  in_turn_ = false;
+  if (ending_) return DeleteIfDone();
+  // Nobody has heard of it: it comes again.
+  if (method_.site.queue->resting()) return End(Resting());
   const v1::StepRequest& request = reader_.request();
   if (!request.member_token().empty() && request.member_token() != token_) {
     response_.set_sequence(request.sequence());
@@ -197,14 +209,17 @@ bool StepCall::HandleElsewhere(bool large) {
   const auto end = std::make_shared<ElsewhereEnd>();
   elsewhere_ = end;
   // Wake-ups come meanwhile, and are looked at when this is over.
-  const absl::Status started = method_.host.large_calls->Start(
-      {.bytes = reader_.request().ByteSizeLong(), .owner = LargeCallOwner(*member_)}, [this, end, large] {
-        member_->session->large_calls += large ? 1 : 0;
-        follow_up_ =
-            method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
-        member_->session->large_calls -= large ? 1 : 0;
-        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
-      });
+  const absl::Status started =
+      method_.host.large_calls->Start({.bytes = reader_.request().ByteSizeLong(),
+                                       .owner = LargeCallOwner(*member_),
+                                       .tenant = TenantOf(*member_)},
+                                      [this, end, large] {
+                                        member_->session->large_calls += large ? 1 : 0;
+                                        follow_up_ = method_.host.daemon->Apply(
+                                            member_, reader_.request(), &response_, &wire_, listener_.get());
+                                        member_->session->large_calls -= large ? 1 : 0;
+                                        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
+                                      });
   if (started.ok()) return true;
   elsewhere_ = nullptr;
   return false;
@@ -341,7 +356,8 @@ void StepCall::RenewResponse() {
 
 void StepCall::Pump() {
   if (finishing_) return;
-  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr) {
+  if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr &&
+      !in_turn_) {
     // Notices that do not fit into one response are asked for again when it has been written.
     pending_ = method_.host.daemon->TakePending(member_, &response_);
     if (pending_) Reply();
@@ -361,7 +377,7 @@ void StepCall::Pump() {
     stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
     return;
   }
-  if (elsewhere_ == nullptr && !reading_ && !half_closed_ &&
+  if (elsewhere_ == nullptr && !in_turn_ && !reading_ && !half_closed_ &&
       replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
     stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
@@ -389,13 +405,15 @@ void StepCall::MarkEnding(const absl::Status& status) {
 }
 
 void StepCall::DeleteIfDone() {
-  if (!finished_ || !over_ || reading_ || writing_ || waking_ || elsewhere_ != nullptr) return;
+  if (!finished_ || !over_ || reading_ || writing_ || waking_ || in_turn_ || elsewhere_ != nullptr) return;
   if (undelivered_ > 0) method_.host.openings->OnUndelivered(token_);
   method_.site.queue->End(this);
   delete this;
 }
 
 }  // namespace
+
+const std::string& TenantOf(const Member& member) { return member.session->space->facts.tenant; }
 
 uint64_t LargeCallOwner(const Member& member) { return reinterpret_cast<uintptr_t>(member.session); }
 

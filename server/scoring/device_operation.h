@@ -106,6 +106,7 @@ struct DeviceOperation {
   v1::Operation request;
   std::string_view policy;  // The metrics' label: the name of a policy, or of a method of PlanBudgets.
   uint64_t space = 0;
+  std::string tenant;                   // Whose turn it takes.
   std::vector<SequenceWork> sequences;  // One; PlanBudgets may have several.
   std::vector<RankWork> ranks;
   // ---- Prune and Compact alone

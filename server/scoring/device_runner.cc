@@ -14,6 +14,9 @@ constexpr double kOperationBounds[] = {0.00001, 0.000025, 0.00005, 0.0001, 0.000
                                        0.001,   0.0025,   0.005,   0.01,   0.025,   0.05,
                                        0.1,     0.25,     0.5,     1,      2.5,     10};
 
+// So large a part of the places is not for one tenant alone.
+constexpr uint32_t kReservedPart = 4;
+
 std::string VerbName(const DeviceOperation& operation) {
   const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
   return v1::Operation::GetReflection()->GetOneofFieldDescriptor(operation.request, verbs)->name();
@@ -42,16 +45,16 @@ void DeviceRunner::Stop() {
 
 absl::Status DeviceRunner::Submit(const Operation& operation) {
   for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
-    const absl::Status entered = operation->ranks[rank].runner->Enter();
+    const absl::Status entered = operation->ranks[rank].runner->Enter(operation->tenant);
     if (entered.ok()) continue;
-    while (rank > 0) operation->ranks[--rank].runner->Leave();
+    while (rank > 0) operation->ranks[--rank].runner->Leave(operation->tenant);
     return entered;
   }
   SendParts(operation, /*in_front=*/false);
   return absl::OkStatus();
 }
 
-absl::Status DeviceRunner::Enter() {
+absl::Status DeviceRunner::Enter(const std::string& tenant) {
   MutexLock lock(&mu_);
   if (stopping_) return absl::UnavailableError("the daemon shuts down");
   if (places_ >= options_.queue_limit) {
@@ -59,6 +62,16 @@ absl::Status DeviceRunner::Enter() {
     return absl::ResourceExhaustedError(absl::StrCat(places_, " operations wait for device ", options_.device,
                                                      "; the limit is ", options_.queue_limit));
   }
+  // The others of so many come to find one.
+  const uint32_t most = options_.queue_limit - options_.queue_limit / kReservedPart;
+  uint32_t& of_tenant = places_of_[tenant];
+  if (of_tenant >= most) {
+    ++counters_.refused_by_queue;
+    return absl::ResourceExhaustedError(absl::StrCat(of_tenant, " operations of tenant ", tenant,
+                                                     " wait for device ", options_.device, "; the limit is ",
+                                                     most, " of ", options_.queue_limit));
+  }
+  ++of_tenant;
   ++places_;
   return absl::OkStatus();
 }
@@ -68,19 +81,21 @@ void DeviceRunner::CountSessionRefusal() {
   ++counters_.refused_by_session;
 }
 
-void DeviceRunner::Leave() {
+void DeviceRunner::Leave(const std::string& tenant) {
   MutexLock lock(&mu_);
   --places_;
+  if (const auto of_tenant = places_of_.find(tenant); --of_tenant->second == 0) places_of_.erase(of_tenant);
   // The signal comes before the mutex is released, after which the runner may be gone.
   changed_.SignalAll();
 }
 
 void DeviceRunner::Push(Part part, bool in_front) {
   MutexLock lock(&mu_);
+  const std::string& tenant = part.operation->tenant;
   if (in_front) {
-    queue_.push_front(std::move(part));
+    queue_.PushFront(tenant, std::move(part));
   } else {
-    queue_.push_back(std::move(part));
+    queue_.Push(tenant, std::move(part));
   }
   changed_.SignalAll();
 }
@@ -106,8 +121,7 @@ bool DeviceRunner::RunNext() {
   {
     MutexLock lock(&mu_);
     if (queue_.empty()) return false;
-    part = std::move(queue_.front());
-    queue_.pop_front();
+    part = *queue_.Pop();
     stopping = stopping_;
   }
   DeviceOperation& operation = *part.operation;
@@ -146,7 +160,7 @@ void DeviceRunner::Advance(const Operation& operation) {
   }
   operation->ranks[0].runner->Count(*operation);
   over_(operation);
-  for (const RankWork& rank : operation->ranks) rank.runner->Leave();
+  for (const RankWork& rank : operation->ranks) rank.runner->Leave(operation->tenant);
 }
 
 void DeviceRunner::Count(const DeviceOperation& operation) {

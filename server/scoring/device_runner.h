@@ -6,6 +6,8 @@
 // stop goes on until no place is taken, so that every part that is sent is also run or refused. Places are
 // bounded: an operation that finds none is refused with the numbers.
 //
+// Tenants take turns at a device, part by part, and one tenant has at most three quarters of the places.
+//
 // Workspace, staged signals and the feature cache (server/scoring/feature_cache.h) belong to the thread and
 // are used again, so that in the steady state an operation allocates nothing on the device. A sticky error of
 // the device ends the process: a corrupted pool is never served.
@@ -13,7 +15,6 @@
 #define KVPOOL_SERVER_SCORING_DEVICE_RUNNER_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "cuda/kv_compute.h"
 #include "proto/support/mutex.h"
+#include "server/base/fair_queue.h"
 #include "server/base/histogram.h"
 #include "server/scoring/device_operation.h"
 #include "server/scoring/feature_cache.h"
@@ -75,8 +77,8 @@ class DeviceRunner {
     Operation operation;
     uint32_t rank = 0;
   };
-  absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_);
-  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Enter(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
+  void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
   void Push(Part part, bool in_front) ABSL_LOCKS_EXCLUDED(mu_);
   // A part for each rank.
   static void SendParts(const Operation& operation, bool in_front);
@@ -94,8 +96,9 @@ class DeviceRunner {
 
   Mutex mu_;
   CondVar changed_;
-  std::deque<Part> queue_ ABSL_GUARDED_BY(mu_);
-  uint32_t places_ ABSL_GUARDED_BY(mu_) = 0;  // Operations that have a place.
+  FairQueue<Part> queue_ ABSL_GUARDED_BY(mu_);
+  uint32_t places_ ABSL_GUARDED_BY(mu_) = 0;                        // Operations that have a place.
+  std::map<std::string, uint32_t> places_of_ ABSL_GUARDED_BY(mu_);  // The same of each tenant that has some.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::pair<std::string, std::string>, Histogram> seconds_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<std::string, std::string>, uint64_t> operations_ ABSL_GUARDED_BY(mu_);

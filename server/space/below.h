@@ -26,7 +26,11 @@ namespace kvpool {
 
 // REQUIRES: the space has a name below the pool.
 inline TierKey TierKeyOf(const SpaceFacts& facts, const BlockKey& key) {
-  return {.space = *facts.tier_space, .block = key.bytes, .group = key.group, .raw = key.raw};
+  return {.space = *facts.tier_space,
+          .block = key.bytes,
+          .group = key.group,
+          .raw = key.raw,
+          .owner = facts.tier_owner};
 }
 
 // Blocks that are to be brought up, for one match. Each group's come root first.
@@ -73,7 +77,10 @@ class Below {
     tier_ = facts_.tier_space.has_value() ? tier : nullptr;
     write_ = write;
   }
-  bool on() const { return tier_ != nullptr; }
+  bool on() const { return tier_ != nullptr && suspensions_ == 0; }
+  // Nothing goes down or comes up until Resume was called as often: what the tenant has below is being erased.
+  void Suspend() { ++suspensions_; }
+  void Resume() { --suspensions_; }
 
   // ---- Up
   struct Found {
@@ -96,7 +103,7 @@ class Below {
 
   // ---- Down
   // With write=seal, of each block that was sealed.
-  bool wants_sealed() const { return on() && write_ == TierWrite::kSeal; }
+  bool wants_sealed() const { return tier_ != nullptr && write_ == TierWrite::kSeal; }
   void Sealed(BlockRef ref, const BlockKey& key);
   // Appends up to `count` blocks that are to be copied, the most urgent first. Those that were sealed are taken from their list:
   // whoever does not copy them says Sealed again.
@@ -114,6 +121,7 @@ class Below {
   BlockPool& pool_;
   Tier* tier_ = nullptr;
   TierWrite write_ = TierWrite::kEvict;
+  uint32_t suspensions_ = 0;
   uint64_t last_promotion_ = 0;
   absl::flat_hash_map<uint64_t, uint64_t> under_way_;  // The session that asked for it.
   absl::flat_hash_map<uint64_t, size_t> waits_;        // Keyed by session.

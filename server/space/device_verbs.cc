@@ -134,6 +134,7 @@ absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* s
   operation->session = session->shared_from_this();
   operation->request = request;
   operation->space = state_.facts.id;
+  operation->tenant = state_.facts.tenant;
   for (const RunnerOrWhy& rank : runners_) operation->ranks.push_back({.runner = rank.runner});
   absl::Status status;
   const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.

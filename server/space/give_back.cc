@@ -23,7 +23,7 @@ constexpr uint32_t kMostChildren = 1024;
 // What is evicted may lie in the slab itself, and makes no room elsewhere.
 constexpr int kReclaims = 4;
 // Sessions are asked for what they have leased in the slab after such a pause, which doubles each time.
-constexpr uint64_t kAskAgainMs = 100, kLongestAskMs = 5000;
+constexpr uint64_t kAskHoldersMs = 100, kLongestAskMs = 5000;
 // Somebody who holds what is to go, and does not let go of it for so long, may hold it for ever.
 constexpr uint64_t kStuckMs = 100;
 
@@ -48,6 +48,12 @@ uint32_t GiveBack::spare_slabs() const {
   while (keep > 1 && growth_.end_block(keep - 1) - 1 >= needed) --keep;
   if (keep == growth_.entered() || !sessions_.Keepers().empty()) return 0;
   return growth_.entered() - keep;
+}
+
+uint32_t GiveBack::excess_slabs() const {
+  uint32_t excess = 0;
+  while (excess + 1 < slabs() && growth_.end_block(slabs() - excess) > growth_.max_blocks()) ++excess;
+  return excess == 0 ? 0 : std::min(excess, spare_slabs());
 }
 
 bool GiveBack::stuck(uint64_t now) const {
@@ -100,7 +106,7 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
     pool_.Vacate(keep, growth_.end_block(std::max(1u, keep_slabs_)) - 1);
     at_ = keep;
     waits_since_ms_ = ask_holders_ms_ = 0;
-    pause_ms_ = kAskAgainMs;
+    pause_ms_ = kAskHoldersMs;
     leased_.clear();
   }
   if (!pool_.can_move()) return Wait(turn);

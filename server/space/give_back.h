@@ -89,6 +89,20 @@ class GiveBack {
 
   // What an operator keeps for the space, whatever others want.
   uint32_t share_blocks = 0;
+  // What the rule of the last opening says, and what an operator does, who comes first; 0: nothing.
+  struct Terms {
+    uint32_t limit_blocks = 0;  // The most that the space may have.
+    // Of a device that several spaces want, capacity * weight / (sum of their weights) is the space's own. Where no space of the
+    // device has one, nothing is anybody's own; where some have, the others' is 1.
+    uint32_t weight = 0;
+  };
+  Terms of_rule, of_operator;
+  uint32_t limit_blocks() const {
+    return of_operator.limit_blocks > 0 ? of_operator.limit_blocks : of_rule.limit_blocks;
+  }
+  uint32_t weight() const { return of_operator.weight > 0 ? of_operator.weight : of_rule.weight; }
+  // Slabs that the space has beyond its limit, and could give.
+  uint32_t excess_slabs() const;
   // Openings that wait for the memory of others on behalf of this space: it gives none of its own.
   uint32_t asking = 0;
   GiveBackCounters counters;

@@ -46,7 +46,18 @@ uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
 bool Growth::complete() const {
   // An IPC space is one allocation for life, whatever its size came to be.
   if (facts_.kind == v1::SPACE_KIND_IPC) return !slabs_.empty();
-  return made_blocks() == facts_.geometry.max_blocks;
+  return made_blocks() >= max_blocks();
+}
+
+uint32_t Growth::max_blocks() const {
+  const SpaceGeometry& geometry = facts_.geometry;
+  if (limit_blocks_ >= geometry.max_blocks) return geometry.max_blocks;
+  const uint32_t unit = geometry.blocks_in(geometry.unit_bytes);
+  return std::max(unit, (limit_blocks_ + 1) / unit * unit);
+}
+
+void Growth::set_limit(uint32_t blocks) {
+  if (std::exchange(limit_blocks_, blocks) != blocks) set_may_grow(!complete());
 }
 
 void Growth::Add(SlabRow row, uint64_t now) {
@@ -172,7 +183,7 @@ SpaceLease Growth::Lease(Holder session, uint64_t now, uint32_t count, uint32_t 
   const uint32_t wanted = std::min(count, pool_.cap_room(session));
   const uint32_t credit = pool_.credit_room(session);
   uint32_t at_once = std::min({wanted, free_blocks(), credit});
-  const uint64_t to_come = facts_.geometry.max_blocks - 1 - pool_.capacity();
+  const uint64_t to_come = std::max(max_blocks() - 1, pool_.capacity()) - pool_.capacity();
   // Nothing is missing, or slabs can't bring what is.
   if (at_once == wanted || wanted < min || credit + to_come < min) {
     return {.outcome = pool_.Lease(session, now, count, min, out, most)};

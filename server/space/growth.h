@@ -74,7 +74,11 @@ class Growth {
   uint64_t bytes() const;  // The sum over slabs and ranks.
   const SlabRow& RowOf(BlockId block) const;
   uint64_t AddressOf(BlockId block, size_t rank) const;
-  bool complete() const;  // It has all the slabs it can ever have.
+  bool complete() const;  // It has all the slabs that it may have.
+  // The most blocks that it may have, the null block included: whole units, and one at least.
+  uint32_t max_blocks() const;
+  // So many without the null block; UINT32_MAX: as many as there is room for.
+  void set_limit(uint32_t blocks);
 
   void Add(SlabRow row, uint64_t now);
   // The first slab that has not entered does.
@@ -143,6 +147,7 @@ class Growth {
   std::vector<SlabRow> slabs_;
   std::optional<SlabRow> leaving_;
   uint32_t entered_ = 0;
+  uint32_t limit_blocks_ = UINT32_MAX;
   bool closed_ = false;
 
   // These follow from the capacity, and from learned_blocks_. No watermark before the first slab.

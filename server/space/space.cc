@@ -170,6 +170,12 @@ absl::Status Space::SendFrame(OutgoingFrame out) {
 
 // --------------------------------------------------------------------------------------------------- slabs
 
+void Space::ApplyTerms() {
+  const uint32_t limit = state.give_back.limit_blocks();
+  state.growth.set_limit(limit == 0 ? UINT32_MAX : limit);
+  weight_.store(state.give_back.weight(), std::memory_order_relaxed);
+}
+
 absl::Status Space::MakeSlab(Settlement* settlement) {
   const SpaceGeometry& geometry = facts.geometry;
   const auto closed = [this] {
@@ -190,7 +196,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
       return absl::ResourceExhaustedError(
           absl::StrCat("space ", facts.id, " has all of its ", growth.made_blocks(), " blocks"));
     }
-    left_bytes = (geometry.max_blocks - growth.made_blocks()) * geometry.block_stride_bytes;
+    left_bytes = (growth.max_blocks() - growth.made_blocks()) * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,
                                 .bytes = std::min(geometry.slab_bytes, left_bytes),

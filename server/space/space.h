@@ -94,6 +94,11 @@ class Space {
   // a thread that takes it again right after it let go would keep it from verbs until all slices are done.
   void GiveWay(int pauses = kMostWayPauses) ABSL_LOCKS_EXCLUDED(mu);
 
+  // What it may have and what is its own follow from give_back's terms, which have changed.
+  void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // GiveBack::weight(), for those who have no lock.
+  uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
+
   const SpaceFacts facts;
   const std::unique_ptr<SpaceTable> table;  // Null: nothing outlives the daemon. The pool lives in it.
   Mutex growth_mu ABSL_ACQUIRED_BEFORE(mu);
@@ -104,6 +109,7 @@ class Space {
   Batches batches ABSL_GUARDED_BY(mu);
 
  private:
+  std::atomic<uint32_t> weight_{0};
   // GiveWay looks again after each pause, so many times at most: under a load that always has somebody wait, work in
   // slices has to get on too.
   static constexpr int kMostWayPauses = 64;

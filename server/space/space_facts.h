@@ -28,6 +28,7 @@ struct SpaceFacts {
   std::string hash_seed;  // 32 bytes.
   // What its blocks' names below the pool begin with; none: nothing of it goes there.
   std::optional<TierSpace> tier_space;
+  TierOwner tier_owner{};  // Whose that is. See OwnerBelow (daemon/space_terms.h).
   double low_watermark = 0;
   double high_watermark = 0;
   bool kept = false;  // What is sealed in it outlives the daemon: it has a table that a keeper keeps.

@@ -42,6 +42,8 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.below = state.below.counters;
   snapshot.give_back = state.give_back.counters;
   snapshot.share_blocks = state.give_back.share_blocks;
+  snapshot.limit_blocks = state.growth.max_blocks() - 1;
+  snapshot.weight = state.give_back.weight();
   snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.hold = state.hold.Snapshot();
   snapshot.reclaim = state.reclaim.Snapshot();

@@ -34,6 +34,8 @@ struct SpaceSnapshot {
   BelowCounters below;
   GiveBackCounters give_back;
   uint32_t share_blocks = 0;  // SetShare's.
+  uint32_t limit_blocks = 0;  // Growth::max_blocks, without the null block.
+  uint32_t weight = 0;        // GiveBack::weight.
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   HistogramSnapshot hold, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.

@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool {
 
@@ -42,6 +44,27 @@ absl::Status FileIo::Allocate(int fd, uint64_t bytes) {
   // Without it the file is sparse, and a full disk is met when it is written to.
   if (errno == EOPNOTSUPP && ftruncate(fd, static_cast<off_t>(bytes)) == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, absl::StrCat("making room for ", bytes, " bytes"));
+}
+
+absl::Status FileIo::Zero(int fd, uint64_t bytes, uint64_t at) {
+  const auto begin = static_cast<off_t>(at), length = static_cast<off_t>(bytes);
+  if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length) == 0 &&
+      fallocate(fd, FALLOC_FL_KEEP_SIZE, begin, length) == 0) {
+    return absl::OkStatus();
+  }
+  static constexpr char kZeros[64 << 10] = {};
+  while (bytes > 0) {
+    const uint64_t some = std::min<uint64_t>(bytes, sizeof(kZeros));
+    RETURN_IF_ERROR(Write(fd, kZeros, some, at));
+    at += some;
+    bytes -= some;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileIo::Sync(int fd) {
+  if (fdatasync(fd) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, "fdatasync");
 }
 
 absl::Status FileIo::Rename(const std::string& from, const std::string& to) {

@@ -18,6 +18,10 @@ class FileIo {
   virtual absl::Status Read(int fd, void* data, uint64_t bytes, uint64_t at);
   // Gives the file its size and, where the file system can, the room for it.
   virtual absl::Status Allocate(int fd, uint64_t bytes);
+  // The range reads as zero, and keeps its room. What lay there is the disk's own again, which may keep it in sectors that it
+  // does not show.
+  virtual absl::Status Zero(int fd, uint64_t bytes, uint64_t at);
+  virtual absl::Status Sync(int fd);
   virtual absl::Status Rename(const std::string& from, const std::string& to);
   virtual absl::Status Remove(const std::string& path);
 };

@@ -27,6 +27,9 @@ constexpr uint64_t kSegmentsAtLeast = 16;
 // The next daemon knows of a value's uses to within so large a part of the order: a record is written again when a use moves its
 // value further. A value that is read all the time is written as often as the whole order turns over so many times.
 constexpr uint64_t kPartsOfOrder = 16;
+// Slots, and bytes of them, that are emptied or wiped under one hold of the mutex, which only the tier's own threads wait for.
+constexpr size_t kErasedTogether = 1024;
+constexpr uint64_t kErasedBytesTogether = 64 << 20;
 
 std::string PathOf(const std::string& folder, uint64_t number) {
   return absl::StrCat(folder, "/", number, ".slots");
@@ -228,7 +231,7 @@ void FileTier::Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) {
 
 void FileTier::Drain() {
   MutexLock lock(&queue_mu_);
-  while (!loads_.empty() || !stores_.empty() || running_ > 0) idle_.Wait(&queue_mu_);
+  while (!loads_.empty() || !stores_.empty() || !under_way_.empty()) idle_.Wait(&queue_mu_);
 }
 
 TierUsage FileTier::usage() {
@@ -238,7 +241,7 @@ TierUsage FileTier::usage() {
     usage.values = known_.size();
   }
   MutexLock lock(&queue_mu_);
-  usage.waiting = loads_.size() + stores_.size() + running_;
+  usage.waiting = loads_.size() + stores_.size() + under_way_.size();
   usage.counters = counters_;
   usage.counters.evicted = evicted_;
   usage.load = load_seconds_.Snapshot();
@@ -251,6 +254,7 @@ TierUsage FileTier::usage() {
 void FileTier::Work() {
   while (true) {
     Task task;
+    uint64_t number = 0;
     {
       MutexLock lock(&queue_mu_);
       while (loads_.empty() && stores_.empty() && !stopping_) work_.Wait(&queue_mu_);
@@ -258,7 +262,8 @@ void FileTier::Work() {
       std::deque<Task>& queue = loads_.empty() ? stores_ : loads_;
       task = std::move(queue.front());
       queue.pop_front();
-      ++running_;
+      number = ++begun_;
+      under_way_.insert(number);
     }
     const bool load = task.load.into != nullptr;
     const TierResult result = load ? RunLoad(task) : RunStore(task);
@@ -268,9 +273,15 @@ void FileTier::Work() {
     }
     (*task.done)(task.index, result);
     task = Task();
-    MutexLock lock(&queue_mu_);
-    if (--running_ == 0 && loads_.empty() && stores_.empty()) idle_.SignalAll();
+    EndTask(number);
   }
+}
+
+void FileTier::EndTask(uint64_t number) {
+  MutexLock lock(&queue_mu_);
+  under_way_.erase(number);
+  ended_.SignalAll();
+  if (under_way_.empty() && loads_.empty() && stores_.empty()) idle_.SignalAll();
 }
 
 void FileTier::Count(const Task& task, TierResult result) {
@@ -370,6 +381,135 @@ TierResult FileTier::RunStore(const Task& task) {
   return absl::IsResourceExhausted(written) ? TierResult::kFull : TierResult::kFailed;
 }
 
+// ------------------------------------------------------------------------------------------------- erasing
+
+TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
+  std::vector<Task> refused;
+  uint64_t number = 0;
+  {
+    MutexLock lock(&queue_mu_);
+    const uint64_t last = begun_;
+    // Whoever waits for all to be answered waits for these too.
+    number = ++begun_;
+    under_way_.insert(number);
+    for (std::deque<Task>* const queue : {&loads_, &stores_}) {
+      std::deque<Task> others;
+      for (Task& task : *queue) {
+        const TierKey& key = task.load.into != nullptr ? task.load.key : task.store.key;
+        if (key.owner != owner) {
+          others.push_back(std::move(task));
+          continue;
+        }
+        const bool load = task.load.into != nullptr;
+        ++(load ? counters_.missed : counters_.failed);
+        refused.push_back(std::move(task));
+      }
+      queue->swap(others);
+    }
+    while (*under_way_.begin() <= last) ended_.Wait(&queue_mu_);
+  }
+  for (const Task& task : refused) {
+    (*task.done)(task.index, task.load.into != nullptr ? TierResult::kMiss : TierResult::kFailed);
+  }
+  refused.clear();
+  EndTask(number);
+  Erasure erasure;
+  std::vector<TierKey> keys;
+  uint64_t nobodys = 0;
+  {
+    MutexLock lock(&mu_);
+    for (const auto& [key, value] : found_) {
+      if (key.owner == owner) keys.push_back(key);
+      nobodys += key.owner == TierOwner{};
+    }
+  }
+  for (size_t next = 0; next < keys.size();) {
+    MutexLock lock(&mu_);
+    uint64_t bytes = 0;
+    for (size_t some = 0; some < kErasedTogether && bytes < kErasedBytesTogether && next < keys.size();
+         ++some) {
+      const auto found = found_.find(keys[next++]);
+      // What is being written was given to Store since.
+      if (found == found_.end() || !found->second->written) continue;
+      bytes += found->second->record.bytes;
+      found->second->erasure = &erasure;
+      ++erasure.left;
+      Drop(found->second);
+    }
+  }
+  {
+    MutexLock lock(&mu_);
+    while (erasure.left > 0) erased_.Wait(&mu_);
+  }
+  absl::Status wiped;
+  for (const uint64_t number : FileNumbers()) wiped.Update(WipeFree(number));
+  TierErased answer = erasure.answer;
+  if (!wiped.ok()) {
+    answer.remains = absl::StrCat("free slots that could not be wiped: ", std::string(wiped.message()));
+  }
+  if (nobodys > 0) {
+    absl::StrAppend(&answer.remains, answer.remains.empty() ? "" : "; ", nobodys,
+                    " values of an earlier version, which did not say whose they are");
+  }
+  return answer;
+}
+
+std::vector<uint64_t> FileTier::FileNumbers() {
+  MutexLock lock(&mu_);
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, file] : files_) numbers.push_back(number);
+  return numbers;
+}
+
+absl::Status FileTier::WipeFree(uint64_t number) {
+  std::vector<uint32_t> free;
+  {
+    MutexLock lock(&mu_);
+    const auto found = files_.find(number);
+    if (found == files_.end()) return absl::OkStatus();
+    free = found->second->free;
+    free.insert(free.end(), found->second->failed.begin(), found->second->failed.end());
+  }
+  std::sort(free.begin(), free.end());
+  absl::Status wiped;
+  for (size_t begin = 0, end = 0; begin < free.size(); begin = end) {
+    MutexLock lock(&mu_);
+    const auto found = files_.find(number);
+    if (found == files_.end()) return wiped;
+    File& file = *found->second;
+    // One that is filled by now has lost what it had.
+    absl::flat_hash_set<uint32_t> still(file.free.begin(), file.free.end());
+    still.insert(file.failed.begin(), file.failed.end());
+    const size_t some =
+        std::clamp<size_t>(kErasedBytesTogether / file.segment->slot_bytes(), 1, kErasedTogether);
+    for (end = std::min(free.size(), begin + some); begin < end;) {
+      size_t next = begin + 1;
+      if (still.contains(free[begin])) {
+        while (next < end && free[next] == free[next - 1] + 1 && still.contains(free[next])) ++next;
+        wiped.Update(file.segment->Wipe(free[begin], static_cast<uint32_t>(next - begin)));
+      }
+      begin = next;
+    }
+  }
+  MutexLock lock(&mu_);
+  const auto found = files_.find(number);
+  if (found != files_.end()) wiped.Update(found->second->segment->Sync());
+  return wiped;
+}
+
+absl::StatusOr<uint64_t> FileTier::CountOf(const TierOwner& owner) {
+  uint64_t count = 0;
+  for (const uint64_t number : FileNumbers()) {
+    MutexLock lock(&mu_);
+    const auto found = files_.find(number);
+    if (found == files_.end()) continue;
+    ASSIGN_OR_RETURN(const std::vector<Segment::Filled> filled, found->second->segment->ReadRecords());
+    count += std::count_if(filled.begin(), filled.end(),
+                           [&](const Segment::Filled& value) { return value.record.key.owner == owner; });
+  }
+  return count;
+}
+
 // -------------------------------------------------------------------------------------------------- the slots
 
 void FileTier::Use(Place value) {
@@ -397,7 +537,13 @@ void FileTier::Drop(Place value) {
   }
   if (value->readers > 0) return;
   // The next daemon must not find it either; if that can't be written, its checksum tells.
-  value->file->segment->Empty(value->slot).IgnoreError();
+  absl::Status emptied = value->file->segment->Empty(value->slot);
+  if (Erasure* const erasure = value->erasure; erasure != nullptr) {
+    if (emptied.ok()) emptied = value->file->segment->Wipe(value->slot, 1);
+    ++(emptied.ok() ? erasure->answer.values : erasure->answer.failed);
+    erasure->answer.bytes += emptied.ok() ? value->record.bytes : 0;
+    if (--erasure->left == 0) erased_.SignalAll();
+  }
   value->file->free.push_back(value->slot);
   sizes_[value->file->segment->slot_bytes()].values.erase(value);
 }

@@ -20,6 +20,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -66,9 +67,17 @@ class FileTier final : public Tier {
       ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Drain() override ABSL_LOCKS_EXCLUDED(queue_mu_);
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override
+      ABSL_LOCKS_EXCLUDED(mu_, queue_mu_, known_mu_);
+  absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override ABSL_LOCKS_EXCLUDED(mu_);
   TierUsage usage() override ABSL_LOCKS_EXCLUDED(queue_mu_, known_mu_);
 
  private:
+  // One call of Erase, for as long as it lasts.
+  struct Erasure {
+    TierErased answer;
+    size_t left = 0;  // Values that are still read.
+  };
   // One file, and what is free in it.
   struct File {
     std::unique_ptr<Segment> segment;
@@ -85,7 +94,8 @@ class FileTier final : public Tier {
     uint64_t used = 0;  // The time of its last use.
     uint32_t readers = 0;
     bool written = false;
-    bool dropped = false;  // It is found no more, and goes when its last reader is done.
+    bool dropped = false;        // It is found no more, and goes when its last reader is done.
+    Erasure* erasure = nullptr;  // Its bytes go too, and who waits for that.
   };
   using Values = std::list<Value>;
   struct Size {
@@ -107,6 +117,8 @@ class FileTier final : public Tier {
   void Adopt(std::unique_ptr<Segment> segment, uint64_t number, const std::vector<Segment::Filled>& filled)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Enqueue(std::vector<Task> tasks, std::deque<Task>* queue) ABSL_LOCKS_EXCLUDED(queue_mu_);
+  // It is answered.
+  void EndTask(uint64_t number) ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Work() ABSL_LOCKS_EXCLUDED(mu_, queue_mu_);
   TierResult RunLoad(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
   TierResult RunStore(const Task& task) ABSL_LOCKS_EXCLUDED(mu_);
@@ -121,6 +133,10 @@ class FileTier final : public Tier {
   void RemoveFile(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // It is found no more; its slot is free, at once or when its readers are done.
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The numbers of all files that are there now.
+  std::vector<uint64_t> FileNumbers() ABSL_LOCKS_EXCLUDED(mu_);
+  // The free slots of a file are wiped: what lay there may have been anybody's.
+  absl::Status WipeFree(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Count(const Task& task, TierResult result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
@@ -140,9 +156,11 @@ class FileTier final : public Tier {
   Mutex known_mu_ ABSL_ACQUIRED_AFTER(mu_);
   Mutex queue_mu_;
   absl::flat_hash_set<TierKey> known_ ABSL_GUARDED_BY(known_mu_);  // The values that may be loaded.
-  CondVar work_, idle_;
+  CondVar work_, idle_, ended_;
+  CondVar erased_;  // It belongs to mu_.
   std::deque<Task> loads_ ABSL_GUARDED_BY(queue_mu_), stores_ ABSL_GUARDED_BY(queue_mu_);  // Loads go first.
-  size_t running_ ABSL_GUARDED_BY(queue_mu_) = 0;
+  uint64_t begun_ ABSL_GUARDED_BY(queue_mu_) = 0;  // The number of the last task that a thread took,
+  std::set<uint64_t> under_way_ ABSL_GUARDED_BY(queue_mu_);  // and those of all that are not answered.
   bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
   TierCounters counters_ ABSL_GUARDED_BY(queue_mu_);  // All but `evicted`.
   Histogram load_seconds_ ABSL_GUARDED_BY(queue_mu_){kTierBounds};

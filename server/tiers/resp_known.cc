@@ -37,9 +37,17 @@ void KnownKeys::Set(const TierKey& key, State state, Clock::time_point until) {
   const uint64_t hash = absl::HashOf(key);
   if (const auto found = places_.find(hash); found != places_.end()) Erase(found->second);
   if (order_.size() == kMost) Erase(order_.begin());
-  order_.push_back({.hash = hash, .state = state, .until = until});
+  order_.push_back({.key = key, .hash = hash, .state = state, .until = until});
   places_[hash] = std::prev(order_.end());
   there_ += state == State::kThere;
+}
+
+std::vector<TierKey> KnownKeys::Of(const TierOwner& owner) const {
+  std::vector<TierKey> keys;
+  for (const Known& known : order_) {
+    if (known.state != State::kNotThere && known.key.owner == owner) keys.push_back(known.key);
+  }
+  return keys;
 }
 
 void KnownKeys::Erase(Place place) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "server/tiers/tier.h"
@@ -17,7 +18,7 @@ namespace kvpool {
 // a value that is not written.
 class KnownKeys {
  public:
-  // 100 bytes each.
+  // 200 bytes each.
   static constexpr size_t kMost = 1 << 18;
   using Clock = std::chrono::steady_clock;
   struct Options {
@@ -33,10 +34,13 @@ class KnownKeys {
   void Forget(const TierKey& key);
   // So many are there.
   uint64_t there() const { return there_; }
+  // The owner's keys that are there, and those that somebody asks about.
+  std::vector<TierKey> Of(const TierOwner& owner) const;
 
  private:
   enum class State : uint8_t { kAsked, kThere, kNotThere };
   struct Known {
+    TierKey key;
     uint64_t hash = 0;
     State state = State::kAsked;
     Clock::time_point until;

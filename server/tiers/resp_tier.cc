@@ -16,6 +16,11 @@ using Clock = std::chrono::steady_clock;
 
 // A refusal is told of no more often than this.
 constexpr auto kWarnPause = std::chrono::seconds(10);
+// Values that are unlinked at a time, and pieces of one that a request names.
+constexpr size_t kUnlinkedTogether = 64;
+// A store that has not answered by then is said to have all that it was asked to unlink.
+constexpr auto kEraseFor = std::chrono::seconds(30);
+constexpr uint32_t kPiecesTogether = 16;
 
 RespRouter::Options RouterOptions(const RespTier::Options& options, std::shared_ptr<SSL_CTX> tls) {
   return {.seed = options.endpoint,
@@ -162,6 +167,34 @@ TierUsage RespTier::usage() {
   return usage;
 }
 
+TierErased RespTier::Erase(const TierOwner& owner, absl::Span<const TierKey> keys) {
+  const auto erasure = std::make_shared<Erasure>();
+  erasure->owner = owner;
+  erasure->keys.assign(keys.begin(), keys.end());
+  {
+    MutexLock lock(&mu_);
+    erasures_.push_back(erasure);
+  }
+  loop_.Wake();
+  MutexLock lock(&mu_);
+  const auto deadline = Clock::now() + kEraseFor;
+  while (!erasure->over && erased_.WaitUntil(&mu_, deadline)) {
+  }
+  // The store does not answer.
+  erasure->gave_up = true;
+  loop_.Wake();
+  while (!erasure->over) erased_.Wait(&mu_);
+  erasure->answer.remains =
+      "a store that nodes share: values that other nodes wrote, or that this daemon no longer knows of, stay "
+      "until the store evicts them or their time is over";
+  return erasure->answer;
+}
+
+absl::StatusOr<uint64_t> RespTier::CountOf(const TierOwner& owner) {
+  MutexLock lock(&known_mu_);
+  return known_.Of(owner).size();
+}
+
 // ----------------------------------------------------------------------------------------------- the thread
 
 void RespTier::Run() {
@@ -172,14 +205,17 @@ void RespTier::Run() {
   pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   while (true) {
     std::vector<TaskRef> came;
+    std::vector<ErasureRef> erasures;
     bool stopping = false;
     {
       MutexLock lock(&mu_);
       came.swap(inbox_);
+      erasures = erasures_;
       stopping = stopping_;
     }
     if (stopping) return AnswerAll(std::move(came));
     for (const TaskRef& task : came) Begin(task);
+    for (const ErasureRef& erasure : erasures) Advance(erasure);
     std::vector<TierKey> asks;
     {
       MutexLock lock(&known_mu_);
@@ -201,6 +237,12 @@ void RespTier::Run() {
 void RespTier::AnswerAll(std::vector<TaskRef> came) {
   for (const TaskRef& task : came) Answer(task, TierResult::kFailed);
   while (!under_way_.empty()) Answer(TaskRef(*under_way_.begin()), TierResult::kFailed);
+  std::vector<ErasureRef> erasures;
+  {
+    MutexLock lock(&mu_);
+    erasures = erasures_;
+  }
+  for (const ErasureRef& erasure : erasures) End(erasure);
 }
 
 void RespTier::Begin(const TaskRef& task) {
@@ -408,6 +450,72 @@ void RespTier::AskAbout(const TierKey& key) {
     } else {
       known_.Forget(key);
     }
+  };
+  router_.Send(std::move(request));
+}
+
+// ------------------------------------------------------------------------------------------------- erasing
+
+void RespTier::Advance(const ErasureRef& erasure) {
+  if (!erasure->begun) {
+    erasure->begun = true;
+    for (const TaskRef& task : under_way_) {
+      if (task->value != nullptr && task->key.owner == erasure->owner) erasure->before.push_back(task);
+    }
+  }
+  std::erase_if(erasure->before, [](const TaskRef& task) { return task->over; });
+  if (erasure->gave_up) return End(erasure);
+  if (!erasure->before.empty()) return;
+  if (!erasure->gathered) {
+    erasure->gathered = true;
+    absl::flat_hash_set<TierKey> keys(erasure->keys.begin(), erasure->keys.end());
+    {
+      MutexLock lock(&known_mu_);
+      const std::vector<TierKey> known = known_.Of(erasure->owner);
+      keys.insert(known.begin(), known.end());
+      // Nobody stores it again in the belief that it is there.
+      for (const TierKey& key : keys) known_.Forget(key);
+    }
+    erasure->keys.assign(keys.begin(), keys.end());
+  }
+  while (erasure->next < erasure->keys.size() && erasure->unanswered < kUnlinkedTogether) {
+    ++erasure->unanswered;
+    UnlinkPieces(erasure, erasure->keys[erasure->next++], 0, 0);
+  }
+  if (erasure->unanswered == 0) End(erasure);
+}
+
+void RespTier::End(const ErasureRef& erasure) {
+  erasure->answer.failed += erasure->keys.size() - erasure->next + erasure->unanswered;
+  MutexLock lock(&mu_);
+  std::erase(erasures_, erasure);
+  erasure->over = true;
+  erased_.SignalAll();
+}
+
+void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first,
+                            uint64_t unlinked) {
+  const std::string stem = PieceKeyStem(options_.prefix, key);
+  RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = RespSlotOf(stem)};
+  request.over = std::shared_ptr<const bool>(erasure, &erasure->over);
+  std::vector<std::string> pieces;
+  for (uint32_t i = 0; i < kPiecesTogether; ++i) pieces.push_back(absl::StrCat(stem, first + i));
+  std::vector<std::string_view> words = {"UNLINK"};
+  words.insert(words.end(), pieces.begin(), pieces.end());
+  AppendRespCommand(words, &request.head);
+  request.done = [this, erasure, key, first, unlinked](const RespReply* reply) {
+    if (erasure->over) return;
+    if (reply == nullptr || reply->kind != RespReply::Kind::kInteger) {
+      ++erasure->answer.failed;
+    } else if (reply->number > 0 && first < UINT32_MAX - kPiecesTogether) {
+      // A large value has more.
+      return UnlinkPieces(erasure, key, first + kPiecesTogether,
+                          unlinked + static_cast<uint64_t>(reply->number));
+    } else {
+      erasure->answer.values += unlinked > 0;
+    }
+    --erasure->unanswered;
+    loop_.Wake();
   };
   router_.Send(std::move(request));
 }

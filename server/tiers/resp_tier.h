@@ -64,6 +64,10 @@ class RespTier final : public Tier {
   void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Drain() override ABSL_LOCKS_EXCLUDED(mu_);
+  // UNLINK of what this daemon knows of: who else wrote what is for the others to say.
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override
+      ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
+  absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override ABSL_LOCKS_EXCLUDED(known_mu_);
   TierUsage usage() override ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
 
  private:
@@ -90,6 +94,18 @@ class RespTier final : public Tier {
     std::vector<std::array<char, kPieceHeaderBytes>> written;  // A store's.
   };
   using TaskRef = std::shared_ptr<Task>;
+  // One call of Erase. All but `over` is the thread's until that is set.
+  struct Erasure {
+    TierOwner owner;
+    std::vector<TierKey> keys;
+    std::vector<TaskRef> before;  // Stores that were under way: their values are unlinked behind them.
+    bool begun = false, gathered = false;
+    size_t next = 0, unanswered = 0;
+    TierErased answer;
+    bool over = false;
+    std::atomic<bool> gave_up{false};  // Its caller does not wait any more.
+  };
+  using ErasureRef = std::shared_ptr<Erasure>;
   using OnPiece = void (RespTier::*)(const TaskRef& task, uint32_t piece, const RespReply* reply);
 
   RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls);
@@ -110,14 +126,18 @@ class RespTier final : public Tier {
   // Nobody waits for it.
   void Unlink(const TaskRef& task, uint32_t first);
   void AskAbout(const TierKey& key);
+  void Advance(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
+  void End(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_);
+  void UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first, uint64_t unlinked);
   TierResult ResultOf(const RespReply& error);
 
   const Options options_;
   Mutex mu_;
   Mutex known_mu_;
-  CondVar idle_;
+  CondVar idle_, erased_;
   std::vector<TaskRef> inbox_ ABSL_GUARDED_BY(mu_);
-  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;  // Tasks that are not answered.
+  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;                // Tasks that are not answered.
+  std::vector<ErasureRef> erasures_ ABSL_GUARDED_BY(mu_);  // Those that are not over.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   TierCounters counters_ ABSL_GUARDED_BY(mu_);
   Histogram load_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};

@@ -36,7 +36,8 @@ struct DiskRecord {
   uint32_t bytes;
   uint32_t value_crc;
   uint8_t group, raw;
-  uint8_t zero[38];
+  uint8_t owner[16];  // Zero where an earlier version wrote it.
+  uint8_t zero[22];
   uint32_t slot;
   uint32_t crc;  // It covers what is in front of it.
 };
@@ -55,6 +56,7 @@ DiskRecord ToDisk(uint32_t slot, const Segment::Record& record) {
   disk.value_crc = record.crc;
   disk.group = record.key.group;
   disk.raw = record.key.raw ? 1 : 0;
+  std::copy(record.key.owner.begin(), record.key.owner.end(), disk.owner);
   disk.slot = slot;
   disk.crc = Crc32c(&disk, offsetof(DiskRecord, crc));
   return disk;
@@ -68,6 +70,7 @@ bool FromDisk(const DiskRecord& disk, uint32_t slot, Segment::Record* record) {
   std::copy(std::begin(disk.block), std::end(disk.block), record->key.block.begin());
   record->key.group = disk.group;
   record->key.raw = disk.raw != 0;
+  std::copy(std::begin(disk.owner), std::end(disk.owner), record->key.owner.begin());
   record->stamp = disk.stamp;
   record->bytes = disk.bytes;
   record->crc = disk.value_crc;
@@ -137,14 +140,21 @@ absl::StatusOr<std::unique_ptr<Segment>> Segment::Open(FileIo* io, const std::st
       header.slots > file_bytes || FileBytes(header.slot_bytes, header.slots) != file_bytes) {
     return absl::DataLossError(absl::StrCat(path, " is no segment of version ", kFormVersion));
   }
-  std::vector<DiskRecord> records(header.slots);
-  RETURN_IF_ERROR(io->Read(file.get(), records.data(), records.size() * sizeof(DiskRecord), kRecordsAt));
-  for (uint32_t slot = 0; slot < header.slots; ++slot) {
+  std::unique_ptr<Segment> segment(new Segment(io, path, std::move(file), header.slot_bytes, header.slots));
+  ASSIGN_OR_RETURN(*filled, segment->ReadRecords());
+  return segment;
+}
+
+absl::StatusOr<std::vector<Segment::Filled>> Segment::ReadRecords() const {
+  std::vector<DiskRecord> records(slots_);
+  RETURN_IF_ERROR(io_->Read(file_.get(), records.data(), records.size() * sizeof(DiskRecord), kRecordsAt));
+  std::vector<Filled> filled;
+  for (uint32_t slot = 0; slot < slots_; ++slot) {
     Record record;
-    if (!FromDisk(records[slot], slot, &record) || record.bytes > header.slot_bytes) continue;
-    filled->push_back({slot, record});
+    if (FromDisk(records[slot], slot, &record) && record.bytes <= slot_bytes_)
+      filled.push_back({slot, record});
   }
-  return std::unique_ptr<Segment>(new Segment(io, path, std::move(file), header.slot_bytes, header.slots));
+  return filled;
 }
 
 uint64_t Segment::ValueAt(uint32_t slot) const { return ValuesAt(slots_) + slot * slot_bytes_; }
@@ -153,6 +163,12 @@ absl::Status Segment::Empty(uint32_t slot) {
   static constexpr DiskRecord kEmpty{};
   return io_->Write(file_.get(), &kEmpty, sizeof(kEmpty), RecordAt(slot));
 }
+
+absl::Status Segment::Wipe(uint32_t slot, uint32_t count) {
+  return io_->Zero(file_.get(), count * slot_bytes_, ValueAt(slot));
+}
+
+absl::Status Segment::Sync() { return io_->Sync(file_.get()); }
 
 absl::Status Segment::Fill(uint32_t slot, const Record& record, const TierBuffer& value) {
   RETURN_IF_ERROR(io_->Write(value_fd(), value.data(), WholePages(value.bytes()), ValueAt(slot)));

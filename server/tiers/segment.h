@@ -1,7 +1,7 @@
 // One file of a file tier: slots of one size, and a record for each that says what is in it.
 //
 //   at 0       header: magic, version of the form, slot_bytes, slots, and a checksum of these
-//   at 4096    records, 128 bytes each: key, size, stamp, checksum of the value, checksum of the record and its slot's number
+//   at 4096    records, 128 bytes each: key, owner, size, stamp, checksum of the value, checksum of the record and its slot's number
 //   behind     slots, whole pages each
 //
 // A record of zero bytes is an empty slot. A slot is emptied before it is filled again, and filling it writes the value, then
@@ -53,6 +53,12 @@ class Segment {
   // REQUIRES: the slot is empty.
   absl::Status Fill(uint32_t slot, const Record& record, const TierBuffer& value);
   absl::Status Empty(uint32_t slot);
+  // The bytes of `count` slots become zero. REQUIRES: they are empty.
+  absl::Status Wipe(uint32_t slot, uint32_t count);
+  // What was emptied and wiped is so after a power cut, too.
+  absl::Status Sync();
+  // What the file itself says at this moment.
+  absl::StatusOr<std::vector<Filled>> ReadRecords() const;
   // Writes the record again, with another stamp. REQUIRES: the slot has the value that it names.
   absl::Status Restamp(uint32_t slot, const Record& record);
   // DATA_LOSS: the value is not what the record says.

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/base/histogram.h"
 #include "server/tiers/buffers.h"
@@ -71,6 +72,14 @@ struct TierUsage {
   HistogramSnapshot load, store;  // Seconds from when a value was asked for, or given, to the answer.
 };
 
+// What became of all that one tenant had.
+struct TierErased {
+  uint64_t values = 0, bytes = 0;  // These are gone.
+  uint64_t failed = 0;  // These are found no more, and it is not certain that their bytes are gone.
+  // What the tier may have still, for people to read; empty: nothing.
+  std::string remains;
+};
+
 class Tier {
  public:
   // What is under way is answered first.
@@ -91,6 +100,12 @@ class Tier {
   virtual void Store(std::vector<TierStore> stores, Done done) = 0;
   // Waits until all is answered that was asked for before.
   virtual void Drain() = 0;
+  // None of the owner's values that were stored, or given to Store, before it was called is found from then on: that is, when
+  // this returns, which may take as long as the store does. `keys` are others that may be there. Their bytes are overwritten,
+  // where the store can do that.
+  virtual TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) = 0;
+  // So many are there, as far as the tier knows: it looks anew.
+  virtual absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) = 0;
   virtual TierUsage usage() = 0;
 };
 

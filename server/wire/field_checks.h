@@ -14,6 +14,8 @@
 
 namespace kvpool {
 
+inline constexpr size_t kMaxTenantBytes = 64;
+
 inline absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 [[gnu::cold]] inline absl::Status OutOfRange(absl::string_view field, uint64_t value, uint64_t low,

@@ -241,6 +241,13 @@ absl::Status ValidateEvict(const v1::EvictRequest& request) {
   return CheckRange("group", request.group(), 0, kMaxGroups - 1);
 }
 
+absl::Status ValidateErase(const v1::EraseRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("erase", request));
+  // Its name, and an uid behind it.
+  constexpr size_t kMostUidBytes = sizeof("@4294967295") - 1;
+  return CheckSize("tenant", request.tenant(), 1, kMaxTenantBytes + kMostUidBytes);
+}
+
 absl::Status ValidateListBlocks(const v1::ListBlocksRequest& request) {
   RETURN_IF_ERROR(CheckKnown("list_blocks", request));
   if (request.space() == 0) return Invalid("space is 0; required");

@@ -33,6 +33,7 @@ absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation);
 absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups);
 
 absl::Status ValidateEvict(const v1::EvictRequest& request);
+absl::Status ValidateErase(const v1::EraseRequest& request);
 absl::Status ValidateListBlocks(const v1::ListBlocksRequest& request);
 absl::Status ValidateRevoke(const v1::RevokeRequest& request);
 absl::Status ValidateEndSession(const v1::EndSessionRequest& request);

@@ -18,7 +18,6 @@ constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
 constexpr size_t kMaxFacts = 64;
 constexpr size_t kMaxFactBytes = 256;
 constexpr size_t kMaxDigestBytes = 64;
-constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxGroupNameBytes = 64;
 
 // Kernels load elements where the layout says they are: a load that is not aligned is an error which a GPU's

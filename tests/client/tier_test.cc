@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/tools/operator_client.h"
 #include "tests/client/session_fixture.h"
 
 namespace kvpool {
@@ -132,6 +133,36 @@ TEST_F(ClientTierTest, WrongBytesOnTheDiskAreAMiss) {
   const MatchHit hit = Match(second.get(), keys, kWait);
   EXPECT_EQ(hit.tokens, 0);
   EXPECT_GT(daemon_->Metric("kvpool_tier_values_total", "corrupt"), 0);
+}
+
+TEST_F(ClientTierTest, WhatWasErasedIsNotThereAfterAKill) {
+  Start(",write=seal");
+  auto first = OpenWithoutMagazine();
+  ASSERT_NE(first, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*first, 1, kShared);
+  Share(first.get(), keys);
+  ASSERT_TRUE(Await(kShared)) << daemon_->Log();
+  auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto spaces = (*client)->ListSpaces({});
+  ASSERT_TRUE(spaces.ok()) << spaces.status();
+  v1::EraseRequest request;
+  request.set_tenant(spaces->spaces(0).tenant());
+  const auto receipt = (*client)->Erase(request);
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_EQ(receipt->blocks(), kShared);
+  EXPECT_EQ(receipt->tiers(0).values(), kShared);
+  EXPECT_EQ(receipt->tiers(0).found(), 0);
+  EXPECT_THAT(daemon_->Log(), testing::HasSubstr("category=audit"));
+  EXPECT_EQ(Match(first.get(), keys).below_tokens, 0);
+  daemon_->Kill();
+  first.reset();
+
+  Start();
+  auto second = OpenWithoutMagazine();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  EXPECT_EQ(Match(second.get(), keys, kWait).tokens, 0);
+  EXPECT_EQ(daemon_->Metric("kvpool_tier_values"), 0);
 }
 
 TEST_F(ClientTierTest, AFolderHasOneDaemon) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -65,6 +66,11 @@ class DeviceContract : public TestDeviceTest {
     EXPECT_TRUE(status.ok()) << status;
   }
 
+  bool IsZero(const Slab& slab) {
+    std::vector<uint64_t> words(slab.bytes() / sizeof(uint64_t));
+    EXPECT_TRUE(test_device_->ReadAll(slab.address(), absl::MakeSpan(words)).ok());
+    return std::all_of(words.begin(), words.end(), [](uint64_t word) { return word == 0; });
+  }
   bool IsOutOfReach(uint64_t address);
 
   size_t granule_ = 0;
@@ -95,11 +101,23 @@ TEST_F(DeviceContract, SlabsAreZeroedAlsoWhenTheirMemoryWasUsedBefore) {
     const std::unique_ptr<Slab> slab = MakeSlab(4 * granule_);
     ASSERT_NE(slab, nullptr);
     EXPECT_EQ(slab->bytes(), 4 * granule_);
-    for (size_t offset = 0; offset < slab->bytes(); offset += granule_ / 2) {
-      EXPECT_EQ(Read(slab->address() + offset), 0u);
+    EXPECT_TRUE(IsZero(*slab));
+    for (size_t offset = 0; offset < slab->bytes(); offset += granule_ / 64) {
       Write(slab->address() + offset, kWord);
     }
-    EXPECT_EQ(Read(slab->address() + slab->bytes() - 8), 0u);
+    EXPECT_FALSE(IsZero(*slab));
+  }
+}
+
+TEST_F(DeviceContract, MemoryWithAnIpcHandleIsZeroedToo) {
+  if (!test_device_->makes_ipc_slabs()) GTEST_SKIP() << "this device has no IPC slabs";
+  for (int round = 0; round < 3; ++round) {
+    const absl::StatusOr<std::unique_ptr<Slab>> slab = device().MakeIpcSlab(2 * granule_);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    EXPECT_TRUE(IsZero(**slab));
+    for (size_t offset = 0; offset < (*slab)->bytes(); offset += granule_ / 64) {
+      Write((*slab)->address() + offset, kWord);
+    }
   }
 }
 

@@ -34,6 +34,14 @@ class CudaTestDevice : public TestDevice {
         context_->Check(driver.cuMemcpyHtoDAsync(address, &word, sizeof word, stream_.get()), "write"));
     return context_->Check(driver.cuStreamSynchronize(stream_.get()), "write");
   }
+  absl::Status ReadAll(uint64_t address, absl::Span<uint64_t> words) override {
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    const Driver& driver = context_->driver();
+    RETURN_IF_ERROR(context_->Check(
+        driver.cuMemcpyDtoHAsync(words.data(), address, words.size() * sizeof words[0], stream_.get()),
+        "read"));
+    return context_->Check(driver.cuStreamSynchronize(stream_.get()), "read");
+  }
 
  private:
   const std::unique_ptr<Device> device_;

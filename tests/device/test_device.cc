@@ -32,6 +32,10 @@ class HostTestDevice : public TestDevice {
     std::memcpy(reinterpret_cast<void*>(address), &word, sizeof word);
     return absl::OkStatus();
   }
+  absl::Status ReadAll(uint64_t address, absl::Span<uint64_t> words) override {
+    std::memcpy(words.data(), reinterpret_cast<const void*>(address), words.size() * sizeof words[0]);
+    return absl::OkStatus();
+  }
 
  private:
   const std::unique_ptr<Device> device_;

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cuda/device.h"
 
 namespace kvpool {
@@ -22,6 +23,7 @@ class TestDevice {
   // Write and read 8 bytes at an address of the device, in order.
   virtual absl::StatusOr<uint64_t> Read(uint64_t address) = 0;
   virtual absl::Status Write(uint64_t address, uint64_t word) = 0;
+  virtual absl::Status ReadAll(uint64_t address, absl::Span<uint64_t> words) = 0;
 };
 
 // UNAVAILABLE: this machine has no such device, with the reason. `capacity_bytes` limits the host

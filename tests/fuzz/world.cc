@@ -447,8 +447,14 @@ void World::Operate() {
     }
     case 12:
       return Ask(&Daemon::SetShare);
-    default:
+    default: {
       daemon_->Snapshot();
+      if (!input_.OneIn(4)) return;
+      v1::EraseRequest request;
+      v1::EraseResponse response;
+      for (const auto& space : daemon_->Snapshot().spaces) request.set_tenant(space.tenant);
+      daemon_->Erase(request, &response).IgnoreError();
+    }
   }
 }
 

@@ -69,8 +69,8 @@ const std::map<std::string, Need>& Needs() {
          {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
-    for (const char* verb :
-         {"Evict", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy", "SetShare", "Upgrade"}) {
+    for (const char* verb : {"Evict", "Erase", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy",
+                             "SetShare", "Upgrade"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
     return rows;

@@ -2,8 +2,11 @@
 // not stop. Memory is that of a MemoryDevice, which nobody maps.
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
@@ -22,6 +25,7 @@
 #include "server/daemon/daemon.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/rpc_queue.h"
 #include "server/rpc/step_call.h"
 #include "tests/process/raw_engine.h"
 #include "tests/support/access.h"
@@ -489,6 +493,111 @@ TEST(CallWorkersTest, RefusesWhatIsBeyondItsBounds) {
     gate.AwaitArrivals(3);
   }
   EXPECT_EQ(ran, 3);
+}
+
+TEST(CallWorkersTest, TenantsTakeTurns) {
+  Gate gate;
+  gate.Shut();
+  Mutex mu;
+  std::string order;
+  CallWorkers workers({.calls = "calls", .threads = 1, .most_waiting = 1000, .most_waiting_bytes = 100});
+  ASSERT_TRUE(workers.Start({.tenant = "flooder"}, [&] { gate.Pass(); }).ok());
+  gate.AwaitArrivals(1);
+  const auto add = [&](const std::string& tenant) {
+    ASSERT_TRUE(workers
+                    .Start({.tenant = tenant},
+                           [&, tenant] {
+                             MutexLock lock(&mu);
+                             order += tenant[0];
+                           })
+                    .ok());
+  };
+  for (int i = 0; i < 500; ++i) add("flooder");
+  for (int i = 0; i < 3; ++i) add("victim");
+  gate.Open();
+  while (!workers.idle()) std::this_thread::yield();
+  MutexLock lock(&mu);
+  // However many wait, each of the victim's waits for one of the flooder's at most.
+  EXPECT_EQ(order.substr(0, 8), "fvfvfvff");
+  EXPECT_EQ(order.size(), 503);
+}
+
+// Calls of two tenants arrive at a queue whose thread has not begun: what is applied in which order is then a matter of
+// counting alone.
+class RpcQueueTest : public testing::Test {
+ protected:
+  // What a call is to the queue: an event, and then work.
+  class Call final : public RpcTag {
+   public:
+    Call(RpcQueueTest* test, std::string tenant) : test_(*test), tenant_(std::move(tenant)) {
+      alarm_.Set(test_.queue_->cq(), std::chrono::system_clock::time_point(), static_cast<RpcTag*>(this));
+    }
+    void Run(bool) override {
+      test_.queue_->InTurn(tenant_, [this] {
+        test_.order_ += tenant_[0];
+        if (test_.order_.size() == test_.calls_.size()) test_.over_.Open();
+      });
+    }
+
+   private:
+    RpcQueueTest& test_;
+    const std::string tenant_;
+    grpc::Alarm alarm_;
+  };
+  RpcQueueTest() {
+    over_.Shut();
+    // A completion queue needs a server, which nobody calls.
+    builder_.RegisterService(&service_);
+    queue_ = std::make_unique<RpcQueue>(builder_.AddCompletionQueue(), [this] { return several_; });
+    server_ = builder_.BuildAndStart();
+  }
+  void Arrive(const std::string& tenant, int count) {
+    for (int i = 0; i < count; ++i) calls_.push_back(std::make_unique<Call>(this, tenant));
+  }
+  std::string Serve() {
+    queue_->Start();
+    over_.Pass();
+    server_->Shutdown();
+    queue_->Stop();
+    return order_;
+  }
+
+  bool several_ = true;
+  grpc::ServerBuilder builder_;
+  v1::Operator::AsyncService service_;
+  std::unique_ptr<RpcQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;  // It goes before its queue.
+  Gate over_;
+  std::string order_;
+  std::vector<std::unique_ptr<Call>> calls_;
+};
+
+TEST_F(RpcQueueTest, AVictimWaitsForOneOfTheFloodersCalls) {
+  Arrive("flooder", 600);
+  Arrive("victim", 3);
+  const std::string order = Serve();
+  EXPECT_EQ(order.size(), 603);
+  EXPECT_EQ(order.substr(0, 6), "fvfvfv");
+}
+
+TEST_F(RpcQueueTest, AndForOneOfEachOtherTenant) {
+  for (const char* tenant : {"a", "b", "c"}) Arrive(tenant, 200);
+  Arrive("victim", 2);
+  EXPECT_EQ(Serve().substr(0, 8), "abcvabcv");
+}
+
+TEST_F(RpcQueueTest, WhoSendsWithoutEndIsReadInPart) {
+  Arrive("flooder", 5000);
+  Arrive("victim", 1);
+  const size_t before = Serve().find('v');
+  // One turn for each 1,024 calls that are read in front of the victim's, and one more.
+  EXPECT_LE(before, 6);
+}
+
+TEST_F(RpcQueueTest, OneTenantAloneDoesNotWait) {
+  several_ = false;
+  Arrive("a", 50);
+  EXPECT_EQ(Serve().size(), 50);
 }
 
 TEST(CallWorkersTest, AnOwnerTakesOneThread) {

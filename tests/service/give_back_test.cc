@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,33 @@ class GiveBackTest : public GrowthTest {
   }
   static std::string NameOf(uint64_t block) { return Key("block" + std::to_string(IdOf(block))); }
   static std::string NameOfId(uint32_t id) { return Key("block" + std::to_string(id)); }
+  void Rules(const std::string& line) {
+    access_->Replace(MakePolicy("[rule]\nuid = *\nrole = engine\ntenant = *\n" + line + "\n"));
+  }
+  // The housekeeper goes on, for longer than slabs are asked for.
+  void GoOn(const std::vector<Engine*>& engines) {
+    for (int i = 0; i < 20; ++i) {
+      clock_.Advance(200);
+      Settle(engines);
+    }
+  }
+  void SetWeight(size_t space, uint32_t weight) {
+    v1::SetShareRequest request;
+    request.set_space(Space(space).space);
+    request.set_keep_guaranteed(true);
+    request.set_weight(weight);
+    v1::SetShareResponse response;
+    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+  }
+  // Computes what nobody has, and lets it go: the space has more use for memory than there is.
+  void Churn(Engine* engine, const std::string& name) {
+    const v1::LeaseResult lease = engine->LeaseAsked(8, 1);
+    const std::vector<uint64_t> blocks(lease.blocks().begin(), lease.blocks().end());
+    for (size_t i = 0; i < blocks.size(); ++i)
+      engine->Seal({blocks[i]}, {Key(name + "." + std::to_string(i))});
+    engine->Release(blocks);
+    clock_.Advance(100);
+  }
   absl::Status OpenB(uint32_t guaranteed, std::unique_ptr<Engine>* b) {
     *b = Attach("b");
     v1::OpenSession request = OpenRequest("b");
@@ -268,6 +296,138 @@ TEST_F(GiveBackTest, WhatAnOperatorKeepsForASpaceStays) {
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
   request.set_space(99);
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kNotFound);
+}
+
+// ---- Limits and weights
+
+TEST_F(GiveBackTest, ASpaceStaysWithinTheLimitOfItsRule) {
+  Rules("space-blocks = 40");
+  StartDaemon(6);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> blocks;
+  for (int round = 0; round < 10; ++round) {
+    const v1::LeaseResult lease = a->LeaseAsked(20, 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    Settle({a.get()});
+    if (blocks.size() >= 30) break;
+  }
+  // Whole slabs, the null block and the sink among them.
+  EXPECT_EQ(Space(0).slabs, 2);
+  EXPECT_EQ(blocks.size(), 30);
+  EXPECT_EQ(a->LeaseAsked(8, 0).blocks_size(), 0) << "and the rest of the device is others'";
+  EXPECT_EQ(Used(), 2 * kSlabBlocks * kBlockBytes);
+
+  const auto wish = Attach("wish");
+  v1::OpenSession request = OpenRequest("b");
+  request.set_guaranteed_blocks(40);
+  const absl::Status refused = wish->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("guaranteed_blocks is 40"), HasSubstr("its limit is 40")));
+  request.set_guaranteed_blocks(30);
+  EXPECT_TRUE(wish->Open(request).ok());
+}
+
+TEST_F(GiveBackTest, ARuleThatIsReadAgainCountsAtTheNextOpening) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
+  ASSERT_EQ(Space(0).slabs, 4);
+  Rules("space-blocks = 31");
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).slabs, 4);
+  const auto second = OpenEngine(OpenRequest("a"), "a2");
+  GoOn({a.get(), second.get()});
+  EXPECT_EQ(Space(0).slabs, 2);
+}
+
+TEST_F(GiveBackTest, WhatIsBeyondAnOperatorsLimitGoesAsFarAsNobodyHoldsIt) {
+  const auto a = Full(4);
+  const v1::MatchResult held = a->Match({NameOfId(40)});
+  ASSERT_EQ(held.tokens(), 16);
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  request.set_limit_blocks(20);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.limit_blocks(), kSlabBlocks - 1) << "whole slabs";
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 3) << "a block of the third is held";
+  a->Release({held.groups(0).blocks(0)});
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(a->LeaseAsked(2 * kSlabBlocks, 1).blocks_size(), static_cast<int>(kSlabBlocks) - 2);
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 1) << "it does not grow again";
+  // What it is to keep must fit.
+  request.set_keep_guaranteed(false);
+  request.set_guaranteed_blocks(20);
+  EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
+  request.set_guaranteed_blocks(0);
+  request.set_limit_blocks(0);
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.limit_blocks(), 4 * kSlabBlocks - 1);
+  a->LeaseAsked(kSlabBlocks, 1);
+  GoOn({a.get()});
+  EXPECT_GT(Space(0).slabs, 1) << "no limit any more";
+  request.set_weight(1001);
+  EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Two models evict all the time. What each has in the end is by their weights, whichever was there first, and however old
+// what it has is.
+TEST_F(GiveBackTest, ASpaceAboveItsWeightedShareGivesFirst) {
+  for (const auto& [weight_a, weight_b, slabs_a] : {std::tuple{1u, 3u, 2u}, {3u, 1u, 6u}, {1u, 1u, 4u}}) {
+    daemon_.reset();
+    scripts_.clear();
+    const auto a = Full(8);
+    std::unique_ptr<Engine> b;
+    ASSERT_TRUE(OpenB(4, &b).ok());
+    SetWeight(0, weight_a);
+    SetWeight(1, weight_b);
+    for (int round = 0; round < 60; ++round) {
+      Churn(a.get(), "a" + std::to_string(round));
+      Churn(b.get(), "b" + std::to_string(round));
+      Settle({a.get(), b.get()});
+    }
+    EXPECT_EQ(Space(0).slabs, slabs_a) << weight_a << " to " << weight_b;
+    EXPECT_EQ(Space(1).slabs, 8 - slabs_a) << weight_a << " to " << weight_b;
+  }
+}
+
+TEST_F(GiveBackTest, ForAnOpeningTheOneWithMostForItsWeightGives) {
+  Rules("space-blocks = 63");
+  StartDaemon(6);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
+  const auto c = OpenEngine(OpenRequest("c"), "c");
+  c->Release(LeaseAll(c.get(), 2 * kSlabBlocks - 2));
+  ASSERT_EQ(Space(0).slabs, 4);
+  ASSERT_EQ(Space(1).slabs, 2);
+  SetWeight(0, 5);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).slabs, 4) << "four slabs of weight 5 are less than two of weight 1";
+  EXPECT_EQ(Space(1).slabs, 1);
+}
+
+TEST_F(GiveBackTest, WeightsOfRulesCount) {
+  Rules("weight = 7");
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.weight(), 7);
+  request.set_weight(9);
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.weight(), 9) << "an operator comes first";
+  request.set_weight(0);
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  EXPECT_EQ(response.weight(), 7);
 }
 
 TEST_F(GiveBackTest, SinksLieInTheFirstSlab) {

@@ -472,6 +472,54 @@ TEST_F(RunningTest, TheQueueIsBoundedAndSaysSo) {
   EXPECT_EQ(queued->Await().code(), 0);
 }
 
+// Parts run one by one here: the order is a matter of counting.
+class TurnsTest : public ScoreTest {
+ protected:
+  void SetUp() override {
+    options_.device_threads = false;
+    options_.score_queue = 8;
+    StartScoring(4);
+    flooder_ = OpenScored("flooder");
+    more_of_it_.push_back(OpenScored("flooder 2"));
+    more_of_it_.push_back(OpenScored("flooder 3"));
+    more_of_it_.push_back(OpenScored("flooder 4"));
+    victim_ = Attach("victim", 2000);
+    ASSERT_TRUE(victim_->Open(ScoredRequest()).ok());
+    Settle({victim_.get()});
+  }
+  std::shared_ptr<LateAnswer> Score(Engine* engine) { return Begin(engine, ScoreOp(engine->Lease(1))); }
+
+  std::unique_ptr<Engine> flooder_, victim_;
+  std::vector<std::unique_ptr<Engine>> more_of_it_;
+};
+
+TEST_F(TurnsTest, TenantsTakeTurnsAtADevice) {
+  // The part of each session of the flooder's: 2 places of 8.
+  std::vector<std::shared_ptr<LateAnswer>> flood;
+  for (Engine* const engine : {flooder_.get(), more_of_it_[0].get(), more_of_it_[1].get()}) {
+    flood.push_back(Score(engine));
+    flood.push_back(Score(engine));
+  }
+  const auto refused = Score(more_of_it_[2].get());
+  ASSERT_TRUE(refused->there());
+  EXPECT_EQ(refused->Await().code(), kResourceExhausted);
+  EXPECT_NE(refused->Await().message().find("the limit is 6 of 8"), std::string::npos)
+      << refused->Await().message();
+  const auto first = Score(victim_.get()), second = Score(victim_.get());
+  EXPECT_FALSE(first->there()) << "there is a place for it";
+  ASSERT_TRUE(daemon_->RunDevicePart(0));
+  ASSERT_TRUE(daemon_->RunDevicePart(0));
+  EXPECT_TRUE(flood[0]->there() && first->there()) << "it waited for one";
+  EXPECT_FALSE(flood[1]->there());
+  ASSERT_TRUE(daemon_->RunDevicePart(0));
+  ASSERT_TRUE(daemon_->RunDevicePart(0));
+  EXPECT_TRUE(flood[1]->there() && second->there()) << "and the next one for two";
+  EXPECT_FALSE(flood[2]->there());
+  while (daemon_->RunDevicePart(0)) {
+  }
+  EXPECT_TRUE(flood.back()->there());
+}
+
 TEST_F(RunningTest, ADaemonThatEndsAnswersWhatIsQueued) {
   StartScoring(2);
   const auto engine = OpenScored();

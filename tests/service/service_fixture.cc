@@ -12,6 +12,7 @@ void FakePeer::Send(const v1::AttachFrame& frame, UniqueFd fd) {
     if (frame.has_slab_leave()) leaves_.push_back(frame.slab_leave());
     if (fd.valid()) ++fds_;
   }
+  if (frame.has_slab() && on_slab) on_slab(frame.slab(), std::move(fd));
   if (frame.has_slab_leave() && on_leave) on_leave(frame.slab_leave());
 }
 

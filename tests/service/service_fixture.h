@@ -51,7 +51,8 @@ class FakePeer final : public AttachPeer {
   std::vector<v1::SlabLeave> leaves();  // Those asked for so far.
   std::optional<std::string> closed();  // Why the daemon hung up.
   std::function<void(const v1::SlabLeave&)> on_leave;
-  uint32_t fds() const { return fds_; }  // How many came with slab frames.
+  std::function<void(const v1::Slab&, UniqueFd)> on_slab;  // Who wants the memory itself.
+  uint32_t fds() const { return fds_; }                    // How many came with slab frames.
   std::atomic<bool> bound{false};
 
  private:

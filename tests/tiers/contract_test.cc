@@ -146,6 +146,42 @@ TEST_P(BoundedTierContract, ASizeThatCameFirstDoesNotKeepTheRoom) {
   EXPECT_GE(Load(tier_.get(), Numbers(20, 100000), kLarge).right, 15);
 }
 
+TEST_P(TierContract, WhatIsErasedIsGoneAndOthersValuesStay) {
+  constexpr uint64_t kLarge = 3 << 20;  // It has several pieces, where a store has such.
+  Store(tier_.get(), Numbers(20));
+  if (tier_->most_value_bytes() > kLarge) Store(tier_.get(), {100}, kLarge);
+  const std::vector<TierKey> more = {KeyOf(500)};
+  const TierErased erased = tier_->Erase(OwnerOf(0), more);
+  EXPECT_GE(erased.values, 10);
+  EXPECT_EQ(erased.failed, 0);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 0);
+  const Loaded loaded = Load(tier_.get(), Numbers(20));
+  for (uint32_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(loaded.results[i], i % 2 == 0 ? TierResult::kMiss : TierResult::kDone) << i;
+  }
+  EXPECT_EQ(loaded.wrong, 0);
+  if (tier_->most_value_bytes() > kLarge) {
+    EXPECT_THAT(Load(tier_.get(), {100}, kLarge).results, ElementsAre(TierResult::kMiss));
+  }
+  EXPECT_EQ(tier_->Erase(OwnerOf(0), {}).values, 0) << "once is enough";
+  EXPECT_THAT(Store(tier_.get(), {0}), ElementsAre(TierResult::kDone));
+  EXPECT_EQ(Load(tier_.get(), {0}).right, 1) << "it may be there again";
+}
+
+TEST_P(TierContract, WhatWasGivenBeforeIsErasedToo) {
+  std::vector<TierStore> stores;
+  for (const uint32_t number : Numbers(200)) stores.push_back({KeyOf(number), ValueOf(number)});
+  std::atomic<uint32_t> answered{0};
+  tier_->Store(std::move(stores), [&](size_t, TierResult) { ++answered; });
+  tier_->Erase(OwnerOf(0), {});
+  tier_->Drain();
+  EXPECT_EQ(answered, 200);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 0);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(1)).value_or(99), 100);
+  const Loaded loaded = Load(tier_.get(), Numbers(200));
+  EXPECT_EQ(loaded.right, 100);
+}
+
 TEST_P(TierContract, ManyThreadsAtOnce) {
   std::atomic<uint32_t> wrong{0};
   std::vector<std::thread> threads;
@@ -154,6 +190,7 @@ TEST_P(TierContract, ManyThreadsAtOnce) {
       for (uint32_t round = 0; round < 30; ++round) {
         Store(tier_.get(), Numbers(40, (t % 2 * 40 + round * 20) % 1200));
         wrong += Load(tier_.get(), Numbers(40, round * 37 % 1200)).wrong;
+        if (round % 10 == t) tier_->Erase(OwnerOf(t), {});
       }
     });
   }

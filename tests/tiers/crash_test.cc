@@ -32,6 +32,12 @@ class DyingIo final : public FileIo {
     if (left == 1) FileIo::Allocate(fd, bytes / 2).IgnoreError();
     return absl::UnavailableError("the process has ended");
   }
+  absl::Status Zero(int fd, uint64_t bytes, uint64_t at) override {
+    const uint64_t left = Step();
+    if (left > 1) return FileIo::Zero(fd, bytes, at);
+    if (left == 1) FileIo::Zero(fd, bytes / 2, at).IgnoreError();
+    return absl::UnavailableError("the process has ended");
+  }
   absl::Status Rename(const std::string& from, const std::string& to) override {
     return Step() > 1 ? FileIo::Rename(from, to) : absl::UnavailableError("the process has ended");
   }
@@ -62,6 +68,7 @@ void Live(FileTier* tier) {
   Load(tier, Numbers(5));
   Store(tier, Numbers(60, 200));
   Store(tier, Numbers(2, 300), 60000);
+  tier->Erase(OwnerOf(1), {});
   Store(tier, Numbers(20, 20));
 }
 

@@ -65,6 +65,10 @@ class FaultyTier final : public Tier {
     tier_->Drain();
     Answer();
   }
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override {
+    return tier_->Erase(owner, keys);
+  }
+  absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override { return tier_->CountOf(owner); }
   TierUsage usage() override { return tier_->usage(); }
 
  private:

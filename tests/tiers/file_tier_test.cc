@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -71,6 +72,51 @@ TEST(FileTier, TheNextDaemonFindsWhatThisOneStored) {
   const auto again = Open(folder);
   EXPECT_EQ(again->usage().values, 50);
   EXPECT_EQ(Load(again.get(), Numbers(50)).right, 50);
+}
+
+TEST(FileTier, ErasedBytesAreGoneAlsoThoseThatAnEvictedValueLeft) {
+  TierFolder folder;
+  const auto tier = Open(folder);
+  Store(tier.get(), Numbers(2 * kTierBytes / kValueBytes));
+  ASSERT_GT(tier->usage().counters.evicted, 0);
+  const uint64_t values = tier->usage().values;
+  const TierErased even = tier->Erase(OwnerOf(0), {});
+  const TierErased odd = tier->Erase(OwnerOf(1), {});
+  EXPECT_EQ(even.values + odd.values, values);
+  EXPECT_EQ(even.bytes + odd.bytes, values * kValueBytes);
+  EXPECT_EQ(even.remains + odd.remains, "");
+  ASSERT_FALSE(folder.Segments().empty());
+  for (const std::string& path : folder.Segments()) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(bytes.find_first_not_of('\0', kTierPageBytes), std::string::npos) << path;
+  }
+}
+
+TEST(FileTier, WhatCanNotBeWipedIsSaid) {
+  class Failing final : public FileIo {
+   public:
+    absl::Status Zero(int, uint64_t, uint64_t) override { return absl::UnavailableError("broken"); }
+  } io;
+  TierFolder folder;
+  const auto tier = Open(folder, kTierBytes, &io);
+  Store(tier.get(), Numbers(10));
+  const TierErased erased = tier->Erase(OwnerOf(0), {});
+  EXPECT_EQ(erased.values, 0);
+  EXPECT_EQ(erased.failed, 5);
+  EXPECT_THAT(erased.remains, HasSubstr("broken"));
+  EXPECT_EQ(tier->CountOf(OwnerOf(0)).value_or(99), 0) << "nobody finds them all the same";
+}
+
+TEST(FileTier, ValuesOfAnEarlierVersionAreNobodys) {
+  TierFolder folder;
+  const auto tier = Open(folder);
+  TierKey key = KeyOf(7);
+  key.owner = {};
+  tier->Store({{key, ValueOf(7)}}, [](size_t, TierResult) {});
+  tier->Drain();
+  EXPECT_THAT(tier->Erase(OwnerOf(0), {}).remains, HasSubstr("1 values of an earlier version"));
+  EXPECT_EQ(Load(tier.get(), {7}).right, 1);
 }
 
 TEST(FileTier, OneDaemonAtATime) {

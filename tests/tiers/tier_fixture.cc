@@ -34,7 +34,14 @@ TierKey KeyOf(uint32_t number) {
   TierKey key;
   key.space.fill(7);
   std::memcpy(key.block.data(), &number, sizeof(number));
+  key.owner = OwnerOf(number);
   return key;
+}
+
+TierOwner OwnerOf(uint32_t number) {
+  TierOwner owner;
+  owner.fill(static_cast<uint8_t>(1 + number % 2));
+  return owner;
 }
 
 std::shared_ptr<TierBuffer> ValueOf(uint32_t number, uint64_t bytes) {

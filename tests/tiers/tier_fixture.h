@@ -26,7 +26,9 @@ class TierFolder {
 
 inline constexpr uint64_t kValueBytes = 5000;
 
+// Every second value is of one of two tenants.
 TierKey KeyOf(uint32_t number);
+TierOwner OwnerOf(uint32_t number);
 // The value that belongs to the key: every word of it differs from that of every other key.
 std::shared_ptr<TierBuffer> ValueOf(uint32_t number, uint64_t bytes = kValueBytes);
 

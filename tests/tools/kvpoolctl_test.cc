@@ -185,6 +185,28 @@ TEST_F(Kvpoolctl, PinHoldsBackAndEvictFrees) {
   EXPECT_EQ(Ask<v1::GetStatsResponse>({"status"}).blocks().cached(), 0u);
 }
 
+TEST_F(Kvpoolctl, EraseSaysWhatIsLeft) {
+  const std::string tenant = Ask<v1::ListSpacesResponse>({"spaces"}).spaces(0).tenant();
+  const ToolResult erased = Run({"erase", "--tenant=" + tenant});
+  // The session has leases, and free blocks are not overwritten.
+  EXPECT_EQ(erased.exit_status, kRefused);
+  EXPECT_THAT(erased.out, HasSubstr("4 blocks (16 KiB) left 1 space"));
+  EXPECT_THAT(erased.out, HasSubstr("Held in space 1: by session 1 (kvpoolctl?test"));
+  EXPECT_THAT(erased.out, HasSubstr("Looked for afterwards: 0 blocks found"));
+  EXPECT_EQ(Ask<v1::GetStatsResponse>({"status"}).blocks().cached(), 0u);
+  EXPECT_THAT(Run({"erase", "--tenant=tests"}).err, HasSubstr("did you mean " + tenant));
+  EXPECT_EQ(Run({"erase"}).exit_status, kUsage);
+}
+
+TEST_F(Kvpoolctl, ShareSaysWhatASpaceMayHave) {
+  EXPECT_THAT(Run({"share", "--space=1", "--guaranteed-blocks=9", "--weight=3"}).out,
+              HasSubstr("Space 1 keeps 9 blocks instead of 0; it has 511 of at most 511, and weight 3."));
+  EXPECT_THAT(Run({"share", "--space=1", "--limit-blocks=600"}).out,
+              HasSubstr("keeps 9 blocks instead of 9"));
+  EXPECT_EQ(Run({"share", "--space=1"}).exit_status, kUsage);
+  EXPECT_EQ(Run({"share", "--space=1", "--weight=1001"}).exit_status, kUsage);
+}
+
 // Nothing evicted because nothing was cached, and nothing because of a misspelt name, are told apart.
 TEST_F(Kvpoolctl, NamesThatNobodyHasAreErrors) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {

@@ -16,19 +16,9 @@ namespace kvpool::fake {
 namespace {
 
 constexpr char kMemoryName[] = "fake-cuda-memory";
-constexpr uint64_t kDirt = 0xbadc0ffeebadc0ff;
-constexpr size_t kDirtEveryBytes = size_t{512} << 10;
+constexpr unsigned char kOldByte = 0xbd;
 
 bool IsWhole(size_t bytes) { return bytes != 0 && bytes % kGranularityBytes == 0; }
-
-// A GPU's new allocation holds old data: some words of each half megabyte are set.
-void Soil(int fd, size_t bytes) {
-  for (size_t offset = 0; offset < bytes; offset += kDirtEveryBytes) {
-    (void)!::pwrite(fd, &kDirt, sizeof kDirt, static_cast<off_t>(offset));
-  }
-  if (bytes >= sizeof kDirt)
-    (void)!::pwrite(fd, &kDirt, sizeof kDirt, static_cast<off_t>(bytes - sizeof kDirt));
-}
 
 // REQUIRES: state.mu is held.
 std::shared_ptr<Memory> Allocate(State& state, int device, size_t bytes) {
@@ -37,9 +27,9 @@ std::shared_ptr<Memory> Allocate(State& state, int device, size_t bytes) {
   const int fd = ::memfd_create(kMemoryName, MFD_CLOEXEC);
   if (fd < 0) return nullptr;
   owner.used_bytes += bytes;
-  auto memory = std::make_shared<Memory>(fd, bytes, device, &owner.used_bytes);
+  auto memory = std::make_shared<Memory>(fd, bytes, device, &owner);
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return nullptr;
-  Soil(fd, bytes);
+  owner.residue.LeaveIn(fd, bytes);
   return memory;
 }
 
@@ -149,7 +139,8 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
     const std::lock_guard lock(state.mu);
     const auto found = state.handles.find(handle);
     if (found == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
-    found->second->CloseFd();
+    // What this process has made is looked at once more when it is freed.
+    if (!found->second->is_own()) found->second->CloseFd();
     state.handles.erase(found);
     return CUDA_SUCCESS;
   });
@@ -300,6 +291,7 @@ CUresult CUDAAPI cuMemHostAlloc(void** pointer, size_t bytes, unsigned int) {
   return Call("cuMemHostAlloc", Needs::kContext, [&](State& state) {
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::memset(address, kOldByte, bytes);
     const std::lock_guard lock(state.mu);
     state.pinned[address] = bytes;
     *pointer = address;

@@ -115,8 +115,11 @@ void Memory::CloseFd() {
 }
 
 Memory::~Memory() {
+  if (owner_ != nullptr) {
+    owner_->residue.Keep(fd, bytes);
+    owner_->used_bytes -= bytes;
+  }
   CloseFd();
-  if (used_bytes_ != nullptr) *used_bytes_ -= bytes;
 }
 
 State& TheState() {

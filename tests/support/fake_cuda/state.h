@@ -1,6 +1,6 @@
 // A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and
 // the kernels' host bodies or their PTX. It does what the driver documents, in one process and across several: the memory
-// of a new allocation is dirty, calls without a current context fail, a child forked after cuInit is refused,
+// of a new allocation is dirty with what was freed before, calls without a current context fail, a child forked after cuInit is refused,
 // streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
 //
 // KVPOOL_LIBCUDA names it. The environment, read at cuInit, sets what it imitates:
@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/fake_cuda/residue.h"
 #include "tests/support/fake_cuda/shadow.h"
 
 namespace kvpool::fake {
@@ -58,15 +59,22 @@ struct Settings {
 // Aborts with the variable's name where one can't be parsed: a test that sets it wrong must not pass.
 Settings ReadSettings();
 
+struct DeviceState {
+  size_t used_bytes = 0;
+  int context_holders = 0;
+  Residue residue;
+};
+
 // One physical allocation.
 class Memory {
  public:
-  // Adopts `fd`. `used_bytes`, if given, is the account that its destructor takes the bytes off.
-  Memory(int fd, size_t bytes, int device, size_t* used_bytes)
-      : fd(fd), bytes(bytes), device(device), used_bytes_(used_bytes) {}
+  // Adopts `fd`. `owner` is the device that it was made on; nullptr: another process has made it.
+  Memory(int fd, size_t bytes, int device, DeviceState* owner)
+      : fd(fd), bytes(bytes), device(device), owner_(owner) {}
   ~Memory();
   // Closes the fd: mappings hold the memory without it, so that mapped memory does not use up a member's fds.
   void CloseFd();
+  bool is_own() const { return owner_ != nullptr; }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -77,7 +85,7 @@ class Memory {
   std::unique_ptr<Shadow> shadow;
 
  private:
-  size_t* const used_bytes_;
+  DeviceState* const owner_;
 };
 
 struct Mapping {
@@ -89,11 +97,6 @@ struct Import {
   Mapping mapping;
   std::string handle;  // the bytes of the IPC handle
   int opened = 0;
-};
-
-struct DeviceState {
-  size_t used_bytes = 0;
-  int context_holders = 0;
 };
 
 // The driver's state in one process. Memory is made and freed under `mu`. It is never destroyed, since

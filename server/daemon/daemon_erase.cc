@@ -1,0 +1,223 @@
+// The operator's Erase: nothing that is cached of a tenant is found any more.
+//
+//   1  nothing of its spaces goes down or comes up from then on, and what was under way has ended
+//   2  its cached blocks leave, pinned ones too, in slices; a space that nobody uses is closed
+//   3  its values leave the tier, those of spaces that are closed, too
+//   4  spaces and tier are gone through once more, for the answer to say what is found
+//
+// What a session holds stays, and is named: a kernel may be reading it.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/support/status_macros.h"
+#include "server/base/log.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/registry.h"
+#include "server/daemon/space_terms.h"
+#include "server/daemon/tier_mover.h"
+#include "server/space/session.h"
+#include "server/space/space.h"
+#include "server/tiers/tier.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+namespace {
+
+// Blocks that are looked at in one hold of a space's mutex.
+constexpr uint32_t kErasedSlice = 1024;
+constexpr size_t kMostHoldersNamed = 100;
+constexpr size_t kMostTenantsNamed = 4;
+
+// No block of the spaces goes to a tier or comes from it as long as this lives.
+class Suspension {
+ public:
+  explicit Suspension(const std::vector<std::shared_ptr<Space>>& spaces) : spaces_(spaces) {
+    for (const std::shared_ptr<Space>& space : spaces_) {
+      SpaceLock lock(*space);
+      space->state.below.Suspend();
+    }
+  }
+  ~Suspension() {
+    for (const std::shared_ptr<Space>& space : spaces_) {
+      SpaceLock lock(*space);
+      space->state.below.Resume();
+    }
+  }
+  Suspension(const Suspension&) = delete;
+  Suspension& operator=(const Suspension&) = delete;
+
+ private:
+  const std::vector<std::shared_ptr<Space>> spaces_;
+};
+
+// Calls `look` with every block that the space has, under its mutex, a slice at a time.
+template <typename Look>
+void ForEachBlock(Space* space, Look look) {
+  for (uint32_t next = 1;;) {
+    space->GiveWay();
+    SpaceLock lock(*space);
+    const BlockPool& pool = space->state.pool;
+    for (const uint32_t end = next + kErasedSlice; next < end; ++next) {
+      if (next > pool.capacity()) return;
+      const absl::StatusOr<BlockView> view = pool.View(BlockId{next}, space->NowMs());
+      if (view.ok()) look(*view);
+    }
+  }
+}
+
+bool IsSealed(const BlockView& view) {
+  return view.state == BlockState::kSealed || view.state == BlockState::kCached;
+}
+
+// What is left in a space, and who has it.
+void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::EraseResponse* response) {
+  ForEachBlock(space, [&](const BlockView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu) {
+    if (view.state == BlockState::kFree || view.state == BlockState::kWithheld) return;
+    // One in front of a held block stays for its sake.
+    if (view.state == BlockState::kCached && view.children == 0) {
+      response->set_found_blocks(response->found_blocks() + 1);
+      return;
+    }
+    response->set_held_blocks(response->held_blocks() + 1);
+    if (view.state == BlockState::kCached) return;
+    const Session* const session = view.owner == kNobody ? nullptr : space->state.sessions.of(view.owner);
+    const uint64_t id = session == nullptr ? 0 : session->terms.id;
+    v1::ErasureHolder& holder = (*holders)[id];
+    holder.set_space(space->facts.id);
+    if (session != nullptr) {
+      holder.set_session(id);
+      holder.set_client_name(session->terms.client_name);
+      holder.set_pid(session->members.front()->identity.credentials.pid);
+    }
+    if (IsSealed(view)) {
+      holder.set_shared_blocks(holder.shared_blocks() + 1);
+    } else {
+      holder.set_leased_blocks(holder.leased_blocks() + 1);
+    }
+  });
+}
+
+}  // namespace
+
+void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
+  std::vector<BlockRef> pinned;
+  const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
+  ForEachBlock(space, [&](const BlockView& view) {
+    if (!IsSealed(view)) return;
+    if (view.pinned) pinned.push_back(view.ref);
+    if (below) names->push_back(TierKeyOf(space->facts, view.key));
+  });
+  // The last of a chain before those in front of it: ids mostly rise with the depth.
+  for (bool more = !pinned.empty(); more;) {
+    more = false;
+    for (size_t end = pinned.size(); end > 0; end -= std::min<size_t>(end, kReclaimSlice)) {
+      space->GiveWay();
+      SpaceLock lock(*space);
+      const size_t begin = end - std::min<size_t>(end, kReclaimSlice);
+      more |= space->state.pool.Unpin(absl::MakeConstSpan(pinned).subspan(begin, end - begin)) > 0;
+    }
+  }
+  const uint64_t evicted = EvictFrom(space, nullptr, UINT64_MAX);
+  const uint64_t bytes = evicted * space->facts.layout.block_bytes() * space->facts.devices.size();
+  response->set_blocks(response->blocks() + evicted);
+  response->set_bytes(response->bytes() + bytes);
+}
+
+absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* response) {
+  RETURN_IF_ERROR(ValidateErase(request));
+  const auto began = std::chrono::steady_clock::now();
+  const std::string& tenant = request.tenant();
+  std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+  std::vector<std::string> others;
+  for (const std::shared_ptr<Space>& space : spaces) {
+    const bool alike = space->facts.tenant_name == tenant && space->facts.tenant != tenant;
+    if (alike && others.size() < kMostTenantsNamed) others.push_back(space->facts.tenant);
+  }
+  // Not by the name alone, as Evict: each uid's tenant of that name is another one.
+  std::erase_if(spaces, [&](const auto& space) { return space->facts.tenant != tenant; });
+  Tier* const tier = options_.tier.get();
+  const TierOwner owner = tier == nullptr ? TierOwner{} : OwnerBelow(options_, tenant);
+  if (spaces.empty()) {
+    uint64_t below = 0;
+    if (tier != nullptr) {
+      ASSIGN_OR_RETURN(below, tier->CountOf(owner));
+    }
+    if (below == 0) {
+      return absl::NotFoundError(absl::StrCat(
+          "tenant is \"", tenant, "\": it has no open space",
+          tier == nullptr ? ""
+                          : absl::StrCat(", and tier ", std::string(tier->name()), " knows of nothing of it"),
+          others.empty() ? "" : absl::StrCat("; did you mean ", absl::StrJoin(others, ", "), "?")));
+    }
+  }
+  response->set_spaces(static_cast<uint32_t>(spaces.size()));
+  const Suspension suspension(spaces);
+  if (tier_mover_ != nullptr) tier_mover_->AwaitRound();
+  std::vector<TierKey> names;
+  for (const std::shared_ptr<Space>& space : spaces) EraseFrom(space.get(), response, &names);
+  while (const std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, {}, &tenant)) {
+    Retire(idle);
+    response->set_closed(response->closed() + 1);
+  }
+  if (tier != nullptr) {
+    const TierErased erased = tier->Erase(owner, names);
+    v1::ErasedTier* of_tier = response->add_tiers();
+    of_tier->set_tier(std::string(tier->name()));
+    of_tier->set_values(erased.values);
+    of_tier->set_bytes(erased.bytes);
+    of_tier->set_failed(erased.failed);
+    of_tier->set_remains(erased.remains);
+    ASSIGN_OR_RETURN(const uint64_t found, tier->CountOf(owner));
+    of_tier->set_found(found);
+    const std::string name = absl::StrCat("tier ", std::string(tier->name()), ": ");
+    if (!erased.remains.empty()) response->add_remains(absl::StrCat(name, erased.remains));
+    if (erased.failed > 0)
+      response->add_remains(absl::StrCat(name, erased.failed, " values of which it is not certain"));
+    if (found > 0) response->add_remains(absl::StrCat(name, found, " values of it are there"));
+  }
+  std::map<uint64_t, v1::ErasureHolder> holders;
+  // One that was opened since counts, too.
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    if (space->facts.tenant != tenant) continue;
+    Check(space.get(), &holders, response);
+    SpaceLock lock(*space);
+    const auto free = space->state.pool.counts()[static_cast<int>(BlockState::kFree)];
+    response->set_unwritten_bytes(response->unwritten_bytes() + uint64_t{free} *
+                                                                    space->facts.layout.block_bytes() *
+                                                                    space->facts.devices.size());
+  }
+  for (const auto& [id, holder] : holders) {
+    if (static_cast<size_t>(response->holders_size()) < kMostHoldersNamed) *response->add_holders() = holder;
+  }
+  if (response->held_blocks() > 0) {
+    response->add_remains(absl::StrCat(response->held_blocks(),
+                                       " blocks are held, or in front of held ones, by ", holders.size(),
+                                       " holders: kvpoolctl end ends a session"));
+  }
+  if (response->found_blocks() > 0) {
+    response->add_remains(
+        absl::StrCat(response->found_blocks(), " blocks were sealed or released since: erase again"));
+  }
+  if (response->unwritten_bytes() > 0) {
+    response->add_remains(absl::StrCat(response->unwritten_bytes(),
+                                       " bytes of free blocks are not overwritten; only engines of this "
+                                       "tenant map them, until its spaces are closed"));
+  }
+  response->set_seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  LogInfo("tenant erased", {{"tenant", tenant},
+                            {"blocks", response->blocks()},
+                            {"held_blocks", response->held_blocks()},
+                            {"found_blocks", response->found_blocks()}});
+  return absl::OkStatus();
+}
+
+}  // namespace kvpool
