@@ -22,6 +22,7 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 uint32_t Wanted(const SpaceState& state, bool reclaiming) {
   const Growth& growth = state.growth;
   const uint32_t free = growth.free_blocks();
+  if (!growth.reclaims_ahead()) return 0;
   if (growth.WantsSlab() || free >= (reclaiming ? growth.high_blocks() : growth.low_blocks())) return 0;
   return std::min(kReclaimSlice, growth.high_blocks() - free);
 }

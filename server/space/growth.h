@@ -130,6 +130,8 @@ class Growth {
   uint32_t free_blocks() const { return pool_.counts()[static_cast<int>(BlockState::kFree)]; }
   uint32_t low_blocks() const { return low_blocks_; }
   uint32_t high_blocks() const { return high_blocks_; }
+  // With a low watermark of 0 leases evict what they need, and nothing is reclaimed in the background.
+  bool reclaims_ahead() const { return facts_.low_watermark > 0; }
 
  private:
   // So many blocks are wanted beside those there are. False: growth will not bring them.

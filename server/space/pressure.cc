@@ -24,7 +24,7 @@ void Pressure::AfterVerbs(Turn& turn) {
 }
 
 bool Pressure::IsReclaimDue() const {
-  return !growth_.may_grow() && growth_.free_blocks() < growth_.low_blocks();
+  return growth_.reclaims_ahead() && !growth_.may_grow() && growth_.free_blocks() < growth_.low_blocks();
 }
 
 bool Pressure::FewToReclaim() const {

@@ -32,6 +32,8 @@ main() {
   local mode=pool status=0
   [ "${1:-}" != --stock ] || mode=stock
   [ -d "$suite/tests/v1/core" ] || step vllm-suite-fetch fetch
+  # One of the tests gives a `python -O` a minute to import vLLM, most of which it would take to compile the sources.
+  step vllm-suite-compile env -u PYTHONDONTWRITEBYTECODE "$python" -O -c 'import vllm.v1.core.kv_cache_utils'
   say "vLLM $version's tests/v1/core ($mode)"
   # Without vLLM's conftest.py, which wants packages that no test here needs.
   KVPOOL_SUITE=$mode KVPOOL_SUITE_RESULTS=$suite/$mode.jsonl KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \

@@ -410,6 +410,23 @@ TEST_F(GrowthTest, BackgroundReclaimKeepsTheWatermarks) {
   EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 6);
 }
 
+TEST_F(GrowthTest, WithoutALowWatermarkOnlyLeasesEvict) {
+  options_.low_watermark = options_.high_watermark = 0;
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(14);
+  for (int i = 0; i < 14; ++i) engine->Seal({blocks[i]}, {Key("r" + std::to_string(i))});
+  engine->Release(blocks);
+  EXPECT_EQ(Blocks().free(), 0);
+  daemon_->FollowUp(engine->member);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().cached(), 14);
+  engine->Lease(1);
+  daemon_->FollowUp(engine->member);
+  EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kDirect)], 1);
+  EXPECT_EQ(Space().pool.evicted[static_cast<int>(EvictReason::kBackground)], 0);
+}
+
 // What few blocks are short is not worth the waking of a thread.
 TEST_F(GrowthTest, ABatchTidiesUpAfterItself) {
   options_.low_watermark = 0.2;

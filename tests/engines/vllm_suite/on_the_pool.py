@@ -71,7 +71,7 @@ def _end_daemon():
         _daemons.pop().close()
 
 
-def space_of(groups_of_plan, count, drafted=False, sharded=1):
+def space_of(groups_of_plan, count, has_drafts=False, sharded=1):
     """A space of `count` blocks, vLLM's null block among them. `sharded`: a block of K and V has the tokens of so many ranks."""
     import kvpool
 
@@ -81,7 +81,8 @@ def space_of(groups_of_plan, count, drafted=False, sharded=1):
     patches.take_keys()
     specs = [group.kv_cache_spec for group in groups_of_plan]
     specs = [dataclasses.replace(spec, block_size=spec.block_size * (sharded if spec.dcp_sharded else 1)) for spec in specs]
-    of_model = tuple(groups.Group(spec, None, (number,), 0, drafted=drafted) for number, spec in enumerate(specs))
+    of_model = tuple(groups.Group(spec, None, (number,), 0, drafted=drafted)
+                     for number, (spec, drafted) in enumerate(zip(specs, groups.drafted_groups(groups_of_plan, has_drafts))))
     granules = -(-(count + 1) * BLOCK // GRANULE)  # Another block is the session's sink.
     digest = os.urandom(32)
     terms = space.Terms(of_model, BLOCK, digest, {}, _daemon().socket, 1)
@@ -149,7 +150,7 @@ class _Free:
 
     @property
     def num_free_blocks(self):
-        return self._pool.space.limit - 1 - self._pool._in_use
+        return self._pool.space.limit - 1 - self._pool.taken()
 
 
 def _put_in_place():

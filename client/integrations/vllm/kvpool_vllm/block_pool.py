@@ -30,9 +30,9 @@ it back (join). A daemon that is silent while blocks are short counts as gone.
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, resolve_block_hashes
 
 from kvpool_vllm import keys
+from kvpool_vllm.groups import dropped_tokens
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -71,8 +72,8 @@ class KvPoolBlockPool(BlockPool):
         super().__init__(*arguments, **more)
         self.space, self.session = space, space.session
         self._groups = space.terms.groups
-        aligned = math.lcm(*(group.tokens_per_block for group in self._groups))
-        self._lags = [group.lag(aligned) for group in self._groups]
+        dropped = dropped_tokens(self._groups)
+        self._lags = [group.lag(dropped) for group in self._groups]
         # A small part of what the engine may hold: what it stocks is nobody's cache.
         self._spare = min(_SPARE * len(self._groups), space.limit // 16)
         self._surplus = max(self._spare, min(_SURPLUS * len(self._groups), space.limit // 4))
@@ -353,8 +354,8 @@ class KvPoolBlockPool(BlockPool):
             # The last token is always computed; where there are drafts, the last block is.
             count = (request.num_tokens if group.drafted else request.num_tokens - 1) // size
             found = resolve_block_hashes(request.block_hashes, self.hash_block_size, size)[:count]
-            # Nobody has a block of that key: what begins with it is no prefix.
-            wanted.append([bytes(32)] * min(lag, len(found)) + found[:max(0, len(found) - lag)])
+            # Nobody has a block of key 0: what begins with it is no prefix.
+            wanted.append(found[-lag:] if lag < 0 else [bytes(32)] * min(lag, len(found)) + found[:max(0, len(found) - lag)])
         return wanted
 
     def ask(self, request: Request) -> None:
@@ -595,4 +596,9 @@ class KvPoolBlockPool(BlockPool):
 
     def get_usage(self) -> float:
         """Of what this engine may hold, which is what limits it; the pool's own use is the daemon's to say."""
-        return min(1.0, self._in_use / max(1, self.space.limit - 1))
+        return min(1.0, self.taken() / max(1, self.space.limit - 1))
+
+    def taken(self) -> int:
+        """Blocks of requests, without those that are held for waiting requests only: these give way when others need them."""
+        waiting = collections.Counter(block.block_id for held in self._waiting.values() for block in held)
+        return self._in_use - sum(self.blocks[block_id].ref_cnt == holds for block_id, holds in waiting.items())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import kvpool
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 MOST = 16  # Groups that a layout may have.
 _MOST_TOKENS = 4096  # A block in a layout.
@@ -34,7 +35,8 @@ class Group:
     layers: tuple[int, ...]  # Their numbers in the model.
     layer_stride: int  # Bytes from a layer's page to the next one's.
     offset: int = 0  # Where in a block the first page is.
-    # Drafts have K and V of their own: vLLM leaves out the last block of a prefix, which a draft model computes anew.
+    # Drafts have K and V of their own here, or in a group of the same spec: vLLM leaves out the last block of a prefix, which a draft model
+    # computes anew.
     drafted: bool = False
 
     @property
@@ -42,12 +44,12 @@ class Group:
         from vllm.v1.kv_cache_interface import MambaSpec
         return isinstance(self.spec, MambaSpec)
 
-    def lag(self, aligned: int) -> int:
-        """Where there are drafts vLLM takes a prefix that is found, of whole units of `aligned` tokens, for one that ends a unit earlier. By so
-        many blocks is what the prefix needs of this group in front of its end."""
-        if not (self.drafted and self.window_tokens):
+    def lag(self, dropped: int) -> int:
+        """By so many blocks is what a prefix needs of this group in front of its end, of which vLLM drops `dropped` tokens (dropped_tokens).
+        -1: it is a block behind it, which a draft model computes anew."""
+        if not self.window_tokens:
             return 0
-        return aligned // self.tokens_per_block - (0 if self.has_states else 1)  # A draft model computes a window's next block anew.
+        return dropped // self.tokens_per_block - (1 if self.drafted and not self.has_states else 0)
 
     @property
     def window_tokens(self) -> int:
@@ -90,6 +92,19 @@ class Group:
                                  dtype=str(spec.dtype), k=k, v=v)
 
 
+def dropped_tokens(groups: Sequence[Group]) -> int:
+    """Prefixes are found in units of what all groups have whole blocks of. One whose full attention has drafts vLLM takes for one that ends
+    a unit earlier."""
+    full = [group for group in groups if not group.window_tokens] or groups
+    return math.lcm(*(group.tokens_per_block for group in groups)) if any(group.drafted for group in full) else 0
+
+
+def drafted_groups(specs: Sequence[KVCacheGroupSpec], has_drafts: bool) -> list[bool]:
+    """Which of a plan's groups vLLM looks up as those with drafts: those that it has marked, and all of the same spec; without a mark, all."""
+    marked = [group.kv_cache_spec for group in specs if getattr(group, "is_eagle_group", False)]
+    return [group.kv_cache_spec in marked if marked else has_drafts for group in specs]
+
+
 def layout_of(groups: Sequence[Group], block_bytes: int) -> kvpool.Layout:
     """The layout of a space. Blocks that no strides describe are shared, and not scored."""
     strided = all(group.planes is not None for group in groups)
@@ -113,12 +128,13 @@ def _numbers(config: KVCacheConfig) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None], drafted: bool) -> tuple[Group, ...]:
+def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None], has_drafts: bool) -> tuple[Group, ...]:
     """The groups of a plan in which blocks hold all layers. `planes_of` answers the planes of a spec."""
     numbers = _numbers(config)
     return tuple(Group(group.kv_cache_spec, planes_of(group.kv_cache_spec), tuple(numbers[name] for name in tensor.layers),
                        tensor.layer_stride, tensor.offset, drafted)
-                 for group, tensor in zip(config.kv_cache_groups, config.kv_cache_tensors))
+                 for group, tensor, drafted in zip(config.kv_cache_groups, config.kv_cache_tensors,
+                                                   drafted_groups(config.kv_cache_groups, has_drafts)))
 
 
 def copied_group(config: KVCacheConfig, planes: tuple[Any, ...] | None) -> tuple[Group, int]:

@@ -178,7 +178,8 @@ class _Pooled(scheduler.Scheduler):
     def _preempt_request(self, request: Request, *arguments: Any, **more: Any) -> None:
         super()._preempt_request(request, *arguments, **more)
         request.kvpool_mixed = False
-        self.pool.ask(request)
+        # Its prefix is asked for at its turn: what was found now would be held, and the requests that it gave way to need blocks.
+        request.kvpool_asked = None
 
     def _free_request(self, request: Request, *arguments: Any, **more: Any) -> Any:
         self.pool.let_go(request.request_id)
