@@ -93,6 +93,8 @@ TEST(LostGpuTest, NothingOutlivesTheDaemonThen) {
   EXPECT_FALSE(RawEngine::Open(daemon->socket()).ok());
   ExpectInLog(*daemon, "CUDA_ERROR_ECC_UNCORRECTABLE");
   ExpectInLog(*daemon, "a GPU was lost, and nobody knows what its memory holds");
+  // Its daemon would outlive a keeper that is killed.
+  EXPECT_EQ(daemon->Stop(), 0);
 }
 
 // Where memory ends with its process, or can't be had afterwards, the daemon serves as one without a keeper.
@@ -103,6 +105,19 @@ TEST(LostGpuTest, AKeeperIsOfNoUseWhereMemoryDoesNotOutliveItsProcess) {
   ExpectInLog(*daemon, "keeper not used");
   ExpectInLog(*daemon, "cuMemImportFromShareableHandle");
   EXPECT_TRUE(RawEngine::Open(daemon->socket()).ok());
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
+TEST(LostGpuTest, AKeeperIsOfNoUseWhereAServerGoesOnWithTheWorkOfTheDead) {
+  auto daemon = DaemonProcess::Start(
+      {.device = "cuda:0",
+       .flags = {"--keeper=on"},
+       .environment = {"KVPOOL_LIBCUDA=" KVPOOL_FAKE_CUDA, "KVPOOL_FAKE_CUDA_WITHOUT=own-context"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  ExpectInLog(**daemon, "keeper not used");
+  ExpectInLog(**daemon, "share a server (MPS)");
+  EXPECT_TRUE(RawEngine::Open((*daemon)->socket()).ok());
+  EXPECT_EQ((*daemon)->Stop(), 0);
 }
 
 }  // namespace
