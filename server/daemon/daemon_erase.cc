@@ -59,7 +59,7 @@ class Suspension {
   const std::vector<std::shared_ptr<Space>> spaces_;
 };
 
-// Calls `look` with every block that the space has, under its mutex, a slice at a time.
+// Calls `look` with the state and every block that the space has, under its mutex, a slice at a time.
 template <typename Look>
 void ForEachBlock(Space* space, Look look) {
   for (uint32_t next = 1;;) {
@@ -69,7 +69,7 @@ void ForEachBlock(Space* space, Look look) {
     for (const uint32_t end = next + kErasedSlice; next < end; ++next) {
       if (next > pool.capacity()) return;
       const absl::StatusOr<BlockView> view = pool.View(BlockId{next}, space->NowMs());
-      if (view.ok()) look(*view);
+      if (view.ok()) look(space->state, *view);
     }
   }
 }
@@ -80,7 +80,7 @@ bool IsSealed(const BlockView& view) {
 
 // What is left in a space, and who has it.
 void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::EraseResponse* response) {
-  ForEachBlock(space, [&](const BlockView& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu) {
+  ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
     if (view.state == BlockState::kFree || view.state == BlockState::kWithheld) return;
     // One in front of a held block stays for its sake.
     if (view.state == BlockState::kCached && view.children == 0) {
@@ -89,7 +89,7 @@ void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::Era
     }
     response->set_held_blocks(response->held_blocks() + 1);
     if (view.state == BlockState::kCached) return;
-    const Session* const session = view.owner == kNobody ? nullptr : space->state.sessions.of(view.owner);
+    const Session* const session = view.owner == kNobody ? nullptr : state.sessions.of(view.owner);
     const uint64_t id = session == nullptr ? 0 : session->terms.id;
     v1::ErasureHolder& holder = (*holders)[id];
     holder.set_space(space->facts.id);
@@ -111,7 +111,7 @@ void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::Era
 void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
   std::vector<BlockRef> pinned;
   const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
-  ForEachBlock(space, [&](const BlockView& view) {
+  ForEachBlock(space, [&](const SpaceState&, const BlockView& view) {
     if (!IsSealed(view)) return;
     if (view.pinned) pinned.push_back(view.ref);
     if (below) names->push_back(TierKeyOf(space->facts, view.key));

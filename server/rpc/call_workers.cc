@@ -48,7 +48,7 @@ bool CallWorkers::idle() {
 }
 
 std::optional<CallWorkers::Waiting> CallWorkers::Next() {
-  return waiting_.Pop([this](const Waiting& each) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  return waiting_.Pop([this](const Waiting& each) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return each.call.owner == 0 ||
            std::find(running_.begin(), running_.end(), each.call.owner) == running_.end();
   });

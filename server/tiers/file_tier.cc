@@ -28,7 +28,7 @@ constexpr uint64_t kSegmentsAtLeast = 16;
 // value further. A value that is read all the time is written as often as the whole order turns over so many times.
 constexpr uint64_t kPartsOfOrder = 16;
 // Slots, and bytes of them, that are emptied or wiped under one hold of the mutex, which only the tier's own threads wait for.
-constexpr size_t kErasedTogether = 1024;
+constexpr size_t kErasedTogether = 64;
 constexpr uint64_t kErasedBytesTogether = 64 << 20;
 
 std::string PathOf(const std::string& folder, uint64_t number) {
@@ -445,6 +445,8 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
   for (const uint64_t number : FileNumbers()) wiped.Update(WipeFree(number));
   TierErased answer = erasure.answer;
   if (!wiped.ok()) {
+    answer.failed += std::exchange(answer.values, 0);
+    answer.bytes = 0;
     answer.remains = absl::StrCat("free slots that could not be wiped: ", std::string(wiped.message()));
   }
   if (nobodys > 0) {
@@ -537,9 +539,8 @@ void FileTier::Drop(Place value) {
   }
   if (value->readers > 0) return;
   // The next daemon must not find it either; if that can't be written, its checksum tells.
-  absl::Status emptied = value->file->segment->Empty(value->slot);
+  const absl::Status emptied = value->file->segment->Empty(value->slot);
   if (Erasure* const erasure = value->erasure; erasure != nullptr) {
-    if (emptied.ok()) emptied = value->file->segment->Wipe(value->slot, 1);
     ++(emptied.ok() ? erasure->answer.values : erasure->answer.failed);
     erasure->answer.bytes += emptied.ok() ? value->record.bytes : 0;
     if (--erasure->left == 0) erased_.SignalAll();

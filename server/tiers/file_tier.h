@@ -95,7 +95,7 @@ class FileTier final : public Tier {
     uint32_t readers = 0;
     bool written = false;
     bool dropped = false;        // It is found no more, and goes when its last reader is done.
-    Erasure* erasure = nullptr;  // Its bytes go too, and who waits for that.
+    Erasure* erasure = nullptr;  // Who waits until it has gone; the slot is wiped with the free ones then.
   };
   using Values = std::list<Value>;
   struct Size {
