@@ -85,11 +85,14 @@ void ExpectInLog(const DaemonProcess& daemon, const std::string& text) {
 
 // What lies in the memory of a lost GPU is served by no daemon, though the memory is there.
 TEST(LostGpuTest, NothingOutlivesTheDaemonThen) {
-  // The first goes to the keeper, the second to the engine. The witness is a process of its own, and counts for itself.
-  const auto daemon = StartOnFakeGpu("cuMemExportToShareableHandle#2=CUDA_ERROR_ECC_UNCORRECTABLE",
+  // The first export goes to the keeper, the second to an engine, the third to the next engine. The witness is a process of its
+  // own, which exports two.
+  const auto daemon = StartOnFakeGpu("cuMemExportToShareableHandle#3=CUDA_ERROR_ECC_UNCORRECTABLE",
                                      {"--keeper=on", "--keeper-deaths=1000000"});
   ASSERT_NE(daemon, nullptr);
   ExpectInLog(*daemon, "memory outlives a process");
+  const auto first = RawEngine::Open(daemon->socket());
+  ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_FALSE(RawEngine::Open(daemon->socket()).ok());
   ExpectInLog(*daemon, "CUDA_ERROR_ECC_UNCORRECTABLE");
   ExpectInLog(*daemon, "a GPU was lost, and nobody knows what its memory holds");
