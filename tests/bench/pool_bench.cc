@@ -118,7 +118,7 @@ void Load::Serve(Costs* costs) {
   Prepare();
   MatchOutcome match;
   SealEntry entries[kRequestBlocks];
-  SealOutcome outcomes[kRequestBlocks];
+  SealVerdict outcomes[kRequestBlocks];
   Verdict verdicts[kRequestBlocks];
   Clock::time_point before = Clock::now();
   const auto account = [&](Verb verb, size_t operations) {
