@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 
 PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
@@ -100,7 +101,7 @@ def engines(model, **usual):
 class Server(_Session):
     """A `vllm serve`: its HTTP process, its engine core and its worker."""
 
-    def __init__(self, model, pool, log, *flags):
+    def __init__(self, model, pool, log, *flags, environment=None):
         # Bound here too, though not listening: the port is nobody else's until the server has it.
         self._claim = socket.socket()
         self._claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +115,8 @@ class Server(_Session):
              json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
              "--dtype=bfloat16", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
+            env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+                 **(environment or {})})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -129,16 +131,24 @@ class Server(_Session):
 
     def started(self):
         self._up.wait()
-        assert self.process.poll() is None, self._log.read_text()[-5000:]
+        deadline = time.monotonic() + 60
+        while True:  # It says so before it listens.
+            assert self.process.poll() is None, self._log.read_text()[-5000:]
+            try:
+                return urllib.request.urlopen(f"{self.address}/health").close()
+            except urllib.error.URLError:
+                assert time.monotonic() < deadline, self._log.read_text()[-5000:]
+                time.sleep(0.1)
 
-    def complete(self, prompt, tokens=20):
-        """(token ids, how many of the prompt's were cached)."""
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                 "return_token_ids": True}
-        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(asked).encode(),
-                                         {"Content-Type": "application/json"})
+    def post(self, path, **what):
+        request = urllib.request.Request(f"{self.address}{path}", json.dumps(what).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as answer:
-            said = json.load(answer)
+            return answer.read()
+
+    def complete(self, prompt, tokens=20, model=None):
+        """(token ids, how many of the prompt's were cached). `model`: an adapter's name."""
+        said = json.loads(self.post("/v1/completions", model=model or self.model, prompt=prompt, max_tokens=tokens, temperature=0,
+                                    ignore_eos=True, return_token_ids=True))
         return said["choices"][0]["token_ids"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def kill(self):

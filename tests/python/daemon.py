@@ -3,8 +3,10 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
+import time
 
 BIN = pathlib.Path(os.environ["KVPOOL_BIN"])
 
@@ -45,4 +47,29 @@ class Daemon:
 
     def close(self):
         self.kill()
+        self.directory.cleanup()
+
+
+class KeptDaemon(Daemon):
+    """Its process is the keeper."""
+
+    def __init__(self, **more):
+        super().__init__(flags=["--keeper=on", "--keeper-deaths=1000000"], **more)
+
+    def pid(self):
+        return json.loads((self.path / "kvpoold.json").read_text())["pid"]
+
+    def kill_daemon(self):
+        """The next one may not be there yet. One that serves says so in its file a little later."""
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return os.kill(self.pid(), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError):
+                assert time.monotonic() < until, self.log()
+                time.sleep(0.005)
+
+    def close(self):
+        self.kill()  # The keeper: nobody starts another.
+        self.kill_daemon()  # It goes on without its keeper.
         self.directory.cleanup()

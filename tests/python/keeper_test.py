@@ -1,10 +1,7 @@
 """Sessions that live through `kill -9` of a daemon with a keeper, and go on sharing."""
 
 import importlib
-import json
-import os
 import pathlib
-import signal
 import sys
 import time
 import types
@@ -13,36 +10,12 @@ import numpy as np
 import pytest
 
 import kvpool
-from conftest import Daemon, layout
+from conftest import layout
+from daemon import KeptDaemon
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "client/integrations/vllm"
 KILLS = 5
 BLOCK = 16  # Tokens.
-
-
-class KeptDaemon(Daemon):
-    """Its process is the keeper."""
-
-    def __init__(self):
-        super().__init__(flags=["--keeper=on", "--keeper-deaths=1000000"])
-
-    def pid(self):
-        return json.loads((self.path / "kvpoold.json").read_text())["pid"]
-
-    def kill_daemon(self):
-        """The next one may not be there yet. One that serves says so in its file a little later."""
-        until = time.monotonic() + 60
-        while True:
-            try:
-                return os.kill(self.pid(), signal.SIGKILL)
-            except (FileNotFoundError, ProcessLookupError):
-                assert time.monotonic() < until, self.log()
-                time.sleep(0.005)
-
-    def close(self):
-        self.kill()  # The keeper: nobody starts another.
-        self.kill_daemon()  # It goes on without its keeper.
-        self.directory.cleanup()
 
 
 @pytest.fixture

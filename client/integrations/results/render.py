@@ -309,6 +309,21 @@ with its own cache takes `kv_cache_memory_bytes` at its start, whatever is in us
 # ---- The picture
 
 
+def vllm_faults(store):
+    rows = [[cell["fault"], value["answered"], value["wrong"], value["failed"], f"{value['longest_s']:.1f}", f"{value['again_s']:.1f}"]
+            for cell, value in store.where()]
+    return f"""## vLLM: faults under load
+
+Two of vLLM's HTTP servers on one pool (three where it says so), four clients each, who ask all the time: answers of 40 tokens to 24 prompts of 240 to
+600, a Llama with random weights in float32. Each answer is compared, token by token, with that of vLLM with its own cache. `longest`: seconds of
+the slowest answer; `found again`: seconds from the end of the load until a prompt that one server had computed was a hit in the other, with what
+that takes itself. Requests of a killed engine are not counted. These are figures of
+`KVPOOL_RESULTS_DIR=... tests/engines.sh --vllm -k vllm_http_faults`, on two cores that all of this shared.
+
+{_table(["fault", "answers", "wrong", "failed", "longest", "found again"], rows)}
+"""
+
+
 def _panel(x, y, title, lines, low, high):
     """Lines over the three budgets: {policy: [values]}."""
     width, height = 260, 200
@@ -367,7 +382,7 @@ novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (deb
 """]
     for name, render in (("alike", correctness), ("vllm_alike", vllm_alike), ("ttft", ttft), ("memory", memory), ("decode", decode),
                          ("vllm_ttft", vllm_ttft), ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
-                         ("perplexity", perplexity), ("retrieval", retrieval)):
+                         ("vllm_faults", vllm_faults), ("perplexity", perplexity), ("retrieval", retrieval)):
         if name in have:
             parts.append(render(have[name]))
     if {"perplexity", "retrieval"} <= set(have):

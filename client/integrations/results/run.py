@@ -45,7 +45,7 @@ def main():
     for name in arguments.tables or (tables if vllm_speed.available() else TABLES):
         cells, value_of = tables[name]
         lab.measure(name, cells(), value_of, here)
-    stores = {name: lab.Store(name) for name in tables}
+    stores = {name: lab.Store(name) for name in (*tables, "vllm_faults")}  # The last by tests/engines/vllm_http_faults_test.py.
     (FOLDER.parent / "RESULTS.md").write_text(render.page(stores))
     if stores["perplexity"].where() and stores["retrieval"].where():
         (FOLDER / "pruning.svg").write_text(render.picture(stores["perplexity"], stores["retrieval"]))
