@@ -27,7 +27,7 @@ namespace kvpool {
 namespace {
 
 // Sessions that open at this moment, and operations on devices, have so long to get done.
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kStopPatience{1000};
 // The same once nothing new begins. Engines wait meanwhile.
 constexpr std::chrono::milliseconds kRestingPatience{100};
 constexpr std::chrono::milliseconds kPause{1};
@@ -74,7 +74,7 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, {.reads_state = !request.cold()}));
   RETURN_IF_ERROR(CheckSettingsOfToday());
   const bool end_sessions = request.end_sessions() || request.cold();
-  RETURN_IF_ERROR(AwaitSettled(kPatience, end_sessions));
+  RETURN_IF_ERROR(AwaitSettled(kStopPatience, end_sessions));
   grpc_server_->Rest();
   absl::Cleanup go_on = [this] { grpc_server_->GoOn(); };
   RETURN_IF_ERROR(AwaitSettled(kRestingPatience, end_sessions));
