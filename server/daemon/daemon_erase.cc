@@ -106,12 +106,32 @@ void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::Era
   });
 }
 
+// Bytes of blocks that nobody has, those of a slab that is leaving included.
+uint64_t UnwrittenBytes(const Space& space) {
+  const SpaceState& state = space.state;
+  const auto counts = state.pool.counts();
+  const uint64_t blocks =
+      uint64_t{counts[static_cast<int>(BlockState::kFree)]} + counts[static_cast<int>(BlockState::kWithheld)];
+  const uint64_t of_slab = state.growth.leaving().has_value() ? state.growth.leaving()->block_count : 0;
+  return (blocks + of_slab) * space.facts.layout.block_bytes() * space.facts.devices.size();
+}
+
+// `below`: what is known of a tier, with a comma in front.
+absl::Status NoSuchTenant(const std::string& tenant, const std::string& below,
+                          const std::vector<std::string>& others) {
+  return absl::NotFoundError(
+      absl::StrCat("tenant is \"", tenant, "\": it has no open space", below,
+                   others.empty() ? "" : absl::StrCat("; did you mean ", absl::StrJoin(others, ", "), "?")));
+}
+
 }  // namespace
 
 void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
   std::vector<BlockRef> pinned;
   const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
-  ForEachBlock(space, [&](const SpaceState&, const BlockView& view) {
+  uint64_t blocks = 0;
+  ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
+    blocks = state.pool.capacity();
     if (!IsSealed(view)) return;
     if (view.pinned) pinned.push_back(view.ref);
     if (below) names->push_back(TierKeyOf(space->facts, view.key));
@@ -126,7 +146,8 @@ void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<Ti
       more |= space->state.pool.Unpin(absl::MakeConstSpan(pinned).subspan(begin, end - begin)) > 0;
     }
   }
-  const uint64_t evicted = EvictFrom(space, nullptr, UINT64_MAX);
+  // Engines that go on seal and release meanwhile: what they add has an end here, and is found afterwards.
+  const uint64_t evicted = EvictFrom(space, nullptr, blocks);
   const uint64_t bytes = evicted * space->facts.layout.block_bytes() * space->facts.devices.size();
   response->set_blocks(response->blocks() + evicted);
   response->set_bytes(response->bytes() + bytes);
@@ -146,28 +167,19 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   std::erase_if(spaces, [&](const auto& space) { return space->facts.tenant != tenant; });
   Tier* const tier = options_.tier.get();
   const TierOwner owner = tier == nullptr ? TierOwner{} : OwnerBelow(options_, tenant);
-  if (spaces.empty()) {
-    uint64_t below = 0;
-    if (tier != nullptr) {
-      ASSIGN_OR_RETURN(below, tier->CountOf(owner));
-    }
-    if (below == 0) {
-      return absl::NotFoundError(absl::StrCat(
-          "tenant is \"", tenant, "\": it has no open space",
-          tier == nullptr ? ""
-                          : absl::StrCat(", and tier ", std::string(tier->name()), " knows of nothing of it"),
-          others.empty() ? "" : absl::StrCat("; did you mean ", absl::StrJoin(others, ", "), "?")));
-    }
-  }
   response->set_spaces(static_cast<uint32_t>(spaces.size()));
+  if (spaces.empty() && tier == nullptr) return NoSuchTenant(tenant, "", others);
   const Suspension suspension(spaces);
   if (tier_mover_ != nullptr) tier_mover_->AwaitRound();
   std::vector<TierKey> names;
   for (const std::shared_ptr<Space>& space : spaces) EraseFrom(space.get(), response, &names);
+  if (stopping_) return absl::UnavailableError("the daemon is ending: erase again");
   while (const std::shared_ptr<Space> idle = registry_->CloseIdle(UINT64_MAX, {}, &tenant)) {
     Retire(idle);
     response->set_closed(response->closed() + 1);
   }
+  // Those that others close at this moment.
+  for (const std::shared_ptr<Space>& closing : registry_->ClosingOf(tenant)) Destroy(closing.get());
   if (tier != nullptr) {
     const TierErased erased = tier->Erase(owner, names);
     v1::ErasedTier* of_tier = response->add_tiers();
@@ -179,6 +191,12 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
     ASSIGN_OR_RETURN(const uint64_t found, tier->CountOf(owner));
     of_tier->set_found(found);
     const std::string name = absl::StrCat("tier ", std::string(tier->name()), ": ");
+    if (spaces.empty() && erased.values + erased.failed + found == 0 && erased.complete) {
+      return NoSuchTenant(tenant,
+                          absl::StrCat(", and tier ", std::string(tier->name()), " knows of nothing of it",
+                                       erased.remains.empty() ? "" : absl::StrCat(" (", erased.remains, ")")),
+                          others);
+    }
     if (!erased.remains.empty()) response->add_remains(absl::StrCat(name, erased.remains));
     if (erased.failed > 0)
       response->add_remains(absl::StrCat(name, erased.failed, " values of which it is not certain"));
@@ -190,10 +208,7 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
     if (space->facts.tenant != tenant) continue;
     Check(space.get(), &holders, response);
     SpaceLock lock(*space);
-    const auto free = space->state.pool.counts()[static_cast<int>(BlockState::kFree)];
-    response->set_unwritten_bytes(response->unwritten_bytes() + uint64_t{free} *
-                                                                    space->facts.layout.block_bytes() *
-                                                                    space->facts.devices.size());
+    response->set_unwritten_bytes(response->unwritten_bytes() + UnwrittenBytes(*space));
   }
   for (const auto& [id, holder] : holders) {
     if (static_cast<size_t>(response->holders_size()) < kMostHoldersNamed) *response->add_holders() = holder;

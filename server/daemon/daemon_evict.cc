@@ -157,7 +157,7 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
   uint64_t evicted = 0;
   uint64_t before_pass = 0;
   size_t end = victims == nullptr ? 0 : victims->size();
-  while (evicted < count) {
+  while (evicted < count && !stopping_) {
     const uint32_t slice = static_cast<uint32_t>(std::min<uint64_t>(kReclaimSlice, count - evicted));
     space->GiveWay();
     SpaceTurn turn(*space, &settlement);

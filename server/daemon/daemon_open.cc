@@ -86,6 +86,30 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
           .rank = role.rank()};
 }
 
+// A space has the terms of a rule while a session opens by it, and afterwards if that succeeded.
+class RuleTerms {
+ public:
+  RuleTerms(Space* space, const AccessRule& rule) : space_(*space), terms_(TermsOf(rule)) {
+    SpaceLock lock(space_);
+    before_ = space_.TakeTerms(terms_);
+  }
+  ~RuleTerms() {
+    if (kept_) return;
+    SpaceLock lock(space_);
+    // Another opening may have set its own since.
+    if (space_.state.give_back.of_rule == terms_) space_.TakeTerms(before_);
+  }
+  RuleTerms(const RuleTerms&) = delete;
+  RuleTerms& operator=(const RuleTerms&) = delete;
+  void Keep() { kept_ = true; }
+
+ private:
+  Space& space_;
+  const GiveBack::Terms terms_;
+  GiveBack::Terms before_;
+  bool kept_ = false;
+};
+
 // A session whose guarantee is above what it may hold could never have it.
 absl::Status CheckHeldBlocks(const AccessRule& rule, const v1::OpenSession& request) {
   if (request.guaranteed_blocks() <= rule.limits.held_blocks) return absl::OkStatus();
@@ -315,14 +339,8 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   const Opening opening(registry_.get(), space,
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
-  {
-    SpaceLock lock(*space);
-    const AccessLimits& limits = rule->limits;
-    space->state.give_back.of_rule = {
-        .limit_blocks = limits.space_blocks == kNoAccessLimit ? 0 : limits.space_blocks,
-        .weight = limits.weight};
-    space->ApplyTerms();
-  }
+  // They bound what is made for this opening already.
+  RuleTerms terms_of_rule(space.get(), *rule);
   SessionTerms terms{
       .id = registry_->NextSessionId(),
       .client_name = request.client_name().empty() ? claim->client_name : request.client_name(),
@@ -344,6 +362,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   }
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
+  terms_of_rule.Keep();
   const Registry::Fate fate = claim.Bind(session, member, std::move(kept));
   claim->peer->Bound();
   {

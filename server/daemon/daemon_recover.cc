@@ -254,6 +254,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     member->identity.peer = std::move(peer);
     member->identity.credentials = credentials;
     member->identity.gives_back = hello.gives_back();
+    if (member->index == 0) space.TakeTerms(TermsOf(rule));
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
   }
   LogInfo("session came back", {{"session", session.terms.id},

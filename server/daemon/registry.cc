@@ -434,6 +434,15 @@ std::vector<std::shared_ptr<Space>> Registry::Closing(absl::Span<const size_t> d
   return closing;
 }
 
+std::vector<std::shared_ptr<Space>> Registry::ClosingOf(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Space>> closing;
+  for (const auto& space : closing_) {
+    if (space->facts.tenant == tenant) closing.push_back(space);
+  }
+  return closing;
+}
+
 void Registry::Closed(const Space& space) {
   MutexLock lock(&mu_);
   spaces_closed_ += std::erase_if(closing_, [&space](const auto& other) { return other.get() == &space; });

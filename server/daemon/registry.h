@@ -148,6 +148,8 @@ class Registry {
   bool MustYield(const Space& space);
   // The spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
+  // The same for all of a tenant.
+  std::vector<std::shared_ptr<Space>> ClosingOf(const std::string& tenant);
   // The slabs of a closing space are destroyed. Whoever destroyed them says so; once is enough.
   void Closed(const Space& space);
   // Counts the spaces that are gone. If nothing is closing and this has not moved, no memory

@@ -96,6 +96,12 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
   return TenantScope{name, name};
 }
 
+GiveBack::Terms TermsOf(const AccessRule& rule) {
+  const AccessLimits& limits = rule.limits;
+  return {.limit_blocks = limits.space_blocks == kNoAccessLimit ? 0 : limits.space_blocks,
+          .weight = limits.weight};
+}
+
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {
   if (options.tier == nullptr) {
     facts->hash_seed = RandomBytes(kHashSeedBytes);

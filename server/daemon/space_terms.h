@@ -14,6 +14,7 @@
 #include "server/access/access_policy.h"
 #include "server/daemon/options.h"
 #include "server/pool/block_pool.h"
+#include "server/space/give_back.h"
 #include "server/space/space_facts.h"
 
 namespace kvpool {
@@ -24,6 +25,9 @@ struct TenantScope {
 };
 // The tenant that `uid` is served as by the rule that it matches. PERMISSION_DENIED: the rule lists others.
 absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::string& tenant, uint32_t uid);
+
+// What the rule says of spaces.
+GiveBack::Terms TermsOf(const AccessRule& rule);
 
 // The space's hash seed, and its name below the pool. Without a tier the seed is random. With one both are derived from the
 // tier's secret and from the fingerprint, layout, ranks and tenant in `facts`: the same after every start, and on every node

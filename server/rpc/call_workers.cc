@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool {
 
@@ -23,18 +24,47 @@ CallWorkers::~CallWorkers() {
 absl::Status CallWorkers::Start(const Call& call, std::function<void()> work) {
   {
     MutexLock lock(&mu_);
-    if (waiting_.size() >= options_.most_waiting ||
-        waiting_bytes_ + call.bytes > options_.most_waiting_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(waiting_.size(), " ", options_.calls, " of ", waiting_bytes_,
-                       " bytes wait already, and this one has ", call.bytes, "; the limits are ",
-                       options_.most_waiting, " and ", options_.most_waiting_bytes, " bytes"));
+    RETURN_IF_ERROR(CheckPlace(call));
+    for (Places* const taken : {&taken_, &taken_by_[call.tenant]}) {
+      ++taken->calls;
+      taken->bytes += call.bytes;
     }
-    waiting_bytes_ += call.bytes;
     waiting_.Push(call.tenant, {.call = call, .work = std::move(work)});
   }
   wanted_.Signal();
   return absl::OkStatus();
+}
+
+void CallWorkers::StartHeld(const Call& call, std::function<void()> work) {
+  {
+    MutexLock lock(&mu_);
+    waiting_.Push(call.tenant, {.call = call, .held = true, .work = std::move(work)});
+  }
+  wanted_.Signal();
+}
+
+absl::Status CallWorkers::CheckPlace(const Call& call) const {
+  const auto check = [&](const Places& taken, size_t most, size_t most_bytes, absl::string_view whose) {
+    if (taken.calls < most && taken.bytes + call.bytes <= most_bytes) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(taken.calls, " ", options_.calls, whose, " of ",
+                                                     taken.bytes, " bytes wait already, and this one has ",
+                                                     call.bytes, "; the limits are ", most, " and ",
+                                                     most_bytes, " bytes"));
+  };
+  RETURN_IF_ERROR(check(taken_, options_.most_waiting, options_.most_waiting_bytes, ""));
+  const auto own = taken_by_.find(call.tenant);
+  if (!options_.divided || own == taken_by_.end()) return absl::OkStatus();
+  return check(own->second, options_.most_waiting / 2, options_.most_waiting_bytes / 2,
+               absl::StrCat(" of tenant \"", call.tenant, "\""));
+}
+
+void CallWorkers::Leave(const Call& call) {
+  const auto own = taken_by_.find(call.tenant);
+  for (Places* const taken : {&taken_, &own->second}) {
+    --taken->calls;
+    taken->bytes -= call.bytes;
+  }
+  if (own->second.calls == 0) taken_by_.erase(own);
 }
 
 size_t CallWorkers::waiting(uint64_t owner) {
@@ -71,7 +101,7 @@ void CallWorkers::Run() {
       while (!stop_ && !(first = Next()).has_value()) wanted_.Wait(&mu_);
       if (stop_) return;
       next = *std::move(first);
-      waiting_bytes_ -= next.call.bytes;
+      if (!next.held) Leave(next.call);
       owner = next.call.owner;
       if (owner != 0) running_.push_back(owner);
       ++at_work_;

@@ -3,7 +3,7 @@
 //
 // Peers decide how many such calls there are, so that threads, calls that wait for one, and the bytes of those
 // calls are bounded. A call beyond the bounds is refused. Calls of one owner run one after another: however many it
-// has, it takes one thread. Tenants take turns at the threads.
+// has, it takes one thread. Tenants take turns at the threads, and none takes all the places.
 #ifndef KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 #define KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 
@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
 #include "server/base/fair_queue.h"
@@ -28,6 +29,7 @@ class CallWorkers {
     int threads = 1;
     size_t most_waiting = 0;
     size_t most_waiting_bytes = 0;
+    bool divided = false;  // One tenant has at most half of the places.
   };
   explicit CallWorkers(Options options);
   // Calls that have begun are carried through, the others are dropped.
@@ -42,6 +44,8 @@ class CallWorkers {
   };
   // Runs `work` on one of the threads. RESOURCE_EXHAUSTED: too many wait, and it will not run.
   absl::Status Start(const Call& call, std::function<void()> work);
+  // The same for a call whose stream holds the request and sends no other before the answer: it has a place always.
+  void StartHeld(const Call& call, std::function<void()> work);
   // How many calls of this owner wait.
   size_t waiting(uint64_t owner);
   // No call runs, and none waits.
@@ -50,9 +54,15 @@ class CallWorkers {
  private:
   struct Waiting {
     Call call;
+    bool held = false;
     std::function<void()> work;
   };
+  struct Places {
+    size_t calls = 0, bytes = 0;
+  };
   void Run();
+  absl::Status CheckPlace(const Call& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Leave(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next call whose owner has none running; none: there is none.
   std::optional<Waiting> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -63,7 +73,9 @@ class CallWorkers {
   FairQueue<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> running_ ABSL_GUARDED_BY(mu_);  // The owners.
   size_t at_work_ ABSL_GUARDED_BY(mu_) = 0;             // Threads that run a call.
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  Places taken_ ABSL_GUARDED_BY(mu_);                   // What calls have that wait and were not held,
+  absl::flat_hash_map<std::string, Places> taken_by_
+      ABSL_GUARDED_BY(mu_);  // and those of a tenant that has some.
   std::vector<std::thread> threads_;
 };
 

@@ -39,8 +39,7 @@ constexpr int kMaxStreamsPerConnection = 1024;
 constexpr int kOperatorThreads = 4;
 constexpr size_t kMostOperatorCallsWaiting = 64;
 constexpr size_t kMostOperatorBytesWaiting = 64 << 20;
-// Large calls of engines: some ten milliseconds each, in pieces. What finds no room here is carried out by the queue's
-// thread.
+// Large calls of engines: some ten milliseconds each, in pieces. Those that came in a stream have a place besides.
 constexpr int kLargeCallThreads = 4;
 constexpr size_t kMostLargeCallsWaiting = 256;
 constexpr size_t kMostLargeBytesWaiting = 64 << 20;
@@ -84,11 +83,12 @@ class GrpcServer::Rep {
                                  .threads = kOperatorThreads,
                                  .most_waiting = kMostOperatorCallsWaiting,
                                  .most_waiting_bytes = kMostOperatorBytesWaiting})),
-        large_calls_(std::make_unique<CallWorkers>(
-            CallWorkers::Options{.calls = "large calls",
-                                 .threads = kLargeCallThreads,
-                                 .most_waiting = kMostLargeCallsWaiting,
-                                 .most_waiting_bytes = kMostLargeBytesWaiting})) {}
+        large_calls_(
+            std::make_unique<CallWorkers>(CallWorkers::Options{.calls = "large calls",
+                                                               .threads = kLargeCallThreads,
+                                                               .most_waiting = kMostLargeCallsWaiting,
+                                                               .most_waiting_bytes = kMostLargeBytesWaiting,
+                                                               .divided = true})) {}
   ~Rep() { Stop(std::chrono::milliseconds(0)); }
 
   absl::Status Start(const GrpcServerOptions& options);

@@ -24,7 +24,8 @@ Openings::Openings(Daemon* daemon, RpcStats* stats)
       workers_({.calls = "openings",
                 .threads = kThreads,
                 .most_waiting = kMostWaiting,
-                .most_waiting_bytes = kMostWaitingBytes}) {}
+                .most_waiting_bytes = kMostWaitingBytes,
+                .divided = true}) {}
 
 void Openings::OpenSession(const Caller& caller, const v1::OpenSession* request,
                            v1::OpenSessionResult* result, Done done) {

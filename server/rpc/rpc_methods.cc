@@ -107,7 +107,10 @@ void ApplyVerb(const EngineHost& host, const RpcQueue& queue, const std::string&
   }
   const CallWorkers::Call facts = {
       .bytes = operation->ByteSizeLong(), .owner = session, .tenant = TenantOf(*member)};
-  if (!host.large_calls->Start(facts, apply).ok()) apply();
+  const absl::Status started = host.large_calls->Start(facts, apply);
+  if (started.ok()) return;
+  done(absl::ResourceExhaustedError(absl::StrCat(
+      name, ": ", started.message(), "; nothing was applied: call again, with the same sequence")));
 }
 
 // The unary form of a Step operation: the same handler, under the call's sequence.
@@ -135,11 +138,17 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
           host.refusals->Add(caller.peer, name, owner);
           return done(owner);
         }
+        const std::string& tenant = TenantOf(**member);
+        const size_t bytes = operation.ByteSizeLong();
+        if (const absl::Status turn = queue->CheckTurn(tenant, name, bytes); !turn.ok()) return done(turn);
         // Shared, since it may wait.
         auto moved = std::make_shared<v1::Operation>(std::move(operation));
-        queue->InTurn(TenantOf(**member), [=, member = *member] {
-          ApplyVerb(host, *queue, name, request->call(), member, moved, answer, done);
-        });
+        queue->InTurn(
+            tenant,
+            [=, member = *member] {
+              ApplyVerb(host, *queue, name, request->call(), member, moved, answer, done);
+            },
+            bytes);
       });
 }
 

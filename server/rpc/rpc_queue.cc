@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 
 namespace kvpool {
@@ -10,8 +11,13 @@ namespace {
 
 // The message travels in a header, and all headers of a call together may have 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
-// Peers that send without end do not keep those from their turn who have sent. An event is a message that is read, some 10 us.
+// Peers that send without end do not keep those from their turn who have sent. An event is a message that is read, some 10 us,
+// and some 1 ms for each MiB that it has.
 constexpr int kMostEventsBetweenTurns = 1024;
+constexpr size_t kMostBytesBetweenTurns = 1 << 20;
+// Unary verbs of one tenant that wait for its turns, and what they name.
+constexpr size_t kMostVerbsWaiting = 1024;
+constexpr size_t kMostVerbBytesWaiting = 8 << 20;
 
 }  // namespace
 
@@ -52,7 +58,7 @@ bool RpcQueue::RunNext() {
     return true;
   }
   // A time that is long past: what has not arrived is not waited for.
-  if (events_ < kMostEventsBetweenTurns &&
+  if (events_ < kMostEventsBetweenTurns && read_bytes_ < kMostBytesBetweenTurns &&
       queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::time_point()) ==
           grpc::CompletionQueue::GOT_EVENT) {
     ++events_;
@@ -60,13 +66,33 @@ bool RpcQueue::RunNext() {
     return true;
   }
   events_ = 0;
-  (*turns_.Pop())();
+  read_bytes_ = 0;
+  const Turn turn = *turns_.Pop();
+  if (turn.bytes > 0) {
+    const auto bytes = turn_bytes_.find(turn.tenant);
+    if ((bytes->second -= turn.bytes) == 0) turn_bytes_.erase(bytes);
+  }
+  turn.work();
   return true;
 }
 
-void RpcQueue::InTurn(const std::string& tenant, std::function<void()> work) {
+void RpcQueue::InTurn(const std::string& tenant, std::function<void()> work, size_t bytes) {
   if (turns_.empty() && !several_()) return work();
-  turns_.Push(tenant, std::move(work));
+  read_bytes_ += bytes;
+  if (bytes > 0) turn_bytes_[tenant] += bytes;
+  turns_.Push(tenant, {.tenant = tenant, .work = std::move(work), .bytes = bytes});
+}
+
+absl::Status RpcQueue::CheckTurn(const std::string& tenant, const std::string& verb, size_t bytes) const {
+  const size_t waiting = turns_.size(tenant);
+  if (waiting == 0) return absl::OkStatus();
+  const auto found = turn_bytes_.find(tenant);
+  const size_t waiting_bytes = found == turn_bytes_.end() ? 0 : found->second;
+  if (waiting < kMostVerbsWaiting && waiting_bytes + bytes <= kMostVerbBytesWaiting) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      verb, ": ", waiting, " verbs of tenant \"", tenant, "\" wait for its turn, with ", waiting_bytes,
+      " bytes, and this one has ", bytes, "; the limits are ", kMostVerbsWaiting, " and ",
+      kMostVerbBytesWaiting, " bytes; nothing was applied: call again, with the same sequence"));
 }
 
 void RpcQueue::Stop() {

@@ -23,6 +23,7 @@
 #include <thread>
 #include <unordered_set>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "server/base/fair_queue.h"
 
@@ -100,8 +101,11 @@ class RpcQueue {
   void End(RpcCall* call);
   // True: accept no further calls.
   bool stopping() const { return stopping_; }
-  // Carries out what the tenant has sent, at once or when its turn comes: always, also when the queue rests or stops by then.
-  void InTurn(const std::string& tenant, std::function<void()> work);
+  // Carries out what the tenant has sent, a message of so many bytes, at once or when its turn comes: always, also when the queue rests or stops by then.
+  // A stream has one batch waiting at most. The callers of unary verbs decide how many those are: CheckTurn comes first.
+  void InTurn(const std::string& tenant, std::function<void()> work, size_t bytes);
+  // RESOURCE_EXHAUSTED: no further verb of so many bytes may wait for this tenant's turn.
+  absl::Status CheckTurn(const std::string& tenant, const std::string& verb, size_t bytes) const;
 
  private:
   void Run();
@@ -120,8 +124,16 @@ class RpcQueue {
   std::atomic<size_t> begun_{0};
   // ---- These belong to the thread.
   bool stopping_ = false;
-  FairQueue<std::function<void()>> turns_;
-  int events_ = 0;  // They came after the last turn.
+  struct Turn {
+    std::string tenant;
+    std::function<void()> work;
+    size_t bytes = 0;
+  };
+  FairQueue<Turn> turns_;
+  absl::flat_hash_map<std::string, size_t> turn_bytes_;  // The sum of each tenant's that is not zero.
+  // What came after the last turn.
+  int events_ = 0;
+  size_t read_bytes_ = 0;
   std::unordered_set<RpcCall*> calls_;
 };
 

@@ -94,9 +94,8 @@ class StepCall final : public RpcCall {
   bool ReadRequest();
   // Applies the batch that was read: fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
-  // Has a large batch applied elsewhere, or one that would wait for another of its session's; OnApplied follows. False:
-  // it is to be handled here.
-  bool HandleElsewhere(bool large);
+  // Has a large batch applied elsewhere, or one that would wait for another of its session's; OnApplied follows.
+  void HandleElsewhere(bool large);
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
   absl::Status Bind(const std::string& token);
@@ -177,6 +176,7 @@ void StepCall::OnRead(bool ok) {
   // Nobody has heard of what was read: it comes again.
   if (method_.site.queue->resting()) return End(Resting());
   begun_ns_ = NowNs();
+  const size_t bytes = received_.Length();
   if (!ReadRequest()) return End(absl::InvalidArgumentError("the message is not a StepRequest"));
   if (member_ == nullptr) {
     if (Opens(reader_.request())) return OpenMember();
@@ -184,7 +184,8 @@ void StepCall::OnRead(bool ok) {
     if (!bound.ok()) return End(bound);
   }
   in_turn_ = true;
-  method_.site.queue->InTurn(TenantOf(*member_), [this] { OnTurn(); });
+  method_.site.queue->InTurn(
+      TenantOf(*member_), [this] { OnTurn(); }, bytes);
 }
 
 void StepCall::OnTurn() {
@@ -200,29 +201,22 @@ void StepCall::OnTurn() {
     return Answer();
   }
   const bool large = CountNames(request) > kLargeCallNames;
-  if ((large || member_->session->large_calls > 0) && HandleElsewhere(large)) return;
+  if (large || member_->session->large_calls > 0) return HandleElsewhere(large);
   Handle();
   Answer();
 }
 
-bool StepCall::HandleElsewhere(bool large) {
-  const auto end = std::make_shared<ElsewhereEnd>();
-  elsewhere_ = end;
+void StepCall::HandleElsewhere(bool large) {
+  elsewhere_ = std::make_shared<ElsewhereEnd>();
   // Wake-ups come meanwhile, and are looked at when this is over.
-  const absl::Status started =
-      method_.host.large_calls->Start({.bytes = reader_.request().ByteSizeLong(),
-                                       .owner = LargeCallOwner(*member_),
-                                       .tenant = TenantOf(*member_)},
-                                      [this, end, large] {
-                                        member_->session->large_calls += large ? 1 : 0;
-                                        follow_up_ = method_.host.daemon->Apply(
-                                            member_, reader_.request(), &response_, &wire_, listener_.get());
-                                        member_->session->large_calls -= large ? 1 : 0;
-                                        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
-                                      });
-  if (started.ok()) return true;
-  elsewhere_ = nullptr;
-  return false;
+  method_.host.large_calls->StartHeld(
+      {.owner = LargeCallOwner(*member_), .tenant = TenantOf(*member_)}, [this, end = elsewhere_, large] {
+        member_->session->large_calls += large ? 1 : 0;
+        follow_up_ =
+            method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
+        member_->session->large_calls -= large ? 1 : 0;
+        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
+      });
 }
 
 void StepCall::OnApplied(bool ok) {

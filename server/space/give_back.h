@@ -95,6 +95,7 @@ class GiveBack {
     // Of a device that several spaces want, capacity * weight / (sum of their weights) is the space's own. Where no space of the
     // device has one, nothing is anybody's own; where some have, the others' is 1.
     uint32_t weight = 0;
+    bool operator==(const Terms&) const = default;
   };
   Terms of_rule, of_operator;
   uint32_t limit_blocks() const {

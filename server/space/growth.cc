@@ -56,8 +56,10 @@ uint32_t Growth::max_blocks() const {
   return std::max(unit, (limit_blocks_ + 1) / unit * unit);
 }
 
-void Growth::set_limit(uint32_t blocks) {
-  if (std::exchange(limit_blocks_, blocks) != blocks) set_may_grow(!complete());
+void Growth::set_limit(uint32_t blocks, uint64_t now) {
+  if (std::exchange(limit_blocks_, blocks) == blocks) return;
+  // One that found no room in the budget is not asked again before its time for the sake of a higher limit.
+  complete() ? set_may_grow(false) : Unblock(now);
 }
 
 void Growth::Add(SlabRow row, uint64_t now) {

@@ -78,7 +78,7 @@ class Growth {
   // The most blocks that it may have, the null block included: whole units, and one at least.
   uint32_t max_blocks() const;
   // So many without the null block; UINT32_MAX: as many as there is room for.
-  void set_limit(uint32_t blocks);
+  void set_limit(uint32_t blocks, uint64_t now);
 
   void Add(SlabRow row, uint64_t now);
   // The first slab that has not entered does.

@@ -172,8 +172,14 @@ absl::Status Space::SendFrame(OutgoingFrame out) {
 
 void Space::ApplyTerms() {
   const uint32_t limit = state.give_back.limit_blocks();
-  state.growth.set_limit(limit == 0 ? UINT32_MAX : limit);
+  state.growth.set_limit(limit == 0 ? UINT32_MAX : limit, NowMs());
   weight_.store(state.give_back.weight(), std::memory_order_relaxed);
+}
+
+GiveBack::Terms Space::TakeTerms(const GiveBack::Terms& of_rule) {
+  const GiveBack::Terms before = std::exchange(state.give_back.of_rule, of_rule);
+  ApplyTerms();
+  return before;
 }
 
 absl::Status Space::MakeSlab(Settlement* settlement) {

@@ -96,6 +96,8 @@ class Space {
 
   // What it may have and what is its own follow from give_back's terms, which have changed.
   void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Those of a rule from now on. Answers the ones before.
+  GiveBack::Terms TakeTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // GiveBack::weight(), for those who have no lock.
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 

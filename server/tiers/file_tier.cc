@@ -13,6 +13,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
@@ -27,9 +28,11 @@ constexpr uint64_t kSegmentsAtLeast = 16;
 // The next daemon knows of a value's uses to within so large a part of the order: a record is written again when a use moves its
 // value further. A value that is read all the time is written as often as the whole order turns over so many times.
 constexpr uint64_t kPartsOfOrder = 16;
-// Slots, and bytes of them, that are emptied or wiped under one hold of the mutex, which only the tier's own threads wait for.
+// Slots, and bytes of them, that are emptied under one hold of the mutex, which only the tier's own threads wait for, or that
+// are kept from them while they are wiped.
 constexpr size_t kErasedTogether = 64;
 constexpr uint64_t kErasedBytesTogether = 64 << 20;
+constexpr size_t kMostFilesNamed = 4;
 
 std::string PathOf(const std::string& folder, uint64_t number) {
   return absl::StrCat(folder, "/", number, ".slots");
@@ -124,6 +127,7 @@ absl::Status FileTier::Recover() {
         // It may be whole and readable tomorrow: it stays, and takes its part of the capacity.
         const auto bytes = std::filesystem::file_size(path, error);
         LogWarning("tier's file left alone", {{"path", path}, {"error", segment.status()}});
+        left_alone_.push_back(path);
         next_file_ = std::max(next_file_, number + 1);
         file_bytes_ += error ? 0 : bytes;
         continue;
@@ -383,7 +387,7 @@ TierResult FileTier::RunStore(const Task& task) {
 
 // ------------------------------------------------------------------------------------------------- erasing
 
-TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
+void FileTier::RefuseWaiting(const TierOwner& owner) {
   std::vector<Task> refused;
   uint64_t number = 0;
   {
@@ -400,19 +404,21 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
           others.push_back(std::move(task));
           continue;
         }
-        const bool load = task.load.into != nullptr;
-        ++(load ? counters_.missed : counters_.failed);
+        ++counters_.missed;
         refused.push_back(std::move(task));
       }
       queue->swap(others);
     }
     while (*under_way_.begin() <= last) ended_.Wait(&queue_mu_);
   }
-  for (const Task& task : refused) {
-    (*task.done)(task.index, task.load.into != nullptr ? TierResult::kMiss : TierResult::kFailed);
-  }
+  for (const Task& task : refused) (*task.done)(task.index, TierResult::kMiss);
   refused.clear();
   EndTask(number);
+}
+
+TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
+  MutexLock one(&erase_mu_);
+  RefuseWaiting(owner);
   Erasure erasure;
   std::vector<TierKey> keys;
   uint64_t nobodys = 0;
@@ -441,18 +447,28 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
     MutexLock lock(&mu_);
     while (erasure.left > 0) erased_.Wait(&mu_);
   }
+  // All of them, whether anything was found or not: an erasure that was not ended may have left bytes without a record.
   absl::Status wiped;
-  for (const uint64_t number : FileNumbers()) wiped.Update(WipeFree(number));
+  for (const uint64_t number : FileNumbers()) {
+    File* const file = Hold(number);
+    if (file == nullptr) continue;
+    wiped.Update(WipeFree(file));
+    Release(file);
+  }
   TierErased answer = erasure.answer;
+  std::vector<std::string> remains;
   if (!wiped.ok()) {
     answer.failed += std::exchange(answer.values, 0);
     answer.bytes = 0;
-    answer.remains = absl::StrCat("free slots that could not be wiped: ", std::string(wiped.message()));
+    remains.push_back(absl::StrCat("free slots that could not be wiped: ", std::string(wiped.message())));
   }
+  if (std::string left_alone = LeftAlone(); !left_alone.empty()) remains.push_back(std::move(left_alone));
+  answer.complete = remains.empty() && answer.failed == 0;
   if (nobodys > 0) {
-    absl::StrAppend(&answer.remains, answer.remains.empty() ? "" : "; ", nobodys,
-                    " values of an earlier version, which did not say whose they are");
+    remains.push_back(
+        absl::StrCat(nobodys, " values of an earlier version, which did not say whose they are"));
   }
+  answer.remains = absl::StrJoin(remains, "; ");
   return answer;
 }
 
@@ -463,50 +479,83 @@ std::vector<uint64_t> FileTier::FileNumbers() {
   return numbers;
 }
 
-absl::Status FileTier::WipeFree(uint64_t number) {
-  std::vector<uint32_t> free;
-  {
-    MutexLock lock(&mu_);
-    const auto found = files_.find(number);
-    if (found == files_.end()) return absl::OkStatus();
-    free = found->second->free;
-    free.insert(free.end(), found->second->failed.begin(), found->second->failed.end());
-  }
-  std::sort(free.begin(), free.end());
-  absl::Status wiped;
-  for (size_t begin = 0, end = 0; begin < free.size(); begin = end) {
-    MutexLock lock(&mu_);
-    const auto found = files_.find(number);
-    if (found == files_.end()) return wiped;
-    File& file = *found->second;
-    // One that is filled by now has lost what it had.
-    absl::flat_hash_set<uint32_t> still(file.free.begin(), file.free.end());
-    still.insert(file.failed.begin(), file.failed.end());
-    const size_t some =
-        std::clamp<size_t>(kErasedBytesTogether / file.segment->slot_bytes(), 1, kErasedTogether);
-    for (end = std::min(free.size(), begin + some); begin < end;) {
-      size_t next = begin + 1;
-      if (still.contains(free[begin])) {
-        while (next < end && free[next] == free[next - 1] + 1 && still.contains(free[next])) ++next;
-        wiped.Update(file.segment->Wipe(free[begin], static_cast<uint32_t>(next - begin)));
-      }
-      begin = next;
-    }
-  }
+FileTier::File* FileTier::Hold(uint64_t number) {
   MutexLock lock(&mu_);
   const auto found = files_.find(number);
-  if (found != files_.end()) wiped.Update(found->second->segment->Sync());
+  if (found == files_.end()) return nullptr;
+  ++found->second->busy;
+  return found->second.get();
+}
+
+void FileTier::Release(File* file) {
+  MutexLock lock(&mu_);
+  --file->busy;
+}
+
+absl::Status FileTier::WipeFree(File* file) {
+  // Nobody fills them meanwhile; a value that needs one of them takes another's place.
+  std::vector<uint32_t> free, failed;
+  {
+    MutexLock lock(&mu_);
+    free.swap(file->free);
+    failed.swap(file->failed);
+  }
+  absl::Status wiped;
+  Segment& segment = *file->segment;
+  const absl::StatusOr<std::vector<Segment::Filled>> filled = segment.ReadRecords();
+  wiped.Update(filled.status());
+  const size_t together = std::clamp<size_t>(kErasedBytesTogether / segment.slot_bytes(), 1, kErasedTogether);
+  const auto wipe = [&](std::vector<uint32_t>* slots, std::vector<uint32_t> File::*back) {
+    // From the last to the first, as they are taken from the end.
+    std::sort(slots->rbegin(), slots->rend());
+    if (filled.ok()) {
+      // A record that could not be emptied when its value went.
+      for (const Segment::Filled& value : *filled) {
+        if (std::binary_search(slots->rbegin(), slots->rend(), value.slot)) {
+          wiped.Update(segment.Empty(value.slot));
+        }
+      }
+    }
+    for (size_t begin = 0, end = 0; begin < slots->size(); begin = end) {
+      const size_t most = std::min(slots->size(), begin + together);
+      for (end = begin + 1; end < most && (*slots)[end] + 1 == (*slots)[end - 1];) ++end;
+      wiped.Update(segment.Wipe((*slots)[end - 1], static_cast<uint32_t>(end - begin)));
+      MutexLock lock(&mu_);
+      std::vector<uint32_t>& to = file->*back;
+      to.insert(to.end(), slots->begin() + static_cast<ptrdiff_t>(begin),
+                slots->begin() + static_cast<ptrdiff_t>(end));
+    }
+  };
+  wipe(&free, &File::free);
+  wipe(&failed, &File::failed);
+  wiped.Update(segment.Sync());
   return wiped;
+}
+
+std::string FileTier::LeftAlone() {
+  std::vector<std::string> there;
+  MutexLock lock(&mu_);
+  // Whoever looked at one may have removed it.
+  for (const std::string& path : left_alone_) {
+    if (access(path.c_str(), F_OK) == 0) there.push_back(path);
+  }
+  if (there.empty()) return "";
+  const size_t named = std::min(there.size(), kMostFilesNamed);
+  return absl::StrCat(there.size(), " files that could not be read or removed, with anybody's values: ",
+                      absl::StrJoin(there.begin(), there.begin() + static_cast<ptrdiff_t>(named), ", "),
+                      named < there.size() ? ", ..." : "",
+                      "; remove them, or start the daemon again when the disk answers");
 }
 
 absl::StatusOr<uint64_t> FileTier::CountOf(const TierOwner& owner) {
   uint64_t count = 0;
   for (const uint64_t number : FileNumbers()) {
-    MutexLock lock(&mu_);
-    const auto found = files_.find(number);
-    if (found == files_.end()) continue;
-    ASSIGN_OR_RETURN(const std::vector<Segment::Filled> filled, found->second->segment->ReadRecords());
-    count += std::count_if(filled.begin(), filled.end(),
+    File* const file = Hold(number);
+    if (file == nullptr) continue;
+    const absl::StatusOr<std::vector<Segment::Filled>> filled = file->segment->ReadRecords();
+    Release(file);
+    RETURN_IF_ERROR(filled.status());
+    count += std::count_if(filled->begin(), filled->end(),
                            [&](const Segment::Filled& value) { return value.record.key.owner == owner; });
   }
   return count;
@@ -620,12 +669,10 @@ bool FileTier::TakeColdFile(uint64_t slot_bytes, uint64_t before) {
     if (file->busy > 0 || file->segment->slot_bytes() == slot_bytes || file->used >= before) continue;
     if (coldest == nullptr || file->used < coldest->used) coldest = file.get();
   }
-  if (coldest == nullptr) return false;
-  RemoveFile(coldest);
-  return true;
+  return coldest != nullptr && RemoveFile(coldest);
 }
 
-void FileTier::RemoveFile(File* file) {
+bool FileTier::RemoveFile(File* file) {
   Size& size = sizes_[file->segment->slot_bytes()];
   for (auto value = size.values.begin(); value != size.values.end();) {
     if (value->file != file) {
@@ -638,11 +685,15 @@ void FileTier::RemoveFile(File* file) {
     value = size.values.erase(value);
   }
   std::erase(size.files, file);
-  file_bytes_ -= file->segment->file_bytes();
   const absl::Status removed = io_->Remove(file->segment->path());
-  if (!removed.ok())
+  if (removed.ok()) {
+    file_bytes_ -= file->segment->file_bytes();
+  } else {
     LogWarning("tier's file not removed", {{"path", file->segment->path()}, {"error", removed}});
+    left_alone_.push_back(file->segment->path());
+  }
   files_.erase(file->number);
+  return removed.ok();
 }
 
 }  // namespace kvpool

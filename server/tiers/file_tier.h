@@ -68,7 +68,7 @@ class FileTier final : public Tier {
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Drain() override ABSL_LOCKS_EXCLUDED(queue_mu_);
   TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override
-      ABSL_LOCKS_EXCLUDED(mu_, queue_mu_, known_mu_);
+      ABSL_LOCKS_EXCLUDED(erase_mu_, mu_, queue_mu_, known_mu_);
   absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override ABSL_LOCKS_EXCLUDED(mu_);
   TierUsage usage() override ABSL_LOCKS_EXCLUDED(queue_mu_, known_mu_);
 
@@ -83,7 +83,7 @@ class FileTier final : public Tier {
     std::unique_ptr<Segment> segment;
     uint64_t number = 0;
     uint64_t used = 0;  // The time of the last use of a value in it.
-    uint32_t busy = 0;  // So many of its slots are read or written at this moment.
+    uint32_t busy = 0;  // So many read or write it at this moment: it stays.
     std::vector<uint32_t> free;
     std::vector<uint32_t> failed;  // Free ones that could not be written.
   };
@@ -128,15 +128,23 @@ class FileTier final : public Tier {
   // The file with a slot for a value of this size; null: there is no room. `error` gets what the disk said.
   File* TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   File* MakeFile(uint64_t slot_bytes, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The file of another size that was not used since `before`, emptied and removed. False: there is none.
+  // The file of another size that was not used since `before`, emptied and removed. False: there is none, or it can't be.
   bool TakeColdFile(uint64_t slot_bytes, uint64_t before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RemoveFile(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Its values are found no more. False: it is still on the disk.
+  bool RemoveFile(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // It is found no more; its slot is free, at once or when its readers are done.
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The numbers of all files that are there now.
   std::vector<uint64_t> FileNumbers() ABSL_LOCKS_EXCLUDED(mu_);
+  // The file, which stays until Release; null: it is gone.
+  File* Hold(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
+  void Release(File* file) ABSL_LOCKS_EXCLUDED(mu_);
+  // What was asked for of the owner's and has not begun is answered; what has begun is waited for.
+  void RefuseWaiting(const TierOwner& owner) ABSL_LOCKS_EXCLUDED(queue_mu_);
   // The free slots of a file are wiped: what lay there may have been anybody's.
-  absl::Status WipeFree(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WipeFree(File* file) ABSL_LOCKS_EXCLUDED(mu_);
+  // The files that are neither read nor counted as free, for people to read; empty: none.
+  std::string LeftAlone() ABSL_LOCKS_EXCLUDED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Count(const Task& task, TierResult result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
@@ -151,8 +159,9 @@ class FileTier final : public Tier {
   const bool direct_;
 
   // Files are made and removed, and records emptied, under mu_, which only its own threads take. Nothing touches the disk under
-  // the other two: whoever asks what there is, or gives it work, does not wait for a disk.
-  Mutex mu_;
+  // known_mu_ and queue_mu_: whoever asks what there is, or gives it work, does not wait for a disk.
+  Mutex erase_mu_;  // One Erase at a time: each sees all slots that are free.
+  Mutex mu_ ABSL_ACQUIRED_AFTER(erase_mu_);
   Mutex known_mu_ ABSL_ACQUIRED_AFTER(mu_);
   Mutex queue_mu_;
   absl::flat_hash_set<TierKey> known_ ABSL_GUARDED_BY(known_mu_);  // The values that may be loaded.
@@ -169,9 +178,11 @@ class FileTier final : public Tier {
   absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.
   std::map<uint64_t, std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mu_);
-  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Those of files that can't be read count too.
-  uint64_t next_file_ ABSL_GUARDED_BY(mu_) = 0;   // The number of the next one that is made.
-  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;       // It moves with each use and write.
+  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Those of files that are left alone count too.
+  // Paths of files that could not be read, or removed.
+  std::vector<std::string> left_alone_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_file_ ABSL_GUARDED_BY(mu_) = 0;  // The number of the next one that is made.
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;      // It moves with each use and write.
   bool said_error_ ABSL_GUARDED_BY(mu_) = false;
   std::chrono::steady_clock::time_point make_again_
       ABSL_GUARDED_BY(mu_);  // The disk refused a file: until then there is room for room_bytes_ of them.

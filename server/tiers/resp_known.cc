@@ -6,7 +6,10 @@ namespace kvpool {
 
 TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
   const auto found = places_.find(absl::HashOf(key));
-  if (found == places_.end() || found->second->state == State::kAsked) return TierPresence::kUnknown;
+  if (found == places_.end() || found->second->state == State::kAsked ||
+      found->second->state == State::kDoubted) {
+    return TierPresence::kUnknown;
+  }
   if (now >= found->second->until) {
     Erase(found->second);
     return TierPresence::kUnknown;
@@ -23,6 +26,8 @@ bool KnownKeys::Ask(const TierKey& key, Clock::time_point now) {
   Set(key, State::kAsked, now + options_.there);
   return true;
 }
+
+void KnownKeys::Doubt(const TierKey& key, Clock::time_point now) { Set(key, State::kDoubted, now); }
 
 void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now) {
   Set(key, there ? State::kThere : State::kNotThere, now + (there ? options_.there : options_.not_there));

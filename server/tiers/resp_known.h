@@ -30,15 +30,17 @@ class KnownKeys {
   // The answer is on its way. False: it was already.
   bool Ask(const TierKey& key, Clock::time_point now);
   void Learn(const TierKey& key, bool there, Clock::time_point now);
+  // It may be there or not: the store was asked to take it away, and has not answered.
+  void Doubt(const TierKey& key, Clock::time_point now);
   // Nobody answered.
   void Forget(const TierKey& key);
   // So many are there.
   uint64_t there() const { return there_; }
-  // The owner's keys that are there, and those that somebody asks about.
+  // The owner's keys that are there or in doubt, and those that somebody asks about.
   std::vector<TierKey> Of(const TierOwner& owner) const;
 
  private:
-  enum class State : uint8_t { kAsked, kThere, kNotThere };
+  enum class State : uint8_t { kAsked, kThere, kNotThere, kDoubted };
   struct Known {
     TierKey key;
     uint64_t hash = 0;

@@ -473,8 +473,8 @@ void RespTier::Advance(const ErasureRef& erasure) {
       MutexLock lock(&known_mu_);
       const std::vector<TierKey> known = known_.Of(erasure->owner);
       keys.insert(known.begin(), known.end());
-      // Nobody stores it again in the belief that it is there.
-      for (const TierKey& key : keys) known_.Forget(key);
+      // Nobody stores one in the belief that it is there, and those that get no answer are named by the next call.
+      for (const TierKey& key : keys) known_.Doubt(key, Clock::now());
     }
     erasure->keys.assign(keys.begin(), keys.end());
   }
@@ -487,6 +487,11 @@ void RespTier::Advance(const ErasureRef& erasure) {
 
 void RespTier::End(const ErasureRef& erasure) {
   erasure->answer.failed += erasure->keys.size() - erasure->next + erasure->unanswered;
+  erasure->answer.complete = erasure->answer.failed == 0;
+  if (!erasure->gathered) {
+    MutexLock lock(&known_mu_);
+    for (const TierKey& key : erasure->keys) known_.Doubt(key, Clock::now());
+  }
   MutexLock lock(&mu_);
   std::erase(erasures_, erasure);
   erasure->over = true;
@@ -513,6 +518,8 @@ void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint3
                           unlinked + static_cast<uint64_t>(reply->number));
     } else {
       erasure->answer.values += unlinked > 0;
+      MutexLock lock(&known_mu_);
+      known_.Forget(key);
     }
     --erasure->unanswered;
     loop_.Wake();

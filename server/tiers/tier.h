@@ -76,8 +76,9 @@ struct TierUsage {
 struct TierErased {
   uint64_t values = 0, bytes = 0;  // These are gone.
   uint64_t failed = 0;  // These are found no more, and it is not certain that their bytes are gone.
-  // What the tier may have still, for people to read; empty: nothing.
+  // What the tier may have still, for people to read, whether another call would help or not; empty: nothing.
   std::string remains;
+  bool complete = true;  // False: another call may find more.
 };
 
 class Tier {
@@ -102,7 +103,8 @@ class Tier {
   virtual void Drain() = 0;
   // None of the owner's values that were stored, or given to Store, before it was called is found from then on: that is, when
   // this returns, which may take as long as the store does. `keys` are others that may be there. Their bytes are overwritten,
-  // where the store can do that.
+  // where the store can do that. What was asked for and has not begun is answered with kMiss. It may be called again after
+  // one that failed, or that a daemon did not live to end: bytes that it left are overwritten then.
   virtual TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) = 0;
   // So many are there, as far as the tier knows: it looks anew.
   virtual absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) = 0;

@@ -86,16 +86,6 @@ class KeeperTest : public SessionTest {
     const auto spaces = (*client)->ListSpaces({});
     return spaces.ok() && spaces->spaces_size() == 1 ? spaces->spaces(0).blocks() : v1::StateCounts();
   }
-  // The log once the text is in it: a thread of the daemon's own writes it.
-  std::string AwaitInLog(const std::string& text) const {
-    std::string log = daemon_->Log();
-    for (const Deadline deadline = Soon();
-         log.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline;
-         log = daemon_->Log()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return log;
-  }
   // Waits until nothing is held; answers the counts then.
   v1::StateCounts AwaitAllBack() const {
     v1::StateCounts counts;
@@ -154,7 +144,7 @@ TEST_F(KeeperTest, ThePolicyTakesOverOnceTheNextDaemonServes) {
   ASSERT_NE(session, nullptr);
   Share(session.get(), KeysOf(*session, 1, 8));
   ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
-  EXPECT_THAT(AwaitInLog("replacement policy changed"), HasSubstr("from=lru to=lru"));
+  EXPECT_THAT(daemon_->AwaitInLog("replacement policy changed"), HasSubstr("from=lru to=lru"));
   ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
   auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
   ASSERT_TRUE(client.ok()) << client.status();
@@ -164,7 +154,7 @@ TEST_F(KeeperTest, ThePolicyTakesOverOnceTheNextDaemonServes) {
   ASSERT_TRUE(set.ok()) << set.status();
   ASSERT_EQ(set->spaces_size(), 1);
   EXPECT_EQ(set->spaces(0).policy(), "sieve");
-  AwaitInLog("to=sieve");
+  daemon_->AwaitInLog("to=sieve");
   const auto policies = (*client)->GetPolicies({});
   ASSERT_TRUE(policies.ok()) << policies.status();
   ASSERT_EQ(policies->spaces_size(), 1);
@@ -340,13 +330,9 @@ TEST_F(KeeperTest, ManySessionsComeBackTogether) {
     ASSERT_NE(sessions.back(), nullptr) << i;
   }
   ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  const std::string log = daemon_->AwaitInLog("session came back", kSessions);
   size_t back = 0;
-  for (const Deadline deadline = Soon(); back < kSessions && std::chrono::steady_clock::now() < deadline;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    const std::string log = daemon_->Log();
-    back = 0;
-    for (size_t at = 0; (at = log.find("session came back", at)) != std::string::npos; ++at) ++back;
-  }
+  for (size_t at = 0; (at = log.find("session came back", at)) != std::string::npos; ++at) ++back;
   EXPECT_EQ(back, kSessions);
   for (const auto& session : sessions) ASSERT_TRUE(session->status().ok()) << session->status();
 }
@@ -476,7 +462,7 @@ TEST_F(KeeperTest, SighupIsForTheDaemon) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
   ASSERT_EQ(kill(daemon_->pid(), SIGHUP), 0);
-  EXPECT_THAT(AwaitInLog("SIGHUP"), HasSubstr("SIGHUP, and no --access to read again"));
+  EXPECT_THAT(daemon_->AwaitInLog("SIGHUP"), HasSubstr("SIGHUP, and no --access to read again"));
   EXPECT_NE(Open(), nullptr) << daemon_->Log();
   EXPECT_EQ(PidIn(daemon_->directory()), daemon);
   EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
@@ -496,7 +482,7 @@ TEST_F(KeeperTest, ADaemonGoesOnWithoutItsKeeper) {
   // An opening gives the keeper something, or tries.
   auto other = Open();
   EXPECT_NE(other, nullptr);
-  EXPECT_THAT(AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
+  EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
   kill(daemon, SIGKILL);
 }
 

@@ -153,7 +153,7 @@ TEST_F(ClientTierTest, WhatWasErasedIsNotThereAfterAKill) {
   EXPECT_EQ(receipt->blocks(), kShared);
   EXPECT_EQ(receipt->tiers(0).values(), kShared);
   EXPECT_EQ(receipt->tiers(0).found(), 0);
-  EXPECT_THAT(daemon_->Log(), testing::HasSubstr("category=audit"));
+  EXPECT_THAT(daemon_->AwaitInLog("category=audit"), testing::HasSubstr("category=audit"));
   EXPECT_EQ(Match(first.get(), keys).below_tokens, 0);
   daemon_->Kill();
   first.reset();

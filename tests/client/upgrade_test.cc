@@ -100,15 +100,6 @@ class UpgradeTest : public SessionTest {
     EXPECT_EQ(chmod(path.c_str(), 0755), 0);
     return path;
   }
-  std::string AwaitInLog(const std::string& text) const {
-    std::string log = daemon_->Log();
-    for (const Deadline deadline = Soon();
-         log.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline;
-         log = daemon_->Log()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return log;
-  }
   std::vector<PrefixKey> KeysOf(const Session& session, uint32_t seed, size_t blocks) const {
     return PrefixHasher(session.hash_seed()).Chain(TokensOf(seed, blocks), kTokensPerBlock);
   }
@@ -149,7 +140,7 @@ TEST_F(UpgradeTest, SessionsGoOnAndWhatIsCachedIsFound) {
   }
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(HasStamp(session->data((*mine)[i]), marks[i])) << i;
   EXPECT_TRUE(session->status().ok()) << session->status();
-  const std::string log = daemon_->Log();
+  const std::string log = daemon_->AwaitInLog("method=Upgrade");
   EXPECT_THAT(log, Not(HasSubstr("daemon ended"))) << "an upgrade counts as a death";
   EXPECT_THAT(log, Not(HasSubstr("session not resumed")));
   EXPECT_THAT(log, HasSubstr("operator call category=audit method=Upgrade"));
@@ -220,7 +211,7 @@ TEST_F(UpgradeTest, AProgramThatDoesNotServeIsReplacedByTheOneBefore) {
   EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_FAILED);
   EXPECT_THAT(info->reason(), HasSubstr("did not serve within 4000 ms"));
   EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
-  EXPECT_THAT(daemon_->Log(), HasSubstr("upgrade failed"));
+  EXPECT_THAT(daemon_->AwaitInLog("upgrade failed"), HasSubstr("upgrade failed"));
   // What was before is what is upgraded next.
   info = Upgrade();
   ASSERT_TRUE(info.ok()) << info.status();
@@ -347,7 +338,7 @@ TEST_F(UpgradeTest, IsRefusedIfASessionCouldNotComeBackUnlessThatIsMeant) {
   const auto info = Upgrade(request);
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
-  EXPECT_THAT(AwaitInLog("session not resumed"), HasSubstr("session not resumed"));
+  EXPECT_THAT(daemon_->AwaitInLog("session not resumed"), HasSubstr("session not resumed"));
 }
 
 // Whom a rule makes an operator has the daemon started again, but names no program for it to run.

@@ -133,17 +133,11 @@ TEST(LifecycleTest, RulesOfAccessAreReadBeforeAnythingIsServed) {
                          ":1: --access=/nonexistent: cannot read it: No such file or directory\n"));
 }
 
-// Waits until the daemon's log has the text so many times.
 bool Logs(const DaemonProcess& daemon, const std::string& text, int times) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (std::chrono::steady_clock::now() < deadline) {
-    int found = 0;
-    const std::string log = daemon.Log();
-    for (size_t at = 0; (at = log.find(text, at)) != std::string::npos; ++at) ++found;
-    if (found >= times) return true;
-    std::this_thread::yield();
-  }
-  return false;
+  const std::string log = daemon.AwaitInLog(text, times);
+  int found = 0;
+  for (size_t at = 0; (at = log.find(text, at)) != std::string::npos; ++at) ++found;
+  return found >= times;
 }
 
 TEST(LifecycleTest, RulesOfAccessAreReadAgainOnSighup) {
@@ -233,10 +227,7 @@ TEST(LifecycleTest, ReadsAConfigFile) {
   auto daemon = DaemonProcess::Start({.directory = directory, .flags = {"--config=" + config}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   // The daemon answers before it logs that it serves.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  const auto says = [&daemon] { return absl::StrContains((*daemon)->Log(), "\"event\":\"serving\""); };
-  while (!says() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-  EXPECT_TRUE(says()) << (*daemon)->Log();
+  EXPECT_TRUE(Logs(**daemon, "\"event\":\"serving\"", 1)) << (*daemon)->Log();
   std::ofstream(config) << "pin_budget\n";
   const ProgramEnd end = RunProgram({DaemonProcess::Program(), "--config=" + config});
   EXPECT_EQ(end.exit_code, 2);

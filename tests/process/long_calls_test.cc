@@ -495,6 +495,36 @@ TEST(CallWorkersTest, RefusesWhatIsBeyondItsBounds) {
   EXPECT_EQ(ran, 3);
 }
 
+TEST(CallWorkersTest, OneTenantHasHalfOfThePlaces) {
+  Gate gate;
+  gate.Shut();
+  std::atomic<int> ran{0};
+  const auto work = [&] {
+    gate.Pass();
+    ++ran;
+  };
+  CallWorkers workers(
+      {.calls = "calls", .threads = 1, .most_waiting = 4, .most_waiting_bytes = 100, .divided = true});
+  ASSERT_TRUE(workers.Start({.tenant = "flooder"}, work).ok());
+  gate.AwaitArrivals(1);
+  ASSERT_TRUE(workers.Start({.bytes = 40, .tenant = "flooder"}, work).ok());
+  EXPECT_EQ(
+      workers.Start({.bytes = 11, .tenant = "flooder"}, work).message(),
+      "1 calls of tenant \"flooder\" of 40 bytes wait already, and this one has 11; the limits are 2 and 50 "
+      "bytes");
+  ASSERT_TRUE(workers.Start({.tenant = "flooder"}, work).ok());
+  EXPECT_EQ(workers.Start({.tenant = "flooder"}, work).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(workers.Start({.tenant = "victim"}, work).ok());
+  // What a stream holds has a place besides.
+  for (int i = 0; i < 10; ++i) workers.StartHeld({.tenant = "flooder"}, work);
+  EXPECT_TRUE(workers.Start({.tenant = "victim"}, work).ok());
+  EXPECT_EQ(workers.Start({.tenant = "third"}, work).code(), absl::StatusCode::kResourceExhausted);
+  gate.Open();
+  while (!workers.idle()) std::this_thread::yield();
+  EXPECT_EQ(ran, 15);
+  EXPECT_TRUE(workers.Start({.bytes = 50, .tenant = "flooder"}, work).ok());
+}
+
 TEST(CallWorkersTest, TenantsTakeTurns) {
   Gate gate;
   gate.Shut();
@@ -529,19 +559,28 @@ class RpcQueueTest : public testing::Test {
   // What a call is to the queue: an event, and then work.
   class Call final : public RpcTag {
    public:
-    Call(RpcQueueTest* test, std::string tenant) : test_(*test), tenant_(std::move(tenant)) {
+    Call(RpcQueueTest* test, std::string tenant, size_t bytes)
+        : test_(*test), tenant_(std::move(tenant)), bytes_(bytes) {
       alarm_.Set(test_.queue_->cq(), std::chrono::system_clock::time_point(), static_cast<RpcTag*>(this));
     }
     void Run(bool) override {
-      test_.queue_->InTurn(tenant_, [this] {
-        test_.order_ += tenant_[0];
-        if (test_.order_.size() == test_.calls_.size()) test_.over_.Open();
-      });
+      const absl::Status room = test_.queue_->CheckTurn(tenant_, "Touch", bytes_);
+      if (!room.ok()) {
+        test_.refused_ = room;
+        return Over('-');
+      }
+      test_.queue_->InTurn(
+          tenant_, [this] { Over(tenant_[0]); }, bytes_);
     }
 
    private:
+    void Over(char what) {
+      test_.order_ += what;
+      if (test_.order_.size() == test_.calls_.size()) test_.over_.Open();
+    }
     RpcQueueTest& test_;
     const std::string tenant_;
+    const size_t bytes_;
     grpc::Alarm alarm_;
   };
   RpcQueueTest() {
@@ -551,8 +590,8 @@ class RpcQueueTest : public testing::Test {
     queue_ = std::make_unique<RpcQueue>(builder_.AddCompletionQueue(), [this] { return several_; });
     server_ = builder_.BuildAndStart();
   }
-  void Arrive(const std::string& tenant, int count) {
-    for (int i = 0; i < count; ++i) calls_.push_back(std::make_unique<Call>(this, tenant));
+  void Arrive(const std::string& tenant, int count, size_t bytes = 0) {
+    for (int i = 0; i < count; ++i) calls_.push_back(std::make_unique<Call>(this, tenant, bytes));
   }
   std::string Serve() {
     queue_->Start();
@@ -568,7 +607,8 @@ class RpcQueueTest : public testing::Test {
   std::unique_ptr<RpcQueue> queue_;
   std::unique_ptr<grpc::Server> server_;  // It goes before its queue.
   Gate over_;
-  std::string order_;
+  std::string order_;  // Tenants' first letters, and - for what was refused.
+  absl::Status refused_;
   std::vector<std::unique_ptr<Call>> calls_;
 };
 
@@ -589,9 +629,37 @@ TEST_F(RpcQueueTest, AndForOneOfEachOtherTenant) {
 TEST_F(RpcQueueTest, WhoSendsWithoutEndIsReadInPart) {
   Arrive("flooder", 5000);
   Arrive("victim", 1);
-  const size_t before = Serve().find('v');
+  const std::string order = Serve();
   // One turn for each 1,024 calls that are read in front of the victim's, and one more.
-  EXPECT_LE(before, 6);
+  EXPECT_LE(std::count(order.begin(), order.begin() + static_cast<ptrdiff_t>(order.find('v')), 'f'), 6);
+}
+
+TEST_F(RpcQueueTest, LargeMessagesAreReadInPartToo) {
+  Arrive("flooder", 40, 256 << 10);
+  Arrive("victim", 1);
+  // One turn for each MiB that is read in front of the victim's, as long as there is room for what is read.
+  EXPECT_LE(Serve().find('v'), 11);
+}
+
+TEST_F(RpcQueueTest, WhatWaitsForATenantsTurnIsBounded) {
+  Arrive("flooder", 1030);
+  Arrive("victim", 1);
+  const std::string order = Serve();
+  EXPECT_GE(std::count(order.begin(), order.end(), '-'), 1);
+  EXPECT_NE(order.find('v'), std::string::npos);
+  EXPECT_THAT(std::string(refused_.message()),
+              testing::HasSubstr("Touch: 1024 verbs of tenant \"flooder\" wait for its turn"));
+}
+
+TEST_F(RpcQueueTest, AndInBytes) {
+  // Four are read for each that is served.
+  Arrive("flooder", 60, 256 << 10);
+  Arrive("victim", 1, 256 << 10);
+  const std::string order = Serve();
+  EXPECT_GE(std::count(order.begin(), order.end(), '-'), 1);
+  EXPECT_NE(order.find('v'), std::string::npos);
+  EXPECT_THAT(std::string(refused_.message()),
+              testing::HasSubstr("bytes, and this one has 262144; the limits are 1024 and 8388608 bytes"));
 }
 
 TEST_F(RpcQueueTest, OneTenantAloneDoesNotWait) {

@@ -75,12 +75,9 @@ TEST(LostGpuTest, WhileASlabIsDestroyed) {
   ExpectEndsFor(daemon.get(), "device GPU-");
 }
 
-// Waits until the log, which a thread of the daemon's own writes, has it.
 void ExpectInLog(const DaemonProcess& daemon, const std::string& text) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
-  while (!absl::StrContains(daemon.Log(), text) && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_TRUE(absl::StrContains(daemon.Log(), text)) << daemon.Log();
+  const std::string log = daemon.AwaitInLog(text);
+  EXPECT_TRUE(absl::StrContains(log, text)) << log;
 }
 
 // What lies in the memory of a lost GPU is served by no daemon, though the memory is there.

@@ -63,7 +63,8 @@ TEST(StateDirTest, TheDaemonStartsAndSaysSo) {
   std::filesystem::create_directory(directory.path() + "/epoch.new");
   auto daemon = DaemonProcess::Start({.directory = directory.path()});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
-  EXPECT_THAT((*daemon)->Log(), AllOf(HasSubstr("W epoch not kept"), HasSubstr("epoch.new")));
+  EXPECT_THAT((*daemon)->AwaitInLog("epoch not kept"),
+              AllOf(HasSubstr("W epoch not kept"), HasSubstr("epoch.new")));
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/epoch"));
 }
 

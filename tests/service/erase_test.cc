@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -253,6 +254,20 @@ TEST_F(EraseTest, AnUnknownTenantIsAnError) {
   EXPECT_TRUE(refused("default@1234").ok());
   EXPECT_EQ(refused("").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused(std::string(200, 'x')).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(EraseTest, AFileThatCouldNotBeReadMayHaveSomethingOfIt) {
+  Begin();
+  const auto a = Open(1000);
+  Compute(a.get(), as_);
+  End();
+  const std::string path = folder_.Segments().at(0);
+  std::filesystem::rename(path, folder_.path() + "/elsewhere");
+  std::filesystem::create_symlink(folder_.path() + "/elsewhere", path);
+  Begin();
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.tiers(0).values(), 0);
+  EXPECT_THAT(receipt.remains(), Contains(HasSubstr(path)));
 }
 
 TEST_F(EraseTest, WithoutATier) {

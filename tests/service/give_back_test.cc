@@ -341,6 +341,18 @@ TEST_F(GiveBackTest, ARuleThatIsReadAgainCountsAtTheNextOpening) {
   EXPECT_EQ(Space(0).slabs, 2);
 }
 
+TEST_F(GiveBackTest, AnOpeningThatIsRefusedLeavesTheLimitAsItWas) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
+  Rules("space-blocks = 31");
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(40);
+  EXPECT_EQ(Attach("a2")->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 4);
+}
+
 TEST_F(GiveBackTest, WhatIsBeyondAnOperatorsLimitGoesAsFarAsNobodyHoldsIt) {
   const auto a = Full(4);
   const v1::MatchResult held = a->Match({NameOfId(40)});

@@ -200,6 +200,18 @@ TEST_F(ResumeTest, ASessionCountsInItsRulesLimitsOnceItIsBack) {
 }
 
 // What it does not hold of its guarantee is with sessions that are gone, whose processes live.
+TEST_F(ResumeTest, ASpacesLimitOfItsRuleCountsOnceItsSessionIsBack) {
+  options_.access = MakeAccess("[rule]\nuid = *\nrole = engine, operator\ntenant = *\nspace-blocks = 100\n");
+  ASSERT_TRUE(Start().ok());
+  const Sleeper process;
+  const auto engine = Open(process.credentials());
+  const uint32_t limit = daemon_->Snapshot().spaces[0].limit_blocks;
+  ASSERT_TRUE(Start().ok());
+  EXPECT_GT(daemon_->Snapshot().spaces[0].limit_blocks, limit);
+  const auto back = ComeBack(*engine, process.credentials());
+  EXPECT_EQ(daemon_->Snapshot().spaces[0].limit_blocks, limit);
+}
+
 TEST_F(ResumeTest, ASessionWhoseGuaranteeOthersHoldIsReady) {
   guaranteed_ = 600;
   ASSERT_TRUE(Start().ok());

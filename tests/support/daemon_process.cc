@@ -15,11 +15,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -236,5 +238,16 @@ double MetricIn(const std::string& text, const std::string& name, const std::str
 }
 
 std::string DaemonProcess::Log() const { return ReadAll(directory_ + "/log"); }
+
+std::string DaemonProcess::AwaitInLog(const std::string& text, int times) const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (true) {
+    std::string log = Log();
+    int found = 0;
+    for (size_t at = 0; (at = log.find(text, at)) != std::string::npos; ++at) ++found;
+    if (found >= times || std::chrono::steady_clock::now() > deadline) return log;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
 
 }  // namespace kvpool

@@ -44,6 +44,18 @@ void Damage(const std::string& path, uint64_t at) {
   file.put(byte);
 }
 
+// Some value of this owner lies in the folder, with a record or without.
+bool HasBytesOf(const TierFolder& folder, uint32_t owner) {
+  for (const std::string& path : folder.Segments()) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    for (uint32_t number = owner; number < 10; number += 2) {
+      if (bytes.find(std::string(ValueOf(number)->data(), 64)) != std::string::npos) return true;
+    }
+  }
+  return false;
+}
+
 TEST(Crc32c, PublishedVectors) {
   // RFC 3720, B.4.
   EXPECT_EQ(Crc32c(std::string(32, '\0').data(), 32), 0x8a9136aau);
@@ -93,10 +105,13 @@ TEST(FileTier, ErasedBytesAreGoneAlsoThoseThatAnEvictedValueLeft) {
   }
 }
 
-TEST(FileTier, WhatCanNotBeWipedIsSaid) {
+TEST(FileTier, WhatCanNotBeWipedIsSaidAndWipedByTheNextCall) {
   class Failing final : public FileIo {
    public:
-    absl::Status Zero(int, uint64_t, uint64_t) override { return absl::UnavailableError("broken"); }
+    absl::Status Zero(int fd, uint64_t bytes, uint64_t at) override {
+      return broken ? absl::UnavailableError("broken") : FileIo::Zero(fd, bytes, at);
+    }
+    bool broken = true;
   } io;
   TierFolder folder;
   const auto tier = Open(folder, kTierBytes, &io);
@@ -105,7 +120,51 @@ TEST(FileTier, WhatCanNotBeWipedIsSaid) {
   EXPECT_EQ(erased.values, 0);
   EXPECT_EQ(erased.failed, 5);
   EXPECT_THAT(erased.remains, HasSubstr("broken"));
+  EXPECT_FALSE(erased.complete);
   EXPECT_EQ(tier->CountOf(OwnerOf(0)).value_or(99), 0) << "nobody finds them all the same";
+  EXPECT_TRUE(HasBytesOf(folder, 0));
+  io.broken = false;
+  const TierErased again = tier->Erase(OwnerOf(0), {});
+  EXPECT_TRUE(again.complete) << again.remains;
+  EXPECT_FALSE(HasBytesOf(folder, 0));
+  EXPECT_TRUE(HasBytesOf(folder, 1)) << "another's";
+}
+
+TEST(FileTier, FilesThatItLeavesAloneAreNamedByAnErasure) {
+  TierFolder folder;
+  Store(Open(folder).get(), Numbers(10));
+  // It opens no links.
+  const std::string path = folder.Segments().at(0), elsewhere = folder.path() + "/elsewhere";
+  std::filesystem::rename(path, elsewhere);
+  std::filesystem::create_symlink(elsewhere, path);
+  const auto tier = Open(folder);
+  EXPECT_EQ(tier->usage().values, 0);
+  TierErased erased = tier->Erase(OwnerOf(0), {});
+  EXPECT_FALSE(erased.complete);
+  EXPECT_THAT(erased.remains, HasSubstr("1 files that could not be read or removed"));
+  EXPECT_THAT(erased.remains, HasSubstr(path));
+  std::filesystem::remove(path);
+  erased = tier->Erase(OwnerOf(0), {});
+  EXPECT_TRUE(erased.complete) << erased.remains;
+}
+
+TEST(FileTier, AFileThatCanNotBeRemovedKeepsItsPartOfTheRoom) {
+  class Failing final : public FileIo {
+   public:
+    absl::Status Remove(const std::string& path) override {
+      return broken ? absl::UnavailableError("broken") : FileIo::Remove(path);
+    }
+    bool broken = false;
+  } io;
+  TierFolder folder;
+  const auto tier = Open(folder, kTierBytes, &io);
+  Store(tier.get(), Numbers(2 * kTierBytes / kValueBytes));
+  io.broken = true;
+  Store(tier.get(), Numbers(10, 5000), 100000);
+  uint64_t bytes = 0;
+  for (const std::string& path : folder.Segments()) bytes += std::filesystem::file_size(path);
+  EXPECT_LE(bytes, kTierBytes);
+  EXPECT_FALSE(tier->Erase(OwnerOf(0), {}).complete);
 }
 
 TEST(FileTier, ValuesOfAnEarlierVersionAreNobodys) {

@@ -210,6 +210,25 @@ TEST_F(RespTierTest, AStoreWithoutRoomIsFull) {
   EXPECT_EQ(Load(tier_.get(), Numbers(20), kLargeBytes).right, done);
 }
 
+TEST_F(RespTierTest, WhatTheStoreDidNotUnlinkIsUnlinkedByTheNextErasure) {
+  Begin();
+  Store(tier_.get(), Numbers(10));
+  Store(Other().get(), {20});
+  ASSERT_EQ(server_->Command({"ACL", "SETUSER", "default", "-unlink"}), "OK");
+  // The last is not known here.
+  const TierErased refused = tier_->Erase(OwnerOf(0), std::vector<TierKey>{KeyOf(20)});
+  EXPECT_EQ(refused.failed, 6);
+  EXPECT_EQ(refused.values, 0);
+  EXPECT_FALSE(refused.complete);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 6);
+  ASSERT_EQ(server_->Command({"ACL", "SETUSER", "default", "+unlink"}), "OK");
+  const TierErased erased = tier_->Erase(OwnerOf(0), {});
+  EXPECT_EQ(erased.values, 6);
+  EXPECT_TRUE(erased.complete);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 0);
+  EXPECT_EQ(server_->Keys("*").size(), 5);
+}
+
 TEST_F(RespTierTest, WhatTheStoreEvictsIsAMiss) {
   RedisServer::Options options;
   options.arguments = {"--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru"};
