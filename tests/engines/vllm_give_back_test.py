@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import contextlib
+import json
 import time
+import urllib.request
 
 import pytest
 
@@ -21,6 +23,14 @@ def spaces(daemon):
     """{id: bytes}."""
     said = daemon.ctl("spaces")["spaces"]
     return {space["space"]: int(space.get("bytes", 0)) for space in said}
+
+
+def given_back(daemon):
+    """Slabs, of all spaces so far."""
+    port = json.loads((daemon.path / "kvpoold.json").read_text())["metrics_port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("kvpool_given_back_slabs_total"))
 
 
 @pytest.fixture
@@ -80,9 +90,13 @@ def test_windows_leave_blocks_in_slabs_that_go(small, engine, tmp_path):
     own = [stock.generate(asked, tokens=100)["tokens"] for stock in stocks]
     first.started(), second.started()
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        for _ in range(3):
+        until = time.monotonic() + PATIENCE_S
+        while given_back(small) < 4:
+            assert time.monotonic() < until, spaces(small)
             said = [threads.submit(one.generate, asked, tokens=100) for one in (first, second)]
             assert [future.result()["tokens"] for future in said] == own
+            assert first.generate(asked, tokens=100)["tokens"] == own[0]  # The other one is idle, then it is the only one that works.
+            assert second.generate(asked, tokens=100)["tokens"] == own[1]
     assert_nothing_is_held(first, second)
 
 
