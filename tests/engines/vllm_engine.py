@@ -114,6 +114,12 @@ class Engine:
             engine.step()
         return said
 
+    def tables(self):
+        """The highest number of a block in the worker's tables, and how many blocks are mapped."""
+        runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        return {"highest": max(int(table.block_table.cpu.max()) for table in runner.input_batch.block_table.block_tables),
+                "mapped": self.scheduler.pool.session.mapped_blocks}
+
     def reset(self, connector=False):
         return {"done": self.llm.reset_prefix_cache(reset_connector=connector)}
 

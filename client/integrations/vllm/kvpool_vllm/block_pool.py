@@ -334,11 +334,13 @@ class KvPoolBlockPool(BlockPool):
             self._detach(error)
 
     def trim(self) -> None:
-        """Gives back what is stocked beyond the likely need."""
+        """Gives back what is stocked beyond the likely need. An engine that is idle needs nothing: what it had would keep slabs from others."""
+        idle = self._in_use == 0
         self._stock_kept(self._surplus)
-        if len(self._stock) > self._surplus and not self.detached:
-            surplus = self._stock[:-self._spare]
-            del self._stock[:-self._spare]
+        if len(self._stock) > (0 if idle else self._surplus) and not self.detached:
+            stay = 0 if idle else self._spare
+            surplus = self._stock[:len(self._stock) - stay]
+            del self._stock[:len(surplus)]
             refs = [self._refs[block.block_id] for block in surplus]
             for block in surplus:
                 self._refs[block.block_id] = 0

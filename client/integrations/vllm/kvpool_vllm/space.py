@@ -216,8 +216,10 @@ class Space:
     It has a session, or none: then there is no kvpoold, and the KV tensors are in the engine's own memory, of the size that vLLM
     planned. Going from one to the other is the scheduler's to decide, when no request has a block (move)."""
 
-    def __init__(self, session: kvpool.Session | None, options: Options, terms: Terms, own: Memory, invitation: bytes | None = None) -> None:
+    def __init__(self, session: kvpool.Session | None, options: Options, terms: Terms, own: Memory, invitation: bytes | None = None,
+                 gives_back: bool = False) -> None:
         self.session, self.options, self.terms, self.own, self._invitation = session, options, terms, own, invitation
+        self.gives_back = gives_back  # Workers let slabs be unmapped between steps (worker.prepare).
         self._on_gpu = False
         # These are known in the engine core's process only.
         self.limit = own.num_blocks  # Blocks that the engine may hold at once.
@@ -228,11 +230,15 @@ class Space:
         return self  # vLLM copies its plans; the memory is one.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Space, (None, self.options, self.terms, self.own, self.session.invitation() if self.session else None)
+        return Space, (None, self.options, self.terms, self.own, self.session.invitation() if self.session else None, self.gives_back)
 
     def join(self, rank: int) -> None:
         if self.session is None and self._invitation is not None:
-            self.session = self.terms.session(invitation=self._invitation, rank=rank, open_timeout=self.options.open_timeout)
+            self.session = self._join(self._invitation, rank)
+
+    def _join(self, invitation: bytes, rank: int) -> kvpool.Session:
+        return self.terms.session(invitation=invitation, rank=rank, open_timeout=self.options.open_timeout,
+                                  give_back="by_call" if self.gives_back else "never")
 
     # ---- Losing a kvpoold, and finding one
 
@@ -256,7 +262,7 @@ class Space:
         leave(before)
         self._invitation = memory.invitation
         if memory.invitation is not None:
-            self.session = self.terms.session(invitation=memory.invitation, rank=rank, open_timeout=self.options.open_timeout)
+            self.session = self._join(memory.invitation, rank)
 
     # ---- Memory
 
@@ -317,6 +323,13 @@ def _needed_by_one_request(vllm_config: VllmConfig, config: KVCacheConfig) -> in
     return sum(-(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes) for spec in specs)
 
 
+def _gives_back(vllm_config: VllmConfig, of_model: Sequence[groups.Group]) -> bool:
+    """Of such an engine it is known which tables name blocks, and when no kernel runs (worker.give_back_slabs)."""
+    from vllm.platforms import current_platform
+    return (current_platform.is_cpu() and not getattr(vllm_config, "use_v2_model_runner", False)
+            and not facts.has_drafts_with_kv(vllm_config) and not any(group.has_states for group in of_model))
+
+
 def _memory_of(session: kvpool.Session, own: Memory) -> Memory:
     """The session's memory, by vLLM's plan of its own."""
     stride = session.block_stride_bytes
@@ -336,9 +349,12 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     if guaranteed < 0:
         guaranteed = _needed_by_one_request(vllm_config, config)
     terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs))
-    space = Space(None, options, terms, Memory(config.num_blocks, tuple(config.kv_cache_tensors), None))
+    space = Space(None, options, terms, Memory(config.num_blocks, tuple(config.kv_cache_tensors), None),
+                  gives_back=_gives_back(vllm_config, of_model))
     space.executor = executor
-    space.asked = {"tenant": options.tenant, "scheduler": not _worker_is_here(vllm_config), "guaranteed_blocks": guaranteed,
+    scheduler = not _worker_is_here(vllm_config)  # It maps nothing.
+    space.asked = {"tenant": options.tenant, "scheduler": scheduler, "guaranteed_blocks": guaranteed,
+                   "give_back": "any_time" if scheduler else "by_call" if space.gives_back else "never",
                    "max_blocks": config.num_blocks, "max_space_bytes": options.max_space_bytes,
                    "magazine_blocks": magazine_of(config.num_blocks)}
     for each in configs:

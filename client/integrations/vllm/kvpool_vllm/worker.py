@@ -7,13 +7,21 @@ on CPUs, tensor parallelism), each of which joins that session as a rank.
 from __future__ import annotations
 
 import gc
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import kvpool
+from vllm.logger import init_logger
 
 from kvpool_vllm import facts, patches
 
 if TYPE_CHECKING:
     from kvpool_vllm.space import Memory, Space
+
+logger = init_logger("vllm.kvpool")
 
 
 def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,6 +31,37 @@ def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(kv_cache_config, device, layout, kernel_block_sizes)
         return space.views(kv_cache_config, device, layout, kernel_block_sizes)
     return allocate_kv_cache
+
+
+_LOOK_S = 0.05  # How often a worker looks whether slabs are asked back; who wants them waits for seconds.
+
+
+def give_back_slabs(runner: Any, space: Space) -> None:
+    """Unmaps the slabs that are asked back. Nobody holds a block of them; tables may name some that earlier requests had, or that a window
+    has left: these become the null block. REQUIRES: no kernel runs."""
+    session = space.session
+    if session is None or not session.slabs_asked_back:
+        return
+    session.give_back_slabs()
+    mapped = session.mapped_blocks
+    for table in runner.input_batch.block_table.block_tables:
+        for ids in (table.block_table.cpu, table.block_table.gpu):
+            ids.masked_fill_(ids >= mapped, 0)
+        for slots in (table.slot_mapping.cpu, table.slot_mapping.gpu):
+            slots.masked_fill_(slots >= mapped * table.block_size, -1)  # vLLM's PAD_SLOT_ID.
+
+
+def _watch(of_runner: weakref.ref[Any], space: Space, step: threading.Lock) -> None:
+    """Between steps, and while the engine is idle; as long as there is the runner."""
+    while (runner := of_runner()) is not None:
+        try:
+            if space.session is not None and space.session.slabs_asked_back:
+                with step:
+                    give_back_slabs(runner, space)
+        except kvpool.KvpoolError as error:  # The session is over, as the scheduler will see.
+            logger.debug("no slab was given back: %s", error)
+        del runner
+        time.sleep(_LOOK_S)
 
 
 def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
@@ -47,24 +86,29 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
     warm_up, execute, sample = wrapper.worker.compile_or_warm_up_model, wrapper.execute_model, wrapper.sample_tokens
     drafts = facts.has_drafts_with_kv(wrapper.vllm_config)  # Their K and V are computed once tokens are sampled.
     executed: list[int] = []  # The step whose tokens are to be sampled.
+    step = threading.Lock()  # Whoever has it runs kernels, or knows that none runs.
 
     def compile_or_warm_up_model(*arguments: Any, **more: Any) -> Any:
         warm = warm_up(*arguments, **more)
         if space.session is not None:
             space.session.finish_warmup()
+        if space.gives_back:
+            threading.Thread(target=_watch, args=(weakref.ref(runner), space, step), daemon=True, name="kvpool give back").start()
         return warm
 
     def execute_model(scheduler_output: Any, *arguments: Any, **more: Any) -> Any:
-        output = execute(scheduler_output, *arguments, **more)
-        if step := getattr(scheduler_output, "kvpool_step", 0):
+        with step:
+            output = execute(scheduler_output, *arguments, **more)
+        if number := getattr(scheduler_output, "kvpool_step", 0):
             if drafts:
-                executed.append(step)
+                executed.append(number)
             else:
-                space.computed(step)
+                space.computed(number)
         return output
 
     def sample_tokens(*arguments: Any, **more: Any) -> Any:
-        sampled = sample(*arguments, **more)
+        with step:
+            sampled = sample(*arguments, **more)
         if executed:
             space.computed(executed.pop())
         return sampled
@@ -74,23 +118,27 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
         try:
             if not made:
                 raise RuntimeError(f"{type(runner).__name__} makes its KV tensors in a way that kvpool does not know")
-            arguments, more = made[-1]
-            space.enter(memory, wrapper.global_rank)
-            config = arguments[0]
-            config.num_blocks, config.kv_cache_tensors = memory.num_blocks, list(memory.tensors)
-            from vllm.config import set_current_vllm_config
-            runner.kv_caches.clear()
-            with set_current_vllm_config(wrapper.vllm_config):
-                make(*arguments, **more)
-            runner._mamba_bufs = None  # They know where states were.
-            if hasattr(runner, "_kv_block_zeroer"):  # It knows where blocks were.
-                runner._init_kv_zero_meta()
-            if space.session is not None:
-                space.session.finish_warmup()
-            gc.collect()  # Views of the old memory keep it mapped.
+            with step:
+                move(memory)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def move(memory: Memory) -> None:
+        arguments, more = made[-1]
+        space.enter(memory, wrapper.global_rank)
+        config = arguments[0]
+        config.num_blocks, config.kv_cache_tensors = memory.num_blocks, list(memory.tensors)
+        from vllm.config import set_current_vllm_config
+        runner.kv_caches.clear()
+        with set_current_vllm_config(wrapper.vllm_config):
+            make(*arguments, **more)
+        runner._mamba_bufs = None  # They know where states were.
+        if hasattr(runner, "_kv_block_zeroer"):  # It knows where blocks were.
+            runner._init_kv_zero_meta()
+        if space.session is not None:
+            space.session.finish_warmup()
+        gc.collect()  # Views of the old memory keep it mapped.
 
     wrapper.compile_or_warm_up_model, wrapper.kvpool_move = compile_or_warm_up_model, kvpool_move
     wrapper.execute_model, wrapper.sample_tokens = execute_model, sample_tokens
