@@ -68,6 +68,37 @@ def sources_are_built(tree: Tree, compiled: Sequence[str] = ()) -> list[str]:
     return [f"{name}: no target builds it" for name in tree.files(".cc", ".cu") if name not in mentioned]
 
 
+def _names_of_its_own(text: str) -> set[str]:
+    """What a source defines outside functions and classes, without `::`: constants, types, and functions with what they take."""
+    text = without_comments(text)
+    names = set(re.findall(r"^(?:static )?const(?:expr|init)? [^;=({]*?\b(k\w+)\s*[{=\[]", text, re.MULTILINE))
+    names |= set(re.findall(r"^(?:class|struct|enum class|enum) (\w+)(?: final)?(?: : [^;{]*)? \{", text, re.MULTILINE))
+    for name, takes in re.findall(r"^(?!\s|extern|template|TEST|using|return)[\w:<>,*& ]*[*&> ](\w+)\(([^;{}]*)\)[^;{}()]*\{", text, re.MULTILINE):
+        names.add(f"{name}({' '.join(takes.split())})")
+    return names - {"main()"}
+
+
+def own_names(tree: Tree) -> list[str]:
+    """No two sources of a target that is compiled in groups define the same name."""
+    errors = []
+    for name in tree.files("CMakeLists.txt"):
+        folder = posixpath.dirname(name)
+        text = re.sub(r"#[^\n]*", "", tree.text(name))
+        for target, words in re.findall(r"(?:add_library|add_executable)\(\s*([\w-]+)([^)]*)\)", text):
+            if re.search(rf"set_target_properties\(\s*{re.escape(target)}\b[^)]*UNITY_BUILD OFF", text):
+                continue
+            seen: dict[str, str] = {}
+            for word in words.split():
+                source = posixpath.normpath(posixpath.join(folder, word))
+                if not word.endswith(".cc") or not tree.exists(source):
+                    continue
+                for defined in sorted(_names_of_its_own(tree.text(source))):
+                    other = seen.setdefault(defined, source)
+                    if other != source:
+                        errors.append(f"{source}: {defined} is also in {other}, of the same target {target}")
+    return errors
+
+
 def test_programs_are_run(tree: Tree) -> list[str]:
     """A program made of *_test.cc is given to ctest in the same build file."""
     errors = []

@@ -88,6 +88,15 @@ class TidyTest(unittest.TestCase):
         self.expect(self.check(code_checks.sources_are_built, files, compiled=["server/compiled.cc"]),
                     "server/dead.cc: no target builds it")
 
+    def test_names_that_two_sources_of_a_target_have(self):
+        self.expect(self.check(code_checks.own_names, {
+            "server/CMakeLists.txt": "add_library(a a.cc b.cc)\nadd_library(c c.cc)\n",
+            "server/a.cc": "constexpr int kA = 1;\nstruct B {\n};\nint F(int a) {\n}\nint X::G(int a) {\n}\nvoid H(int) {\n}\n",
+            "server/b.cc": "constexpr char kA[] = {};\nstruct B;\nstatic int F(int a) {\n  constexpr int kI = 2;\n}\n"
+                           "int Y::G(int a) {\n}\nvoid H(char) {\n}\n",
+            "server/c.cc": "constexpr int kA = 1;\n"}),
+            "server/b.cc: F(int a) is also in server/a.cc, of the same target a", "server/b.cc: kA is also in server/a.cc")
+
     def test_programs_that_ctest_does_not_know(self):
         self.expect(self.check(code_checks.test_programs_are_run, {
             "tests/a/CMakeLists.txt": "add_executable(a_test a_test.cc)\nadd_executable(b_test b_test.cc)\n"

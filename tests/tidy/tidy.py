@@ -24,6 +24,7 @@ CHECKS = {
     "cycles": rooms.cycles,
     "python_cycles": python_cycles.python_cycles,
     "sources_are_built": code_checks.sources_are_built,
+    "own_names": code_checks.own_names,
     "test_programs_are_run": code_checks.test_programs_are_run,
     "conditionals": code_checks.conditionals,
     "include_guards": code_checks.include_guards,
