@@ -240,6 +240,7 @@ void Kvpoold::Stop() {
   metrics_server_.reset();
   // Callers that wait for a device operation are answered while there is a server to answer them.
   if (daemon_ != nullptr) daemon_->StopDeviceOperations();
+  if (daemon_ != nullptr) daemon_->EndSoon();
   if (grpc_server_ != nullptr) {
     unlink(socket_.c_str());
     grpc_server_->Stop(std::chrono::milliseconds(200));

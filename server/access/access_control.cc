@@ -1,5 +1,6 @@
 #include "server/access/access_control.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -63,9 +64,47 @@ SessionShare& SessionShare::operator=(SessionShare&& other) noexcept {
   return *this;
 }
 
+uint64_t VerbPace::Take(uint64_t now_ns, uint64_t verbs) {
+  const uint64_t each_ns = ns_per_verb_.load(std::memory_order_relaxed);
+  if (each_ns == 0) return 0;
+  uint64_t until = taken_until_ns_.load(std::memory_order_relaxed);
+  while (!taken_until_ns_.compare_exchange_weak(until, std::max(until, now_ns) + verbs * each_ns,
+                                                std::memory_order_relaxed)) {
+  }
+  return until > now_ns + kBurstNs ? until - now_ns - kBurstNs : 0;
+}
+
+bool VerbPace::TakeNow(uint64_t now_ns, uint64_t verbs) {
+  if (taken_until_ns_.load(std::memory_order_relaxed) > now_ns + kBurstNs &&
+      ns_per_verb_.load(std::memory_order_relaxed) > 0) {
+    return false;
+  }
+  Take(now_ns, verbs);
+  return true;
+}
+
+void VerbPace::set_rate(uint32_t verbs_a_second) {
+  const uint64_t each_ns = verbs_a_second == kNoAccessLimit ? 0 : 1'000'000'000 / verbs_a_second;
+  // What was taken at another rate is not waited for.
+  if (ns_per_verb_.exchange(each_ns, std::memory_order_relaxed) != each_ns) {
+    taken_until_ns_.store(0, std::memory_order_relaxed);
+  }
+}
+
 void AccessControl::Replace(std::shared_ptr<const AccessPolicy> policy) {
   MutexLock lock(&mu_);
   policy_.swap(policy);
+  for (const auto& rule : policy_->rules()) {
+    const auto pace = paces_.find(rule->name);
+    if (pace != paces_.end()) pace->second.set_rate(rule->limits.verbs_a_second);
+  }
+}
+
+VerbPace* AccessControl::PaceOf(const AccessRule& rule) const {
+  MutexLock lock(&mu_);
+  const auto [pace, is_new] = paces_.try_emplace(rule.name);
+  if (is_new) pace->second.set_rate(rule.limits.verbs_a_second);
+  return &pace->second;
 }
 
 absl::StatusOr<std::shared_ptr<const AccessRule>> AccessControl::Admit(const Peer& peer, AccessRole role,

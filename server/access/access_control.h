@@ -2,6 +2,7 @@
 #ifndef KVPOOL_SERVER_ACCESS_ACCESS_CONTROL_H_
 #define KVPOOL_SERVER_ACCESS_ACCESS_CONTROL_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -32,6 +33,23 @@ class AccessLedger {
   };
   Mutex mu_;
   std::map<std::string, Taken> taken_ ABSL_GUARDED_BY(mu_);  // Rules with sessions.
+};
+
+// How fast the verbs of a rule's sessions come, all together. Any thread may ask.
+class VerbPace {
+ public:
+  // A tenth of a second's come at once.
+  static constexpr uint64_t kBurstNs = 100'000'000;
+
+  // Takes verbs that have come. So many nanoseconds later they may be applied.
+  uint64_t Take(uint64_t now_ns, uint64_t verbs);
+  // Takes them if that is now.
+  bool TakeNow(uint64_t now_ns, uint64_t verbs);
+  void set_rate(uint32_t verbs_a_second);
+
+ private:
+  std::atomic<uint64_t> ns_per_verb_{0};  // 0: there is no limit.
+  std::atomic<uint64_t> taken_until_ns_{0};
 };
 
 // A session's part of its rule's limits, given back with this object.
@@ -67,11 +85,15 @@ class AccessControl {
   absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
   // The same for a session that is open already: it goes on whatever the limits are, and counts.
   SessionShare CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
+  // The rule's pace, as the policy in force has it at any time. It lives as long as this object.
+  VerbPace* PaceOf(const AccessRule& rule) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   const std::shared_ptr<AccessLedger> ledger_ = std::make_shared<AccessLedger>();
   mutable Mutex mu_;
   std::shared_ptr<const AccessPolicy> policy_ ABSL_GUARDED_BY(mu_);
+  // Rules that have ever had sessions, by name.
+  mutable std::map<std::string, VerbPace> paces_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvpool

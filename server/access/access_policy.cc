@@ -98,13 +98,14 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "tenant") return ParseList(value, ParseTenant, &rule->tenants);
   if (field == "sessions") return ParseCount(value, 1, &limits.sessions);
   if (field == "guaranteed-blocks") return ParseCount(value, 0, &limits.guaranteed_blocks);
+  if (field == "verbs-a-second") return ParseCount(value, 1, &limits.verbs_a_second, kMostVerbsASecond);
   if (field == "held-blocks") return ParseCount(value, 1, &limits.held_blocks);
   if (field == "pinned-blocks") return ParseCount(value, 0, &limits.pinned_blocks);
   if (field == "space-blocks") return ParseCount(value, 1, &limits.space_blocks);
   if (field == "weight") return ParseCount(value, 1, &limits.weight, kMostWeight);
   return BadPolicy(
       "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "
-      "held-blocks, pinned-blocks, space-blocks and weight");
+      "verbs-a-second, held-blocks, pinned-blocks, space-blocks and weight");
 }
 
 // One rule while its lines are read.
@@ -139,8 +140,8 @@ absl::Status Check(const Section& section) {
   if (engine && !places.contains("tenant")) {
     return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
   }
-  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "held-blocks", "pinned-blocks",
-                            "space-blocks", "weight"}) {
+  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
+                            "pinned-blocks", "space-blocks", "weight"}) {
     if (!engine && places.contains(field)) {
       return Wrong(section, field, " is for the role engine, which the rule does not give");
     }

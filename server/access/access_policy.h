@@ -30,6 +30,7 @@ inline constexpr size_t kMostAccessRules = 256;
 inline constexpr size_t kMostAccessValues = 256;  // Values of one line.
 inline constexpr uint32_t kNoAccessLimit = UINT32_MAX;
 inline constexpr uint32_t kMostWeight = 1000;
+inline constexpr uint32_t kMostVerbsASecond = 1'000'000'000;  // One a nanosecond.
 
 enum class AccessRole : uint8_t { kEngine, kObserver, kOperator };
 absl::string_view AccessRoleName(AccessRole role);
@@ -38,6 +39,7 @@ struct AccessLimits {
   // Of all that the rule matches, together.
   uint32_t sessions = kNoAccessLimit;           // Open, or ended and their processes still run.
   uint32_t guaranteed_blocks = kNoAccessLimit;  // Sum over these sessions.
+  uint32_t verbs_a_second = kNoAccessLimit;     // Sum over these sessions: more wait.
   // Of each session.
   uint32_t held_blocks = kNoAccessLimit;    // Blocks held at once.
   uint32_t pinned_blocks = kNoAccessLimit;  // It pins and retains only while fewer of its space are.
@@ -77,6 +79,7 @@ class AccessPolicy {
   absl::StatusOr<std::shared_ptr<const AccessRule>> Admit(const Peer& peer, AccessRole role,
                                                           absl::string_view what) const;
   size_t size() const { return rules_.size(); }
+  const std::vector<std::shared_ptr<const AccessRule>>& rules() const { return rules_; }
 
  private:
   AccessPolicy(std::string file, std::vector<std::shared_ptr<const AccessRule>> rules)

@@ -186,6 +186,8 @@ class Daemon final : private SpaceOwner {
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();
+  // What takes long and may be asked for again ends soon: an erasure.
+  void EndSoon() { stopping_.store(true, std::memory_order_relaxed); }
 
   // ---- Before another daemon takes over
   // Which sessions could not come back to one that begins now, and why; empty: all could. REQUIRES: there is a keeper.

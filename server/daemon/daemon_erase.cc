@@ -181,19 +181,24 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   // Those that others close at this moment.
   for (const std::shared_ptr<Space>& closing : registry_->ClosingOf(tenant)) Destroy(closing.get());
   if (tier != nullptr) {
-    const TierErased erased = tier->Erase(owner, names);
+    const TierErased erased = tier->Erase(owner, names, &stopping_);
     v1::ErasedTier* of_tier = response->add_tiers();
     of_tier->set_tier(std::string(tier->name()));
     of_tier->set_values(erased.values);
     of_tier->set_bytes(erased.bytes);
     of_tier->set_failed(erased.failed);
     of_tier->set_remains(erased.remains);
-    ASSIGN_OR_RETURN(const uint64_t found, tier->CountOf(owner));
+    const absl::StatusOr<uint64_t> counted = tier->CountOf(owner);
+    const uint64_t found = counted.value_or(0);
     of_tier->set_found(found);
     const std::string name = absl::StrCat("tier ", std::string(tier->name()), ": ");
-    if (spaces.empty() && erased.values + erased.failed + found == 0 && erased.complete) {
+    if (!counted.ok()) {
+      response->add_remains(absl::StrCat(name, "it is not known what is left: ", counted.status().message()));
+    }
+    if (spaces.empty() && erased.values + erased.failed + found == 0 && erased.complete && counted.ok()) {
       return NoSuchTenant(tenant,
                           absl::StrCat(", and tier ", std::string(tier->name()), " knows of nothing of it",
+                                       erased.wiped ? ", also in what is free there, which was wiped" : "",
                                        erased.remains.empty() ? "" : absl::StrCat(" (", erased.remains, ")")),
                           others);
     }

@@ -91,23 +91,22 @@ class RuleTerms {
  public:
   RuleTerms(Space* space, const AccessRule& rule) : space_(*space), terms_(TermsOf(rule)) {
     SpaceLock lock(space_);
-    before_ = space_.TakeTerms(terms_);
+    space_.BeginOpening(terms_);
   }
   ~RuleTerms() {
-    if (kept_) return;
     SpaceLock lock(space_);
-    // Another opening may have set its own since.
-    if (space_.state.give_back.of_rule == terms_) space_.TakeTerms(before_);
+    space_.EndOpening();
   }
   RuleTerms(const RuleTerms&) = delete;
   RuleTerms& operator=(const RuleTerms&) = delete;
-  void Keep() { kept_ = true; }
+  void Keep() {
+    SpaceLock lock(space_);
+    space_.KeepTerms(terms_);
+  }
 
  private:
   Space& space_;
   const GiveBack::Terms terms_;
-  GiveBack::Terms before_;
-  bool kept_ = false;
 };
 
 // A session whose guarantee is above what it may hold could never have it.
@@ -352,6 +351,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
       .warmup = request.warmup()};
   const auto session = std::make_shared<Session>(space, std::move(terms));
   session->share = std::move(share);
+  session->pace = options_.access->PaceOf(*rule);
   Member* member = session->AddMember(Identify(*claim, request.role()));
   KeptOfMember kept;
   ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, KeepMember(*session, member->identity, &kept));

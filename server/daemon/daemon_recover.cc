@@ -246,6 +246,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
   Session& session = *member->session;
   Space& space = *session.space;
   if (member->index == 0) {
+    session.pace = options_.access->PaceOf(rule);
     registry_->Share(&session, options_.access->CountSession(rule, session.terms.guaranteed_blocks));
   }
   peer->Bound();
@@ -254,7 +255,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     member->identity.peer = std::move(peer);
     member->identity.credentials = credentials;
     member->identity.gives_back = hello.gives_back();
-    if (member->index == 0) space.TakeTerms(TermsOf(rule));
+    if (member->index == 0) space.KeepTerms(TermsOf(rule));
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
   }
   LogInfo("session came back", {{"session", session.terms.id},

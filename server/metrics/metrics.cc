@@ -518,6 +518,10 @@ void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Famili
   for (const auto& [reason, count] : rpc.refused_openings) {
     out->Add({{"reason", reason}}, static_cast<double>(count));
   }
+  out->Counter(
+      "kvpool_calls_paced_total",
+      "Batches of Step that waited, and unary verbs that were refused, for verbs-a-second of their rule.");
+  out->Add({}, static_cast<double>(rpc.paced));
   out->Gauge("kvpool_attach_connections", "Open attach connections.");
   out->Add({}, static_cast<double>(attach.connections));
   out->Counter("kvpool_attach_refused_total",

@@ -35,7 +35,9 @@ void AddOpening(const RpcSite<EngineService>& site, Openings* openings, const st
 }
 
 // Does an operator's call change something? Then it is audited, and an observer may not make it.
-enum class Effect { kReads, kChanges };
+// What may take minutes runs one at a time, on one of the workers.
+enum class Effect { kReads, kChanges, kChangesAtLength };
+constexpr uint64_t kAtLength = 1;
 
 // What operator calls need besides their request.
 struct OperatorDesk {
@@ -50,7 +52,7 @@ void AddOperatorCall(
     const RpcSite<OperatorService>& site, const OperatorDesk& desk, const std::string& name,
     std::type_identity_t<typename UnaryMethod<OperatorService, Request, Response>::Accept> accept,
     Effect effect, Run run) {
-  const AccessRole role = effect == Effect::kChanges ? AccessRole::kOperator : AccessRole::kObserver;
+  const AccessRole role = effect == Effect::kReads ? AccessRole::kObserver : AccessRole::kOperator;
   AddUnary<Request, Response>(
       site, name, accept,
       [=](const Caller& caller, Request* request, Response* response, const UnaryDone& done) {
@@ -60,10 +62,12 @@ void AddOperatorCall(
           return done(admitted);
         }
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
-        const absl::Status started = desk.workers->Start({.bytes = request->ByteSizeLong()}, [=, &caller] {
+        const CallWorkers::Call call = {.bytes = request->ByteSizeLong(),
+                                        .owner = effect == Effect::kChangesAtLength ? kAtLength : 0};
+        const absl::Status started = desk.workers->Start(call, [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(caller.peer, *request, response);
-          if (effect == Effect::kChanges) AuditOperatorCall(caller.peer, name, *request, *response, status);
+          if (effect != Effect::kReads) AuditOperatorCall(caller.peer, name, *request, *response, status);
           done(status);
         });
         if (!started.ok()) done(started);
@@ -121,8 +125,8 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
              const Result& (v1::OperationResult::*of_result)() const) {
   AddUnary<Request, Result>(
       site, name, accept,
-      [=, queue = site.queue](const Caller& caller, Request* request, Result* response,
-                              const UnaryDone& done) {
+      [=, queue = site.queue, stats = site.stats](const Caller& caller, Request* request, Result* response,
+                                                  const UnaryDone& done) {
         if (queue->resting()) return done(Resting());
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         v1::Operation operation;
@@ -137,6 +141,14 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
         if (const absl::Status owner = CheckOwner(caller.peer, **member); !owner.ok()) {
           host.refusals->Add(caller.peer, name, owner);
           return done(owner);
+        }
+        VerbPace* const pace = (*member)->session->pace.load(std::memory_order_relaxed);
+        if (pace != nullptr && !pace->TakeNow(NowNs(), 1)) {
+          stats->CountPaced();
+          return done(absl::ResourceExhaustedError(absl::StrCat(
+              name,
+              ": the sessions of its rule have sent more verbs than its verbs-a-second allows; nothing was "
+              "applied: call again, with the same sequence")));
         }
         const std::string& tenant = TenantOf(**member);
         const size_t bytes = operation.ByteSizeLong();
@@ -223,7 +235,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
-  add("Erase", &S::RequestErase, kChanges, &Daemon::Erase);
+  add("Erase", &S::RequestErase, Effect::kChangesAtLength, &Daemon::Erase);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));

@@ -53,6 +53,7 @@ bool RpcQueue::RunNext() {
   void* tag;
   bool ok;
   if (turns_.empty()) {
+    read_bytes_ = 0;
     if (!queue_->Next(&tag, &ok)) return false;
     static_cast<RpcTag*>(tag)->Run(ok);
     return true;
@@ -78,7 +79,6 @@ bool RpcQueue::RunNext() {
 
 void RpcQueue::InTurn(const std::string& tenant, std::function<void()> work, size_t bytes) {
   if (turns_.empty() && !several_()) return work();
-  read_bytes_ += bytes;
   if (bytes > 0) turn_bytes_[tenant] += bytes;
   turns_.Push(tenant, {.tenant = tenant, .work = std::move(work), .bytes = bytes});
 }

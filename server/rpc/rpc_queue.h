@@ -101,6 +101,10 @@ class RpcQueue {
   void End(RpcCall* call);
   // True: accept no further calls.
   bool stopping() const { return stopping_; }
+  // A message of so many bytes was read.
+  void CountRead(size_t bytes) { read_bytes_ += bytes; }
+  // Does anything wait for its turn? Only then does it matter what is read.
+  bool turns_wait() const { return !turns_.empty(); }
   // Carries out what the tenant has sent, a message of so many bytes, at once or when its turn comes: always, also when the queue rests or stops by then.
   // A stream has one batch waiting at most. The callers of unary verbs decide how many those are: CheckTurn comes first.
   void InTurn(const std::string& tenant, std::function<void()> work, size_t bytes);

@@ -60,6 +60,7 @@ RpcStats::Totals RpcStats::Snapshot() const {
     totals.refused_openings[absl::StatusCodeToString(code)] = 0;
   }
   AddTo(refused_openings_, &totals.refused_openings);
+  totals.paced = paced_.load(std::memory_order_relaxed);
   MutexLock lock(&mu_);
   for (const auto& [name, stats] : shards_) {
     Method& method = totals.methods[name];

@@ -43,6 +43,7 @@ class RpcStats {
 
   // Any thread may.
   void CountRefusedOpening(absl::StatusCode code);
+  void CountPaced() { paced_.fetch_add(1, std::memory_order_relaxed); }
 
   // Name of a status code -> count, of codes that occurred.
   using Codes = std::map<std::string, uint64_t>;
@@ -55,6 +56,8 @@ class RpcStats {
   struct Totals {
     std::map<std::string, Method> methods;
     Codes refused_openings;
+    uint64_t paced =
+        0;  // Batches that waited, and unary verbs that were refused, for their rule's verbs-a-second.
   };
   Totals Snapshot() const;
 
@@ -62,6 +65,7 @@ class RpcStats {
   mutable Mutex mu_;
   std::deque<std::pair<std::string, MethodStats>> shards_ ABSL_GUARDED_BY(mu_);
   CodeCounts refused_openings_{};
+  std::atomic<uint64_t> paced_{0};
 };
 
 }  // namespace kvpool

@@ -80,6 +80,8 @@ class StepCall final : public RpcCall {
 
   void OnAccepted(bool ok);
   void OnRead(bool ok);
+  // Its rule's sessions have not sent too many verbs a second, or don't any more: the batch waits for its tenant's turn.
+  void OnPaced(bool ok);
   // Its tenant's turn has come: the batch that was read is applied.
   void OnTurn();
   void OnWritten(bool ok);
@@ -122,6 +124,7 @@ class StepCall final : public RpcCall {
   MethodTag<StepCall> wake_tag_{this, &StepCall::OnWake};
   MethodTag<StepCall> opened_tag_{this, &StepCall::OnOpened};
   MethodTag<StepCall> applied_tag_{this, &StepCall::OnApplied};
+  MethodTag<StepCall> paced_tag_{this, &StepCall::OnPaced};
   MethodTag<StepCall> over_tag_{this, &StepCall::OnOver};
   Caller caller_;
 
@@ -144,7 +147,9 @@ class StepCall final : public RpcCall {
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
   bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
-  bool reading_ = false, writing_ = false, waking_ = false, in_turn_ = false;
+  grpc::Alarm pace_alarm_;
+  size_t received_bytes_ = 0;
+  bool reading_ = false, writing_ = false, waking_ = false, pacing_ = false, in_turn_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   bool over_ = false;
   grpc::Status status_;
@@ -176,33 +181,58 @@ void StepCall::OnRead(bool ok) {
   // Nobody has heard of what was read: it comes again.
   if (method_.site.queue->resting()) return End(Resting());
   begun_ns_ = NowNs();
-  const size_t bytes = received_.Length();
+  received_bytes_ = received_.Length();
+  method_.site.queue->CountRead(received_bytes_);
   if (!ReadRequest()) return End(absl::InvalidArgumentError("the message is not a StepRequest"));
   if (member_ == nullptr) {
     if (Opens(reader_.request())) return OpenMember();
     const absl::Status bound = Bind(reader_.request().member_token());
     if (!bound.ok()) return End(bound);
   }
+  VerbPace* const pace = member_->session->pace.load(std::memory_order_relaxed);
+  const uint64_t wait_ns = pace == nullptr ? 0 : pace->Take(begun_ns_, reader_.request().operations_size());
+  pacing_ = true;
+  if (wait_ns == 0) return OnPaced(true);
+  method_.site.stats->CountPaced();
+  pace_alarm_.Set(method_.site.queue->cq(),
+                  std::chrono::system_clock::now() + std::chrono::nanoseconds(wait_ns),
+                  static_cast<RpcTag*>(&paced_tag_));
+  // What is pending goes out meanwhile.
+  Pump();
+}
+
+void StepCall::OnPaced(bool ok) {
+  pacing_ = false;
+  if (ending_) return DeleteIfDone();
+  if (member_->batch_waits.exchange(true)) {
+    return End(
+        absl::UnavailableError("a batch that came in an earlier stream of this member is not applied yet; "
+                               "nothing of this one was: call again"));
+  }
   in_turn_ = true;
   method_.site.queue->InTurn(
-      TenantOf(*member_), [this] { OnTurn(); }, bytes);
+      TenantOf(*member_), [this] { OnTurn(); }, received_bytes_);
 }
 
 void StepCall::OnTurn() {
   in_turn_ = false;
-  if (ending_) return DeleteIfDone();
-  // Nobody has heard of it: it comes again.
-  if (method_.site.queue->resting()) return End(Resting());
+  if (ending_ || method_.site.queue->resting()) {
+    member_->batch_waits = false;
+    // Nobody has heard of it: it comes again.
+    return ending_ ? DeleteIfDone() : End(Resting());
+  }
   const v1::StepRequest& request = reader_.request();
   if (!request.member_token().empty() && request.member_token() != token_) {
     response_.set_sequence(request.sequence());
     response_.set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
     response_.set_message("member_token is not that of this stream's first batch; leave it empty");
+    member_->batch_waits = false;
     return Answer();
   }
   const bool large = CountNames(request) > kLargeCallNames;
   if (large || member_->session->large_calls > 0) return HandleElsewhere(large);
   Handle();
+  member_->batch_waits = false;
   Answer();
 }
 
@@ -215,6 +245,7 @@ void StepCall::HandleElsewhere(bool large) {
         follow_up_ =
             method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
         member_->session->large_calls -= large ? 1 : 0;
+        member_->batch_waits = false;
         end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
       });
 }
@@ -371,7 +402,7 @@ void StepCall::Pump() {
     stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
     return;
   }
-  if (elsewhere_ == nullptr && !in_turn_ && !reading_ && !half_closed_ &&
+  if (elsewhere_ == nullptr && !pacing_ && !in_turn_ && !reading_ && !half_closed_ &&
       replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
     stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
@@ -387,6 +418,7 @@ void StepCall::MarkEnding(const absl::Status& status) {
   if (ending_) return;
   ending_ = true;
   caller_.gone = true;
+  if (pacing_) pace_alarm_.Cancel();
   status_ = ToGrpcStatus(status);
   if (!status.ok()) {
     method_.stats->CountError(status.code());
@@ -399,7 +431,8 @@ void StepCall::MarkEnding(const absl::Status& status) {
 }
 
 void StepCall::DeleteIfDone() {
-  if (!finished_ || !over_ || reading_ || writing_ || waking_ || in_turn_ || elsewhere_ != nullptr) return;
+  if (!finished_ || !over_ || reading_ || writing_ || waking_ || pacing_ || in_turn_ || elsewhere_ != nullptr)
+    return;
   if (undelivered_ > 0) method_.host.openings->OnUndelivered(token_);
   method_.site.queue->End(this);
   delete this;

@@ -100,6 +100,7 @@ class UnaryCall final : public RpcTag,
     begun_ns_ = NowNs();
     method_->site.queue->Begin(this);
     caller_.peer = PeerOf(context_, *method_->site.connections);
+    if (method_->site.queue->turns_wait()) method_->site.queue->CountRead(request_.ByteSizeLong());
     method_->handler(caller_, &request_, &response_,
                      [call = this->shared_from_this()](const absl::Status& status) { call->Answer(status); });
   }

@@ -95,9 +95,10 @@ class GiveBack {
     // Of a device that several spaces want, capacity * weight / (sum of their weights) is the space's own. Where no space of the
     // device has one, nothing is anybody's own; where some have, the others' is 1.
     uint32_t weight = 0;
-    bool operator==(const Terms&) const = default;
   };
   Terms of_rule, of_operator;
+  Terms kept;             // Those of the rule of the last opening that succeeded.
+  uint32_t openings = 0;  // So many are under way: `of_rule` is that of the last one.
   uint32_t limit_blocks() const {
     return of_operator.limit_blocks > 0 ? of_operator.limit_blocks : of_rule.limit_blocks;
   }

@@ -58,7 +58,7 @@ uint32_t Growth::max_blocks() const {
 
 void Growth::set_limit(uint32_t blocks, uint64_t now) {
   if (std::exchange(limit_blocks_, blocks) == blocks) return;
-  // One that found no room in the budget is not asked again before its time for the sake of a higher limit.
+  // A device that failed is not asked again before its time for the sake of a higher limit.
   complete() ? set_may_grow(false) : Unblock(now);
 }
 

@@ -93,6 +93,9 @@ class Member {
   Completions completions;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
+  // A batch of it was read and is not applied yet: on a stream that has ended since, maybe. It has one at a time, or streams
+  // that come and go would make many.
+  std::atomic<bool> batch_waits{false};
   SlabAcks slabs;
   uint64_t fence = 0;
   bool warmup_done = false;
@@ -171,6 +174,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // Large calls of it that threads of their own are applying: others had better not wait for them on a queue's
   // thread. Any thread may look.
   std::atomic<int> large_calls{0};
+
+  // Its rule's; null until its first process is known. Any thread may look.
+  std::atomic<VerbPace*> pace{nullptr};
 
   // What it takes of its rule's limits, until it is gone. The registry's mutex is around it.
   SessionShare share;

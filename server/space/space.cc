@@ -176,10 +176,23 @@ void Space::ApplyTerms() {
   weight_.store(state.give_back.weight(), std::memory_order_relaxed);
 }
 
-GiveBack::Terms Space::TakeTerms(const GiveBack::Terms& of_rule) {
-  const GiveBack::Terms before = std::exchange(state.give_back.of_rule, of_rule);
+void Space::BeginOpening(const GiveBack::Terms& of_rule) {
+  ++state.give_back.openings;
+  state.give_back.of_rule = of_rule;
   ApplyTerms();
-  return before;
+}
+
+void Space::KeepTerms(const GiveBack::Terms& of_rule) {
+  state.give_back.kept = of_rule;
+  if (state.give_back.openings > 0) return;
+  state.give_back.of_rule = of_rule;
+  ApplyTerms();
+}
+
+void Space::EndOpening() {
+  if (--state.give_back.openings > 0) return;
+  state.give_back.of_rule = state.give_back.kept;
+  ApplyTerms();
 }
 
 absl::Status Space::MakeSlab(Settlement* settlement) {

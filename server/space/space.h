@@ -96,8 +96,11 @@ class Space {
 
   // What it may have and what is its own follow from give_back's terms, which have changed.
   void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Those of a rule from now on. Answers the ones before.
-  GiveBack::Terms TakeTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // A session opens by a rule, whose terms bound what is made for it already. Once no opening is under way, those of the last
+  // that succeeded count.
+  void BeginOpening(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void KeepTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void EndOpening() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // GiveBack::weight(), for those who have no lock.
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 

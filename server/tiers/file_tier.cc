@@ -33,6 +33,7 @@ constexpr uint64_t kPartsOfOrder = 16;
 constexpr size_t kErasedTogether = 64;
 constexpr uint64_t kErasedBytesTogether = 64 << 20;
 constexpr size_t kMostFilesNamed = 4;
+constexpr int kMostWipes = 4;
 
 std::string PathOf(const std::string& folder, uint64_t number) {
   return absl::StrCat(folder, "/", number, ".slots");
@@ -378,6 +379,7 @@ TierResult FileTier::RunStore(const Task& task) {
     LogWarning("tier can't be written", {{"tier", name()}, {"error", written}});
   File* const file = value->file;
   Drop(value);
+  ++late_slots_;
   // The next value does not go to the same sectors.
   file->failed.push_back(file->free.back());
   file->free.pop_back();
@@ -416,7 +418,13 @@ void FileTier::RefuseWaiting(const TierOwner& owner) {
   EndTask(number);
 }
 
-TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
+void FileTier::AwaitBegun() {
+  MutexLock lock(&queue_mu_);
+  const uint64_t last = begun_;
+  while (!under_way_.empty() && *under_way_.begin() <= last) ended_.Wait(&queue_mu_);
+}
+
+TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>, const std::atomic<bool>* stop) {
   MutexLock one(&erase_mu_);
   RefuseWaiting(owner);
   Erasure erasure;
@@ -447,16 +455,10 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
     MutexLock lock(&mu_);
     while (erasure.left > 0) erased_.Wait(&mu_);
   }
-  // All of them, whether anything was found or not: an erasure that was not ended may have left bytes without a record.
-  absl::Status wiped;
-  for (const uint64_t number : FileNumbers()) {
-    File* const file = Hold(number);
-    if (file == nullptr) continue;
-    wiped.Update(WipeFree(file));
-    Release(file);
-  }
+  const absl::Status wiped = WipeAll(stop);
   TierErased answer = erasure.answer;
   std::vector<std::string> remains;
+  answer.wiped = wiped.ok();
   if (!wiped.ok()) {
     answer.failed += std::exchange(answer.values, 0);
     answer.bytes = 0;
@@ -470,6 +472,29 @@ TierErased FileTier::Erase(const TierOwner& owner, absl::Span<const TierKey>) {
   }
   answer.remains = absl::StrJoin(remains, "; ");
   return answer;
+}
+
+absl::Status FileTier::WipeAll(const std::atomic<bool>* stop) {
+  const auto late_slots = [this] {
+    MutexLock lock(&mu_);
+    return late_slots_;
+  };
+  // All of them, whether anything was found or not: an erasure that was not ended may have left bytes without a record.
+  for (int round = 0; round < kMostWipes; ++round) {
+    const uint64_t late_before = late_slots();
+    for (const uint64_t number : FileNumbers()) {
+      File* const file = Hold(number);
+      if (file == nullptr) continue;
+      const absl::Status wiped = WipeFree(file, stop);
+      Release(file);
+      RETURN_IF_ERROR(wiped);
+    }
+    // A slot that was taken before it was wiped is written over; where that failed, it is free again as it was.
+    AwaitBegun();
+    if (late_slots() == late_before) return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      "values can't be written, one after the other, so that slots become free unwritten");
 }
 
 std::vector<uint64_t> FileTier::FileNumbers() {
@@ -492,56 +517,78 @@ void FileTier::Release(File* file) {
   --file->busy;
 }
 
-absl::Status FileTier::WipeFree(File* file) {
-  // Nobody fills them meanwhile; a value that needs one of them takes another's place.
-  std::vector<uint32_t> free, failed;
+absl::Status FileTier::WipeFree(File* file, const std::atomic<bool>* stop) {
+  Segment& segment = *file->segment;
+  std::vector<uint32_t> slots;
   {
     MutexLock lock(&mu_);
-    free.swap(file->free);
-    failed.swap(file->failed);
+    slots = file->free;
+    slots.insert(slots.end(), file->failed.begin(), file->failed.end());
+    file->wiping = true;
   }
-  absl::Status wiped;
-  Segment& segment = *file->segment;
-  const absl::StatusOr<std::vector<Segment::Filled>> filled = segment.ReadRecords();
-  wiped.Update(filled.status());
+  std::sort(slots.begin(), slots.end());
+  absl::StatusOr<std::vector<Segment::Filled>> filled = segment.ReadRecords();
+  absl::Status wiped = filled.status();
+  absl::flat_hash_set<uint32_t>
+      named;  // Slots with a record, which could not be emptied when their value went.
+  if (filled.ok()) {
+    for (const Segment::Filled& value : *filled) named.insert(value.slot);
+  }
   const size_t together = std::clamp<size_t>(kErasedBytesTogether / segment.slot_bytes(), 1, kErasedTogether);
-  const auto wipe = [&](std::vector<uint32_t>* slots, std::vector<uint32_t> File::*back) {
-    // From the last to the first, as they are taken from the end.
-    std::sort(slots->rbegin(), slots->rend());
-    if (filled.ok()) {
-      // A record that could not be emptied when its value went.
-      for (const Segment::Filled& value : *filled) {
-        if (std::binary_search(slots->rbegin(), slots->rend(), value.slot)) {
-          wiped.Update(segment.Empty(value.slot));
+  for (size_t begin = 0; begin < slots.size() && wiped.ok(); begin += together) {
+    if (stop != nullptr && *stop) {
+      wiped = absl::CancelledError("the daemon ends");
+      break;
+    }
+    // Nobody fills these meanwhile. Those that are not free any more are being written over.
+    const size_t end = std::min(slots.size(), begin + together);
+    std::vector<uint32_t> free, failed;
+    const auto take = [&](std::vector<uint32_t>* from, std::vector<uint32_t>* to) {
+      std::erase_if(*from, [&](uint32_t slot) {
+        if (slot < slots[begin] || slot > slots[end - 1]) return false;
+        to->push_back(slot);
+        return true;
+      });
+    };
+    {
+      MutexLock lock(&mu_);
+      take(&file->free, &free);
+      take(&file->failed, &failed);
+    }
+    for (std::vector<uint32_t>* const taken : {&free, &failed}) {
+      std::sort(taken->begin(), taken->end());
+      for (size_t first = 0, next = 0; first < taken->size(); first = next) {
+        for (next = first; next < taken->size() && (*taken)[next] == (*taken)[first] + (next - first);
+             ++next) {
+          if (named.contains((*taken)[next])) wiped.Update(segment.Empty((*taken)[next]));
         }
+        wiped.Update(segment.Wipe((*taken)[first], static_cast<uint32_t>(next - first)));
       }
     }
-    for (size_t begin = 0, end = 0; begin < slots->size(); begin = end) {
-      const size_t most = std::min(slots->size(), begin + together);
-      for (end = begin + 1; end < most && (*slots)[end] + 1 == (*slots)[end - 1];) ++end;
-      wiped.Update(segment.Wipe((*slots)[end - 1], static_cast<uint32_t>(end - begin)));
-      MutexLock lock(&mu_);
-      std::vector<uint32_t>& to = file->*back;
-      to.insert(to.end(), slots->begin() + static_cast<ptrdiff_t>(begin),
-                slots->begin() + static_cast<ptrdiff_t>(end));
-    }
-  };
-  wipe(&free, &File::free);
-  wipe(&failed, &File::failed);
+    MutexLock lock(&mu_);
+    file->free.insert(file->free.end(), free.rbegin(), free.rend());
+    file->failed.insert(file->failed.end(), failed.begin(), failed.end());
+  }
   wiped.Update(segment.Sync());
+  MutexLock lock(&mu_);
+  file->wiping = false;
   return wiped;
 }
 
 std::string FileTier::LeftAlone() {
-  std::vector<std::string> there;
-  MutexLock lock(&mu_);
+  std::vector<std::string> paths, there;
+  {
+    MutexLock lock(&mu_);
+    paths = left_alone_;
+  }
   // Whoever looked at one may have removed it.
-  for (const std::string& path : left_alone_) {
-    if (access(path.c_str(), F_OK) == 0) there.push_back(path);
+  struct stat facts {};
+  for (const std::string& path : paths) {
+    if (lstat(path.c_str(), &facts) == 0 || errno != ENOENT) there.push_back(path);
   }
   if (there.empty()) return "";
   const size_t named = std::min(there.size(), kMostFilesNamed);
-  return absl::StrCat(there.size(), " files that could not be read or removed, with anybody's values: ",
+  return absl::StrCat(there.size(), " files that could not be read, with anybody's values: ",
                       absl::StrJoin(there.begin(), there.begin() + static_cast<ptrdiff_t>(named), ", "),
                       named < there.size() ? ", ..." : "",
                       "; remove them, or start the daemon again when the disk answers");
@@ -585,6 +632,8 @@ void FileTier::Drop(Place value) {
     value->dropped = true;
     Forget(value->record.key);
     value_bytes_ -= value->record.bytes;
+  } else {
+    ++late_slots_;
   }
   if (value->readers > 0) return;
   // The next daemon must not find it either; if that can't be written, its checksum tells.
@@ -624,6 +673,10 @@ FileTier::File* FileTier::TakeSlot(uint64_t slot_bytes, uint32_t* slot, absl::St
   });
   // Nothing of this size is there, or all of it was used since a file of another size was.
   const uint64_t before = oldest == size.values.end() ? UINT64_MAX : oldest->used;
+  // They come back in a moment, and nobody's file is worth that.
+  for (File* const file : size.files) {
+    if (file->wiping && oldest == size.values.end()) return nullptr;
+  }
   // A disk that fails gets no file of this size, whatever is given up for it; one that is full has room for as much.
   for (bool again = error->ok() || absl::IsResourceExhausted(*error);
        again && TakeColdFile(slot_bytes, before); again = error->ok()) {
@@ -666,13 +719,19 @@ FileTier::File* FileTier::MakeFile(uint64_t slot_bytes, absl::Status* error) {
 bool FileTier::TakeColdFile(uint64_t slot_bytes, uint64_t before) {
   File* coldest = nullptr;
   for (const auto& [number, file] : files_) {
-    if (file->busy > 0 || file->segment->slot_bytes() == slot_bytes || file->used >= before) continue;
+    if (file->busy > 0 || file->stays || file->segment->slot_bytes() == slot_bytes || file->used >= before)
+      continue;
     if (coldest == nullptr || file->used < coldest->used) coldest = file.get();
   }
   return coldest != nullptr && RemoveFile(coldest);
 }
 
 bool FileTier::RemoveFile(File* file) {
+  if (const absl::Status removed = io_->Remove(file->segment->path()); !removed.ok()) {
+    file->stays = true;
+    LogWarning("tier's file not removed", {{"path", file->segment->path()}, {"error", removed}});
+    return false;
+  }
   Size& size = sizes_[file->segment->slot_bytes()];
   for (auto value = size.values.begin(); value != size.values.end();) {
     if (value->file != file) {
@@ -685,15 +744,9 @@ bool FileTier::RemoveFile(File* file) {
     value = size.values.erase(value);
   }
   std::erase(size.files, file);
-  const absl::Status removed = io_->Remove(file->segment->path());
-  if (removed.ok()) {
-    file_bytes_ -= file->segment->file_bytes();
-  } else {
-    LogWarning("tier's file not removed", {{"path", file->segment->path()}, {"error", removed}});
-    left_alone_.push_back(file->segment->path());
-  }
+  file_bytes_ -= file->segment->file_bytes();
   files_.erase(file->number);
-  return removed.ok();
+  return true;
 }
 
 }  // namespace kvpool

@@ -67,7 +67,8 @@ class FileTier final : public Tier {
       ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(queue_mu_);
   void Drain() override ABSL_LOCKS_EXCLUDED(queue_mu_);
-  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                   const std::atomic<bool>* stop = nullptr) override
       ABSL_LOCKS_EXCLUDED(erase_mu_, mu_, queue_mu_, known_mu_);
   absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override ABSL_LOCKS_EXCLUDED(mu_);
   TierUsage usage() override ABSL_LOCKS_EXCLUDED(queue_mu_, known_mu_);
@@ -82,8 +83,10 @@ class FileTier final : public Tier {
   struct File {
     std::unique_ptr<Segment> segment;
     uint64_t number = 0;
-    uint64_t used = 0;  // The time of the last use of a value in it.
-    uint32_t busy = 0;  // So many read or write it at this moment: it stays.
+    uint64_t used = 0;    // The time of the last use of a value in it.
+    uint32_t busy = 0;    // So many read or write it at this moment: it stays.
+    bool stays = false;   // It could not be removed.
+    bool wiping = false;  // Some of its free slots are not among these.
     std::vector<uint32_t> free;
     std::vector<uint32_t> failed;  // Free ones that could not be written.
   };
@@ -130,7 +133,7 @@ class FileTier final : public Tier {
   File* MakeFile(uint64_t slot_bytes, absl::Status* error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The file of another size that was not used since `before`, emptied and removed. False: there is none, or it can't be.
   bool TakeColdFile(uint64_t slot_bytes, uint64_t before) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Its values are found no more. False: it is still on the disk.
+  // With its values. False: it can't be removed, and stays.
   bool RemoveFile(File* file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // It is found no more; its slot is free, at once or when its readers are done.
   void Drop(Place value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -141,9 +144,12 @@ class FileTier final : public Tier {
   void Release(File* file) ABSL_LOCKS_EXCLUDED(mu_);
   // What was asked for of the owner's and has not begun is answered; what has begun is waited for.
   void RefuseWaiting(const TierOwner& owner) ABSL_LOCKS_EXCLUDED(queue_mu_);
-  // The free slots of a file are wiped: what lay there may have been anybody's.
-  absl::Status WipeFree(File* file) ABSL_LOCKS_EXCLUDED(mu_);
-  // The files that are neither read nor counted as free, for people to read; empty: none.
+  // Waits until what has begun is answered.
+  void AwaitBegun() ABSL_LOCKS_EXCLUDED(queue_mu_);
+  // All free slots are wiped: what lay there may have been anybody's. CANCELLED: `stop` is true.
+  absl::Status WipeAll(const std::atomic<bool>* stop) ABSL_LOCKS_EXCLUDED(mu_, queue_mu_);
+  absl::Status WipeFree(File* file, const std::atomic<bool>* stop) ABSL_LOCKS_EXCLUDED(mu_);
+  // The files that could not be read, for people; empty: none.
   std::string LeftAlone() ABSL_LOCKS_EXCLUDED(mu_);
   void Know(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Forget(const TierKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) ABSL_LOCKS_EXCLUDED(known_mu_);
@@ -178,9 +184,10 @@ class FileTier final : public Tier {
   absl::flat_hash_map<TierKey, Place> found_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Size> sizes_ ABSL_GUARDED_BY(mu_);  // Keyed by slot_bytes.
   std::map<uint64_t, std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mu_);
-  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Those of files that are left alone count too.
-  // Paths of files that could not be read, or removed.
-  std::vector<std::string> left_alone_ ABSL_GUARDED_BY(mu_);
+  uint64_t file_bytes_ ABSL_GUARDED_BY(mu_) = 0;              // Those of files that are left alone count too.
+  std::vector<std::string> left_alone_ ABSL_GUARDED_BY(mu_);  // Paths of files that could not be read.
+  // Slots that became free later than their value went, or that a value could not be written to whole: so often.
+  uint64_t late_slots_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_file_ ABSL_GUARDED_BY(mu_) = 0;  // The number of the next one that is made.
   uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;      // It moves with each use and write.
   bool said_error_ ABSL_GUARDED_BY(mu_) = false;

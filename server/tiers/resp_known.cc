@@ -6,10 +6,7 @@ namespace kvpool {
 
 TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
   const auto found = places_.find(absl::HashOf(key));
-  if (found == places_.end() || found->second->state == State::kAsked ||
-      found->second->state == State::kDoubted) {
-    return TierPresence::kUnknown;
-  }
+  if (found == places_.end() || found->second->state == State::kAsked) return TierPresence::kUnknown;
   if (now >= found->second->until) {
     Erase(found->second);
     return TierPresence::kUnknown;
@@ -27,7 +24,9 @@ bool KnownKeys::Ask(const TierKey& key, Clock::time_point now) {
   return true;
 }
 
-void KnownKeys::Doubt(const TierKey& key, Clock::time_point now) { Set(key, State::kDoubted, now); }
+void KnownKeys::Doubt(const TierKey& key) {
+  if (doubted_.size() < kMost) doubted_.insert(key);
+}
 
 void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now) {
   Set(key, there ? State::kThere : State::kNotThere, now + (there ? options_.there : options_.not_there));
@@ -50,7 +49,12 @@ void KnownKeys::Set(const TierKey& key, State state, Clock::time_point until) {
 std::vector<TierKey> KnownKeys::Of(const TierOwner& owner) const {
   std::vector<TierKey> keys;
   for (const Known& known : order_) {
-    if (known.state != State::kNotThere && known.key.owner == owner) keys.push_back(known.key);
+    if (known.state != State::kNotThere && known.key.owner == owner && !doubted_.contains(known.key)) {
+      keys.push_back(known.key);
+    }
+  }
+  for (const TierKey& key : doubted_) {
+    if (key.owner == owner) keys.push_back(key);
   }
   return keys;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "server/tiers/tier.h"
 
 namespace kvpool {
@@ -30,8 +31,10 @@ class KnownKeys {
   // The answer is on its way. False: it was already.
   bool Ask(const TierKey& key, Clock::time_point now);
   void Learn(const TierKey& key, bool there, Clock::time_point now);
-  // It may be there or not: the store was asked to take it away, and has not answered.
-  void Doubt(const TierKey& key, Clock::time_point now);
+  // It may be there: the store was to take it away, and did not say that it has. It stays in doubt until Settle, whatever is
+  // learned of it. At most kMost, and others are forgotten.
+  void Doubt(const TierKey& key);
+  void Settle(const TierKey& key) { doubted_.erase(key); }
   // Nobody answered.
   void Forget(const TierKey& key);
   // So many are there.
@@ -40,7 +43,7 @@ class KnownKeys {
   std::vector<TierKey> Of(const TierOwner& owner) const;
 
  private:
-  enum class State : uint8_t { kAsked, kThere, kNotThere, kDoubted };
+  enum class State : uint8_t { kAsked, kThere, kNotThere };
   struct Known {
     TierKey key;
     uint64_t hash = 0;
@@ -55,6 +58,7 @@ class KnownKeys {
   const Options options_;
   std::list<Known> order_;  // The least recently used one is the first.
   absl::flat_hash_map<uint64_t, Place> places_;
+  absl::flat_hash_set<TierKey> doubted_;
   uint64_t there_ = 0;
 };
 

@@ -20,6 +20,7 @@ constexpr auto kWarnPause = std::chrono::seconds(10);
 constexpr size_t kUnlinkedTogether = 64;
 // A store that has not answered by then is said to have all that it was asked to unlink.
 constexpr auto kEraseFor = std::chrono::seconds(30);
+constexpr auto kStopLook = std::chrono::milliseconds(100);
 constexpr uint32_t kPiecesTogether = 16;
 
 RespRouter::Options RouterOptions(const RespTier::Options& options, std::shared_ptr<SSL_CTX> tls) {
@@ -167,7 +168,8 @@ TierUsage RespTier::usage() {
   return usage;
 }
 
-TierErased RespTier::Erase(const TierOwner& owner, absl::Span<const TierKey> keys) {
+TierErased RespTier::Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                           const std::atomic<bool>* stop) {
   const auto erasure = std::make_shared<Erasure>();
   erasure->owner = owner;
   erasure->keys.assign(keys.begin(), keys.end());
@@ -178,8 +180,8 @@ TierErased RespTier::Erase(const TierOwner& owner, absl::Span<const TierKey> key
   loop_.Wake();
   MutexLock lock(&mu_);
   const auto deadline = Clock::now() + kEraseFor;
-  while (!erasure->over && erased_.WaitUntil(&mu_, deadline)) {
-  }
+  const auto go_on = [&] { return Clock::now() < deadline && (stop == nullptr || !*stop); };
+  while (!erasure->over && go_on()) erased_.WaitUntil(&mu_, std::min(deadline, Clock::now() + kStopLook));
   // The store does not answer.
   erasure->gave_up = true;
   loop_.Wake();
@@ -473,24 +475,24 @@ void RespTier::Advance(const ErasureRef& erasure) {
       MutexLock lock(&known_mu_);
       const std::vector<TierKey> known = known_.Of(erasure->owner);
       keys.insert(known.begin(), known.end());
-      // Nobody stores one in the belief that it is there, and those that get no answer are named by the next call.
-      for (const TierKey& key : keys) known_.Doubt(key, Clock::now());
     }
     erasure->keys.assign(keys.begin(), keys.end());
   }
-  while (erasure->next < erasure->keys.size() && erasure->unanswered < kUnlinkedTogether) {
-    ++erasure->unanswered;
-    UnlinkPieces(erasure, erasure->keys[erasure->next++], 0, 0);
+  while (erasure->next < erasure->keys.size() && erasure->unanswered.size() < kUnlinkedTogether) {
+    const TierKey& key = erasure->keys[erasure->next++];
+    erasure->unanswered.insert(key);
+    FindPieces(erasure, key, kPiecesTogether);
   }
-  if (erasure->unanswered == 0) End(erasure);
+  if (erasure->unanswered.empty()) End(erasure);
 }
 
 void RespTier::End(const ErasureRef& erasure) {
-  erasure->answer.failed += erasure->keys.size() - erasure->next + erasure->unanswered;
-  erasure->answer.complete = erasure->answer.failed == 0;
-  if (!erasure->gathered) {
+  erasure->answer.failed += erasure->keys.size() - erasure->next + erasure->unanswered.size();
+  erasure->answer.complete = erasure->gathered && erasure->answer.failed == 0;
+  {
     MutexLock lock(&known_mu_);
-    for (const TierKey& key : erasure->keys) known_.Doubt(key, Clock::now());
+    for (const TierKey& key : erasure->unanswered) known_.Doubt(key);
+    for (; erasure->next < erasure->keys.size(); ++erasure->next) known_.Doubt(erasure->keys[erasure->next]);
   }
   MutexLock lock(&mu_);
   std::erase(erasures_, erasure);
@@ -498,33 +500,53 @@ void RespTier::End(const ErasureRef& erasure) {
   erased_.SignalAll();
 }
 
-void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first,
-                            uint64_t unlinked) {
+void RespTier::AboutPieces(const ErasureRef& erasure, const TierKey& key, std::string_view command,
+                           uint32_t first, std::function<void(uint64_t)> done) {
   const std::string stem = PieceKeyStem(options_.prefix, key);
   RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = RespSlotOf(stem)};
   request.over = std::shared_ptr<const bool>(erasure, &erasure->over);
   std::vector<std::string> pieces;
   for (uint32_t i = 0; i < kPiecesTogether; ++i) pieces.push_back(absl::StrCat(stem, first + i));
-  std::vector<std::string_view> words = {"UNLINK"};
+  std::vector<std::string_view> words = {command};
   words.insert(words.end(), pieces.begin(), pieces.end());
   AppendRespCommand(words, &request.head);
-  request.done = [this, erasure, key, first, unlinked](const RespReply* reply) {
+  request.done = [this, erasure, key, done = std::move(done)](const RespReply* reply) {
     if (erasure->over) return;
-    if (reply == nullptr || reply->kind != RespReply::Kind::kInteger) {
-      ++erasure->answer.failed;
-    } else if (reply->number > 0 && first < UINT32_MAX - kPiecesTogether) {
-      // A large value has more.
-      return UnlinkPieces(erasure, key, first + kPiecesTogether,
-                          unlinked + static_cast<uint64_t>(reply->number));
-    } else {
-      erasure->answer.values += unlinked > 0;
-      MutexLock lock(&known_mu_);
-      known_.Forget(key);
+    if (reply != nullptr && reply->kind == RespReply::Kind::kInteger) {
+      return done(static_cast<uint64_t>(std::max<int64_t>(0, reply->number)));
     }
-    --erasure->unanswered;
-    loop_.Wake();
+    ++erasure->answer.failed;
+    MutexLock lock(&known_mu_);
+    known_.Doubt(key);
+    Settle(erasure, key);
   };
   router_.Send(std::move(request));
+}
+
+void RespTier::FindPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first) {
+  AboutPieces(erasure, key, "EXISTS", first, [this, erasure, key, first](uint64_t found) {
+    if (found > 0 && first < UINT32_MAX - 2 * kPiecesTogether) {
+      return FindPieces(erasure, key, first + kPiecesTogether);
+    }
+    UnlinkPieces(erasure, key, first - kPiecesTogether, 0);
+  });
+}
+
+void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first,
+                            uint64_t unlinked) {
+  AboutPieces(erasure, key, "UNLINK", first, [this, erasure, key, first, unlinked](uint64_t gone) {
+    if (first > 0) return UnlinkPieces(erasure, key, first - kPiecesTogether, unlinked + gone);
+    erasure->answer.values += unlinked + gone > 0;
+    MutexLock lock(&known_mu_);
+    known_.Settle(key);
+    known_.Forget(key);
+    Settle(erasure, key);
+  });
+}
+
+void RespTier::Settle(const ErasureRef& erasure, const TierKey& key) {
+  erasure->unanswered.erase(key);
+  loop_.Wake();
 }
 
 }  // namespace kvpool

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -65,8 +66,8 @@ class RespTier final : public Tier {
   void Store(std::vector<TierStore> stores, Done done) override ABSL_LOCKS_EXCLUDED(mu_);
   void Drain() override ABSL_LOCKS_EXCLUDED(mu_);
   // UNLINK of what this daemon knows of: who else wrote what is for the others to say.
-  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override
-      ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                   const std::atomic<bool>* stop = nullptr) override ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override ABSL_LOCKS_EXCLUDED(known_mu_);
   TierUsage usage() override ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
 
@@ -100,7 +101,8 @@ class RespTier final : public Tier {
     std::vector<TierKey> keys;
     std::vector<TaskRef> before;  // Stores that were under way: their values are unlinked behind them.
     bool begun = false, gathered = false;
-    size_t next = 0, unanswered = 0;
+    size_t next = 0;
+    absl::flat_hash_set<TierKey> unanswered;
     TierErased answer;
     bool over = false;
     std::atomic<bool> gave_up{false};  // Its caller does not wait any more.
@@ -128,7 +130,14 @@ class RespTier final : public Tier {
   void AskAbout(const TierKey& key);
   void Advance(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   void End(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_);
+  // Looks how many pieces there are, from those on that a value of one request has not. The last ones are unlinked first: as
+  // long as a piece is there the first ones are, by which the next erasure finds it.
+  void FindPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first);
   void UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first, uint64_t unlinked);
+  // A command about kPiecesTogether pieces, which answers with a number of them.
+  void AboutPieces(const ErasureRef& erasure, const TierKey& key, std::string_view command, uint32_t first,
+                   std::function<void(uint64_t)> done) ABSL_LOCKS_EXCLUDED(known_mu_);
+  void Settle(const ErasureRef& erasure, const TierKey& key);
   TierResult ResultOf(const RespReply& error);
 
   const Options options_;

@@ -10,6 +10,7 @@
 #ifndef KVPOOL_SERVER_TIERS_TIER_H_
 #define KVPOOL_SERVER_TIERS_TIER_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -79,6 +80,7 @@ struct TierErased {
   // What the tier may have still, for people to read, whether another call would help or not; empty: nothing.
   std::string remains;
   bool complete = true;  // False: another call may find more.
+  bool wiped = false;    // All bytes that are nobody's were overwritten.
 };
 
 class Tier {
@@ -104,8 +106,10 @@ class Tier {
   // None of the owner's values that were stored, or given to Store, before it was called is found from then on: that is, when
   // this returns, which may take as long as the store does. `keys` are others that may be there. Their bytes are overwritten,
   // where the store can do that. What was asked for and has not begun is answered with kMiss. It may be called again after
-  // one that failed, or that a daemon did not live to end: bytes that it left are overwritten then.
-  virtual TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) = 0;
+  // one that failed, or that a daemon did not live to end: bytes
+  // that it left are overwritten then. Once `stop` is true, which may be null, it ends soon, and is not complete.
+  virtual TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                           const std::atomic<bool>* stop = nullptr) = 0;
   // So many are there, as far as the tier knows: it looks anew.
   virtual absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) = 0;
   virtual TierUsage usage() = 0;

@@ -71,6 +71,8 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
       {"sessions", "many", kMost},
       {"sessions", "4294967295", kMost},
       {"guaranteed-blocks", "-1", "the limits are 0 and 4294967294"},
+      {"verbs-a-second", "0", "the limits are 1 and 1000000000"},
+      {"verbs-a-second", "1000000001", "the limits are 1 and 1000000000"},
       {"held-blocks", "0", kMost},
       {"space-blocks", "0", kMost},
       {"weight", "0", "the limits are 1 and 1000"},
@@ -96,8 +98,8 @@ TEST(AccessFileTest, ARuleIsWhole) {
             "rules:3: [a] role = engine: engines are served on the Unix socket, and not by san");
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\nrole = engine\n"),
             "rules:1: [a] tenant is missing: an engine needs one, or *, by which each uid has its own");
-  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "held-blocks", "pinned-blocks",
-                            "space-blocks", "weight"}) {
+  for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
+                            "pinned-blocks", "space-blocks", "weight"}) {
     EXPECT_EQ(ErrorOf(absl::StrCat("[a]\nuid = 1\nrole = operator\n", field, " = 7\n")),
               absl::StrCat("rules:4: [a] ", field, " is for the role engine, which the rule does not give"));
   }

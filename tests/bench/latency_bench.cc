@@ -159,6 +159,21 @@ void BenchLatency(Figures* figures) {
     const std::vector<Blocks> leases = LeaseMillion(other.get());
     Check(other->Close(Patience()));
   });
+  SessionOptions of_another = SmallBlocks(socket);
+  of_another.tenant = "flooder";
+  const auto flooder = OpenSession(of_another);
+  latency.Beside("another tenant's matches, 1,024 under way", [&] {
+    std::vector<PendingMatch> pending;
+    for (int i = 0; i < 1024; ++i) {
+      auto match = flooder->Match(KeyOf(0));
+      Check(match.status());
+      pending.push_back(*std::move(match));
+    }
+    for (PendingMatch& match : pending) Check(match.Wait(Patience()).status());
+  });
+  latency.Beside("another tenant's leases and releases", [&] {
+    Check(flooder->Lease(1024).status());  // They are given back at the end of the line.
+  });
 }
 
 }  // namespace kvpool::bench

@@ -18,6 +18,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -295,6 +296,59 @@ TEST_F(AccessMatrixTest, ATokenServesTheUidThatOpenedItsSession) {
   const pb::MethodDescriptor* close =
       pb::DescriptorPool::generated_pool()->FindMethodByName("kvpool.v1.Engine.CloseSession");
   EXPECT_EQ(Call(channel_, *close, foreign).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+}
+
+// A batch of so many touches of nothing, which is answered.
+v1::StepRequest Touches(const std::string& token, uint64_t sequence, int count) {
+  v1::StepRequest batch;
+  batch.set_member_token(token);
+  batch.set_sequence(sequence);
+  for (int i = 0; i < count; ++i) batch.add_operations()->mutable_touch();
+  return batch;
+}
+
+TEST_F(AccessMatrixTest, VerbsOfARuleThatAllowsSoManyASecondWait) {
+  const std::string rule = "[a]\nuid = *\nrole = engine\ntenant = *\n";
+  access_->Replace(MakePolicy(rule + "verbs-a-second = 1\n"));
+  const std::string token = OpenedBy(geteuid()), other = OpenedBy(geteuid());
+  const auto engines = v1::Engine::NewStub(channel_);
+  grpc::ClientContext context, unary_context;
+  const auto stream = engines->Step(&context);
+  // The first is in time, however large it is, and the next would wait for a quarter of an hour.
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Write(Touches(token, 1, 900)));
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.results_size(), 900);
+  ASSERT_TRUE(stream->Write(Touches(token, 2, 1)));
+  while (stats_.Snapshot().paced == 0) std::this_thread::yield();
+  // Sessions of a rule have one pace.
+  v1::TouchRequest touch;
+  v1::TouchResult touched;
+  touch.mutable_call()->set_member_token(other);
+  touch.mutable_call()->set_sequence(1);
+  touch.mutable_touch()->add_blocks(1);
+  const grpc::Status refused = engines->Touch(&unary_context, touch, &touched);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(absl::StrContains(refused.error_message(), "Touch: the sessions of its rule"))
+      << refused.error_message();
+  EXPECT_EQ(stats_.Snapshot().paced, 2u);
+  // Rules that are read again count at once for what comes then.
+  access_->Replace(MakePolicy(rule));
+  grpc::ClientContext now;
+  const grpc::Status served = engines->Touch(&now, touch, &touched);
+  EXPECT_TRUE(served.ok()) << served.error_message();
+  // A stream whose batch waits ends as others do.
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  access_->Replace(MakePolicy(rule + "verbs-a-second = 1\n"));
+  grpc::ClientContext next_context;
+  const auto next = engines->Step(&next_context);
+  ASSERT_TRUE(next->Write(Touches(token, 2, 900)));
+  ASSERT_TRUE(next->Read(&answer));
+  ASSERT_TRUE(next->Write(Touches(token, 3, 1)));
+  while (stats_.Snapshot().paced < 3) std::this_thread::yield();
+  TearDown();
+  EXPECT_FALSE(next->Read(&answer));
 }
 
 TEST_F(AccessMatrixTest, AnAttachTokenServesTheUidThatConnected) {

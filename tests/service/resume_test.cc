@@ -199,7 +199,6 @@ TEST_F(ResumeTest, ASessionCountsInItsRulesLimitsOnceItIsBack) {
   EXPECT_NE(Open(other.credentials()), nullptr) << opened_;
 }
 
-// What it does not hold of its guarantee is with sessions that are gone, whose processes live.
 TEST_F(ResumeTest, ASpacesLimitOfItsRuleCountsOnceItsSessionIsBack) {
   options_.access = MakeAccess("[rule]\nuid = *\nrole = engine, operator\ntenant = *\nspace-blocks = 100\n");
   ASSERT_TRUE(Start().ok());
@@ -212,6 +211,7 @@ TEST_F(ResumeTest, ASpacesLimitOfItsRuleCountsOnceItsSessionIsBack) {
   EXPECT_EQ(daemon_->Snapshot().spaces[0].limit_blocks, limit);
 }
 
+// What it does not hold of its guarantee is with sessions that are gone, whose processes live.
 TEST_F(ResumeTest, ASessionWhoseGuaranteeOthersHoldIsReady) {
   guaranteed_ = 600;
   ASSERT_TRUE(Start().ok());

@@ -240,7 +240,7 @@ double MetricIn(const std::string& text, const std::string& name, const std::str
 std::string DaemonProcess::Log() const { return ReadAll(directory_ + "/log"); }
 
 std::string DaemonProcess::AwaitInLog(const std::string& text, int times) const {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   while (true) {
     std::string log = Log();
     int found = 0;

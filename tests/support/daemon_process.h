@@ -71,7 +71,7 @@ class DaemonProcess {
   // The sum of all samples of `name` whose line contains `label`; 0 if there are none.
   double Metric(const std::string& name, const std::string& label = "") const;
   std::string Log() const;
-  // The log once it has the text so many times, which a thread of the daemon's own writes; as it is after 30 s otherwise.
+  // The log once it has the text so many times, which a thread of the daemon's own writes; as it is after a minute otherwise.
   std::string AwaitInLog(const std::string& text, int times = 1) const;
   // The binary under test.
   static std::string Program();

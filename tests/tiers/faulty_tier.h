@@ -65,8 +65,9 @@ class FaultyTier final : public Tier {
     tier_->Drain();
     Answer();
   }
-  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys) override {
-    return tier_->Erase(owner, keys);
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                   const std::atomic<bool>* stop = nullptr) override {
+    return tier_->Erase(owner, keys, stop);
   }
   absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override { return tier_->CountOf(owner); }
   TierUsage usage() override { return tier_->usage(); }

@@ -9,9 +9,12 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <latch>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "server/tiers/crc32c.h"
 #include "tests/tiers/tier_fixture.h"
@@ -141,30 +144,68 @@ TEST(FileTier, FilesThatItLeavesAloneAreNamedByAnErasure) {
   EXPECT_EQ(tier->usage().values, 0);
   TierErased erased = tier->Erase(OwnerOf(0), {});
   EXPECT_FALSE(erased.complete);
-  EXPECT_THAT(erased.remains, HasSubstr("1 files that could not be read or removed"));
+  EXPECT_THAT(erased.remains, HasSubstr("1 files that could not be read"));
   EXPECT_THAT(erased.remains, HasSubstr(path));
   std::filesystem::remove(path);
   erased = tier->Erase(OwnerOf(0), {});
   EXPECT_TRUE(erased.complete) << erased.remains;
 }
 
-TEST(FileTier, AFileThatCanNotBeRemovedKeepsItsPartOfTheRoom) {
+TEST(FileTier, AFileThatCanNotBeRemovedKeepsItsValues) {
   class Failing final : public FileIo {
    public:
     absl::Status Remove(const std::string& path) override {
       return broken ? absl::UnavailableError("broken") : FileIo::Remove(path);
     }
-    bool broken = false;
+    std::atomic<bool> broken = false;
   } io;
   TierFolder folder;
   const auto tier = Open(folder, kTierBytes, &io);
   Store(tier.get(), Numbers(2 * kTierBytes / kValueBytes));
+  const uint64_t values = tier->usage().values;
   io.broken = true;
-  Store(tier.get(), Numbers(10, 5000), 100000);
+  EXPECT_THAT(Store(tier.get(), Numbers(10, 5000), 100000), Each(TierResult::kFull));
+  EXPECT_EQ(tier->usage().values, values);
   uint64_t bytes = 0;
   for (const std::string& path : folder.Segments()) bytes += std::filesystem::file_size(path);
   EXPECT_LE(bytes, kTierBytes);
-  EXPECT_FALSE(tier->Erase(OwnerOf(0), {}).complete);
+}
+
+// Another's value takes the place of an erased one, and can't be written: what was there is overwritten all the same.
+TEST(FileTier, ASlotThatIsTakenAndNotWrittenIsWipedToo) {
+  class Failing final : public FileIo {
+   public:
+    absl::Status Write(int fd, const void* data, uint64_t bytes, uint64_t at) override {
+      if (!broken || bytes < kTierPageBytes) return FileIo::Write(fd, data, bytes, at);
+      arrived.count_down();
+      wiped.wait();
+      return absl::UnavailableError("broken");
+    }
+    absl::Status Read(int fd, void* data, uint64_t bytes, uint64_t at) override {
+      // Whoever erases knows which slots are free, and has not taken them yet.
+      if (auto now = std::exchange(on_read, nullptr)) now();
+      return FileIo::Read(fd, data, bytes, at);
+    }
+    absl::Status Sync(int fd) override {
+      if (broken && !wiped.try_wait()) wiped.count_down();
+      return FileIo::Sync(fd);
+    }
+    std::atomic<bool> broken = false;
+    std::function<void()> on_read;
+    std::latch arrived{1}, wiped{1};
+  } io;
+  TierFolder folder;
+  const auto tier = Open(folder, kTierBytes, &io);
+  Store(tier.get(), Numbers(10));
+  io.on_read = [&] {
+    io.broken = true;
+    tier->Store({{KeyOf(101), ValueOf(101)}}, [](size_t, TierResult) {});
+    io.arrived.wait();
+  };
+  EXPECT_TRUE(tier->Erase(OwnerOf(0), {}).complete);
+  tier->Drain();
+  EXPECT_FALSE(HasBytesOf(folder, 0));
+  EXPECT_TRUE(HasBytesOf(folder, 1));
 }
 
 TEST(FileTier, ValuesOfAnEarlierVersionAreNobodys) {

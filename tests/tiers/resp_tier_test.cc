@@ -221,12 +221,27 @@ TEST_F(RespTierTest, WhatTheStoreDidNotUnlinkIsUnlinkedByTheNextErasure) {
   EXPECT_EQ(refused.values, 0);
   EXPECT_FALSE(refused.complete);
   EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 6);
+  // Nobody hears about them meanwhile, and they are in doubt all the same.
+  ASSERT_EQ(server_->Command({"ACL", "SETUSER", "default", "-exists"}), "OK");
+  Exists(tier_.get(), Numbers(10));
+  tier_->Drain();
+  EXPECT_EQ(tier_->Erase(OwnerOf(0), {}).failed, 6);
+  ASSERT_EQ(server_->Command({"ACL", "SETUSER", "default", "+exists"}), "OK");
   ASSERT_EQ(server_->Command({"ACL", "SETUSER", "default", "+unlink"}), "OK");
   const TierErased erased = tier_->Erase(OwnerOf(0), {});
   EXPECT_EQ(erased.values, 6);
   EXPECT_TRUE(erased.complete);
   EXPECT_EQ(tier_->CountOf(OwnerOf(0)).value_or(99), 0);
   EXPECT_EQ(server_->Keys("*").size(), 5);
+}
+
+TEST_F(RespTierTest, AValueOfManyPiecesIsErasedFromItsEnd) {
+  Begin();
+  constexpr uint64_t kBytes = 40 * kMostPieceBytes;
+  ASSERT_THAT(Store(tier_.get(), {0}, kBytes), ElementsAre(TierResult::kDone));
+  ASSERT_EQ(server_->Keys("*").size(), 40);
+  EXPECT_EQ(tier_->Erase(OwnerOf(0), {}).values, 1);
+  EXPECT_THAT(server_->Keys("*"), IsEmpty());
 }
 
 TEST_F(RespTierTest, WhatTheStoreEvictsIsAMiss) {
