@@ -38,10 +38,10 @@ constexpr int kSocket = 3;
 // Of each of the two pieces of memory.
 constexpr size_t kLeastBytes = size_t{32} << 20;
 constexpr size_t kBlockBytes = size_t{64} << 10;
-// One launch writes every block of a piece so often, and as many threads launch: work for milliseconds is on its way when the
-// witness is killed.
-constexpr size_t kRepetitions = 8;
-constexpr int kThreads = 8;
+// So many threads launch, each for a part of its own, every block of which one launch writes so often: work for milliseconds
+// is on its way when the witness is killed.
+constexpr size_t kRepetitions = 64;
+constexpr size_t kThreads = 8;
 // A witness opens the GPU first, which takes a second where there are many.
 constexpr std::chrono::seconds kPatience{20};
 // What is written late comes within the time of what was on its way.
@@ -51,7 +51,7 @@ constexpr std::chrono::milliseconds kLife{20};
 constexpr uint64_t kWitnessKey = 1, kDaemonKey = 2, kFirstChangingKey = 3;
 
 size_t BytesFor(const Device& gpu) {
-  const size_t granule = gpu.granularity_bytes();
+  const size_t granule = std::max<size_t>(gpu.granularity_bytes(), kThreads * kBlockBytes);
   return (kLeastBytes + granule - 1) / granule * granule;
 }
 
@@ -147,13 +147,14 @@ absl::Status Bear(const WitnessPart& part) {
   RETURN_IF_ERROR(stampers[0]->Write(BlocksAt(kept->address(), bytes, kWitnessKey), kBlockBytes));
   const auto end = std::chrono::steady_clock::now() + kPatience;
   std::vector<std::thread> threads;
-  for (const auto& stamper : stampers) {
-    threads.emplace_back([&, address = changing->address()] {
+  const size_t part_bytes = bytes / kThreads;
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, stamper = stampers[i].get(), address = changing->address() + i * part_bytes] {
       uint64_t key = kFirstChangingKey;
       for (absl::Status written; written.ok() && std::chrono::steady_clock::now() < end; ++key) {
         std::vector<StampedBlock> blocks;
-        for (size_t i = 0; i < kRepetitions; ++i) {
-          const std::vector<StampedBlock> once = BlocksAt(address, bytes, key);
+        for (size_t times = 0; times < kRepetitions; ++times) {
+          const std::vector<StampedBlock> once = BlocksAt(address, part_bytes, key);
           blocks.insert(blocks.end(), once.begin(), once.end());
         }
         written = stamper->Write(blocks, kBlockBytes);
