@@ -300,6 +300,8 @@ TEST_F(OperatorTlsTest, NothingIsUpgradedThatCouldNotStart) {
                                 "--operator-tls-key="))
       << status.error_message();
   EXPECT_TRUE(LetsIn("old", "operator-old"));
+  // Its keeper can't be killed instead: the daemon would go on.
+  EXPECT_EQ(daemon_->Stop(), 0);
 }
 
 TEST_F(OperatorTlsTest, ANameThatLeavesTheRulesIsRefusedOnConnectionsThatAreOpen) {
