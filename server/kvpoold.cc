@@ -191,10 +191,10 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
                           .attach = [this] { return attach_server_->Stats(); },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
-    ASSIGN_OR_RETURN(metrics_server_,
-                     MetricsServer::Start(settings.metrics_listen, [sources = std::move(sources)] {
-                       return CollectMetrics(sources);
-                     }));
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(
+                                          settings.metrics_listen,
+                                          [sources = std::move(sources)] { return CollectMetrics(sources); },
+                                          [this] { return grpc_server_->serving(); }));
   }
   ServingFacts facts{.version = Version(),
                      .socket = socket_,
@@ -225,6 +225,7 @@ uint32_t Kvpoold::Drain() {
 }
 
 void Kvpoold::ReadAccessAgain() {
+  if (grpc_server_ != nullptr) grpc_server_->LookAtCertificates();
   if (access_file_.empty()) return LogInfo("SIGHUP, and no --access to read again");
   const auto policy = AccessPolicyOf(access_file_);
   if (!policy.ok()) {

@@ -22,6 +22,7 @@
 #include "server/base/log.h"
 #include "server/kvpoold.h"
 #include "server/program.h"
+#include "server/rpc/operator_tls.h"
 
 namespace kvpool {
 namespace {
@@ -40,6 +41,8 @@ absl::Status Kvpoold::CheckSettingsOfToday() const {
   absl::StatusOr<Settings> settings = ParseSettings(arguments_);
   absl::Status status = settings.status();
   if (status.ok()) status = settings->Placed(AccessPolicyOf(settings->access).status());
+  if (status.ok() && !settings->operator_tls_listen.empty())
+    status = settings->Placed(OperatorTls::Open(settings->operator_tls).status());
   if (status.ok()) return status;
   return absl::FailedPreconditionError(
       absl::StrCat("this program could not start again, if the next one failed: ", status.message()));

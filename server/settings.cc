@@ -115,8 +115,9 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
       "keeper-deaths", &settings.keeper_deaths, {.min = 1},
       "the keeper gives up when the daemon has died so often within 10 minutes: what it keeps may be what "
       "kills it");
-  flags->Add("metrics-listen", &settings.metrics_listen,
-             "host:port for GET /metrics; port 0 takes a free one (see kvpoold.json); empty: none");
+  flags->Add(
+      "metrics-listen", &settings.metrics_listen,
+      "host:port for GET /metrics and GET /health; port 0 takes a free one (see kvpoold.json); empty: none");
   flags->AddText("log-level", "info", "debug, info, warning or error",
                  [&settings](absl::string_view text) -> absl::Status {
                    ASSIGN_OR_RETURN(settings.log.level, ParseLogLevel({text.data(), text.size()}));

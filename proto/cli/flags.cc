@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -221,19 +222,18 @@ absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::stri
   };
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.valid()) return failed(std::strerror(errno));
-  // One byte more than is allowed, which tells a file that is too large.
-  std::string text(kMostFileBytes + 1, '\0');
-  size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t bytes = read(file.get(), text.data() + size, text.size() - size);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return failed(std::strerror(errno));
-    if (bytes == 0) break;
-    size += static_cast<size_t>(bytes);
+  std::string text;
+  std::array<char, 16384> bytes;
+  while (text.size() <= kMostFileBytes) {
+    const ssize_t size = read(file.get(), bytes.data(), bytes.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return failed(std::strerror(errno));
+    if (size == 0) break;
+    text.append(bytes.data(), static_cast<size_t>(size));
   }
-  if (size == 0) return failed("it is empty");
-  if (size > kMostFileBytes) return failed(absl::StrCat("it has more than ", kMostFileBytes, " bytes"));
-  text.resize(size);
+  if (text.empty()) return failed("it is empty");
+  if (text.size() > kMostFileBytes)
+    return failed(absl::StrCat("it has more than ", kMostFileBytes, " bytes"));
   return text;
 }
 

@@ -19,7 +19,7 @@ namespace kvpool {
 
 class MetricsServer::Rep {
  public:
-  explicit Rep(Collect collect) : collect_(std::move(collect)) {}
+  Rep(Collect collect, Serving serving) : collect_(std::move(collect)), serving_(std::move(serving)) {}
   ~Rep();
 
   absl::Status Listen(const std::string& address) {
@@ -32,7 +32,8 @@ class MetricsServer::Rep {
       MutexLock lock(&mu_);
       return absl::UnavailableError(complaint_.empty() ? "not an address" : complaint_);
     }
-    mg_set_request_handler(context_, "/metrics", &Rep::OnRequest, this);
+    mg_set_request_handler(context_, "/metrics", &Rep::OnMetrics, this);
+    mg_set_request_handler(context_, "/health", &Rep::OnHealth, this);
     return absl::OkStatus();
   }
   int port() const {
@@ -50,21 +51,33 @@ class MetricsServer::Rep {
     }
     return 1;  // The library does not log the message itself.
   }
-  static int OnRequest(mg_connection* connection, void* rep) {
+  // Answers with the text that `body` makes. The status code.
+  static int Answer(mg_connection* connection, int code, const std::function<std::string()>& body) {
     if (absl::string_view(mg_get_request_info(connection)->request_method) != "GET") {
       mg_send_http_error(connection, 405, "%s", "only GET is served");
       return 405;
     }
-    const std::string body = prometheus::TextSerializer().Serialize(static_cast<Rep*>(rep)->collect_());
+    const std::string text = body();
     mg_printf(connection,
-              "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+              "HTTP/1.1 %d %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
               "Content-Length: %zu\r\nConnection: close\r\n\r\n",
-              body.size());
-    mg_write(connection, body.data(), body.size());
-    return 200;
+              code, mg_get_response_code_text(connection, code), text.size());
+    mg_write(connection, text.data(), text.size());
+    return code;
+  }
+  static int OnMetrics(mg_connection* connection, void* rep) {
+    return Answer(connection, 200, [rep] {
+      return prometheus::TextSerializer().Serialize(static_cast<Rep*>(rep)->collect_());
+    });
+  }
+  static int OnHealth(mg_connection* connection, void* rep) {
+    const bool serving = static_cast<Rep*>(rep)->serving_();
+    return Answer(connection, serving ? 200 : 503,
+                  [serving] { return serving ? "serving\n" : "draining\n"; });
   }
 
   const Collect collect_;
+  const Serving serving_;
   mg_context* context_ = nullptr;
   Mutex mu_;
   std::string complaint_ ABSL_GUARDED_BY(mu_);
@@ -91,8 +104,8 @@ MetricsServer::Rep::~Rep() {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                                    Collect collect) {
-  auto rep = std::make_unique<Rep>(std::move(collect));
+                                                                    Collect collect, Serving serving) {
+  auto rep = std::make_unique<Rep>(std::move(collect), std::move(serving));
   const absl::Status listening = rep->Listen(address);
   if (!listening.ok()) {
     return absl::UnavailableError(

@@ -1,4 +1,4 @@
-// Serves GET /metrics over HTTP.
+// Serves GET /metrics and GET /health over HTTP.
 #ifndef KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
 #define KVPOOL_SERVER_METRICS_METRICS_SERVER_H_
 
@@ -18,9 +18,12 @@ class MetricsServer {
  public:
   // Called for each scrape, on any thread.
   using Collect = std::function<std::vector<prometheus::MetricFamily>()>;
+  // The same for each probe: whether the daemon takes new sessions. Otherwise /health has status 503.
+  using Serving = std::function<bool()>;
   // `address` is "host:port"; port 0 takes a free one. UNAVAILABLE names the address and
   // why it cannot be had.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect);
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect,
+                                                              Serving serving);
   ~MetricsServer();
   int port() const;
 

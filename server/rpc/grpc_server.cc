@@ -2,7 +2,6 @@
 
 #include <grpc/support/log.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "proto/cli/flags.h"
 #include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
@@ -23,6 +21,7 @@
 #include "server/rpc/grpc_acceptor.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/openings.h"
+#include "server/rpc/operator_tls.h"
 #include "server/rpc/reflection_service.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/rpc_queue.h"
@@ -45,16 +44,6 @@ constexpr size_t kMostLargeCallsWaiting = 256;
 constexpr size_t kMostLargeBytesWaiting = 64 << 20;
 // A connection that no call has used for so long is told to go; clients come back by themselves.
 constexpr int kMaxIdleMs = 5 * 60 * 1000;
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MutualTls(const TlsFiles& files) {
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  ASSIGN_OR_RETURN(options.pem_root_certs, ReadFlagFile("operator-tls-ca", files.client_ca));
-  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  ASSIGN_OR_RETURN(pair.private_key, ReadFlagFile("operator-tls-key", files.key));
-  ASSIGN_OR_RETURN(pair.cert_chain, ReadFlagFile("operator-tls-cert", files.certificate));
-  options.pem_key_cert_pairs.push_back(std::move(pair));
-  return grpc::SslServerCredentials(options);
-}
 
 // gRPC's own words go where ours go: its logger writes to stderr on the thread that has something to say, which may
 // be a queue's.
@@ -94,6 +83,10 @@ class GrpcServer::Rep {
   absl::Status Start(const GrpcServerOptions& options);
   void Stop(std::chrono::milliseconds patience);
   void SetServing(bool serving) { health_.SetServing(serving); }
+  bool serving() const { return health_.serving(); }
+  void LookAtCertificates() {
+    if (operator_tls_ != nullptr) operator_tls_->Look();
+  }
   int operator_port() const { return operator_port_; }
   void Rest();
   void GoOn() {
@@ -124,6 +117,7 @@ class GrpcServer::Rep {
   RefusalLog refusals_{"operator call refused"};
   RefusalLog refused_verbs_{"verb refused"};
   std::optional<Connections> connections_;
+  std::unique_ptr<OperatorTls> operator_tls_;  // Null without an operator address.
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::unique_ptr<RpcQueue>> queues_;
   std::unique_ptr<Openings> openings_;
@@ -155,8 +149,8 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   builder.RegisterService(&health_service_);
   builder.RegisterService(&reflection_service_);
   if (!options.operator_address.empty()) {
-    ASSIGN_OR_RETURN(auto credentials, MutualTls(options.operator_tls));
-    builder.AddListeningPort(options.operator_address, credentials, &operator_port_);
+    ASSIGN_OR_RETURN(operator_tls_, OperatorTls::Open(options.operator_tls));
+    builder.AddListeningPort(options.operator_address, operator_tls_->Credentials(), &operator_port_);
   }
   for (int i = 0; i < ThreadsOrDefault(options.threads); ++i) {
     queues_.push_back(std::make_unique<RpcQueue>(builder.AddCompletionQueue(),
@@ -215,6 +209,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOp
 GrpcServer::GrpcServer(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
 GrpcServer::~GrpcServer() = default;
 void GrpcServer::SetServing(bool serving) { rep_->SetServing(serving); }
+bool GrpcServer::serving() const { return rep_->serving(); }
+void GrpcServer::LookAtCertificates() { rep_->LookAtCertificates(); }
 void GrpcServer::Stop(std::chrono::milliseconds patience) { rep_->Stop(patience); }
 void GrpcServer::Rest() { rep_->Rest(); }
 void GrpcServer::GoOn() { rep_->GoOn(); }

@@ -11,15 +11,10 @@
 #include "absl/status/statusor.h"
 #include "server/access/peer.h"
 #include "server/daemon/daemon.h"
+#include "server/rpc/operator_tls.h"
 #include "server/rpc/rpc_stats.h"
 
 namespace kvpool {
-
-// Paths of PEM files. All are read at the start; restart to change them.
-struct TlsFiles {
-  std::string certificate, key;
-  std::string client_ca;  // Signs the certificates that clients must show.
-};
 
 struct GrpcServerOptions {
   std::string socket_path;
@@ -43,6 +38,9 @@ class GrpcServer {
 
   // Sets what health probes are told.
   void SetServing(bool serving);
+  bool serving() const;
+  // See OperatorTls::Look.
+  void LookAtCertificates();
   // From now on no batch and no call of engines begins, and their streams end. What is under way is carried through.
   void Rest();
   void GoOn();

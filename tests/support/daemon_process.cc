@@ -201,12 +201,12 @@ void DaemonProcess::Kill() {
   Reap();
 }
 
-absl::StatusOr<std::string> DaemonProcess::Metrics() const {
+absl::StatusOr<std::string> DaemonProcess::Get(const std::string& path) const {
   UniqueFd connection(ConnectToPort(metrics_port_));
   if (!connection.valid()) return absl::UnavailableError("no connection to the metrics port");
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
   if (send(connection.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
-    return absl::UnavailableError(absl::StrCat("asking for metrics: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("asking for ", path, ": ", strerror(errno)));
   }
   std::string answer;
   std::array<char, 65536> bytes;
@@ -215,7 +215,7 @@ absl::StatusOr<std::string> DaemonProcess::Metrics() const {
     answer.append(bytes.data(), size);
   const size_t body = answer.find("\r\n\r\n");
   if (!absl::StartsWith(answer, "HTTP/1.1 200") || body == std::string::npos) {
-    return absl::UnavailableError(absl::StrCat("/metrics answered: ", answer.substr(0, 200)));
+    return absl::UnavailableError(absl::StrCat(path, " answered: ", answer.substr(0, 200)));
   }
   return answer.substr(body + 4);
 }

@@ -66,8 +66,10 @@ class DaemonProcess {
   int Stop();
   // Sends SIGKILL and waits for the end.
   void Kill();
+  // What the metrics port answers. UNAVAILABLE has the answer, if its status is not 200.
+  absl::StatusOr<std::string> Get(const std::string& path) const;
   // The exposition text of /metrics.
-  absl::StatusOr<std::string> Metrics() const;
+  absl::StatusOr<std::string> Metrics() const { return Get("/metrics"); }
   // The sum of all samples of `name` whose line contains `label`; 0 if there are none.
   double Metric(const std::string& name, const std::string& label = "") const;
   std::string Log() const;
