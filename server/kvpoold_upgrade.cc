@@ -104,6 +104,7 @@ absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& reques
 
 void Kvpoold::HandOver() {
   state_dir_.Withdraw();
+  daemon_->EndSoon();
   const auto until = std::chrono::steady_clock::now() + kLastAnswers;
   while (!grpc_server_->quiet() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kPause);

@@ -68,19 +68,11 @@ uint64_t VerbPace::Take(uint64_t now_ns, uint64_t verbs) {
   const uint64_t each_ns = ns_per_verb_.load(std::memory_order_relaxed);
   if (each_ns == 0) return 0;
   uint64_t until = taken_until_ns_.load(std::memory_order_relaxed);
-  while (!taken_until_ns_.compare_exchange_weak(until, std::max(until, now_ns) + verbs * each_ns,
-                                                std::memory_order_relaxed)) {
-  }
-  return until > now_ns + kBurstNs ? until - now_ns - kBurstNs : 0;
-}
-
-bool VerbPace::TakeNow(uint64_t now_ns, uint64_t verbs) {
-  if (taken_until_ns_.load(std::memory_order_relaxed) > now_ns + kBurstNs &&
-      ns_per_verb_.load(std::memory_order_relaxed) > 0) {
-    return false;
-  }
-  Take(now_ns, verbs);
-  return true;
+  do {
+    if (until > now_ns + kBurstNs) return until - now_ns - kBurstNs;
+  } while (!taken_until_ns_.compare_exchange_weak(until, std::max(until, now_ns) + verbs * each_ns,
+                                                  std::memory_order_relaxed));
+  return 0;
 }
 
 void VerbPace::set_rate(uint32_t verbs_a_second) {
@@ -94,16 +86,20 @@ void VerbPace::set_rate(uint32_t verbs_a_second) {
 void AccessControl::Replace(std::shared_ptr<const AccessPolicy> policy) {
   MutexLock lock(&mu_);
   policy_.swap(policy);
-  for (const auto& rule : policy_->rules()) {
-    const auto pace = paces_.find(rule->name);
-    if (pace != paces_.end()) pace->second.set_rate(rule->limits.verbs_a_second);
+  for (auto& [rule, pace] : paces_) pace.set_rate(VerbsASecondOf(rule));
+}
+
+uint32_t AccessControl::VerbsASecondOf(const std::string& rule) const {
+  for (const auto& each : policy_->rules()) {
+    if (each->name == rule) return each->limits.verbs_a_second;
   }
+  return kNoAccessLimit;
 }
 
 VerbPace* AccessControl::PaceOf(const AccessRule& rule) const {
   MutexLock lock(&mu_);
   const auto [pace, is_new] = paces_.try_emplace(rule.name);
-  if (is_new) pace->second.set_rate(rule.limits.verbs_a_second);
+  if (is_new) pace->second.set_rate(VerbsASecondOf(rule.name));
   return &pace->second;
 }
 

@@ -41,10 +41,9 @@ class VerbPace {
   // A tenth of a second's come at once.
   static constexpr uint64_t kBurstNs = 100'000'000;
 
-  // Takes verbs that have come. So many nanoseconds later they may be applied.
+  // 0: they are taken, and may be applied. Else they are not, and to ask again before so many nanoseconds is in vain. However
+  // many there are, they are taken once all that was taken before is due.
   uint64_t Take(uint64_t now_ns, uint64_t verbs);
-  // Takes them if that is now.
-  bool TakeNow(uint64_t now_ns, uint64_t verbs);
   void set_rate(uint32_t verbs_a_second);
 
  private:
@@ -89,6 +88,8 @@ class AccessControl {
   VerbPace* PaceOf(const AccessRule& rule) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  uint32_t VerbsASecondOf(const std::string& rule) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const std::shared_ptr<AccessLedger> ledger_ = std::make_shared<AccessLedger>();
   mutable Mutex mu_;
   std::shared_ptr<const AccessPolicy> policy_ ABSL_GUARDED_BY(mu_);

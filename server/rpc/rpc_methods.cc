@@ -143,7 +143,7 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
           return done(owner);
         }
         VerbPace* const pace = (*member)->session->pace.load(std::memory_order_relaxed);
-        if (pace != nullptr && !pace->TakeNow(NowNs(), 1)) {
+        if (pace != nullptr && pace->Take(NowNs(), 1) > 0) {
           stats->CountPaced();
           return done(absl::ResourceExhaustedError(absl::StrCat(
               name,

@@ -53,6 +53,10 @@ class ElsewhereEnd {
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };
 
+// A batch that waits for its pace looks again so soon: rules may be others by then, and whoever comes between two looks of others
+// may be first.
+constexpr auto kPaceLook = std::chrono::milliseconds(250);
+
 bool Opens(const v1::StepRequest& request) {
   return request.operations_size() == 1 &&
          (request.operations(0).has_open_session() || request.operations(0).has_add_member());
@@ -80,7 +84,8 @@ class StepCall final : public RpcCall {
 
   void OnAccepted(bool ok);
   void OnRead(bool ok);
-  // Its rule's sessions have not sent too many verbs a second, or don't any more: the batch waits for its tenant's turn.
+  // The batch waits for its tenant's turn. True: its rule's sessions have sent too many verbs a second, and OnPaced follows.
+  bool AwaitPace();
   void OnPaced(bool ok);
   // Its tenant's turn has come: the batch that was read is applied.
   void OnTurn();
@@ -189,29 +194,43 @@ void StepCall::OnRead(bool ok) {
     const absl::Status bound = Bind(reader_.request().member_token());
     if (!bound.ok()) return End(bound);
   }
-  VerbPace* const pace = member_->session->pace.load(std::memory_order_relaxed);
-  const uint64_t wait_ns = pace == nullptr ? 0 : pace->Take(begun_ns_, reader_.request().operations_size());
-  pacing_ = true;
-  if (wait_ns == 0) return OnPaced(true);
-  method_.site.stats->CountPaced();
-  pace_alarm_.Set(method_.site.queue->cq(),
-                  std::chrono::system_clock::now() + std::chrono::nanoseconds(wait_ns),
-                  static_cast<RpcTag*>(&paced_tag_));
-  // What is pending goes out meanwhile.
-  Pump();
-}
-
-void StepCall::OnPaced(bool ok) {
-  pacing_ = false;
-  if (ending_) return DeleteIfDone();
   if (member_->batch_waits.exchange(true)) {
     return End(
         absl::UnavailableError("a batch that came in an earlier stream of this member is not applied yet; "
                                "nothing of this one was: call again"));
   }
+  if (!AwaitPace()) return;
+  method_.site.stats->CountPaced();
+  // What is pending goes out meanwhile.
+  Pump();
+}
+
+bool StepCall::AwaitPace() {
+  VerbPace* const pace = member_->session->pace.load(std::memory_order_relaxed);
+  // A batch that has more is refused.
+  const auto verbs = std::min<uint64_t>(reader_.request().operations_size(), kMaxBatchOperations);
+  const uint64_t wait_ns = pace == nullptr ? 0 : pace->Take(NowNs(), verbs);
+  pacing_ = wait_ns > 0;
+  if (pacing_) {
+    const auto look = std::min<std::chrono::nanoseconds>(kPaceLook, std::chrono::nanoseconds(wait_ns));
+    pace_alarm_.Set(method_.site.queue->cq(), std::chrono::system_clock::now() + look,
+                    static_cast<RpcTag*>(&paced_tag_));
+    return true;
+  }
   in_turn_ = true;
   method_.site.queue->InTurn(
       TenantOf(*member_), [this] { OnTurn(); }, received_bytes_);
+  return false;
+}
+
+void StepCall::OnPaced(bool ok) {
+  pacing_ = false;
+  if (!ending_ && !method_.site.queue->resting()) {
+    AwaitPace();
+    return;
+  }
+  member_->batch_waits = false;
+  return ending_ ? DeleteIfDone() : End(Resting());
 }
 
 void StepCall::OnTurn() {
@@ -297,7 +316,8 @@ void StepCall::OnFinished(bool ok) {
 void StepCall::OnOver(bool ok) {
   over_ = true;
   // No operation is under way that would tell of a caller that is gone.
-  if (elsewhere_ != nullptr && context_.IsCancelled()) End(absl::CancelledError("the caller is gone"));
+  if ((elsewhere_ != nullptr || pacing_) && context_.IsCancelled())
+    End(absl::CancelledError("the caller is gone"));
   DeleteIfDone();
 }
 

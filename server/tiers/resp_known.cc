@@ -25,7 +25,12 @@ bool KnownKeys::Ask(const TierKey& key, Clock::time_point now) {
 }
 
 void KnownKeys::Doubt(const TierKey& key) {
-  if (doubted_.size() < kMost) doubted_.insert(key);
+  Forget(key);
+  if (doubted_.size() < kMost) {
+    doubted_.insert(key);
+  } else {
+    lost_doubts_ = true;
+  }
 }
 
 void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now) {

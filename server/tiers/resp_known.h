@@ -32,8 +32,9 @@ class KnownKeys {
   bool Ask(const TierKey& key, Clock::time_point now);
   void Learn(const TierKey& key, bool there, Clock::time_point now);
   // It may be there: the store was to take it away, and did not say that it has. It stays in doubt until Settle, whatever is
-  // learned of it. At most kMost, and others are forgotten.
+  // learned of it. At most kMost are: once there were more, lost_doubts is true for good.
   void Doubt(const TierKey& key);
+  bool lost_doubts() const { return lost_doubts_; }
   void Settle(const TierKey& key) { doubted_.erase(key); }
   // Nobody answered.
   void Forget(const TierKey& key);
@@ -59,6 +60,7 @@ class KnownKeys {
   std::list<Known> order_;  // The least recently used one is the first.
   absl::flat_hash_map<uint64_t, Place> places_;
   absl::flat_hash_set<TierKey> doubted_;
+  bool lost_doubts_ = false;
   uint64_t there_ = 0;
 };
 

@@ -475,6 +475,8 @@ void RespTier::Advance(const ErasureRef& erasure) {
       MutexLock lock(&known_mu_);
       const std::vector<TierKey> known = known_.Of(erasure->owner);
       keys.insert(known.begin(), known.end());
+      // Nobody stores one in the belief that it is there.
+      for (const TierKey& key : keys) known_.Forget(key);
     }
     erasure->keys.assign(keys.begin(), keys.end());
   }
@@ -491,6 +493,7 @@ void RespTier::End(const ErasureRef& erasure) {
   erasure->answer.complete = erasure->gathered && erasure->answer.failed == 0;
   {
     MutexLock lock(&known_mu_);
+    if (known_.lost_doubts()) erasure->answer.complete = false;
     for (const TierKey& key : erasure->unanswered) known_.Doubt(key);
     for (; erasure->next < erasure->keys.size(); ++erasure->next) known_.Doubt(erasure->keys[erasure->next]);
   }

@@ -42,6 +42,7 @@ namespace pb = google::protobuf;
 namespace reflection = grpc::reflection::v1alpha;
 
 constexpr uint64_t kSlabBytes = 16 * 4096;
+constexpr auto kPatience = std::chrono::seconds(60);
 
 enum class Need {
   kNothing,   // Whoever may connect.
@@ -123,6 +124,12 @@ class AccessMatrixTest : public testing::Test {
   }
   std::string socket() const { return directory_.path() + "/socket"; }
 
+  void AwaitPaced(uint64_t calls) const {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (stats_.Snapshot().paced < calls && std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
+    EXPECT_GE(stats_.Snapshot().paced, calls);
+  }
   // The token of a session that this user opened.
   std::string OpenedBy(uint32_t uid) {
     const auto welcome = daemon_->OnAttached(std::make_shared<NobodysPeer>(),
@@ -320,7 +327,7 @@ TEST_F(AccessMatrixTest, VerbsOfARuleThatAllowsSoManyASecondWait) {
   ASSERT_TRUE(stream->Read(&answer));
   EXPECT_EQ(answer.results_size(), 900);
   ASSERT_TRUE(stream->Write(Touches(token, 2, 1)));
-  while (stats_.Snapshot().paced == 0) std::this_thread::yield();
+  AwaitPaced(1);
   // Sessions of a rule have one pace.
   v1::TouchRequest touch;
   v1::TouchResult touched;
@@ -332,21 +339,30 @@ TEST_F(AccessMatrixTest, VerbsOfARuleThatAllowsSoManyASecondWait) {
   EXPECT_TRUE(absl::StrContains(refused.error_message(), "Touch: the sessions of its rule"))
       << refused.error_message();
   EXPECT_EQ(stats_.Snapshot().paced, 2u);
-  // Rules that are read again count at once for what comes then.
+  // Rules that are read again count for what waits, too.
   access_->Replace(MakePolicy(rule));
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.sequence(), 2u);
   grpc::ClientContext now;
   const grpc::Status served = engines->Touch(&now, touch, &touched);
   EXPECT_TRUE(served.ok()) << served.error_message();
-  // A stream whose batch waits ends as others do.
+  // A caller that is gone takes its batch along.
+  access_->Replace(MakePolicy(rule + "verbs-a-second = 1\n"));
+  ASSERT_TRUE(stream->Write(Touches(token, 3, 900)));
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_TRUE(stream->Write(Touches(token, 4, 1)));
+  AwaitPaced(3);
   context.TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  access_->Replace(MakePolicy(rule + "verbs-a-second = 1\n"));
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (stats_.Snapshot().methods["Step"].errors["CANCELLED"] == 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::yield();
+  EXPECT_EQ(stats_.Snapshot().methods["Step"].errors["CANCELLED"], 1u);
+  // The server ends, too.
   grpc::ClientContext next_context;
   const auto next = engines->Step(&next_context);
-  ASSERT_TRUE(next->Write(Touches(token, 2, 900)));
-  ASSERT_TRUE(next->Read(&answer));
-  ASSERT_TRUE(next->Write(Touches(token, 3, 1)));
-  while (stats_.Snapshot().paced < 3) std::this_thread::yield();
+  ASSERT_TRUE(next->Write(Touches(token, 4, 1)));
+  AwaitPaced(4);
   TearDown();
   EXPECT_FALSE(next->Read(&answer));
 }
