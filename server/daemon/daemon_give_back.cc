@@ -32,8 +32,8 @@ constexpr uint64_t kLevelMs = 1000;
 // longer, before it gives memory to that one: else a slab would go back and forth between two that are alike.
 constexpr uint64_t kMuchOlder = 2;
 constexpr uint64_t kOlderMs = 1000;
-// A space that no session uses gives so many slabs at a time.
-constexpr uint32_t kUnusedSlabs = 8;
+// A space gives so many slabs at a time of what no session uses, or of what is another's own.
+constexpr uint32_t kSlabsTogether = 8;
 // Spaces that an error names.
 constexpr size_t kMostSpacesNamed = 4;
 
@@ -330,10 +330,20 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     most_ms = idle_ms.value_or(0);
     oldest = space;
   }
-  if (above.has_value() && !unused) oldest = above->space;
+  uint32_t most_slabs = unused ? kSlabsTogether : 1;
+  if (above.has_value() && !unused) {
+    oldest = above->space;
+    // Until it has them the needy one evicts what it would keep if it had its own, so they come together.
+    const uint64_t given = oldest->facts.geometry.slab_bytes, taken = facts.geometry.slab_bytes;
+    while (most_slabs < kSlabsTogether && (most_slabs + 1) * given <= oldest->slab_bytes() &&
+           !shares.Within(*oldest, oldest->slab_bytes() - most_slabs * given, full) &&
+           shares.Within(*needy, needy->slab_bytes() + most_slabs * given + taken, full)) {
+      ++most_slabs;
+    }
+  }
   if (oldest == nullptr) return;
   SpaceLock lock(*oldest);
-  const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), unused ? kUnusedSlabs : 1u);
+  const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), most_slabs);
   if (slabs > 0) oldest->state.give_back.Ask(slabs, clock_->NowMs() + kLevelMs);
 }
 

@@ -75,6 +75,7 @@ void BenchPrune(Figures* figures);       // prune_bench.cc
 void BenchKill(Figures* figures);        // engines_bench.cc
 void BenchSessions(Figures* figures);    // sessions_bench.cc
 void BenchRestart(Figures* figures);     // restart_bench.cc
+void BenchGoodput(Figures* figures);     // goodput_bench.cc
 
 }  // namespace kvpool::bench
 

@@ -38,6 +38,8 @@ constexpr Section kSections[] = {
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
     {"restart", "from the daemon's SIGKILL to a million cached blocks found again, with a keeper",
      BenchRestart},
+    {"goodput", "two models with bursts on one pool, against two halves of it, in virtual time",
+     BenchGoodput},
 };
 
 struct Machine {

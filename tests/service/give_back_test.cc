@@ -408,6 +408,23 @@ TEST_F(GiveBackTest, ASpaceAboveItsWeightedShareGivesFirst) {
   }
 }
 
+// One slab at a time, it would evict for long what fits into its own.
+TEST_F(GiveBackTest, WhatIsASpacesOwnComesTogether) {
+  const auto a = Full(20);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  ASSERT_EQ(Space(0).give_back.asked, 1) << "by the opening";
+  SetWeight(0, 1);
+  SetWeight(1, 1);
+  for (int round = 0; round < 60; ++round) {
+    Churn(b.get(), "b" + std::to_string(round));
+    Settle({a.get(), b.get()});
+  }
+  EXPECT_EQ(Space(0).slabs, 10);
+  EXPECT_EQ(Space(1).slabs, 10);
+  EXPECT_LE(Space(0).give_back.asked, 3) << "nine slabs";
+}
+
 TEST_F(GiveBackTest, ForAnOpeningTheOneWithMostForItsWeightGives) {
   Rules("space-blocks = 63");
   StartDaemon(6);
