@@ -14,6 +14,7 @@ namespace kvpool::goodput {
 namespace {
 
 TEST(Goodput, NoModelLosesByOnePoolAndBothTogetherGain) {
+  if (KVPOOL_SANITIZED) GTEST_SKIP() << "half a million verbs on one thread: minutes under a sanitizer";
   SetLog({.level = LogLevel::kWarning});
   const Arrivals requests = replay::GenerateConversation({.seed = 1});
   const std::vector<Arrivals> models = SplitInBursts(requests, {.seed = 1, .burst_ms = 900 * 1000});
