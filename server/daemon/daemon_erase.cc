@@ -107,13 +107,12 @@ void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::Era
 }
 
 // Bytes of blocks that nobody has, those of a slab that is leaving included.
-uint64_t UnwrittenBytes(const Space& space) {
-  const SpaceState& state = space.state;
+uint64_t UnwrittenBytes(const SpaceFacts& facts, const SpaceState& state) {
   const auto counts = state.pool.counts();
   const uint64_t blocks =
       uint64_t{counts[static_cast<int>(BlockState::kFree)]} + counts[static_cast<int>(BlockState::kWithheld)];
   const uint64_t of_slab = state.growth.leaving().has_value() ? state.growth.leaving()->block_count : 0;
-  return (blocks + of_slab) * space.facts.layout.block_bytes() * space.facts.devices.size();
+  return (blocks + of_slab) * facts.layout.block_bytes() * facts.devices.size();
 }
 
 // `below`: what is known of a tier, with a comma in front.
@@ -213,7 +212,7 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
     if (space->facts.tenant != tenant) continue;
     Check(space.get(), &holders, response);
     SpaceLock lock(*space);
-    response->set_unwritten_bytes(response->unwritten_bytes() + UnwrittenBytes(*space));
+    response->set_unwritten_bytes(response->unwritten_bytes() + UnwrittenBytes(space->facts, space->state));
   }
   for (const auto& [id, holder] : holders) {
     if (static_cast<size_t>(response->holders_size()) < kMostHoldersNamed) *response->add_holders() = holder;
