@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/tiers/file_tier.h"
@@ -193,6 +196,96 @@ TEST_F(EraseTest, PinnedBlocksLeave) {
   ASSERT_TRUE(daemon_->PinPrefix(pin, &pinned).ok());
   ASSERT_EQ(pinned.pinned(), 3);
   EXPECT_EQ(Erase("a").blocks(), 10);
+}
+
+// Of such a chain the leaf has the lowest id.
+TEST_F(EraseTest, OnePassUnpinsAChainOfAnyOrder) {
+  Begin();
+  const auto a = Open(1000);
+  std::vector<uint64_t> blocks = a->Lease(7);
+  ASSERT_EQ(blocks.size(), 7);
+  std::sort(blocks.rbegin(), blocks.rend(), [](uint64_t x, uint64_t y) { return IdOf(x) < IdOf(y); });
+  const std::vector<std::string> keys(as_.begin(), as_.begin() + 7);
+  a->Seal(blocks, keys);
+  // A second leaf, of the third block.
+  const std::vector<uint64_t> branch = a->Lease(1);
+  a->Seal(branch, {Key("branch")}, keys[2]);
+  EXPECT_EQ(a->Do(PinOp({blocks.back(), branch[0]}, 60000)).code(), 0);
+  a->Release(blocks);
+  a->Release(branch);
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.blocks(), 8) << receipt.ShortDebugString();
+  EXPECT_EQ(receipt.found_blocks(), 0);
+}
+
+TEST_F(EraseTest, AnEngineThatPinsAgainDoesNotKeepItFromEnding) {
+  Begin();
+  const auto a = Open(1000);
+  const std::vector<uint64_t> blocks = a->Lease(8);
+  a->Seal(blocks, {as_.begin(), as_.begin() + 8});
+  const auto pin = [&] { a->Do(PinOp(blocks, 60000)); };
+  pin();
+  std::atomic<bool> over{false};
+  std::thread engine([&] {
+    while (!over) pin();
+  });
+  Erase("a");
+  over = true;
+  engine.join();
+  a->Release(blocks);
+  // Nobody pins any more.
+  Erase("a");
+  EXPECT_EQ(a->Match(as_).tokens(), 0);
+}
+
+TEST_F(EraseTest, WhatIsCachedMeanwhileIsFoundAndHeldByNobody) {
+  Begin();
+  const auto a = Open(1000);
+  const std::vector<std::string> later = Keys("later", 10);
+  tier_->on_erase = [&] {
+    const std::vector<uint64_t> blocks = a->Lease(10);
+    a->Seal(blocks, later);
+    a->Release(blocks);
+  };
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.found_blocks(), 10);
+  uint64_t held = 0;
+  for (const v1::ErasureHolder& holder : receipt.holders())
+    held += holder.shared_blocks() + holder.leased_blocks();
+  EXPECT_EQ(receipt.held_blocks(), held);
+  EXPECT_THAT(receipt.remains(), Contains(HasSubstr("10 blocks were sealed or released since")));
+}
+
+TEST_F(EraseTest, ASpaceThatIsOpenedMeanwhileGetsNothingFromBelow) {
+  Begin();
+  {
+    const auto a = Open(1000);
+    Compute(a.get(), as_);
+  }
+  End();
+  Begin();
+  std::unique_ptr<Engine> a;
+  tier_->on_erase = [&] {
+    a = Open(1000);
+    EXPECT_EQ(a->Match(as_).below_tokens(), 0);
+    EXPECT_EQ(Await(a.get(), as_), 0);
+  };
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.tiers(0).values(), 10);
+  EXPECT_EQ(receipt.tiers(0).found(), 0);
+  EXPECT_EQ(receipt.found_blocks(), 0);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(Await(a.get(), as_), 0);
+  EXPECT_FALSE(OnDisk("alpha"));
+  // It goes on as any other from then on.
+  Compute(a.get(), as_);
+  EXPECT_TRUE(OnDisk("alpha3"));
+  v1::EvictRequest evict;
+  evict.set_tenant("a");
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict(evict, &evicted).ok());
+  EXPECT_EQ(evicted.evicted(), 10);
+  EXPECT_EQ(Await(a.get(), as_), 160);
 }
 
 TEST_F(EraseTest, WhatIsOnItsWayUpDoesNotArrive) {
