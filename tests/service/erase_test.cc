@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -97,6 +99,21 @@ class EraseTest : public ServiceTest {
     EXPECT_TRUE(erased.ok()) << erased;
     return receipt;
   }
+  // An engine that holds `long_`, a chain whose leaf has the lowest id, on a daemon without a tier.
+  std::unique_ptr<Engine> OpenWithLongChain() {
+    constexpr uint32_t kChain = 2000, kBlocks = 4096;
+    options_.slab_bytes = kBlocks * kBlockBytes;
+    options_.pin_budget = 1;
+    StartDaemon(kBlocks / kSlabBlocks);
+    std::unique_ptr<Engine> engine = Attach("a", 1000);
+    EXPECT_TRUE(engine->Open(OpenRequest()).ok());
+    engine->MapSlabs();
+    long_ = engine->Lease(kChain);
+    EXPECT_EQ(long_.size(), kChain);
+    std::sort(long_.begin(), long_.end(), [](uint64_t x, uint64_t y) { return IdOf(x) > IdOf(y); });
+    engine->Seal(long_, Keys("long", kChain));
+    return engine;
+  }
   // The bytes of the folder's files have this text.
   bool OnDisk(const std::string& text) {
     for (const std::string& path : folder_.Segments()) {
@@ -109,6 +126,7 @@ class EraseTest : public ServiceTest {
 
   TierFolder folder_;
   FaultyTier* tier_ = nullptr;
+  std::vector<uint64_t> long_;
   std::map<Engine*, char*> memory_;  // The one slab of its space.
   const std::vector<std::string> as_ = Keys("alpha", 10), bs_ = Keys("beta", 10);
 };
@@ -218,24 +236,40 @@ TEST_F(EraseTest, OnePassUnpinsAChainOfAnyOrder) {
   EXPECT_EQ(receipt.found_blocks(), 0);
 }
 
+TEST_F(EraseTest, WhatPinsTakeIsLinear) {
+  const auto a = OpenWithLongChain();
+  ASSERT_EQ(a->Do(PinOp({long_.back()}, 60000)).code(), 0);
+  a->Release(long_);
+  // Each slice is one hold of the mutex.
+  const auto slices = [&] {
+    const std::vector<uint64_t> holds = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(holds.begin(), holds.end(), uint64_t{0});
+  };
+  const uint64_t before = slices();
+  EXPECT_EQ(Erase("a").blocks(), long_.size());
+  EXPECT_LT(slices() - before, 100);
+}
+
 TEST_F(EraseTest, AnEngineThatPinsAgainDoesNotKeepItFromEnding) {
-  Begin();
-  const auto a = Open(1000);
-  const std::vector<uint64_t> blocks = a->Lease(8);
-  a->Seal(blocks, {as_.begin(), as_.begin() + 8});
-  const auto pin = [&] { a->Do(PinOp(blocks, 60000)); };
-  pin();
+  const auto a = OpenWithLongChain();
   std::atomic<bool> over{false};
+  std::atomic<int> pins{0};
   std::thread engine([&] {
-    while (!over) pin();
+    // It gives up, for an erasure that does not.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!over && std::chrono::steady_clock::now() < end) {
+      a->Do(PinOp({long_.back()}, 60000));
+      ++pins;
+    }
+    EXPECT_TRUE(over);
   });
+  while (pins < 10) std::this_thread::yield();
   Erase("a");
   over = true;
   engine.join();
-  a->Release(blocks);
+  a->Release(long_);
   // Nobody pins any more.
-  Erase("a");
-  EXPECT_EQ(a->Match(as_).tokens(), 0);
+  EXPECT_EQ(Erase("a").blocks(), long_.size());
 }
 
 TEST_F(EraseTest, WhatIsCachedMeanwhileIsFoundAndHeldByNobody) {
