@@ -424,6 +424,8 @@ class EraseCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
     flags->Add("tenant", &tenant_, "whose cache goes, as kvpoolctl spaces has it; needed");
+    // The receipt is in the answer, and a folder of many gigabytes may be written over.
+    flags->SetDefault("deadline", "10m");
   }
   absl::Status Check(const Flags&) override {
     return tenant_.empty()

@@ -142,6 +142,15 @@ Flags::Flag* Flags::Find(absl::string_view name) {
   return nullptr;
 }
 
+void Flags::SetDefault(const std::string& name, const std::string& value) {
+  Flag* const flag = Find(name);
+  KVPOOL_CHECK(flag != nullptr, "there is no flag --%s", name.c_str());
+  flag->default_text = value;
+  if (flag->given) return;
+  const absl::Status set = flag->set(value);
+  KVPOOL_CHECK(set.ok(), "--%s can't be \"%s\"", name.c_str(), value.c_str());
+}
+
 bool Flags::given(absl::string_view name) const {
   return std::any_of(flags_.begin(), flags_.end(),
                      [&](const Flag& flag) { return flag.name == name && flag.given; });

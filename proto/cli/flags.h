@@ -48,6 +48,8 @@ class Flags {
   // limit.
   absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments,
                                                  const std::string& place = "");
+  // Has another default, which help shows; what was given already stays. REQUIRES: the flag was added, and may have this value.
+  void SetDefault(const std::string& name, const std::string& value);
   // One flag a line.
   std::string Help() const;
   // Whether a Parse met it.

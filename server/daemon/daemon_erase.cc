@@ -1,6 +1,6 @@
 // The operator's Erase: nothing that is cached of a tenant is found any more.
 //
-//   1  nothing of its spaces goes down or comes up from then on, and what was under way has ended
+//   1  nothing of its spaces goes down or comes up from then on, of those opened meanwhile too, and what was under way has ended
 //   2  its cached blocks leave, pinned ones too, in slices; a space that nobody uses is closed
 //   3  its values leave the tier, those of spaces that are closed, too
 //   4  spaces and tier are gone through once more, for the answer to say what is found
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
@@ -37,26 +38,20 @@ constexpr uint32_t kErasedSlice = 1024;
 constexpr size_t kMostHoldersNamed = 100;
 constexpr size_t kMostTenantsNamed = 4;
 
-// No block of the spaces goes to a tier or comes from it as long as this lives.
+// No block of the tenant's spaces goes to a tier or comes from it as long as this lives, those of spaces that are opened
+// meanwhile included.
 class Suspension {
  public:
-  explicit Suspension(const std::vector<std::shared_ptr<Space>>& spaces) : spaces_(spaces) {
-    for (const std::shared_ptr<Space>& space : spaces_) {
-      SpaceLock lock(*space);
-      space->state.below.Suspend();
-    }
+  Suspension(Registry* registry, const std::string& tenant) : registry_(*registry), tenant_(tenant) {
+    registry_.Suspend(tenant_);
   }
-  ~Suspension() {
-    for (const std::shared_ptr<Space>& space : spaces_) {
-      SpaceLock lock(*space);
-      space->state.below.Resume();
-    }
-  }
+  ~Suspension() { registry_.Resume(tenant_); }
   Suspension(const Suspension&) = delete;
   Suspension& operator=(const Suspension&) = delete;
 
  private:
-  const std::vector<std::shared_ptr<Space>> spaces_;
+  Registry& registry_;
+  const std::string tenant_;
 };
 
 // Calls `look` with the state and every block that the space has, under its mutex, a slice at a time.
@@ -78,17 +73,46 @@ bool IsSealed(const BlockView& view) {
   return view.state == BlockState::kSealed || view.state == BlockState::kCached;
 }
 
+struct PinnedBlock {
+  BlockRef ref;
+  BlockId parent = kNullBlock;
+};
+
+// Each behind the one in front of it, whatever their ids say: then one pass from the last to the first ends all pins, as none
+// is of a block with a pinned child by then.
+std::vector<BlockRef> RootsFirst(const std::vector<PinnedBlock>& pinned) {
+  absl::flat_hash_map<BlockId, size_t> places;
+  for (size_t i = 0; i < pinned.size(); ++i) places[pinned[i].ref.id] = i;
+  std::vector<uint32_t> children(pinned.size());
+  for (const PinnedBlock& block : pinned) {
+    if (const auto parent = places.find(block.parent); parent != places.end()) ++children[parent->second];
+  }
+  std::vector<BlockRef> refs;
+  for (size_t i = 0; i < pinned.size(); ++i) {
+    // Goes up from each leaf, as far as the other children of what is there have been passed.
+    for (size_t at = i; children[at] == 0;) {
+      refs.push_back(pinned[at].ref);
+      children[at] = UINT32_MAX;
+      const auto parent = places.find(pinned[at].parent);
+      if (parent == places.end()) break;
+      at = parent->second;
+      --children[at];
+    }
+  }
+  std::reverse(refs.begin(), refs.end());
+  return refs;
+}
+
 // What is left in a space, and who has it.
 void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::EraseResponse* response) {
   ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
     if (view.state == BlockState::kFree || view.state == BlockState::kWithheld) return;
-    // One in front of a held block stays for its sake.
-    if (view.state == BlockState::kCached && view.children == 0) {
+    // Whatever is behind a cached block is cached, too: none of these is there for the sake of a held one.
+    if (view.state == BlockState::kCached) {
       response->set_found_blocks(response->found_blocks() + 1);
       return;
     }
     response->set_held_blocks(response->held_blocks() + 1);
-    if (view.state == BlockState::kCached) return;
     const Session* const session = view.owner == kNobody ? nullptr : state.sessions.of(view.owner);
     const uint64_t id = session == nullptr ? 0 : session->terms.id;
     v1::ErasureHolder& holder = (*holders)[id];
@@ -126,24 +150,23 @@ absl::Status NoSuchTenant(const std::string& tenant, const std::string& below,
 }  // namespace
 
 void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
-  std::vector<BlockRef> pinned;
+  std::vector<PinnedBlock> pinned;
   const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
   uint64_t blocks = 0;
   ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
     blocks = state.pool.capacity();
     if (!IsSealed(view)) return;
-    if (view.pinned) pinned.push_back(view.ref);
+    if (view.pinned) pinned.push_back({view.ref, view.parent});
     if (below) names->push_back(TierKeyOf(space->facts, view.key));
   });
-  // The last of a chain before those in front of it: ids mostly rise with the depth.
-  for (bool more = !pinned.empty(); more;) {
-    more = false;
-    for (size_t end = pinned.size(); end > 0; end -= std::min<size_t>(end, kReclaimSlice)) {
-      space->GiveWay();
-      SpaceLock lock(*space);
-      const size_t begin = end - std::min<size_t>(end, kReclaimSlice);
-      more |= space->state.pool.Unpin(absl::MakeConstSpan(pinned).subspan(begin, end - begin)) > 0;
-    }
+  // Once only: an engine may pin again what was unpinned, as often as it likes. What stays for that is found afterwards.
+  const std::vector<BlockRef> unpinned = RootsFirst(pinned);
+  for (size_t end = unpinned.size(); end > 0 && !stopping_;) {
+    space->GiveWay();
+    SpaceLock lock(*space);
+    const size_t begin = end - std::min<size_t>(end, kReclaimSlice);
+    space->state.pool.Unpin(absl::MakeConstSpan(unpinned).subspan(begin, end - begin));
+    end = begin;
   }
   // Engines that go on seal and release meanwhile: what they add has an end here, and is found afterwards.
   const uint64_t evicted = EvictFrom(space, nullptr, blocks);
@@ -156,6 +179,7 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   RETURN_IF_ERROR(ValidateErase(request));
   const auto began = std::chrono::steady_clock::now();
   const std::string& tenant = request.tenant();
+  const Suspension suspension(registry_.get(), tenant);
   std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   std::vector<std::string> others;
   for (const std::shared_ptr<Space>& space : spaces) {
@@ -168,7 +192,6 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   const TierOwner owner = tier == nullptr ? TierOwner{} : OwnerBelow(options_, tenant);
   response->set_spaces(static_cast<uint32_t>(spaces.size()));
   if (spaces.empty() && tier == nullptr) return NoSuchTenant(tenant, "", others);
-  const Suspension suspension(spaces);
   if (tier_mover_ != nullptr) tier_mover_->AwaitRound();
   std::vector<TierKey> names;
   for (const std::shared_ptr<Space>& space : spaces) EraseFrom(space.get(), response, &names);

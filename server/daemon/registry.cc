@@ -304,7 +304,7 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
       SpaceLock space_lock(**space);
       (*space)->state.sessions.SetDraining(draining_);
     }
-    it = spaces_.emplace(key, Entry{*std::move(space), 0}).first;
+    it = Enter(key, *std::move(space)).first;
   }
   ++it->second.opening;
   return it->second.space;
@@ -312,7 +312,46 @@ absl::StatusOr<std::shared_ptr<Space>> Registry::OpenSpace(const std::string& ke
 
 bool Registry::Adopt(const std::string& key, std::shared_ptr<Space> space) {
   MutexLock lock(&mu_);
-  return spaces_.emplace(key, Entry{std::move(space), 0}).second;
+  return Enter(key, std::move(space)).second;
+}
+
+std::pair<std::map<std::string, Registry::Entry>::iterator, bool> Registry::Enter(
+    const std::string& key, std::shared_ptr<Space> space) {
+  const auto entered = spaces_.emplace(key, Entry{std::move(space), 0});
+  Space& in = *entered.first->second.space;
+  if (!entered.second) return entered;
+  SpaceLock space_lock(in);
+  for (size_t left = suspended_.count(in.facts.tenant); left > 0; --left) in.state.below.Suspend();
+  return entered;
+}
+
+std::vector<std::shared_ptr<Space>> Registry::AllOf(const std::string& tenant) {
+  std::vector<std::shared_ptr<Space>> all;
+  for (const auto& [key, entry] : spaces_) {
+    if (entry.space->facts.tenant == tenant) all.push_back(entry.space);
+  }
+  for (const auto& space : closing_) {
+    if (space->facts.tenant == tenant) all.push_back(space);
+  }
+  return all;
+}
+
+void Registry::Suspend(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  suspended_.insert(tenant);
+  for (const std::shared_ptr<Space>& space : AllOf(tenant)) {
+    SpaceLock space_lock(*space);
+    space->state.below.Suspend();
+  }
+}
+
+void Registry::Resume(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  suspended_.erase(suspended_.find(tenant));
+  for (const std::shared_ptr<Space>& space : AllOf(tenant)) {
+    SpaceLock space_lock(*space);
+    space->state.below.Resume();
+  }
 }
 
 void Registry::StartBehind(uint64_t session, uint64_t space) {

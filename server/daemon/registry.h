@@ -132,6 +132,10 @@ class Registry {
   bool Adopt(const std::string& key, std::shared_ptr<Space> space);
   // That daemon had sessions and spaces up to these ids.
   void StartBehind(uint64_t session, uint64_t space);
+  // Nothing of the tenant's spaces goes below the pool or comes from there, also of those that are opened or adopted from now on,
+  // until Resume was called as often.
+  void Suspend(const std::string& tenant);
+  void Resume(const std::string& tenant);
   // Closes the space and answers it if nothing came of it, that is no session and nothing sealed, by this daemon or before: its key and
   // its memory are for others then. Else null.
   std::shared_ptr<Space> FinishOpening(const Space& space);
@@ -180,6 +184,11 @@ class Registry {
     std::shared_ptr<Space> space;
     uint32_t opening = 0;
   };
+  // Enters a space that nobody else knows, unless the key has one.
+  std::pair<std::map<std::string, Entry>::iterator, bool> Enter(const std::string& key,
+                                                                std::shared_ptr<Space> space)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<std::shared_ptr<Space>> AllOf(const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetIfOver(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Which process has mapped which space: 0 if that can't be told.
   using Mapping = std::pair<uint64_t, uint64_t>;
@@ -210,6 +219,7 @@ class Registry {
   std::map<std::string, Entry> spaces_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<Space>> closing_ ABSL_GUARDED_BY(mu_);
   uint64_t spaces_closed_ ABSL_GUARDED_BY(mu_) = 0;
+  std::multiset<std::string> suspended_ ABSL_GUARDED_BY(mu_);     // Tenants, as often as Suspend was called.
   std::array<uint64_t, kEndKinds> ended_ ABSL_GUARDED_BY(mu_){};  // Indexed by EndKind.
 };
 

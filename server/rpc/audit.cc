@@ -2,6 +2,7 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace kvpool {
 namespace {
 
 namespace pb = google::protobuf;
+
+// Parts of one field of an answer that have a line.
+constexpr int kMostParts = 32;
 
 void AddMessage(const pb::Message& message, AuditLine* line);
 
@@ -57,6 +61,35 @@ void AddMessage(const pb::Message& message, AuditLine* line) {
   for (const pb::FieldDescriptor* field : set) AddField(message, *field, line);
 }
 
+// Each part of an answer whose numbers its size does not tell, such as what was erased in which tier.
+void WriteParts(const Peer& peer, std::string_view method, const pb::Message& request,
+                const pb::Message& response, const absl::Status& status) {
+  const pb::Reflection& reflection = *response.GetReflection();
+  std::vector<const pb::FieldDescriptor*> set;
+  reflection.ListFields(response, &set);
+  for (const pb::FieldDescriptor* field : set) {
+    if (!field->is_repeated()) continue;
+    const bool message = field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
+    if (!message && field->cpp_type() != pb::FieldDescriptor::CPPTYPE_STRING) continue;
+    const int size = reflection.FieldSize(response, field);
+    for (int i = 0; i < std::min(size, kMostParts); ++i) {
+      AuditLine line(peer, method, status);
+      AddMessage(request, &line);
+      line.AddText("part", field->name());
+      if (message) {
+        const pb::Message& part = reflection.GetRepeatedMessage(response, field, i);
+        // None that is 0 is left out: nothing failed, which is a number as well.
+        for (int f = 0; f < part.GetDescriptor()->field_count(); ++f) {
+          AddField(part, *part.GetDescriptor()->field(f), &line);
+        }
+      } else {
+        line.AddText("text", reflection.GetRepeatedString(response, field, i));
+      }
+      line.Write("operator call part");
+    }
+  }
+}
+
 }  // namespace
 
 void AuditOperatorCall(const Peer& peer, std::string_view method, const pb::Message& request,
@@ -65,6 +98,7 @@ void AuditOperatorCall(const Peer& peer, std::string_view method, const pb::Mess
   AddMessage(request, &line);
   AddMessage(response, &line);
   line.Write("operator call");
+  WriteParts(peer, method, request, response, status);
 }
 
 }  // namespace kvpool

@@ -11,7 +11,8 @@
 
 namespace kvpool {
 
-// A line with the scalar fields of both messages, and the sizes of repeated ones.
+// A line with the scalar fields of both messages, and the sizes of repeated ones. Then one for each message and each text that is
+// repeated in the answer, for 32 of a field at most.
 void AuditOperatorCall(const Peer& peer, std::string_view method, const google::protobuf::Message& request,
                        const google::protobuf::Message& response, const absl::Status& status);
 

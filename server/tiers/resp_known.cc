@@ -8,7 +8,7 @@ TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
   const auto found = places_.find(absl::HashOf(key));
   if (found == places_.end() || found->second->state == State::kAsked) return TierPresence::kUnknown;
   if (now >= found->second->until) {
-    Erase(found->second);
+    Drop(found->second);
     return TierPresence::kUnknown;
   }
   order_.splice(order_.end(), order_, found->second);
@@ -24,8 +24,17 @@ bool KnownKeys::Ask(const TierKey& key, Clock::time_point now) {
   return true;
 }
 
-void KnownKeys::Doubt(const TierKey& key) {
+void KnownKeys::Erased(const TierKey& key) {
   Forget(key);
+  if (erased_at_.size() == kMost) {
+    erased_at_.clear();
+    erased_from_ = erased_;
+  }
+  erased_at_[absl::HashOf(key)] = ++erased_;
+}
+
+void KnownKeys::Doubt(const TierKey& key) {
+  Erased(key);
   if (doubted_.size() < kMost) {
     doubted_.insert(key);
   } else {
@@ -33,19 +42,23 @@ void KnownKeys::Doubt(const TierKey& key) {
   }
 }
 
-void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now) {
+void KnownKeys::Learn(const TierKey& key, bool there, Clock::time_point now, uint64_t asked) {
+  if (there) {
+    const auto at = erased_at_.find(absl::HashOf(key));
+    if (asked < erased_from_ || (at != erased_at_.end() && asked < at->second)) return Forget(key);
+  }
   Set(key, there ? State::kThere : State::kNotThere, now + (there ? options_.there : options_.not_there));
 }
 
 void KnownKeys::Forget(const TierKey& key) {
   const auto found = places_.find(absl::HashOf(key));
-  if (found != places_.end()) Erase(found->second);
+  if (found != places_.end()) Drop(found->second);
 }
 
 void KnownKeys::Set(const TierKey& key, State state, Clock::time_point until) {
   const uint64_t hash = absl::HashOf(key);
-  if (const auto found = places_.find(hash); found != places_.end()) Erase(found->second);
-  if (order_.size() == kMost) Erase(order_.begin());
+  if (const auto found = places_.find(hash); found != places_.end()) Drop(found->second);
+  if (order_.size() == kMost) Drop(order_.begin());
   order_.push_back({.key = key, .hash = hash, .state = state, .until = until});
   places_[hash] = std::prev(order_.end());
   there_ += state == State::kThere;
@@ -64,7 +77,7 @@ std::vector<TierKey> KnownKeys::Of(const TierOwner& owner) const {
   return keys;
 }
 
-void KnownKeys::Erase(Place place) {
+void KnownKeys::Drop(Place place) {
   there_ -= place->state == State::kThere;
   places_.erase(place->hash);
   order_.erase(place);

@@ -30,7 +30,13 @@ class KnownKeys {
   TierPresence Find(const TierKey& key, Clock::time_point now);
   // The answer is on its way. False: it was already.
   bool Ask(const TierKey& key, Clock::time_point now);
-  void Learn(const TierKey& key, bool there, Clock::time_point now);
+  // `asked` is what erased() said when the question was asked. If the key was erased since, the answer may be older than that, and
+  // is not believed where it says that the value is there.
+  void Learn(const TierKey& key, bool there, Clock::time_point now, uint64_t asked);
+  // So many keys were erased, or may have been.
+  uint64_t erased() const { return erased_; }
+  // Nothing is known of it, and nothing learned from what was asked before.
+  void Erased(const TierKey& key);
   // It may be there: the store was to take it away, and did not say that it has. It stays in doubt until Settle, whatever is
   // learned of it. At most kMost are: once there were more, lost_doubts is true for good.
   void Doubt(const TierKey& key);
@@ -54,13 +60,17 @@ class KnownKeys {
   using Place = std::list<Known>::iterator;
 
   void Set(const TierKey& key, State state, Clock::time_point until);
-  void Erase(Place place);
+  void Drop(Place place);
 
   const Options options_;
   std::list<Known> order_;  // The least recently used one is the first.
   absl::flat_hash_map<uint64_t, Place> places_;
   absl::flat_hash_set<TierKey> doubted_;
   bool lost_doubts_ = false;
+  uint64_t erased_ = 0;
+  // By hash, which of them a key was. Beyond kMost they are forgotten, and no question from before counts: erased_from_.
+  absl::flat_hash_map<uint64_t, uint64_t> erased_at_;
+  uint64_t erased_from_ = 0;
   uint64_t there_ = 0;
 };
 

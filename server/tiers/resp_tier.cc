@@ -257,17 +257,18 @@ void RespTier::Begin(const TaskRef& task) {
   task->stem = PieceKeyStem(options_.prefix, task->key);
   task->slot = RespSlotOf(task->stem);
   task->pieces = PiecesOf(load ? task->into->bytes() : task->value->bytes());
+  TierPresence there;
+  {
+    MutexLock lock(&known_mu_);
+    task->asked = known_.erased();
+    there = load ? TierPresence::kUnknown : known_.Find(task->key, Clock::now());
+  }
   if (load) {
     task->headers.resize(task->pieces);
     task->came.resize(task->pieces);
     task->unanswered = task->pieces;
     for (uint32_t piece = 0; piece < task->pieces; ++piece) LoadPiece(task, piece);
     return;
-  }
-  TierPresence there;
-  {
-    MutexLock lock(&known_mu_);
-    there = known_.Find(task->key, Clock::now());
   }
   if (there == TierPresence::kYes) {
     task->believed = true;
@@ -294,7 +295,7 @@ void RespTier::Answer(const TaskRef& task, TierResult result) {
   if (!task->believed &&
       (result == TierResult::kDone || result == TierResult::kMiss || result == TierResult::kCorrupt)) {
     MutexLock lock(&known_mu_);
-    known_.Learn(task->key, result == TierResult::kDone, now);
+    known_.Learn(task->key, result == TierResult::kDone, now, task->asked);
   }
   {
     MutexLock lock(&mu_);
@@ -444,11 +445,16 @@ void RespTier::AskAbout(const TierKey& key) {
   const std::string stem = PieceKeyStem(options_.prefix, key);
   RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = RespSlotOf(stem)};
   AppendRespCommand({"EXISTS", absl::StrCat(stem, 0)}, &request.head);
-  request.done = [this, key](const RespReply* reply) {
+  uint64_t asked = 0;
+  {
+    MutexLock lock(&known_mu_);
+    asked = known_.erased();
+  }
+  request.done = [this, key, asked](const RespReply* reply) {
     MutexLock lock(&known_mu_);
     --asked_;
     if (reply != nullptr && reply->kind == RespReply::Kind::kInteger) {
-      known_.Learn(key, reply->number > 0, Clock::now());
+      known_.Learn(key, reply->number > 0, Clock::now(), asked);
     } else {
       known_.Forget(key);
     }
@@ -542,7 +548,7 @@ void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint3
     erasure->answer.values += unlinked + gone > 0;
     MutexLock lock(&known_mu_);
     known_.Settle(key);
-    known_.Forget(key);
+    known_.Erased(key);
     Settle(erasure, key);
   });
 }

@@ -83,6 +83,7 @@ class RespTier final : public Tier {
     std::shared_ptr<const Done> done;
     bool over = false;      // It is answered.
     bool believed = false;  // The store was not asked.
+    uint64_t asked = 0;     // See KnownKeys::Learn.
     // What follows is the thread's.
     std::multimap<Deadline, std::shared_ptr<Task>>::iterator timer;  // Good if `timed`.
     bool timed = false;

@@ -2,14 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/tiers/file_tier.h"
@@ -94,6 +99,21 @@ class EraseTest : public ServiceTest {
     EXPECT_TRUE(erased.ok()) << erased;
     return receipt;
   }
+  // An engine that holds `long_`, a chain whose leaf has the lowest id, on a daemon without a tier.
+  std::unique_ptr<Engine> OpenWithLongChain() {
+    constexpr uint32_t kChain = 2000, kBlocks = 4096;
+    options_.slab_bytes = kBlocks * kBlockBytes;
+    options_.pin_budget = 1;
+    StartDaemon(kBlocks / kSlabBlocks);
+    std::unique_ptr<Engine> engine = Attach("a", 1000);
+    EXPECT_TRUE(engine->Open(OpenRequest()).ok());
+    engine->MapSlabs();
+    long_ = engine->Lease(kChain);
+    EXPECT_EQ(long_.size(), kChain);
+    std::sort(long_.begin(), long_.end(), [](uint64_t x, uint64_t y) { return IdOf(x) > IdOf(y); });
+    engine->Seal(long_, Keys("long", kChain));
+    return engine;
+  }
   // The bytes of the folder's files have this text.
   bool OnDisk(const std::string& text) {
     for (const std::string& path : folder_.Segments()) {
@@ -106,6 +126,7 @@ class EraseTest : public ServiceTest {
 
   TierFolder folder_;
   FaultyTier* tier_ = nullptr;
+  std::vector<uint64_t> long_;
   std::map<Engine*, char*> memory_;  // The one slab of its space.
   const std::vector<std::string> as_ = Keys("alpha", 10), bs_ = Keys("beta", 10);
 };
@@ -193,6 +214,112 @@ TEST_F(EraseTest, PinnedBlocksLeave) {
   ASSERT_TRUE(daemon_->PinPrefix(pin, &pinned).ok());
   ASSERT_EQ(pinned.pinned(), 3);
   EXPECT_EQ(Erase("a").blocks(), 10);
+}
+
+// Of such a chain the leaf has the lowest id.
+TEST_F(EraseTest, OnePassUnpinsAChainOfAnyOrder) {
+  Begin();
+  const auto a = Open(1000);
+  std::vector<uint64_t> blocks = a->Lease(7);
+  ASSERT_EQ(blocks.size(), 7);
+  std::sort(blocks.rbegin(), blocks.rend(), [](uint64_t x, uint64_t y) { return IdOf(x) < IdOf(y); });
+  const std::vector<std::string> keys(as_.begin(), as_.begin() + 7);
+  a->Seal(blocks, keys);
+  // A second leaf, of the third block.
+  const std::vector<uint64_t> branch = a->Lease(1);
+  a->Seal(branch, {Key("branch")}, keys[2]);
+  EXPECT_EQ(a->Do(PinOp({blocks.back(), branch[0]}, 60000)).code(), 0);
+  a->Release(blocks);
+  a->Release(branch);
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.blocks(), 8) << receipt.ShortDebugString();
+  EXPECT_EQ(receipt.found_blocks(), 0);
+}
+
+TEST_F(EraseTest, WhatPinsTakeIsLinear) {
+  const auto a = OpenWithLongChain();
+  ASSERT_EQ(a->Do(PinOp({long_.back()}, 60000)).code(), 0);
+  a->Release(long_);
+  // Each slice is one hold of the mutex.
+  const auto slices = [&] {
+    const std::vector<uint64_t> holds = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(holds.begin(), holds.end(), uint64_t{0});
+  };
+  const uint64_t before = slices();
+  EXPECT_EQ(Erase("a").blocks(), long_.size());
+  EXPECT_LT(slices() - before, 100);
+}
+
+TEST_F(EraseTest, AnEngineThatPinsAgainDoesNotKeepItFromEnding) {
+  const auto a = OpenWithLongChain();
+  std::atomic<bool> over{false};
+  std::atomic<int> pins{0};
+  std::thread engine([&] {
+    // It gives up, for an erasure that does not.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!over && std::chrono::steady_clock::now() < end) {
+      a->Do(PinOp({long_.back()}, 60000));
+      ++pins;
+    }
+    EXPECT_TRUE(over);
+  });
+  while (pins < 10) std::this_thread::yield();
+  Erase("a");
+  over = true;
+  engine.join();
+  a->Release(long_);
+  // Nobody pins any more.
+  EXPECT_EQ(Erase("a").blocks(), long_.size());
+}
+
+TEST_F(EraseTest, WhatIsCachedMeanwhileIsFoundAndHeldByNobody) {
+  Begin();
+  const auto a = Open(1000);
+  const std::vector<std::string> later = Keys("later", 10);
+  tier_->on_erase = [&] {
+    const std::vector<uint64_t> blocks = a->Lease(10);
+    a->Seal(blocks, later);
+    a->Release(blocks);
+  };
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.found_blocks(), 10);
+  uint64_t held = 0;
+  for (const v1::ErasureHolder& holder : receipt.holders())
+    held += holder.shared_blocks() + holder.leased_blocks();
+  EXPECT_EQ(receipt.held_blocks(), held);
+  EXPECT_THAT(receipt.remains(), Contains(HasSubstr("10 blocks were sealed or released since")));
+}
+
+TEST_F(EraseTest, ASpaceThatIsOpenedMeanwhileGetsNothingFromBelow) {
+  Begin();
+  {
+    const auto a = Open(1000);
+    Compute(a.get(), as_);
+  }
+  End();
+  Begin();
+  std::unique_ptr<Engine> a;
+  tier_->on_erase = [&] {
+    a = Open(1000);
+    EXPECT_EQ(a->Match(as_).below_tokens(), 0);
+    EXPECT_EQ(Await(a.get(), as_), 0);
+  };
+  const v1::EraseResponse receipt = Erase("a");
+  EXPECT_EQ(receipt.tiers(0).values(), 10);
+  EXPECT_EQ(receipt.tiers(0).found(), 0);
+  EXPECT_EQ(receipt.found_blocks(), 0);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(Await(a.get(), as_), 0);
+  EXPECT_FALSE(OnDisk("alpha"));
+  // It goes on as any other from then on.
+  Compute(a.get(), as_);
+  EXPECT_TRUE(OnDisk("alpha3"));
+  v1::EvictRequest evict;
+  evict.set_tenant("a");
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict(evict, &evicted).ok());
+  EXPECT_EQ(evicted.evicted(), 10);
+  EXPECT_EQ(Await(a.get(), as_), 160);
 }
 
 TEST_F(EraseTest, WhatIsOnItsWayUpDoesNotArrive) {

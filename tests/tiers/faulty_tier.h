@@ -65,8 +65,11 @@ class FaultyTier final : public Tier {
     tier_->Drain();
     Answer();
   }
+  // What engines do while values are erased.
+  std::function<void()> on_erase;
   TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
                    const std::atomic<bool>* stop = nullptr) override {
+    if (on_erase) on_erase();
     return tier_->Erase(owner, keys, stop);
   }
   absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override { return tier_->CountOf(owner); }

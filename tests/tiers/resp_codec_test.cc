@@ -209,8 +209,8 @@ TEST(RespKnown, WhatIsKnownIsBelievedForItsTime) {
   KnownKeys known({.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)});
   const KnownKeys::Clock::time_point now{};
   EXPECT_EQ(known.Find(KeyOf(1), now), TierPresence::kUnknown);
-  known.Learn(KeyOf(1), true, now);
-  known.Learn(KeyOf(2), false, now);
+  known.Learn(KeyOf(1), true, now, known.erased());
+  known.Learn(KeyOf(2), false, now, known.erased());
   EXPECT_EQ(known.there(), 1);
   EXPECT_EQ(known.Find(KeyOf(1), now + std::chrono::seconds(59)), TierPresence::kYes);
   EXPECT_EQ(known.Find(KeyOf(2), now + std::chrono::seconds(1)), TierPresence::kNo);
@@ -229,12 +229,32 @@ TEST(RespKnown, AKeyIsAskedAboutOnce) {
   EXPECT_TRUE(known.Ask(KeyOf(1), now));
 }
 
+TEST(RespKnown, AnAnswerFromBeforeAnErasureIsNotBelieved) {
+  KnownKeys known({.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)});
+  const KnownKeys::Clock::time_point now{};
+  EXPECT_TRUE(known.Ask(KeyOf(1), now));
+  const uint64_t before = known.erased();
+  known.Erased(KeyOf(1));
+  known.Learn(KeyOf(1), true, now, before);
+  EXPECT_EQ(known.Find(KeyOf(1), now), TierPresence::kUnknown);
+  EXPECT_TRUE(known.Ask(KeyOf(1), now)) << "it is asked about again";
+  known.Learn(KeyOf(2), true, now, before);
+  EXPECT_EQ(known.Find(KeyOf(2), now), TierPresence::kYes) << "another key";
+  known.Learn(KeyOf(1), true, now, known.erased());
+  EXPECT_EQ(known.Find(KeyOf(1), now), TierPresence::kYes) << "it was written again";
+  // It is remembered by its number alone where there are too many.
+  const uint64_t then = known.erased();
+  for (uint32_t i = 0; i <= KnownKeys::kMost; ++i) known.Erased(KeyOf(i));
+  known.Learn(KeyOf(3), true, now, then);
+  EXPECT_EQ(known.Find(KeyOf(3), now), TierPresence::kUnknown);
+}
+
 TEST(RespKnown, TheLeastRecentlyUsedOneGoesFirst) {
   KnownKeys known({.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)});
   const KnownKeys::Clock::time_point now{};
-  for (uint32_t i = 0; i < KnownKeys::kMost; ++i) known.Learn(KeyOf(i), true, now);
+  for (uint32_t i = 0; i < KnownKeys::kMost; ++i) known.Learn(KeyOf(i), true, now, known.erased());
   EXPECT_EQ(known.Find(KeyOf(0), now), TierPresence::kYes);
-  known.Learn(KeyOf(KnownKeys::kMost), true, now);
+  known.Learn(KeyOf(KnownKeys::kMost), true, now, known.erased());
   EXPECT_EQ(known.there(), KnownKeys::kMost);
   EXPECT_EQ(known.Find(KeyOf(0), now), TierPresence::kYes);
   EXPECT_EQ(known.Find(KeyOf(1), now), TierPresence::kUnknown);

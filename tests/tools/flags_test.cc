@@ -44,6 +44,17 @@ struct Values {
   }
 };
 
+TEST(Flags, AnotherDefaultIsShownAndGivesWayToWhatIsGiven) {
+  Values v;
+  v.flags.SetDefault("time", "10m");
+  EXPECT_EQ(v.time, absl::Minutes(10));
+  EXPECT_THAT(v.flags.Help(), HasSubstr("a time [10m]"));
+  ASSERT_TRUE(v.flags.Parse({"--time=2s", "--count=3"}).ok());
+  EXPECT_EQ(v.time, absl::Seconds(2));
+  v.flags.SetDefault("count", "5");
+  EXPECT_EQ(v.count, 3);
+}
+
 TEST(Flags, BothFormsAndWhatIsLeft) {
   Values v;
   const auto rest =

@@ -388,6 +388,11 @@ TEST(KvpoolctlUsage, ExitStatus2NamesTheFlag) {
   }
   EXPECT_EQ(RunTool(KVPOOL_KVPOOLCTL, {"--help"}).exit_status, kDone);
   EXPECT_THAT(RunTool(KVPOOL_KVPOOLCTL, {"evict", "--help"}).out, HasSubstr("--tenant=TEXT"));
+  // The receipt of an erasure that takes longer would be lost.
+  EXPECT_THAT(RunTool(KVPOOL_KVPOOLCTL, {"evict", "--help"}).out,
+              HasSubstr("longest wait for an answer [5s]"));
+  EXPECT_THAT(RunTool(KVPOOL_KVPOOLCTL, {"erase", "--help"}).out,
+              HasSubstr("longest wait for an answer [10m]"));
 }
 
 TEST(KvpoolctlUnreachable, ExitStatus3SaysWhatToTry) {
@@ -405,10 +410,16 @@ TEST(KvpoolctlUnreachable, ExitStatus3SaysWhatToTry) {
   result = RunTool(KVPOOL_KVPOOLCTL, {"--socket=" + path, "status"});
   EXPECT_EQ(result.exit_status, kUnreachable);
   EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": connection refused"));
-  ASSERT_EQ(listen(listener.get(), 4), 0);
+  ASSERT_EQ(listen(listener.get(), 16), 0);
   result = RunTool(KVPOOL_KVPOOLCTL, {"--socket", path, "--deadline=200ms", "status"});
   EXPECT_EQ(result.exit_status, kUnreachable);
   EXPECT_THAT(result.err, HasSubstr("cannot reach kvpoold at " + path + ": no answer within 200ms"));
+  // Of an erasure too, whose own default is longer.
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{"--socket", path, "--deadline=200ms", "erase", "--tenant=a"},
+                                             {"--socket", path, "erase", "--tenant=a", "--deadline=200ms"}}) {
+    EXPECT_THAT(RunTool(KVPOOL_KVPOOLCTL, arguments).err, HasSubstr("no answer within 200ms"));
+  }
 }
 
 TEST(KvpoolctlUnreachable, HealthWaitsForADaemonThatStarts) {
