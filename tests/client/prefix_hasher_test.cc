@@ -177,6 +177,7 @@ TEST(PrefixHasher, APartialBlockIsSaltedIfItHoldsTheTokenOrIsBehindIt) {
   EXPECT_EQ(hasher.NextAt(parent, 20, all.subspan(20, 1)),
             none.Next(ReferenceSalted(parent, "salt"), all.subspan(20, 1)));
   EXPECT_EQ(hasher.NextAt(parent, 21, all.subspan(21, 4)), none.Next(parent, all.subspan(21, 4)));
+  EXPECT_EQ(hasher.NextAt(parent, UINT64_MAX, all), none.Next(parent, all)) << "far behind it";
   EXPECT_EQ(hasher.NextAt(parent, 20, {}), none.Next(parent, {})) << "no token";
 }
 
