@@ -9,7 +9,8 @@
 // and V saw only the tokens that were kept, so from then on a block's key also depends on the policy, its
 // parameters and the positions that were kept (PrefixHasher::BehindPruning): two sequences that were pruned
 // alike share again, and no block written after a pruning is sealed under the key of its tokens alone. Full
-// blocks that were not sealed by then stay private.
+// blocks that were not sealed by then stay private. A salt that counts from a later token on counts from the
+// first pruning on at the latest.
 //
 // Thread-compatible: the thread that uses the session at the time uses it. Destroy it before the session.
 #ifndef KVPOOL_CLIENT_LIVE_SEQUENCE_H_
@@ -35,6 +36,7 @@ namespace kvpool {
 struct LiveSequenceOptions {
   uint32_t group = 0;
   std::string_view salt;                // PrefixHasher's.
+  uint64_t salt_from = 0;               // The position that the salt counts from; 0: it is in every key.
   std::vector<std::string> extra_keys;  // They go into every block's key.
 };
 
@@ -115,8 +117,9 @@ class LiveSequence {
   const uint32_t tokens_per_block_;
   Blocks blocks_;
   uint32_t tokens_ = 0;
-  PrefixKey chain_;      // The next full block's parent: a block's key, or one that stands for it.
-  bool at_root_ = true;  // chain_ is no block's key.
+  PrefixKey chain_;       // The next full block's parent: a block's key, or one that stands for it.
+  bool at_root_ = true;   // chain_ is no block's key.
+  uint64_t chained_ = 0;  // Tokens that chain_ stands for, dropped ones too: the position of open_tokens_.
   std::vector<uint32_t> open_tokens_;  // Tokens in the block that is not full, since the last pruning.
   std::deque<Unsealed> unsealed_;      // Full blocks not sealed yet, in order; none after a pruning.
   std::optional<Pending<v1::PruneResult>> pruning_;

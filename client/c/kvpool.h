@@ -182,6 +182,17 @@ int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks
 /* Writes count / tokens_per_block keys, one per full block. `salt` separates requests that must not share. */
 int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
                        const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys);
+/* The same, with a salt that may count from a token on. */
+typedef struct {
+  size_t struct_size; /* sizeof(kvpool_hash_options). */
+  const void* salt;   /* NULL, and no bytes: there is none. */
+  size_t salt_bytes;
+  uint64_t
+      salt_from; /* Blocks in front of the one that holds the token at this position have the keys of no salt, and are
+                       * shared with everybody. 0: the salt is in every key. Without a salt it changes nothing. */
+} kvpool_hash_options;
+int kvpool_hash_tokens_with(const kvpool_session* session, const kvpool_hash_options* options,
+                            const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys);
 
 /* ---- Match */
 typedef struct {

@@ -245,9 +245,22 @@ int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks
 
 int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
                        const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys) {
+  const kvpool_hash_options options = {
+      .struct_size = sizeof(options), .salt = salt, .salt_bytes = salt_bytes};
+  return kvpool_hash_tokens_with(session, &options, tokens, count, tokens_per_block, keys);
+}
+
+int kvpool_hash_tokens_with(const kvpool_session* session, const kvpool_hash_options* options,
+                            const uint32_t* tokens, size_t count, uint32_t tokens_per_block, uint8_t* keys) {
+  const auto read = kvpool::ReadStruct(options, "kvpool_hash_options");
+  if (!read.ok()) return Answer(read.status());
   if (tokens_per_block == 0) return Invalid("tokens_per_block is 0");
+  if (read->salt == nullptr && read->salt_bytes > 0) {
+    return Invalid(absl::StrCat("options.salt is NULL; salt_bytes is ", read->salt_bytes));
+  }
   const kvpool::PrefixHasher hasher(session->session->hash_seed(),
-                                    {static_cast<const char*>(salt), salt_bytes});
+                                    {static_cast<const char*>(read->salt), read->salt_bytes},
+                                    read->salt_from);
   const std::vector<kvpool::PrefixKey> chain = hasher.Chain({tokens, count}, tokens_per_block);
   if (!chain.empty()) std::memcpy(keys, chain.data(), chain.size() * sizeof(kvpool::PrefixKey));
   return Answer(absl::OkStatus());

@@ -32,7 +32,7 @@ LiveSequence::LiveSequence(Session* session, LiveSequenceOptions options)
     : session_(session),
       group_(options.group),
       extra_keys_(std::move(options.extra_keys)),
-      hasher_(session->hash_seed(), options.salt),
+      hasher_(session->hash_seed(), options.salt, options.salt_from),
       tokens_per_block_(session->layout().groups(static_cast<int>(options.group)).tokens_per_block()),
       blocks_(session, 0u),
       chain_(hasher_.root()) {}
@@ -80,10 +80,11 @@ absl::Status LiveSequence::Extend(absl::Span<const uint32_t> tokens) {
     open_tokens_.push_back(token);
     if (++tokens_ % tokens_per_block_ != 0) continue;
     Unsealed full{.block = blocks_[tokens_ / tokens_per_block_ - 1],
-                  .key = hasher_.Next(chain_, open_tokens_, extra_keys),
+                  .key = hasher_.NextAt(chain_, chained_, open_tokens_, extra_keys),
                   .parent = chain_,
                   .at_root = at_root_};
     chain_ = full.key;
+    chained_ += open_tokens_.size();
     at_root_ = false;
     open_tokens_.clear();
     unsealed_.push_back(full);
@@ -97,6 +98,7 @@ absl::Status LiveSequence::Release(const ReleaseHint& hint, uint64_t after) {
   blocks_.Detach();
   tokens_ = 0;
   chain_ = hasher_.root();
+  chained_ = 0;
   at_root_ = true;
   open_tokens_.clear();
   unsealed_.clear();
@@ -196,6 +198,7 @@ void LiveSequence::Replace(const google::protobuf::RepeatedField<uint64_t>& tabl
   blocks_.Append(std::move(unused));
   tokens_ = tokens;
   chain_ = hasher_.BehindPruning(chain_, open_tokens_, digest);
+  chained_ += open_tokens_.size();
   at_root_ = true;
   open_tokens_.clear();
   unsealed_.clear();

@@ -19,6 +19,7 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr std::string_view kRootLabel = "kvpool.prefix.v1";
 constexpr std::string_view kPrunedLabel = "kvpool.pruned.v1";
+constexpr std::string_view kSaltedLabel = "kvpool.salted.v1";
 
 void AddLength(SHA256_CTX* context, size_t length) {
   const uint32_t value = static_cast<uint32_t>(length);
@@ -59,7 +60,12 @@ std::string_view KeyBytes(absl::Span<const PrefixKey> keys) {
   return {reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(PrefixKey)};
 }
 
-PrefixHasher::PrefixHasher(std::string_view seed, std::string_view salt) {
+PrefixHasher::PrefixHasher(std::string_view seed, std::string_view salt, uint64_t salt_from)
+    : salt_from_(salt_from) {
+  if (salt_from > 0) {
+    soft_salt_ = salt;
+    salt = {};
+  }
   SHA256_CTX context;
   SHA256_Init(&context);
   SHA256_Update(&context, kRootLabel.data(), kRootLabel.size());
@@ -71,8 +77,29 @@ PrefixHasher::PrefixHasher(std::string_view seed, std::string_view salt) {
 
 PrefixKey PrefixHasher::Next(const PrefixKey& parent, absl::Span<const uint32_t> tokens,
                              absl::Span<const std::string_view> extra_keys) const {
+  KVPOOL_CHECK(!needs_positions(), "a salt that counts from a token on needs the block's position");
   PrefixKey key;
   HashBlock(parent, tokens, extra_keys, &key);
+  return key;
+}
+
+PrefixKey PrefixHasher::NextAt(const PrefixKey& parent, uint64_t position, absl::Span<const uint32_t> tokens,
+                               absl::Span<const std::string_view> extra_keys) const {
+  const bool salted = needs_positions() && position <= salt_from_ && salt_from_ - position < tokens.size();
+  PrefixKey key;
+  HashBlock(salted ? Salted(parent) : parent, tokens, extra_keys, &key);
+  return key;
+}
+
+PrefixKey PrefixHasher::Salted(const PrefixKey& parent) const {
+  PrefixKey key;
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, kSaltedLabel.data(), kSaltedLabel.size());
+  SHA256_Update(&context, parent.data(), parent.size());
+  AddLength(&context, soft_salt_.size());
+  SHA256_Update(&context, soft_salt_.data(), soft_salt_.size());
+  SHA256_Final(key.data(), &context);
   return key;
 }
 
@@ -88,7 +115,7 @@ PrefixKey PrefixHasher::BehindPruning(const PrefixKey& parent, absl::Span<const 
   AddLength(&context, digest.size());
   SHA256_Update(&context, digest.data(), digest.size());
   SHA256_Final(key.data(), &context);
-  return key;
+  return needs_positions() ? Salted(key) : key;
 }
 
 std::vector<PrefixKey> PrefixHasher::Chain(absl::Span<const uint32_t> tokens, uint32_t tokens_per_block,
@@ -97,7 +124,8 @@ std::vector<PrefixKey> PrefixHasher::Chain(absl::Span<const uint32_t> tokens, ui
   std::vector<PrefixKey> keys(tokens.size() / tokens_per_block);
   const PrefixKey* parent = &root_;
   for (size_t i = 0; i < keys.size(); ++i) {
-    HashBlock(*parent, tokens.subspan(i * tokens_per_block, tokens_per_block), extra_keys, &keys[i]);
+    const size_t position = i * tokens_per_block;
+    keys[i] = NextAt(*parent, position, tokens.subspan(position, tokens_per_block), extra_keys);
     parent = &keys[i];
   }
   return keys;

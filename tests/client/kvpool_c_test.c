@@ -276,6 +276,38 @@ static int put_with(kvpool_session* session, void* arguments) {
 }
 
 /* Each structure with a struct_size is taken from callers with older and newer headers; see "Versions" in kvpool.h. */
+static int hash_with(kvpool_session* session, void* memory) {
+  return kvpool_hash_tokens_with(session, memory, NULL, 0, kTokensPerBlock, NULL);
+}
+
+/* Blocks in front of salt_from have the keys of no salt, and others have keys of their own. */
+static void salts(kvpool_session* session, const uint32_t* tokens, const uint8_t* keys) {
+  uint8_t salted[kBlocks * KVPOOL_KEY_BYTES], other[kBlocks * KVPOOL_KEY_BYTES];
+  kvpool_hash_options options = {.struct_size = sizeof(options)};
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(memcmp(salted, keys, sizeof(salted)) == 0);
+  options.salt_from = kTokensPerBlock;
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(memcmp(salted, keys, sizeof(salted)) == 0);
+  options.salt = "salt";
+  options.salt_bytes = 4;
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(memcmp(salted, keys, KVPOOL_KEY_BYTES) == 0);
+  for (size_t i = 1; i < kBlocks; ++i) {
+    CHECK(memcmp(salted + i * KVPOOL_KEY_BYTES, keys + i * KVPOOL_KEY_BYTES, KVPOOL_KEY_BYTES) != 0);
+  }
+  options.salt_from = 0;
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens(session, "salt", 4, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, other) == KVPOOL_OK);
+  CHECK(memcmp(salted, other, sizeof(salted)) == 0 && memcmp(salted, keys, KVPOOL_KEY_BYTES) != 0);
+  options.salt = NULL;
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, 0, kTokensPerBlock, salted) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "options.salt is NULL; salt_bytes is 4") != NULL);
+  options.salt_bytes = 0;
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, 0, 0, salted) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "tokens_per_block is 0") != NULL);
+}
+
 static void versions(kvpool_session* session) {
   static const struct {
     const char* name;
@@ -283,6 +315,7 @@ static void versions(kvpool_session* session) {
     int (*call)(kvpool_session*, void*);
   } structures[] = {{"kvpool_options", sizeof(kvpool_options), open_with},
                     {"kvpool_counters", sizeof(kvpool_counters), count_with},
+                    {"kvpool_hash_options", sizeof(kvpool_hash_options), hash_with},
                     {"kvpool_match_options", sizeof(kvpool_match_options), match_with},
                     {"kvpool_seal_arguments", sizeof(kvpool_seal_arguments), seal_with},
                     {"kvpool_prune_arguments", sizeof(kvpool_prune_arguments), prune_with},
@@ -354,6 +387,7 @@ int main(int argc, char** argv) {
   uint8_t keys[kBlocks * KVPOOL_KEY_BYTES];
   for (uint32_t i = 0; i < kBlocks * kTokensPerBlock; ++i) tokens[i] = i;
   CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
+  salts(session, tokens, keys);
   share(session, keys);
   find(session, keys);
   if (argc == 3) {

@@ -255,6 +255,93 @@ TEST_F(ScoringTest, APrunedSequenceNeverSealsUnderItsOldKeys) {
   EXPECT_EQ(alike->last_key(), pruned->last_key());
 }
 
+// Two users of one tenant have a system prompt of 10 tokens in common: 2 of its blocks are full.
+TEST_F(ScoringTest, SequencesWithSoftSaltsShareTheHeadAlone) {
+  constexpr uint32_t kHead = 10, kTokens = 16, kHeadBlocks = 2;
+  std::vector<uint32_t> tokens(kTokens);
+  for (uint32_t i = 0; i < kTokens; ++i) tokens[i] = i;
+  const auto find = [&](std::string_view salt, uint32_t salt_from) {
+    const PrefixHasher hasher(session_->hash_seed(), salt, salt_from);
+    absl::StatusOr<PendingMatch> pending = session_->Match(KeyBytes(hasher.Chain(tokens, 4)));
+    EXPECT_TRUE(pending.ok()) << pending.status();
+    absl::StatusOr<MatchHit> hit = pending->Wait(Soon());
+    EXPECT_TRUE(hit.ok()) << hit.status();
+    return *std::move(hit);
+  };
+  const auto seal = [&](LiveSequence* sequence) {
+    absl::StatusOr<std::optional<PendingSeal>> pending = sequence->Seal();
+    ASSERT_TRUE(pending.ok() && pending->has_value());
+    const absl::StatusOr<SealOutcome> outcome = (*pending)->Wait(Soon());
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_TRUE(outcome->refused.empty());
+  };
+  LiveSequence first(session_.get(), {.salt = "first", .salt_from = kHead});
+  Generate(&first, kTokens);
+  seal(&first);
+  const std::vector<BlockRef> of_first(first.blocks().begin(), first.blocks().end());
+  EXPECT_EQ(first.last_key(), PrefixHasher(session_->hash_seed(), "first", kHead).Chain(tokens, 4).back());
+  EXPECT_EQ(find("first", kHead).groups[0].size(), of_first.size());
+  EXPECT_EQ(find("first", kHeadBlocks * 4).groups[0].size(), of_first.size()) << "the same block is salted";
+  EXPECT_EQ(find("", 0).groups[0].size(), kHeadBlocks);
+  EXPECT_EQ(find("first", kHeadBlocks * 4 + 4).groups[0].size(), kHeadBlocks) << "salted one block later";
+  EXPECT_EQ(find("first", 0).groups[0].size(), 0u) << "salted from the root on";
+
+  MatchHit hit = find("second", kHead);
+  ASSERT_EQ(hit.groups[0].size(), kHeadBlocks);
+  LiveSequence second(session_.get(), {.salt = "second", .salt_from = kHead});
+  const absl::Span<const uint32_t> head = absl::MakeConstSpan(tokens).first(kHeadBlocks * 4);
+  ASSERT_TRUE(second.Adopt(std::move(hit.groups[0]), head).ok());
+  next_position_ = kHeadBlocks * 4;
+  Generate(&second, kTokens - next_position_);
+  seal(&second);
+  const Blocks found = std::move(find("second", kHead).groups[0]);
+  ASSERT_EQ(found.size(), of_first.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found.refs()[i], second.blocks()[i]) << "block " << i;
+    EXPECT_EQ(found.refs()[i] == of_first[i], i < kHeadBlocks) << "block " << i;
+  }
+
+  // Positions begin anew with the sequence.
+  const PrefixKey key = second.last_key();
+  ASSERT_TRUE(second.Release({}).ok());
+  next_position_ = 0;
+  Generate(&second, kTokens);
+  EXPECT_EQ(second.last_key(), key);
+}
+
+TEST_F(ScoringTest, ASoftSaltCountsFromAPruningOn) {
+  constexpr uint32_t kFar = 1000;
+  std::string digest;
+  const auto pruned = [&](std::string_view salt, uint32_t salt_from) {
+    next_position_ = 0;
+    LiveSequence sequence(session_.get(), {.salt = salt, .salt_from = salt_from});
+    Generate(&sequence, 18);
+    const absl::StatusOr<v1::PruneResult> result = sequence.Prune(BudgetOf(12), Soon());
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_GT(result->victims_size(), 0);
+    digest = result->kept_digest();
+    Generate(&sequence, 3);  // Tokens 18 and 19 fill a block.
+    return sequence.last_key();
+  };
+  const PrefixKey none = pruned("", kFar), a = pruned("a", kFar), b = pruned("b", kFar);
+  EXPECT_EQ(none, pruned("", 0));
+  EXPECT_EQ(a, pruned("a", kFar)) << "those with the salt share";
+  EXPECT_NE(a, none);
+  EXPECT_NE(a, b);
+  EXPECT_NE(pruned("a", 2), pruned("b", 2));
+  // Positions go on as if nothing had been dropped: the block behind the pruning begins at 18.
+  for (const uint32_t from : {12u, 17u, 18u, 19u, 20u}) {
+    const PrefixKey key = pruned("a", from);
+    const PrefixHasher hasher(session_->hash_seed(), "a", from);
+    std::vector<uint32_t> tokens(20);
+    for (uint32_t i = 0; i < 20; ++i) tokens[i] = i;
+    const absl::Span<const uint32_t> all = tokens;
+    const PrefixKey parent =
+        hasher.BehindPruning(hasher.Chain(all.first(16), 4).back(), all.subspan(16, 2), digest);
+    EXPECT_EQ(key, hasher.NextAt(parent, 18, all.subspan(18))) << "salt from " << from;
+  }
+}
+
 TEST_F(ScoringTest, BlocksReleasedWhileTheyAreReadComeBackThroughTheDaemon) {
   absl::StatusOr<Blocks> blocks = session_->LeaseWithin(4, Soon());
   ASSERT_TRUE(blocks.ok());

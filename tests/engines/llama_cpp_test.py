@@ -143,7 +143,19 @@ def test_what_differs_is_not_shared(daemon, small, tmp_path):
         # Another tenant's salt, an adapter; another beginning.
         assert engine.cache.load(tokens, salt=b"tenant") == engine.cache.load(tokens, extra_keys=[b"adapter"]) == 0
         assert engine.cache.load([5] + tokens[1:]) == 0
+        # A salt behind a system prompt of 40 tokens, which everybody shares: one block of 32 is full.
+        assert engine.cache.load(tokens, salt=b"tenant", salt_from=40) == 32
         engine.reset()
+        engine.prefill(tokens)
+        assert engine.cache.save(tokens, salt=b"tenant", salt_from=40) == 3
+        engine.reset()
+        for salted, found in ((dict(salt=b"tenant", salt_from=40), 96), (dict(salt=b"tenant", salt_from=63), 96),
+                              (dict(salt=b"tenant", salt_from=64), 64), (dict(salt=b"another", salt_from=40), 32), (dict(salt=b"tenant"), 0)):
+            assert engine.cache.load(tokens, **salted) == found, salted
+            engine.reset()
+        with pytest.raises(kvpool.InvalidArgumentError, match="salt_from is -1"):
+            engine.cache.load(tokens, salt=b"tenant", salt_from=-1)
+        assert engine.cache.attached
     same = shutil.copy(small, tmp_path / "same.gguf")
     changed = tmp_path / "changed.gguf"
     data = bytearray(pathlib.Path(small).read_bytes())

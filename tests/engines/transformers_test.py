@@ -203,6 +203,13 @@ def test_what_differs_is_not_shared(daemon):
         assert KvPoolCache(session, prompt=ids).shared == 96
         assert KvPoolCache(session, prompt=ids, salt=b"tenant").shared == 0
         assert KvPoolCache(session, prompt=ids, extra_keys=[b"adapter"]).shared == 0
+        # A salt behind a system prompt of 40 tokens, which everybody shares: two blocks of 16 are full.
+        cache = KvPoolCache(session, prompt=ids, salt=b"tenant", salt_from=40)
+        assert cache.shared == 32
+        generate(model, ids, cache)
+        session.flush()
+        for salt, salt_from, shared in ((b"tenant", 40, 96), (b"tenant", 32, 96), (b"tenant", 48, 48), (b"another", 40, 32), (b"tenant", 0, 0)):
+            assert KvPoolCache(session, prompt=ids, salt=salt, salt_from=salt_from).shared == shared, (salt, salt_from)
     with open_session(llama(seed=1), socket=daemon.socket) as session:
         assert KvPoolCache(session, prompt=ids).shared == 0
 

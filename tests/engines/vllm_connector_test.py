@@ -265,6 +265,29 @@ def test_salts_and_resets_part(daemon, engine, stock):
     settled(daemon, first, second)
 
 
+def test_a_salt_parts_from_behind_a_shared_prefix(daemon, engine, stock):
+    """A system prompt of 100 tokens, three full blocks, is everybody's, in vLLM's own index as in the pool."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    first, second = engine(connector=pool), engine(connector=pool, enable_prefix_caching=False)
+    one, two = asked = prompts(2, seed=43, shortest=100, shared=100)
+    own = stock.generate(asked)["tokens"]
+    head, every = 96, whole_blocks(one)
+
+    def said(process, prompt, cached, **salted):
+        assert process.generate([prompt], **salted) == {"tokens": [own[asked.index(prompt)]], "cached": [cached]}, salted
+        process.ask("flush")
+
+    said(first, one, 0, salt="a", shared=100)
+    said(first, one, every, salt="a", shared=100)
+    for shared in (100, 127):  # Where the salted block begins decides.
+        said(second, one, every, salt="a", shared=shared)
+    said(second, one, head, salt="b", shared=100)
+    said(second, two, head, salt="a", shared=100)
+    said(first, two, every, salt="a", shared=100)
+    said(second, one, head)
+    said(second, one, 0, salt="a")
+
+
 def test_adapters_share_by_what_is_in_them(daemon, engine, tmp_path):
     pool = {"socket": daemon.socket}
     first, second, third, own, anew = (engine(connector=some, enable_lora=True, max_lora_rank=8) for some in (pool, pool, pool, None, None))

@@ -50,8 +50,9 @@ class Engine:
 
         self.scheduler._preempt_request, self.scheduler.update_from_output = counted, stepped
 
-    def generate(self, prompts, tokens=20, salt=None, lora=None, kill=None, stop=None, weights=None):
-        """At a step from now, of how many the last says: kill: [process, step]; stop: the same, and it goes on when the generation is over;
+    def generate(self, prompts, tokens=20, salt=None, shared=None, lora=None, kill=None, stop=None, weights=None):
+        """salt, shared: cache_salt, and how many tokens are in front of what it parts.
+        At a step from now, of how many the last says: kill: [process, step]; stop: the same, and it goes on when the generation is over;
         weights: [directory, way, step], as change_weights."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
@@ -62,9 +63,11 @@ class Engine:
         if weights is not None:
             self.at_step[self.steps + weights[2]] = lambda: self.change_weights(*weights[:2])
         salted = {} if salt is None else {"cache_salt": salt}
+        arguments = None if shared is None else {"kvpool_shared_prefix_tokens": shared}
         try:
             outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
-                                        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False,
+                                        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
+                                                       extra_args=arguments), use_tqdm=False,
                                         lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
         finally:
             if stop is not None:

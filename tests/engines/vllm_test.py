@@ -100,6 +100,33 @@ def test_salts_and_resets_part(daemon, engine, stock):
     assert second.generate(fresh)["cached"] == [0] * 4
 
 
+def test_a_salt_parts_from_behind_a_shared_prefix(daemon, engine, stock):
+    """A system prompt of 100 tokens, three full blocks, is everybody's, in vLLM's own index as in the pool."""
+    pool = {"socket": daemon.socket}
+    first, second = engine(pool), engine(pool)
+    one, two = asked = prompts(2, seed=11, shortest=100, shared=100)
+    own = stock.generate(asked)["tokens"]
+    head, every = 3 * BLOCK, whole_blocks(one)
+
+    def said(process, prompt, cached, **salted):
+        assert process.generate([prompt], **salted) == {"tokens": [own[asked.index(prompt)]], "cached": [cached]}, salted
+
+    said(first, one, 0, salt="a", shared=100)
+    for process in (first, second):
+        for shared in (100, head, head + BLOCK - 1):  # Where the salted block begins decides.
+            said(process, one, every, salt="a", shared=shared)
+    said(second, one, head, salt="b", shared=100)
+    said(first, one, every, salt="b", shared=100)
+    said(second, two, head, salt="a", shared=100)
+    said(second, one, head)  # Without a salt, whatever is said: it computes the rest.
+    said(first, one, every, shared=100)
+    said(first, one, head + BLOCK, salt="a", shared=head + BLOCK)
+    said(second, one, 0, salt="a")  # From the root on.
+    for process, wrong in ((first, -1), (second, True), (second, "100")):  # The same.
+        said(process, one, every, salt="a", shared=wrong)
+    said(second, one, every, salt="c", shared=10**6)  # All of it is shared.
+
+
 def test_adapters_share_by_what_is_in_them(daemon, engine, tmp_path):
     """Not by their names: one name may stand for another adapter in another engine, and one adapter have two names."""
     pool = {"socket": daemon.socket}

@@ -44,6 +44,47 @@ def test_a_sequence_is_shared(session):
             assert np.asarray(again.k(1, layer=0))[:3, 0, 0].tolist() == [16, 17, 18]
 
 
+def test_sequences_with_soft_salts_share_the_head_alone(session):
+    """The system prompt of 40 tokens fills two blocks."""
+    tokens, head = range(64), 40
+
+    def keys(salt, salt_from=head):
+        return session.hasher(salt, salt_from=salt_from).chain(tokens, TOKENS_PER_BLOCK)
+
+    with kvpool.LiveSequence(session, salt=b"first", salt_from=head) as first:
+        grow(session, first, tokens)
+        first.seal().wait()
+        assert first.last_key == keys(b"first")[-1]
+        refs = first.refs
+    for salt, salt_from, found in ((b"first", head, 4), (b"first", 32, 4), (b"first", 48, 2), (b"first", 0, 0), (b"second", head, 2),
+                                   (b"", 0, 2), (b"", head, 2)):
+        with session.match(keys(salt, salt_from)).wait() as hit:
+            assert hit.blocks.refs == refs[:found], f"salt {salt} from {salt_from}"
+    with session.match(keys(b"second")).wait() as hit, kvpool.LiveSequence(session, salt=b"second", salt_from=head) as second:
+        second.adopt(hit.blocks, tokens[:32])
+        grow(session, second, tokens[32:])
+        outcome = second.seal().wait()
+        assert outcome.canonical == second.refs[2:]
+    with session.match(keys(b"second")).wait() as hit:
+        assert hit.blocks.refs[:2] == refs[:2] and not set(hit.blocks.refs[2:]) & set(refs)
+
+
+def test_a_soft_salt_counts_from_a_pruning_on(session):
+    def pruned(**salted):
+        with kvpool.LiveSequence(session, **salted) as sequence:
+            grow(session, sequence, range(64))
+            digest = sequence.prune(budget_tokens=48).kept_digest
+            grow(session, sequence, range(64, 80))
+            return sequence.last_key, digest
+
+    none, digest = pruned()
+    key, _ = pruned(salt=b"a", salt_from=1000)
+    assert key != none and key == pruned(salt=b"a", salt_from=1000)[0] != pruned(salt=b"b", salt_from=1000)[0]
+    hasher = session.hasher(b"a", salt_from=1000)
+    parent = hasher.behind_pruning(hasher.chain(range(64), TOKENS_PER_BLOCK)[-1], [], digest)
+    assert key == hasher.next(parent, range(64, 80), position=64)
+
+
 def test_prune_holds_a_budget(session):
     # V grows with the token, K does not: PagedEviction keeps long values over short keys.
     with kvpool.LiveSequence(session) as sequence:

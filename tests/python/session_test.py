@@ -226,6 +226,22 @@ def test_tokens_and_keys(session):
     assert keys[0] == hasher.next(hasher.root, range(16)) and keys[1] == hasher.next(keys[0], range(16, 32))
     assert keys[0] != hasher.next(hasher.root, range(16), [b"adapter"])
     assert kvpool.PrefixHasher(session.hash_seed).root == hasher.root
+    soft = kvpool.PrefixHasher(session.hash_seed, b"salt", salt_from=20)
+    salted = soft.chain(range(48), 16)
+    assert salted == session.hasher(b"salt", salt_from=np.int64(31)).chain(range(48), 16) and soft.root == hasher.root
+    assert salted[0] == keys[0] and salted[1] != keys[1]
+    assert salted[2] == soft.next(salted[1], range(32, 48), position=32) == hasher.next(salted[1], range(32, 48))
+    with pytest.raises(kvpool.InvalidArgumentError, match="position is None; must be that of the first token"):
+        soft.next(soft.root, range(16))
+    with pytest.raises(kvpool.InvalidArgumentError, match="position is -1; must be 0 to 18446744073709551615"):
+        soft.next(soft.root, range(16), position=-1)
+    for wrong in (-1, 2**64):
+        with pytest.raises(kvpool.InvalidArgumentError, match=f"salt_from is {wrong}; must be 0 to 18446744073709551615"):
+            session.hasher(b"salt", salt_from=wrong)
+    for wrong in (True, 1.0, "1"):
+        for make in (session.hasher, lambda **more: kvpool.PrefixHasher(b"seed", **more), lambda **more: kvpool.LiveSequence(session, **more)):
+            with pytest.raises(TypeError, match=f"salt_from is {wrong!r}; must be an int"):
+                make(salt=b"salt", salt_from=wrong)
     with pytest.raises(kvpool.InvalidArgumentError, match=r"tokens\[1\]: -7"):
         hasher.chain(np.array([1, -7]), 1)
     with pytest.raises(kvpool.InvalidArgumentError, match="4294967296"):

@@ -37,6 +37,12 @@ class EngineCore:
         return True
 
 
+def extra_keys(request, start_token_idx, end_token_idx, start_mm_idx):
+    """As vLLM makes them: the salt is in the first block's."""
+    keys = [*request.others, *([request.cache_salt] if start_token_idx == 0 and request.cache_salt else [])]
+    return tuple(keys) or None, start_mm_idx + 1
+
+
 @pytest.fixture
 def vllm(monkeypatch):
     """{module: its fake}, imported as far as vLLM's front end has when it loads plugins."""
@@ -54,6 +60,7 @@ def vllm(monkeypatch):
     modules["vllm.logger"].init_logger = lambda name: types.SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
     utils = modules["vllm.v1.core.kv_cache_utils"]
     utils.init_none_hash = utils._gen_lora_extra_hash_keys = utils._gen_mm_extra_hash_keys = lambda *_: []
+    utils.generate_block_hash_extra_keys = extra_keys
     for name in [name for name in sys.modules if name.split(".")[0] == "kvpool_vllm"]:
         monkeypatch.delitem(sys.modules, name)
     yield modules
@@ -267,3 +274,75 @@ def test_a_root_of_its_own_outlives_the_seed(vllm, keys):
     keys.set_root(b"daemon that came back")  # This engine's weights are still not the fingerprint's.
     keys.take_root(bytes)
     assert utils.NONE_HASH.startswith(b"daemon that came back") and utils.NONE_HASH.endswith(private[4:])
+
+
+def salted(shared, salt="salt", others=(), pooling=False):
+    """`shared`: what the request says; (): nothing."""
+    arguments = {} if shared == () else {"kvpool_shared_prefix_tokens": shared}
+    sampling = None if pooling else types.SimpleNamespace(extra_args=arguments or None)
+    return types.SimpleNamespace(cache_salt=salt, others=others, sampling_params=sampling,
+                                 pooling_params=types.SimpleNamespace(extra_kwargs=arguments or None) if pooling else None)
+
+
+@pytest.fixture
+def made(vllm, keys):
+    """made(request): the extra keys of its 4 blocks of 16 tokens, as vLLM's code, which asks by the module's name, makes them."""
+    importlib.import_module("kvpool_vllm.patches").take_keys()
+    utils = vllm["vllm.v1.core.kv_cache_utils"]
+
+    def made(request):
+        blocks, index = [], 7
+        for first in range(0, 64, 16):
+            extra, index = utils.generate_block_hash_extra_keys(request, first, first + 16, index)
+            blocks.append(extra)
+        assert index == 11, "vLLM's index of images goes on"
+        return blocks
+    return made
+
+
+@pytest.mark.parametrize("pooling", [False, True])
+def test_a_salt_counts_from_the_block_behind_what_is_shared(made, pooling):
+    soft = ("kvpool.salted.v1", "salt")
+    for shared, block in ((1, 0), (15, 0), (16, 1), (31, 1), (40, 2), (63, 3), (64, None), (10**9, None)):
+        expected = [(soft,) if i == block else None for i in range(4)]
+        request = salted(shared, pooling=pooling)
+        assert made(request) == expected, shared
+        assert request.cache_salt == "salt"
+    # Beside other keys, which it does not stand for.
+    assert made(salted(20, others=("image",))) == [("image",), ("image", soft), ("image",), ("image",)]
+    assert made(salted(20, others=("kvpool.salted.v1", "salt")))[1] != made(salted((), others=("kvpool.salted.v1", "salt")))[1]
+
+
+def test_a_salt_without_shared_tokens_is_vllms_own(made, keys):
+    for shared in ((), None, 0):
+        assert made(salted(shared)) == [("salt",), None, None, None]
+    for salt in (None, ""):  # Without a salt it changes nothing.
+        assert made(salted(20, salt=salt)) == [None] * 4
+    keys._seed = None  # No pool: vLLM is as it was.
+    assert made(salted(20)) == [("salt",), None, None, None]
+
+
+def test_what_a_request_says_when_it_comes_holds(made):
+    """Sessions that stream their input have other parameters with each part: keys would go on without a salt."""
+    request = salted(60)
+    assert made(request)[3] == (("kvpool.salted.v1", "salt"),)
+    request.sampling_params.extra_args = {"kvpool_shared_prefix_tokens": 5}
+    assert made(request)[3] == (("kvpool.salted.v1", "salt"),)
+    request.sampling_params = types.SimpleNamespace(extra_args=None)
+    assert made(request) == [None, None, None, (("kvpool.salted.v1", "salt"),)]
+
+
+def test_an_error_leaves_the_salt_where_it_was(vllm, keys, made):
+    request = salted(20, others=None)
+    with pytest.raises(TypeError):
+        made(request)
+    assert request.cache_salt == "salt"
+
+
+@pytest.mark.parametrize("wrong", [-1, True, False, 1.0, "16", [16]])
+def test_shared_tokens_that_are_none_share_nothing(made, caplog, wrong):
+    for _ in range(2):
+        assert made(salted(wrong)) == [("salt",), None, None, None]
+    (line,) = caplog.messages
+    assert line.startswith(f"kvpool_shared_prefix_tokens is {wrong!r}; must be an int from 0 on.")
+    assert made(salted(wrong, salt=None)) == [None] * 4

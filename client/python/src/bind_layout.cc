@@ -166,25 +166,40 @@ void BindHasher(nb::module_& module) {
       "Keys of blocks: a SHA-256 chain over tokens, from the space's seed. session.hasher() has it.")
       .def(
           "__init__",
-          [](PrefixHasher* self, const nb::bytes& seed, const nb::bytes& salt) {
-            new (self) PrefixHasher({seed.c_str(), seed.size()}, {salt.c_str(), salt.size()});
+          [](PrefixHasher* self, const nb::bytes& seed, const nb::bytes& salt, nb::handle salt_from) {
+            new (self) PrefixHasher({seed.c_str(), seed.size()}, {salt.c_str(), salt.size()},
+                                    PositionOf(salt_from, "salt_from"));
           },
-          nb::arg("seed"), nb::arg("salt") = nb::bytes(""))
+          nb::arg("seed"), nb::arg("salt") = nb::bytes(""), nb::kw_only(), nb::arg("salt_from") = 0,
+          nb::sig("def __init__(self, seed: bytes, salt: bytes = b'', *, salt_from: int = 0) -> None"),
+          "salt_from: the salt counts from the block that holds the token at this position on, and what is "
+          "in\n"
+          "front is shared with everybody. 0: it is in every key. Without a salt it changes nothing.")
       .def_prop_ro(
           "root", [](const PrefixHasher& hasher) { return KeyBytesOf(hasher.root()); },
           "The parent key of the first block.")
       .def(
           "next",
           [](const PrefixHasher& hasher, const nb::bytes& parent, nb::handle tokens,
-             const std::vector<nb::bytes>& extra_keys) {
+             const std::vector<nb::bytes>& extra_keys, nb::handle position) {
+            if (position.is_none() && hasher.needs_positions()) {
+              throw StatusError(
+                  absl::InvalidArgumentError("position is None; must be that of the first token, since the "
+                                             "salt counts from a token on"));
+            }
             const std::vector<std::string> extra = StringsOf(extra_keys);
-            return KeyBytesOf(hasher.Next(KeyOf(parent, "parent"), TokensOf(tokens),
-                                          std::vector<std::string_view>(extra.begin(), extra.end())));
+            return KeyBytesOf(hasher.NextAt(
+                KeyOf(parent, "parent"), position.is_none() ? 0 : PositionOf(position, "position"),
+                TokensOf(tokens), std::vector<std::string_view>(extra.begin(), extra.end())));
           },
           nb::arg("parent"), nb::arg("tokens"), nb::arg("extra_keys") = std::vector<nb::bytes>(),
+          nb::kw_only(), nb::arg("position").none() = nb::none(),
           nb::sig("def next(self, parent: bytes, tokens: Tokens, extra_keys: collections.abc.Sequence[bytes] "
-                  "= ()) -> bytes"),
-          "Key of the block that holds `tokens` behind the block of `parent`.")
+                  "= (), *, position: int | None = None) -> bytes"),
+          "Key of the block that holds `tokens` behind the block of `parent`.\n\n"
+          "position: of the first of `tokens` in the sequence, where those that a pruning dropped count, "
+          "too.\n"
+          "A salt with salt_from needs it (InvalidArgumentError), and others don't care.")
       .def(
           "behind_pruning",
           [](const PrefixHasher& hasher, const nb::bytes& parent, nb::handle tokens,

@@ -18,7 +18,7 @@ namespace {
 class PySequence {
  public:
   PySequence(std::shared_ptr<SharedSession> session, uint32_t group, const std::string& salt,
-             std::vector<std::string> extra_keys)
+             uint64_t salt_from, std::vector<std::string> extra_keys)
       : session_(std::move(session)), group_(group) {
     const int groups = session_->shared().layout().groups_size();
     if (group >= static_cast<uint32_t>(groups)) {
@@ -28,7 +28,8 @@ class PySequence {
     session_->CheckUsable();
     sequence_ = std::make_shared<Guarded>(
         session_.get(),
-        LiveSequenceOptions{.group = group, .salt = salt, .extra_keys = std::move(extra_keys)});
+        LiveSequenceOptions{
+            .group = group, .salt = salt, .salt_from = salt_from, .extra_keys = std::move(extra_keys)});
   }
   ~PySequence() {
     if (sequence_ != nullptr) session_->DropLater(std::move(sequence_));
@@ -351,15 +352,18 @@ void BindSequence(nb::module_& module) {
   sequence.def(
       "__init__",
       [](PySequence* self, const std::shared_ptr<SharedSession>& session, uint32_t group,
-         const nb::bytes& salt, const std::vector<nb::bytes>& extra_keys) {
+         const nb::bytes& salt, nb::handle salt_from, const std::vector<nb::bytes>& extra_keys) {
         std::vector<std::string> extra;
         for (const nb::bytes& key : extra_keys) extra.emplace_back(key.c_str(), key.size());
-        new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()), std::move(extra));
+        new (self) PySequence(session, group, std::string(salt.c_str(), salt.size()),
+                              PositionOf(salt_from, "salt_from"), std::move(extra));
       },
       nb::arg("session"), nb::kw_only(), nb::arg("group") = 0, nb::arg("salt") = nb::bytes(""),
-      nb::arg("extra_keys") = std::vector<nb::bytes>(),
-      nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', extra_keys: "
-              "collections.abc.Sequence[bytes] = ()) -> None"));
+      nb::arg("salt_from") = 0, nb::arg("extra_keys") = std::vector<nb::bytes>(),
+      nb::sig("def __init__(self, session: Session, *, group: int = 0, salt: bytes = b'', salt_from: int = "
+              "0, extra_keys: collections.abc.Sequence[bytes] = ()) -> None"),
+      "salt, salt_from: those of Session.hasher. A salt that has not counted by then counts from the first\n"
+      "pruning on.");
   BindGrowing(sequence);
   BindTable(sequence);
   BindBudget(sequence);

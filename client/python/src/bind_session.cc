@@ -150,11 +150,16 @@ void BindFacts(SessionClass& session) {
       .def_prop_ro("hash_seed", [](const SharedSession& s) { return BytesOf(s.shared().hash_seed()); })
       .def(
           "hasher",
-          [](const SharedSession& s, const nb::bytes& salt) {
-            return PrefixHasher(s.shared().hash_seed(), {salt.c_str(), salt.size()});
+          [](const SharedSession& s, const nb::bytes& salt, nb::handle salt_from) {
+            return PrefixHasher(s.shared().hash_seed(), {salt.c_str(), salt.size()},
+                                PositionOf(salt_from, "salt_from"));
           },
-          nb::arg("salt") = nb::bytes(""),
-          "Makes keys of this space. Another salt: prefixes that are not shared.")
+          nb::arg("salt") = nb::bytes(""), nb::kw_only(), nb::arg("salt_from") = 0,
+          nb::sig("def hasher(self, salt: bytes = b'', *, salt_from: int = 0) -> PrefixHasher"),
+          "Makes keys of this space. Another salt: prefixes that are not shared. salt_from: the salt counts "
+          "from\n"
+          "the block that holds the token at this position on, and what is in front is shared with "
+          "everybody.")
       .def_prop_ro("layout", [](const SharedSession& s) { return PyLayout{s.shared().layout()}; })
       .def_prop_ro("block_stride_bytes",
                    [](const SharedSession& s) { return s.shared().block_stride_bytes(); })

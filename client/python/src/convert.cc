@@ -135,6 +135,23 @@ std::vector<float> FloatsOf(nb::handle values, const char* field) {
   return floats;
 }
 
+uint64_t PositionOf(nb::handle position, const char* field) {
+  constexpr const char* kMust = "an int";
+  if (PyBool_Check(position.ptr())) throw TypeErrorOf(field, position, kMust);
+  const auto index = nb::steal(PyNumber_Index(position.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    throw TypeErrorOf(field, position, kMust);
+  }
+  const uint64_t value = PyLong_AsUnsignedLongLong(index.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat(field, " is ", nb::str(index).c_str(), "; must be 0 to ", UINT64_MAX)));
+  }
+  return value;
+}
+
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes) {
   if (nb::isinstance<nb::bytes>(keys)) {
     const auto bytes = nb::borrow<nb::bytes>(keys);

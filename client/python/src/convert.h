@@ -89,7 +89,9 @@ inline std::string EntryOf(const char* field, size_t index) { return absl::StrCa
 
 // A list of integers, or an array of them.
 std::vector<uint32_t> TokensOf(nb::handle tokens);
-// The same for floats.
+// A place in a sequence: an int, and no bool, from 0 on.
+uint64_t PositionOf(nb::handle position, const char* field);
+// The same as TokensOf for floats.
 std::vector<float> FloatsOf(nb::handle values, const char* field);
 // bytes, or a list of bytes of one length; the length is `key_bytes`, 32 if there are none.
 std::string KeysOf(nb::handle keys, uint32_t* key_bytes);

@@ -177,8 +177,8 @@ class PrefixCache:
 
     # ---- Blocks
 
-    def _keys(self, session: kvpool.Session, tokens: Sequence[int], salt: bytes, extra_keys: Sequence[bytes], blocks: int) -> list[bytes]:
-        return session.hasher(salt).chain(tokens[:blocks * self.tokens_per_block], self.tokens_per_block, list(extra_keys))
+    def _keys(self, hasher: kvpool.PrefixHasher, tokens: Sequence[int], extra_keys: Sequence[bytes], blocks: int) -> list[bytes]:
+        return hasher.chain(tokens[:blocks * self.tokens_per_block], self.tokens_per_block, list(extra_keys))
 
     def _header(self, key: bytes, tokens: Sequence[int], first: int, state: Any) -> bytes:
         """What stands before a state. Its digest is over all that makes the block what it is asked for as."""
@@ -187,19 +187,23 @@ class PrefixCache:
         digest.update(struct.pack("<IQ", first, len(state)) + packed)
         return _HEADER.pack(_MAGIC, first, len(tokens), len(state), digest.digest()) + packed
 
-    def load(self, tokens: Sequence[int], *, sequence: int = 0, have: int = 0, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> int:
+    def load(self, tokens: Sequence[int], *, sequence: int = 0, have: int = 0, salt: bytes = b"", salt_from: int = 0,
+             extra_keys: Sequence[bytes] = ()) -> int:
         """Gives `sequence` the longest prefix of `tokens` that the pool has. Returns how many of them it has then.
 
         have  tokens of that prefix that the sequence has already. If the pool has no more, they stay; if it has, what
               is behind the last whole block of them is replaced.
+        salt  finds what was saved with the same salt. With salt_from it counts from the block that holds this token on,
+              and what is in front, such as a system prompt, is everybody's. Without a salt salt_from changes nothing.
         The last token is never loaded: its logits are to be computed. REQUIRES: the sequence has `have` positions.
         """
         session, size = self._there(), self.tokens_per_block
         wanted = (len(tokens) - 1) // size
         if session is None or wanted * size <= have:
             return have
+        hasher = session.hasher(salt, salt_from=salt_from)  # Arguments that are wrong are no daemon that is lost.
         try:
-            keys = self._keys(session, tokens, salt, extra_keys, wanted)
+            keys = self._keys(hasher, tokens, extra_keys, wanted)
             with session.match(keys, wait_ms=self._wait_ms).wait(self._timeout + self._wait_ms / 1000) as hit:
                 if len(hit.blocks) * size <= have:
                     return have
@@ -232,8 +236,9 @@ class PrefixCache:
     def _address(self, block: int) -> int:
         return self._session.base + block * self._session.block_stride_bytes
 
-    def save(self, tokens: Sequence[int], *, sequence: int = 0, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> int:
-        """Shares the full blocks of `sequence`, which holds `tokens` and maybe more. Returns how many the pool has then.
+    def save(self, tokens: Sequence[int], *, sequence: int = 0, salt: bytes = b"", salt_from: int = 0, extra_keys: Sequence[bytes] = ()) -> int:
+        """Shares the full blocks of `sequence`, which holds `tokens` and maybe more, for those who load them with the same salt,
+        salt_from and extra keys. Returns how many the pool has then.
 
         Without room in the pool, or without a daemon, it shares fewer; a pool that had no room is left alone for a while.
         """
@@ -244,8 +249,9 @@ class PrefixCache:
         if first != 0 or last < blocks * self.tokens_per_block - 1:
             raise ValueError(f"sequence: {sequence} has positions {first} to {last}, where {len(tokens)} tokens from 0 are to be "
                              "saved; a context without swa_full lets go of the first ones")
+        hasher = session.hasher(salt, salt_from=salt_from)
         try:
-            keys = self._keys(session, tokens, salt, extra_keys, blocks)
+            keys = self._keys(hasher, tokens, extra_keys, blocks)
             with session.match(keys).wait(self._timeout) as hit:
                 done = len(hit.blocks)
                 while done < blocks:

@@ -77,13 +77,15 @@ class KvPoolCache(Cache):
               dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
     seal      full blocks are shared, under keys that tell what was kept
     salt, extra_keys   part what must not be shared (tenants), and what K and V depend on besides tokens (adapters)
+    salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
+              shared with everybody. 0: it is in every key. Without a salt it changes nothing.
     window    queries kept for policies that go by the last ones
     wait_ms   how long the prompt may wait for what is in a tier below the pool (`kvpoold --tier`); 0: not
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
                  budget: int | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
-                 extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
+                 salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
@@ -109,9 +111,9 @@ class KvPoolCache(Cache):
         self._mass_square: torch.Tensor | None = None
         self._latest: torch.Tensor | None = None
         self._queries: list[torch.Tensor | None] = [None] * len(self.facts.pooled)  # Each [queries, q_heads, dim].
-        self._sequence = kvpool.LiveSequence(session, salt=salt, extra_keys=list(extra_keys))
+        self._sequence = kvpool.LiveSequence(session, salt=salt, salt_from=salt_from, extra_keys=list(extra_keys))
         if prompt is not None:
-            self._match(prompt, salt, list(extra_keys), wait_ms)
+            self._match(prompt, session.hasher(salt, salt_from=salt_from), list(extra_keys), wait_ms)
         layers: list[Any] = []
         pooled = 0
         for i in range(self.facts.layers):
@@ -125,10 +127,10 @@ class KvPoolCache(Cache):
 
     # ---- Sharing
 
-    def _match(self, prompt: Any, salt: bytes, extra_keys: list[bytes], wait_ms: int) -> None:
+    def _match(self, prompt: Any, hasher: kvpool.PrefixHasher, extra_keys: list[bytes], wait_ms: int) -> None:
         ids = torch.as_tensor(prompt).flatten().tolist()
         size = self.facts.tokens_per_block
-        keys = self.session.hasher(salt).chain(ids, size, extra_keys)[:(len(ids) - 1) // size]
+        keys = hasher.chain(ids, size, extra_keys)[:(len(ids) - 1) // size]
         if not keys or not self.facts.shareable or self._wants_mass or self._wants_window or self._wants_latest:
             return  # A policy that goes by attention has to see all of it.
         with self.session.match(keys, wait_ms=wait_ms).wait(self._timeout + wait_ms / 1000) as hit:

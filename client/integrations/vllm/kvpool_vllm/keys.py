@@ -1,13 +1,17 @@
-"""Keys of blocks: vLLM's own hash chain, from the root of the space, with adapters and images by their content."""
+"""Keys of blocks: vLLM's own hash chain, from the root of the space, with adapters and images by their content, and salts that may count
+from a later token on."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
+
+logger = logging.getLogger("vllm.kvpool")
 
 # What the chains of this process start from: the space's seed, and behind it what no other process has, once this one's K and V or
 # keys are not theirs.
@@ -150,6 +154,52 @@ def name_images(request: Any) -> None:
         # With an adapter for the encoder vLLM has put its name in front of the identifier.
         digest = content_digest(feature.data) if name == feature.mm_hash else ""
         feature.identifier = f"kvpool {digest or f'{_OWN} {name}'}"
+
+
+# ---- Salts
+
+# Of SamplingParams.extra_args, over HTTP of vllm_xargs: how many tokens of the prompt are in front of what cache_salt parts.
+SHARED = "kvpool_shared_prefix_tokens"
+
+
+@functools.lru_cache(maxsize=256)
+def _warn(value: str) -> None:
+    """Once for each value: a client may send it with every request."""
+    logger.warning("%s is %s; must be an int from 0 on. Requests that say so share nothing with others that have another salt or none",
+                   SHARED, value)
+
+
+def shared_tokens(request: Any) -> int:
+    """What the request says. 0: the salt is in every key, as it is for requests that say nothing or nothing of sense. An error would not
+    do: keys are made where it ends the engine, or leaves vLLM waiting for a request that never came."""
+    arguments = getattr(request.sampling_params, "extra_args", None) or getattr(request.pooling_params, "extra_kwargs", None) or {}
+    shared = arguments.get(SHARED)
+    if shared is None:
+        return 0
+    if isinstance(shared, bool) or not isinstance(shared, int) or shared < 0:
+        _warn(repr(shared)[:100])
+        return 0
+    return shared
+
+
+def salted_keys(request: Any, first: int, end: int, original: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """vLLM's extra keys of the block of tokens [first, end), `original`, has the salt in the request's first block. A block that holds the
+    token behind what is shared gets it in its place."""
+    if _seed is None or not request.cache_salt:
+        return original()
+    # What it says when it comes holds: later words of a session that streams its input come behind keys that are made.
+    if (shared := getattr(request, "kvpool_shared", None)) is None:
+        shared = request.kvpool_shared = shared_tokens(request)
+    if shared == 0:
+        return original()
+    salt, request.cache_salt = request.cache_salt, None
+    try:
+        extra, *rest = original()
+    finally:
+        request.cache_salt = salt
+    if first <= shared < end:
+        extra = (*(extra or ()), ("kvpool.salted.v1", salt))
+    return (extra, *rest)
 
 
 def is_taken(hash_name: str) -> bool:

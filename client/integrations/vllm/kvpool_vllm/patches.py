@@ -60,9 +60,17 @@ def _images(original: Callable[..., Any]) -> Callable[..., Any]:
     return _gen_mm_extra_hash_keys
 
 
+def _salt(original: Callable[..., Any]) -> Callable[..., Any]:
+    def generate_block_hash_extra_keys(request: Any, start_token_idx: int, end_token_idx: int, *rest: Any, **more: Any) -> Any:
+        from kvpool_vllm.keys import salted_keys
+        return salted_keys(request, start_token_idx, end_token_idx, lambda: original(request, start_token_idx, end_token_idx, *rest, **more))
+    return generate_block_hash_extra_keys
+
+
 def take_keys() -> None:
     """Has vLLM make block keys from the space's root, once there is a space."""
     from vllm.v1.core import kv_cache_utils
     replace(kv_cache_utils, "init_none_hash", _root)
     replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
     replace(kv_cache_utils, "_gen_mm_extra_hash_keys", _images)
+    replace(kv_cache_utils, "generate_block_hash_extra_keys", _salt)
