@@ -62,19 +62,25 @@ def _model_own(name: str, module: Any) -> Callable[..., Any]:
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
+def _cache_of(kwargs: dict[str, Any]) -> Any:
+    """Of a forward call: its argument has another name since Transformers 5.24."""
+    cache = kwargs.get("past_key_values")
+    return kwargs.get("cache") if cache is None else cache
+
+
 def tell_tokens(model: PreTrainedModel) -> None:
     """Has the model tell caches which tokens it is given, and when it is done with them."""
     if getattr(model, "_kvpool_hooks", None):
         return
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache = kwargs.get("past_key_values")
+        cache = _cache_of(kwargs)
         if hasattr(cache, "tokens_come"):
             ids = kwargs.get("input_ids")
             cache.tokens_come(args[0] if ids is None and args else ids)
 
     def after(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        cache = kwargs.get("past_key_values")
+        cache = _cache_of(kwargs)
         if hasattr(cache, "settle"):
             cache.settle()
 
