@@ -42,20 +42,23 @@ def give_back_slabs(runner: Any, space: Space) -> None:
     session = space.session
     if session is None or not session.slabs_asked_back:
         return
-    session.give_back_slabs()
-    mapped = session.mapped_blocks
-    for table in runner.input_batch.block_table.block_tables:
-        for ids in (table.block_table.cpu, table.block_table.gpu):
-            ids.masked_fill_(ids >= mapped, 0)
-        for slots in (table.slot_mapping.cpu, table.slot_mapping.gpu):
-            slots.masked_fill_(slots >= mapped * table.block_size, -1)  # vLLM's PAD_SLOT_ID.
+    try:
+        session.give_back_slabs()
+    finally:  # Some may be unmapped, whatever became of the others.
+        mapped = session.mapped_blocks
+        for table in runner.input_batch.block_table.block_tables:
+            for ids in (table.block_table.cpu, table.block_table.gpu):
+                ids.masked_fill_(ids >= mapped, 0)
+            for slots in (table.slot_mapping.cpu, table.slot_mapping.gpu):
+                slots.masked_fill_(slots >= mapped * table.block_size, -1)  # vLLM's PAD_SLOT_ID.
 
 
 def _watch(of_runner: weakref.ref[Any], space: Space, step: threading.Lock) -> None:
     """Between steps, and while the engine is idle; as long as there is the runner."""
     while (runner := of_runner()) is not None:
         try:
-            if space.session is not None and space.session.slabs_asked_back:
+            session = space.session  # The engine's thread may leave it at any time.
+            if session is not None and session.slabs_asked_back:
                 with step:
                     give_back_slabs(runner, space)
         except kvpool.KvpoolError as error:  # The session is over, as the scheduler will see.
