@@ -117,6 +117,11 @@ void ApplyVerb(const EngineHost& host, const RpcQueue& queue, const std::string&
       name, ": ", started.message(), "; nothing was applied: call again, with the same sequence")));
 }
 
+// What ends a use of blocks is not refused for its pace.
+bool GivesBack(const v1::Operation& operation) {
+  return operation.has_release() || operation.has_fence() || operation.has_close_session();
+}
+
 // The unary form of a Step operation: the same handler, under the call's sequence.
 template <typename Request, typename Verb, typename Result>
 void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const std::string& name,
@@ -142,17 +147,17 @@ void AddVerb(const RpcSite<EngineService>& site, const EngineHost& host, const s
           host.refusals->Add(caller.peer, name, owner);
           return done(owner);
         }
+        const std::string& tenant = TenantOf(**member);
+        const size_t bytes = operation.ByteSizeLong();
+        if (const absl::Status turn = queue->CheckTurn(tenant, name, bytes); !turn.ok()) return done(turn);
         VerbPace* const pace = (*member)->session->pace.load(std::memory_order_relaxed);
-        if (pace != nullptr && pace->Take(NowNs(), 1) > 0) {
+        if (pace != nullptr && pace->Take(NowNs(), 1) > 0 && !GivesBack(operation)) {
           stats->CountPaced();
           return done(absl::ResourceExhaustedError(absl::StrCat(
               name,
               ": the sessions of its rule have sent more verbs than its verbs-a-second allows; nothing was "
               "applied: call again, with the same sequence")));
         }
-        const std::string& tenant = TenantOf(**member);
-        const size_t bytes = operation.ByteSizeLong();
-        if (const absl::Status turn = queue->CheckTurn(tenant, name, bytes); !turn.ok()) return done(turn);
         // Shared, since it may wait.
         auto moved = std::make_shared<v1::Operation>(std::move(operation));
         queue->InTurn(

@@ -53,9 +53,10 @@ class ElsewhereEnd {
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };
 
-// A batch that waits for its pace looks again so soon: rules may be others by then, and whoever comes between two looks of others
-// may be first.
-constexpr auto kPaceLook = std::chrono::milliseconds(250);
+// A batch that waits for its pace looks again after such a pause, which doubles each time: rules may be others by then, and whoever
+// comes between two looks of others may be first. All streams of a rule may wait, and looks are no work for a queue that others use,
+// so none comes sooner; the burst that a pace allows makes up for it.
+constexpr auto kFirstPaceLook = std::chrono::milliseconds(20), kLastPaceLook = std::chrono::milliseconds(250);
 
 bool Opens(const v1::StepRequest& request) {
   return request.operations_size() == 1 &&
@@ -153,6 +154,7 @@ class StepCall final : public RpcCall {
   std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
   bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
   grpc::Alarm pace_alarm_;
+  std::chrono::milliseconds pace_look_ = kFirstPaceLook;
   size_t received_bytes_ = 0;
   bool reading_ = false, writing_ = false, waking_ = false, pacing_ = false, in_turn_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
@@ -199,6 +201,7 @@ void StepCall::OnRead(bool ok) {
         absl::UnavailableError("a batch that came in an earlier stream of this member is not applied yet; "
                                "nothing of this one was: call again"));
   }
+  pace_look_ = kFirstPaceLook;
   if (!AwaitPace()) return;
   method_.site.stats->CountPaced();
   // What is pending goes out meanwhile.
@@ -209,12 +212,11 @@ bool StepCall::AwaitPace() {
   VerbPace* const pace = member_->session->pace.load(std::memory_order_relaxed);
   // A batch that has more is refused.
   const auto verbs = std::min<uint64_t>(reader_.request().operations_size(), kMaxBatchOperations);
-  const uint64_t wait_ns = pace == nullptr ? 0 : pace->Take(NowNs(), verbs);
-  pacing_ = wait_ns > 0;
+  pacing_ = pace != nullptr && pace->Take(NowNs(), verbs) > 0;
   if (pacing_) {
-    const auto look = std::min<std::chrono::nanoseconds>(kPaceLook, std::chrono::nanoseconds(wait_ns));
-    pace_alarm_.Set(method_.site.queue->cq(), std::chrono::system_clock::now() + look,
+    pace_alarm_.Set(method_.site.queue->cq(), std::chrono::system_clock::now() + pace_look_,
                     static_cast<RpcTag*>(&paced_tag_));
+    pace_look_ = std::min(2 * pace_look_, kLastPaceLook);
     return true;
   }
   in_turn_ = true;
