@@ -397,7 +397,9 @@ void Daemon::CheckDevices(uint64_t now) {
 
 void Daemon::HousekeepOnce() {
   CheckDevices(clock_->NowMs());
-  for (const std::shared_ptr<Space>& space : registry_->Spaces()) Housekeep(space);
+  const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+  const std::vector<Standing> standings = Standings(spaces);
+  for (size_t i = 0; i < spaces.size(); ++i) Housekeep(spaces[i], standings[i]);
   if (keeper_ != nullptr) {
     CollectAbsent(clock_->NowMs());
     keeper_->Flush();
@@ -408,10 +410,12 @@ void Daemon::HousekeepOnce() {
     Retire(idle);
 }
 
-void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
-  bool needs_slab = false, needs_room = false, evicts = false;
+void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& standing) {
+  bool needs_slab = false, needs_room = false, evicts = false, asked = false;
   const SpaceFacts& facts = space->facts;
-  const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
+  const uint64_t room_bytes = budget_->Room(facts.rank_devices, facts.tenant);
+  const uint64_t not_for_it = standing.below ? 0 : standing.reserve_bytes;
+  const bool room = room_bytes >= facts.geometry.unit_bytes + not_for_it;
   const bool others_ask = OthersAsk(*space);
   {
     SpaceLock lock(*space);
@@ -420,11 +424,13 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
     if (const uint32_t excess = give_back.under_way() ? 0 : give_back.excess_slabs(); excess > 0) {
       give_back.Ask(excess, clock_->NowMs() + kExcessMs);
     }
+    growth.set_own_elsewhere(standing.below);
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
     if (blocked && room && !others_ask) growth.Unblock(clock_->NowMs());
     evicts = blocked && !room && growth.short_of_blocks() && !space->state.give_back.under_way();
     needs_room = evicts && space->state.pressure.on();
+    if (!room && not_for_it > 0 && growth.all_entered()) growth.set_may_grow(false);
     needs_slab = growth.NeedsSlab() && !growth.slabs().empty();
   }
   // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
@@ -435,7 +441,11 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
       evicts = false;
     }
   }
-  if (evicts) LevelAges(space);
+  if (evicts) {
+    asked = LevelAges(space, facts.geometry.unit_bytes);
+  } else if (standing.below && room_bytes < standing.reserve_bytes) {
+    asked = LevelAges(space, standing.reserve_bytes);
+  }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->MustYield(*space)) {
     // It makes do with what it has, and asks again at the next round.
@@ -465,7 +475,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space) {
   state.pressure.AfterVerbs(turn);
   // One slab a round, so that every space has its turn.
   turn.deferred.housekeep =
-      gives_back || late_releases || (state.growth.NeedsSlab() && (tried || !needs_slab));
+      asked || gives_back || late_releases || (state.growth.NeedsSlab() && (tried || !needs_slab));
 }
 
 void Daemon::Destroy(Space* closing) {

@@ -239,7 +239,17 @@ class Daemon final : private SpaceOwner {
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
   // A slab for a space that is under pressure, of one whose coldest blocks have been idle for much longer than its own.
-  void LevelAges(const std::shared_ptr<Space>& needy);
+  // True: it was asked for.
+  // `bytes`: there is no room for so many on each rank. More than a unit is a reserve, which only those that have more than their
+  // own, or that no session uses, give to.
+  bool LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes);
+  // What a space has, against what is its own by its weight.
+  struct Standing {
+    bool weighted = false;       // Some space of its devices has a weight.
+    bool below = false;          // It should have another slab; see Growth::set_own_elsewhere.
+    uint64_t reserve_bytes = 0;  // So much room is for those that are below, on each rank; 0: nobody is.
+  };
+  std::vector<Standing> Standings(const std::vector<std::shared_ptr<Space>>& spaces) const;
   // Closes an idle space whose memory helps this one, and answers it; null: there is none. It is one of the
   // same tenant if that has all it may have.
   std::shared_ptr<Space> CloseIdleFor(const Space& space);
@@ -253,7 +263,7 @@ class Daemon final : private SpaceOwner {
   void Retire(const std::shared_ptr<Space>& space);
   // Asks each device, once a second, whether it is still there.
   void CheckDevices(uint64_t now);
-  void Housekeep(const std::shared_ptr<Space>& space);
+  void Housekeep(const std::shared_ptr<Space>& space, const Standing& standing);
   // Reclaims up to the high watermark, if free blocks are below the low one.
   void ReclaimAhead(Space* space);
   // Carries out, slice by slice, what ended sessions left to do and what is over by now.

@@ -34,6 +34,10 @@ constexpr uint64_t kMuchOlder = 2;
 constexpr uint64_t kOlderMs = 1000;
 // A space gives so many slabs at a time of what no session uses, or of what is another's own.
 constexpr uint32_t kSlabsTogether = 8;
+// While a space has less than its own, those that have more leave so much of a device to it, or it would evict until they have
+// given: as much as some requests need, and a small part of the device.
+constexpr uint64_t kReserveSlabs = 16;
+constexpr uint64_t kReserveShare = 32;
 // Spaces that an error names.
 constexpr size_t kMostSpacesNamed = 4;
 
@@ -137,13 +141,16 @@ bool Daemon::GiveBack(Space* space) {
   }
   Settlement settlement(*space);
   if (!space->growth_mu.TryLock()) return false;  // Whoever has it makes or destroys a slab.
+  const uint64_t bytes = space->slab_bytes();
   auto next = GiveBack::Next::kGoOn;
   for (int i = 0; i < kStepsTogether && next == GiveBack::Next::kGoOn; ++i) {
     if (i > 0) space->GiveWay();
     next = space->GiveBackStep(&settlement);
   }
+  // Others may grow now, which they should learn before they evict.
+  const bool gave = space->slab_bytes() < bytes;
   space->growth_mu.Unlock();
-  return next == GiveBack::Next::kGoOn;
+  return gave || next == GiveBack::Next::kGoOn;
 }
 
 bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, steady_clock::time_point deadline,
@@ -287,7 +294,32 @@ std::string Daemon::WhoKeepsWhat(const Space& needy) {
   return why;
 }
 
-void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
+std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_ptr<Space>>& spaces) const {
+  std::vector<Standing> standings(spaces.size());
+  if (std::all_of(spaces.begin(), spaces.end(), [](const auto& space) { return space->weight() == 0; }))
+    return standings;
+  const WeightedShares shares(spaces, *budget_);
+  std::vector<size_t> of_those_below;  // Devices.
+  for (size_t i = 0; i < spaces.size(); ++i) {
+    const Space& space = *spaces[i];
+    const std::vector<size_t>& devices = space.facts.rank_devices;
+    standings[i].weighted = shares.given(devices);
+    standings[i].below = standings[i].weighted &&
+                         shares.Within(space, space.slab_bytes() + space.facts.geometry.slab_bytes, devices);
+    if (standings[i].below) of_those_below.insert(of_those_below.end(), devices.begin(), devices.end());
+  }
+  for (size_t i = 0; i < spaces.size(); ++i) {
+    if (!standings[i].weighted || !IsOnAny(*spaces[i], of_those_below)) continue;
+    uint64_t least = UINT64_MAX;
+    for (const size_t device : spaces[i]->facts.rank_devices)
+      least = std::min(least, budget_->capacity(device));
+    standings[i].reserve_bytes =
+        std::min(least / kReserveShare, kReserveSlabs * spaces[i]->facts.geometry.slab_bytes);
+  }
+  return standings;
+}
+
+bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   std::optional<uint64_t> own_ms;
   {
     SpaceLock lock(*needy);
@@ -296,12 +328,13 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
   const SpaceFacts& facts = needy->facts;
   const uint64_t least_ms = own_ms.has_value() ? kMuchOlder * *own_ms + kOlderMs : UINT64_MAX;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
-  const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, facts.geometry.unit_bytes);
+  const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, bytes);
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const WeightedShares shares(spaces, *budget_);
   const bool weighted = shares.given(full);
   const bool is_below =
       weighted && shares.Within(*needy, needy->slab_bytes() + facts.geometry.slab_bytes, full);
+  const bool for_reserve = bytes > facts.geometry.unit_bytes;
   std::shared_ptr<Space> oldest;
   bool unused = false;
   uint64_t most_ms = 0;
@@ -318,11 +351,12 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     if (weighted && !without_sessions) {
       // What is its own, and is used, it keeps, however long some of it was idle.
       const bool is_above = !shares.Within(*space, space->slab_bytes(), full);
-      if (!is_above && space->state.growth.short_of_blocks()) continue;
+      if (!is_above && (for_reserve || space->state.growth.short_of_blocks())) continue;
       const Donor donor{
           .space = space, .bytes = space->slab_bytes(), .weight = WeightedShares::WeightOf(*space)};
       if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
     }
+    if (for_reserve && !without_sessions) continue;
     const std::optional<uint64_t> idle_ms = OldestMs(*space);
     if (!without_sessions && (unused || idle_ms.value_or(0) < least_ms)) continue;
     if (oldest != nullptr && without_sessions == unused && idle_ms.value_or(0) <= most_ms) continue;
@@ -335,16 +369,19 @@ void Daemon::LevelAges(const std::shared_ptr<Space>& needy) {
     oldest = above->space;
     // Until it has them the needy one evicts what it would keep if it had its own, so they come together.
     const uint64_t given = oldest->facts.geometry.slab_bytes, taken = facts.geometry.slab_bytes;
-    while (most_slabs < kSlabsTogether && (most_slabs + 1) * given <= oldest->slab_bytes() &&
+    const uint64_t lacking = bytes - std::min(bytes, budget_->Room(facts.rank_devices, facts.tenant));
+    const uint64_t most = for_reserve ? std::min<uint64_t>(kSlabsTogether, lacking / given) : kSlabsTogether;
+    while (most_slabs < most && (most_slabs + 1) * given <= oldest->slab_bytes() &&
            !shares.Within(*oldest, oldest->slab_bytes() - most_slabs * given, full) &&
            shares.Within(*needy, needy->slab_bytes() + most_slabs * given + taken, full)) {
       ++most_slabs;
     }
   }
-  if (oldest == nullptr) return;
+  if (oldest == nullptr) return false;
   SpaceLock lock(*oldest);
   const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), most_slabs);
   if (slabs > 0) oldest->state.give_back.Ask(slabs, clock_->NowMs() + kLevelMs);
+  return slabs > 0;
 }
 
 }  // namespace kvpool

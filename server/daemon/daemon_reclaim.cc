@@ -19,11 +19,12 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 
 // How many blocks to reclaim now. Reclaiming begins below the low watermark and ends at the high one; none
 // are reclaimed while a slab is to come.
-uint32_t Wanted(const SpaceState& state, bool reclaiming) {
-  const Growth& growth = state.growth;
+uint32_t Wanted(SpaceState& state, uint64_t now, bool reclaiming) {
+  Growth& growth = state.growth;
   const uint32_t free = growth.free_blocks();
   if (!growth.reclaims_ahead()) return 0;
   if (growth.WantsSlab() || free >= (reclaiming ? growth.high_blocks() : growth.low_blocks())) return 0;
+  if (growth.WaitForOwn(now)) return 0;
   return std::min(kReclaimSlice, growth.high_blocks() - free);
 }
 
@@ -40,7 +41,7 @@ void Daemon::ReclaimAhead(Space* space) {
     {
       SpaceLock lock(*space);
       SpaceState& state = space->state;
-      if (Wanted(state, reclaiming) == 0) return;
+      if (Wanted(state, clock_->NowMs(), reclaiming) == 0) return;
       asked = decision.Prepare(state.pool.async_policy(), &state.decisions, clock_->NowMs());
     }
     double decision_seconds = 0;
@@ -55,7 +56,7 @@ void Daemon::ReclaimAhead(Space* space) {
     SpaceState& state = space->state;
     AsyncPolicy* const policy = state.pool.async_policy();
     const uint64_t now = clock_->NowMs();
-    uint32_t count = Wanted(state, /*reclaiming=*/true);
+    uint32_t count = Wanted(state, now, /*reclaiming=*/true);
     if (asked) {
       decision.Apply(policy, &state.decisions, now);
       state.decision_time.Observe(decision_seconds);
@@ -67,7 +68,7 @@ void Daemon::ReclaimAhead(Space* space) {
     if (state.pool.Reclaim(now, count, EvictReason::kBackground, &evictions) == 0) return;
     state.Observe(evictions);
     state.reclaim.Observe(SecondsSince(reclaim_began));
-    if (Wanted(state, /*reclaiming=*/true) == 0) return;
+    if (Wanted(state, now, /*reclaiming=*/true) == 0) return;
   }
 }
 

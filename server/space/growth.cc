@@ -68,6 +68,7 @@ void Growth::Add(SlabRow row, uint64_t now) {
   slabs_.push_back(std::move(row));
   growing_ = true;
   moved_ms_ = now;
+  own_until_ms_ = own_again_ms_ = 0;
 }
 
 void Growth::EnterNext(uint64_t now) {
@@ -172,10 +173,21 @@ void Growth::Review(uint64_t now) {
 
 // -------------------------------------------------------------------------------------------------- blocks
 
+bool Growth::WaitForOwn(uint64_t now) {
+  if (!own_elsewhere_ || !blocked() || leaving_.has_value()) return false;
+  if (waits_for_own(now)) return true;
+  if (now < own_again_ms_) return false;
+  own_until_ms_ = now + kOwnWaitMs;
+  own_again_ms_ = own_until_ms_ + kOwnPauseMs;
+  return true;
+}
+
 bool Growth::GrowFor(uint32_t blocks, uint64_t now) {
-  if (!may_grow() && all_entered()) return false;
+  const bool can_grow = may_grow() || !all_entered();
+  if (!can_grow && !WaitForOwn(now)) return false;
   Want(blocks);
   came_short_ = true;
+  if (!can_grow) return true;
   if (!std::exchange(growing_, true)) moved_ms_ = now;
   return now - moved_ms_ < kGrowthStallMs;
 }

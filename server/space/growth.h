@@ -17,6 +17,9 @@
 //            that most of `ahead` was left
 //   wanted   what a verb or a guarantee lacks, until the next slab is there
 //
+// Where memory that is the space's own by its weight lies with others, it comes before eviction, too: for kOwnWaitMs, and again
+// from each slab that comes. If none does, nothing waits for it for the next kOwnPauseMs.
+//
 // Not thread-safe: the space's mutex is around it. Time comes in as an argument.
 #ifndef KVPOOL_SERVER_SPACE_GROWTH_H_
 #define KVPOOL_SERVER_SPACE_GROWTH_H_
@@ -38,6 +41,10 @@ namespace kvpool {
 inline constexpr uint32_t kMaxSlabsInFlight = 8;
 // How long a slab waits for a ready session to map it.
 inline constexpr uint64_t kPatienceMs = 1000;
+// Others give a slab at a step's boundary of their engines: most steps are over in so long, and no verb is to wait for longer
+// where an engine holds what it should give.
+inline constexpr uint64_t kOwnWaitMs = 250;
+inline constexpr uint64_t kOwnPauseMs = 10'000;
 
 // One slab on all ranks.
 struct SlabRow {
@@ -115,6 +122,11 @@ class Growth {
   void Unblock(uint64_t now);
   // It could be larger, and there was no room.
   bool blocked() const { return !may_grow_ && !slabs_.empty() && !complete(); }
+  // By its weight the space should have another slab, and there is no room but what others have beyond theirs.
+  void set_own_elsewhere(bool elsewhere) { own_elsewhere_ = elsewhere; }
+  // A verb is short, or few blocks are free: is it to wait for the space's own, which others are asked for?
+  bool WaitForOwn(uint64_t now);
+  bool waits_for_own(uint64_t now) const { return now < own_until_ms_; }
   // After verbs: forgets what is no longer wanted, and notes when growth began.
   void Review(uint64_t now);
   // The last slab has entered, or none is wanted any more.
@@ -163,6 +175,8 @@ class Growth {
   bool promises_count_ = false;
   bool may_grow_ = true;
   uint64_t retry_ms_ = 0;
+  bool own_elsewhere_ = false;
+  uint64_t own_until_ms_ = 0, own_again_ms_ = 0;  // WaitForOwn begins no wait before the latter.
   // A slab is wanted, or under way, and made its last step at moved_ms_.
   bool growing_ = false;
   uint64_t moved_ms_ = 0;

@@ -16,7 +16,7 @@ constexpr uint32_t kReclaimHere = 64;
 
 void Pressure::AfterVerbs(Turn& turn) {
   growth_.Review(turn.now);
-  if (growth_.NeedsSlab()) turn.deferred.housekeep = true;
+  if (growth_.NeedsSlab() || growth_.waits_for_own(turn.now)) turn.deferred.housekeep = true;
   if (pool_.untidy()) turn.deferred.housekeep = true;
   if (std::exchange(lease_was_short_, false) && turn.now - asked_ms_ >= kAskAgainMs) AskForLeases(turn.now);
   if (IsReclaimDue()) (FewToReclaim() ? turn.deferred.reclaim : turn.deferred.housekeep) = true;

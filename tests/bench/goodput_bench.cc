@@ -1,53 +1,42 @@
 // What two models with bursts have of one pool, against two halves of it: figures in virtual time, the same on every machine.
+// bench_goodput makes them, in a process of its own: the daemon's classes and the client's have the same names.
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/replay/conversation.h"
-#include "server/base/log.h"
+#include "absl/strings/str_split.h"
+#include "proto/support/check.h"
+#include "tests/bench/engines.h"
 #include "tests/bench/figures.h"
-#include "tests/service/goodput.h"
 
 namespace kvpool::bench {
-namespace {
-
-constexpr uint32_t kBlocks = 12000;
-// A slab's worth of requests may go the other way.
-constexpr double kNoLessBy = 0.1;
-
-}  // namespace
-
 void BenchGoodput(Figures* figures) {
-  SetLog({.level = LogLevel::kWarning});
-  const auto trace = replay::FindConversationTrace();
-  figures->Note(
-      absl::StrCat("goodput: ", trace.ok() ? "the public conversation trace" : "a made conversation", " on ",
-                   kBlocks, " blocks of ", replay::kTokensPerBlock, " tokens"));
-  for (const uint64_t burst_s : {360, 900}) {
-    for (const uint64_t seed : {1, 2, 3}) {
-      const goodput::Arrivals requests =
-          trace.ok() ? replay::ReadTrace(*trace).value() : replay::GenerateConversation({.seed = seed});
-      const auto models = goodput::SplitInBursts(requests, {.seed = seed, .burst_ms = burst_s * 1000});
-      const goodput::ServeOptions options = {.slabs = kBlocks / goodput::kSlabBlocks, .weight = 1};
-      std::vector<goodput::Outcome> halves = goodput::ServeByHalves(models, options);
-      std::vector<goodput::Outcome> elastic = goodput::Serve(models, options);
-      halves.push_back(goodput::Sum(halves));
-      elastic.push_back(goodput::Sum(elastic));
-      const char* const names[] = {"a", "b", "sum"};
-      for (size_t i = 0; i < halves.size(); ++i) {
-        const std::string name = absl::StrCat("bursts of ", burst_s, " s, seed ", seed, ", ", names[i]);
-        const double less = i + 1 == halves.size() ? 0 : kNoLessBy;
-        figures->Add(absl::StrCat(name, ": saved, halves"), halves[i].saved_percent(), "%");
-        figures->Add(absl::StrCat(name, ": saved"), elastic[i].saved_percent(), "%",
-                     AtLeast(halves[i].saved_percent() - less));
-        figures->Add(absl::StrCat(name, ": in time, halves"), halves[i].in_time_percent(), "%");
-        figures->Add(absl::StrCat(name, ": in time"), elastic[i].in_time_percent(), "%",
-                     AtLeast(halves[i].in_time_percent() - less));
-      }
+  FILE* const lines = popen(KVPOOL_BENCH_GOODPUT, "r");
+  KVPOOL_CHECK(lines != nullptr, "%s does not start", KVPOOL_BENCH_GOODPUT);
+  char line[512];
+  while (fgets(line, sizeof(line), lines) != nullptr) {
+    const std::vector<std::string> fields = absl::StrSplit(absl::StripAsciiWhitespace(line), '\t');
+    if (fields.size() == 1) {
+      figures->Note(absl::StrCat("goodput: ", fields[0]));
+      continue;
     }
+    // Which model, then saved and in time, each of the halves and of the one pool.
+    std::vector<double> percent(4);
+    KVPOOL_CHECK(fields.size() == 5, "\"%s\" has %zu fields", line, fields.size());
+    for (size_t i = 0; i < percent.size(); ++i) {
+      KVPOOL_CHECK(absl::SimpleAtod(fields[i + 1], &percent[i]), "%s is no number", fields[i + 1].c_str());
+    }
+    figures->Add(absl::StrCat(fields[0], ": saved, halves"), percent[0], "%");
+    figures->Add(absl::StrCat(fields[0], ": saved"), percent[1], "%", AtLeast(percent[0]));
+    figures->Add(absl::StrCat(fields[0], ": in time, halves"), percent[2], "%");
+    figures->Add(absl::StrCat(fields[0], ": in time"), percent[3], "%", AtLeast(percent[2]));
   }
-  SetLog({});
+  const int status = pclose(lines);
+  KVPOOL_CHECK(status == 0, "%s ended with status %d", KVPOOL_BENCH_GOODPUT, status);
 }
 
 }  // namespace kvpool::bench

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -75,8 +77,12 @@ class GiveBackTest : public GrowthTest {
     const std::vector<uint64_t> blocks(lease.blocks().begin(), lease.blocks().end());
     for (size_t i = 0; i < blocks.size(); ++i)
       engine->Seal({blocks[i]}, {Key(name + "." + std::to_string(i))});
-    engine->Release(blocks);
+    if (!blocks.empty()) engine->Release(blocks);
     clock_.Advance(100);
+  }
+  uint64_t Evicted(size_t space) {
+    const EvictedBlocks evicted = Space(space).pool.evicted;
+    return std::accumulate(evicted.begin(), evicted.end(), uint64_t{0});
   }
   absl::Status OpenB(uint32_t guaranteed, std::unique_ptr<Engine>* b) {
     *b = Attach("b");
@@ -423,6 +429,108 @@ TEST_F(GiveBackTest, WhatIsASpacesOwnComesTogether) {
   EXPECT_EQ(Space(0).slabs, 10);
   EXPECT_EQ(Space(1).slabs, 10);
   EXPECT_LE(Space(0).give_back.asked, 3) << "nine slabs";
+}
+
+// While its own memory is with another, leases wait for it and evict nothing.
+TEST_F(GiveBackTest, WhatIsASpacesOwnComesBeforeEviction) {
+  const auto a = Full(8);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  SetWeight(0, 1);
+  SetWeight(1, 1);
+  Settle({a.get(), b.get()});
+  // The null block and the sink are no part of it.
+  std::vector<uint64_t> blocks;
+  while (blocks.size() < 4 * kSlabBlocks - 2) {
+    const auto count = std::min<uint32_t>(3, 4 * kSlabBlocks - 2 - static_cast<uint32_t>(blocks.size()));
+    const v1::LeaseResult lease = b->LeaseAsked(count, 1);
+    for (const uint64_t block : lease.blocks()) {
+      b->Seal({block}, {Key("b" + std::to_string(blocks.size()))});
+      b->Release({block});
+      blocks.push_back(block);
+    }
+    if (lease.blocks_size() < static_cast<int>(count)) {
+      EXPECT_EQ(lease.shortfall(), v1::SHORTFALL_GROWING) << blocks.size();
+      Settle({a.get(), b.get()});
+      clock_.Advance(10);
+    }
+    ASSERT_EQ(Evicted(1), 0) << blocks.size();
+  }
+  EXPECT_EQ(Space(1).slabs, 4);
+  EXPECT_EQ(b->LeaseAsked(3, 3).blocks_size(), 3);
+  EXPECT_EQ(Evicted(1), 3) << "it has what is its own";
+}
+
+// Who has more than its own leaves room for one that has less: that one neither waits nor evicts for its next request.
+TEST_F(GiveBackTest, ThoseBeyondTheirOwnLeaveAReserve) {
+  const auto a = Full(32);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  const auto settle = [&] {
+    for (int i = 0; i < 5; ++i) {
+      Settle({a.get(), b.get()});
+      clock_.Advance(10);
+    }
+    return Space(0).slabs + Space(1).slabs;
+  };
+  ASSERT_EQ(settle(), 32) << "nothing is anybody's own";
+  SetWeight(0, 1);
+  SetWeight(1, 1);
+  EXPECT_LE(settle(), 31);
+  // That room is not for the one that left it.
+  const uint64_t slabs_of_a = Space(0).slabs;
+  for (int i = 0; i < 4; ++i) Churn(a.get(), "a" + std::to_string(i));
+  EXPECT_LE(settle(), 31);
+  EXPECT_LE(Space(0).slabs, slabs_of_a);
+  const std::vector<uint64_t> blocks = LeaseAll(b.get(), 2 * kSlabBlocks - 2);
+  EXPECT_EQ(Evicted(1), 0);
+  EXPECT_LE(settle(), 31) << "it is left again";
+  b->Release(blocks);
+}
+
+// Who holds what is another's own is waited for, but not long, and not at each lease.
+TEST_F(GiveBackTest, WhatOthersHoldIsWaitedForOnceInAWhile) {
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  const std::vector<uint64_t> held = LeaseAll(a.get(), 3 * kSlabBlocks - 2);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  ASSERT_EQ(Space(1).slabs, 1);
+  SetWeight(0, 1);
+  SetWeight(1, 1);
+  const auto lease_all = [&] { return b->LeaseAsked(kSlabBlocks - 2, 1); };
+  const auto let_go = [&](const v1::LeaseResult& lease, const std::string& name) {
+    for (int i = 0; i < lease.blocks_size(); ++i) {
+      b->Seal({lease.blocks(i)}, {Key(name + std::to_string(i))});
+      b->Release({lease.blocks(i)});
+    }
+  };
+  Settle({a.get(), b.get()});
+  let_go(lease_all(), "first");
+  ASSERT_EQ(Evicted(1), 0);
+  for (uint64_t waited = 0; waited < kOwnWaitMs; waited += 50) {
+    EXPECT_EQ(lease_all().shortfall(), v1::SHORTFALL_GROWING) << waited;
+    Settle({a.get(), b.get()});
+    EXPECT_EQ(Evicted(1), 0) << waited;
+    clock_.Advance(50);
+  }
+  const v1::LeaseResult evicting = lease_all();
+  EXPECT_EQ(evicting.shortfall(), v1::SHORTFALL_NONE);
+  let_go(evicting, "second");
+  clock_.Advance(kOwnPauseMs - 1);
+  Settle({a.get(), b.get()});
+  const v1::LeaseResult again = lease_all();
+  EXPECT_EQ(again.shortfall(), v1::SHORTFALL_NONE) << "nothing came the last time";
+  let_go(again, "third");
+  // What was held is given back, and so there is something to wait for.
+  a->Release(held);
+  clock_.Advance(1);
+  EXPECT_EQ(lease_all().shortfall(), v1::SHORTFALL_GROWING);
+  for (int i = 0; i < 5; ++i) {
+    Settle({a.get(), b.get()});
+    clock_.Advance(10);
+  }
+  EXPECT_EQ(Space(1).slabs, 2);
 }
 
 TEST_F(GiveBackTest, ForAnOpeningTheOneWithMostForItsWeightGives) {

@@ -19,6 +19,7 @@ namespace kvpool::goodput {
 namespace {
 
 constexpr uint64_t kHousekeepMs = 100;  // The housekeeper's own pace.
+constexpr int kRoundsTogether = 4;
 
 // One engine and its queue.
 class Server {
@@ -95,7 +96,8 @@ class Server {
       const v1::LeaseResult lease = engine_.LeaseAsked(static_cast<uint32_t>(missing - own_.size()), 0);
       own_.insert(own_.end(), lease.blocks().begin(), lease.blocks().end());
       if (own_.size() == missing) break;
-      daemon_.HousekeepOnce();
+      // Each of these wakes it for the next: what others are asked for, what they gave, the slab that is made of it.
+      for (int i = 0; i < kRoundsTogether && !slabs_came_; ++i) daemon_.HousekeepOnce();
       more = MapSlabs() || lease.blocks_size() > 0;
     }
     if (own_.size() < missing) {

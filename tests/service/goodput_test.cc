@@ -25,10 +25,10 @@ TEST(Goodput, NoModelLosesByOnePoolAndBothTogetherGain) {
     EXPECT_EQ(elastic[model].requests, models[model].size());
     EXPECT_EQ(elastic[model].tokens, halves[model].tokens);
     EXPECT_EQ(elastic[model].waited_for_memory_ms, 0);
-    EXPECT_GT(elastic[model].slabs_given, 0);
-    EXPECT_GE(elastic[model].saved_percent(), halves[model].saved_percent() - 0.2);
-    EXPECT_GE(elastic[model].in_time_percent(), halves[model].in_time_percent() - 0.2);
+    EXPECT_GE(elastic[model].saved_percent(), halves[model].saved_percent());
+    EXPECT_GE(elastic[model].in_time, halves[model].in_time);
   }
+  EXPECT_GT(Sum(elastic).slabs_given, 0);
   EXPECT_GT(Sum(elastic).saved_percent(), Sum(halves).saved_percent() + 0.4);
   EXPECT_GE(Sum(elastic).in_time, Sum(halves).in_time);
   SetLog({});
