@@ -740,6 +740,11 @@ TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
     }
     writers.push_back(writer);
   }
+  // An opening may fail where a daemon is killed after some milliseconds, again and again.
+  for (const Deadline deadline = Soon(); oracle->sessions < kWriters;) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon_->Log();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   std::mt19937_64 random(42);
   for (int i = 0; i < kills; ++i) {
     // Each daemon is let do something, more or less of it.
