@@ -170,8 +170,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
   auto pause = kWaitPause;
   bool come = false;
   while (true) {
-    const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
-    come = room >= enough;
+    come = budget_->Room(facts.rank_devices, facts.tenant) >= enough;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
     if (come || left.count() <= 0 || stopping_.load(std::memory_order_relaxed) ||
         (given_up != nullptr && *given_up)) {
@@ -181,7 +180,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, enough);
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
-    uint64_t coming = room, possible = room;
+    uint64_t coming = 0, possible = 0;
     const uint64_t now = clock_->NowMs();
     for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
       if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
@@ -204,6 +203,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
                         .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes),
                         .weight = WeightedShares::WeightOf(*space)});
     }
+    // It is asked for behind those that give: what one of them gave meanwhile would be in neither else.
+    const uint64_t room_now = budget_->Room(facts.rank_devices, facts.tenant);
+    coming += room_now;
+    possible += room_now;
     // Nobody's cache is drained for a guarantee that can't be met.
     if (possible < bytes) break;
     // Whoever has most for its weight gives first.
@@ -223,7 +226,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       space->state.give_back.Ask(space->state.give_back.pending_slabs() + more,
                                  now + static_cast<uint64_t>(left.count()));
     }
-    if (giving.empty()) break;
+    if (giving.empty()) {
+      if (room_now >= enough) continue;
+      break;
+    }
     bool more = false;
     for (const std::shared_ptr<Space>& space : giving) more |= GiveBack(space.get());
     if (more) {

@@ -279,12 +279,17 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
         made = absl::ResourceExhaustedError("a slab of it is being given back");
       } else {
         const uint64_t closed = registry_->spaces_closed();
+        const SpaceFacts& facts = space.facts;
+        const auto no_room = [&] {
+          return budget_->Room(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+        };
+        // There may have been none before, and be some since another space gave.
+        may_ask = !complete && no_room();
         made = space.MakeSlab(&settlement);
         // A space at its largest has no use for the memory of others, nor has a device that is full for other reasons.
         if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
         if (!absl::IsResourceExhausted(made)) return made;
-        const SpaceFacts& facts = space.facts;
-        may_ask = !complete && budget_->Room(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+        may_ask = may_ask || (!complete && no_room());
       }
     }
     // Under no lock: two spaces may want what the other has.
