@@ -20,6 +20,7 @@
 #include "server/devices.h"
 #include "server/gpu_witness.h"
 #include "server/metrics/metrics.h"
+#include "server/pool/key_hash.h"
 #include "server/scoring/lost_gpu.h"
 
 namespace kvpool {
@@ -162,6 +163,8 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
     options.tier_secret = std::move(opened_tier.secret);
     options.tier_write = settings.tier->write;
   }
+  // Nothing has hashed a key yet.
+  SetKeyHashWords(RandomKeyHashWords());
   ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
                                           keeper_ == nullptr || keeper_->lost() ? nullptr : keeper_.get()));
 

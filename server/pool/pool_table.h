@@ -22,6 +22,7 @@
 
 #include "server/pool/block_record.h"
 #include "server/pool/hold_table.h"
+#include "server/pool/key_hash.h"
 #include "server/pool/undo_log.h"
 
 namespace kvpool {
@@ -71,8 +72,9 @@ class PoolTable {
   }
 };
 
-// Of what stays the same from Seal to eviction. `key_hash` is the hash of the record's key.
-inline uint32_t RecordChecksum(uint32_t block, const BlockRecord& record, uint64_t key_hash) {
+// Of what stays the same from Seal to eviction. The next daemon hashes with other words, but for the public ones.
+inline uint32_t RecordChecksum(uint32_t block, const BlockRecord& record) {
+  const uint64_t key_hash = HashKeyWith(kPublicKeyHash, record.block_key());
   const uint64_t life = uint64_t{record.generation} << 32 | record.parent;
   const unsigned __int128 product = static_cast<unsigned __int128>(key_hash ^ 0x9e3779b97f4a7c15u) *
                                     (life ^ uint64_t{block} << 16 ^ 0xd6e8feb86659fd93u);

@@ -13,36 +13,15 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "proto/support/check.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
+#include "server/pool/key_hash.h"
 
 namespace kvpool {
-
-// Engines may bring keys that are anything but uniform (counters, zero-padded digests): every bit of the key
-// reaches every bit of the hash, by two rounds of the folded 64 x 64 -> 128 bit product (wyhash's mixer).
-inline uint64_t HashKey(const BlockKey& key) {
-  const auto fold = [](uint64_t a, uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  };
-  uint64_t words[4];
-  static_assert(sizeof(words) == sizeof(key.bytes));
-  std::memcpy(words, key.bytes.data(), sizeof(words));
-  const uint64_t space = uint64_t{key.group} << 1 | (key.raw ? 1 : 0);
-  // Any odd constants would do that have as many ones as zeros and that no key is likely to equal.
-  const uint64_t left = fold(words[0] ^ 0xa0761d6478bd642fu, words[1] ^ 0xe7037ed1a0b428dbu);
-  const uint64_t right = fold(words[2] ^ 0x8ebc6af09c88c6e3u, words[3] ^ 0x589965cc75374cc3u);
-  return fold(left ^ 0x1d8e4e27c47d124fu ^ space * 0x9e3779b97f4a7c15u, right ^ 0xeb44accab455d165u);
-}
-
-struct BlockKeyHash {
-  size_t operator()(const BlockKey& key) const { return HashKey(key); }
-};
 
 class PrefixIndex {
  public:

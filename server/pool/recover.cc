@@ -192,7 +192,7 @@ void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains)
       if (!r.resident()) continue;
       const uint64_t hash = hashes[b - first];
       const auto block = static_cast<uint32_t>(b);
-      if (r.group() < options.windows.size() && table->checksums[b] == RecordChecksum(block, r, hash) &&
+      if (r.group() < options.windows.size() && table->checksums[b] == RecordChecksum(block, r) &&
           index.Find(hash, r.block_key()) == 0) {
         index.Insert(hash, block);
         (*remains)[b] = {.parent = r.parent, .group = r.group(), .whole = true};
@@ -218,7 +218,7 @@ void PoolRep::RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains
       of[at].walk = Walk::kUnderWay;
       if (of[at].parent == 0 || sound(of[at])) continue;
       records[at].parent = of[at].parent = 0;
-      table->checksums[at] = RecordChecksum(at, records[at], HashKey(records[at].block_key()));
+      table->checksums[at] = RecordChecksum(at, records[at]);
       ++found->cut_links;
     }
     for (uint32_t at = b; at != 0 && of[at].walk == Walk::kUnderWay; at = of[at].parent) {

@@ -67,7 +67,7 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   undo.Save(&r.accessed_ms);
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
-  if (table.has_value()) table->checksums[b] = RecordChecksum(b, r, hash);
+  if (table.has_value()) table->checksums[b] = RecordChecksum(b, r);
   // From the next store on, a process that takes over finds the block under its key.
   std::atomic_signal_fence(std::memory_order_release);
   SetState(b, BlockState::kSealed);

@@ -134,7 +134,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   record.sealed_ms = old.sealed_ms;
   record.accessed_ms = old.accessed_ms;
   record.set_key(key);
-  if (r.table.has_value()) r.table->checksums[t] = RecordChecksum(t, record, hash);
+  if (r.table.has_value()) r.table->checksums[t] = RecordChecksum(t, record);
   r.DropHold(s, t);
   --s->leased;
   record.refs = 0;
@@ -152,7 +152,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
     c.parent = t;
     if (r.table.has_value()) {
       r.undo.Save(&r.table->checksums[child]);
-      r.table->checksums[child] = RecordChecksum(child, c, HashKey(c.block_key()));
+      r.table->checksums[child] = RecordChecksum(child, c);
     }
     r.NoteChild(t, child);
   }

@@ -54,6 +54,32 @@ TEST_F(SessionTest, ReadsBackWhatItSealed) {
   EXPECT_EQ(session->counters().refused, 0u);
 }
 
+// Keys of one hash, to whoever knows the source: were they one in the daemon, too, each seal would visit all that came before,
+// and this would take minutes.
+TEST_F(SessionTest, KeysThatWereChosenToCollideDoNot) {
+  constexpr uint32_t kBlocks = 256 << 10, kAtOnce = 16 << 10;
+  StartDaemon("96MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.layout = OpaqueLayout({.block_bytes = 256, .tokens_per_block = kTokensPerBlock});
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  const Deadline end = Soon();
+  for (uint64_t first = 0; first < kBlocks; first += kAtOnce) {
+    auto blocks = session->LeaseWithin(kAtOnce, end);
+    ASSERT_TRUE(blocks.ok()) << blocks.status();
+    std::string keys;
+    for (uint64_t i = first; i < first + kAtOnce; ++i) {
+      const uint64_t words[4] = {0xa0761d6478bd642f, i, 0x8ebc6af09c88c6e3, i};
+      keys.append(reinterpret_cast<const char*>(words), sizeof(words));
+    }
+    auto seal = session->Seal({.blocks = blocks->refs(), .keys = keys});
+    ASSERT_TRUE(seal.ok()) << seal.status();
+    const auto outcome = seal->Wait(end);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    ASSERT_TRUE(outcome->refused.empty()) << outcome->refused[0].message();
+  }
+}
+
 TEST_F(SessionTest, AnotherProcessSharesThePrefixInPlace) {
   StartDaemon();
   const auto session = Open();

@@ -563,7 +563,7 @@ TEST_F(DamagedTableTest, LinksInACircleAreCutOnce) {
   BlockRecord& root = record(0);
   root.parent = Index(blocks_[2].id);
   const uint32_t b = Index(blocks_[0].id);
-  table_.view().checksums[b] = RecordChecksum(b, root, HashKey(root.block_key()));
+  table_.view().checksums[b] = RecordChecksum(b, root);
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_EQ(recovered.found.dropped, 0u);
   EXPECT_EQ(recovered.found.cut_links, 1u);
@@ -589,7 +589,7 @@ TEST_F(DamagedTableTest, LinksFromGroupToGroupAndWithinAWindowAreCut) {
     const uint32_t b = Index(block.id);
     BlockRecord& r = table_.view().records[b];
     r.parent = Index(windowed[0].id);
-    table_.view().checksums[b] = RecordChecksum(b, r, HashKey(r.block_key()));
+    table_.view().checksums[b] = RecordChecksum(b, r);
   }
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_EQ(recovered.found.dropped, 0u);
@@ -603,7 +603,7 @@ TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyOneIsFree) {
   BlockRecord& twin = record(2);
   twin.key = record(1).key;
   const uint32_t b = Index(blocks_[2].id);
-  table_.view().checksums[b] = RecordChecksum(b, twin, HashKey(twin.block_key()));
+  table_.view().checksums[b] = RecordChecksum(b, twin);
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_EQ(recovered.found.dropped, 1u);
   EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);

@@ -1,6 +1,8 @@
 // What one call may do is bounded, whatever a session holds and however long chains are: the rest is refused,
 // or done by Tidy slice by slice. The model's pools are far too small for that.
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <random>
 #include <set>
 #include <string>
@@ -9,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
+#include "server/pool/key_hash.h"
 #include "server/pool/prefix_index.h"
 #include "tests/pool/pool_fixture.h"
 
@@ -307,6 +310,23 @@ TEST(PrefixIndex, HasABucketForEachOfMoreThanHalfOfAllIds) {
     EXPECT_EQ(index.Find(HashKey(key), key), b);
     EXPECT_EQ(records[b].next_in_bucket, 0u) << "block " << b << " shares a bucket";
   }
+}
+
+// ---------------------------------------------------------------------------------------------- chosen keys
+
+// Without words that nobody knows, keys that have one of the mixer's own in two places have one hash.
+TEST(KeyHash, WhoKnowsTheSourceChoosesNoKeysOfOneHash) {
+  const KeyHashWords random = RandomKeyHashWords();
+  std::set<uint64_t> known, hidden;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    BlockKey key{};
+    const uint64_t words[4] = {kPublicKeyHash.words[0], i, kPublicKeyHash.words[2], i * i};
+    std::memcpy(key.bytes.data(), words, sizeof(words));
+    known.insert(HashKeyWith(kPublicKeyHash, key));
+    hidden.insert(HashKeyWith(random, key));
+  }
+  EXPECT_EQ(known.size(), 1u);
+  EXPECT_EQ(hidden.size(), 1000u);
 }
 
 // ------------------------------------------------------------------------------------------------ at random
