@@ -1,5 +1,7 @@
 // What people ask of the daemon.
+#include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "server/daemon/snapshot.h"
@@ -126,6 +128,30 @@ TEST_F(OperatorTest, EvictByKeyInALargeTree) {
   request.set_key(Keys("t", 300)[150]);
   EXPECT_EQ(Evict(request).evicted(), 500) << "150 of the trunk and the branch behind them";
   EXPECT_EQ(engine->Match(Keys("t", 300)).tokens(), 150 * 16);
+}
+
+// One slice of a pass went of a chain whose ids fall from its root, whatever its length.
+TEST_F(OperatorTest, EvictByKeyTakesOnePassWhateverTheOrderOfIds) {
+  constexpr int kBlocks = 8000, kSlabs = 640;
+  options_.slab_bytes = kSlabs * kSlabBlocks * kBlockBytes;
+  StartDaemon(kSlabs);
+  const auto engine = OpenEngine(OpenRequest());
+  std::vector<uint64_t> blocks = engine->Lease(kBlocks);
+  ASSERT_EQ(blocks.size(), kBlocks);
+  std::sort(blocks.rbegin(), blocks.rend(), [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
+  const std::vector<std::string> keys = Keys("t", kBlocks);
+  engine->Seal(blocks, keys);
+  engine->Release(blocks);
+  // Each slice is one hold of the mutex.
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  v1::EvictRequest request;
+  request.set_key(keys[0]);
+  const uint64_t before = holds();
+  EXPECT_EQ(Evict(request).evicted(), kBlocks);
+  EXPECT_LT(holds() - before, 100) << "8 slices are looked at, 32 evicted";
 }
 
 TEST_F(OperatorTest, ListsShowWhatThereIs) {
