@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/daemon/daemon.h"
@@ -137,6 +138,7 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
   }
   uint64_t left = request.count() == 0 ? std::numeric_limits<uint64_t>::max() : request.count();
   const uint64_t now = clock_->NowMs();
+  bool key_found = request.key().empty();
   for (const std::shared_ptr<Space>& space : spaces) {
     if (session != nullptr && session->space != space) continue;
     const bool chosen = !request.key().empty() || session != nullptr;
@@ -145,6 +147,7 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
       std::optional<std::vector<BlockRef>> named = Choose(space.get(), request, now);
       if (!named.has_value()) continue;
       victims = *std::move(named);
+      key_found = true;
     }
     const uint64_t evicted = EvictFrom(space.get(), chosen ? &victims : nullptr, left);
     left -= evicted;
@@ -159,7 +162,9 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
     }
     response->set_held_back(response->held_back() + held_back);
   }
-  return absl::OkStatus();
+  if (key_found) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("key ", absl::BytesToHexString(request.key()), " of group ",
+                                          request.group(), " is resident in no space asked"));
 }
 
 uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {

@@ -83,6 +83,31 @@ TEST_F(OperatorTest, EvictByKeyTakesWhatIsBehindIt) {
   EXPECT_EQ(engine->Match(Keys("b", 2)).tokens(), 16) << "the leaf went";
 }
 
+TEST_F(OperatorTest, EvictOfAKeyThatNoBlockHasIsNotFound) {
+  StartDaemon(4);
+  v1::OpenSession tenant = OpenRequest();
+  tenant.set_tenant("red");
+  const auto a = OpenEngine(OpenRequest(), "a"), red = OpenEngine(tenant, "red");
+  Cache(a.get(), "a", 2);
+  v1::EvictRequest request;
+  v1::EvictResponse response;
+  request.set_key("nobody's");
+  EXPECT_EQ(daemon_->Evict(request, &response),
+            absl::NotFoundError("key 6e6f626f64792773 of group 0 is resident in no space asked"));
+  // It is elsewhere than where it was looked for.
+  request.set_key(Key("a0"));
+  request.set_tenant("red");
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound);
+  request.clear_tenant();
+  request.set_session(red->opened.session());
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound);
+  // A key that was found is no error, whoever sealed it.
+  request.set_session(a->opened.session());
+  request.set_key(Keys("a", 2)[1]);
+  EXPECT_EQ(Evict(request).evicted(), 1);
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound) << "it has gone";
+}
+
 TEST_F(OperatorTest, EvictBySessionTenantAndSpace) {
   StartDaemon(4);
   v1::OpenSession tenant = OpenRequest();
