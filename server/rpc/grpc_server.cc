@@ -1,7 +1,6 @@
 #include "server/rpc/grpc_server.h"
 
 #include <grpc/support/log.h>
-#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
