@@ -68,8 +68,8 @@ absl::StatusOr<SendOutcome> SendFrame(int socket, const v1::AttachFrame& frame, 
     sent = sendmsg(socket, &message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return SendOutcome::kSent;
-  // ETOOMANYREFS: this user has too many descriptors in flight; they leave as receivers take them.
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) return SendOutcome::kWouldBlock;
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return SendOutcome::kWouldBlock;
+  if (errno == ETOOMANYREFS) return SendOutcome::kTooManyInFlight;
   if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return SendOutcome::kHangup;
   return absl::UnavailableError(absl::StrCat("sending on the attach socket: ", ErrnoText(errno)));
 }

@@ -27,7 +27,8 @@ inline constexpr size_t kMaxAttachFrameBytes = 4096;
 enum class SendOutcome {
   kSent,
   kWouldBlock,  // Non-blocking sockets: wait for POLLOUT.
-  kHangup,      // Nobody is at the other end.
+  kTooManyInFlight,  // This user has too many descriptors in flight: poll() says nothing, try again a little later.
+  kHangup,           // Nobody is at the other end.
 };
 
 enum class ReceiveOutcome {

@@ -26,6 +26,8 @@ namespace {
 constexpr int kPacketsPerTurn = 16;
 constexpr int kAcceptsPerTurn = 64;
 constexpr size_t kMaxReasonBytes = 1024;
+// Descriptors in flight leave as receivers take them, of which no event tells.
+constexpr uint64_t kInFlightPauseMs = 10;
 
 // epoll returns a key with each event: the kind of its source in the low bits, an id above.
 enum class Source : uint64_t { kListener, kMailbox, kStop, kConnection, kProcess };
@@ -112,6 +114,7 @@ bool AttachLoop::RunOnce(int timeout_ms) {
         break;
     }
   }
+  SendPaused();
   CloseLate();
   return true;
 }
@@ -121,6 +124,7 @@ int AttachLoop::TimeoutMs() const {
   // All silent connections have the same timeout, so that the oldest one is the first to be late.
   if (!silent_.empty()) deadline = connections_.at(*silent_.begin()).deadline_ms;
   for (const uint64_t id : closing_) deadline = std::min(deadline, connections_.at(id).deadline_ms);
+  if (!paused_.empty()) deadline = std::min(deadline, resume_ms_);
   if (deadline == UINT64_MAX) return -1;
   const uint64_t now = NowMs();
   return deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
@@ -136,6 +140,16 @@ void AttachLoop::CloseLate() {
   for (auto next = closing_.begin(); next != closing_.end();) {
     Connection* connection = Find(*next++);
     if (connection->deadline_ms <= now) Forget(connection);
+  }
+}
+
+void AttachLoop::SendPaused() {
+  if (paused_.empty() || resume_ms_ > NowMs()) return;
+  // The limit is that of the daemon's user: where it stops one it stops all.
+  while (!paused_.empty()) {
+    const uint64_t id = *paused_.begin();
+    Flush(Find(id));
+    if (paused_.contains(id)) return;
   }
 }
 
@@ -353,9 +367,10 @@ void AttachLoop::Queue(Connection* connection, Outgoing outgoing) {
 }
 
 bool AttachLoop::Flush(Connection* connection) {
+  paused_.erase(connection->id);
   while (!connection->out.empty()) {
     const Outgoing& next = connection->out.front();
-    const auto sent = SendFrame(connection->socket.get(), next.frame, next.fd.get());
+    const auto sent = senses_.send(connection->socket.get(), next.frame, next.fd.get());
     KVPOOL_CHECK(sent.ok() || !absl::IsInvalidArgument(sent.status()), "frame too long: %s",
                  std::string(sent.status().message()).c_str());
     if (!sent.ok() || *sent == SendOutcome::kHangup) {
@@ -363,7 +378,12 @@ bool AttachLoop::Flush(Connection* connection) {
       Forget(connection);
       return false;
     }
-    if (*sent == SendOutcome::kWouldBlock) break;
+    if (*sent == SendOutcome::kTooManyInFlight) {
+      paused_.insert(connection->id);
+      // One that is paused later does not make the others wait longer.
+      if (resume_ms_ <= NowMs()) resume_ms_ = NowMs() + kInFlightPauseMs;
+    }
+    if (*sent != SendOutcome::kSent) break;
     connection->out.pop_front();
   }
   const bool closing = connection->state == ConnectionState::kClosing;
@@ -373,7 +393,8 @@ bool AttachLoop::Flush(Connection* connection) {
   }
   epoll_event event{.events = EPOLLRDHUP, .data = {.u64 = Key(Source::kConnection, connection->id)}};
   if (!closing) event.events |= EPOLLIN;
-  if (!connection->out.empty()) event.events |= EPOLLOUT;
+  // A paused one has room: its socket would be writable, again and again.
+  if (!connection->out.empty() && !paused_.contains(connection->id)) event.events |= EPOLLOUT;
   KVPOOL_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), &event) == 0,
                "epoll_ctl: errno %d", errno);
   return true;
@@ -420,6 +441,7 @@ void AttachLoop::Forget(Connection* connection) {
   silent_.erase(id);
   greeted_.erase(id);
   closing_.erase(id);
+  paused_.erase(id);
   connections_.erase(id);
   MutexLock lock(&stats_mu_);
   --stats_.connections;

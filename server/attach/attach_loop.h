@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/support/attach_socket.h"
 #include "proto/support/mutex.h"
 #include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
@@ -26,12 +27,13 @@
 
 namespace kvpool {
 
-// From where the loop knows the time, and who is at the other end of a socket. Tests have a clock that stands
-// still, and processes that end, or get the pid of another, when they say so.
+// From where the loop knows the time, who is at the other end of a socket, and what became of a frame. Tests have a clock that
+// stands still, processes that end, or get the pid of another, and a system short of descriptors, when they say so.
 struct AttachSenses {
   const Clock* clock = MonotonicClock();
   std::function<absl::StatusOr<PeerCredentials>(int socket)> credentials = CredentialsOf;
   std::function<absl::StatusOr<UniqueFd>(int socket, const PeerCredentials&)> pidfd = PidfdOf;
+  std::function<absl::StatusOr<SendOutcome>(int socket, const v1::AttachFrame&, int fd)> send = SendFrame;
 };
 
 // It has no thread of its own: all belongs to the one that calls RunOnce, except Stop and the counters.
@@ -113,6 +115,8 @@ class AttachLoop {
   void OnProcessEnded(Process* process);
   void ReadLetters();
   void CloseLate();
+  // Goes on with those whose descriptor could not travel, once their pause is over.
+  void SendPaused();
   // The process behind the peer, watched from now on.
   absl::StatusOr<Process*> WatchPeer(const Connection& connection);
   void Unwatch(Process* process);
@@ -145,6 +149,8 @@ class AttachLoop {
   std::unordered_map<int64_t, uint64_t> process_of_pid_;
   RefusalLog refusals_{"attach refused"};
   std::set<uint64_t> silent_, greeted_, closing_;  // Ids by state, oldest first.
+  std::set<uint64_t> paused_;                      // Ids of those whose next frame waits for `resume_ms_`.
+  uint64_t resume_ms_ = 0;                         // Set while any is paused.
 
   mutable Mutex stats_mu_;
   AttachStats stats_ ABSL_GUARDED_BY(stats_mu_);

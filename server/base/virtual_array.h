@@ -4,6 +4,8 @@
 // before its first use. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
 // growing it costs nothing. A small array is the heap's: a mapping would cost it more than its pages, and there
 // sanitizers see what lies beyond its end.
+//
+// An array for which there is no memory, or there are no addresses, throws std::bad_alloc (server/base/or_exhausted.h).
 #ifndef KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 #define KVPOOL_SERVER_BASE_VIRTUAL_ARRAY_H_
 
@@ -12,17 +14,28 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <type_traits>
-
-#include "proto/support/check.h"
 
 #ifndef MADV_POPULATE_WRITE  // Linux 5.14; glibc has it since 2.35.
 #define MADV_POPULATE_WRITE 23
 #endif
 
 namespace kvpool {
+
+class NoAddresses final : public std::bad_alloc {
+ public:
+  NoAddresses(size_t bytes, int error) {
+    std::snprintf(words_, sizeof(words_), "cannot reserve %zu bytes of addresses: %s", bytes,
+                  std::strerror(error));
+  }
+  const char* what() const noexcept override { return words_; }
+
+ private:
+  char words_[128];
+};
 
 template <typename T>
 class VirtualArray {
@@ -41,8 +54,7 @@ class VirtualArray {
     mapped_bytes_ = size * sizeof(T) + kHugePageBytes;
     void* const at = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    KVPOOL_CHECK(at != MAP_FAILED, "cannot reserve %zu bytes of addresses: %s", mapped_bytes_,
-                 std::strerror(errno));
+    if (at == MAP_FAILED) throw NoAddresses(mapped_bytes_, errno);
     mapped_ = at;
     const uintptr_t begin =
         (reinterpret_cast<uintptr_t>(at) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;

@@ -268,7 +268,7 @@ class Daemon final : private SpaceOwner {
   void ReclaimAhead(Space* space);
   // Carries out, slice by slice, what ended sessions left to do and what is over by now.
   void TidyUp(Space* space);
-  // Evicts at most `count` of the victims or, if that is null, of what the policy chooses; answers how many.
+  // Evicts at most `count` of the victims, the last first, or, if that is null, of what the policy chooses; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   // The policy has the weights that the operator gave, if they are its own.

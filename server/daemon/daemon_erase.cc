@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
+#include "server/daemon/roots_first.h"
 #include "server/daemon/space_terms.h"
 #include "server/daemon/tier_mover.h"
 #include "server/space/session.h"
@@ -73,36 +73,6 @@ bool IsSealed(const BlockView& view) {
   return view.state == BlockState::kSealed || view.state == BlockState::kCached;
 }
 
-struct PinnedBlock {
-  BlockRef ref;
-  BlockId parent = kNullBlock;
-};
-
-// Each behind the one in front of it, whatever their ids say: then one pass from the last to the first ends all pins, as none
-// is of a block with a pinned child by then.
-std::vector<BlockRef> RootsFirst(const std::vector<PinnedBlock>& pinned) {
-  absl::flat_hash_map<BlockId, size_t> places;
-  for (size_t i = 0; i < pinned.size(); ++i) places[pinned[i].ref.id] = i;
-  std::vector<uint32_t> children(pinned.size());
-  for (const PinnedBlock& block : pinned) {
-    if (const auto parent = places.find(block.parent); parent != places.end()) ++children[parent->second];
-  }
-  std::vector<BlockRef> refs;
-  for (size_t i = 0; i < pinned.size(); ++i) {
-    // Goes up from each leaf, as far as the other children of what is there have been passed.
-    for (size_t at = i; children[at] == 0;) {
-      refs.push_back(pinned[at].ref);
-      children[at] = UINT32_MAX;
-      const auto parent = places.find(pinned[at].parent);
-      if (parent == places.end()) break;
-      at = parent->second;
-      --children[at];
-    }
-  }
-  std::reverse(refs.begin(), refs.end());
-  return refs;
-}
-
 // What is left in a space, and who has it.
 void Check(Space* space, std::map<uint64_t, v1::ErasureHolder>* holders, v1::EraseResponse* response) {
   ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
@@ -150,7 +120,7 @@ absl::Status NoSuchTenant(const std::string& tenant, const std::string& below,
 }  // namespace
 
 void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
-  std::vector<PinnedBlock> pinned;
+  std::vector<ChainedBlock> pinned;
   const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
   uint64_t blocks = 0;
   ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
@@ -159,7 +129,8 @@ void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<Ti
     if (view.pinned) pinned.push_back({view.ref, view.parent});
     if (below) names->push_back(TierKeyOf(space->facts, view.key));
   });
-  // Once only: an engine may pin again what was unpinned, as often as it likes. What stays for that is found afterwards.
+  // One pass from the leaves ends all, as none is of a block with a pinned child by then. Once only: an engine may pin again what
+  // was unpinned, as often as it likes. What stays for that is found afterwards.
   const std::vector<BlockRef> unpinned = RootsFirst(pinned);
   for (size_t end = unpinned.size(); end > 0 && !stopping_;) {
     space->GiveWay();

@@ -2,17 +2,21 @@
 //
 //   by count            the policy chooses
 //   by key or session   victims are chosen on a snapshot, taken in slices so that verbs get in between, and
-//                       reclaimed by ref: one that changed hands meanwhile is skipped
+//                       reclaimed by ref, leaves first: one that changed hands meanwhile is skipped
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
+#include "server/daemon/roots_first.h"
 #include "server/space/block_info.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -82,26 +86,30 @@ std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
   return behind;
 }
 
-// Resident blocks that the request names by key, session or both.
-std::vector<BlockRef> Choose(Space* space, const v1::EvictRequest& request, uint64_t now) {
+// Resident blocks that the request names by key, session or both, each behind the one in front of it. None: no block of the
+// space has the key.
+std::optional<std::vector<BlockRef>> Choose(Space* space, const v1::EvictRequest& request, uint64_t now) {
+  BlockRef root = kNullRef;
+  if (!request.key().empty()) {
+    SpaceLock lock(*space);
+    root = FindByKey(space->state.pool, request.key(), request.group());
+    if (root == kNullRef) return std::nullopt;
+  }
   const std::vector<Judged> blocks = SnapshotBlocks(space, request.session(), now);
   std::vector<BlockRef> victims;
-  if (request.key().empty()) {
+  if (root == kNullRef) {
     for (const Judged& judged : blocks) {
       if (judged.resident) victims.push_back(judged.ref);
     }
-  } else {
-    BlockRef root;
-    {
-      SpaceLock lock(*space);
-      root = FindByKey(space->state.pool, request.key(), request.group());
-    }
-    if (root != kNullRef) victims = Behind(blocks, root);
+  } else if (Index(root.id) < blocks.size() && blocks[Index(root.id)].ref == root) {
+    victims = Behind(blocks, root);
   }
-  if (request.session() != 0) {
-    std::erase_if(victims, [&](BlockRef ref) { return !blocks[Index(ref.id)].sealed_by_session; });
+  std::vector<ChainedBlock> chained;
+  for (const BlockRef ref : victims) {
+    const Judged& judged = blocks[Index(ref.id)];
+    if (request.session() == 0 || judged.sealed_by_session) chained.push_back({ref, judged.parent});
   }
-  return victims;
+  return RootsFirst(chained);
 }
 
 }  // namespace
@@ -130,11 +138,17 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
   }
   uint64_t left = request.count() == 0 ? std::numeric_limits<uint64_t>::max() : request.count();
   const uint64_t now = clock_->NowMs();
+  bool key_found = request.key().empty();
   for (const std::shared_ptr<Space>& space : spaces) {
     if (session != nullptr && session->space != space) continue;
     const bool chosen = !request.key().empty() || session != nullptr;
     std::vector<BlockRef> victims;
-    if (chosen) victims = Choose(space.get(), request, now);
+    if (chosen) {
+      std::optional<std::vector<BlockRef>> named = Choose(space.get(), request, now);
+      if (!named.has_value()) continue;
+      victims = *std::move(named);
+      key_found = true;
+    }
     const uint64_t evicted = EvictFrom(space.get(), chosen ? &victims : nullptr, left);
     left -= evicted;
     response->set_evicted(response->evicted() + evicted);
@@ -148,16 +162,17 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
     }
     response->set_held_back(response->held_back() + held_back);
   }
-  return absl::OkStatus();
+  if (key_found) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("key ", absl::BytesToHexString(request.key()), " of group ",
+                                          request.group(), " is resident in no space asked"));
 }
 
 uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {
   Settlement settlement(*space);
   std::vector<Eviction> evictions;
   uint64_t evicted = 0;
-  uint64_t before_pass = 0;
   size_t end = victims == nullptr ? 0 : victims->size();
-  while (evicted < count && !stopping_) {
+  while (evicted < count && !stopping_ && (victims == nullptr || end > 0)) {
     const uint32_t slice = static_cast<uint32_t>(std::min<uint64_t>(kReclaimSlice, count - evicted));
     space->GiveWay();
     SpaceTurn turn(*space, &settlement);
@@ -168,8 +183,7 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
       if (left == 0) break;
       evicted += left;
     } else {
-      // From the highest id down: blocks of a chain were mostly leased in order, so leaves come first. A
-      // parent that was passed over because of a child leaves in the next pass.
+      // The leaves are last. What stays for a child that is held would stay in another pass, too.
       const size_t begin = end - std::min<size_t>(end, slice);
       const auto judged = absl::MakeConstSpan(*victims).subspan(begin, end - begin);
       evicted += state.pool.Reclaim(turn.now, judged, EvictReason::kOperator, &evictions);
@@ -177,11 +191,6 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
     }
     state.Observe(evictions);
     state.pressure.AfterVerbs(turn);
-    if (victims != nullptr && end == 0) {
-      if (evicted == before_pass) break;
-      before_pass = evicted;
-      end = victims->size();
-    }
   }
   return evicted;
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/or_exhausted.h"
 #include "server/base/random_bytes.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
@@ -174,15 +175,19 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
   for (const size_t device : facts.rank_devices) {
     runners.push_back({.runner = runners_[device].get(), .why = runner_errors_[device]});
   }
-  auto space = std::make_shared<Space>(std::move(facts), pool,
-                                       Space::Parts{.policy = std::move(policy),
-                                                    .runners = std::move(runners),
-                                                    .budget = budget_.get(),
-                                                    .event_log = event_log_.get(),
-                                                    .owner = this,
-                                                    .clock = clock_,
-                                                    .table = std::move(table),
-                                                    .keeper = keeper_});
+  const std::string what = absl::StrCat("tables of a space of ", facts.geometry.max_blocks,
+                                        " blocks, which max_space_bytes bounds");
+  ASSIGN_OR_RETURN(std::shared_ptr<Space> space, OrExhausted(what, [&] {
+                     return std::make_shared<Space>(std::move(facts), pool,
+                                                    Space::Parts{.policy = std::move(policy),
+                                                                 .runners = std::move(runners),
+                                                                 .budget = budget_.get(),
+                                                                 .event_log = event_log_.get(),
+                                                                 .owner = this,
+                                                                 .clock = clock_,
+                                                                 .table = std::move(table),
+                                                                 .keeper = keeper_});
+                   }));
   // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
   if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;
   const SpaceFacts& of_space = space->facts;

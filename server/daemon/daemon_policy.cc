@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/or_exhausted.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
 #include "server/pool/hand_over.h"
@@ -35,12 +36,15 @@ constexpr uint32_t kCopySlice = 4096, kEventSlice = 512;
 constexpr uint32_t kKeptEvents = 1u << 21;
 constexpr int kAttempts = 3;
 
+std::string TablesOf(const std::string& policy, uint32_t max_blocks) {
+  return absl::StrCat("tables of policy ", policy, " for a space of ", max_blocks,
+                      " blocks, which max_space_bytes bounds");
+}
+
 // Lets the successor take over while verbs go on, and answers the old policy. Null: verbs did more meanwhile
-// than `most_events`, and the old policy is still in place.
-std::unique_ptr<ReplacementPolicy> Switch(Space* space, std::unique_ptr<ReplacementPolicy> successor,
-                                          uint32_t most_events, const Clock& clock) {
-  BlockPool::HandOver hand_over({.max_blocks = space->facts.geometry.max_blocks, .most_events = most_events},
-                                std::move(successor));
+// than the hand-over keeps, and the old policy is still in place.
+std::unique_ptr<ReplacementPolicy> Switch(Space* space, BlockPool::HandOver* under_way, const Clock& clock) {
+  BlockPool::HandOver& hand_over = *under_way;
   for (bool copied = false; !copied;) {
     space->GiveWay();
     SpaceLock lock(*space);
@@ -76,7 +80,14 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
   uint32_t events = kKeptEvents;
   for (int attempt = 0; old == nullptr && attempt < kAttempts; ++attempt, events *= 2) {
     ASSIGN_OR_RETURN(std::unique_ptr<ReplacementPolicy> policy, MakePolicy(name, space->facts));
-    old = Switch(space, std::move(policy), events, *clock_);
+    const uint32_t max_blocks = space->facts.geometry.max_blocks;
+    ASSIGN_OR_RETURN(std::unique_ptr<BlockPool::HandOver> hand_over,
+                     OrExhausted(TablesOf(name, max_blocks), [&] {
+                       return std::make_unique<BlockPool::HandOver>(
+                           BlockPool::HandOver::Options{.max_blocks = max_blocks, .most_events = events},
+                           std::move(policy));
+                     }));
+    old = Switch(space, hand_over.get(), *clock_);
   }
   if (old == nullptr) {
     return absl::UnavailableError(absl::StrCat("space ", space->facts.id, " keeps ", previous,
@@ -121,7 +132,10 @@ absl::StatusOr<std::unique_ptr<ReplacementPolicy>> Daemon::MakePolicy(const std:
                         .tokens_per_block = facts.layout.groups(0).tokens_per_block()};
   const auto& given = options_.policy_weights;
   if (given != nullptr && given->policy() == name) options.weights = given;
-  return MakeReplacementPolicy(name, options);
+  ASSIGN_OR_RETURN(
+      absl::StatusOr<std::unique_ptr<ReplacementPolicy>> made,
+      OrExhausted(TablesOf(name, options.max_blocks), [&] { return MakeReplacementPolicy(name, options); }));
+  return made;
 }
 
 absl::Status Daemon::GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response) {

@@ -518,6 +518,12 @@ void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Famili
   for (const auto& [reason, count] : rpc.refused_openings) {
     out->Add({{"reason", reason}}, static_cast<double>(count));
   }
+  out->Counter("kvpool_rpc_connections_refused_total",
+               "Connections to the gRPC socket refused, or closed since they said nothing or spoke no "
+               "HTTP/2, by reason.");
+  for (const auto& [reason, count] : rpc.refused_connections) {
+    out->Add({{"reason", reason}}, static_cast<double>(count));
+  }
   out->Counter(
       "kvpool_calls_paced_total",
       "Batches of Step that waited, and unary verbs that were refused, for verbs-a-second of their rule.");

@@ -22,10 +22,12 @@ class MetricsServer::Rep {
   Rep(Collect collect, Serving serving) : collect_(std::move(collect)), serving_(std::move(serving)) {}
   ~Rep();
 
-  absl::Status Listen(const std::string& address) {
+  absl::Status Listen(const std::string& address, std::chrono::milliseconds patience) {
     mg_callbacks callbacks{};
     callbacks.log_message = &Rep::OnLog;
-    const char* options[] = {"listening_ports", address.c_str(), "num_threads", "2", nullptr};
+    const std::string threads = absl::StrCat(kThreads), timeout_ms = absl::StrCat(patience.count());
+    const char* options[] = {"listening_ports",    address.c_str(),    "num_threads", threads.c_str(),
+                             "request_timeout_ms", timeout_ms.c_str(), nullptr};
     mg_init_data init{.callbacks = &callbacks, .user_data = this, .configuration_options = options};
     context_ = mg_start2(&init, nullptr);
     if (context_ == nullptr) {
@@ -66,8 +68,10 @@ class MetricsServer::Rep {
     return code;
   }
   static int OnMetrics(mg_connection* connection, void* rep) {
-    return Answer(connection, 200, [rep] {
-      return prometheus::TextSerializer().Serialize(static_cast<Rep*>(rep)->collect_());
+    return Answer(connection, 200, [of = static_cast<Rep*>(rep)] {
+      // One at a time: verbs wait for what a scrape looks at.
+      MutexLock lock(&of->collect_mu_);
+      return prometheus::TextSerializer().Serialize(of->collect_());
     });
   }
   static int OnHealth(mg_connection* connection, void* rep) {
@@ -79,6 +83,7 @@ class MetricsServer::Rep {
   const Collect collect_;
   const Serving serving_;
   mg_context* context_ = nullptr;
+  Mutex collect_mu_;
   Mutex mu_;
   std::string complaint_ ABSL_GUARDED_BY(mu_);
 };
@@ -104,9 +109,10 @@ MetricsServer::Rep::~Rep() {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                                    Collect collect, Serving serving) {
+                                                                    Collect collect, Serving serving,
+                                                                    std::chrono::milliseconds patience) {
   auto rep = std::make_unique<Rep>(std::move(collect), std::move(serving));
-  const absl::Status listening = rep->Listen(address);
+  const absl::Status listening = rep->Listen(address, patience);
   if (!listening.ok()) {
     return absl::UnavailableError(
         absl::StrCat("--metrics-listen=", address, ": cannot serve metrics there: ", listening.message()));

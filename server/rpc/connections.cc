@@ -10,10 +10,10 @@
 
 namespace kvpool {
 
-absl::Status Connections::Add(int fd, PeerCredentials peer) {
+absl::Status Connections::Add(int fd, std::shared_ptr<const PeerCredentials> peer) {
   struct stat file;
   if (fstat(fd, &file) != 0) return absl::UnavailableError(absl::StrCat("fstat: ", strerror(errno)));
-  const uint32_t uid = peer.uid;
+  const uint32_t uid = peer->uid;
   MutexLock lock(&mu_);
   if (connections_.size() >= limits_.all || of_uid_[uid] >= limits_.of_uid) ForgetClosed();
   if (connections_.size() >= limits_.all) {
@@ -24,7 +24,7 @@ absl::Status Connections::Add(int fd, PeerCredentials peer) {
   }
   // If the descriptor is known, it belonged to a connection that is closed by now.
   if (const auto old = connections_.find(fd); old != connections_.end()) --of_uid_[old->second.peer->uid];
-  connections_[fd] = {.inode = file.st_ino, .peer = std::make_shared<const PeerCredentials>(std::move(peer))};
+  connections_[fd] = {.inode = file.st_ino, .peer = std::move(peer)};
   ++of_uid_[uid];
   return absl::OkStatus();
 }

@@ -25,7 +25,7 @@ class Connections {
   explicit Connections(Limits limits) : limits_(limits) {}
 
   // Counts a connection that is to be handed over. RESOURCE_EXHAUSTED: there are too many already.
-  absl::Status Add(int fd, PeerCredentials peer) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Add(int fd, std::shared_ptr<const PeerCredentials> peer) ABSL_LOCKS_EXCLUDED(mu_);
   // The peer of the connection with this descriptor; null: none was handed over.
   std::shared_ptr<const PeerCredentials> Of(int fd) const ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -16,7 +16,6 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/base/clock.h"
-#include "server/base/log.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
 
@@ -30,12 +29,12 @@ constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcceptorOptions& options,
-                                                                  Connections* connections,
+                                                                  Connections* connections, RpcStats* stats,
                                                                   std::function<void(UniqueFd)> hand_over) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
   std::unique_ptr<GrpcAcceptor> acceptor(
-      new GrpcAcceptor(options, connections, std::move(hand_over), std::move(listener)));
+      new GrpcAcceptor(options, connections, stats, std::move(hand_over), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
   return acceptor;
 }
@@ -88,7 +87,11 @@ void GrpcAcceptor::Run() {
     }
     if (arrivals) Accept();
     const uint64_t now = MonotonicClock()->NowMs();
-    while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) silent_.erase(silent_.begin());
+    while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
+      CloseOldest(ConnectionRefusal::kPrefaceTimeout,
+                  absl::DeadlineExceededError(
+                      absl::StrCat("no HTTP/2 preface within ", options_.preface_timeout_ms, " ms")));
+    }
   }
 }
 
@@ -106,19 +109,33 @@ void GrpcAcceptor::Accept() {
       socket.Reset();
       spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
       if (!waiting) return;
-      Refuse("the daemon is at its limit of open files", 0);
+      Refuse(ConnectionRefusal::kOpenFiles, nullptr,
+             absl::ResourceExhaustedError("the daemon is at its limit of open files"));
       continue;
     }
-    absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
-    if (!peer.ok()) continue;
+    absl::StatusOr<PeerCredentials> credentials = CredentialsOf(socket.get());
+    if (!credentials.ok()) {
+      Refuse(ConnectionRefusal::kCredentials, nullptr, credentials.status());
+      continue;
+    }
+    auto peer = std::make_shared<PeerCredentials>(*std::move(credentials));
     if (socket.get() >= options_.fd_ceiling) {
-      Refuse("the daemon is at its limit of open files for connections", peer->uid);
+      Refuse(ConnectionRefusal::kOpenFiles, std::move(peer),
+             absl::ResourceExhaustedError(absl::StrCat("the daemon has ", options_.fd_ceiling,
+                                                       " open files, its limit for connections")));
       continue;
     }
-    if (silent_.size() >= options_.max_silent) silent_.erase(silent_.begin());
+    if (silent_.size() >= options_.max_silent) {
+      CloseOldest(ConnectionRefusal::kDisplaced,
+                  absl::ResourceExhaustedError(absl::StrCat("displaced by a newer connection: at most ",
+                                                            options_.max_silent, " may say nothing")));
+    }
     const uint64_t id = next_id_++;
-    if (!Watch(socket.get(), id).ok()) continue;
-    silent_[id] = {std::move(socket), *std::move(peer),
+    if (const absl::Status watched = Watch(socket.get(), id); !watched.ok()) {
+      Refuse(ConnectionRefusal::kOpenFiles, std::move(peer), watched);
+      continue;
+    }
+    silent_[id] = {std::move(socket), std::move(peer),
                    MonotonicClock()->NowMs() + options_.preface_timeout_ms};
   }
 }
@@ -134,25 +151,35 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   // would poll in circles.
   const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
                       std::string_view(bytes.data(), bytes.size()) == kPreface;
-  if (speaks && Admit(fd, std::move(found->second.peer))) {
+  if (size > 0 && !speaks) {
+    Refuse(ConnectionRefusal::kProtocol, found->second.peer,
+           absl::InvalidArgumentError("the first bytes are not the preface of HTTP/2"));
+  }
+  if (speaks && Admit(fd, found->second.peer)) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
     hand_over_(std::move(found->second.socket));
   }
   silent_.erase(found);
 }
 
-bool GrpcAcceptor::Admit(int fd, PeerCredentials peer) {
+bool GrpcAcceptor::Admit(int fd, const std::shared_ptr<PeerCredentials>& peer) {
   // Where the process can't be watched, its cgroup is not known: no rule that names one matches it.
-  const absl::StatusOr<UniqueFd> pidfd = PidfdOf(fd, peer);
-  if (pidfd.ok()) peer.cgroup = CgroupOf(peer.pid, pidfd->get());
-  const uint32_t uid = peer.uid;
-  const absl::Status added = connections_->Add(fd, std::move(peer));
-  if (!added.ok()) Refuse({added.message().data(), added.message().size()}, uid);
+  const absl::StatusOr<UniqueFd> pidfd = PidfdOf(fd, *peer);
+  if (pidfd.ok()) peer->cgroup = CgroupOf(peer->pid, pidfd->get());
+  const absl::Status added = connections_->Add(fd, peer);
+  if (!added.ok()) Refuse(ConnectionRefusal::kConnections, peer, added);
   return added.ok();
 }
 
-void GrpcAcceptor::Refuse(std::string_view why, uint32_t uid) {
-  LogWarning("gRPC connection refused", {{"limit", why}, {"uid", uid}});
+void GrpcAcceptor::CloseOldest(ConnectionRefusal why, const absl::Status& status) {
+  Refuse(why, silent_.begin()->second.peer, status);
+  silent_.erase(silent_.begin());
+}
+
+void GrpcAcceptor::Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer,
+                          const absl::Status& status) {
+  stats_->CountRefusedConnection(why);
+  refusals_.Add({.process = std::move(peer), .address = "unknown", .names = {}}, "connect", status);
 }
 
 }  // namespace kvpool

@@ -8,7 +8,9 @@
 //                                              timeout, other bytes, displaced by a newcomer -> closed
 //   handed over   gRPC's, and in Connections   its descriptor is closed, or belongs to another file by now
 //
-// Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once.
+// Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once. Each that is closed here
+// is counted (kvpool_rpc_connections_refused_total), and has a line in the log within RefusalLog's bounds; one that hangs up by
+// itself has neither.
 #ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 #define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
 
@@ -18,13 +20,14 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
+#include "server/access/refusal_log.h"
 #include "server/base/peer_process.h"
 #include "server/rpc/connections.h"
+#include "server/rpc/rpc_stats.h"
 
 namespace kvpool {
 
@@ -39,9 +42,9 @@ struct GrpcAcceptorOptions {
 class GrpcAcceptor {
  public:
   // `hand_over` takes a connected, non-blocking socket, which is in `connections` by then; called on the acceptor's
-  // thread.
+  // thread. `connections` and `stats` outlive the acceptor.
   static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Start(const GrpcAcceptorOptions& options,
-                                                             Connections* connections,
+                                                             Connections* connections, RpcStats* stats,
                                                              std::function<void(UniqueFd)> hand_over);
   // Accepts no more, and joins.
   ~GrpcAcceptor();
@@ -49,14 +52,15 @@ class GrpcAcceptor {
  private:
   struct Silent {
     UniqueFd socket;
-    PeerCredentials peer;
+    std::shared_ptr<PeerCredentials> peer;
     uint64_t deadline_ms;
   };
 
-  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, std::function<void(UniqueFd)> hand_over,
-               UniqueFd listener)
+  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, RpcStats* stats,
+               std::function<void(UniqueFd)> hand_over, UniqueFd listener)
       : options_(std::move(options)),
         connections_(connections),
+        stats_(stats),
         hand_over_(std::move(hand_over)),
         listener_(std::move(listener)) {}
   absl::Status Begin();
@@ -65,15 +69,20 @@ class GrpcAcceptor {
   void Accept();
   void OnReadable(uint64_t id);
   // Adds a connection that is to be handed over. False: it is not to be.
-  bool Admit(int fd, PeerCredentials peer);
-  void Refuse(std::string_view why, uint32_t uid);
+  bool Admit(int fd, const std::shared_ptr<PeerCredentials>& peer);
+  // Closes the oldest silent connection.
+  void CloseOldest(ConnectionRefusal why, const absl::Status& status);
+  // `peer` may be null: it is not known.
+  void Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer, const absl::Status& status);
 
   const GrpcAcceptorOptions options_;
   Connections* const connections_;
+  RpcStats* const stats_;
   const std::function<void(UniqueFd)> hand_over_;
   const UniqueFd listener_;
   UniqueFd epoll_, stop_;
   UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and close it.
+  RefusalLog refusals_{"gRPC connection refused"};
   uint64_t next_id_ = 2;
   std::map<uint64_t, Silent> silent_;  // Keyed by id, which grows: the oldest is first.
   std::thread thread_;

@@ -1,7 +1,6 @@
 #include "server/rpc/grpc_server.h"
 
 #include <grpc/support/log.h>
-#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -176,7 +175,7 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   ASSIGN_OR_RETURN(
       acceptor_, GrpcAcceptor::Start(
                      {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
-                     &*connections_, [server = server_.get()](UniqueFd socket) {
+                     &*connections_, stats_, [server = server_.get()](UniqueFd socket) {
                        grpc::AddInsecureChannelFromFd(server, socket.Release());
                      }));
   return absl::OkStatus();

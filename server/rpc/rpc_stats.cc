@@ -14,6 +14,10 @@ constexpr absl::StatusCode kShownFromTheStart[] = {
     absl::StatusCode::kUnknown, absl::StatusCode::kInternal, absl::StatusCode::kDataLoss,
     absl::StatusCode::kUnavailable, absl::StatusCode::kResourceExhausted};
 
+// Indexed by ConnectionRefusal.
+constexpr const char* kConnectionReasons[kConnectionRefusals] = {
+    "open_files", "connections", "credentials", "protocol", "preface_timeout", "displaced"};
+
 // There is one writer, so that a load and a store do, which are cheaper than fetch_add.
 void Add(std::atomic<uint64_t>& counter, uint64_t amount) {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -60,6 +64,10 @@ RpcStats::Totals RpcStats::Snapshot() const {
     totals.refused_openings[absl::StatusCodeToString(code)] = 0;
   }
   AddTo(refused_openings_, &totals.refused_openings);
+  for (size_t why = 0; why < kConnectionRefusals; ++why) {
+    totals.refused_connections[kConnectionReasons[why]] =
+        refused_connections_[why].load(std::memory_order_relaxed);
+  }
   totals.paced = paced_.load(std::memory_order_relaxed);
   MutexLock lock(&mu_);
   for (const auto& [name, stats] : shards_) {

@@ -36,6 +36,17 @@ class MethodStats {
   CodeCounts errors_{};
 };
 
+// Why a connection to the gRPC socket is closed before gRPC has it.
+enum class ConnectionRefusal : uint8_t {
+  kOpenFiles,       // The daemon has no descriptor for it.
+  kConnections,     // There are too many, in all or of its user.
+  kCredentials,     // The kernel does not say who connected.
+  kProtocol,        // It does not speak HTTP/2.
+  kPrefaceTimeout,  // It says nothing.
+  kDisplaced,       // It says nothing, and others came.
+};
+inline constexpr size_t kConnectionRefusals = 6;
+
 class RpcStats {
  public:
   // A shard of `method` that only the caller's thread may write to. It lives as long as this object.
@@ -43,6 +54,9 @@ class RpcStats {
 
   // Any thread may.
   void CountRefusedOpening(absl::StatusCode code);
+  void CountRefusedConnection(ConnectionRefusal why) {
+    refused_connections_[static_cast<size_t>(why)].fetch_add(1, std::memory_order_relaxed);
+  }
   void CountPaced() { paced_.fetch_add(1, std::memory_order_relaxed); }
 
   // Name of a status code -> count, of codes that occurred.
@@ -56,6 +70,7 @@ class RpcStats {
   struct Totals {
     std::map<std::string, Method> methods;
     Codes refused_openings;
+    std::map<std::string, uint64_t> refused_connections;  // Each reason is there from the start.
     uint64_t paced =
         0;  // Batches that waited, and unary verbs that were refused, for their rule's verbs-a-second.
   };
@@ -65,6 +80,7 @@ class RpcStats {
   mutable Mutex mu_;
   std::deque<std::pair<std::string, MethodStats>> shards_ ABSL_GUARDED_BY(mu_);
   CodeCounts refused_openings_{};
+  std::array<std::atomic<uint64_t>, kConnectionRefusals> refused_connections_{};
   std::atomic<uint64_t> paced_{0};
 };
 

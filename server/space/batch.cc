@@ -438,13 +438,15 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   Below& below = state_.below;
   const v1::Match& match = operation.match();
   if (!below.on() || !session->ready || session->warming_up() > 0) return false;
-  if (operation.ByteSizeLong() > Below::kMostWaitBytes || !CheckRoom(*member, operation, 0).ok())
-    return false;
   turn.Worked(Below::kMostLooked + CountNames(operation));
   const std::optional<uint64_t> tokens = verbs_.ResidentTokens(turn, *session, match);
   if (!tokens.has_value()) return false;
   Below::Found found = below.Look(match, *tokens, Below::Unknown::kTried);
   if (found.blocks.empty()) return false;
+  if (operation.ByteSizeLong() > Below::kMostWaitBytes || !CheckRoom(*member, operation, 0).ok()) {
+    ++below.counters.refused_waits;
+    return false;
+  }
   const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
   if (promotion == nullptr) return false;
   const bool on_stream = place.waiter == nullptr;

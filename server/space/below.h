@@ -58,7 +58,7 @@ struct BelowCounters {
   uint64_t lost = 0;           // Missing or damaged ones: what was behind them did not come up.
   uint64_t no_room = 0;        // Those for which no block could be leased.
   uint64_t waits = 0;          // Matches that waited.
-  uint64_t refused_waits = 0;  // Matches that were answered at once, as too many wait.
+  uint64_t refused_waits = 0;  // Matches that were answered at once, as too much waits or they are too large.
 };
 
 class Below {

@@ -32,8 +32,9 @@ class AttachLoopTest : public ::testing::Test {
     ASSERT_EQ(listen(listener.get(), 16), 0);
     options_.fd_ceiling = 4000;
     AttachEvents events{
-        .attached = [this](std::shared_ptr<AttachPeer>, const PeerCredentials&,
+        .attached = [this](std::shared_ptr<AttachPeer> peer, const PeerCredentials&,
                            const v1::AttachHello&) -> absl::StatusOr<Daemon::Welcome> {
+          peers_.push_back(std::move(peer));
           log_.push_back(absl::StrCat("attached ", ++attached_));
           Daemon::Welcome welcome{.id = AttachId{attached_}, .frame = {}};
           welcome.frame.mutable_welcome()->set_daemon_epoch(1);
@@ -52,7 +53,11 @@ class AttachLoopTest : public ::testing::Test {
         .clock = &clock_,
         .credentials = [](int) { return PeerCredentials{.pid = kPid, .uid = 1000, .gid = 1000}; },
         // Each connection is of the process that lives when it says hello.
-        .pidfd = [this](int, const PeerCredentials&) { return UniqueFd(dup(process_.get())); }};
+        .pidfd = [this](int, const PeerCredentials&) { return UniqueFd(dup(process_.get())); },
+        .send = [this](int socket, const v1::AttachFrame& frame, int fd) -> absl::StatusOr<SendOutcome> {
+          if (fd >= 0 && ++descriptors_sent_ <= too_many_until_) return SendOutcome::kTooManyInFlight;
+          return SendFrame(socket, frame, fd);
+        }};
     auto mailbox = AttachMailbox::Make();
     ASSERT_TRUE(mailbox.ok()) << mailbox.status();
     auto loop = AttachLoop::Open(options_, std::move(events), std::move(listener), *std::move(mailbox),
@@ -97,6 +102,9 @@ class AttachLoopTest : public ::testing::Test {
   FakeClock clock_;
   UniqueFd process_ = NewProcess();
   uint64_t attached_ = 0;
+  std::vector<std::shared_ptr<AttachPeer>> peers_;
+  // Descriptors that were to travel, and how many of them the system does not let: too many are in flight.
+  int descriptors_sent_ = 0, too_many_until_ = 0;
   std::vector<std::string> log_;
   std::unique_ptr<AttachLoop> loop_;
 };
@@ -161,6 +169,59 @@ TEST_F(AttachLoopTest, PacketsOfNoBytesCountForTheTurn) {
   EXPECT_TRUE(log_.empty()) << "6 turns read 96 packets";
   ASSERT_TRUE(loop_->RunOnce(0));
   EXPECT_EQ(log_, std::vector<std::string>{"attached 1"});
+}
+
+// No event tells when fewer descriptors are in flight: a socket that has room is always writable, and to wait for that is to spin.
+TEST_F(AttachLoopTest, ADescriptorThatCanNotTravelYetIsTriedAgainLater) {
+  const UniqueFd first = Connect(), second = Connect();
+  SayHello(first);
+  SayHello(second);
+  RunIdle();
+  EXPECT_TRUE(Receive(first).has_welcome());
+  EXPECT_TRUE(Receive(second).has_welcome());
+  ASSERT_EQ(peers_.size(), 2u);
+  const auto send_slab = [&](size_t peer, uint32_t slab) {
+    v1::AttachFrame frame;
+    frame.mutable_slab()->set_slab(slab);
+    peers_[peer]->Send(frame, UniqueFd(dup(process_.get())));
+  };
+  const auto receive_slab = [&](const UniqueFd& client) {
+    v1::AttachFrame frame;
+    UniqueFd fd;
+    EXPECT_EQ(ReceiveFrame(client.get(), &frame, &fd).value(), ReceiveOutcome::kFrame);
+    EXPECT_TRUE(fd.valid());
+    return frame.slab().slab();
+  };
+  too_many_until_ = 3;
+  send_slab(0, 1);
+  send_slab(0, 2);
+  send_slab(1, 3);
+  RunIdle();
+  EXPECT_EQ(descriptors_sent_, 2) << "once for each connection";
+  EXPECT_EQ(loop_->TimeoutMs(), 10);
+  clock_.Advance(10);
+  RunIdle();
+  EXPECT_EQ(descriptors_sent_, 3) << "as long as one can't, none can";
+  EXPECT_EQ(loop_->TimeoutMs(), 10);
+  clock_.Advance(10);
+  RunIdle();
+  EXPECT_EQ(descriptors_sent_, 6);
+  EXPECT_EQ(loop_->TimeoutMs(), -1);
+  EXPECT_EQ(receive_slab(first), 1u);
+  EXPECT_EQ(receive_slab(first), 2u);
+  EXPECT_EQ(receive_slab(second), 3u);
+
+  // Who hangs up meanwhile is waited for no longer.
+  too_many_until_ = descriptors_sent_ + 1;
+  send_slab(0, 4);
+  RunIdle();
+  EXPECT_EQ(loop_->TimeoutMs(), 10);
+  peers_[0]->Close("for the test");
+  clock_.Advance(10);
+  RunIdle();
+  EXPECT_EQ(receive_slab(first), 4u);
+  EXPECT_EQ(Receive(first).closed().reason(), "for the test");
+  EXPECT_EQ(loop_->TimeoutMs(), -1);
 }
 
 // Both ends of a connection.

@@ -123,7 +123,7 @@ def what_kvpoolctl_says(daemons):
             say("Blocks leased, released, sealed", i, instance, status[f"{verb}_total"])
         say("Evictions", 0, instance, status["evicted_total"])
         say("Regret", 0, instance, status["regret_total"])
-        say("Attach connections", 0, instance, sum(member["alive"] for session in sessions for member in session["members"]))
+        say("Connections", 0, instance, sum(member["alive"] for session in sessions for member in session["members"]))
     say("Held", 0, {}, held / capacity)
     say("Token hit ratio", 0, {}, hit_tokens / tokens)
     return numbers

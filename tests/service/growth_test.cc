@@ -1,4 +1,8 @@
 // Slabs: who makes them, who must map them before they count, and what happens when one can't be had.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
 #include <set>
 #include <string>
 #include <utility>
@@ -492,6 +496,65 @@ TEST(GeometryTest, StrideIsPaddedByTheLeastThatFits) {
                               .max_bytes = uint64_t{1} << 60});
   EXPECT_LE(geometry->max_blocks, UINT32_MAX - 1);
   EXPECT_GT(geometry->max_blocks, 4000000000u);
+}
+
+// The process has 256 MiB of addresses more than it uses while this lives.
+class FewAddresses {
+ public:
+  FewAddresses() {
+    EXPECT_EQ(getrlimit(RLIMIT_AS, &before_), 0);
+    uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit few = before_;
+    few.rlim_cur = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) + (256 << 20);
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &few), 0);
+  }
+  ~FewAddresses() { EXPECT_EQ(setrlimit(RLIMIT_AS, &before_), 0); }
+  FewAddresses(const FewAddresses&) = delete;
+  FewAddresses& operator=(const FewAddresses&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+// Blocks of 64 bytes in 4 GiB: 64 Mi of them, of which each has a record.
+class SmallBlocksTest : public GrowthTest {
+ protected:
+  void SetUp() override {
+    options_.policy = "lru";
+    StartDaemon(1 << 18);
+    small_.mutable_layout()->set_block_bytes(64);
+  }
+  v1::OpenSession small_ = OpenRequest();
+};
+
+TEST_F(SmallBlocksTest, TablesThatTheSystemHasNoAddressesForRefuseTheOpening) {
+  {
+    const FewAddresses few;
+    const absl::Status status = Attach()->Open(small_);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(
+        std::string(status.message()),
+        testing::ContainsRegex("a space of 67108864 blocks, .*: cannot reserve [0-9]+ bytes of addresses: "
+                               "Cannot allocate memory"));
+    EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+  }
+  EXPECT_EQ(OpenEngine(small_)->Lease(1).size(), 1);
+}
+
+TEST_F(SmallBlocksTest, TablesThatTheSystemHasNoAddressesForKeepThePolicy) {
+  const auto engine = OpenEngine(small_);
+  v1::SetPolicyRequest request;
+  request.set_policy("s3_fifo");
+  v1::SetPolicyResponse response;
+  {
+    const FewAddresses few;
+    const absl::Status status = daemon_->SetPolicy(request, &response);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_EQ(Space().policy, "lru");
+  }
+  EXPECT_TRUE(daemon_->SetPolicy(request, &response).ok());
+  EXPECT_EQ(Space().policy, "s3_fifo");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // What people ask of the daemon.
+#include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "server/daemon/snapshot.h"
@@ -81,6 +83,31 @@ TEST_F(OperatorTest, EvictByKeyTakesWhatIsBehindIt) {
   EXPECT_EQ(engine->Match(Keys("b", 2)).tokens(), 16) << "the leaf went";
 }
 
+TEST_F(OperatorTest, EvictOfAKeyThatNoBlockHasIsNotFound) {
+  StartDaemon(4);
+  v1::OpenSession tenant = OpenRequest();
+  tenant.set_tenant("red");
+  const auto a = OpenEngine(OpenRequest(), "a"), red = OpenEngine(tenant, "red");
+  Cache(a.get(), "a", 2);
+  v1::EvictRequest request;
+  v1::EvictResponse response;
+  request.set_key("nobody's");
+  EXPECT_EQ(daemon_->Evict(request, &response),
+            absl::NotFoundError("key 6e6f626f64792773 of group 0 is resident in no space asked"));
+  // It is elsewhere than where it was looked for.
+  request.set_key(Key("a0"));
+  request.set_tenant("red");
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound);
+  request.clear_tenant();
+  request.set_session(red->opened.session());
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound);
+  // A key that was found is no error, whoever sealed it.
+  request.set_session(a->opened.session());
+  request.set_key(Keys("a", 2)[1]);
+  EXPECT_EQ(Evict(request).evicted(), 1);
+  EXPECT_EQ(daemon_->Evict(request, &response).code(), absl::StatusCode::kNotFound) << "it has gone";
+}
+
 TEST_F(OperatorTest, EvictBySessionTenantAndSpace) {
   StartDaemon(4);
   v1::OpenSession tenant = OpenRequest();
@@ -126,6 +153,30 @@ TEST_F(OperatorTest, EvictByKeyInALargeTree) {
   request.set_key(Keys("t", 300)[150]);
   EXPECT_EQ(Evict(request).evicted(), 500) << "150 of the trunk and the branch behind them";
   EXPECT_EQ(engine->Match(Keys("t", 300)).tokens(), 150 * 16);
+}
+
+// One slice of a pass went of a chain whose ids fall from its root, whatever its length.
+TEST_F(OperatorTest, EvictByKeyTakesOnePassWhateverTheOrderOfIds) {
+  constexpr int kBlocks = 8000, kSlabs = 640;
+  options_.slab_bytes = kSlabs * kSlabBlocks * kBlockBytes;
+  StartDaemon(kSlabs);
+  const auto engine = OpenEngine(OpenRequest());
+  std::vector<uint64_t> blocks = engine->Lease(kBlocks);
+  ASSERT_EQ(blocks.size(), kBlocks);
+  std::sort(blocks.rbegin(), blocks.rend(), [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
+  const std::vector<std::string> keys = Keys("t", kBlocks);
+  engine->Seal(blocks, keys);
+  engine->Release(blocks);
+  // Each slice is one hold of the mutex.
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  v1::EvictRequest request;
+  request.set_key(keys[0]);
+  const uint64_t before = holds();
+  EXPECT_EQ(Evict(request).evicted(), kBlocks);
+  EXPECT_LT(holds() - before, 100) << "8 slices are looked at, 32 evicted";
 }
 
 TEST_F(OperatorTest, ListsShowWhatThereIs) {

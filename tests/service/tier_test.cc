@@ -488,6 +488,35 @@ TEST_F(TierTest, TooManyThatWaitAreAnsweredAtOnce) {
   for (const auto& answer : answers) EXPECT_TRUE(answer.has_value());
 }
 
+// What has no room to wait is answered at once, and counted where it would have waited.
+TEST_F(TierTest, AWaitThatHasNoRoomIsCounted) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  // A match of more bytes than may wait.
+  std::vector<std::string> large = keys_;
+  for (const std::string& key : Keys("large", 17000)) large.push_back(key);
+  ASSERT_GT(WaitOp(large).ByteSizeLong(), Below::kMostWaitBytes);
+  EXPECT_EQ(engine_->Do(WaitOp(large)).match().tokens(), 0);
+  EXPECT_EQ(counters().refused_waits, 1);
+  // As many names as may be parked.
+  const std::vector<uint64_t> blocks = engine_->Lease(1);
+  v1::Operation ref = RefOp(std::vector<uint64_t>(65535, blocks[0]));
+  ref.set_after(1);
+  std::optional<v1::OperationResult> held, answer;
+  engine_->Send(ref, &held);
+  ASSERT_FALSE(held.has_value()) << held->message();
+  engine_->Send(WaitOp(keys_), &answer);
+  EXPECT_TRUE(answer.has_value());
+  EXPECT_EQ(counters().refused_waits, 2);
+  // Nothing of this one is below.
+  EXPECT_EQ(engine_->Do(WaitOp(Keys("other", 2))).match().tokens(), 0);
+  EXPECT_EQ(counters().refused_waits, 2);
+  engine_->Fence(1);
+  EXPECT_EQ(Await(keys_).tokens(), 160);
+}
+
 TEST_F(TierTest, AWaitThatIsTooLongIsRefused) {
   Begin();
   v1::Operation operation = MatchOp(keys_);
