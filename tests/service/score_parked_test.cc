@@ -144,7 +144,8 @@ TEST_F(RunningTest, WhatRunsCountsInBytesUntilItIsOver) {
     const auto engine = OpenScored();
     BeginPrune(engine.get());
     const auto behind = Begin(engine.get(), ScoreOp(blocks_));
-    const auto later = Begin(engine.get(), PruneOp(blocks_, kTokens, /*after=*/7));
+    const v1::Operation of_step = PruneOp(blocks_, kTokens, /*after=*/7);
+    const auto later = Begin(engine.get(), of_step);
     EXPECT_FALSE(behind->there());
     EXPECT_EQ(ParkedBytes::bytes_of_all() - before, engine->member->session->parked.bytes().bytes());
     EXPECT_GT(ParkedBytes::bytes_of_all() - before, 3 * 5 * 48u);
@@ -152,7 +153,8 @@ TEST_F(RunningTest, WhatRunsCountsInBytesUntilItIsOver) {
       hold_.Release();
       EXPECT_EQ(prune_->Await().code(), 0);
       EXPECT_EQ(behind->Await().code(), kFailedPrecondition) << "two of its blocks are pruned";
-      EXPECT_GT(ParkedBytes::bytes_of_all(), before) << "one waits for its step";
+      EXPECT_EQ(ParkedBytes::bytes_of_all() - before, ParkedVerbs::BytesOf(of_step, 1))
+          << "one waits for its step";
     }
     engine->Die();
     EXPECT_EQ(ParkedBytes::bytes_of_all(), before);
