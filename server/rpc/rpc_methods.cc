@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/audit.h"
+#include "server/space/call_work.h"
 #include "server/space/session.h"
 #include "server/wire/field_checks.h"
-#include "server/wire/validate.h"
 
 namespace kvpool {
 namespace {
@@ -92,7 +92,7 @@ void ApplyVerb(const EngineHost& host, const RpcQueue& queue, const std::string&
                const std::shared_ptr<Member>& member, const std::shared_ptr<v1::Operation>& operation,
                const std::function<void(const v1::OperationResult&)>& answer, const UnaryDone& done) {
   if (queue.resting()) return done(Resting());
-  const bool large = CountNames(*operation) > kLargeCallNames;
+  const bool large = WorkOf(*member->session, *operation) > kLargeCallNames;
   if (!large && member->session->large_calls == 0) {
     return host.daemon->ApplyUnary(call, std::move(*operation), answer);
   }

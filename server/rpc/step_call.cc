@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 #include "server/rpc/step_listener.h"
+#include "server/space/call_work.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
 #include "server/wire/step_reader.h"
 #include "server/wire/step_writer.h"
-#include "server/wire/validate.h"
 
 namespace kvpool {
 namespace {
@@ -250,7 +251,7 @@ void StepCall::OnTurn() {
     member_->batch_waits = false;
     return Answer();
   }
-  const bool large = CountNames(request) > kLargeCallNames;
+  const bool large = WorkOf(*member_->session, request) > kLargeCallNames;
   if (large || member_->session->large_calls > 0) return HandleElsewhere(large);
   Handle();
   member_->batch_waits = false;

@@ -81,21 +81,30 @@ void AnswerWindow::Recall(uint64_t sequence, std::string answer) {
   Charge(&slot, slot.answer.size());
 }
 
-void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
+void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result,
+                            bool on_stream) {
   if (Look(sequence) != Seen::kRemembered) return;
-  Slot& slot = (*slots_)[sequence % kAnswers];
-  slot.completed.emplace_back(index, result);
-  Charge(&slot, result.ByteSizeLong());
+  if (!on_stream) Keep(sequence, index, result);
+  Charge(&(*slots_)[sequence % kAnswers], result.ByteSizeLong());
 }
 
-void AnswerWindow::Replay(uint64_t sequence, v1::StepResponse* answer) const {
+void AnswerWindow::Keep(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
+  (*slots_)[sequence % kAnswers].completed.emplace_back(index, result);
+}
+
+size_t AnswerWindow::Replay(uint64_t sequence, v1::StepResponse* answer) const {
   KVPOOL_CHECK(Look(sequence) == Seen::kRemembered, "answer %lu is not there", sequence);
   const Slot& slot = (*slots_)[sequence % kAnswers];
   KVPOOL_CHECK(answer->ParseFromString(slot.answer), "answer %lu does not parse", sequence);
   answer->clear_notices();
   answer->clear_completions();
   answer->clear_free_blocks();
-  for (const auto& [index, result] : slot.completed) *answer->mutable_results(index) = result;
+  size_t bytes = 0;
+  for (const auto& [index, result] : slot.completed) {
+    *answer->mutable_results(index) = result;
+    bytes += result.ByteSizeLong();
+  }
+  return bytes;
 }
 
 }  // namespace kvpool

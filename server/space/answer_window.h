@@ -13,6 +13,7 @@
 #define KVPOOL_SERVER_SPACE_ANSWER_WINDOW_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,12 +36,14 @@ class AnswerWindow {
   // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the
   // floor has passed it meanwhile. REQUIRES: Look(sequence) was kNew before the call was applied.
   std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer);
-  // A parked operation of a remembered answer was applied; ignored if it is forgotten.
-  void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
-  // The results of the first answer, with the completions so far in their places. What else the first
-  // answer carried (notices, completions of other batches, free blocks) was of its time.
-  // REQUIRES: Look(sequence) == kRemembered.
-  void Replay(uint64_t sequence, v1::StepResponse* answer) const;
+  // A parked operation of a remembered answer was applied; ignored if it is forgotten. That of a stream counts, and is a
+  // completion until a repetition takes it from there (Completions::Fold).
+  void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result, bool on_stream);
+  void Keep(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
+  // The results of the first answer, with those of parked operations that are here in their places. What else the first
+  // answer carried (notices, completions of other batches, free blocks) was of its time. Answers how many bytes those of parked
+  // operations have. REQUIRES: Look(sequence) == kRemembered.
+  size_t Replay(uint64_t sequence, v1::StepResponse* answer) const;
   // The session is over: nobody repeats what came before its end.
   void ForgetAll() { RaiseFloor(newest_); }
 

@@ -28,9 +28,15 @@ constexpr uint32_t kPrefetchedPool = 16 << 10;
 // Taking a verb out of its queue and putting it back takes as long as so many names.
 constexpr uint64_t kNamesOfAMove = 8;
 
-// The completions in one response have at most so many bytes, or there is one. With the half MiB that answers
-// to a batch may have, the response stays below gRPC's 4 MiB.
+// What an operation takes whatever it names, at most: a refusal in words is some microseconds.
+constexpr size_t kNamesOfOperation = 4;
+
+// The completions in one response have at most so many bytes, or there is one. With the answer to a batch (AnswerRoom) the
+// response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
+// So many bytes of results of its own parked verbs may be in their places in the answer to a batch. The others come as
+// completions.
+constexpr size_t kFoldedBytes = 1 << 20;
 
 // Budgets planned by statistics need no device.
 bool NeedsDevice(const v1::Operation& operation) {
@@ -137,8 +143,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
       SetStatus(Forgotten(request.sequence(), *member), response);
       return {};
     case AnswerWindow::Seen::kRemembered:
-      member->answers.Replay(request.sequence(), response);
-      member->completions.Fold(response);
+      Replay(member, request.sequence(), response);
       SetFreeBlocks(*session, response);
       AddPending(member, stream, request.sequence(), response);
       return {};
@@ -151,6 +156,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     return {};
   }
   session->applying = true;
+  session->explained = 0;
   const absl::Cleanup applied = [session] { session->applying = false; };
   if (member->log != nullptr) member->log->BeginBatch();
   Results* const results = response->mutable_results();
@@ -158,7 +164,8 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   const int asked = request.operations_size();
   while (results->size() > asked) results->RemoveLast();
   results->Reserve(asked);
-  Place place{.sequence = request.sequence()};
+  AnswerRoom room;
+  Place place{.sequence = request.sequence(), .room = &room};
   const bool prefetches = asked > 1 && state_.pool.capacity() >= kPrefetchedPool;
   for (const v1::Operation& operation : request.operations()) {
     if (prefetches && place.index % kPrefetchedOperations == 0) {
@@ -171,10 +178,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     // An operation that was not applied has no other result.
     if (result->code() != 0 || result->parked()) result->clear_result();
     ++place.index;
+    turn.Worked(kNamesOfOperation);
     turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
-  if (member->completions.any_waiting()) member->completions.Fold(response);
+  if (member->completions.any_waiting()) member->completions.Fold(kFoldedBytes, response);
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
   AddPending(member, stream, request.sequence(), response);
@@ -217,10 +225,12 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
     return;
   }
   session->applying = true;
+  session->explained = 0;
   const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
   if (member->log != nullptr) member->log->BeginBatch();
-  ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done}, result);
+  AnswerRoom room;
+  ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);
   // The log says that the call was done only once it says what it left behind.
   Settle(*session);
@@ -249,9 +259,18 @@ void Batches::EndApplying(Turn& turn, Session* session) {
   state_.pressure.AfterVerbs(turn);
 }
 
+void Batches::Replay(Member* member, uint64_t sequence, v1::StepResponse* response) {
+  const size_t there = member->answers.Replay(sequence, response);
+  response->set_sequence(sequence);  // The answer to a unary call lacks it.
+  for (const uint32_t index :
+       member->completions.Fold(kFoldedBytes - std::min(there, kFoldedBytes), response)) {
+    member->answers.Keep(sequence, index, response->results(static_cast<int>(index)));
+  }
+}
+
 void Batches::RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter done) {
   v1::StepResponse first;
-  member->answers.Replay(sequence, &first);
+  Replay(member, sequence, &first);
   v1::OperationResult result;
   if (first.results_size() != 1) {
     SetStatus(absl::InvalidArgumentError(absl::StrCat("sequence ", sequence, " was a batch of ",
@@ -293,7 +312,7 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
       return result->set_parked(true);
     }
     if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
-    return ApplyVerb(turn, member, operation, result);
+    return ApplyVerb(turn, member, operation, place.room, result);
   }
   turn.Worked(WeightOf(operation));
   if (operation.has_release() && !CheckRoom(*member, operation, wait->due).ok()) {
@@ -352,11 +371,12 @@ absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operatio
                   .sequence = place.sequence,
                   .index = place.index,
                   .operation = operation,
-                  .on_stream = place.waiter == nullptr};
+                  .on_stream = place.waiter == nullptr,
+                  .bytes = ParkedVerbs::BytesOf(operation, session->terms.ranks)};
   const bool on_stream = place.waiter == nullptr;
   const bool for_step = wait.due > session->passed;
   if (!for_step && !wait.held_up) {
-    RETURN_IF_ERROR(StartOnDevice(&verb, place.waiter, turn.now));
+    RETURN_IF_ERROR(StartOnDevice(turn, &verb, place.waiter));
     // No other daemon starts it: the log is to have its result.
     if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
     return absl::OkStatus();
@@ -383,11 +403,24 @@ absl::Status Batches::CheckRoom(const Member& member, const v1::Operation& opera
   const size_t names = parked.names() + member.completions.size() + WeightOf(operation) + 1;
   const std::string what =
       due > session.passed ? absl::StrCat("verb for after step ", due) : std::string("verb behind another");
-  if (names <= ParkedVerbs::kMaxNames) return CheckCompletionRoom(what, member);
+  if (names <= ParkedVerbs::kMaxNames) {
+    RETURN_IF_ERROR(CheckBytes(what, member, operation));
+    return CheckCompletionRoom(what, member);
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat(what, ": ", parked.verbs, " verbs with ", parked.blocks, " blocks are parked, ",
                    member.completions.size(), " completions have not been acknowledged; limit ",
                    ParkedVerbs::kMaxNames, " in all; step ", session.passed, " is passed"));
+}
+
+absl::Status Batches::CheckBytes(const std::string& what, const Member& member,
+                                 const v1::Operation& operation) const {
+  const ParkedBytes& parked = member.session->parked.bytes();
+  const size_t bytes = ParkedVerbs::BytesOf(operation, member.session->terms.ranks);
+  if (parked.bytes() + bytes <= parked.limit()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": it takes ", bytes, " bytes, and what is parked ",
+                                                   parked.bytes(), "; limit ", parked.limit(), ", with ",
+                                                   ParkedBytes::bytes_of_all(), " bytes of all sessions"));
 }
 
 absl::Status Batches::CheckCompletionRoom(const std::string& what, const Member& member) const {
@@ -406,13 +439,14 @@ absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation&
         "device operation of ", WeightOf(operation), " blocks, its size counted with them: ", parked.verbs,
         " with ", parked.blocks, " are not over; limit ", ParkedVerbs::kMaxDeviceNames, " in all"));
   }
+  RETURN_IF_ERROR(CheckBytes("device operation", member, operation));
   return CheckCompletionRoom("device operation", member);
 }
 
-absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now) {
+absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter) {
   Session* session = verb->member->session;
   absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
-      device_verbs_.Prepare(session, verb->operation, now);
+      device_verbs_.Prepare(turn, session, verb->operation);
   if (!operation.ok()) return operation.status();
   if ((*operation)->lacks_blocks) {
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
@@ -425,7 +459,7 @@ absl::Status Batches::StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t n
   std::vector<uint32_t> blocks;
   if (verb->gate == 0) blocks = BlockIdsOf(verb->operation);
   for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
-  const absl::Status submitted = device_verbs_.Submit(*operation, now);
+  const absl::Status submitted = device_verbs_.Submit(*operation, turn.now);
   if (!submitted.ok()) return submitted;
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
@@ -457,6 +491,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
                   .index = place.index,
                   .operation = operation,
                   .on_stream = on_stream,
+                  .bytes = ParkedVerbs::BytesOf(operation, session->terms.ranks),
                   .promotion = promotion->id};
   if (!on_stream) verb.waiters.push_back(std::move(*place.waiter));
   session->parked.ParkBehind(std::move(verb));
@@ -491,14 +526,21 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
     return session->parked.ParkBehind(std::move(verb));
   }
   v1::OperationResult result;
+  const Unacknowledged& unheard = verb.member->completions.bytes();
   if (NeedsDevice(verb.operation)) {
     turn.Worked(WeightOf(verb.operation));
-    const absl::Status started = StartOnDevice(&verb, nullptr, turn.now);
+    // There was room for its result when it was parked; those of verbs in front of it may have taken that.
+    absl::Status started =
+        verb.on_stream ? CheckCompletionRoom("device operation", *verb.member) : absl::OkStatus();
+    if (started.ok()) started = StartOnDevice(turn, &verb, nullptr);
     if (started.ok()) return;
     SetStatus(started, &result);
   } else {
-    ApplyVerb(turn, verb.member, verb.operation, &result);
+    AnswerRoom room;
+    if (verb.on_stream) room = AnswerRoom::OfCompletions(unheard.bytes(), unheard.limit());
+    ApplyVerb(turn, verb.member, verb.operation, &room, &result);
   }
+  turn.Worked(kNamesOfOperation);
   Count(verb.operation.verb_case(), result);
   session->parked.Over(verb);
   state_.sessions.Complete(turn, std::move(verb), result);
@@ -553,6 +595,7 @@ void Batches::RetryLackingBlocks(Turn& turn) {
 void Batches::Readmit(Turn& turn, Session* session) {
   // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
   const bool within_batch = std::exchange(session->applying, true);
+  if (!within_batch) session->explained = 0;
   do {
     session->readmit = false;
     session->lacks_blocks = false;
@@ -583,7 +626,7 @@ void Batches::ReleaseLate(Turn& turn, Session* session) {
   turn.deferred.housekeep = true;
 }
 
-void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation,
+void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation, AnswerRoom* room,
                         v1::OperationResult* result) {
   switch (operation.verb_case()) {
     case v1::Operation::kFence:
@@ -604,14 +647,20 @@ void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operati
     case v1::Operation::kUnpin:
     case v1::Operation::kSetRetention:
       return ApplyToBlocks(turn, member->session, operation, result);
-    case v1::Operation::kPlanBudgets:
-      return Answer(PlanLayerBudgets(operation.plan_budgets(), {}, result->mutable_plan_budgets()), result);
+    case v1::Operation::kPlanBudgets: {
+      turn.Worked(NumbersOf(operation));
+      absl::Status planned = PlanLayerBudgets(operation.plan_budgets(), {}, result->mutable_plan_budgets());
+      if (planned.ok()) planned = room->Take("plan_budgets", result->plan_budgets().ByteSizeLong());
+      return Answer(planned, result);
+    }
     case v1::Operation::kPutEpisode:
+      turn.Worked(NumbersOf(operation));
       return Answer(
-          episodes_.Put(member->session, operation.put_episode(), turn.now, result->mutable_put_episode()),
+          episodes_.Put(turn, member->session, operation.put_episode(), result->mutable_put_episode()),
           result);
     case v1::Operation::kChooseEpisode:
-      return Answer(episodes_.Choose(member->session, operation.choose_episode(), turn.now,
+      turn.Worked(NumbersOf(operation));
+      return Answer(episodes_.Choose(turn, member->session, operation.choose_episode(), room,
                                      result->mutable_choose_episode()),
                     result);
     case v1::Operation::kScore:

@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
+#include "server/space/answer_room.h"
 #include "server/space/device_verbs.h"
 #include "server/space/episode_verbs.h"
 #include "server/space/session.h"
@@ -68,6 +69,7 @@ class Batches {
     uint32_t index = 0;
     // A unary call's, taken if the operation is parked. Null: the operation is on the stream.
     Waiter* waiter = nullptr;
+    AnswerRoom* room = nullptr;  // The answer's that its result is in.
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
@@ -93,7 +95,7 @@ class Batches {
   void ReleaseLate(Turn& turn, Session* session);
   // Starts a device operation, or parks it if it lacks blocks that the space can grow by. Either way the verb
   // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not.
-  absl::Status StartOnDevice(ParkedVerb* verb, Waiter* waiter, uint64_t now);
+  absl::Status StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter);
   // What it waits for. The turn may pause meanwhile; other batches of the session wait for this one, so that no step
   // passes, and what an operation that ends lets go is admitted when the batch is over. ABORTED: the session ended.
   absl::StatusOr<ParkedVerbs::Wait> WaitOf(Turn& turn, Session* session, const v1::Operation& operation);
@@ -110,14 +112,20 @@ class Batches {
   absl::Status CheckRoom(const Member& member, const v1::Operation& operation, uint64_t due) const;
   // RESOURCE_EXHAUSTED: the member has not acknowledged too many bytes of completions.
   absl::Status CheckCompletionRoom(const std::string& what, const Member& member) const;
+  // RESOURCE_EXHAUSTED: the parked verbs of the session, or of all, take too much memory.
+  absl::Status CheckBytes(const std::string& what, const Member& member,
+                          const v1::Operation& operation) const;
   absl::Status CheckDeviceRoom(const Member& member, const v1::Operation& operation) const;
-  void ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation, v1::OperationResult* result);
+  void ApplyVerb(Turn& turn, Member* member, const v1::Operation& operation, AnswerRoom* room,
+                 v1::OperationResult* result);
   // Part by part; the turn may pause in between, and the session may have ended when it goes on.
   void ApplyToBlocks(Turn& turn, Session* session, const v1::Operation& operation,
                      v1::OperationResult* result);
   void Fence(Turn& turn, Member* member, const v1::Fence& fence, v1::OperationResult* result);
   void CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* result);
   void SetFreeBlocks(const Session& session, v1::StepResponse* response) const;
+  // The first answer again, with what has become of its parked verbs meanwhile.
+  static void Replay(Member* member, uint64_t sequence, v1::StepResponse* response);
   void RepeatUnary(Turn& turn, Member* member, uint64_t sequence, Waiter done);
 
   SpaceState& state_;

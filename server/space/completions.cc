@@ -25,17 +25,23 @@ void Completions::Take(size_t bytes, v1::StepResponse* response) {
   }
 }
 
-void Completions::Fold(v1::StepResponse* answer) {
+std::vector<uint32_t> Completions::Fold(size_t bytes, v1::StepResponse* answer) {
+  std::vector<uint32_t> folded;
+  size_t taken = 0;
   for (std::deque<Entry>* entries : {&sent_, &waiting_}) {
     std::erase_if(*entries, [&](Entry& entry) {
       if (entry.completion.sequence() != answer->sequence()) return false;
+      taken += entry.bytes;
+      if (taken > bytes) return false;
       answer->mutable_results(static_cast<int>(entry.completion.index()))
           ->Swap(entry.completion.mutable_result());
       bytes_.Subtract(entry.bytes);
       if (log_ != nullptr) log_->Fold(entry.completion.sequence(), entry.completion.index());
+      folded.push_back(entry.completion.index());
       return true;
     });
   }
+  return folded;
 }
 
 void Completions::ConfirmBy(uint64_t sequence) {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 #include "kvpool/v1/engine.pb.h"
 #include "server/space/member_log.h"
@@ -31,8 +32,9 @@ class Completions {
   void Add(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
   // Moves those that wait into the response: at most `bytes` of them, or one that is larger.
   void Take(size_t bytes, v1::StepResponse* response);
-  // The results of the batch's parked verbs go into their places in its answer, which carries them from now on.
-  void Fold(v1::StepResponse* answer);
+  // The results of the batch's parked verbs go into their places in its answer, which carries them from now on: as many as
+  // fit into so many bytes. Answers their indices.
+  std::vector<uint32_t> Fold(size_t bytes, v1::StepResponse* answer);
   // The answer to this batch is behind what was sent up to now on the stream.
   void ConfirmBy(uint64_t sequence);
   // Answers through this sequence have arrived.

@@ -20,6 +20,8 @@ using scorers::Scope;
 constexpr size_t kSharesOfQueue = 4;
 // An answer has at most so many scores or kept positions: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
+// So many addresses are looked up in the time that a block or key takes.
+constexpr size_t kAddressesOfName = 8;
 
 absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
   std::vector<std::pair<std::string, std::string>> settings(policy.params().begin(), policy.params().end());
@@ -125,9 +127,8 @@ absl::Status DeviceVerbs::CheckOutlives(const v1::Operation& request) const {
       "released, they would be leased to others while the engine reads them"));
 }
 
-absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* session,
-                                                                      const v1::Operation& request,
-                                                                      TimeMs now) {
+absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn, Session* session,
+                                                                      const v1::Operation& request) {
   RETURN_IF_ERROR(CheckOutlives(request));
   RETURN_IF_ERROR(CheckCanRun());
   auto operation = std::make_shared<DeviceOperation>();
@@ -139,13 +140,13 @@ absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Session* s
   absl::Status status;
   const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.
   if (own.has_score()) {
-    status = PrepareScore(own.score(), operation.get());
+    status = PrepareScore(turn, own.score(), operation.get());
   } else if (own.has_prune()) {
-    status = PreparePrune(own.prune(), operation.get());
+    status = PreparePrune(turn, own.prune(), operation.get());
   } else if (own.has_compact()) {
-    status = PrepareCompact(own.compact(), now, operation.get());
+    status = PrepareCompact(turn, own.compact(), operation.get());
   } else {
-    status = PreparePlanBudgets(own.plan_budgets(), operation.get());
+    status = PreparePlanBudgets(turn, own.plan_budgets(), operation.get());
   }
   RETURN_IF_ERROR(status);
   return operation;
@@ -215,7 +216,7 @@ absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view fie
   return absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequence& sequence,
+absl::Status DeviceVerbs::PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
                                           SequenceWork* work) {
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(sequence.group()));
   ASSIGN_OR_RETURN(const scorers::KvView view, ViewOfGroup(group, sequence));
@@ -233,6 +234,10 @@ absl::Status DeviceVerbs::PrepareSequence(const Session& session, const v1::Sequ
     }
     share.kv = view;
     share.kv.blocks = share.addresses.data();
+    // Its blocks stay where they are and held: nothing of the session that could give them back goes on meanwhile.
+    turn.Worked(refs.size() / kAddressesOfName);
+    turn.Breathe();
+    if (session.ended) return absl::AbortedError(session.end_reason);
   }
   work->request.shape = view.shape;
   return absl::OkStatus();
@@ -258,9 +263,9 @@ absl::Status DeviceVerbs::PlanWork(const ScoreTerms& terms, SequenceWork* work) 
 
 // --------------------------------------------------------------------------------------------------- verbs
 
-absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* operation) {
+absl::Status DeviceVerbs::PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
-  RETURN_IF_ERROR(PrepareSequence(*operation->session, score.sequence(), &work));
+  RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, score.sequence(), &work));
   RETURN_IF_ERROR(StageSignals(*operation->session, score.signals(), &work));
   RETURN_IF_ERROR(PlanWork({.policy = &score.policy(),
                             .reductions = &score.reductions(),
@@ -273,9 +278,9 @@ absl::Status DeviceVerbs::PrepareScore(const v1::Score& score, DeviceOperation* 
                                    (score.block_scores() ? rows * work.shape().blocks() : 0));
 }
 
-absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* operation) {
+absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
-  RETURN_IF_ERROR(PrepareSequence(*operation->session, prune.sequence(), &work));
+  RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, prune.sequence(), &work));
   RETURN_IF_ERROR(CheckRanges("prune.protect", prune.protect(), work.shape()));
   RETURN_IF_ERROR(CheckRanges("prune.discard", prune.discard(), work.shape()));
   RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
@@ -292,9 +297,9 @@ absl::Status DeviceVerbs::PreparePrune(const v1::Prune& prune, DeviceOperation* 
   return absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation) {
+absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
-  RETURN_IF_ERROR(PrepareSequence(*operation->session, compact.sequence(), &work));
+  RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, compact.sequence(), &work));
   const scorers::KvShape& shape = work.shape();
   uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
   if (compact.has_keep()) {
@@ -326,7 +331,7 @@ absl::Status DeviceVerbs::PrepareCompact(const v1::Compact& compact, TimeMs now,
   }
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
-  return LeaseDestinations((kept + per_block - 1) / per_block - settled / per_block, now, operation);
+  return LeaseDestinations((kept + per_block - 1) / per_block - settled / per_block, turn.now, operation);
 }
 
 absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
@@ -355,14 +360,15 @@ absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOp
   return absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::PreparePlanBudgets(const v1::PlanBudgets& plan, DeviceOperation* operation) {
+absl::Status DeviceVerbs::PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan,
+                                             DeviceOperation* operation) {
   operation->policy = MethodName(plan.method());
   operation->sequences.reserve(plan.sequences_size());
   v1::Policy policy;
   policy.set_name("cake");
   for (const v1::GroupSequence& group : plan.sequences()) {
     SequenceWork& work = operation->sequences.emplace_back();
-    RETURN_IF_ERROR(PrepareSequence(*operation->session, group.sequence(), &work));
+    RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, group.sequence(), &work));
     RETURN_IF_ERROR(StageWindow(*operation->session, group.window(), &work));
     RETURN_IF_ERROR(PlanWork({.policy = &policy,
                               .reductions = &v1::Reductions::default_instance(),

@@ -25,6 +25,7 @@
 #include "server/scoring/device_runner.h"
 #include "server/space/session.h"
 #include "server/space/space_state.h"
+#include "server/space/turn.h"
 #include "server/space/verbs.h"
 
 namespace kvpool {
@@ -50,9 +51,10 @@ class DeviceVerbs {
       : state_(*state), verbs_(*verbs), runners_(std::move(runners)) {}
 
   // Checks and plans the operation and leases what it writes. REQUIRES: ValidateOperation(operation) is OK,
-  // and it is a device operation; the session has not ended.
-  absl::StatusOr<std::shared_ptr<DeviceOperation>> Prepare(Session* session, const v1::Operation& operation,
-                                                           TimeMs now);
+  // and it is a device operation; the session has not ended, and its other calls wait. The turn may pause between two ranks.
+  // ABORTED: the session ended meanwhile.
+  absl::StatusOr<std::shared_ptr<DeviceOperation>> Prepare(Turn& turn, Session* session,
+                                                           const v1::Operation& operation);
   // Hands it to the runner. After an error it is as if it had never been prepared.
   absl::Status Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now);
   // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are.
@@ -63,14 +65,15 @@ class DeviceVerbs {
   absl::Status CheckCanRun() const;
   // UNIMPLEMENTED: what it releases might be read after a restart by an engine that has not heard of it.
   absl::Status CheckOutlives(const v1::Operation& request) const;
-  absl::Status PrepareSequence(const Session& session, const v1::Sequence& sequence, SequenceWork* work);
-  absl::Status PrepareScore(const v1::Score& score, DeviceOperation* operation);
-  absl::Status PreparePrune(const v1::Prune& prune, DeviceOperation* operation);
-  absl::Status PrepareCompact(const v1::Compact& compact, TimeMs now, DeviceOperation* operation);
+  absl::Status PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
+                               SequenceWork* work);
+  absl::Status PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation);
+  absl::Status PreparePrune(Turn& turn, const v1::Prune& prune, DeviceOperation* operation);
+  absl::Status PrepareCompact(Turn& turn, const v1::Compact& compact, DeviceOperation* operation);
   // Binds the policy and plans the scoring of work's sequence, with the signals that are staged,
   // on every rank.
   absl::Status PlanWork(const ScoreTerms& terms, SequenceWork* work) const;
-  absl::Status PreparePlanBudgets(const v1::PlanBudgets& plan, DeviceOperation* operation);
+  absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
   absl::Status LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation);
   // An array as one rank reads it.
   struct ArrayShape {

@@ -25,6 +25,12 @@ size_t EpisodeSets::blocks() const {
   return blocks;
 }
 
+size_t EpisodeSets::largest() const {
+  size_t blocks = 0;
+  for (const Set& set : sets_) blocks = std::max(blocks, set.blocks.size());
+  return blocks;
+}
+
 void EpisodeSets::Put(Set set, absl::Span<const float> centroid) {
   Remove(set.name);
   const size_t place = PlaceOf(set.name);

@@ -31,6 +31,7 @@ class EpisodeSets {
   };
   uint32_t size() const { return static_cast<uint32_t>(sets_.size()); }
   size_t blocks() const;
+  size_t largest() const;  // Blocks of the largest set.
   const Set* Find(std::string_view name) const;
   // How many numbers a centroid has; 0: there is no set.
   uint64_t dim() const { return sets_.empty() ? 0 : centroids_.size() / sets_.size(); }

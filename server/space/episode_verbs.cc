@@ -1,5 +1,7 @@
 #include "server/space/episode_verbs.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -7,13 +9,10 @@
 #include "proto/support/check.h"
 #include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
+#include "server/wire/operation.h"
 
 namespace kvpool {
 namespace {
-
-// A session has at most so many: a question is compared with each under the space's mutex, and 64 of 4,096
-// numbers take some 0.2 ms.
-constexpr uint32_t kMaxEpisodes = 64;
 
 std::vector<BlockRef> RefsOf(const v1::Sequence& sequence) {
   std::vector<BlockRef> refs;
@@ -22,48 +21,102 @@ std::vector<BlockRef> RefsOf(const v1::Sequence& sequence) {
   return refs;
 }
 
+// The size of a choice's result, serialised: it may be some bytes less.
+size_t BytesOf(const EpisodeSets::Set& set) {
+  constexpr size_t kTagAndSize = 6;
+  size_t bytes = kTagAndSize + set.name.size() + kTagAndSize;
+  for (const v1::Sequence& sequence : set.sequences) bytes += kTagAndSize + sequence.ByteSizeLong();
+  return bytes;
+}
+
 }  // namespace
 
-absl::Status EpisodeVerbs::CheckHeld(const Session& session, const v1::Sequence& sequence) const {
+absl::Status EpisodeVerbs::InParts(Turn& turn, const Session& session, Blocks blocks,
+                                   absl::FunctionRef<absl::Status(size_t first, Blocks part)> visit) {
+  for (size_t first = 0; first < blocks.size(); first += Turn::kNames) {
+    const Blocks part = blocks.subspan(first, Turn::kNames);
+    RETURN_IF_ERROR(visit(first, part));
+    turn.Worked(part.size());
+    turn.Breathe();
+    if (session.ended) return absl::AbortedError(session.end_reason);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> EpisodeVerbs::AnyInUse(Turn& turn, const Session& session, Blocks blocks) {
+  bool in_use = false;
+  RETURN_IF_ERROR(InParts(turn, session, blocks, [&](size_t, Blocks part) {
+    in_use = in_use || session.parked.AnyOnDevice(part);
+    return absl::OkStatus();
+  }));
+  return in_use;
+}
+
+absl::Status EpisodeVerbs::CheckHeld(Turn& turn, const Session& session, const v1::Sequence& sequence) const {
   const uint32_t per_block =
       state_.facts.layout.groups(static_cast<int>(sequence.group())).tokens_per_block();
   if (sequence.last_block_tokens() > per_block) {
     return absl::InvalidArgumentError(absl::StrCat(
         "sequence.last_block_tokens is ", sequence.last_block_tokens(), "; must be 0 to ", per_block));
   }
-  const std::vector<BlockRef> refs = RefsOf(sequence);
-  std::vector<Verdict> verdicts(refs.size(), Verdict::kDone);
-  state_.pool.CheckHeld(session.holder, sequence.group(), refs, absl::MakeSpan(verdicts));
-  for (size_t i = 0; i < refs.size(); ++i) {
-    if (verdicts[i] == Verdict::kDone && refs[i] != session.sink) continue;
-    const absl::Status why = verbs_.WhyRefused(session, refs[i], verdicts[i]);
-    return absl::Status(why.code(), absl::StrCat("sequence.blocks[", i, "]: ", std::string(why.message())));
-  }
-  return absl::OkStatus();
+  return InParts(turn, session, RefsOf(sequence), [&](size_t first, Blocks part) {
+    std::vector<Verdict> verdicts(part.size(), Verdict::kDone);
+    state_.pool.CheckHeld(session.holder, sequence.group(), part, absl::MakeSpan(verdicts));
+    for (size_t i = 0; i < part.size(); ++i) {
+      if (verdicts[i] == Verdict::kDone && part[i] != session.sink) continue;
+      const absl::Status why = verbs_.WhyRefused(session, part[i], verdicts[i]);
+      return absl::Status(why.code(),
+                          absl::StrCat("sequence.blocks[", first + i, "]: ", std::string(why.message())));
+    }
+    return absl::OkStatus();
+  });
 }
 
-absl::Status EpisodeVerbs::Hold(const Session& session, absl::Span<const BlockRef> blocks, uint64_t now) {
-  std::vector<Verdict> verdicts(blocks.size(), Verdict::kDone);
-  state_.pool.Ref(session.holder, blocks, absl::MakeSpan(verdicts));
-  const auto refused = std::find_if(verdicts.begin(), verdicts.end(),
-                                    [](Verdict verdict) { return verdict != Verdict::kDone; });
-  if (refused == verdicts.end()) return absl::OkStatus();
-  const absl::Status why = verbs_.WhyRefused(session, blocks[refused - verdicts.begin()], *refused);
+absl::Status EpisodeVerbs::Hold(Turn& turn, const Session& session, Blocks blocks) {
   std::vector<BlockRef> held;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (verdicts[i] == Verdict::kDone) held.push_back(blocks[i]);
-  }
-  verdicts.assign(held.size(), Verdict::kDone);
-  state_.pool.Release(session.holder, now, held, absl::MakeSpan(verdicts));
-  return why;
+  held.reserve(blocks.size());
+  const absl::Status status = InParts(turn, session, blocks, [&](size_t, Blocks part) {
+    std::vector<Verdict> verdicts(part.size(), Verdict::kDone);
+    state_.pool.Ref(session.holder, part, absl::MakeSpan(verdicts));
+    absl::Status refused;
+    for (size_t i = 0; i < part.size(); ++i) {
+      if (verdicts[i] == Verdict::kDone) {
+        held.push_back(part[i]);
+      } else if (refused.ok()) {
+        refused = verbs_.WhyRefused(session, part[i], verdicts[i]);
+      }
+    }
+    return refused;
+  });
+  // Those of a session that has ended ended with it.
+  if (!status.ok() && !session.ended) RETURN_IF_ERROR(GiveBack(turn, session, held).status());
+  return status;
 }
 
-absl::Status EpisodeVerbs::Put(Session* session, const v1::PutEpisode& request, uint64_t now,
+absl::StatusOr<uint32_t> EpisodeVerbs::GiveBack(Turn& turn, const Session& session, Blocks blocks) {
+  uint32_t released = 0;
+  while (!blocks.empty()) {
+    const Blocks part = blocks.subspan(blocks.size() - std::min(blocks.size(), Turn::kNames));
+    blocks.remove_suffix(part.size());
+    std::vector<Verdict> verdicts(part.size(), Verdict::kDone);
+    state_.pool.Release(session.holder, turn.now, part, absl::MakeSpan(verdicts));
+    released += static_cast<uint32_t>(std::count(verdicts.begin(), verdicts.end(), Verdict::kDone));
+    turn.Worked(part.size());
+    turn.Breathe();
+    if (session.ended) return absl::AbortedError(session.end_reason);
+  }
+  return released;
+}
+
+absl::Status EpisodeVerbs::Put(Turn& turn, Session* session, const v1::PutEpisode& request,
                                v1::PutEpisodeResult* result) {
   EpisodeSets& sets = session->episodes;
-  const EpisodeSets::Set* const old = sets.Find(request.name());
+  std::vector<BlockRef> replaced;
+  const bool replaces = sets.Find(request.name()) != nullptr;
+  if (replaces) replaced = sets.Find(request.name())->blocks;
   // The request does not name the blocks that it lets go of, so it was not kept behind what reads them.
-  if (old != nullptr && session->parked.AnyOnDevice(old->blocks)) {
+  ASSIGN_OR_RETURN(const bool in_use, AnyInUse(turn, *session, replaced));
+  if (in_use) {
     return absl::FailedPreconditionError(
         absl::StrCat("put_episode.name: blocks of \"", request.name(),
                      "\" are in use by a device operation that is not over; replace it after that"));
@@ -71,7 +124,7 @@ absl::Status EpisodeVerbs::Put(Session* session, const v1::PutEpisode& request, 
   EpisodeSets::Set set{.name = request.name(),
                        .sequences = {request.sequences().begin(), request.sequences().end()}};
   if (!request.sequences().empty()) {
-    const uint32_t others = sets.size() - (old != nullptr);
+    const uint32_t others = sets.size() - replaces;
     if (others >= kMaxEpisodes) {
       return absl::ResourceExhaustedError(absl::StrCat("session ", session->terms.id, " has ", others,
                                                        " episodes; the limit is ", kMaxEpisodes));
@@ -81,34 +134,32 @@ absl::Status EpisodeVerbs::Put(Session* session, const v1::PutEpisode& request, 
                                                      " numbers; the session's others have ", sets.dim()));
     }
     for (const v1::Sequence& sequence : request.sequences()) {
-      RETURN_IF_ERROR(CheckHeld(*session, sequence));
+      RETURN_IF_ERROR(CheckHeld(turn, *session, sequence));
       const std::vector<BlockRef> refs = RefsOf(sequence);
       set.blocks.insert(set.blocks.end(), refs.begin(), refs.end());
     }
-    const size_t blocks = sets.blocks() - (old == nullptr ? 0 : old->blocks.size()) + set.blocks.size();
+    const size_t blocks = sets.blocks() - replaced.size() + set.blocks.size();
     if (blocks > kMaxNames) {
       return absl::ResourceExhaustedError(absl::StrCat("the episodes of session ", session->terms.id,
                                                        " would have ", blocks, " blocks; the limit is ",
                                                        kMaxNames));
     }
-    RETURN_IF_ERROR(Hold(*session, set.blocks, now));
+    RETURN_IF_ERROR(Hold(turn, *session, set.blocks));
   }
-  std::vector<BlockRef> released;
-  if (old != nullptr) released = old->blocks;
-  std::vector<Verdict> verdicts(released.size(), Verdict::kDone);
-  state_.pool.Release(session->holder, now, released, absl::MakeSpan(verdicts));
   if (request.sequences().empty()) {
     sets.Remove(request.name());
   } else {
     sets.Put(std::move(set), request.centroid());
   }
+  session->largest_episode = sets.largest();
   result->set_episodes(sets.size());
-  result->set_released(static_cast<uint32_t>(std::count(verdicts.begin(), verdicts.end(), Verdict::kDone)));
+  ASSIGN_OR_RETURN(const uint32_t released, GiveBack(turn, *session, replaced));
+  result->set_released(released);
   return absl::OkStatus();
 }
 
-absl::Status EpisodeVerbs::Choose(Session* session, const v1::ChooseEpisode& request, uint64_t now,
-                                  v1::ChooseEpisodeResult* result) {
+absl::Status EpisodeVerbs::Choose(Turn& turn, Session* session, const v1::ChooseEpisode& request,
+                                  AnswerRoom* room, v1::ChooseEpisodeResult* result) {
   const EpisodeSets& sets = session->episodes;
   EpisodeSets::Nearest nearest;
   if (sets.size() == 0) {
@@ -123,7 +174,8 @@ absl::Status EpisodeVerbs::Choose(Session* session, const v1::ChooseEpisode& req
                                               sets.size(), " episodes, none of this name"));
     }
   }
-  RETURN_IF_ERROR(Hold(*session, nearest.set->blocks, now));
+  RETURN_IF_ERROR(room->Take("choose_episode", BytesOf(*nearest.set)));
+  RETURN_IF_ERROR(Hold(turn, *session, nearest.set->blocks));
   result->set_name(nearest.set->name);
   result->set_similarity(static_cast<float>(nearest.cosine));
   result->mutable_sequences()->Add(nearest.set->sequences.begin(), nearest.set->sequences.end());

@@ -45,7 +45,7 @@ void ParkedVerbs::Name(uint64_t due, absl::Span<const uint32_t> blocks) {
 }
 
 void ParkedVerbs::ParkNamed(uint64_t due, ParkedVerb verb) {
-  Add(verb.operation);
+  Add(verb);
   by_due_.emplace(due, std::move(verb));
 }
 
@@ -56,7 +56,7 @@ ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
     const auto last = last_.find(block);
     if (--last->second.verbs == 0) last_.erase(last);
   });
-  Subtract(verb.operation);
+  Subtract(verb);
   return verb;
 }
 
@@ -70,7 +70,7 @@ std::optional<ParkedVerb> ParkedVerbs::PopAny() {
   if (behind_.empty()) return std::nullopt;
   ParkedVerb verb = std::move(behind_.begin()->second);
   behind_.erase(behind_.begin());
-  Subtract(verb.operation);
+  Subtract(verb);
   return verb;
 }
 
@@ -114,7 +114,7 @@ void ParkedVerbs::ParkBehind(ParkedVerb verb) {
     gates_.StandLast(verb.gate, BlockIdsOf(verb.operation));
   }
   if (gates_.may_go(verb.gate)) lacking_.insert(verb.gate);
-  Add(verb.operation);
+  Add(verb);
   behind_.emplace(verb.gate, std::move(verb));
 }
 
@@ -125,6 +125,7 @@ void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t>
   on_device_gates_.insert(verb.gate);
   ++on_device_.verbs;
   on_device_.blocks += named;
+  bytes_.Add(verb.bytes);
   const bool is_new = running_.emplace(id, Running{std::move(verb), named}).second;
   KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
 }
@@ -138,12 +139,18 @@ ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   Leave(running.verb.gate);
   --on_device_.verbs;
   on_device_.blocks -= running.named;
+  bytes_.Subtract(running.verb.bytes);
   return std::move(running.verb);
 }
 
 std::vector<ParkedVerb> ParkedVerbs::TakeRunning() {
   std::vector<ParkedVerb> verbs;
-  for (auto& [id, running] : running_) verbs.push_back(std::move(running.verb));
+  for (auto& [id, running] : running_) {
+    --on_device_.verbs;
+    on_device_.blocks -= running.named;
+    bytes_.Subtract(running.verb.bytes);
+    verbs.push_back(std::move(running.verb));
+  }
   running_.clear();
   return verbs;
 }
@@ -173,22 +180,32 @@ std::optional<ParkedVerb> ParkedVerbs::Admit() {
     lacking_.erase(id);
     auto verb = behind_.extract(id);
     if (verb.empty()) continue;
-    Subtract(verb.mapped().operation);
+    Subtract(verb.mapped());
     return std::move(verb.mapped());
   }
   return std::nullopt;
 }
 
-void ParkedVerbs::Add(const v1::Operation& operation) {
-  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : on_host_;
-  ++tally.verbs;
-  tally.blocks += WeightOf(operation);
+size_t ParkedVerbs::BytesOf(const v1::Operation& operation, uint32_t ranks) {
+  // Roughly what the lists and maps that have it take, and the messages beside their bytes.
+  constexpr size_t kBytesOfVerb = 512, kBytesOfBlock = 48;
+  const bool on_device = IsDeviceOperation(operation.verb_case());
+  const size_t of_block = kBytesOfBlock + (on_device ? ranks * sizeof(uint64_t) : 0);
+  return kBytesOfVerb + operation.ByteSizeLong() + CountBlocks(operation) * of_block;
 }
 
-void ParkedVerbs::Subtract(const v1::Operation& operation) {
-  Tally& tally = IsDeviceOperation(operation.verb_case()) ? on_device_ : on_host_;
+void ParkedVerbs::Add(const ParkedVerb& verb) {
+  Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
+  ++tally.verbs;
+  tally.blocks += WeightOf(verb.operation);
+  bytes_.Add(verb.bytes);
+}
+
+void ParkedVerbs::Subtract(const ParkedVerb& verb) {
+  Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
   --tally.verbs;
-  tally.blocks -= WeightOf(operation);
+  tally.blocks -= WeightOf(verb.operation);
+  bytes_.Subtract(verb.bytes);
 }
 
 v1::Release ParkedVerbs::TakeLate(uint64_t passed) {

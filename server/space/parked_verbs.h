@@ -14,6 +14,7 @@
 #ifndef KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 #define KVPOOL_SERVER_SPACE_PARKED_VERBS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,6 +28,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
 #include "server/space/block_gates.h"
+#include "server/space/counted_bytes.h"
 #include "server/space/late_releases.h"
 #include "server/wire/operation.h"
 
@@ -43,9 +45,18 @@ struct ParkedVerb {
   v1::Operation operation;
   bool on_stream = false;       // Its result is a Completion.
   std::vector<Waiter> waiters;  // Unary calls that wait for it.
+  size_t bytes = 0;             // What it takes: ParkedVerbs::BytesOf.
   BlockGates::Id gate = 0;      // Who it is at the gates of its blocks; 0: it stands at none.
   uint64_t promotion = 0;       // A match waits for this one (below.h).
 };
+
+// Memory of one session's parked verbs, those on the device among them.
+struct BoundsOnParked {
+  static constexpr size_t kMaxBytes = 64 << 20;
+  static constexpr size_t kMaxBytesOfAll = 1 << 30;
+  static constexpr size_t kSmallBytes = 512 << 10;  // Some 900 verbs of one block.
+};
+using ParkedBytes = CountedBytes<BoundsOnParked>;
 
 class ParkedVerbs {
  public:
@@ -56,9 +67,13 @@ class ParkedVerbs {
   // The most blocks that a session's parked verbs may name, the verbs counted too: its members may report no
   // fence. Releases beyond it are late releases, which holds bound. Device operations have a bound of their own, so
   // that they leave room for what waits behind them: a few hundred sequences that fill a block in the same step.
-  // What they carry besides counts by its size.
+  // What they carry besides counts by its size. Their memory is bounded too, and that of all sessions.
   static constexpr size_t kMaxNames = 65536;
   static constexpr size_t kMaxDeviceNames = 4 * kMaxNames;
+  // What a verb takes while it is parked, on so many ranks if it runs on the device.
+  static size_t BytesOf(const v1::Operation& operation, uint32_t ranks);
+  // Those of all verbs that are here.
+  const ParkedBytes& bytes() const { return bytes_; }
 
   size_t size() const { return by_due_.size() + behind_.size() + running_.size(); }
   bool any_waiting() const { return !by_due_.empty() || !late_.empty(); }
@@ -137,8 +152,8 @@ class ParkedVerbs {
   std::optional<ParkedVerb> PopAny();
   void Extend(uint32_t block, Wait* wait) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
-  void Add(const v1::Operation& operation);
-  void Subtract(const v1::Operation& operation);
+  void Add(const ParkedVerb& verb);
+  void Subtract(const ParkedVerb& verb);
   void Leave(BlockGates::Id id);
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
@@ -153,6 +168,7 @@ class ParkedVerbs {
   std::set<BlockGates::Id> free_to_go_, lacking_;
   std::set<BlockGates::Id> on_device_gates_;  // Those that run.
   Tally on_host_, on_device_;
+  ParkedBytes bytes_;
   LateReleases late_;
 };
 

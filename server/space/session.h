@@ -163,6 +163,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool free_when_over = false;     // It has ended, and its blocks come free when the last of these is over.
   bool lacks_blocks = false;       // Some parked verb waits for blocks.
   bool applying = false;           // A batch of it is being applied, by a turn that may pause.
+  uint32_t explained = 0;          // Refusals of that batch's blocks that were put in words.
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
   bool ready = false;
@@ -174,6 +175,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // Large calls of it that threads of their own are applying: others had better not wait for them on a queue's
   // thread. Any thread may look.
   std::atomic<int> large_calls{0};
+
+  // Blocks of its largest episode: as much as a choice may take. Any thread may look.
+  std::atomic<size_t> largest_episode{0};
 
   // Its rule's; null until its first process is known. Any thread may look.
   std::atomic<VerbPace*> pace{nullptr};

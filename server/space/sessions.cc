@@ -480,7 +480,7 @@ void Sessions::CollectWakes(Turn& turn) {
 
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {
   if (verb.member->log != nullptr) verb.member->log->Complete(verb.sequence, verb.index, result);
-  verb.member->answers.Complete(verb.sequence, verb.index, result);
+  verb.member->answers.Complete(verb.sequence, verb.index, result, verb.on_stream);
   // A session that is gone keeps nothing for a member that has hung up.
   if (verb.on_stream && !(verb.member->hung_up && verb.member->session->gone)) {
     verb.member->completions.Add(verb.sequence, verb.index, result);

@@ -38,7 +38,7 @@ bool RecallLog(Member* member, std::vector<Recalled>* parked) {
       case MemberLog::Kind::kCompletion: {
         v1::OperationResult result;
         if (!result.ParseFromString(item.bytes)) return false;
-        member->answers.Complete(item.sequence, item.index, result);
+        member->answers.Complete(item.sequence, item.index, result, item.on_stream);
         if (item.on_stream) member->completions.Add(item.sequence, item.index, result);
         break;
       }
@@ -63,6 +63,7 @@ bool ParkAgain(Session* session, std::vector<Recalled> parked) {
     const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
     // Only a device operation holds up what waits for no step.
     if (due <= session->passed) return false;
+    recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
     session->parked.Park(due, std::move(recalled.verb));
   }
   return true;

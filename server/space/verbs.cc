@@ -19,6 +19,8 @@ namespace {
 // Refusals beyond these get a code and no text, so that an answer stays below gRPC's default limit of 4 MiB
 // even if each of 65,536 blocks is refused.
 constexpr int kExplainedRefusals = 64;
+// Likewise of all operations of one batch.
+constexpr uint32_t kExplainedOfBatch = 4096;
 // What is brought up for a request that is queued has so long to come.
 constexpr uint64_t kPrefetchMs = 10000;
 // Of an operation that is prefetched ahead, so many blocks are.
@@ -129,13 +131,13 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
                             .category = static_cast<uint8_t>(operation.release().category())};
       state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
       if (event_log_ != nullptr && hint.says_something()) LogHint(*session, now, hint);
-      Refuse(*session, blocks, part.begin, result->mutable_release()->mutable_refused());
+      Refuse(session, blocks, part.begin, result->mutable_release()->mutable_refused());
       if (part.begin == 0 && done > 0) SortByIndex(result->mutable_release()->mutable_refused());
       break;
     }
     case v1::Operation::kRef:
       state_.pool.Ref(holder, refs_, absl::MakeSpan(verdicts_));
-      Refuse(*session, blocks, part.begin, result->mutable_ref()->mutable_refused());
+      Refuse(session, blocks, part.begin, result->mutable_ref()->mutable_refused());
       break;
     case v1::Operation::kTouch:
       result->mutable_touch()->set_touched(result->touch().touched() + state_.pool.Touch(now, refs_));
@@ -143,7 +145,7 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
     case v1::Operation::kPin:
       state_.pool.Pin(now, now + operation.pin().ttl_ms(), refs_, absl::MakeSpan(verdicts_),
                       session->terms.max_pinned_blocks);
-      Refuse(*session, blocks, part.begin, result->mutable_pin()->mutable_refused());
+      Refuse(session, blocks, part.begin, result->mutable_pin()->mutable_refused());
       break;
     case v1::Operation::kUnpin:
       result->mutable_unpin()->set_unpinned(result->unpin().unpinned() + state_.pool.Unpin(refs_));
@@ -155,7 +157,7 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
                                 .until = now + retention.ttl_ms(),
                                 .half_life_ms = retention.half_life_ms()},
                                refs_, absl::MakeSpan(verdicts_), session->terms.max_pinned_blocks);
-      Refuse(*session, blocks, part.begin, result->mutable_set_retention()->mutable_refused());
+      Refuse(session, blocks, part.begin, result->mutable_set_retention()->mutable_refused());
       break;
     }
     case v1::Operation::kFence:
@@ -212,7 +214,7 @@ std::optional<size_t> BlockVerbs::ReleaseLate(Session* session, const v1::Releas
     if (verdicts_[i] == Verdict::kDone) refs_[held++] = refs_[i];
   }
   session->parked.ReleaseLate(due, release, absl::MakeConstSpan(refs_).first(held));
-  Refuse(*session, release.blocks(), from, result->mutable_release()->mutable_refused());
+  Refuse(session, release.blocks(), from, result->mutable_release()->mutable_refused());
   return end < all ? std::optional(end) : std::nullopt;
 }
 
@@ -293,22 +295,24 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
     const auto index = static_cast<uint32_t>(part.begin + i);
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
     if (outcome.verdict == Verdict::kUnmapped) {
-      RefuseUnmapped(index, entries_[i], result->mutable_refused());
+      RefuseUnmapped(session, index, entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
       if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
-      RefuseOne(*session, index, ref, outcome.verdict, result->mutable_refused());
+      RefuseOne(session, index, ref, outcome.verdict, result->mutable_refused());
     }
   }
 }
 
-void BlockVerbs::RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals) {
+void BlockVerbs::RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry,
+                                Refusals* refusals) {
   v1::Refusal* refusal = refusals->Add();
   refusal->set_index(index);
   refusal->set_code(Code(absl::StatusCode::kUnavailable));
-  if (refusals->size() > kExplainedRefusals) return;
+  if (refusals->size() > kExplainedRefusals || session->explained == kExplainedOfBatch) return;
+  ++session->explained;
   refusal->set_message(absl::StrCat("the key is that of block ",
                                     Index(state_.pool.Find(entry.keys.back()).id),
                                     ", in a slab that a member of the session has not mapped yet: seal again "
@@ -474,7 +478,7 @@ void BlockVerbs::Unpack(const Session& session, const Refs& wire, const Part& pa
   verdicts_.assign(refs_.size(), Verdict::kDone);
 }
 
-void BlockVerbs::Refuse(const Session& session, const Refs& wire, size_t first, Refusals* refusals) {
+void BlockVerbs::Refuse(Session* session, const Refs& wire, size_t first, Refusals* refusals) {
   for (size_t i = 0; i < verdicts_.size(); ++i) {
     if (verdicts_[i] == Verdict::kDone) continue;
     const BlockRef ref = BlockRef::Unpack(wire.Get(static_cast<int>(first + i)));
@@ -482,15 +486,17 @@ void BlockVerbs::Refuse(const Session& session, const Refs& wire, size_t first, 
   }
 }
 
-void BlockVerbs::RefuseOne(const Session& session, uint32_t index, BlockRef ref, Verdict verdict,
+void BlockVerbs::RefuseOne(Session* session, uint32_t index, BlockRef ref, Verdict verdict,
                            Refusals* refusals) {
   v1::Refusal* refusal = refusals->Add();
   refusal->set_index(index);
-  const bool is_sink = ref == session.sink && ref != kNullRef;
+  const bool is_sink = ref == session->sink && ref != kNullRef;
   refusal->set_code(Code(is_sink ? absl::StatusCode::kFailedPrecondition : CodeOf(verdict)));
   // Those in front are explained too where the parts at the tail come first.
   if (refusals->size() > kExplainedRefusals && index >= kExplainedRefusals) return;
-  refusal->set_message(std::string(WhyRefused(session, ref, verdict).message()));
+  if (session->explained == kExplainedOfBatch) return;
+  ++session->explained;
+  refusal->set_message(std::string(WhyRefused(*session, ref, verdict).message()));
 }
 
 absl::Status BlockVerbs::WhyRefused(const Session& session, BlockRef ref, Verdict verdict) const {

@@ -66,7 +66,7 @@ class BlockVerbs {
   // Gives back a part of what was leased. True: there is more.
   bool GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
   void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
-  void RefuseUnmapped(uint32_t index, const SealEntry& entry, Refusals* refusals);
+  void RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry, Refusals* refusals);
   // False: the session ended meanwhile.
   bool Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result);
   void ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer);
@@ -81,8 +81,8 @@ class BlockVerbs {
   void Unpack(const Session& session, const Refs& wire, const Part& part);
   void AppendKeys(std::string_view keys, uint32_t key_bytes, uint32_t group);
   // By verdicts_, whose first is that of wire[first].
-  void Refuse(const Session& session, const Refs& wire, size_t first, Refusals* refusals);
-  void RefuseOne(const Session& session, uint32_t index, BlockRef ref, Verdict verdict, Refusals* refusals);
+  void Refuse(Session* session, const Refs& wire, size_t first, Refusals* refusals);
+  void RefuseOne(Session* session, uint32_t index, BlockRef ref, Verdict verdict, Refusals* refusals);
   std::string Explain(const Session& session, BlockRef ref, Verdict verdict) const;
 
   SpaceState& state_;

@@ -1,10 +1,17 @@
 #include "server/wire/operation.h"
 
+#include <algorithm>
+
+#include "proto/support/limits.h"
+
 namespace kvpool {
 namespace {
 
-// The weight of arrays inside an operation, by which a session may have some 64 MiB of them parked.
+// The weight of arrays and keys inside an operation, by which a session may have some 64 MiB of them parked for the
+// device, and 16 MiB of others.
 constexpr size_t kBytesOfName = 256;
+// So many numbers are compared or moved in the time that a block or key takes.
+constexpr size_t kNumbersOfName = 128;
 
 void AddData(const v1::Data& data, BlockLists* lists) {
   if (!data.blocks().empty()) lists->push_back(&data.blocks());
@@ -84,8 +91,22 @@ size_t CountBlocks(const v1::Operation& operation) {
 
 size_t WeightOf(const v1::Operation& operation) {
   const size_t blocks = CountBlocks(operation);
-  if (!NamesLists(operation.verb_case())) return blocks;
+  if (!NamesLists(operation.verb_case()) && !operation.has_seal()) return blocks;
   return blocks + operation.ByteSizeLong() / kBytesOfName;
+}
+
+size_t NumbersOf(const v1::Operation& operation) {
+  // All centroids of the session are looked at or moved.
+  if (operation.has_put_episode()) {
+    return static_cast<size_t>(operation.put_episode().centroid_size()) * kMaxEpisodes / kNumbersOfName;
+  }
+  if (operation.has_choose_episode()) {
+    return static_cast<size_t>(operation.choose_episode().embedding_size()) * kMaxEpisodes / kNumbersOfName;
+  }
+  if (!operation.has_plan_budgets()) return 0;
+  // A layer is planned in the time that a block or key takes.
+  const v1::PlanBudgets& plan = operation.plan_budgets();
+  return std::max<size_t>(std::min(plan.layers(), kMaxLayers), static_cast<size_t>(plan.statistics_size()));
 }
 
 std::vector<uint32_t> BlockIdsOf(const v1::Operation& operation) {

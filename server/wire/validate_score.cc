@@ -73,15 +73,21 @@ absl::Status Check(const v1::Sequence& sequence, uint32_t groups, NamedBlocks* n
   return named->Add("sequence.blocks", sequence.blocks(), /*shared=*/false);
 }
 
+// Errors quote them.
+absl::Status CheckParams(const std::string& field,
+                         const google::protobuf::Map<std::string, std::string>& params) {
+  RETURN_IF_ERROR(CheckRange(field, params.size(), 0, kMaxSettings));
+  for (const auto& [name, value] : params) {
+    RETURN_IF_ERROR(CheckSize(absl::StrCat("a name in ", field), name, 1, kMaxSettingBytes));
+    RETURN_IF_ERROR(CheckSize(absl::StrCat("a value in ", field), value, 0, kMaxSettingBytes));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const v1::Policy& policy) {
   RETURN_IF_ERROR(CheckKnown("policy", policy));
   RETURN_IF_ERROR(CheckSize("policy.name", policy.name(), 0, kMaxSettingBytes));
-  RETURN_IF_ERROR(CheckRange("policy.params", policy.params_size(), 0, kMaxSettings));
-  for (const auto& [name, value] : policy.params()) {
-    RETURN_IF_ERROR(CheckSize("a name in policy.params", name, 1, kMaxSettingBytes));
-    RETURN_IF_ERROR(CheckSize("a value in policy.params", value, 0, kMaxSettingBytes));
-  }
-  return absl::OkStatus();
+  return CheckParams("policy.params", policy.params());
 }
 
 absl::Status Check(const std::string& field, const v1::Data& data, bool counted, NamedBlocks* named) {
@@ -280,7 +286,7 @@ absl::Status ValidatePlanBudgets(const v1::PlanBudgets& plan, uint32_t groups) {
                 v1::BudgetMethod_IsValid(plan.method()) && plan.method() != v1::BUDGET_METHOD_UNSPECIFIED,
                 plan.method()));
   RETURN_IF_ERROR(CheckRange("plan_budgets.tokens_per_layer", plan.tokens_per_layer(), 1, kMaxLayerTokens));
-  RETURN_IF_ERROR(CheckRange("plan_budgets.params", plan.params_size(), 0, kMaxSettings));
+  RETURN_IF_ERROR(CheckParams("plan_budgets.params", plan.params()));
   RETURN_IF_ERROR(CheckRange("plan_budgets.statistics", plan.statistics_size(), 0, 2048));
   RETURN_IF_ERROR(CheckRange("plan_budgets.sequences", plan.sequences_size(), 0, kMaxGroups));
   if (plan.sequences().empty()) return absl::OkStatus();

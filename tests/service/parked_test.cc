@@ -1,4 +1,6 @@
 // Verbs that wait: for a step, or behind a verb that does.
+#include "absl/strings/str_cat.h"
+#include "server/space/session.h"
 #include "tests/service/service_fixture.h"
 
 namespace kvpool {
@@ -231,6 +233,97 @@ TEST_F(ParkedTest, ParkedBlocksAreBounded) {
             "limit 65536 in all; step 0 is passed");
   engine->Fence(5);
   EXPECT_TRUE(first.has_value());
+}
+
+// ------------------------------------------------------------------------------------------------- memory
+
+class ParkedBytesTest : public ParkedTest {
+ protected:
+  // So many names of a block, each with 512 bytes of keys.
+  static v1::Operation SealWithLongKeys(uint64_t block, size_t names, uint64_t after) {
+    v1::Operation operation;
+    operation.set_after(after);
+    v1::Seal* seal = operation.mutable_seal();
+    seal->set_key_bytes(64);
+    seal->set_keys_per_block(8);
+    seal->mutable_blocks()->Resize(static_cast<int>(names), block);
+    seal->set_keys(std::string(names * 512, 'k'));
+    return operation;
+  }
+  static v1::Operation PinAfter(const std::vector<uint64_t>& blocks, uint64_t after) {
+    v1::Operation operation = PinOp(blocks, 1000);
+    operation.set_after(after);
+    return operation;
+  }
+};
+
+TEST_F(ParkedBytesTest, KeysCountByTheirSize) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const v1::Operation seal = SealWithLongKeys(engine->Lease(1)[0], 4096, 5);
+  int parked = 0;
+  v1::OperationResult last;
+  while ((last = engine->Step({seal}).results(0)).parked()) ++parked;
+  EXPECT_EQ(last.code(), kResourceExhausted);
+  EXPECT_EQ(parked, 5) << "each has twice as many bytes of keys as the weight of its blocks allows";
+  EXPECT_LT(engine->member->session->parked.bytes().bytes(), 16u << 20);
+}
+
+TEST_F(ParkedBytesTest, WhatGoesGivesBackWhatItTook) {
+  StartDaemon(2);
+  const size_t before = ParkedBytes::bytes_of_all();
+  for (const size_t names : {1, 20, 4000}) {
+    for (const bool ends : {false, true}) {
+      const auto engine = OpenEngine(OpenRequest());
+      const uint64_t block = engine->Lease(1)[0], other = engine->Lease(1)[0];
+      std::optional<v1::OperationResult> unary;
+      engine->Step({SealWithLongKeys(block, names, 1), PinAfter({block, other}, 2), ReleaseOp({other}, 3)});
+      engine->Send(ReleaseOp(std::vector<uint64_t>(names, block), /*after=*/3), &unary);
+      engine->Step({ReleaseOp({block})});  // It is behind those on its block.
+      EXPECT_GT(ParkedBytes::bytes_of_all(), before + names * 512);
+      EXPECT_EQ(ParkedBytes::bytes_of_all() - before, engine->member->session->parked.bytes().bytes());
+      if (!ends) {
+        engine->Fence(1);
+        EXPECT_GT(ParkedBytes::bytes_of_all(), before) << "two wait for another step";
+        engine->Fence(3);
+        EXPECT_EQ(ParkedBytes::bytes_of_all(), before);
+      }
+      engine->Die();
+      EXPECT_TRUE(unary.has_value());
+      EXPECT_EQ(ParkedBytes::bytes_of_all(), before);
+    }
+  }
+}
+
+TEST_F(ParkedBytesTest, AllSessionsTogetherHaveABound) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(3);
+  ParkedBytes others;
+  others.Add(ParkedBytes::kMaxBytesOfAll + 1);
+  const v1::Operation large = SealWithLongKeys(blocks[0], 1000, 5);
+  const v1::OperationResult refused = engine->Step({large}).results(0);
+  EXPECT_EQ(refused.code(), kResourceExhausted);
+  EXPECT_EQ(refused.message(),
+            absl::StrCat("verb for after step 5: it takes ", ParkedVerbs::BytesOf(large, 1),
+                         " bytes, and what is parked 0; limit 524288, with ", ParkedBytes::bytes_of_all(),
+                         " bytes of all sessions"));
+  EXPECT_EQ(engine->member->session->parked.bytes().bytes(), 0u);
+  EXPECT_TRUE(engine->Step({SealOp({blocks[0]}, {Key("a")}, "", 5)}).results(0).parked()) << "a small one";
+  // A release is never refused.
+  engine->Step({RefOp(std::vector<uint64_t>(20000, blocks[1]))});
+  const v1::OperationResult late =
+      engine->Step({ReleaseOp(std::vector<uint64_t>(20001, blocks[1]), 5)}).results(0);
+  EXPECT_EQ(late.code(), 0) << late.message();
+  EXPECT_FALSE(late.parked());
+  EXPECT_EQ(late.release().refused_size(), 0);
+  others.Subtract(others.bytes());
+  EXPECT_TRUE(engine->Step({SealWithLongKeys(blocks[2], 1000, 5)}).results(0).parked())
+      << "there is room again";
+  EXPECT_EQ(Blocks().leased(), 4) << "three and the sink";
+  engine->Fence(5);
+  for (int i = 0; i < 20; ++i) daemon_->HousekeepOnce();
+  EXPECT_EQ(engine->Release({blocks[1]}).refused_size(), 1) << "all its holds were given back";
 }
 
 class LateReleaseTest : public ParkedTest {

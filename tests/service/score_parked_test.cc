@@ -1,6 +1,7 @@
 // Device operations while they run: what waits behind them, and what can't take their blocks from them.
 #include <algorithm>
 
+#include "server/space/session.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {
@@ -134,6 +135,32 @@ TEST_F(RunningTest, DeathFreesItsBlocksWhenItIsOver) {
   AwaitIdle();
   EXPECT_EQ(Blocks().quarantined(), 0);
   EXPECT_EQ(Blocks().leased(), 0);
+}
+
+TEST_F(RunningTest, WhatRunsCountsInBytesUntilItIsOver) {
+  StartScoring(2);
+  const size_t before = ParkedBytes::bytes_of_all();
+  for (const bool ends : {false, true}) {
+    const auto engine = OpenScored();
+    BeginPrune(engine.get());
+    const auto behind = Begin(engine.get(), ScoreOp(blocks_));
+    const v1::Operation of_step = PruneOp(blocks_, kTokens, /*after=*/7);
+    const auto later = Begin(engine.get(), of_step);
+    EXPECT_FALSE(behind->there());
+    EXPECT_EQ(ParkedBytes::bytes_of_all() - before, engine->member->session->parked.bytes().bytes());
+    EXPECT_GT(ParkedBytes::bytes_of_all() - before, 3 * 5 * 48u);
+    if (!ends) {
+      hold_.Release();
+      EXPECT_EQ(prune_->Await().code(), 0);
+      EXPECT_EQ(behind->Await().code(), kFailedPrecondition) << "two of its blocks are pruned";
+      EXPECT_EQ(ParkedBytes::bytes_of_all() - before, ParkedVerbs::BytesOf(of_step, 1))
+          << "one waits for its step";
+    }
+    engine->Die();
+    EXPECT_EQ(ParkedBytes::bytes_of_all(), before);
+    EXPECT_EQ(later->Await().code(), kAborted);
+    if (ends) AwaitIdle();
+  }
 }
 
 TEST_F(RunningTest, AHangUpLeavesItsBlocksToTheDeathThatFollows) {

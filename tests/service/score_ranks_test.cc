@@ -1,11 +1,13 @@
 // Sessions of several ranks, each with its share of the heads on its own device: they score, prune and compact as one rank
 // with all heads does.
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
 
 #include "cuda/scorers/policies/registry.h"
+#include "server/space/turn.h"
 #include "tests/service/score_fixture.h"
 
 namespace kvpool {
@@ -402,6 +404,61 @@ TEST_F(ScoreRanksTest, ADaemonThatEndsBeginsNoSecondRound) {
   EXPECT_EQ(running->Await().code(), static_cast<int>(absl::StatusCode::kUnavailable));
   for (DeviceHold& hold : holds_) EXPECT_EQ(hold.calls(), 1);
   EXPECT_EQ(ranked_->Release(ranked_blocks_).refused_size(), 0) << "nothing was moved";
+}
+
+// Others get in between the addresses of one rank and those of the next.
+class LargeRanksTest : public ScoreTest {
+ protected:
+  ~LargeRanksTest() override {
+    for (DeviceHold& hold : holds_) hold.Release();
+    daemon_.reset();
+  }
+  // How often the mutex of the space is taken for the beginning of a score.
+  uint64_t HoldsOfScore(const Refs& blocks) {
+    const auto holds = [&] {
+      const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+      return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+    };
+    v1::Operation score = ScoreOp(blocks);
+    score.mutable_score()->set_token_scores(false);
+    const uint64_t before = holds();
+    answers_.push_back(Begin(rank0_.get(), score));
+    return holds() - before;
+  }
+
+  DeviceHold holds_[kRanks];
+  std::unique_ptr<Engine> rank0_, rank1_;
+  std::vector<std::shared_ptr<LateAnswer>> answers_;
+};
+
+TEST_F(LargeRanksTest, AnOperationIsPreparedRankByRank) {
+  constexpr uint32_t kMany = 8 * Turn::kNames + 8;
+  slab_blocks_ = 96;
+  StartScoringOn(absl::MakeSpan(holds_), /*slabs=*/1);
+  v1::OpenSession request = RequestWithHeads("ranked", kHeads);
+  request.mutable_layout()->set_block_bytes(512);  // More than ten thousand in 6 MiB.
+  request.set_ranks(kRanks);
+  rank0_ = OpenEngine(request, "rank 0");
+  rank1_ = Attach("rank 1");
+  v1::AddMember join;
+  join.set_session(rank0_->opened.session());
+  join.set_invitation(rank0_->token);
+  join.mutable_role()->set_rank(1);
+  *join.mutable_layout() = request.layout();
+  *join.mutable_fingerprint() = request.fingerprint();
+  ASSERT_TRUE(rank1_->Join(*rank0_, join).ok());
+  Settle({rank0_.get(), rank1_.get()});
+  const Refs blocks = rank0_->Lease(kMany), few = rank0_->Lease(1);
+  ASSERT_EQ(blocks.size(), kMany);
+  for (DeviceHold& hold : holds_) hold.Hold();
+  const uint64_t of_many = HoldsOfScore(blocks);
+  for (DeviceHold& hold : holds_) hold.AwaitCalls(1);
+  EXPECT_GE(of_many, HoldsOfScore(few) + kRanks);
+  for (DeviceHold& hold : holds_) hold.Release();
+  for (const auto& answer : answers_) {
+    const v1::OperationResult result = answer->Await();
+    EXPECT_EQ(result.code(), 0) << result.message();
+  }
 }
 
 }  // namespace

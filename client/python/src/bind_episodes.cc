@@ -114,7 +114,9 @@ void BindAnswers(nb::module_& module) {
                                     "A choice on its way. May be dropped: then what comes is given back.")
       .def_prop_ro("ready", &PyPending<EpisodeHit>::ready)
       .def("wait", WaitForHit, nb::arg("timeout") = 30.0,
-           "Takes the answer, once. NotFoundError: there is no set, or none of the name.");
+           "Takes the answer, once. NotFoundError: there is no set, or none of the name; "
+           "ResourceExhaustedError:\n"
+           "the tables of choices in one answer would have more than a MiB, choose again.");
 }
 
 }  // namespace

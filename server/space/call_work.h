@@ -1,0 +1,29 @@
+// How much work a call is, in blocks and keys (Turn::kNames of them are some 0.1 ms): what it names, and what it looks at
+// beside, as far as that is known without the space's mutex. Nothing of the call has to be checked before.
+#ifndef KVPOOL_SERVER_SPACE_CALL_WORK_H_
+#define KVPOOL_SERVER_SPACE_CALL_WORK_H_
+
+#include <cstdint>
+
+#include "kvpool/v1/engine.pb.h"
+#include "server/space/session.h"
+#include "server/wire/operation.h"
+#include "server/wire/validate.h"
+
+namespace kvpool {
+
+inline uint64_t WorkOf(const Session& session, const v1::Operation& operation) {
+  // A set that is replaced is given back.
+  const bool of_set = operation.has_choose_episode() || operation.has_put_episode();
+  return CountNames(operation) + NumbersOf(operation) + (of_set ? session.largest_episode.load() : 0);
+}
+
+inline uint64_t WorkOf(const Session& session, const v1::StepRequest& request) {
+  uint64_t work = 0;
+  for (const v1::Operation& operation : request.operations()) work += WorkOf(session, operation);
+  return work;
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_SERVER_SPACE_CALL_WORK_H_
