@@ -197,11 +197,13 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       SpaceLock lock(*space);
       const class GiveBack& give_back = space->state.give_back;
       if (space->state.growth.closed()) continue;
-      const uint32_t pending = give_back.pending_slabs();
       if (give_back.under_way()) giving.push_back(space);
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
-      const uint32_t spare = give_back.spare_slabs();
-      possible += std::max(spare, pending) * slab_bytes;
+      const uint32_t spare = give_back.spare_slabs(),
+                     leaving = space->state.growth.leaving().has_value() ? 1 : 0;
+      // What it was asked for and has found a use for since does not come.
+      const uint32_t pending = std::min(give_back.pending_slabs(), leaving + spare);
+      possible += (leaving + spare) * slab_bytes;
       // What a held block keeps does not come, as far as one can tell.
       if (give_back.stuck(now)) continue;
       coming += pending * slab_bytes;

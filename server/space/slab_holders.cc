@@ -66,6 +66,8 @@ bool SlabHolders::LookAt(const BlockPool& pool, const Growth& growth, const Sess
   const BlockPool::Holdings holdings = pool.holdings(session.holder);
   const uint32_t held_at_all = holdings.leased + holdings.referenced;
   const uint32_t sink = Index(session.sink.id);
+  if (slab_ == UINT32_MAX && first_ < slabs.size() && sink >= std::max(1u, slabs[first_].first_block))
+    ++sinks_;
   const uint32_t most = held_at_all - std::min(held_at_all, sink == 0 ? 0u : 1u);
   slab_ = std::min(slab_, static_cast<uint32_t>(slabs.size()));
   while (slab_ > first_ && current_.blocks < most) {
@@ -113,8 +115,8 @@ std::vector<std::string> SlabHolders::Describe() const {
                                more_blocks_, " blocks"));
   if (pinned_ > 0) who.push_back(absl::StrCat(pinned_, " blocks are pinned"));
   // Several may hold the same.
-  if (in_use_ > 0 && held + more_blocks_ == 0)
-    who.push_back(absl::StrCat(in_use_, " blocks are in front of such as are in use"));
+  if (in_use_ > sinks_ && held + more_blocks_ == 0)
+    who.push_back(absl::StrCat(in_use_ - sinks_, " blocks are in front of such as are in use"));
   if (cut_) who.push_back("not everything was looked at");
   return who;
 }

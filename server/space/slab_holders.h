@@ -57,6 +57,7 @@ class SlabHolders {
   // Blocks, from the last one down, for what no session holds.
   uint32_t at_ = UINT32_MAX;
   uint32_t pinned_ = 0, in_use_ = 0;
+  uint32_t sinks_ = 0;  // So many of the latter are sinks.
 
   std::vector<Holding> named_;  // Who has most comes first.
   uint64_t more_sessions_ = 0, more_blocks_ = 0;

@@ -239,6 +239,23 @@ TEST_F(GiveBackTest, WhatIsPinnedOrPromisedIsNamed) {
                                  HasSubstr(NameOfSession(*second, "second") + " is promised 40 blocks")));
 }
 
+// A chain's tail is held in the first slab, and its head, which nobody holds any more, lies in the last one.
+TEST_F(GiveBackTest, WhatIsInFrontOfHeldBlocksIsSaid) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  const std::vector<uint64_t> all = LeaseAll(a.get(), 2 * kSlabBlocks - 2);
+  const uint64_t tail =
+      *std::find_if(all.begin(), all.end(), [](uint64_t block) { return IdOf(block) == 5; });
+  const uint64_t head =
+      *std::find_if(all.begin(), all.end(), [](uint64_t block) { return IdOf(block) == 20; });
+  const std::vector<std::string> keys = Keys("chain", 2);
+  a->Seal({head, tail}, keys);
+  std::vector<uint64_t> others = all;
+  std::erase(others, tail);
+  a->Release(others);
+  EXPECT_THAT(Refusal(10), HasSubstr("1 blocks are in front of such as are in use"));
+}
+
 // ---- Openings that wait
 
 TEST_F(GiveBackTest, TheTimeOfAnOpeningThatWaitedIsObserved) {
@@ -450,6 +467,37 @@ TEST_F(GiveBackTest, WhatAnOperatorKeepsForASpaceStays) {
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
   request.set_space(99);
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kNotFound);
+}
+
+// It was asked for a slab, and then an operator keeps that for it: an opening does not wait for the slab, nor drains others.
+TEST_F(GiveBackTest, WhatASpaceWasAskedForAndNeedsItselfIsNotWaitedFor) {
+  const auto a = Full(4);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  ASSERT_EQ(Space(0).slabs, 3);
+  const v1::MatchResult held = a->Match({NameOfId(45)});
+  ASSERT_EQ(held.tokens(), 16);
+  ASSERT_EQ(IdOf(held.groups(0).blocks(0)), 45) << "in the last slab";
+  clock_.Advance(60000);
+  for (int round = 0; round < 20 && Space(0).give_back.asked == 1; ++round) {
+    Churn(b.get(), "b" + std::to_string(round));
+    Settle({a.get(), b.get()});
+  }
+  ASSERT_EQ(Space(0).give_back.asked, 2) << "for the cache of b";
+  ASSERT_EQ(Space(0).slabs, 3);
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_guaranteed_blocks(3 * kSlabBlocks - 1);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  testing::internal::CaptureStderr();
+  v1::OpenSession open = OpenRequest("c");
+  open.set_guaranteed_blocks(10);
+  const absl::Status refused = Attach("c")->Open(open);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("47 blocks are kept for it by an operator"),
+                                                    Not(HasSubstr("in front of such as are in use"))));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), Not(HasSubstr("opening waits for memory")));
 }
 
 // ---- Limits and weights
