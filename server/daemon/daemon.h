@@ -37,12 +37,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cuda/device.h"
@@ -224,16 +226,22 @@ class Daemon final : private SpaceOwner {
                                                                 absl::string_view what) const;
   // Enters the session in its space, making the slabs that its guarantee needs.
   absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
+  // The same. `waits_since_ms` is set when it asks other spaces for memory.
+  absl::Status EnterOrWait(Session* session, const std::atomic<bool>* given_up,
+                           std::optional<uint64_t>* waits_since_ms);
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
   // the registry counted `spaces_closed`. Each time it says true a space has gone, so asking again comes
   // to an end.
   bool MakeRoom(const Space& space, uint64_t spaces_closed);
   // Other spaces are to give back what this one needs, `bytes` on each rank. True: there is room for a part of it. False: none
-  // could give any, or none did in time.
+  // could give any, or none did in time. `on_wait` is called under no lock, each time that it can only wait.
   bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes,
-                 std::chrono::steady_clock::time_point deadline, const std::atomic<bool>* given_up);
-  // What keeps other spaces from giving, for an error: "; space 3 (tenant a) has 4096 bytes on each rank: …".
+                 std::chrono::steady_clock::time_point deadline, const std::atomic<bool>* given_up,
+                 absl::FunctionRef<void()> on_wait);
+  // What other spaces have, and what keeps them from giving it: "; space 3 (tenant a) has 4096 bytes on each rank: …".
   std::string WhoKeepsWhat(const Space& needy);
+  // A line of the log, with who keeps what; of many openings not each has one.
+  void SayThatItWaits(const Session& session, uint64_t missing_bytes) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // An opening waits for memory of such a device: it is not to grow unasked meanwhile.
   bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // Steps of giving back, for a while. True: there is more to do at once.
@@ -297,6 +305,11 @@ class Daemon final : private SpaceOwner {
   // Devices of openings that wait for memory of other spaces.
   std::multiset<size_t> asking_ ABSL_GUARDED_BY(waits_mu_);
   Histogram guarantee_wait_ ABSL_GUARDED_BY(waits_mu_){kTierBounds};
+  // Lines of openings that wait: when they are counted anew, how many there were until now, and how many openings had none
+  // since the last line.
+  uint64_t wait_lines_until_ms_ ABSL_GUARDED_BY(waits_mu_) = 0;
+  uint32_t wait_lines_ ABSL_GUARDED_BY(waits_mu_) = 0;
+  uint64_t wait_lines_left_out_ ABSL_GUARDED_BY(waits_mu_) = 0;
   std::atomic<uint64_t> device_check_ms_{0};  // Devices are asked next then.
   // Both are indexed by device. Null: it can't score, and runner_errors_ says why.
   std::vector<std::unique_ptr<DeviceRunner>> runners_;

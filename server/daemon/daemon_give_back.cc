@@ -6,16 +6,20 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "server/base/log.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
 #include "server/replacement/policy.h"
 #include "server/space/device_budget.h"
+#include "server/space/session.h"
+#include "server/space/slab_holders.h"
 #include "server/space/space.h"
 
 namespace kvpool {
@@ -38,8 +42,12 @@ constexpr uint32_t kSlabsTogether = 8;
 // given: as much as some requests need, and a small part of the device.
 constexpr uint64_t kReserveSlabs = 16;
 constexpr uint64_t kReserveShare = 32;
-// Spaces that an error names.
+// Spaces that an error names, the last one where it has so many bytes: an error travels in a trailer of 8 KiB.
 constexpr size_t kMostSpacesNamed = 4;
+constexpr size_t kMostNamedBytes = 1500;
+// So many openings that wait say so in such a time.
+constexpr uint32_t kMostWaitLines = 5;
+constexpr uint64_t kWaitLinesMs = 10'000;
 
 bool IsOnAny(const Space& space, absl::Span<const size_t> devices) {
   return std::any_of(devices.begin(), devices.end(), [&](size_t device) {
@@ -154,7 +162,7 @@ bool Daemon::GiveBack(Space* space) {
 }
 
 bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, steady_clock::time_point deadline,
-                       const std::atomic<bool>* given_up) {
+                       const std::atomic<bool>* given_up, absl::FunctionRef<void()> on_wait) {
   const SpaceFacts& facts = needy->facts;
   const uint64_t enough = std::min(bytes, facts.geometry.slab_bytes);
   // No other space takes what comes free meanwhile, nor does this one give.
@@ -188,11 +196,13 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       SpaceLock lock(*space);
       const class GiveBack& give_back = space->state.give_back;
       if (space->state.growth.closed()) continue;
-      const uint32_t pending = give_back.pending_slabs();
       if (give_back.under_way()) giving.push_back(space);
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
-      const uint32_t spare = give_back.spare_slabs();
-      possible += std::max(spare, pending) * slab_bytes;
+      const uint32_t spare = give_back.spare_slabs(),
+                     leaving = space->state.growth.leaving().has_value() ? 1 : 0;
+      // What it was asked for and has found a use for since does not come.
+      const uint32_t pending = std::min(give_back.pending_slabs(), leaving + spare);
+      possible += (leaving + spare) * slab_bytes;
       // What a held block keeps does not come, as far as one can tell.
       if (give_back.stuck(now)) continue;
       coming += pending * slab_bytes;
@@ -236,6 +246,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       pause = kWaitPause;
       continue;
     }
+    on_wait();
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
@@ -286,18 +297,72 @@ absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareRe
 }
 
 std::string Daemon::WhoKeepsWhat(const Space& needy) {
+  std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+  std::erase_if(spaces, [&](const std::shared_ptr<Space>& space) {
+    return space.get() == &needy || space->slab_bytes() == 0 || !IsOnAny(*space, needy.facts.rank_devices);
+  });
+  // Who has most is the first to be asked for it.
+  std::stable_sort(spaces.begin(), spaces.end(),
+                   [](const auto& a, const auto& b) { return a->slab_bytes() > b->slab_bytes(); });
   std::string why;
-  size_t named = 0;
-  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    if (space.get() == &needy || !IsOnAny(*space, needy.facts.rank_devices)) continue;
-    SpaceLock lock(*space);
-    const std::string obstacle = space->state.give_back.Obstacle();
-    if (obstacle.empty() || named == kMostSpacesNamed) continue;
-    ++named;
-    absl::StrAppend(&why, "; space ", space->facts.id, " (tenant ", space->facts.tenant, ") has ",
-                    space->slab_bytes(), " bytes on each rank: ", obstacle);
+  uint64_t others = 0, bytes_of_others = 0;
+  for (size_t i = 0; i < spaces.size(); ++i) {
+    Space& space = *spaces[i];
+    if (i >= kMostSpacesNamed || why.size() >= kMostNamedBytes) {
+      ++others;
+      bytes_of_others += space.slab_bytes();
+      continue;
+    }
+    SlabHolders holders;
+    bool more = true;
+    while (true) {
+      {
+        SpaceLock lock(space);
+        more = space.state.give_back.LookAtHolders(&holders);
+      }
+      if (!more) break;
+      space.GiveWay();
+    }
+    SpaceLock lock(space);
+    const std::string obstacle = space.state.give_back.Obstacle(holders);
+    absl::StrAppend(&why, "; space ", space.facts.id, " (tenant ", space.facts.tenant, ") has ",
+                    space.slab_bytes(), " bytes on each rank", obstacle.empty() ? "" : ": ", obstacle);
+  }
+  if (others > 0) {
+    absl::StrAppend(&why, "; ", others, " more spaces have ", bytes_of_others,
+                    " bytes on each rank together");
   }
   return why;
+}
+
+void Daemon::SayThatItWaits(const Session& session, uint64_t missing_bytes) {
+  uint64_t left_out = 0;
+  {
+    MutexLock lock(&waits_mu_);
+    const uint64_t now = clock_->NowMs();
+    if (now >= wait_lines_until_ms_) {
+      wait_lines_until_ms_ = now + kWaitLinesMs;
+      wait_lines_ = 0;
+    }
+    if (wait_lines_ == kMostWaitLines) {
+      ++wait_lines_left_out_;
+      return;
+    }
+    ++wait_lines_;
+    left_out = std::exchange(wait_lines_left_out_, 0);
+  }
+  const Space& space = *session.space;
+  // It begins with what divides it from the text in front of it.
+  const std::string who = WhoKeepsWhat(space);
+  LogInfo("opening waits for memory",
+          {{"session", session.terms.id},
+           {"space", space.facts.id},
+           {"tenant", space.facts.tenant},
+           {"client", session.terms.client_name},
+           {"guaranteed_blocks", session.terms.guaranteed_blocks},
+           {"missing_bytes", missing_bytes},
+           {"left_out", left_out},
+           {"others", std::string_view(who).substr(std::min<size_t>(2, who.size()))}});
 }
 
 std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_ptr<Space>>& spaces) const {

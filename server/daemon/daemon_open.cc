@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -235,6 +236,17 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
 }
 
 absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
+  std::optional<uint64_t> waits_since_ms;
+  const absl::Status entered = EnterOrWait(session, given_up, &waits_since_ms);
+  if (waits_since_ms.has_value()) {
+    MutexLock lock(&waits_mu_);
+    guarantee_wait_.Observe(static_cast<double>(clock_->NowMs() - *waits_since_ms) / 1000);
+  }
+  return entered;
+}
+
+absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* given_up,
+                                 std::optional<uint64_t>* waits_since_ms) {
   Space& space = *session->space;
   uint32_t most = 0, limit = 0;
   {
@@ -250,6 +262,7 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
                    : absl::StrCat(": its limit is ", limit, ", by a rule (space-blocks) or an operator")));
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
+  bool said = false;
   while (true) {
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
@@ -302,13 +315,11 @@ absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) 
       if (!GiveBack(&space)) std::this_thread::sleep_for(kLeavingPause);
       continue;
     } else if (began < deadline && may_ask) {
-      const bool room = AskOthers(session->space, missing_bytes, deadline, given_up);
-      {
-        MutexLock lock(&waits_mu_);
-        guarantee_wait_.Observe(
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
-      }
-      if (room) continue;
+      if (!waits_since_ms->has_value()) *waits_since_ms = clock_->NowMs();
+      const auto say = [&] {
+        if (!std::exchange(said, true)) SayThatItWaits(*session, missing_bytes);
+      };
+      if (AskOthers(session->space, missing_bytes, deadline, given_up, say)) continue;
     }
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(

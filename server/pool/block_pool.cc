@@ -423,6 +423,11 @@ uint32_t BlockPool::holds(Holder session, BlockId block) const {
   return slot < rep_->sessions.size() ? rep_->sessions[slot].holds.count(Index(block)) : 0;
 }
 
+uint32_t BlockPool::held_in(Holder session, uint32_t first, uint32_t end) const {
+  const auto slot = static_cast<size_t>(session);
+  return slot < rep_->sessions.size() ? rep_->sessions[slot].holds.CountIn(first, end) : 0;
+}
+
 uint64_t BlockPool::holds(Holder session) const {
   const auto slot = static_cast<size_t>(session);
   return slot < rep_->sessions.size() ? rep_->sessions[slot].all_holds : 0;

@@ -273,6 +273,8 @@ class BlockPool {
   };
   Holdings holdings(Holder session) const;
   uint32_t holds(Holder session, BlockId block) const;
+  // How many blocks of [first, end) the session holds, in a step for each 1,024 of them and some 0.1 us at either end.
+  uint32_t held_in(Holder session, uint32_t first, uint32_t end) const;
   // The session's holds on all blocks: what FreeQuarantine would end.
   uint64_t holds(Holder session) const;
   // The most blocks that an open session could lease, by credit and by its cap; 0 for others.

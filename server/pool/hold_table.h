@@ -140,6 +140,24 @@ class HoldTable {
     if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::exchange(pages_[index], nullptr));
     return left;
   }
+  // How many blocks of [first, end) are held: a step for each page, and 1,024 where one of them is only in part in there.
+  uint32_t CountIn(uint32_t first, uint32_t end) const {
+    uint32_t held = 0;
+    end = static_cast<uint32_t>(std::min<uint64_t>(end, uint64_t{HoldPage::kBlocks} * pages_.size()));
+    for (uint32_t at = first; at < end;) {
+      const uint32_t in_page = at % HoldPage::kBlocks;
+      const uint32_t blocks = std::min(HoldPage::kBlocks - in_page, end - at);
+      const HoldPage* const page = pages_[at / HoldPage::kBlocks];
+      if (page != nullptr && blocks == HoldPage::kBlocks) {
+        held += page->live;
+      } else if (page != nullptr) {
+        const uint16_t* const counts = page->counts + in_page;
+        held += blocks - static_cast<uint32_t>(std::count(counts, counts + blocks, 0));
+      }
+      at += blocks;
+    }
+    return held;
+  }
   // Calls visit(block, holds) on at most `most` held blocks below `end`, from the highest down. Answers the
   // end for the next call; 0: no held block is left. `visit` may subtract from that block.
   template <typename Visit>

@@ -38,16 +38,20 @@ void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
   growth_.Block(until_ms_);
 }
 
-uint32_t GiveBack::spare_slabs() const {
-  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.closed() || growth_.entered() < 2 || asking > 0) return 0;
+uint32_t GiveBack::needed_slabs() const {
   const uint32_t in_use =
       pool_.capacity() - pool_.available() - pool_.counts()[static_cast<int>(BlockState::kWithheld)];
   const uint32_t needed = std::max(share_blocks, in_use + pool_.promised() + sessions_.unmet_blocks());
   uint32_t keep = growth_.entered();
   // The null block is no part of the capacity.
   while (keep > 1 && growth_.end_block(keep - 1) - 1 >= needed) --keep;
-  if (keep == growth_.entered() || !sessions_.Keepers().empty()) return 0;
-  return growth_.entered() - keep;
+  return keep;
+}
+
+uint32_t GiveBack::spare_slabs() const {
+  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.closed() || growth_.entered() < 2 || asking > 0) return 0;
+  const uint32_t spare = growth_.entered() - needed_slabs();
+  return spare == 0 || !sessions_.Keepers().empty() ? 0 : spare;
 }
 
 uint32_t GiveBack::excess_slabs() const {
@@ -233,48 +237,40 @@ void GiveBack::AskHolders(const Turn& turn) {
   }
 }
 
-std::string GiveBack::Obstacle() const {
+bool GiveBack::LookAtHolders(SlabHolders* holders) const {
+  if (facts_.kind == v1::SPACE_KIND_IPC || growth_.closed() || growth_.leaving().has_value()) return false;
+  return holders->Look(pool_, growth_, sessions_, growth_.entered() - needed_slabs());
+}
+
+std::string GiveBack::Obstacle(const SlabHolders& holders) const {
   std::vector<std::string> why;
   if (facts_.kind == v1::SPACE_KIND_IPC) return "its memory is one IPC allocation";
   if (growth_.closed()) return "";
   if (growth_.leaving().has_value()) {
+    size_t more = 0;
     for (const Session* session : sessions_) {
       for (const auto& member : session->members) {
         if (!member->leaves || member->dead) continue;
+        if (why.size() == SlabHolders::kMostNamed) {
+          ++more;
+          continue;
+        }
         why.push_back(absl::StrCat("session ", session->terms.id, " (", session->terms.client_name, ", pid ",
                                    member->identity.credentials.pid, ") has yet to unmap a slab"));
       }
     }
+    if (more > 0) why.push_back(absl::StrCat(more, " more processes have, too"));
     return absl::StrJoin(why, "; ");
   }
   why = sessions_.Keepers();
-  if (spare_slabs() == 0) why.push_back("all of it is held, promised or kept for it");
-  if (slabs() < 2 || spare_slabs() == 0) return absl::StrJoin(why, "; ");
-  // Who holds what in the last slab: by whom it is charged, if several do.
-  constexpr uint32_t kMostLooked = 4096;
-  const uint32_t first = growth_.slabs().back().first_block;
-  std::map<uint64_t, uint32_t> held;  // Blocks, keyed by session.
-  uint32_t pinned = 0, others = 0;
-  for (uint32_t b = first; b <= std::min(pool_.capacity(), first + kMostLooked); ++b) {
-    const absl::StatusOr<BlockView> view = pool_.View(BlockId{b}, 0);
-    if (!view.ok() || (view->state != BlockState::kLeased && view->state != BlockState::kSealed &&
-                       view->state != BlockState::kQuarantined)) {
-      continue;
-    }
-    const Session* const session = view->owner == kNobody ? nullptr : sessions_.of(view->owner);
-    if (view->pinned) {
-      ++pinned;
-    } else if (session != nullptr) {
-      ++held[session->terms.id];
-    } else {
-      ++others;
-    }
+  if (asking > 0) why.push_back("it waits for memory itself");
+  if (growth_.entered() == 1) {
+    why.push_back("the first slab of a space stays");
+  } else if (needed_slabs() == growth_.entered()) {
+    why.push_back("all of it is held, promised or kept for it");
   }
-  for (const auto& [id, blocks] : held) {
-    why.push_back(absl::StrCat("session ", id, " holds ", blocks, " blocks of the slab that would be next"));
-  }
-  if (pinned > 0) why.push_back(absl::StrCat(pinned, " blocks of the slab that would be next are pinned"));
-  if (others > 0) why.push_back(absl::StrCat(others, " more blocks of it are held"));
+  if (share_blocks > 0) why.push_back(absl::StrCat(share_blocks, " blocks are kept for it by an operator"));
+  for (std::string& holder : holders.Describe()) why.push_back(std::move(holder));
   return absl::StrJoin(why, "; ");
 }
 

@@ -29,6 +29,7 @@
 #include "server/space/below.h"
 #include "server/space/growth.h"
 #include "server/space/sessions.h"
+#include "server/space/slab_holders.h"
 #include "server/space/space_facts.h"
 #include "server/space/turn.h"
 
@@ -84,8 +85,10 @@ class GiveBack {
   // The space needs memory itself. REQUIRES: no slab is leaving.
   void Cancel();
 
-  // Why the last slab stays, for people to read; empty: nothing keeps it.
-  std::string Obstacle() const;
+  // Looks on at who holds what in the slabs that could go. True: there is more to look at, in another hold of the mutex.
+  bool LookAtHolders(SlabHolders* holders) const;
+  // Why slabs stay, for people to read; empty: nothing keeps them. `holders` has been looked at.
+  std::string Obstacle(const SlabHolders& holders = {}) const;
 
   // What an operator keeps for the space, whatever others want.
   uint32_t share_blocks = 0;
@@ -110,6 +113,8 @@ class GiveBack {
   GiveBackCounters counters;
 
  private:
+  // So many slabs there is no doing without, as long as sessions hold and are promised what they do.
+  uint32_t needed_slabs() const;
   bool asked() const { return keep_slabs_ < UINT32_MAX; }
   uint32_t slabs() const { return static_cast<uint32_t>(growth_.slabs().size()); }
   // What is over is put back, a slice at a time. True: there is more.

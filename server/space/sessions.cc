@@ -273,9 +273,10 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
 std::vector<std::string> Sessions::Keepers() const {
   constexpr size_t kMostNamed = 4;
   std::vector<std::string> keepers;
+  size_t more = 0;
   for (const Session* session : sessions_) {
     for (const auto& member : session->members) {
-      if (!member->maps || member->dead || keepers.size() == kMostNamed) continue;
+      if (!member->maps || member->dead) continue;
       const char* why = nullptr;
       if (session->ended) {
         why = "has ended, and its process lives on";
@@ -285,10 +286,15 @@ std::vector<std::string> Sessions::Keepers() const {
         why = "has not mapped all slabs";
       }
       if (why == nullptr) continue;
+      if (keepers.size() == kMostNamed) {
+        ++more;
+        continue;
+      }
       keepers.push_back(absl::StrCat("session ", session->terms.id, " (", session->terms.client_name,
                                      ", pid ", member->identity.credentials.pid, ") ", why));
     }
   }
+  if (more > 0) keepers.push_back(absl::StrCat(more, " more processes let none go"));
   if (keeping_processes_ > 0) {
     keepers.push_back(absl::StrCat(keeping_processes_, " processes of sessions that are gone live on"));
   }

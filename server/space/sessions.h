@@ -59,6 +59,8 @@ class Sessions {
     const auto slot = static_cast<size_t>(holder);
     return slot < by_holder_.size() ? by_holder_[slot] : nullptr;
   }
+  // All holders of sessions are below this one.
+  size_t end_holder() const { return by_holder_.size(); }
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }

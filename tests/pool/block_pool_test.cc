@@ -1,7 +1,9 @@
 // Lease, Seal, Release, Ref, sessions, credit, generations: each rule of the class comment by itself.
 #include "server/pool/block_pool.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -348,6 +350,40 @@ TEST(BlockPool, HoldsOfOneSessionAreBounded) {
   t.Release(a, many);
   EXPECT_EQ(t.pool.holds(a, block.id), 0u);
   EXPECT_EQ(t.refs(block), 1u);
+}
+
+TEST(BlockPool, HeldBlocksOfARangeAreCounted) {
+  TestPool t(5000);
+  const Holder a = t.Session(), b = t.Session();
+  std::vector<BlockRef> blocks = t.Lease(a, 4000);
+  t.Lease(b, 10);
+  // Every third is let go, and the rest of it held twice.
+  std::vector<BlockRef> some, rest;
+  for (const BlockRef block : blocks) (Index(block.id) % 3 == 0 ? some : rest).push_back(block);
+  t.Release(a, some);
+  t.Ref(a, rest);
+  for (const auto& [first, end] : std::vector<std::pair<uint32_t, uint32_t>>{{0, 0},
+                                                                             {0, 1},
+                                                                             {1, 2},
+                                                                             {3, 4},
+                                                                             {0, 1024},
+                                                                             {0, 1025},
+                                                                             {1023, 1025},
+                                                                             {1024, 2048},
+                                                                             {1000, 3100},
+                                                                             {2048, 4096},
+                                                                             {3999, 4011},
+                                                                             {0, 5000},
+                                                                             {4500, 5000},
+                                                                             {0, UINT32_MAX},
+                                                                             {UINT32_MAX - 1, UINT32_MAX}}) {
+    uint32_t held = 0;
+    for (uint32_t id = first; id < std::min(end, 5001u); ++id)
+      held += t.pool.holds(a, BlockId{id}) > 0 ? 1 : 0;
+    EXPECT_EQ(t.pool.held_in(a, first, end), held) << first << " to " << end;
+  }
+  EXPECT_EQ(t.pool.held_in(b, 0, UINT32_MAX), 10);
+  EXPECT_EQ(t.pool.held_in(kNobody, 0, UINT32_MAX), 0);
 }
 
 TEST(BlockPool, EndedSessionsBlocksWaitInQuarantine) {

@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class GiveBackTest : public GrowthTest {
  protected:
@@ -92,6 +93,16 @@ class GiveBackTest : public GrowthTest {
     (*b)->MapSlabs();
     return status;
   }
+  static std::string NameOfSession(const Engine& engine, const std::string& client) {
+    return "session " + std::to_string(engine.opened.session()) + " (" + client + ")";
+  }
+  // What keeps memory from an opening of another model that wants so much.
+  std::string Refusal(uint32_t guaranteed) {
+    std::unique_ptr<Engine> b;
+    const absl::Status refused = OpenB(guaranteed, &b);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    return std::string(refused.message());
+  }
   // Each counts as a use.
   uint32_t Found(Engine* engine, uint32_t first, uint32_t end) {
     uint32_t found = 0;
@@ -158,7 +169,7 @@ TEST_F(GiveBackTest, AHeldBlockKeepsItsSlabAndItsHolderIsNamed) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("guaranteed_blocks is 10"),
-                    HasSubstr("session " + std::to_string(a->opened.session()) + " holds 1 blocks")));
+                    HasSubstr(NameOfSession(*a, "a") + " holds 1 blocks in 1 of the 2 slabs that could go")));
   EXPECT_TRUE(a->peer->leaves().empty());
   // What was vacated is the space's again.
   clock_.Advance(100);
@@ -166,6 +177,160 @@ TEST_F(GiveBackTest, AHeldBlockKeepsItsSlabAndItsHolderIsNamed) {
   EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
   a->Release({held.groups(0).blocks(0)});
   EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
+// What keeps a slab keeps those in front of it, whoever else holds some of them.
+TEST_F(GiveBackTest, HoldersOfAllSlabsAreNamed) {
+  const auto a = Full(6);
+  const auto second = OpenEngine(OpenRequest("a"), "second"), idle = OpenEngine(OpenRequest("a"), "idle");
+  for (const uint32_t id : {20u, 52u, 60u}) ASSERT_EQ(a->Match({NameOfId(id)}).tokens(), 16);
+  std::vector<uint64_t> by_second;
+  for (const uint32_t id : {36u, 68u, 84u})
+    by_second.push_back(second->Match({NameOfId(id)}).groups(0).blocks(0));
+  const std::string refusal = Refusal(30);
+  EXPECT_THAT(
+      refusal,
+      AllOf(HasSubstr(NameOfSession(*a, "a") + " holds 3 blocks in 2 of the 5 slabs that could go"),
+            HasSubstr(NameOfSession(*second, "second") + " holds 3 blocks in 3 of the 5 slabs that could go"),
+            Not(HasSubstr("idle"))));
+  second->Release(by_second);
+  EXPECT_THAT(Refusal(48), AllOf(HasSubstr(NameOfSession(*a, "a")), Not(HasSubstr("second"))));
+}
+
+// A block stays charged to the session that took it, also when only another holds it still.
+TEST_F(GiveBackTest, WhoLetGoIsNotNamed) {
+  const auto a = Full(3);
+  const auto second = OpenEngine(OpenRequest("a"), "second");
+  const uint64_t block = a->Match({NameOfId(40)}).groups(0).blocks(0);
+  ASSERT_EQ(second->Match({NameOfId(40)}).groups(0).blocks(0), block);
+  a->Release({block});
+  EXPECT_THAT(Refusal(10), AllOf(HasSubstr(NameOfSession(*second, "second") + " holds 1 blocks in 1 of the"),
+                                 Not(HasSubstr(NameOfSession(*a, "a")))));
+}
+
+TEST_F(GiveBackTest, OfManyHoldersThoseWithMostAreNamed) {
+  const auto a = Full(3);
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (uint32_t i = 0; i < 7; ++i) {
+    engines.push_back(OpenEngine(OpenRequest("a"), "many"));
+    for (uint32_t id = 40; id <= 40 + i % 4; ++id) engines[i]->Match({NameOfId(id)});
+  }
+  const std::string refusal = Refusal(10);
+  for (uint32_t i = 0; i < 7; ++i) {
+    const std::string name = NameOfSession(*engines[i], "many");
+    // They hold 1, 2, 3, 4, 1, 2 and 3.
+    const bool named = i == 2 || i == 3 || i == 6 || i == 1;
+    EXPECT_EQ(refusal.find(name) != std::string::npos, named) << name << " in " << refusal;
+  }
+  EXPECT_THAT(refusal, HasSubstr("3 more sessions hold 4 blocks"));
+}
+
+TEST_F(GiveBackTest, WhatIsPinnedOrPromisedIsNamed) {
+  const auto a = Full(3);
+  const uint64_t block = a->Match({NameOfId(40)}).groups(0).blocks(0);
+  ASSERT_EQ(a->Do(PinOp({block}, 60000)).code(), 0);
+  a->Release({block});
+  EXPECT_THAT(Refusal(10), AllOf(HasSubstr("1 blocks are pinned"), Not(HasSubstr("holds"))));
+  ASSERT_EQ(a->Do(UnpinOp({block})).code(), 0);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(40);
+  const auto second = OpenEngine(request, "second");
+  EXPECT_THAT(Refusal(10), AllOf(HasSubstr("all of it is held, promised or kept for it"),
+                                 HasSubstr(NameOfSession(*second, "second") + " is promised 40 blocks")));
+}
+
+// A chain's tail is held in the first slab, and its head, which nobody holds any more, lies in the last one.
+TEST_F(GiveBackTest, WhatIsInFrontOfHeldBlocksIsSaid) {
+  StartDaemon(2);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  const std::vector<uint64_t> all = LeaseAll(a.get(), 2 * kSlabBlocks - 2);
+  const uint64_t tail =
+      *std::find_if(all.begin(), all.end(), [](uint64_t block) { return IdOf(block) == 5; });
+  const uint64_t head =
+      *std::find_if(all.begin(), all.end(), [](uint64_t block) { return IdOf(block) == 20; });
+  const std::vector<std::string> keys = Keys("chain", 2);
+  a->Seal({head, tail}, keys);
+  std::vector<uint64_t> others = all;
+  std::erase(others, tail);
+  a->Release(others);
+  EXPECT_THAT(Refusal(10), HasSubstr("1 blocks are in front of such as are in use"));
+}
+
+// ---- Openings that wait
+
+TEST_F(GiveBackTest, TheTimeOfAnOpeningThatWaitedIsObserved) {
+  options_.give_back_ms = 60000;
+  const auto a = Full(6);
+  const auto waits = [&] { return daemon_->Snapshot().guarantee_wait; };
+  const auto count = [&] {
+    const HistogramSnapshot snapshot = waits();
+    return std::accumulate(snapshot.counts.begin(), snapshot.counts.end(), uint64_t{0});
+  };
+  EXPECT_EQ(count(), 0) << "who finds what it needs does not wait";
+  a->peer->on_leave = [&](const v1::SlabLeave& leave) {
+    clock_.Advance(300);
+    v1::SlabLeft left;
+    left.set_slab(leave.slab());
+    daemon_->OnSlabLeft(a->id, left);
+  };
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(30, &b).ok());
+  ASSERT_EQ(a->peer->leaves().size(), 2);
+  EXPECT_EQ(count(), 1) << "one opening, for both slabs";
+  EXPECT_DOUBLE_EQ(waits().sum, 0.6);
+  const HistogramSnapshot snapshot = waits();
+  const auto bucket = std::lower_bound(snapshot.bounds.begin(), snapshot.bounds.end(), 0.6);
+  EXPECT_EQ(snapshot.counts[bucket - snapshot.bounds.begin()], 1);
+  // One that is refused has waited, too.
+  a->peer->on_leave = nullptr;
+  EXPECT_THAT(Refusal(200), HasSubstr("guaranteed_blocks is 200"));
+  EXPECT_EQ(count(), 1) << "more than the device has: nobody was asked";
+  EXPECT_THAT(Refusal(90), HasSubstr("guaranteed_blocks is 90"));
+  EXPECT_EQ(count(), 2);
+  EXPECT_DOUBLE_EQ(waits().sum, 0.6) << "it could not be had, which was known at once";
+}
+
+TEST_F(GiveBackTest, AnOpeningThatWaitsSaysSoOnce) {
+  options_.give_back_ms = 300;
+  const auto a = Full(3);
+  a->peer->on_leave = nullptr;
+  testing::internal::CaptureStderr();
+  std::unique_ptr<Engine> b;
+  const absl::Status refused = OpenB(10, &b);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(refused.ok());
+  const size_t line = log.find("opening waits for memory");
+  ASSERT_NE(line, std::string::npos) << log;
+  EXPECT_EQ(log.find("opening waits for memory", line + 1), std::string::npos) << log;
+  EXPECT_THAT(log.substr(line, log.find('\n', line) - line),
+              AllOf(HasSubstr("client=b guaranteed_blocks=10 missing_bytes="), HasSubstr("left_out=0"),
+                    HasSubstr("others=\"space " + std::to_string(Space(0).space) + " (tenant "),
+                    HasSubstr("session " + std::to_string(a->opened.session()) + " (a, pid "),
+                    HasSubstr("has yet to unmap a slab")));
+}
+
+TEST_F(GiveBackTest, OfManyOpeningsThatWaitNotEachSaysSo) {
+  options_.give_back_ms = 200;
+  const auto a = Full(3);
+  const v1::MatchResult held = a->Match({NameOfId(40)});
+  ASSERT_EQ(held.tokens(), 16);
+  const auto lines = [&](int openings) {
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < openings; ++i) Refusal(10);
+    const std::string log = testing::internal::GetCapturedStderr();
+    std::vector<std::string> lines;
+    for (size_t at = 0; (at = log.find("opening waits for memory", at)) != std::string::npos; ++at)
+      lines.push_back(log.substr(at, log.find('\n', at) - at));
+    return lines;
+  };
+  const std::vector<std::string> first = lines(7);
+  ASSERT_EQ(first.size(), 5);
+  EXPECT_THAT(first[0],
+              AllOf(HasSubstr("left_out=0"), HasSubstr(NameOfSession(*a, "a") + " holds 1 blocks")));
+  clock_.Advance(10'000);
+  const std::vector<std::string> later = lines(1);
+  ASSERT_EQ(later.size(), 1);
+  EXPECT_THAT(later[0], HasSubstr("left_out=2"));
 }
 
 TEST_F(GiveBackTest, AnEngineThatLetsNothingBeUnmappedIsNamed) {
@@ -302,6 +467,37 @@ TEST_F(GiveBackTest, WhatAnOperatorKeepsForASpaceStays) {
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kInvalidArgument);
   request.set_space(99);
   EXPECT_EQ(daemon_->SetShare(request, &response).code(), absl::StatusCode::kNotFound);
+}
+
+// It was asked for a slab, and then an operator keeps that for it: an opening does not wait for the slab, nor drains others.
+TEST_F(GiveBackTest, WhatASpaceWasAskedForAndNeedsItselfIsNotWaitedFor) {
+  const auto a = Full(4);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  ASSERT_EQ(Space(0).slabs, 3);
+  const v1::MatchResult held = a->Match({NameOfId(45)});
+  ASSERT_EQ(held.tokens(), 16);
+  ASSERT_EQ(IdOf(held.groups(0).blocks(0)), 45) << "in the last slab";
+  clock_.Advance(60000);
+  for (int round = 0; round < 20 && Space(0).give_back.asked == 1; ++round) {
+    Churn(b.get(), "b" + std::to_string(round));
+    Settle({a.get(), b.get()});
+  }
+  ASSERT_EQ(Space(0).give_back.asked, 2) << "for the cache of b";
+  ASSERT_EQ(Space(0).slabs, 3);
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_guaranteed_blocks(3 * kSlabBlocks - 1);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  testing::internal::CaptureStderr();
+  v1::OpenSession open = OpenRequest("c");
+  open.set_guaranteed_blocks(10);
+  const absl::Status refused = Attach("c")->Open(open);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("47 blocks are kept for it by an operator"),
+                                                    Not(HasSubstr("in front of such as are in use"))));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), Not(HasSubstr("opening waits for memory")));
 }
 
 // ---- Limits and weights
