@@ -53,9 +53,9 @@ absl::Status CallWorkers::CheckPlace(const Call& call) const {
   };
   RETURN_IF_ERROR(check(taken_, options_.most_waiting, options_.most_waiting_bytes, ""));
   const auto own = taken_by_.find(call.tenant);
-  if (!options_.divided || own == taken_by_.end()) return absl::OkStatus();
+  if (options_.turns_by.empty() || own == taken_by_.end()) return absl::OkStatus();
   return check(own->second, options_.most_waiting / 2, options_.most_waiting_bytes / 2,
-               absl::StrCat(" of tenant \"", call.tenant, "\""));
+               absl::StrCat(" of ", options_.turns_by, " \"", call.tenant, "\""));
 }
 
 void CallWorkers::Leave(const Call& call) {

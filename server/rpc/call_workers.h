@@ -3,7 +3,7 @@
 //
 // Peers decide how many such calls there are, so that threads, calls that wait for one, and the bytes of those
 // calls are bounded. A call beyond the bounds is refused. Calls of one owner run one after another: however many it
-// has, it takes one thread. Tenants take turns at the threads, and none takes all the places.
+// has, it takes one thread. Tenants, or users, take turns at the threads, and none takes all the places.
 #ifndef KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 #define KVPOOL_SERVER_RPC_CALL_WORKERS_H_
 
@@ -29,7 +29,8 @@ class CallWorkers {
     int threads = 1;
     size_t most_waiting = 0;
     size_t most_waiting_bytes = 0;
-    bool divided = false;  // One tenant has at most half of the places.
+    // "tenant", "user": who takes turns, of whom one has at most half of the places. Empty: nobody is told apart.
+    std::string turns_by;
   };
   explicit CallWorkers(Options options);
   // Calls that have begun are carried through, the others are dropped.
@@ -40,7 +41,7 @@ class CallWorkers {
   struct Call {
     size_t bytes = 0;    // The size of its request.
     uint64_t owner = 0;  // 0: it has none.
-    std::string tenant;  // Whoever takes turns: a tenant, a user.
+    std::string tenant;  // Its tenant or its user, as Options::turns_by says.
   };
   // Runs `work` on one of the threads. RESOURCE_EXHAUSTED: too many wait, and it will not run.
   absl::Status Start(const Call& call, std::function<void()> work);

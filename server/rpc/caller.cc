@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "server/space/session.h"
 
@@ -36,6 +38,11 @@ Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connectio
     peer.names.emplace_back(san.data(), san.size());
   }
   return peer;
+}
+
+std::string UserOf(const Peer& peer) {
+  if (peer.process != nullptr) return absl::StrCat("uid ", peer.process->uid);
+  return absl::CHexEscape(absl::StrJoin(peer.names, ", "));
 }
 
 absl::Status CheckOwner(const Peer& peer, const Member& member) {

@@ -5,6 +5,7 @@
 #include <grpcpp/server_context.h>
 
 #include <atomic>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/access/peer.h"
@@ -16,6 +17,9 @@ class Member;
 
 // The peer of a call's connection.
 Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connections);
+
+// "uid 1000", or the names in its certificate: one user, where users take turns.
+std::string UserOf(const Peer& peer);
 
 // Whoever shows a member's token must be of the uid that opened its session. PERMISSION_DENIED: it is not, or it is on
 // the network.

@@ -70,13 +70,14 @@ class GrpcServer::Rep {
             CallWorkers::Options{.calls = "operator calls",
                                  .threads = kOperatorThreads,
                                  .most_waiting = kMostOperatorCallsWaiting,
-                                 .most_waiting_bytes = kMostOperatorBytesWaiting})),
+                                 .most_waiting_bytes = kMostOperatorBytesWaiting,
+                                 .turns_by = "user"})),
         large_calls_(
             std::make_unique<CallWorkers>(CallWorkers::Options{.calls = "large calls",
                                                                .threads = kLargeCallThreads,
                                                                .most_waiting = kMostLargeCallsWaiting,
                                                                .most_waiting_bytes = kMostLargeBytesWaiting,
-                                                               .divided = true})) {}
+                                                               .turns_by = "tenant"})) {}
   ~Rep() { Stop(std::chrono::milliseconds(0)); }
 
   absl::Status Start(const GrpcServerOptions& options);

@@ -25,7 +25,7 @@ Openings::Openings(Daemon* daemon, RpcStats* stats)
                 .threads = kThreads,
                 .most_waiting = kMostWaiting,
                 .most_waiting_bytes = kMostWaitingBytes,
-                .divided = true}) {}
+                .turns_by = "user"}) {}
 
 void Openings::OpenSession(const Caller& caller, const v1::OpenSession* request,
                            v1::OpenSessionResult* result, Done done) {
@@ -70,9 +70,8 @@ void Openings::Run(std::string_view method, const Caller& caller, size_t bytes,
       daemon_->access().Admit(caller.peer, AccessRole::kEngine, {method.data(), method.size()}).status();
   if (!engine.ok()) return Refuse(method, caller, std::move(engine), done);
   // The tenant is not known yet.
-  const std::string who = caller.peer.process == nullptr ? "" : absl::StrCat(caller.peer.process->uid);
-  absl::Status started =
-      workers_.Start({.bytes = bytes, .tenant = who}, [this, method, &caller, open = std::move(open), done] {
+  absl::Status started = workers_.Start(
+      {.bytes = bytes, .tenant = UserOf(caller.peer)}, [this, method, &caller, open = std::move(open), done] {
         absl::Status opened = caller.gone ? absl::CancelledError("the caller is gone") : open();
         if (opened.ok()) return done(std::move(opened));
         Refuse(method, caller, std::move(opened), done);

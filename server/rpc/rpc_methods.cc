@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/audit.h"
+#include "server/rpc/caller.h"
 #include "server/space/call_work.h"
 #include "server/space/session.h"
 #include "server/wire/field_checks.h"
@@ -63,7 +64,8 @@ void AddOperatorCall(
         }
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
         const CallWorkers::Call call = {.bytes = request->ByteSizeLong(),
-                                        .owner = effect == Effect::kChangesAtLength ? kAtLength : 0};
+                                        .owner = effect == Effect::kChangesAtLength ? kAtLength : 0,
+                                        .tenant = UserOf(caller.peer)};
         const absl::Status started = desk.workers->Start(call, [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(caller.peer, *request, response);

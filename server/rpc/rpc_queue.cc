@@ -15,6 +15,9 @@ constexpr size_t kMaxMessageBytes = 4096;
 // and some 1 ms for each MiB that it has.
 constexpr int kMostEventsBetweenTurns = 1024;
 constexpr size_t kMostBytesBetweenTurns = 1 << 20;
+// gRPC looks at no socket when an event has come while it was not looking, and the end of each answer is one: with a single look a
+// turn, nothing would be read until nobody waited for a turn any more. A look takes in one socket, and there may be nothing for us.
+constexpr int kLooks = 4;
 // Unary verbs of one tenant that wait for its turns, and what they name.
 constexpr size_t kMostVerbsWaiting = 1024;
 constexpr size_t kMostVerbBytesWaiting = 8 << 20;
@@ -58,10 +61,13 @@ bool RpcQueue::RunNext() {
     static_cast<RpcTag*>(tag)->Run(ok);
     return true;
   }
-  // A time that is long past: what has not arrived is not waited for.
-  if (events_ < kMostEventsBetweenTurns && read_bytes_ < kMostBytesBetweenTurns &&
-      queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::time_point()) ==
-          grpc::CompletionQueue::GOT_EVENT) {
+  for (int look = 0;
+       look < kLooks && events_ < kMostEventsBetweenTurns && read_bytes_ < kMostBytesBetweenTurns; ++look) {
+    // A time that is long past: what has not arrived is not waited for.
+    if (queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::time_point()) !=
+        grpc::CompletionQueue::GOT_EVENT) {
+      continue;
+    }
     ++events_;
     static_cast<RpcTag*>(tag)->Run(ok);
     return true;

@@ -4,6 +4,7 @@
 //   echo SOCKET FILE ""         a gRPC server that answers every message with the file's bytes
 //   open SOCKET BLOCKS MODEL    opens a session that is guaranteed so many blocks of a model's own space, prints "ready",
 //                               and waits to be killed
+//   flood SOCKET VERB CALLERS   floods the daemon with a verb, as another tenant than the others (flooder.h)
 //   hold SOCKET COUNT SEED      shares 16 blocks, then leases COUNT, fills them, prints "ready", and waits to be killed
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include "proto/support/check.h"
 #include "tests/bench/echo_server.h"
 #include "tests/bench/engines.h"
+#include "tests/bench/flooder.h"
 
 namespace kvpool::bench {
 namespace {
@@ -154,6 +156,7 @@ int main(int argc, char** argv) {
   if (verb == "open") {
     return kvpool::bench::OpenUntilKilled(argv[2], static_cast<uint32_t>(std::atoi(argv[3])), argv[4]);
   }
+  if (verb == "flood") return kvpool::bench::Flood(argv[2], argv[3], std::atoi(argv[4]));
   if (verb == "echo") return kvpool::bench::ServeEcho(argv[2], argv[3]);
   std::fprintf(stderr, "bench_engine is started by kvpool-bench\n");
   return 2;

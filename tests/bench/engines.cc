@@ -87,6 +87,17 @@ void CacheMillion(Session* session) {
   }
 }
 
+std::string CacheChain(Session* session) {
+  auto blocks = session->LeaseWithin(kChainBlocks, Patience());
+  Check(blocks.status());
+  std::string keys;
+  for (uint32_t i = 0; i < kChainBlocks; ++i) keys += KeyOf(i);
+  auto seal = session->Seal({.blocks = blocks->refs(), .keys = keys});
+  Check(seal.status());
+  Check(seal->Wait(Patience()).status());
+  return keys;
+}
+
 EngineProcess::EngineProcess(const std::vector<std::string>& arguments) {
   std::vector<char*> argv = {const_cast<char*>(KVPOOL_BENCH_ENGINE)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));

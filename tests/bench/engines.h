@@ -49,6 +49,8 @@ SessionOptions SmallBlocks(const std::string& socket);
 std::string KeyOf(uint64_t i);
 std::vector<Blocks> LeaseMillion(Session* session);
 void CacheMillion(Session* session);
+// Caches one chain; answers its keys.
+std::string CacheChain(Session* session);
 
 // A bench_engine that was started with these arguments.
 class EngineProcess {

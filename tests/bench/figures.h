@@ -35,9 +35,10 @@ struct Figure {
 // Collects the figures of the sections that run.
 class Figures {
  public:
-  // `sessions`: how many BenchSessions opens and closes.
-  explicit Figures(uint32_t sessions) : sessions_(sessions) {}
+  // `sessions`: how many BenchSessions opens and closes. `flood_ms`: how long each flood of BenchFlood lasts.
+  Figures(uint32_t sessions, uint32_t flood_ms) : sessions_(sessions), flood_ms_(flood_ms) {}
   uint32_t sessions() const { return sessions_; }
+  uint32_t flood_ms() const { return flood_ms_; }
 
   void BeginSection(std::string_view section) { section_ = section; }
   void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
@@ -50,7 +51,7 @@ class Figures {
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  const uint32_t sessions_;
+  const uint32_t sessions_, flood_ms_;
   std::string section_;
   std::vector<Figure> figures_;
   std::vector<std::string> notes_;
@@ -71,6 +72,7 @@ void BenchRequest(Figures* figures);     // client_bench.cc
 void BenchStep(Figures* figures);        // step_bench.cc
 void BenchTwoClients(Figures* figures);  // engines_bench.cc
 void BenchLatency(Figures* figures);     // latency_bench.cc
+void BenchFlood(Figures* figures);       // flood_bench.cc
 void BenchPrune(Figures* figures);       // prune_bench.cc
 void BenchKill(Figures* figures);        // engines_bench.cc
 void BenchSessions(Figures* figures);    // sessions_bench.cc

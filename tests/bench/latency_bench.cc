@@ -4,7 +4,6 @@
 // daemon is asked for one thing after the other, each over and over again for some seconds: operator calls, openings
 // that make 4 GiB of slabs, ends of sessions that hold a million blocks, scrapes. What counts is how much longer a
 // Match takes than while nothing else goes on, and how long the mutex of its space was held.
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -20,6 +19,7 @@
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"
 #include "tests/bench/figures.h"
+#include "tests/bench/prober.h"
 
 namespace kvpool::bench {
 namespace {
@@ -27,38 +27,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPhase = std::chrono::seconds(4);
-constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr double kMostP99AboveQuietMs = 2;
 constexpr double kMostMs = 25;
-
-// Matches until told to stop.
-class Prober {
- public:
-  explicit Prober(Session* session) : thread_([this, session] { Run(session); }) {}
-  std::vector<double> Stop() {
-    stop_ = true;
-    thread_.join();
-    return std::move(ms_);
-  }
-
- private:
-  void Run(Session* session) {
-    for (uint64_t i = 0; !stop_; ++i) {
-      const std::string key = KeyOf(i * 7919 % (kMillion / kChainBlocks) * kChainBlocks);
-      const auto begin = Clock::now();
-      auto pending = session->Match(key);
-      Check(pending.status());
-      auto hit = pending->Wait(Patience());
-      ms_.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
-      Check(hit.status());
-      std::this_thread::sleep_for(kPause);
-    }
-  }
-
-  std::atomic<bool> stop_{false};
-  std::vector<double> ms_;
-  std::thread thread_;  // It is the last member: the thread uses the others.
-};
 
 class Latency {
  public:
@@ -68,7 +38,7 @@ class Latency {
   // Measures beside `disturb`, which is done over and over again, at least once.
   void Beside(const std::string& what, const std::function<void()>& disturb) {
     const double held_before = LongHolds();
-    Prober prober(session_);
+    Prober prober(session_, kMillion / kChainBlocks);
     int times = 0;
     for (const auto end = Clock::now() + kPhase; times == 0 || Clock::now() < end; ++times) disturb();
     const std::vector<double> ms = prober.Stop();
@@ -99,18 +69,6 @@ class Latency {
   Session* const session_;
   std::optional<double> quiet_p99_ms_;  // The first phase sets it.
 };
-
-// Caches a chain of kChainBlocks blocks; answers its keys.
-std::string CacheChain(Session* session) {
-  auto blocks = session->LeaseWithin(kChainBlocks, Patience());
-  Check(blocks.status());
-  std::string keys;
-  for (uint32_t i = 0; i < kChainBlocks; ++i) keys += KeyOf(i);
-  auto seal = session->Seal({.blocks = blocks->refs(), .keys = keys});
-  Check(seal.status());
-  Check(seal->Wait(Patience()).status());
-  return keys;
-}
 
 }  // namespace
 
@@ -164,7 +122,7 @@ void BenchLatency(Figures* figures) {
     KVPOOL_CHECK(engine.ReadLine() == "ready", "bench_engine is not ready");
     engine.Kill();
     // The next one needs its memory.
-    while (operators.ListSessions({})->sessions_size() > 1) std::this_thread::sleep_for(kPause);
+    while (operators.ListSessions({})->sessions_size() > 1) std::this_thread::sleep_for(kProbePause);
   });
   latency.Beside("leases and ends of sessions of a million blocks", [&] {
     const auto other = OpenSession(SmallBlocks(socket));

@@ -33,6 +33,7 @@ constexpr Section kSections[] = {
     {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
     {"latency", "a verb beside operator calls, openings, ends and scrapes, at a million cached blocks",
      BenchLatency},
+    {"flood", "a Match beside a flood of each verb by another tenant: reported, not bounded", BenchFlood},
     {"prune", "Prune of a live sequence through the daemon", BenchPrune},
     {"sessions", "what a daemon keeps of sessions that were closed", BenchSessions},
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
@@ -128,12 +129,14 @@ int Help(const Flags& flags) {
 
 int Main(const std::vector<std::string>& arguments) {
   std::string only;
-  uint32_t sessions = 2000;
+  uint32_t sessions = 2000, flood_ms = 500;
   bool json = false, help = false, version = false;
   Flags flags;
   flags.Add("only", &only, "sections to measure, with commas between them; all by default");
   flags.Add("sessions", &sessions, {.min = 1, .max = 10000000},
             "how many sessions the section of that name opens and closes");
+  flags.Add("flood-ms", &flood_ms, {.min = 100, .max = 60000},
+            "how long each flood of the section of that name lasts");
   flags.Add("json", &json, "the figures as JSON");
   flags.Add("help", &help, "this text");
   flags.Add("version", &version, "what this build is");
@@ -151,7 +154,7 @@ int Main(const std::vector<std::string>& arguments) {
                                    [&name](const Section& section) { return section.name == name; });
     if (!known) return Fail(absl::StrCat("--only: no section \"", name, "\"; see --help"));
   }
-  Figures figures(sessions);
+  Figures figures(sessions, flood_ms);
   for (const Section& section : kSections) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) continue;
     std::fprintf(stderr, "%s ...\n", std::string(section.name).c_str());

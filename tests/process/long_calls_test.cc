@@ -504,7 +504,7 @@ TEST(CallWorkersTest, OneTenantHasHalfOfThePlaces) {
     ++ran;
   };
   CallWorkers workers(
-      {.calls = "calls", .threads = 1, .most_waiting = 4, .most_waiting_bytes = 100, .divided = true});
+      {.calls = "calls", .threads = 1, .most_waiting = 4, .most_waiting_bytes = 100, .turns_by = "tenant"});
   ASSERT_TRUE(workers.Start({.tenant = "flooder"}, work).ok());
   gate.AwaitArrivals(1);
   ASSERT_TRUE(workers.Start({.bytes = 40, .tenant = "flooder"}, work).ok());
