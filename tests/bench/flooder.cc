@@ -20,6 +20,8 @@ namespace {
 
 constexpr int kBatchVerbs = 64, kBatchesUnderWay = 8;
 constexpr int kLargeNames = 16384;
+// One slab: an engine without the client library does not map those that come later, and would then be given nothing.
+constexpr uint64_t kSpaceBytes = 8 << 20;
 
 // Verbs of one caller, until `stop`.
 class Caller {
@@ -27,7 +29,8 @@ class Caller {
   Caller(std::string socket, std::string flood, int number)
       : socket_(std::move(socket)), flood_(std::move(flood)), number_(number) {}
 
-  void Run(const std::atomic<bool>& stop, std::atomic<int>* ready) {
+  // Floods once `callers` are ready: what others do then may leave no block to prepare with.
+  void Run(const std::atomic<bool>& stop, int callers, std::atomic<int>* ready) {
     if (flood_ == "close_session" || flood_ == "open_session" || flood_ == "add_member") {
       ++*ready;
       while (!stop) Call();
@@ -38,6 +41,7 @@ class Caller {
     const auto stream = engine->stub().Step(&context);
     const v1::StepRequest batch = BatchOf(Prepare(engine.get(), stream.get()));
     ++*ready;
+    while (*ready < callers) std::this_thread::yield();
     v1::StepResponse answer;
     for (int under_way = 0; !stop;) {
       for (; under_way < kBatchesUnderWay; ++under_way) Write(engine.get(), stream.get(), batch);
@@ -62,6 +66,7 @@ class Caller {
     v1::OpenSession request = VerbSession();
     request.set_attach_token((*engine)->attach_token());
     request.set_tenant("flooder");
+    request.set_max_space_bytes(kSpaceBytes);
     grpc::ClientContext context;
     v1::OpenSessionResult opened;
     Check(FromGrpc((*engine)->stub().OpenSession(&context, request, &opened)));
@@ -162,7 +167,7 @@ int Flood(const std::string& socket, const std::string& flood, int callers) {
   std::vector<std::thread> threads;
   for (int i = 0; i < callers; ++i) {
     all.push_back(std::make_unique<Caller>(socket, flood, i));
-    threads.emplace_back([&, caller = all.back().get()] { caller->Run(stop, &ready); });
+    threads.emplace_back([&, caller = all.back().get()] { caller->Run(stop, callers, &ready); });
   }
   while (ready < callers) std::this_thread::yield();
   std::printf("ready\n");
