@@ -122,7 +122,9 @@ TEST_F(GrpcAcceptorTest, SilentOnesAreDisplacedByOthersAndTheLogHasABound) {
   std::vector<UniqueFd> clients;
   for (int i = 0; i < 101; ++i) {
     clients.push_back(Connect());
-    if (i > 0) EXPECT_FALSE(IsLetIn(clients[i - 1])) << i;
+    if (i > 0) {
+      EXPECT_FALSE(IsLetIn(clients[i - 1])) << i;
+    }
   }
   Say(clients.back(), kPreface);
   EXPECT_TRUE(IsLetIn(clients.back()));
