@@ -70,6 +70,8 @@ void Durations::Merge(const Durations& other) {
 struct Board::Header {
   uint32_t requests;
   uint32_t engines;
+  uint32_t blocks;
+  uint32_t keys;
   // No request in front of the lower 32 bits is open. The upper 32 move with each Reopen, so that an engine
   // that looked before it can't move the mark past what was opened.
   std::atomic<uint64_t> first_open;
@@ -77,8 +79,17 @@ struct Board::Header {
   std::atomic<uint32_t> stop;
 };
 
+namespace {
+
+// Half of them stay empty, so that a search is short.
+size_t PlacesFor(uint32_t keys) { return std::bit_ceil(2 * size_t{keys} + 1); }
+
+}  // namespace
+
+// What no engine touches takes no memory.
 size_t Board::BytesFor(Size size) {
-  return sizeof(Header) + 64 + size.engines * sizeof(EngineSlot) + size.requests * sizeof(RequestRecord);
+  return sizeof(Header) + 64 + size.engines * sizeof(EngineSlot) + size.requests * sizeof(RequestRecord) +
+         PlacesFor(size.keys) * sizeof(uint64_t) + size_t{size.engines} * size.blocks;
 }
 
 absl::StatusOr<Board> Board::Create(Size size) {
@@ -93,6 +104,8 @@ absl::StatusOr<Board> Board::Create(Size size) {
   auto* header = static_cast<Header*>(memory);  // All zero: open requests, empty counts.
   header->requests = size.requests;
   header->engines = size.engines;
+  header->blocks = size.blocks;
+  header->keys = size.keys;
   header->hold_from = size.requests;
   return Board(std::move(fd), memory, bytes);
 }
@@ -110,11 +123,16 @@ absl::StatusOr<Board> Board::Open(UniqueFd fd) {
 
 Board::Board(UniqueFd fd, void* memory, size_t bytes) : fd_(std::move(fd)), memory_(memory), bytes_(bytes) {
   header_ = static_cast<Header*>(memory);
-  size_ = {.requests = header_->requests, .engines = header_->engines};
+  size_ = {.requests = header_->requests,
+           .engines = header_->engines,
+           .blocks = header_->blocks,
+           .keys = header_->keys};
   KVPOOL_CHECK(BytesFor(size_) == bytes, "%zu bytes of shared memory", bytes);
   auto* slots = static_cast<char*>(memory) + (sizeof(Header) + 63) / 64 * 64;
   slots_ = reinterpret_cast<EngineSlot*>(slots);
-  records_ = reinterpret_cast<RequestRecord*>(slots + size_.engines * sizeof(EngineSlot));
+  sealed_ = reinterpret_cast<std::atomic<uint64_t>*>(slots + size_.engines * sizeof(EngineSlot));
+  records_ = reinterpret_cast<RequestRecord*>(sealed_ + PlacesFor(size_.keys));
+  holds_ = reinterpret_cast<std::atomic<uint8_t>*>(records_ + size_.requests);
 }
 
 Board::Board(Board&& other) noexcept
@@ -124,7 +142,9 @@ Board::Board(Board&& other) noexcept
       size_(other.size_),
       header_(other.header_),
       records_(other.records_),
-      slots_(other.slots_) {}
+      slots_(other.slots_),
+      sealed_(other.sealed_),
+      holds_(other.holds_) {}
 
 Board::~Board() {
   if (memory_ != nullptr) munmap(memory_, bytes_);
@@ -148,7 +168,56 @@ void Board::Done(uint32_t request) { records_[request].state.store(kDone, std::m
 void Board::Stop() { header_->stop.store(1, std::memory_order_release); }
 bool Board::stopped() const { return header_->stop.load(std::memory_order_acquire) != 0; }
 
+bool Board::OthersHold(uint32_t engine, uint32_t block, Hold least) const {
+  for (uint32_t other = 0; other < size_.engines; ++other) {
+    if (other == engine || slots_[other].doomed.load(std::memory_order_seq_cst)) continue;
+    if (hold(other, block).load(std::memory_order_seq_cst) >= least) return true;
+  }
+  return false;
+}
+
+// The store comes before the loads in the one order that all processes see, so that two engines can't overlook each other.
+bool Board::HoldLeased(uint32_t engine, uint32_t block) {
+  hold(engine, block).store(kLeased, std::memory_order_seq_cst);
+  return !OthersHold(engine, block, kSealed);
+}
+
+bool Board::HoldSealed(uint32_t engine, uint32_t block) {
+  hold(engine, block).store(kSealed, std::memory_order_seq_cst);
+  return !OthersHold(engine, block, kLeased);
+}
+
+void Board::LetGo(uint32_t engine, uint32_t block) {
+  hold(engine, block).store(kNone, std::memory_order_seq_cst);
+}
+
+std::atomic<uint64_t>& Board::PlaceOf(uint64_t digest) const {
+  const size_t places = PlacesFor(size_.keys);
+  for (size_t at = digest % places;; at = (at + 1) % places) {
+    const uint64_t found = sealed_[at].load(std::memory_order_acquire);
+    if (found == 0 || found == digest) return sealed_[at];
+  }
+}
+
+void Board::Sealed(uint64_t digest) {
+  digest |= 1;  // 0 is an empty place.
+  // Another engine may take the empty place for another key first.
+  for (uint64_t found = 0; found != digest;) {
+    found = 0;
+    if (PlaceOf(digest).compare_exchange_strong(found, digest, std::memory_order_acq_rel)) return;
+  }
+}
+
+bool Board::sealed(uint64_t digest) const { return PlaceOf(digest | 1).load(std::memory_order_acquire) != 0; }
+
+void Board::Doom(uint32_t engine) { slots_[engine].doomed.store(true, std::memory_order_seq_cst); }
+
 uint32_t Board::Reopen(uint32_t engine) {
+  for (uint32_t block = 0; block < size_.blocks; ++block) {
+    std::atomic<uint8_t>& held = hold(engine, block);
+    if (held.load(std::memory_order_relaxed) != kNone) held.store(kNone, std::memory_order_seq_cst);
+  }
+  slots_[engine].doomed.store(false, std::memory_order_seq_cst);
   uint32_t reopened = 0;
   uint32_t first = size_.requests;
   for (uint32_t i = 0; i < size_.requests; ++i) {

@@ -1,9 +1,13 @@
-// Memory that the processes of one replay share: who serves which request, and how that went.
+// Memory that the processes of one replay share: who serves which request, who holds which block, and how that went.
 //
 // A request is in one state: open -> claimed by one engine -> done; when the engine is killed, its
 // claims are open again. The state word of a request is the only truth: claiming is one
 // compare-and-swap on it, so a kill at any instruction leaves each request open, claimed by the dead
 // engine, or done with its record written.
+//
+// Who holds which block is written here by the engines, beside the daemon's own books: what an engine has leased is its
+// alone, and what is sealed may be held by many, but by nobody who leased it. An engine writes what it holds before it
+// looks at the others, and takes that back before it releases, so that of two owners at least one sees the other.
 #ifndef KVPOOL_CLIENT_REPLAY_BOARD_H_
 #define KVPOOL_CLIENT_REPLAY_BOARD_H_
 
@@ -55,6 +59,10 @@ struct EngineSlot {
   std::atomic<uint64_t> sessions;        // Sessions opened.
   std::atomic<uint64_t> refused;         // Blocks, leases and fences that the daemon refused.
   std::atomic<uint64_t> late_tokens;     // Tokens that a match left below after its wait.
+  std::atomic<uint64_t> double_owners;   // Blocks that another engine held, too.
+  // Blocks sealed under a key that had been sealed before, and that the daemon did not know: it was evicted, or lost.
+  std::atomic<uint64_t> sealed_again;
+  std::atomic<bool> doomed;  // It is being killed, and others may get what it holds.
 };
 
 class Board {
@@ -62,6 +70,8 @@ class Board {
   struct Size {
     uint32_t requests = 0;
     uint32_t engines = 0;
+    uint32_t blocks = 0;  // Indices of blocks are below this.
+    uint32_t keys = 0;    // At most so many keys are sealed.
   };
   static absl::StatusOr<Board> Create(Size size);
   // Opens it in a process that inherited the fd.
@@ -81,8 +91,21 @@ class Board {
   void Stop();  // Has engines end after the request that they serve.
   bool stopped() const;
 
+  // The engine holds the block, which it leased or which is sealed. False: another engine holds it, and one of both as
+  // its own.
+  // REQUIRES: block < size().blocks.
+  bool HoldLeased(uint32_t engine, uint32_t block);
+  bool HoldSealed(uint32_t engine, uint32_t block);
+  void LetGo(uint32_t engine, uint32_t block);
+
+  // A key whose seal was answered, by the first 64 bits of it.
+  void Sealed(uint64_t digest);
+  bool sealed(uint64_t digest) const;
+
   // ---- The process that started them
-  // REQUIRES: the engine's process is gone. Answers how many requests are open again.
+  // The engine is about to be killed: from now on others may get what it holds.
+  void Doom(uint32_t engine);
+  // Forgets what the engine held. REQUIRES: its process is gone. Answers how many requests are open again.
   uint32_t Reopen(uint32_t engine);
   // Hides open requests from this one on until it is called again, so that engines do not outrun the kills
   // that are due.
@@ -95,9 +118,16 @@ class Board {
  private:
   static constexpr uint32_t kDone = ~uint32_t{0};
   struct Header;
+  enum Hold : uint8_t { kNone, kSealed, kLeased };
 
   Board(UniqueFd fd, void* memory, size_t bytes);
   static size_t BytesFor(Size size);
+  std::atomic<uint8_t>& hold(uint32_t engine, uint32_t block) const {
+    return holds_[size_t{engine} * size_.blocks + block];
+  }
+  bool OthersHold(uint32_t engine, uint32_t block, Hold least) const;
+  // The digest's place among the sealed ones, or the empty one where it belongs.
+  std::atomic<uint64_t>& PlaceOf(uint64_t digest) const;
 
   UniqueFd fd_;
   void* memory_ = nullptr;
@@ -106,6 +136,8 @@ class Board {
   Header* header_ = nullptr;
   RequestRecord* records_ = nullptr;
   EngineSlot* slots_ = nullptr;
+  std::atomic<uint64_t>* sealed_ = nullptr;  // A hash table with open addressing; 0: empty.
+  std::atomic<uint8_t>* holds_ = nullptr;    // Of Hold, by engine and block.
 };
 
 }  // namespace kvpool::replay

@@ -109,6 +109,7 @@ class Engine {
     const std::vector<PrefixKey> keys = Keys(request);
     ASSIGN_OR_RETURN(MatchHit hit, Match(keys));
     Blocks shared = std::move(hit.groups[0]);
+    RETURN_IF_ERROR(Hold(shared.refs(), kSealed));
     RETURN_IF_ERROR(Verify(shared.refs(), keys, "hit"));
 
     const size_t hits = shared.size();
@@ -116,8 +117,12 @@ class Engine {
     const size_t decode = options_.decode ? DecodeBlocks(request) : 0;
     Blocks leased;
     const absl::Status room = Lease(static_cast<uint32_t>(missing + decode), &leased);
-    if (absl::IsDeadlineExceeded(room) || absl::IsResourceExhausted(room)) return false;
+    if (absl::IsDeadlineExceeded(room) || absl::IsResourceExhausted(room)) {
+      LetGo(shared.refs());
+      return false;
+    }
     RETURN_IF_ERROR(room);
+    RETURN_IF_ERROR(Hold(leased.refs(), kLeased));
     Blocks answer = leased.SplitFrom(missing);
     RETURN_IF_ERROR(Stamp(leased.refs(), absl::MakeSpan(keys).subspan(hits)));
 
@@ -127,6 +132,8 @@ class Engine {
       RETURN_IF_ERROR(SealAndShare(keys, &shared, std::move(leased), record));
     }
     RETURN_IF_ERROR(Verify(shared.refs(), keys, "shared"));
+    LetGo(answer.refs());
+    LetGo(shared.refs());
     const Stopwatch watch;
     answer.Release();
     shared.Release();
@@ -182,6 +189,11 @@ class Engine {
   absl::Status SealAndShare(const std::vector<PrefixKey>& keys, Blocks* shared, Blocks own,
                             RequestRecord* record) {
     const size_t hits = shared->size();
+    std::vector<char> sealed_before;
+    for (const PrefixKey& key : absl::MakeSpan(keys).subspan(hits))
+      sealed_before.push_back(board_->sealed(Digest(key)));
+    // From here on others may hold them, too.
+    RETURN_IF_ERROR(Hold(own.refs(), kSealed));
     const Stopwatch watch;
     ASSIGN_OR_RETURN(
         PendingSeal pending,
@@ -201,15 +213,47 @@ class Engine {
     std::vector<BlockRef> unused;
     for (size_t i = 0; i < own.size(); ++i) {
       sequence.push_back(outcome.canonical[i]);
-      if (outcome.canonical[i] == own[i]) continue;
+      if (outcome.canonical[i] == own[i]) {
+        if (sealed_before[i]) slot_->sealed_again.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
       unused.push_back(own[i]);
       ++record->deduplicated_blocks;
     }
+    for (const PrefixKey& key : absl::MakeSpan(keys).subspan(hits)) board_->Sealed(Digest(key));
+    LetGo(unused);
+    RETURN_IF_ERROR(Hold(sequence, kSealed));
     own.Detach();
     outcome.duplicates.Detach();
     shared->Append(Blocks(session_.get(), sequence));
     session_->Release(unused);
     return absl::OkStatus();
+  }
+
+  enum Kind { kSealed, kLeased };
+
+  // Writes down that this engine holds them, and counts those that another one holds.
+  absl::Status Hold(absl::Span<const BlockRef> refs, Kind kind) {
+    for (const BlockRef& ref : refs) {
+      const uint32_t block = Index(ref.id);
+      if (block >= board_->size().blocks) {
+        return absl::InternalError(absl::StrCat("block ", block, " of a pool that had room for ",
+                                                board_->size().blocks, " at the start"));
+      }
+      if (kind == kLeased ? board_->HoldLeased(options_.engine, block)
+                          : board_->HoldSealed(options_.engine, block))
+        continue;
+      slot_->double_owners.fetch_add(1, std::memory_order_relaxed);
+      std::fprintf(stderr,
+                   "DOUBLE OWNER: engine %u (pid %d): %s block %u generation %u is held by another engine\n",
+                   options_.engine, getpid(), kind == kLeased ? "leased" : "sealed", block, ref.generation);
+    }
+    return absl::OkStatus();
+  }
+
+  // Before they are released: after that they may be another's.
+  void LetGo(absl::Span<const BlockRef> refs) {
+    for (const BlockRef& ref : refs) board_->LetGo(options_.engine, Index(ref.id));
   }
 
   std::vector<StampedBlock> Stamped(absl::Span<const BlockRef> refs, absl::Span<const PrefixKey> keys) const {

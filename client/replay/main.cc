@@ -203,7 +203,7 @@ absl::StatusOr<bool> RunReplay(Settings s, const Workload& workload, const v1::L
   std::fflush(stdout);
   ASSIGN_OR_RETURN(const std::unique_ptr<ReplayResult> result, Replay(s.replay, workload.requests));
   std::fputs(s.json ? RenderJson(*result, workload.name).c_str() : RenderTable(*result).c_str(), stdout);
-  return result->corrupt_blocks == 0;
+  return result->corrupt_blocks == 0 && result->double_owners == 0;
 }
 
 int Main(const std::vector<std::string>& arguments) {
@@ -226,7 +226,7 @@ int Main(const std::vector<std::string>& arguments) {
   if (settings.help) {
     std::printf(
         "kvpool-replay [FLAGS]: serve recorded requests with engine processes, and prove the memory right\n\n"
-        "Flags:\n%s\nExit status: 0 done, 1 a corruption or a failed replay, 2 usage.\n",
+        "Flags:\n%s\nExit status: 0 done, 1 a corruption, a double owner or a failed replay, 2 usage.\n",
         flags.Help().c_str());
     return 0;
   }

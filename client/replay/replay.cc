@@ -178,6 +178,9 @@ class Fleet {
   absl::Status KillDaemon() {
     ASSIGN_OR_RETURN(const DaemonCounts counts, CountsOf(options_.socket));
     killed_daemons_.Add(counts);
+    if (!options_.engines_outlive_daemon) {
+      for (uint32_t engine = 0; engine < processes_.size(); ++engine) board_->Doom(engine);
+    }
     RETURN_IF_ERROR(options_.restart_daemon());
     ++daemon_kills_;
     if (options_.engines_outlive_daemon) return absl::OkStatus();
@@ -210,12 +213,13 @@ class Fleet {
   // SIGKILL, in the middle of whatever it does; the next process in its place goes on.
   absl::Status KillOne() {
     const uint32_t engine = ChooseVictim();
+    board_->Doom(engine);
     processes_[engine].Signal(SIGKILL);
     const int end = processes_[engine].Wait();
+    reopened_ += board_->Reopen(engine);
     // It may have ended by itself just before.
     if (!WIFSIGNALED(end)) return absl::OkStatus();
     ++kills_;
-    reopened_ += board_->Reopen(engine);
     ASSIGN_OR_RETURN(processes_[engine], StartEngine(engine));
     return absl::OkStatus();
   }
@@ -309,6 +313,8 @@ void Collect(const Board& board, const std::vector<Request>& requests, ReplayRes
     result->sessions += slot.sessions;
     result->refused += slot.refused;
     result->late_tokens += slot.late_tokens;
+    result->double_owners += slot.double_owners;
+    result->sealed_again += slot.sealed_again;
   }
 }
 
@@ -328,8 +334,12 @@ absl::StatusOr<std::unique_ptr<ReplayResult>> Replay(const ReplayOptions& option
         absl::StrCat("the largest request has ", largest, " blocks, but device ", before.devices(0).device(),
                      " has room for ", pool_blocks, " blocks of ", options.block_bytes, " bytes"));
   }
+  size_t keys = 0;
+  for (const Request& request : requests) keys += request.hash_ids.size();
   ASSIGN_OR_RETURN(Board board, Board::Create({.requests = static_cast<uint32_t>(requests.size()),
-                                               .engines = options.engines}));
+                                               .engines = options.engines,
+                                               .blocks = static_cast<uint32_t>(pool_blocks + 1),
+                                               .keys = static_cast<uint32_t>(keys)}));
   std::vector<std::string> arguments = options.engine_arguments;
   arguments.push_back(absl::StrCat("--socket=", options.socket));
   arguments.push_back(absl::StrCat("--run=", tools::Hex(options.run)));

@@ -61,8 +61,10 @@ struct ReplayResult {
   uint64_t capacity_blocks = 0;
   uint64_t deduplicated_blocks = 0;
   uint64_t checked_blocks = 0, corrupt_blocks = 0;
-  uint64_t retries = 0;  // Requests begun again because the pool was short.
-  uint64_t refused = 0;  // Blocks, leases and fences that a daemon refused.
+  uint64_t double_owners = 0;  // Blocks that two engines held, one of them as its own.
+  uint64_t sealed_again = 0;   // Blocks whose key had been sealed before and was known no more.
+  uint64_t retries = 0;        // Requests begun again because the pool was short.
+  uint64_t refused = 0;        // Blocks, leases and fences that a daemon refused.
   bool engines_outlived_daemon = false;
   uint64_t kills = 0, daemon_kills = 0, reopened = 0, sessions = 0;
   std::array<Durations, kVerbs> verbs;

@@ -103,10 +103,12 @@ std::string RenderTable(const ReplayResult& result) {
     absl::StrAppend(&text, HumanCount(result.kills, "engine"), " killed and restarted, ",
                     HumanCount(result.reopened, "request"), " served again\n");
   }
-  absl::StrAppend(&text, HumanCount(result.deduplicated_blocks, "block"), " deduplicated, ",
-                  HumanCount(result.retries, "request"), " begun again for want of blocks\n",
-                  HumanCount(result.checked_blocks, "block"), " checked, ",
-                  HumanCount(result.corrupt_blocks, "corruption"), "\n");
+  absl::StrAppend(
+      &text, HumanCount(result.deduplicated_blocks, "block"), " deduplicated, ",
+      HumanCount(result.retries, "request"), " begun again for want of blocks\n",
+      HumanCount(result.checked_blocks, "block"), " checked, ",
+      HumanCount(result.corrupt_blocks, "corruption"), ", ", HumanCount(result.double_owners, "double owner"),
+      "; ", HumanCount(result.sealed_again, "block"), " sealed again under a key that was evicted or lost\n");
   return text;
 }
 
@@ -122,7 +124,7 @@ std::string RenderJson(const ReplayResult& result, const std::string& workload) 
   return absl::StrFormat(
       R"({"workload":%s,"engines":%d,"seconds":%.3f,"requests":%d,"requests_per_second":%.1f,"blocks":%d,)"
       R"("blocks_per_second":%.1f,"tokens":%d,%s,"exact":{"capacity_blocks":%d,%s},"block_hit_ratio_difference":%.6f,)"
-      R"("deduplicated_blocks":%d,"checked_blocks":%d,"corrupt_blocks":%d,"refused":%d,"retries":%d,"kills":%d,"daemon_kills":%d,"reopened":%d,"below":%s,)"
+      R"("deduplicated_blocks":%d,"checked_blocks":%d,"corrupt_blocks":%d,"double_owners":%d,"sealed_again":%d,"refused":%d,"retries":%d,"kills":%d,"daemon_kills":%d,"reopened":%d,"below":%s,)"
       R"("sessions":%d,"states":{"free":%d,"leased":%d,"sealed":%d,"cached":%d,"quarantined":%d,"capacity":%d},)"
       R"("verbs":{%s}})"
       "\n",
@@ -130,10 +132,10 @@ std::string RenderJson(const ReplayResult& result, const std::string& workload) 
       PerSecond(result.hits.requests, result.seconds), result.hits.blocks,
       PerSecond(result.hits.blocks, result.seconds), result.hits.tokens, HitsJson(result.hits),
       result.capacity_blocks, HitsJson(result.exact), result.hits.block_ratio() - result.exact.block_ratio(),
-      result.deduplicated_blocks, result.checked_blocks, result.corrupt_blocks, result.refused,
-      result.retries, result.kills, result.daemon_kills, result.reopened, BelowJson(result), result.sessions,
-      states.free(), states.leased(), states.sealed(), states.cached(), states.quarantined(),
-      states.capacity(), verbs);
+      result.deduplicated_blocks, result.checked_blocks, result.corrupt_blocks, result.double_owners,
+      result.sealed_again, result.refused, result.retries, result.kills, result.daemon_kills, result.reopened,
+      BelowJson(result), result.sessions, states.free(), states.leased(), states.sealed(), states.cached(),
+      states.quarantined(), states.capacity(), verbs);
 }
 
 }  // namespace kvpool::replay

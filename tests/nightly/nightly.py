@@ -19,11 +19,13 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 COLUMNS = ("date", "commit", "machine", "what", "seed", "asked", "daemon kills", "engine kills", "upgrades", "requests", "blocks checked",
-           "verbs failed", "corruptions", "longest answer in ms", "seconds", "outcome")
+           "verbs failed", "corruptions", "double owners", "seals lost", "longest answer in ms", "seconds", "outcome")
 # A replay of its own, with a seed of its own, for so many kills: what is found is found again by a run of some seconds.
 SLICE = 100
 # Requests between two kills: fewer would find daemons that have done nothing yet.
 REQUESTS = 12
+# Blocks of a pool that a slice does not fill.
+KEEPS_ALL = 60000
 
 
 def commit() -> str:
@@ -33,15 +35,19 @@ def commit() -> str:
 
 
 def kill_slice(binaries: pathlib.Path, seed: int, kills: int, gpu: bool) -> dict:
-    """The replay's result; its `failure` says what went wrong. `gpu`: on one that the fake driver imitates."""
+    """The replay's result; its `failure` says what went wrong. `gpu`: on one that the fake driver imitates. With an even seed nothing is
+    evicted, so that each seal that was answered has to be found."""
     driver = binaries.parent / "lib/fake_cuda/libcuda.so.1"
     assert not gpu or driver.exists(), f"{driver} is not there: built without CUDA"
     done = subprocess.run(
-        [str(binaries / "kvpool-replay"), "--spawn-daemon", "--keeper", "--blocks=2000", "--workload=conversation", f"--seed={seed}",
+        [str(binaries / "kvpool-replay"), "--spawn-daemon", "--keeper", f"--blocks={2000 if seed % 2 else KEEPS_ALL}", "--workload=conversation", f"--seed={seed}",
          f"--requests={REQUESTS * (kills + 1)}", "--engines=3", f"--kill-daemon-every={REQUESTS}", f"--kill-every={REQUESTS}", "--json",
          *(["--daemon-flag=--device=cuda:0"] if gpu else [])],
         capture_output=True, text=True, check=False, env={**os.environ, "KVPOOL_LIBCUDA": str(driver)} if gpu else None)
     result = json.loads(done.stdout) if done.stdout else {}
+    if result and seed % 2 == 0:
+        assert result["evicted_blocks"] == 0, f"{result['evicted_blocks']} blocks were evicted from {KEEPS_ALL}"
+        result["seals_lost"] = result["sealed_again"]
     if done.returncode != 0 or not result:
         # The daemon's log is there, too.
         words = [line for line in done.stderr.splitlines() if not re.match(r"\d{4}-\d\d-\d\dT", line)]
@@ -56,7 +62,7 @@ def longest_ms(result: dict) -> float:
 
 def kills(binaries: pathlib.Path, seed: int, asked: int, until: float, gpu: bool) -> dict:
     row = {"what": "kills, fake GPU" if gpu else "kills", "seed": seed, "asked": asked, "daemon kills": 0, "engine kills": 0, "upgrades": 0, "requests": 0, "blocks checked": 0,
-           "verbs failed": 0, "corruptions": 0, "longest answer in ms": 0.0, "outcome": "passed"}
+           "verbs failed": 0, "corruptions": 0, "double owners": 0, "seals lost": 0, "longest answer in ms": 0.0, "outcome": "passed"}
     failures = []
     while row["daemon kills"] < asked and time.monotonic() < until and len(failures) < 3:
         result = kill_slice(binaries, seed, min(SLICE, asked - row["daemon kills"]), gpu)
@@ -68,13 +74,17 @@ def kills(binaries: pathlib.Path, seed: int, asked: int, until: float, gpu: bool
             row["requests"] += result["requests"]
             row["blocks checked"] += result["checked_blocks"]
             row["corruptions"] += result["corrupt_blocks"]
+            row["double owners"] += result["double_owners"]
+            row["seals lost"] += result.get("seals_lost", 0)
             row["verbs failed"] += result["refused"]
             row["longest answer in ms"] = max(row["longest answer in ms"], longest_ms(result))
         print(f"seed {seed}: {row['daemon kills']} of {asked} kills of the daemon, {row['engine kills']} of engines; "
-              f"{row['corruptions']} corruptions", flush=True)
+              f"{row['corruptions']} corruptions, {row['double owners']} double owners, {row['seals lost']} seals lost", flush=True)
         seed += 1
     # An engine ends with its first verb that fails.
     row["verbs failed"] += len(failures)
+    if row["seals lost"]:
+        failures.append(f"{row['seals lost']} blocks were sealed again under keys whose seal had been answered")
     if failures:
         row["outcome"] = "failed: " + re.sub(r"\s+", " ", "; ".join(failures))
     elif row["daemon kills"] < asked:
@@ -87,7 +97,7 @@ def upgrades(binaries: pathlib.Path, asked: int) -> dict:
                           text=True, check=False, env={**os.environ, "KVPOOL_UPGRADES": str(asked)})
     found = re.search(r"(\d+) upgrades, (\d+) requests: (\d+) verbs failed, (\d+) corruptions; longest answer (\d+) ms", done.stdout)
     print(found.group(0) if found else done.stdout[-2000:], flush=True)
-    row = {"what": "upgrades", "seed": 11, "asked": asked, "daemon kills": 0, "engine kills": 0, "blocks checked": "",
+    row = {"what": "upgrades", "seed": 11, "asked": asked, "daemon kills": 0, "engine kills": 0, "blocks checked": "", "double owners": "", "seals lost": "",
            "outcome": "passed" if done.returncode == 0 and found else "failed"}
     names = ("upgrades", "requests", "verbs failed", "corruptions", "longest answer in ms")
     row.update(zip(names, found.groups() if found else [""] * len(names), strict=True))

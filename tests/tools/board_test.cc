@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
 #include <random>
-#include <set>
+#include <thread>
 #include <vector>
 
 namespace kvpool::replay {
@@ -98,6 +100,72 @@ TEST(Board, KillsLoseNothing) {
   }
   // Only what a killed engine had in hand may have been begun twice.
   EXPECT_LE(twice, static_cast<uint32_t>(kills));
+}
+
+TEST(Board, ABlockHasOneOwnerOrManyThatShareIt) {
+  auto board = Board::Create({.engines = 3, .blocks = 10});
+  ASSERT_TRUE(board.ok()) << board.status();
+  EXPECT_TRUE(board->HoldLeased(0, 9));
+  EXPECT_TRUE(board->HoldLeased(1, 8)) << "another block";
+  EXPECT_FALSE(board->HoldLeased(1, 9));
+  EXPECT_FALSE(board->HoldSealed(2, 9));
+  board->LetGo(1, 9);
+  board->LetGo(2, 9);
+  EXPECT_TRUE(board->HoldSealed(0, 9)) << "its owner sealed it";
+  EXPECT_TRUE(board->HoldSealed(1, 9));
+  EXPECT_FALSE(board->HoldLeased(2, 9));
+  board->LetGo(0, 9);
+  EXPECT_FALSE(board->HoldLeased(2, 9));
+  board->LetGo(1, 9);
+  EXPECT_TRUE(board->HoldLeased(2, 9));
+  // What an engine held that is being killed may be another's at any time.
+  EXPECT_FALSE(board->HoldLeased(0, 9));
+  board->Doom(2);
+  EXPECT_TRUE(board->HoldLeased(0, 9));
+  board->LetGo(0, 9);
+  board->Reopen(2);
+  EXPECT_TRUE(board->HoldLeased(1, 9)) << "the process that comes after it has nothing";
+  EXPECT_FALSE(board->HoldLeased(2, 9)) << "and is seen again";
+}
+
+TEST(Board, OfTwoOwnersAtOnceOneIsTold) {
+  constexpr uint32_t kRounds = 1000;
+  auto board = Board::Create({.engines = 2, .blocks = kRounds});
+  ASSERT_TRUE(board.ok()) << board.status();
+  std::atomic<uint32_t> ready[2] = {};
+  std::vector<char> alone[2] = {std::vector<char>(kRounds), std::vector<char>(kRounds)};
+  const auto engine = [&](uint32_t self) {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      ready[self].store(round + 1, std::memory_order_release);
+      for (int looks = 0; ready[1 - self].load(std::memory_order_acquire) <= round; ++looks) {
+        if (looks > 100) std::this_thread::yield();
+      }
+      alone[self][round] =
+          self == 0 || round % 2 == 0 ? board->HoldLeased(self, round) : board->HoldSealed(self, round);
+    }
+  };
+  std::thread other(engine, 1);
+  engine(0);
+  other.join();
+  for (uint32_t round = 0; round < kRounds; ++round)
+    ASSERT_FALSE(alone[0][round] && alone[1][round]) << round;
+}
+
+TEST(Board, KeysThatWereSealedAreKnown) {
+  constexpr uint32_t kKeys = 1000;
+  auto board = Board::Create({.engines = 1, .keys = kKeys});
+  ASSERT_TRUE(board.ok()) << board.status();
+  std::mt19937_64 random(3);
+  std::vector<uint64_t> digests = {0, ~uint64_t{0}};
+  // Half of them begin their search at one place.
+  while (digests.size() < kKeys) digests.push_back(digests.size() % 2 == 0 ? random() : random() << 12);
+  for (const uint64_t digest : digests) {
+    ASSERT_FALSE(board->sealed(digest)) << digest;
+    board->Sealed(digest);
+    board->Sealed(digest);
+    ASSERT_TRUE(board->sealed(digest)) << digest;
+  }
+  for (const uint64_t digest : digests) EXPECT_TRUE(board->sealed(digest)) << digest;
 }
 
 }  // namespace
