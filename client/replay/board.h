@@ -71,7 +71,7 @@ class Board {
     uint32_t requests = 0;
     uint32_t engines = 0;
     uint32_t blocks = 0;  // Indices of blocks are below this.
-    uint32_t keys = 0;    // At most so many keys are sealed.
+    uint32_t keys = 0;    // The most keys that are sealed.
   };
   static absl::StatusOr<Board> Create(Size size);
   // Opens it in a process that inherited the fd.
@@ -137,7 +137,7 @@ class Board {
   RequestRecord* records_ = nullptr;
   EngineSlot* slots_ = nullptr;
   std::atomic<uint64_t>* sealed_ = nullptr;  // A hash table with open addressing; 0: empty.
-  std::atomic<uint8_t>* holds_ = nullptr;    // Of Hold, by engine and block.
+  std::atomic<uint8_t>* holds_ = nullptr;    // A Hold for each engine and block.
 };
 
 }  // namespace kvpool::replay
