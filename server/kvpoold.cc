@@ -207,6 +207,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
   if (keeper_ != nullptr) keeper_->Serving();
+  opened_.store(true, std::memory_order_release);
   state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
                       {"epoch", state_dir_.epoch()},

@@ -91,6 +91,11 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
 
 absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& request,
                               v1::UpgradeResponse* response) {
+  for (const auto until = std::chrono::steady_clock::now() + kStopPatience;
+       !opened_.load(std::memory_order_acquire); std::this_thread::sleep_for(kPause)) {
+    if (std::chrono::steady_clock::now() >= until)
+      return absl::UnavailableError("this process has only started, and does not serve yet: try again");
+  }
   if (upgrading_.exchange(true)) return absl::FailedPreconditionError("another upgrade is under way");
   absl::Status prepared = PrepareUpgrade(peer, request, response);
   if (!prepared.ok()) {
