@@ -10,6 +10,8 @@
 namespace kvpool {
 namespace {
 
+constexpr int kCases = KVPOOL_SANITIZED ? 10'000 : 100'000;
+
 class StepReaderTest : public testing::Test {
  protected:
   uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
@@ -132,12 +134,12 @@ TEST_F(StepReaderTest, BatchesOfEveryStepAreReadHere) {
 }
 
 TEST_F(StepReaderTest, AnyBatchIsReadAlike) {
-  for (int i = 0; i < 20'000; ++i) ExpectAlike(MakeBatch().SerializeAsString());
+  for (int i = 0; i < kCases / 5; ++i) ExpectAlike(MakeBatch().SerializeAsString());
   EXPECT_GT(read_here_, 4000);
 }
 
 TEST_F(StepReaderTest, WhatIsNearlyABatchIsReadAlike) {
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     std::string bytes = MakeBatch().SerializeAsString();
     Spoil(&bytes);
     ExpectAlike(bytes);
@@ -146,7 +148,7 @@ TEST_F(StepReaderTest, WhatIsNearlyABatchIsReadAlike) {
 }
 
 TEST_F(StepReaderTest, BytesAreReadAlike) {
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < kCases; ++i) {
     std::string bytes = Some(40);
     // Bytes that are tags and short lengths, mostly.
     for (char& byte : bytes) byte = static_cast<char>(Below(4) == 0 ? byte : byte & 0x3f);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kDiskBytes = 1 << 20;
 // A prime, so that sanitizers see every kind of write.
-constexpr uint64_t kStride = KVPOOL_SANITIZED ? 7 : 1;
+constexpr uint64_t kStride = KVPOOL_SANITIZED ? 29 : 1;
 
 // The process ends within its n-th change of the disk: half of that is done, and nothing behind it.
 class DyingIo final : public FileIo {
