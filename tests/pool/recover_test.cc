@@ -789,6 +789,19 @@ TEST_F(DamagedTableTest, PinsAndPrioritiesGoOnUntilTheirTimeIsOver) {
   ExpectAllComesBack(&recovered);
 }
 
+TEST_F(DamagedTableTest, APinHoldsWhatIsInFrontOfItAndEndsWhileNobodyLooks) {
+  std::vector<Verdict> verdicts(1);
+  pool_->Pin(1002, kRecovered, {&blocks_[0], 1}, absl::MakeSpan(verdicts));
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  EXPECT_EQ(Recover(table_.Image(), &copy_).pool->pinned(), 0u) << "its last millisecond is over";
+  pool_->Pin(1003, kRecovered + 1000, {&blocks_[2], 1}, absl::MakeSpan(verdicts));
+  pool_->Commit();
+  table_.view().protections[Index(blocks_[1].id)] = {};
+  Recovered recovered = Recover(table_.Image(), &third_);
+  EXPECT_EQ(recovered.pool->pinned(), 3u);
+  ExpectAllComesBack(&recovered);
+}
+
 TEST_F(DamagedTableTest, ProtectionsThatEndedOrAreOfAnotherLifeAreNone) {
   std::vector<Verdict> verdicts(3);
   pool_->Pin(1002, kRecovered, {&blocks_[1], 1}, {&verdicts[0], 1});  // It pins the first block, too.
