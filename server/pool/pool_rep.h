@@ -177,6 +177,8 @@ class PoolRep final {
   // REQUIRES: resident.
   void SetPriority(uint32_t b, const Retention& retention, TimeMs since);
   void DropProtectionIfIdle(uint32_t b);
+  // Tells the table. REQUIRES: the block has a Protection.
+  void KeepProtection(uint32_t b);
 
   class Matching;  // match.cc
   void Match(Holder session, TimeMs now, absl::Span<const GroupQuery> queries, MatchOutcome* out);
@@ -193,6 +195,9 @@ class PoolRep final {
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
+  // What the table says of the block's protection; nothing where that is of another life of it, or over.
+  std::optional<PoolTable::KeptProtection> KeptProtectionOf(uint32_t b) const;
+  void RecoverPin(uint32_t b, TimeMs until);
 
   // ---- check_invariants.cc
   void CheckStates() const;

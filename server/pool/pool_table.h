@@ -4,8 +4,9 @@
 //   record: generation, state       Lease, Seal, Reclaim, Release           the answer
 //   record: key, parent, checksum   Seal                                    the state that makes them count
 //   holds                           every verb that takes or gives them     the answer
+//   protections                     Pin, SetRetention, their ends           the answer
 //
-// Nothing else of a record counts after a crash: refs, children, lists and the index are computed again. A process may
+// Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A process may
 // be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
 //
 //                 resident, and the record is whole     anything else
@@ -30,7 +31,7 @@ namespace kvpool {
 class PoolTable {
  public:
   static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
-    return UndoAt(max_blocks, sessions) + UndoLog::Entries(max_blocks) * sizeof(UndoLog::Entry);
+    return ProtectionsAt(max_blocks, sessions) + max_blocks * sizeof(KeptProtection);
   }
   // The pages of holds that its sessions can need together. REQUIRES of a pool's table: at most UINT32_MAX.
   static uint64_t Pages(uint32_t max_blocks, uint32_t sessions) {
@@ -44,7 +45,9 @@ class PoolTable {
         pages(reinterpret_cast<HoldPage*>(static_cast<char*>(data) + PagesAt(max_blocks))),
         page_count(static_cast<uint32_t>(Pages(max_blocks, sessions))),
         data(static_cast<char*>(data)),
-        undo(reinterpret_cast<UndoLog::Entry*>(static_cast<char*>(data) + UndoAt(max_blocks, sessions))) {}
+        undo(reinterpret_cast<UndoLog::Entry*>(static_cast<char*>(data) + UndoAt(max_blocks, sessions))),
+        protections(reinterpret_cast<KeptProtection*>(static_cast<char*>(data) +
+                                                      ProtectionsAt(max_blocks, sessions))) {}
 
   // What lies behind these was never used: the memory there need not be looked at.
   struct Begun {
@@ -53,6 +56,16 @@ class PoolTable {
     uint64_t turn;       // UndoLog's.
     uint64_t half_turn;  // The last one that was torn and could not be undone; 0: none.
   };
+  // Of a block whose record has kProtected, if the generation is the record's. What no protected block needs of it takes no
+  // memory. Times are TimeMs; 0: it is not pinned.
+  struct KeptProtection {
+    uint64_t pin_until;
+    uint64_t retain_until;
+    uint64_t retention_due;
+    uint64_t half_life_ms;
+    uint32_t generation;
+    uint32_t priority;
+  };
   Begun& begun;
   BlockRecord* const records;  // Indexed by block, as are the checksums.
   uint32_t* const checksums;
@@ -60,6 +73,7 @@ class PoolTable {
   const uint32_t page_count;
   char* const data;
   UndoLog::Entry* const undo;
+  KeptProtection* const protections;  // Indexed by block.
 
  private:
   static constexpr uint64_t kRecordsAt = 64;
@@ -69,6 +83,9 @@ class PoolTable {
   }
   static uint64_t UndoAt(uint32_t max_blocks, uint32_t sessions) {
     return PagesAt(max_blocks) + Pages(max_blocks, sessions) * sizeof(HoldPage);
+  }
+  static uint64_t ProtectionsAt(uint32_t max_blocks, uint32_t sessions) {
+    return UndoAt(max_blocks, sessions) + UndoLog::Entries(max_blocks) * sizeof(UndoLog::Entry);
   }
 };
 

@@ -228,6 +228,29 @@ void PoolRep::RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains
   }
 }
 
+std::optional<PoolTable::KeptProtection> PoolRep::KeptProtectionOf(uint32_t b) const {
+  PoolTable::KeptProtection kept = table->protections[b];
+  if (kept.generation != records[b].generation || kept.priority > kMaxPriority) return std::nullopt;
+  if (kept.retain_until <= now_ms) kept.priority = kDefaultPriority;
+  if (kept.pin_until <= now_ms) kept.pin_until = 0;
+  if (kept.pin_until == 0 && kept.priority == kDefaultPriority) return std::nullopt;
+  return kept;
+}
+
+// The blocks in front of it are pinned by it where their own pins were not kept: each is visited once.
+void PoolRep::RecoverPin(uint32_t b, TimeMs until) {
+  if (records[b].has(BlockRecord::kPinned)) {
+    // A block behind it came first.
+    Protection& p = protections.find(b)->second;
+    if (p.pin_until < until) StartPin(b, until);
+    return;
+  }
+  scratch_chain.clear();
+  for (uint32_t at = b; at != 0 && !records[at].has(BlockRecord::kPinned); at = records[at].parent)
+    scratch_chain.push_back(at);
+  for (auto at = scratch_chain.rbegin(); at != scratch_chain.rend(); ++at) StartPin(*at, until);
+}
+
 void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains) {
   VirtualArray<Remains>& of = *remains;
   for (Session& s : sessions) {
@@ -244,9 +267,25 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     records[b].set_state(state);
     ++counts[static_cast<size_t>(state)];
   };
+  std::vector<std::pair<uint32_t, TimeMs>> pins;
   for (uint32_t b = next_new; b-- > 1;) {
     BlockRecord& r = records[b];
-    r.flags = 0;
+    std::optional<PoolTable::KeptProtection> kept;
+    if (of[b].whole && r.has(BlockRecord::kProtected)) kept = KeptProtectionOf(b);
+    // One store, so that an heir of this process finds it, too.
+    r.flags = kept.has_value() ? BlockRecord::kProtected : 0;
+    if (kept.has_value()) {
+      Protection& p = protections[b];
+      p.priority = static_cast<uint8_t>(kept->priority);
+      if (p.priority != kDefaultPriority) {
+        p.retain_until = kept->retain_until;
+        p.retention_due = kept->retention_due;
+        p.half_life_ms = kept->half_life_ms;
+        deadlines.emplace(p.retention_due, b, Deadline::kRetention);
+      }
+      if (Budgeted(r, p)) ++protected_blocks;
+      if (kept->pin_until != 0) pins.emplace_back(b, kept->pin_until);
+    }
     r.owner = static_cast<uint16_t>(kNobody);
     r.refs = of[b].refs;
     r.children = of[b].children;
@@ -262,6 +301,7 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
   }
   free.InsertRange(next_new, capacity + 1);
   counts[static_cast<size_t>(BlockState::kFree)] += capacity + 1 - next_new;
+  for (const auto& [b, until] : pins) RecoverPin(b, until);
   found->cached = count(BlockState::kCached);
   found->held = count(BlockState::kSealed);
   found->quarantined = count(BlockState::kQuarantined);

@@ -1,5 +1,6 @@
 // Pins and priorities protect blocks from reclaim, for a time and under a budget.
 #include <algorithm>
+#include <atomic>
 
 #include "proto/support/check.h"
 #include "server/pool/block_pool.h"
@@ -13,6 +14,21 @@ void PoolRep::DropProtectionIfIdle(uint32_t b) {
   if (r.has(BlockRecord::kPinned) || it->second.priority != kDefaultPriority) return;
   protections.erase(it);
   r.flags &= static_cast<uint8_t>(~BlockRecord::kProtected);
+}
+
+// What is told last of a block that has a protection no more is that it has none, and then kProtected goes: whoever finds
+// that flag in the table finds what was told since.
+void PoolRep::KeepProtection(uint32_t b) {
+  if (!table.has_value()) return;
+  const BlockRecord& r = records[b];
+  const Protection& p = protections.find(b)->second;
+  table->protections[b] = {.pin_until = r.has(BlockRecord::kPinned) ? p.pin_until : 0,
+                           .retain_until = p.retain_until,
+                           .retention_due = p.retention_due,
+                           .half_life_ms = p.half_life_ms,
+                           .generation = r.generation,
+                           .priority = p.priority};
+  std::atomic_signal_fence(std::memory_order_release);
 }
 
 void PoolRep::StartPin(uint32_t b, TimeMs until) {
@@ -29,6 +45,7 @@ void PoolRep::StartPin(uint32_t b, TimeMs until) {
   }
   protections[b].pin_until = until;
   deadlines.emplace(until, b, Deadline::kPin);
+  KeepProtection(b);
 }
 
 Verdict PoolRep::PinChain(uint32_t b, TimeMs until, uint32_t budget) {
@@ -75,6 +92,7 @@ void PoolRep::EndPin(uint32_t b) {
       deadlines.emplace(parent.pin_until, r.parent, Deadline::kPin);
     }
   }
+  KeepProtection(b);
   DropProtectionIfIdle(b);
   DropRefs(b, 1);
 }
@@ -93,6 +111,7 @@ void PoolRep::SetPriority(uint32_t b, const Retention& retention, TimeMs since) 
   if (p.half_life_ms != 0) p.retention_due = std::min(p.retain_until, since + p.half_life_ms);
   if (p.priority != kDefaultPriority) deadlines.emplace(p.retention_due, b, Deadline::kRetention);
   if (Budgeted(r, p)) ++protected_blocks;
+  KeepProtection(b);
   DropProtectionIfIdle(b);
   if (offered) Offer(b);
 }

@@ -22,7 +22,7 @@
 namespace kvpool {
 
 // It counts up with every change of what is kept, the pool's table included. Only this version is read.
-inline constexpr uint32_t kSpaceTableVersion = 4;
+inline constexpr uint32_t kSpaceTableVersion = 5;
 
 class SpaceTable {
  public:

@@ -70,12 +70,17 @@ class Table {
   void* const data_;
 };
 
+// When pools are recovered, which is later than all verbs; and when nothing is protected any more.
+constexpr TimeMs kRecovered = 1000000, kNoPinLastsLonger = 9000000;
+
 // What may be relied on of a block after a crash.
 struct Fate {
   uint32_t generation = 0;
   bool resident = false;
   BlockKey key;
   uint32_t parent = 0;
+  bool pinned = false;
+  uint8_t priority = kDefaultPriority;
   std::map<uint64_t, uint32_t> holds;  // The key is the session's id.
   friend bool operator==(const Fate&, const Fate&) = default;
 };
@@ -88,6 +93,8 @@ Fate FateOf(const BlockPool& pool, uint32_t b) {
   if (fate.resident) {
     fate.key = view.key;
     fate.parent = Index(view.parent);
+    fate.pinned = view.pinned;
+    fate.priority = view.priority;
   }
   return fate;
 }
@@ -119,7 +126,7 @@ struct Recovered {
 Recovered Recover(const std::string& image, Table* table) {
   table->CopyFrom(image);
   Recovered recovered{.pool = MakePool(table->data())};
-  recovered.found = recovered.pool->Recover(1000000, kBlocks);
+  recovered.found = recovered.pool->Recover(kRecovered, kBlocks);
   recovered.pool->CheckInvariants();
   std::map<uint64_t, Holder> sessions;
   for (const RecoveredPool::Session& session : recovered.found.sessions)
@@ -135,6 +142,9 @@ void ExpectAllComesBack(Recovered* recovered) {
   while (pool.Tidy(BlockPool::kTidySlice)) {
   }
   pool.CheckInvariants();
+  pool.Expire(kNoPinLastsLonger, UINT32_MAX);
+  pool.CheckInvariants();
+  EXPECT_EQ(pool.pinned(), 0u);
   EXPECT_EQ(pool.available(), kBlocks);
   const Holder heir = *pool.AddSession({}, 0, 999999);
   std::vector<BlockRef> blocks;
@@ -159,7 +169,7 @@ class Player {
 
   void Step() {
     ++now_;
-    switch (Below(12)) {
+    switch (Below(15)) {
       case 0:
         return Open();
       case 1:
@@ -181,6 +191,12 @@ class Player {
         mark_();
         pool->Reclaim(now_, 1 + Below(3), EvictReason::kOperator, nullptr);
         return Done();
+      case 11:
+        return Pin();
+      case 12:
+        return Unpin();
+      case 13:
+        return SetRetention();
       default:
         return Release();
     }
@@ -268,6 +284,46 @@ class Player {
     std::vector<Verdict> verdicts(blocks.size());
     mark_();
     pool->Ref(sessions[session], blocks, absl::MakeSpan(verdicts));
+    Done();
+  }
+  std::vector<BlockRef> Resident() {
+    std::vector<BlockRef> resident;
+    for (uint32_t b = 1; b <= kBlocks; ++b) {
+      const BlockView view = *pool->View(BlockId{b}, now_);
+      if (view.state == BlockState::kSealed || view.state == BlockState::kCached)
+        resident.push_back(view.ref);
+    }
+    std::shuffle(resident.begin(), resident.end(), random_);
+    resident.resize(std::min<size_t>(resident.size(), 3));
+    return resident;
+  }
+  TimeMs Until() { return kRecovered + 1 + Below(1000); }
+  void Pin() {
+    const std::vector<BlockRef> blocks = Resident();
+    std::vector<Verdict> verdicts(blocks.size());
+    const TimeMs until = Until();
+    mark_();
+    pool->Pin(now_, until, blocks, absl::MakeSpan(verdicts));
+    Done();
+  }
+  void Unpin() {
+    const std::vector<BlockRef> blocks = Resident();
+    mark_();
+    if (Below(2) == 0) {
+      pool->Unpin(blocks);
+    } else {
+      pool->Expire(kRecovered + Below(1000), UINT32_MAX);
+    }
+    Done();
+  }
+  void SetRetention() {
+    const std::vector<BlockRef> blocks = Resident();
+    std::vector<Verdict> verdicts(blocks.size());
+    const Retention retention = {.priority = static_cast<uint8_t>(Below(kMaxPriority + 1)),
+                                 .until = Until(),
+                                 .half_life_ms = Below(2) * 20};
+    mark_();
+    pool->SetRetention(now_, retention, blocks, absl::MakeSpan(verdicts));
     Done();
   }
   void Release() {
@@ -439,6 +495,10 @@ void ExpectBetween(const Fates& before, const Fates& now, const Fates& after) {
     if (now[b].resident) {
       ASSERT_TRUE(same_content(before[b]) || same_content(after[b])) << "it has another's content";
       ASSERT_TRUE(now[b].parent == before[b].parent || now[b].parent == after[b].parent);
+      ASSERT_TRUE(now[b].pinned == before[b].pinned || now[b].pinned == after[b].pinned);
+      // It may have been halved again and again.
+      const auto [least, most] = std::minmax(before[b].priority, after[b].priority);
+      ASSERT_TRUE(now[b].priority >= least && now[b].priority <= most);
     }
     const bool stays = before[b].resident && after[b].resident && before[b].generation == after[b].generation;
     ASSERT_TRUE(!stays || now[b].resident) << "what was sealed is lost";
@@ -695,14 +755,74 @@ TEST_F(DamagedTableTest, ABlockThatWasHeldToTheLimitStillIs) {
   pool.CheckInvariants();
 }
 
-TEST_F(DamagedTableTest, PinsAndAliasesAreLostAndNothingElse) {
+TEST_F(DamagedTableTest, PinsAndPrioritiesGoOnUntilTheirTimeIsOver) {
+  std::vector<Verdict> verdicts(3, Verdict::kDone);
+  // The second block is pinned by the third, behind it, and the first for longer.
+  pool_->Pin(1002, kRecovered + 1000, {&blocks_[2], 1}, {&verdicts[2], 1});
+  pool_->Pin(1002, kRecovered + 2000, {&blocks_[0], 1}, {&verdicts[0], 1});
+  pool_->SetRetention(1002, {.priority = 90, .until = kRecovered + 3000, .half_life_ms = kRecovered - 2},
+                      {&blocks_[1], 1}, {&verdicts[1], 1});
+  for (const Verdict each : verdicts) ASSERT_EQ(each, Verdict::kDone);
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  ASSERT_EQ(pool_->pinned(), 3u);
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  // An heir of the one that has recovered finds the same.
+  Recovered again = Recover(copy_.Image(), &third_);
+  for (const Recovered* each : {&recovered, &again}) {
+    BlockPool& pool = *each->pool;
+    EXPECT_EQ(each->found.held, 3u);
+    EXPECT_EQ(pool.pinned(), 3u);
+    EXPECT_EQ(pool.View(blocks_[1].id, 0)->priority, 90);
+    EXPECT_EQ(pool.Reclaim(kRecovered, 3, EvictReason::kOperator, nullptr), 0u);
+  }
+  BlockPool& pool = *recovered.pool;
+  pool.Expire(kRecovered + 1000, UINT32_MAX);
+  pool.CheckInvariants();
+  EXPECT_TRUE(pool.View(blocks_[0].id, 0)->pinned);
+  EXPECT_FALSE(pool.View(blocks_[1].id, 0)->pinned);
+  EXPECT_FALSE(pool.View(blocks_[2].id, 0)->pinned);
+  // One half-life is over.
+  EXPECT_EQ(pool.View(blocks_[1].id, 0)->priority, kDefaultPriority + (90 - kDefaultPriority) / 2);
+  pool.Expire(kRecovered + 2000, UINT32_MAX);
+  EXPECT_EQ(pool.pinned(), 1u) << "its priority counts";
+  EXPECT_FALSE(pool.View(blocks_[0].id, 0)->pinned);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, APinHoldsWhatIsInFrontOfItAndEndsWhileNobodyLooks) {
+  std::vector<Verdict> verdicts(1);
+  pool_->Pin(1002, kRecovered, {&blocks_[0], 1}, absl::MakeSpan(verdicts));
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  EXPECT_EQ(Recover(table_.Image(), &copy_).pool->pinned(), 0u) << "its last millisecond is over";
+  pool_->Pin(1003, kRecovered + 1000, {&blocks_[2], 1}, absl::MakeSpan(verdicts));
+  pool_->Commit();
+  table_.view().protections[Index(blocks_[1].id)] = {};
+  Recovered recovered = Recover(table_.Image(), &third_);
+  EXPECT_EQ(recovered.pool->pinned(), 3u);
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, ProtectionsThatEndedOrAreOfAnotherLifeAreNone) {
   std::vector<Verdict> verdicts(3);
-  pool_->Pin(1002, 100000, blocks_, absl::MakeSpan(verdicts));
+  pool_->Pin(1002, kRecovered, {&blocks_[1], 1}, {&verdicts[0], 1});  // It pins the first block, too.
+  pool_->Pin(1002, kNoPinLastsLonger, {&blocks_[2], 1}, {&verdicts[0], 1});
+  EXPECT_EQ(pool_->Unpin({&blocks_[2], 1}), 1u);
+  EXPECT_EQ(pool_->Unpin({&blocks_[1], 1}), 1u);
+  EXPECT_EQ(pool_->Unpin({&blocks_[0], 1}), 1u);
   for (size_t i = 0; i < 3; ++i) Release(i);
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_EQ(recovered.found.cached, 3u);
   EXPECT_EQ(recovered.pool->pinned(), 0u);
-  ExpectAllComesBack(&recovered);
+  // A flag without a protection of this generation, and one of a priority that there is none of.
+  for (const size_t block : {0, 1}) record(block).flags |= BlockRecord::kProtected;
+  PoolTable::KeptProtection* const kept = table_.view().protections;
+  kept[Index(blocks_[0].id)] = {.pin_until = kNoPinLastsLonger, .generation = blocks_[0].generation + 1};
+  kept[Index(blocks_[1].id)] = {
+      .pin_until = kNoPinLastsLonger, .generation = blocks_[1].generation, .priority = kMaxPriority + 1};
+  Recovered again = Recover(table_.Image(), &third_);
+  EXPECT_EQ(again.found.cached, 3u);
+  EXPECT_EQ(again.pool->pinned(), 0u);
+  ExpectAllComesBack(&again);
 }
 
 }  // namespace
