@@ -196,7 +196,7 @@ class PoolRep final {
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
   // What the table says of the block's protection; nothing where that is of another life of it, or over.
-  std::optional<PoolTable::KeptProtection> KeptProtectionOf(uint32_t b) const;
+  std::optional<Protection> KeptProtectionOf(uint32_t b) const;
   void RecoverPin(uint32_t b, TimeMs until);
 
   // ---- check_invariants.cc

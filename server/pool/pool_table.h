@@ -63,8 +63,11 @@ class PoolTable {
     uint64_t retain_until;
     uint64_t retention_due;
     uint64_t half_life_ms;
-    uint32_t generation;
-    uint32_t priority;
+    // Of the generation, above, and the priority. It is stored last, and in one piece: a generation never has the priority of
+    // another.
+    uint64_t whose;
+    uint32_t generation() const { return static_cast<uint32_t>(whose >> 32); }
+    uint32_t priority() const { return static_cast<uint32_t>(whose); }
   };
   Begun& begun;
   BlockRecord* const records;  // Indexed by block, as are the checksums.

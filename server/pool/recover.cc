@@ -228,13 +228,19 @@ void PoolRep::RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains
   }
 }
 
-std::optional<PoolTable::KeptProtection> PoolRep::KeptProtectionOf(uint32_t b) const {
-  PoolTable::KeptProtection kept = table->protections[b];
-  if (kept.generation != records[b].generation || kept.priority > kMaxPriority) return std::nullopt;
-  if (kept.retain_until <= now_ms) kept.priority = kDefaultPriority;
-  if (kept.pin_until <= now_ms) kept.pin_until = 0;
-  if (kept.pin_until == 0 && kept.priority == kDefaultPriority) return std::nullopt;
-  return kept;
+std::optional<PoolRep::Protection> PoolRep::KeptProtectionOf(uint32_t b) const {
+  const PoolTable::KeptProtection& kept = table->protections[b];
+  if (kept.generation() != records[b].generation || kept.priority() > kMaxPriority) return std::nullopt;
+  Protection p;
+  if (kept.pin_until > now_ms) p.pin_until = kept.pin_until;
+  if (kept.retain_until > now_ms && kept.priority() != kDefaultPriority) {
+    p.priority = static_cast<uint8_t>(kept.priority());
+    p.retain_until = kept.retain_until;
+    p.retention_due = kept.retention_due;
+    p.half_life_ms = kept.half_life_ms;
+  }
+  if (p.pin_until == 0 && p.priority == kDefaultPriority) return std::nullopt;
+  return p;
 }
 
 // The blocks in front of it are pinned by it where their own pins were not kept: each is visited once.
@@ -270,20 +276,14 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
   std::vector<std::pair<uint32_t, TimeMs>> pins;
   for (uint32_t b = next_new; b-- > 1;) {
     BlockRecord& r = records[b];
-    std::optional<PoolTable::KeptProtection> kept;
+    std::optional<Protection> kept;
     if (of[b].whole && r.has(BlockRecord::kProtected)) kept = KeptProtectionOf(b);
     // One store, so that an heir of this process finds it, too.
     r.flags = kept.has_value() ? BlockRecord::kProtected : 0;
     if (kept.has_value()) {
-      Protection& p = protections[b];
-      p.priority = static_cast<uint8_t>(kept->priority);
-      if (p.priority != kDefaultPriority) {
-        p.retain_until = kept->retain_until;
-        p.retention_due = kept->retention_due;
-        p.half_life_ms = kept->half_life_ms;
-        deadlines.emplace(p.retention_due, b, Deadline::kRetention);
-      }
-      if (Budgeted(r, p)) ++protected_blocks;
+      protections[b] = *kept;
+      if (kept->priority != kDefaultPriority) deadlines.emplace(kept->retention_due, b, Deadline::kRetention);
+      if (Budgeted(r, *kept)) ++protected_blocks;
       if (kept->pin_until != 0) pins.emplace_back(b, kept->pin_until);
     }
     r.owner = static_cast<uint16_t>(kNobody);

@@ -22,12 +22,13 @@ void PoolRep::KeepProtection(uint32_t b) {
   if (!table.has_value()) return;
   const BlockRecord& r = records[b];
   const Protection& p = protections.find(b)->second;
-  table->protections[b] = {.pin_until = r.has(BlockRecord::kPinned) ? p.pin_until : 0,
-                           .retain_until = p.retain_until,
-                           .retention_due = p.retention_due,
-                           .half_life_ms = p.half_life_ms,
-                           .generation = r.generation,
-                           .priority = p.priority};
+  PoolTable::KeptProtection& kept = table->protections[b];
+  kept.pin_until = r.has(BlockRecord::kPinned) ? p.pin_until : 0;
+  kept.retain_until = p.retain_until;
+  kept.retention_due = p.retention_due;
+  kept.half_life_ms = p.half_life_ms;
+  std::atomic_signal_fence(std::memory_order_release);
+  kept.whose = uint64_t{r.generation} << 32 | p.priority;
   std::atomic_signal_fence(std::memory_order_release);
 }
 

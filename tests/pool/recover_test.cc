@@ -816,9 +816,10 @@ TEST_F(DamagedTableTest, ProtectionsThatEndedOrAreOfAnotherLifeAreNone) {
   // A flag without a protection of this generation, and one of a priority that there is none of.
   for (const size_t block : {0, 1}) record(block).flags |= BlockRecord::kProtected;
   PoolTable::KeptProtection* const kept = table_.view().protections;
-  kept[Index(blocks_[0].id)] = {.pin_until = kNoPinLastsLonger, .generation = blocks_[0].generation + 1};
-  kept[Index(blocks_[1].id)] = {
-      .pin_until = kNoPinLastsLonger, .generation = blocks_[1].generation, .priority = kMaxPriority + 1};
+  kept[Index(blocks_[0].id)] = {.pin_until = kNoPinLastsLonger,
+                                .whose = (blocks_[0].generation + uint64_t{1}) << 32};
+  kept[Index(blocks_[1].id)] = {.pin_until = kNoPinLastsLonger,
+                                .whose = uint64_t{blocks_[1].generation} << 32 | (kMaxPriority + 1)};
   Recovered again = Recover(table_.Image(), &third_);
   EXPECT_EQ(again.found.cached, 3u);
   EXPECT_EQ(again.pool->pinned(), 0u);
