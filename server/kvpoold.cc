@@ -241,6 +241,7 @@ void Kvpoold::ReadAccessAgain() {
 }
 
 void Kvpoold::Stop() {
+  stopping_ = true;
   state_dir_.Withdraw();
   metrics_server_.reset();
   // Callers that wait for a device operation are answered while there is a server to answer them.

@@ -74,6 +74,7 @@ class Kvpoold {
   std::string program_;  // Its path, when the keeper started it.
   // The members below are there. Operators' calls may come before that: gRPC serves as soon as it is started.
   std::atomic<bool> opened_{false};
+  std::atomic<bool> stopping_{false};
   std::atomic<bool> upgrading_{false}, handing_over_{false};
   std::shared_ptr<AccessControl> access_;
   std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.

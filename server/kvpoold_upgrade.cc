@@ -29,7 +29,9 @@ namespace {
 
 // Sessions that open at this moment, and operations on devices, have so long to get done.
 constexpr std::chrono::milliseconds kStopPatience{1000};
-// The same once nothing new begins. Engines wait meanwhile.
+// From the first call that gRPC takes to the start of all else: milliseconds, but for a machine that is busy.
+constexpr std::chrono::seconds kStartPatience{30};
+// What kStopPatience is, once nothing new begins. Engines wait meanwhile.
 constexpr std::chrono::milliseconds kRestingPatience{100};
 constexpr std::chrono::milliseconds kPause{1};
 // For answers on their way, the operator's among them.
@@ -91,9 +93,9 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
 
 absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& request,
                               v1::UpgradeResponse* response) {
-  for (const auto until = std::chrono::steady_clock::now() + kStopPatience;
+  for (const auto until = std::chrono::steady_clock::now() + kStartPatience;
        !opened_.load(std::memory_order_acquire); std::this_thread::sleep_for(kPause)) {
-    if (std::chrono::steady_clock::now() >= until)
+    if (stopping_ || std::chrono::steady_clock::now() >= until)
       return absl::UnavailableError("this process has only started, and does not serve yet: try again");
   }
   if (upgrading_.exchange(true)) return absl::FailedPreconditionError("another upgrade is under way");
