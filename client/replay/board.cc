@@ -86,7 +86,7 @@ size_t PlacesFor(uint32_t keys) { return std::bit_ceil(2 * size_t{keys} + 1); }
 
 }  // namespace
 
-// What no engine touches takes no memory.
+// What no engine touches takes no memory, until the engine is killed: its row is read whole then.
 size_t Board::BytesFor(Size size) {
   return sizeof(Header) + 64 + size.engines * sizeof(EngineSlot) + size.requests * sizeof(RequestRecord) +
          PlacesFor(size.keys) * sizeof(uint64_t) + size_t{size.engines} * size.blocks;

@@ -6,8 +6,8 @@
 //   holds                           every verb that takes or gives them     the answer
 //   protections                     Pin, SetRetention, their ends           the answer
 //
-// Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A process may
-// be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
+// Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A
+// process may be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
 //
 //                 resident, and the record is whole     anything else
 //   held          sealed                                quarantined, until its holders are gone
@@ -56,8 +56,8 @@ class PoolTable {
     uint64_t turn;       // UndoLog's.
     uint64_t half_turn;  // The last one that was torn and could not be undone; 0: none.
   };
-  // Of a block whose record has kProtected, if the generation is the record's. What no protected block needs of it takes no
-  // memory. Times are TimeMs; 0: it is not pinned.
+  // Of a block whose record has kProtected, if the generation is the record's. Pages without a protected block take no memory.
+  // Times are TimeMs; 0: it is not pinned.
   struct KeptProtection {
     uint64_t pin_until;
     uint64_t retain_until;

@@ -247,8 +247,7 @@ std::optional<PoolRep::Protection> PoolRep::KeptProtectionOf(uint32_t b) const {
 void PoolRep::RecoverPin(uint32_t b, TimeMs until) {
   if (records[b].has(BlockRecord::kPinned)) {
     // A block behind it came first.
-    Protection& p = protections.find(b)->second;
-    if (p.pin_until < until) StartPin(b, until);
+    if (protections.find(b)->second.pin_until < until) StartPin(b, until);
     return;
   }
   scratch_chain.clear();
