@@ -16,6 +16,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/base/time_slices.h"
 #include "server/gpu_witness.h"
 #include "server/keeper/keeper.h"
 #include "server/kvpoold.h"
@@ -67,6 +68,7 @@ int main(int argc, char** argv) {
     std::fputs(settings->reply.c_str(), stdout);
     return 0;
   }
+  kvpool::AskForShortSlices();
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::KeeperEnd keeper = kvpool::TakeKeeperEnd();

@@ -1,5 +1,7 @@
 #include "server/space/space.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -22,8 +24,8 @@ namespace {
 // Device memory that ran out for other reasons than the budget is asked for again after this.
 constexpr uint64_t kGrowthRetryMs = 10000;
 constexpr auto kWayPause = std::chrono::microseconds(20);
-// A verb gives way to one or two: all streams of its queue wait for it.
-constexpr int kVerbsWayPauses = 2;
+// A thread that was let in may be stopped by the kernel before it lets go.
+constexpr int kMostWayPauses = 64;
 // One call waits so long before it looks whether another is done.
 constexpr auto kLongRest = std::chrono::microseconds(100);
 
@@ -34,6 +36,13 @@ void CheckNotLost(const absl::Status& status, uint64_t space, const std::string&
 
 uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+// What this thread has had of a processor.
+uint64_t WorkedNs() {
+  timespec worked;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &worked);
+  return static_cast<uint64_t>(worked.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(worked.tv_nsec);
 }
 
 }  // namespace
@@ -57,21 +66,28 @@ void Space::Lock() {
     waiting_.fetch_add(1, std::memory_order_relaxed);
     mu.Lock();
     waiting_.fetch_sub(1, std::memory_order_relaxed);
+    let_in_.fetch_add(1, std::memory_order_relaxed);
   }
   locked_ns_ = NowNs();
+  worked_ns_ = WorkedNs();
 }
 
 void Space::Unlock() {
+  state.hold_work.Observe(static_cast<double>(WorkedNs() - worked_ns_) * 1e-9);
   state.hold.Observe(static_cast<double>(NowNs() - locked_ns_) * 1e-9);
   state.pool.Commit();
   mu.Unlock();
 }
 
-void Space::GiveWay(int pauses) {
+void Space::GiveWay() {
+  const uint32_t waiting = waiting_.load(std::memory_order_relaxed);
+  const uint32_t let_in = let_in_.load(std::memory_order_relaxed);
   // Some kernels let a thread that computes go on to the next tick, 4 ms, whoever wakes up beside it, unless it enters
   // the kernel by itself.
   std::this_thread::yield();
-  for (int i = 0; i < pauses && waiting_.load(std::memory_order_relaxed) > 0; ++i) {
+  for (int i = 0; i < kMostWayPauses && waiting_.load(std::memory_order_relaxed) > 0 &&
+                  let_in_.load(std::memory_order_relaxed) - let_in < waiting;
+       ++i) {
     std::this_thread::sleep_for(kWayPause);
   }
 }
@@ -93,7 +109,7 @@ void SpaceTurn::Pause(Rest rest) {
   space_.state.EndTurn(*this);
   space_.Unlock();
   if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
-  space_.GiveWay(kVerbsWayPauses);
+  space_.GiveWay();
   now = LockAndReadClock(space_);
   WorkBegins();
 }
@@ -124,7 +140,7 @@ void Space::AnswerDropped(Settlement* settlement) {
         SpaceTurn turn(*this, settlement);
         state.sessions.AnswerDropped(turn, dropped, std::move(verbs));
       }
-      GiveWay(kVerbsWayPauses);
+      GiveWay();
     }
   }
 }

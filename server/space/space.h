@@ -90,9 +90,10 @@ class Space {
   uint64_t NowMs() const { return clock_->NowMs(); }
   // Carries out what turns have deferred: see Settlement.
   void Settle(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
-  // Lets those in who wait for mu. Work that is done in slices calls it between two of them: mu is not fair, and
-  // a thread that takes it again right after it let go would keep it from verbs until all slices are done.
-  void GiveWay(int pauses = kMostWayPauses) ABSL_LOCKS_EXCLUDED(mu);
+  // Lets those in who wait for mu, each once. Work that is done in slices calls it between two of them: mu is not fair, and
+  // a thread that takes it again right after it let go would keep it from verbs until all slices are done. Those who come
+  // later are not waited for: under a load that always has somebody wait, work in slices has to get on too.
+  void GiveWay() ABSL_LOCKS_EXCLUDED(mu);
 
   // What it may have and what is its own follow from give_back's terms, which have changed.
   void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -115,9 +116,6 @@ class Space {
 
  private:
   std::atomic<uint32_t> weight_{0};
-  // GiveWay looks again after each pause, so many times at most: under a load that always has somebody wait, work in
-  // slices has to get on too.
-  static constexpr int kMostWayPauses = 64;
   friend class SpaceLock;
   friend class SpaceTurn;
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
@@ -142,8 +140,10 @@ class Space {
   KeeperLink* const keeper_;
   Kept kept_table_ ABSL_GUARDED_BY(growth_mu);  // It is kept with the first slab.
   std::atomic<uint64_t> slab_bytes_{0};
-  std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu.
-  uint64_t locked_ns_ ABSL_GUARDED_BY(mu) = 0;  // When mu was taken, by a clock of its own.
+  std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu,
+  std::atomic<uint32_t> let_in_{0};             // and so many waited and got it.
+  uint64_t locked_ns_ ABSL_GUARDED_BY(mu) = 0;  // When mu was taken, by a clock of its own,
+  uint64_t worked_ns_ ABSL_GUARDED_BY(mu) = 0;  // and what the thread had had of a processor by then.
 };
 
 // The space's mutex, held to the end of the scope.

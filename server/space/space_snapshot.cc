@@ -46,6 +46,7 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.weight = state.give_back.weight();
   snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.hold = state.hold.Snapshot();
+  snapshot.hold_work = state.hold_work.Snapshot();
   snapshot.reclaim = state.reclaim.Snapshot();
   snapshot.lifetime = state.lifetime.Snapshot();
   snapshot.idle_before_evict = state.idle_before_evict.Snapshot();

@@ -37,7 +37,7 @@ struct SpaceSnapshot {
   uint32_t limit_blocks = 0;  // Growth::max_blocks, without the null block.
   uint32_t weight = 0;        // GiveBack::weight.
   std::map<std::string, EvictedBlocks> evicted_by_policy;
-  HistogramSnapshot hold, reclaim, lifetime, idle_before_evict, reuse_gap;
+  HistogramSnapshot hold, hold_work, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.
   uint64_t decided_in_time = 0, decided_late = 0, decisions_not_asked = 0;
   uint32_t breaker_state = 0;  // A Breaker::State.

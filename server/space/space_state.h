@@ -76,7 +76,8 @@ class SpaceState {
 
   // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.
   SpaceCounters counters;
-  Histogram hold;  // Seconds that one hold of the space's mutex took.
+  Histogram hold;       // Seconds that one hold of the space's mutex took,
+  Histogram hold_work;  // and of a processor's time.
   Histogram reclaim, lifetime, idle_before_evict, reuse_gap;
   Breaker decisions;
   Histogram decision_time;  // Seconds a decision took.

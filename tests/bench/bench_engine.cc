@@ -5,6 +5,9 @@
 //   open SOCKET BLOCKS MODEL    opens a session that is guaranteed so many blocks of a model's own space, prints "ready",
 //                               and waits to be killed
 //   flood SOCKET VERB CALLERS   floods the daemon with a verb, as another tenant than the others (flooder.h)
+//   probe SOCKET CHAINS ""      for each line that it is told matches one key a millisecond until the next line (prober.h), of so
+//                               many chains of the million; prints how many matches, and the ms of the 99th percentile and
+//                               of the longest
 //   hold SOCKET COUNT SEED      shares 16 blocks, then leases COUNT, fills them, prints "ready", and waits to be killed
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +23,7 @@
 #include "tests/bench/echo_server.h"
 #include "tests/bench/engines.h"
 #include "tests/bench/flooder.h"
+#include "tests/bench/prober.h"
 
 namespace kvpool::bench {
 namespace {
@@ -141,6 +145,21 @@ int OpenUntilKilled(const std::string& socket, uint32_t blocks, const std::strin
   return 0;
 }
 
+int Probe(const std::string& socket, uint64_t chains) {
+  const std::unique_ptr<Session> session = OpenSession(SmallBlocks(socket));
+  std::printf("ready\n");
+  std::fflush(stdout);
+  while (std::getchar() != EOF) {
+    Prober prober(session.get(), chains);
+    const int told = std::getchar();
+    const std::vector<double> ms = prober.Stop();
+    if (told == EOF) break;
+    std::printf("%zu %f %f\n", ms.size(), Percentile(ms, 0.99), Percentile(ms, 1));
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
 }  // namespace
 }  // namespace kvpool::bench
 
@@ -156,6 +175,7 @@ int main(int argc, char** argv) {
   if (verb == "open") {
     return kvpool::bench::OpenUntilKilled(argv[2], static_cast<uint32_t>(std::atoi(argv[3])), argv[4]);
   }
+  if (verb == "probe") return kvpool::bench::Probe(argv[2], static_cast<uint64_t>(std::atoll(argv[3])));
   if (verb == "flood") return kvpool::bench::Flood(argv[2], argv[3], std::atoi(argv[4]));
   if (verb == "echo") return kvpool::bench::ServeEcho(argv[2], argv[3]);
   std::fprintf(stderr, "bench_engine is started by kvpool-bench\n");

@@ -1,10 +1,13 @@
 // How kvpoold starts, refuses to start, and ends, and what it shows outside.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -39,6 +42,32 @@ TEST(LifecycleTest, ServesAndEndsCleanly) {
     left.insert(entry.path().filename());
   EXPECT_EQ(left, (std::set<std::string>{"epoch", "log"}));
   EXPECT_TRUE(absl::StrContains((*daemon)->Log(), "ended"));
+}
+
+// A verb waits less for a processor that others use. See server/base/time_slices.h.
+TEST(LifecycleTest, ItsThreadsAskForShortSlices) {
+  struct {  // The kernel's struct sched_attr, up to what is of interest.
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+    uint32_t least_use, most_use;
+  } asked{};
+  ASSERT_EQ(syscall(SYS_sched_getattr, 0, &asked, sizeof(asked), 0), 0);
+  if (asked.policy != SCHED_OTHER) GTEST_SKIP() << "the tests run with another scheduling policy";
+  if (asked.runtime == 0) GTEST_SKIP() << "this kernel has no slices of a thread's own";
+  const auto daemon = DaemonProcess::Start();
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  int threads = 0;
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", (*daemon)->pid(), "/task"))) {
+    const pid_t thread = std::stoi(task.path().filename());
+    if (syscall(SYS_sched_getattr, thread, &asked, sizeof(asked), 0) != 0) continue;  // It has ended.
+    EXPECT_EQ(asked.runtime, 100'000) << "thread " << thread;
+    ++threads;
+  }
+  EXPECT_GT(threads, 5);
 }
 
 TEST(LifecycleTest, ASecondDaemonIsRefusedAndTheFirstGoesOn) {
