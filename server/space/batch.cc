@@ -188,9 +188,9 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   AddPending(member, stream, request.sequence(), response);
   const std::string_view remembered = member->answers.Remember(request.sequence(), *response);
   // The log says that the batch was done only once it says what it left behind.
-  Settle(*session);
+  Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
-  Settle(*session);
+  Settle(session);
   return remembered;
 }
 
@@ -233,18 +233,19 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);
   // The log says that the call was done only once it says what it left behind.
-  Settle(*session);
+  Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
   EndApplying(turn, session);
-  Settle(*session);
+  Settle(session);
 }
 
-void Batches::Settle(const Session& session) const {
-  const bool unsettled = state_.below.anyone_waits(session.terms.id) ||
-                         session.parked.on_device().verbs > 0 || !session.parked.late().empty() ||
-                         !session.device_operations.empty() || session.episodes.size() > 0;
-  for (const auto& member : session.members) {
+void Batches::Settle(Session* session) const {
+  session->CountParked();
+  const bool unsettled = state_.below.anyone_waits(session->terms.id) ||
+                         session->parked.on_device().verbs > 0 || !session->parked.late().empty() ||
+                         !session->device_operations.empty() || session->episodes.size() > 0;
+  for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
   }
 }
@@ -511,7 +512,7 @@ void Batches::AnswerWaiting(Turn& turn, uint64_t id) {
     session->readmit = true;
   } else {
     Readmit(turn, session.get());
-    Settle(*session);
+    Settle(session.get());
   }
 }
 
@@ -568,7 +569,7 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   } else {
     Readmit(turn, session);
   }
-  Settle(*session);
+  Settle(session);
   state_.pressure.AfterVerbs(turn);
 }
 
@@ -581,11 +582,11 @@ void Batches::RetryLackingBlocks(Turn& turn) {
       continue;
     }
     if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
-    Settle(*session);
+    Settle(session.get());
     if (!session->lacks_blocks) continue;
     if (session->ready) {
       Readmit(turn, session.get());
-      Settle(*session);
+      Settle(session.get());
     } else {
       lacking_[id] = weak;
     }

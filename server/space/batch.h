@@ -77,8 +77,9 @@ class Batches {
   bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
-  // Whether a session could go on in another daemon depends on what is under way.
-  void Settle(const Session& session) const;
+  // What is under way has changed: on it depends whether the session could go on in another daemon, and how much a fence
+  // lets go.
+  void Settle(Session* session) const;
   // What was put off while a batch was applied, and what follows from it.
   void EndApplying(Turn& turn, Session* session);
   // Counts what was refused.

@@ -13,6 +13,8 @@ namespace {
 // So many refs are looked at in one turn: some 0.3 ms.
 constexpr size_t kLateSlice = 4096;
 
+size_t NamesOf(const v1::Operation& operation) { return 1 + WeightOf(operation) + NumbersOf(operation); }
+
 // Does the verb wait behind others on its blocks?
 bool KeepsOrder(const v1::Operation& operation) { return !operation.has_touch() && !operation.has_ref(); }
 
@@ -198,6 +200,8 @@ void ParkedVerbs::Add(const ParkedVerb& verb) {
   Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
   ++tally.verbs;
   tally.blocks += WeightOf(verb.operation);
+  work_.names += NamesOf(verb.operation);
+  work_.of_sets += IsOfSets(verb.operation) ? 1 : 0;
   bytes_.Add(verb.bytes);
 }
 
@@ -205,6 +209,8 @@ void ParkedVerbs::Subtract(const ParkedVerb& verb) {
   Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
   --tally.verbs;
   tally.blocks -= WeightOf(verb.operation);
+  work_.names -= NamesOf(verb.operation);
+  work_.of_sets -= IsOfSets(verb.operation) ? 1 : 0;
   bytes_.Subtract(verb.bytes);
 }
 

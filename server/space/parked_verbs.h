@@ -83,6 +83,12 @@ class ParkedVerbs {
   };
   const Tally& on_host() const { return on_host_; }
   const Tally& on_device() const { return on_device_; }  // Those that run there, and those that are to.
+  // What a fence may let go: the work of those that wait or are behind, and the late releases. A verb of block sets is as
+  // much besides as a set of the session may be.
+  struct Work {
+    size_t names = 0, of_sets = 0;
+  };
+  Work to_be_let_go() const { return {.names = work_.names + late_.blocks(), .of_sets = work_.of_sets}; }
 
   // What an operation that names these blocks has to wait for.
   struct Wait {
@@ -168,6 +174,7 @@ class ParkedVerbs {
   std::set<BlockGates::Id> free_to_go_, lacking_;
   std::set<BlockGates::Id> on_device_gates_;  // Those that run.
   Tally on_host_, on_device_;
+  Work work_;
   ParkedBytes bytes_;
   LateReleases late_;
 };

@@ -151,6 +151,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   // Late releases go with the rest: holds end with the session.
   Deferred::Dropped dropped = {.session = session->shared_from_this(),
                                .verbs = std::exchange(session->parked, ParkedVerbs())};
+  session->CountParked();
   if (dropped.verbs.on_host().names() + dropped.verbs.on_device().names() > Turn::kNames) {
     turn.deferred.dropped.push_back(std::move(dropped));
   } else {

@@ -155,6 +155,7 @@ std::string Space::Resume(const Turn& turn, const RecoveredPool& found, Resumabl
   if (!state.pool.Resume(holds->holder, session->limits())) return "the records of its blocks are damaged";
   session->holder = holds->holder;
   session->sink = sink;
+  session->CountParked();
   state.sessions.Resume(turn, session);
   return "";
 }
