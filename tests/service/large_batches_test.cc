@@ -349,7 +349,8 @@ TEST_F(LargeBatchTest, RefusalsNameTheirPlaces) {
   StartWith(8192);
   const auto engine = OpenEngine(OpenRequest());
   const std::vector<uint64_t> blocks = engine->Lease(kMany);
-  const std::vector<uint32_t> gone = {0, 7, Turn::kNames - 1, Turn::kNames, 3 * Turn::kNames + 5, kMany - 1};
+  const std::vector<uint32_t> gone = {
+      0, 7, Turn::kNames - 1, Turn::kNames, 3 * Turn::kNames + 5, 3 * Turn::kNames + 6, kMany - 2, kMany - 1};
   for (const uint32_t index : gone) engine->Release({blocks[index]});
   const auto places = [](const auto& refused) {
     std::vector<uint32_t> indices;
