@@ -48,10 +48,12 @@ void ParkedVerbs::Name(uint64_t due, absl::Span<const uint32_t> blocks) {
 
 void ParkedVerbs::ParkNamed(uint64_t due, ParkedVerb verb) {
   Add(verb);
-  by_due_.emplace(due, std::move(verb));
+  ParkedVerb& parked = by_due_.emplace(due, std::move(verb))->second;
+  by_call_[CallOf(parked)] = &parked;
 }
 
 ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
+  by_call_.erase(CallOf(it->second));
   ParkedVerb verb = std::move(it->second);
   by_due_.erase(it);
   ForEachBlock(verb.operation, [&](uint32_t block) {
@@ -70,6 +72,7 @@ std::optional<ParkedVerb> ParkedVerbs::Pop(uint64_t passed) {
 std::optional<ParkedVerb> ParkedVerbs::PopAny() {
   if (!by_due_.empty()) return Take(by_due_.begin());
   if (behind_.empty()) return std::nullopt;
+  by_call_.erase(CallOf(behind_.begin()->second));
   ParkedVerb verb = std::move(behind_.begin()->second);
   behind_.erase(behind_.begin());
   Subtract(verb);
@@ -87,19 +90,8 @@ std::vector<ParkedVerb> ParkedVerbs::PopSome(size_t count) {
 }
 
 ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t index) {
-  const auto is_it = [&](const ParkedVerb& verb) {
-    return verb.member == member && verb.sequence == sequence && verb.index == index;
-  };
-  for (auto& [due, verb] : by_due_) {
-    if (is_it(verb)) return &verb;
-  }
-  for (auto& [id, running] : running_) {
-    if (is_it(running.verb)) return &running.verb;
-  }
-  for (auto& [id, verb] : behind_) {
-    if (is_it(verb)) return &verb;
-  }
-  return nullptr;
+  const auto it = by_call_.find({member, sequence, index});
+  return it == by_call_.end() ? nullptr : it->second;
 }
 
 // ------------------------------------------------------------------------------------- running, and behind it
@@ -117,7 +109,9 @@ void ParkedVerbs::ParkBehind(ParkedVerb verb) {
   }
   if (gates_.may_go(verb.gate)) lacking_.insert(verb.gate);
   Add(verb);
-  behind_.emplace(verb.gate, std::move(verb));
+  const BlockGates::Id gate = verb.gate;
+  ParkedVerb& parked = behind_.emplace(gate, std::move(verb)).first->second;
+  by_call_[CallOf(parked)] = &parked;
 }
 
 void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named) {
@@ -128,13 +122,15 @@ void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t>
   ++on_device_.verbs;
   on_device_.blocks += named;
   bytes_.Add(verb.bytes);
-  const bool is_new = running_.emplace(id, Running{std::move(verb), named}).second;
+  const auto [it, is_new] = running_.emplace(id, Running{std::move(verb), named});
   KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
+  by_call_[CallOf(it->second.verb)] = &it->second.verb;
 }
 
 ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   const auto it = running_.find(id);
   KVPOOL_CHECK(it != running_.end(), "device operation %lu does not run", id);
+  by_call_.erase(CallOf(it->second.verb));
   Running running = std::move(it->second);
   running_.erase(it);
   on_device_gates_.erase(running.verb.gate);
@@ -151,6 +147,7 @@ std::vector<ParkedVerb> ParkedVerbs::TakeRunning() {
     --on_device_.verbs;
     on_device_.blocks -= running.named;
     bytes_.Subtract(running.verb.bytes);
+    by_call_.erase(CallOf(running.verb));
     verbs.push_back(std::move(running.verb));
   }
   running_.clear();
@@ -183,6 +180,7 @@ std::optional<ParkedVerb> ParkedVerbs::Admit() {
     auto verb = behind_.extract(id);
     if (verb.empty()) continue;
     Subtract(verb.mapped());
+    by_call_.erase(CallOf(verb.mapped()));
     return std::move(verb.mapped());
   }
   return std::nullopt;

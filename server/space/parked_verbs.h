@@ -20,9 +20,11 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
@@ -155,6 +157,9 @@ class ParkedVerbs {
     ParkedVerb verb;
     size_t named = 0;
   };
+  // A call's verb is where its member, sequence and index say.
+  using Call = std::tuple<const Member*, uint64_t, uint32_t>;
+  static Call CallOf(const ParkedVerb& verb) { return {verb.member, verb.sequence, verb.index}; }
   std::optional<ParkedVerb> PopAny();
   void Extend(uint32_t block, Wait* wait) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
@@ -163,6 +168,7 @@ class ParkedVerbs {
   void Leave(BlockGates::Id id);
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
+  absl::btree_map<Call, ParkedVerb*> by_call_;  // All that are here.
   std::map<uint64_t, Running> running_;
   absl::flat_hash_map<uint32_t, LastOnBlock>
       last_;  // Keyed by block id: the last verb on it that waits for a step.
