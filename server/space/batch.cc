@@ -137,7 +137,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   AwaitOthers(turn, *session);
   member->answers.Acknowledge(request.acknowledged());
-  member->completions.Acknowledge(request.acknowledged());
+  while (member->completions.Acknowledge(request.acknowledged(), Turn::kNames)) {
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    AwaitOthers(turn, *session);
+  }
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), *member), response);
@@ -182,7 +186,8 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
-  if (member->completions.any_waiting()) member->completions.Fold(kFoldedBytes, response);
+  if (member->completions.any_waiting())
+    turn.Worked(member->completions.Fold(kFoldedBytes, response).size());
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
   AddPending(member, stream, request.sequence(), response);
