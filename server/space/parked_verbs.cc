@@ -46,7 +46,14 @@ void ParkedVerbs::Name(uint64_t due, absl::Span<const uint32_t> blocks) {
   }
 }
 
-void ParkedVerbs::ParkNamed(uint64_t due, ParkedVerb verb) {
+void ParkedVerbs::Unname(absl::Span<const uint32_t> blocks) {
+  for (const uint32_t block : blocks) {
+    const auto last = last_.find(block);
+    if (--last->second.verbs == 0) last_.erase(last);
+  }
+}
+
+void ParkedVerbs::Park(uint64_t due, ParkedVerb verb) {
   Add(verb);
   ParkedVerb& parked = by_due_.emplace(due, std::move(verb))->second;
   by_call_[CallOf(parked)] = &parked;
@@ -56,10 +63,6 @@ ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
   by_call_.erase(CallOf(it->second));
   ParkedVerb verb = std::move(it->second);
   by_due_.erase(it);
-  ForEachBlock(verb.operation, [&](uint32_t block) {
-    const auto last = last_.find(block);
-    if (--last->second.verbs == 0) last_.erase(last);
-  });
   Subtract(verb);
   return verb;
 }
@@ -103,10 +106,7 @@ bool ParkedVerbs::AnyOnDevice(absl::Span<const BlockRef> blocks) const {
 }
 
 void ParkedVerbs::ParkBehind(ParkedVerb verb) {
-  if (verb.gate == 0) {
-    verb.gate = gates_.Enter();
-    gates_.StandLast(verb.gate, BlockIdsOf(verb.operation));
-  }
+  if (verb.gate == 0) verb.gate = gates_.Enter();
   if (gates_.may_go(verb.gate)) lacking_.insert(verb.gate);
   Add(verb);
   const BlockGates::Id gate = verb.gate;
@@ -114,10 +114,7 @@ void ParkedVerbs::ParkBehind(ParkedVerb verb) {
   by_call_[CallOf(parked)] = &parked;
 }
 
-void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named) {
-  if (verb.gate == 0) verb.gate = gates_.Enter();
-  // Verbs that are behind may name blocks that were nobody's when they came, and are written by this operation now.
-  gates_.StandFirst(verb.gate, blocks);
+void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, size_t named) {
   on_device_gates_.insert(verb.gate);
   ++on_device_.verbs;
   on_device_.blocks += named;
@@ -134,7 +131,6 @@ ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   Running running = std::move(it->second);
   running_.erase(it);
   on_device_gates_.erase(running.verb.gate);
-  Leave(running.verb.gate);
   --on_device_.verbs;
   on_device_.blocks -= running.named;
   bytes_.Subtract(running.verb.bytes);
@@ -154,15 +150,13 @@ std::vector<ParkedVerb> ParkedVerbs::TakeRunning() {
   return verbs;
 }
 
-void ParkedVerbs::Leave(BlockGates::Id id) {
-  std::vector<BlockGates::Id> next;
-  gates_.Leave(id, &next);
-  free_to_go_.insert(next.begin(), next.end());
-}
-
-void ParkedVerbs::Over(const ParkedVerb& verb) {
+bool ParkedVerbs::Leave(BlockGates::Id gate, size_t most) {
   // Where its session has ended meanwhile, nobody stands at the gates.
-  if (gates_.may_go(verb.gate)) Leave(verb.gate);
+  if (!gates_.stands(gate)) return false;
+  std::vector<BlockGates::Id> next;
+  const bool more = gates_.Leave(gate, most, &next);
+  free_to_go_.insert(next.begin(), next.end());
+  return more;
 }
 
 void ParkedVerbs::AdmitLacking() {

@@ -90,9 +90,15 @@ SpaceTurn::~SpaceTurn() {
 }
 
 void SpaceTurn::Pause(Rest rest) {
+  Outside([rest] {
+    if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
+  });
+}
+
+void SpaceTurn::Outside(absl::FunctionRef<void()> work) {
   space_.state.EndTurn(*this);
   space_.Unlock();
-  if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
+  work();
   space_.GiveWay(kVerbsWayPauses);
   now = LockAndReadClock(space_);
   WorkBegins();

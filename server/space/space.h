@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
 #include "server/base/clock.h"
@@ -187,6 +188,7 @@ class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
       ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Pause(Rest rest) override ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void Outside(absl::FunctionRef<void()> work) override ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   static uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS;

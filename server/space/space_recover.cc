@@ -64,6 +64,7 @@ bool ParkAgain(Session* session, std::vector<Recalled> parked) {
     // Only a device operation holds up what waits for no step.
     if (due <= session->passed) return false;
     recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
+    session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
     session->parked.Park(due, std::move(recalled.verb));
   }
   return true;
