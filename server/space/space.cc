@@ -207,6 +207,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
   };
   uint64_t left_bytes = 0;
+  CancelGiveBack();
   {
     SpaceLock lock(*this);
     Growth& growth = state.growth;
@@ -215,7 +216,6 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
       return absl::FailedPreconditionError(
           absl::StrCat("space ", facts.id, " gives a slab back: ", state.give_back.Obstacle()));
     }
-    state.give_back.Cancel();
     if (growth.complete()) {
       growth.set_may_grow(false);
       return absl::ResourceExhaustedError(
@@ -251,6 +251,17 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   }
   DestroyRow(*std::move(row));
   return closed();
+}
+
+void Space::CancelGiveBack() {
+  while (true) {
+    {
+      SpaceLock lock(*this);
+      const bool gives = !state.growth.closed() && !state.growth.leaving().has_value();
+      if (!gives || !state.give_back.Cancel()) return;
+    }
+    GiveWay();
+  }
 }
 
 GiveBack::Next Space::GiveBackStep(Settlement* settlement) {

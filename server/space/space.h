@@ -65,6 +65,8 @@ class Space {
   // budget or a device is out of memory. `settlement` is carried out by the caller, once growth_mu is free.
   absl::Status MakeSlab(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
+  // The space needs what it was about to give: it gives nothing that is not leaving, as long as its caller has growth_mu.
+  void CancelGiveBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
   // One step of giving back (GiveBack::Step), with what is to be done outside the mutex. `settlement` is as in MakeSlab.
   GiveBack::Next GiveBackStep(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
