@@ -283,11 +283,10 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
       Settlement settlement(space);
       MutexLock growth(&space.growth_mu);
       bool complete = false;
+      space.CancelGiveBack();
       {
         SpaceTurn turn(space, &settlement);
         leaving = space.state.growth.leaving().has_value();
-        // What it is about to give to others it needs itself.
-        if (!leaving) space.state.give_back.Cancel();
         short_of = space.state.sessions.Enter(turn, session);
         complete = space.state.growth.complete();
         missing_bytes = MissingBytes(space, *session);

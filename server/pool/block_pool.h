@@ -117,6 +117,8 @@ class BlockPool {
   bool Shrink();
   // Looks at some `blocks` blocks for the children of those that are to be vacated. True: all were looked at.
   bool NoteChildren(uint32_t blocks);
+  // Frees what at most so many blocks' children were noted in, of notes that are of no use any more. True: there are more.
+  bool FreeNotes(uint32_t most);
   // Not while nothing is to be vacated, or a HandOver is under way.
   bool can_move() const;
   // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "server/base/virtual_array.h"
@@ -230,7 +231,9 @@ class PoolRep final {
   // The children of resident blocks behind `note_behind`, and perhaps some that are so no more. All of them are in it once
   // `noted` has come to the capacity.
   uint32_t note_behind = UINT32_MAX;
-  absl::flat_hash_map<uint32_t, std::vector<uint32_t>> children_of;
+  using Notes = absl::btree_map<uint32_t, std::vector<uint32_t>>;
+  Notes children_of;
+  std::vector<Notes> forgotten;  // Their memory is freed part by part.
   uint64_t notes = 0;
   uint32_t noted = 0;
   void NoteChild(uint32_t parent, uint32_t child) {
@@ -239,7 +242,7 @@ class PoolRep final {
     ++notes;
   }
   void ForgetChildren() {
-    children_of.clear();
+    if (!children_of.empty()) forgotten.push_back(std::exchange(children_of, {}));
     notes = noted = 0;
   }
 

@@ -68,9 +68,24 @@ bool BlockPool::Shrink() {
   return true;
 }
 
+bool BlockPool::FreeNotes(uint32_t most) {
+  std::vector<Rep::Notes>& forgotten = rep_->forgotten;
+  while (!forgotten.empty()) {
+    Rep::Notes& notes = forgotten.back();
+    while (most > 0 && !notes.empty()) {
+      notes.erase(notes.begin());
+      --most;
+    }
+    if (!notes.empty()) return true;
+    forgotten.pop_back();
+  }
+  return false;
+}
+
 bool BlockPool::NoteChildren(uint32_t blocks) {
   Rep& r = *rep_;
   if (!r.vacating()) return true;
+  FreeNotes(blocks);
   const uint32_t end = std::min(r.next_new, r.capacity + 1);
   // Of a parent of which many children come and go many notes are stale: then all is looked at anew.
   if (r.notes > 2 * uint64_t{r.capacity} + kLeastNotes) r.ForgetChildren();

@@ -11,6 +11,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
+#include "server/space/in_parts.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -137,7 +138,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   AwaitOthers(turn, *session);
   member->answers.Acknowledge(request.acknowledged());
-  member->completions.Acknowledge(request.acknowledged());
+  while (member->completions.Acknowledge(request.acknowledged(), Turn::kNames)) {
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    AwaitOthers(turn, *session);
+  }
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), *member), response);
@@ -182,15 +187,15 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
-  if (member->completions.any_waiting()) member->completions.Fold(kFoldedBytes, response);
+  if (member->completions.any_waiting()) turn.Worked(member->completions.Fold(kFoldedBytes, response).size());
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
   AddPending(member, stream, request.sequence(), response);
   const std::string_view remembered = member->answers.Remember(request.sequence(), *response);
   // The log says that the batch was done only once it says what it left behind.
-  Settle(*session);
+  Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
-  Settle(*session);
+  Settle(session);
   return remembered;
 }
 
@@ -233,18 +238,19 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);
   // The log says that the call was done only once it says what it left behind.
-  Settle(*session);
+  Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
   EndApplying(turn, session);
-  Settle(*session);
+  Settle(session);
 }
 
-void Batches::Settle(const Session& session) const {
-  const bool unsettled = state_.below.anyone_waits(session.terms.id) ||
-                         session.parked.on_device().verbs > 0 || !session.parked.late().empty() ||
-                         !session.device_operations.empty() || session.episodes.size() > 0;
-  for (const auto& member : session.members) {
+void Batches::Settle(Session* session) const {
+  session->CountParked();
+  const bool unsettled = state_.below.anyone_waits(session->terms.id) ||
+                         session->parked.on_device().verbs > 0 || !session->parked.late().empty() ||
+                         !session->device_operations.empty() || session->episodes.size() > 0;
+  for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
   }
 }
@@ -300,9 +306,9 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   Session* session = member->session;
   ++state_.counters.operations[operation.verb_case()];
   const absl::Cleanup count = [&] { Count(operation.verb_case(), *result); };
+  const absl::Status status = Validate(turn, operation);
   // An operation before this one may have ended it.
   if (session->ended) return SetStatus(absl::AbortedError(session->end_reason), result);
-  const absl::Status status = ValidateOperation(operation, state_.facts.layout.groups_size());
   if (!status.ok()) return SetStatus(status, result);
   const absl::StatusOr<ParkedVerbs::Wait> wait = WaitOf(turn, session, operation);
   if (!wait.ok()) return SetStatus(wait.status(), result);
@@ -321,6 +327,16 @@ void Batches::ApplyOne(Turn& turn, Member* member, const v1::Operation& operatio
   const absl::Status parked = ParkOrStart(turn, member, operation, place, *wait);
   if (!parked.ok()) return SetStatus(parked, result);
   result->set_parked(true);
+}
+
+absl::Status Batches::Validate(Turn& turn, const v1::Operation& operation) const {
+  const auto groups = static_cast<uint32_t>(state_.facts.layout.groups_size());
+  if (!NamesLists(operation.verb_case()) || WeightOf(operation) <= Turn::kNames)
+    return ValidateOperation(operation, groups);
+  // That no block is named twice takes as long as several parts do, and needs nothing of the space.
+  absl::Status status;
+  turn.Outside([&] { status = ValidateOperation(operation, groups); });
+  return status;
 }
 
 void Batches::Count(v1::Operation::VerbCase verb, const v1::OperationResult& result) {
@@ -345,22 +361,29 @@ absl::StatusOr<ParkedVerbs::Wait> Batches::WaitOf(Turn& turn, Session* session,
   ParkedVerbs::Wait wait{.due = operation.after()};
   if (!session->parked.AnyWaitFor(operation)) return wait;
   if (CountBlocks(operation) <= Turn::kNames) return session->parked.WaitOf(operation);
-  RETURN_IF_ERROR(InParts(turn, session, BlockIdsOf(operation),
-                          [&](absl::Span<const uint32_t> blocks) { session->parked.Extend(blocks, &wait); }));
+  RETURN_IF_ERROR(
+      ForBlocks(turn, operation, session, [&](Blocks part) { session->parked.Extend(part, &wait); }));
   return wait;
 }
 
-absl::Status Batches::InParts(Turn& turn, Session* session, absl::Span<const uint32_t> blocks,
-                              absl::FunctionRef<void(absl::Span<const uint32_t>)> visit) {
-  while (!blocks.empty()) {
-    const absl::Span<const uint32_t> part = blocks.subspan(0, Turn::kNames);
-    visit(part);
-    blocks.remove_prefix(part.size());
-    turn.Worked(part.size());
+absl::Status Batches::ForBlocks(Turn& turn, const v1::Operation& operation, const Session* session,
+                                absl::FunctionRef<void(Blocks part)> visit) {
+  const std::vector<uint32_t> blocks = BlockIdsOf(operation);
+  return InParts(turn, *session, Blocks(blocks), [&](size_t, Blocks part) { visit(part); });
+}
+
+absl::Status Batches::StandLast(Turn& turn, ParkedVerb* verb) {
+  Session* const session = verb->member->session;
+  verb->gate = session->parked.Enter();
+  return ForBlocks(turn, verb->operation, session,
+                   [&](Blocks part) { session->parked.StandLast(verb->gate, part); });
+}
+
+void Batches::Leave(Turn& turn, Session* session, BlockGates::Id gate) {
+  while (session->parked.Leave(gate, Turn::kNames)) {
+    turn.Worked(Turn::kNames);
     turn.Breathe();
-    if (session->ended) return absl::AbortedError(session->end_reason);
   }
-  return absl::OkStatus();
 }
 
 absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operation& operation,
@@ -376,20 +399,25 @@ absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operatio
   const bool on_stream = place.waiter == nullptr;
   const bool for_step = wait.due > session->passed;
   if (!for_step && !wait.held_up) {
-    RETURN_IF_ERROR(StartOnDevice(turn, &verb, place.waiter));
+    const absl::Status started = StartOnDevice(turn, &verb, place.waiter);
+    if (!started.ok()) {
+      Leave(turn, session, verb.gate);
+      return started;
+    }
     // No other daemon starts it: the log is to have its result.
     if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
     return absl::OkStatus();
   }
   if (for_step) {
-    RETURN_IF_ERROR(InParts(turn, session, BlockIdsOf(operation), [&](absl::Span<const uint32_t> blocks) {
-      session->parked.Name(wait.due, blocks);
-    }));
+    RETURN_IF_ERROR(
+        ForBlocks(turn, operation, session, [&](Blocks part) { session->parked.Name(wait.due, part); }));
+  } else {
+    RETURN_IF_ERROR(StandLast(turn, &verb));
   }
   if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, operation);
   if (place.waiter != nullptr) verb.waiters.push_back(std::move(*place.waiter));
   if (for_step) {
-    session->parked.ParkNamed(wait.due, std::move(verb));
+    session->parked.Park(wait.due, std::move(verb));
   } else {
     session->parked.ParkBehind(std::move(verb));
   }
@@ -449,6 +477,7 @@ absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter
       device_verbs_.Prepare(turn, session, verb->operation);
   if (!operation.ok()) return operation.status();
   if ((*operation)->lacks_blocks) {
+    if (verb->gate == 0) RETURN_IF_ERROR(StandLast(turn, verb));
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
     session->parked.ParkBehind(std::move(*verb));
     session->lacks_blocks = true;
@@ -457,13 +486,18 @@ absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter
   }
   const size_t named = WeightOf(verb->operation);
   std::vector<uint32_t> blocks;
-  if (verb->gate == 0) blocks = BlockIdsOf(verb->operation);
+  if (verb->gate == 0) {
+    blocks = BlockIdsOf(verb->operation);
+    verb->gate = session->parked.Enter();
+  }
   for (const BlockRef ref : (*operation)->destinations) blocks.push_back(Index(ref.id));
-  const absl::Status submitted = device_verbs_.Submit(*operation, turn.now);
-  if (!submitted.ok()) return submitted;
+  // The turn may pause here, and not from Submit on: the answer that says that it is parked is remembered before it has one.
+  RETURN_IF_ERROR(InParts(turn, *session, Blocks(blocks),
+                          [&](size_t, Blocks part) { session->parked.StandFirst(verb->gate, part); }));
+  RETURN_IF_ERROR(device_verbs_.Submit(turn, *operation));
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
-  session->parked.Start((*operation)->id, std::move(*verb), blocks, named);
+  session->parked.Start((*operation)->id, std::move(*verb), named);
   return absl::OkStatus();
 }
 
@@ -511,7 +545,7 @@ void Batches::AnswerWaiting(Turn& turn, uint64_t id) {
     session->readmit = true;
   } else {
     Readmit(turn, session.get());
-    Settle(*session);
+    Settle(session.get());
   }
 }
 
@@ -521,20 +555,30 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
     turn.Worked(kNamesOfAMove);
     return session->parked.ParkBehind(std::move(verb));
   }
-  if (verb.gate == 0 && session->parked.WaitOf(verb.operation).held_up) {
-    turn.Worked(WeightOf(verb.operation));
-    return session->parked.ParkBehind(std::move(verb));
+  // While it is looked at it is parked nowhere. If its session ends meanwhile it is answered here.
+  absl::Status status;
+  if (verb.gate == 0) {
+    ParkedVerbs::Wait wait;
+    status = ForBlocks(turn, verb.operation, session, [&](Blocks part) {
+      session->parked.Unname(part);
+      if (session->parked.AnyWaitFor(verb.operation)) session->parked.Extend(part, &wait);
+    });
+    if (status.ok() && wait.held_up) {
+      status = StandLast(turn, &verb);
+      if (status.ok()) return session->parked.ParkBehind(std::move(verb));
+    }
   }
   v1::OperationResult result;
   const Unacknowledged& unheard = verb.member->completions.bytes();
-  if (NeedsDevice(verb.operation)) {
+  if (status.ok() && NeedsDevice(verb.operation)) {
     turn.Worked(WeightOf(verb.operation));
     // There was room for its result when it was parked; those of verbs in front of it may have taken that.
-    absl::Status started =
-        verb.on_stream ? CheckCompletionRoom("device operation", *verb.member) : absl::OkStatus();
-    if (started.ok()) started = StartOnDevice(turn, &verb, nullptr);
-    if (started.ok()) return;
-    SetStatus(started, &result);
+    if (verb.on_stream) status = CheckCompletionRoom("device operation", *verb.member);
+    if (status.ok()) status = StartOnDevice(turn, &verb, nullptr);
+    if (status.ok()) return;
+  }
+  if (!status.ok()) {
+    SetStatus(status, &result);
   } else {
     AnswerRoom room;
     if (verb.on_stream) room = AnswerRoom::OfCompletions(unheard.bytes(), unheard.limit());
@@ -542,33 +586,38 @@ void Batches::Resume(Turn& turn, ParkedVerb verb) {
   }
   turn.Worked(kNamesOfOperation);
   Count(verb.operation.verb_case(), result);
-  session->parked.Over(verb);
+  const BlockGates::Id gate = verb.gate;
   state_.sessions.Complete(turn, std::move(verb), result);
+  Leave(turn, session, gate);
 }
 
 void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   Session* session = operation->session.get();
-  const size_t listed = std::erase_if(session->device_operations,
-                                      [operation](const auto& other) { return other.get() == operation; });
-  if (listed == 0) return;
+  const auto is_it = [operation](const auto& other) { return other.get() == operation; };
+  auto& listed = session->device_operations;
+  if (std::none_of(listed.begin(), listed.end(), is_it)) return;
+  // As long as it is listed, nothing that its session holds goes to others, if that ends meanwhile.
+  if (!session->ended) device_verbs_.Commit(turn, operation).IgnoreError();
+  std::erase_if(listed, is_it);
   if (session->ended) {
-    if (session->device_operations.empty() && session->free_when_over) state_.sessions.Free(turn, session);
+    if (listed.empty() && session->free_when_over) state_.sessions.Free(turn, session);
     return;
   }
-  device_verbs_.Commit(operation, turn.now);
   if (!operation->status.ok()) {
     operation->result.Clear();
     SetStatus(operation->status, &operation->result);
   }
-  state_.sessions.Complete(turn, session->parked.Finish(operation->id), operation->result);
-  turn.Worked(WeightOf(operation->request));
+  ParkedVerb verb = session->parked.Finish(operation->id);
+  const BlockGates::Id gate = verb.gate;
+  state_.sessions.Complete(turn, std::move(verb), operation->result);
+  Leave(turn, session, gate);
   // A batch that is half applied may name what an operation would be prepared on, or lease its destinations.
   if (session->applying) {
     session->readmit = true;
-  } else {
+  } else if (!session->ended) {
     Readmit(turn, session);
   }
-  Settle(*session);
+  Settle(session);
   state_.pressure.AfterVerbs(turn);
 }
 
@@ -581,11 +630,11 @@ void Batches::RetryLackingBlocks(Turn& turn) {
       continue;
     }
     if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
-    Settle(*session);
+    Settle(session.get());
     if (!session->lacks_blocks) continue;
     if (session->ready) {
       Readmit(turn, session.get());
-      Settle(*session);
+      Settle(session.get());
     } else {
       lacking_[id] = weak;
     }

@@ -63,6 +63,7 @@ class Batches {
   bool TakePending(Member* member, v1::StepResponse* response);
 
  private:
+  using Blocks = absl::Span<const uint32_t>;
   // Where an operation stands.
   struct Place {
     uint64_t sequence = 0;
@@ -73,12 +74,15 @@ class Batches {
   };
   void ApplyOne(Turn& turn, Member* member, const v1::Operation& operation, const Place& place,
                 v1::OperationResult* result);
+  // Whether it is within the contract. The turn may pause.
+  absl::Status Validate(Turn& turn, const v1::Operation& operation) const;
   // Parks a match that may wait for what is below the pool. False: there is nothing to wait for.
   bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
-  // Whether a session could go on in another daemon depends on what is under way.
-  void Settle(const Session& session) const;
+  // What is under way has changed: on it depends whether the session could go on in another daemon, and how much a fence
+  // lets go.
+  void Settle(Session* session) const;
   // What was put off while a batch was applied, and what follows from it.
   void EndApplying(Turn& turn, Session* session);
   // Counts what was refused.
@@ -94,14 +98,19 @@ class Batches {
   // Gives back a part of the late releases whose step is passed.
   void ReleaseLate(Turn& turn, Session* session);
   // Starts a device operation, or parks it if it lacks blocks that the space can grow by. Either way the verb
-  // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not.
+  // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not, and what `verb` has
+  // for a gate is to be left.
   absl::Status StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter);
+  // It enters, and stands behind others. ABORTED: the session ended meanwhile, and with it all its gates.
+  static absl::Status StandLast(Turn& turn, ParkedVerb* verb);
+  // It leaves all gates at which it stands.
+  static void Leave(Turn& turn, Session* session, BlockGates::Id gate);
   // What it waits for. The turn may pause meanwhile; other batches of the session wait for this one, so that no step
   // passes, and what an operation that ends lets go is admitted when the batch is over. ABORTED: the session ended.
   absl::StatusOr<ParkedVerbs::Wait> WaitOf(Turn& turn, Session* session, const v1::Operation& operation);
-  // Visits many blocks part by part, and lets others in between.
-  absl::Status InParts(Turn& turn, Session* session, absl::Span<const uint32_t> blocks,
-                       absl::FunctionRef<void(absl::Span<const uint32_t>)> visit);
+  // Visits the blocks that the operation names, part by part: see InParts.
+  static absl::Status ForBlocks(Turn& turn, const v1::Operation& operation, const Session* session,
+                                absl::FunctionRef<void(Blocks part)> visit);
   // A release that there is no room to park.
   void ParkLate(Turn& turn, Session* session, const v1::Release& release, uint64_t due,
                 v1::OperationResult* result);

@@ -24,7 +24,6 @@ std::vector<BlockGates::Place>& BlockGates::Room(Id id, size_t blocks, Stander**
   *who = &standers_.at(id);
   std::vector<Place>& room = (*who)->places.emplace_back();
   room.reserve(blocks);
-  lines_.reserve(lines_.size() + blocks);
   return room;
 }
 
@@ -61,22 +60,38 @@ void BlockGates::StandFirst(Id id, absl::Span<const uint32_t> blocks) {
   }
 }
 
-void BlockGates::Leave(Id id, std::vector<Id>* next) {
+bool BlockGates::Leave(Id id, size_t most, std::vector<Id>* next) {
   const auto stander = standers_.find(id);
-  KVPOOL_CHECK(stander != standers_.end() && stander->second.behind == 0, "%lu stands behind others", id);
-  for (const std::vector<Place>& room : stander->second.places) {
-    for (const Place& place : room) {
-      const auto line = lines_.find(place.block);
-      if (place.next == nullptr) {
-        lines_.erase(line);
-        continue;
-      }
-      line->second.first = place.next;
-      Stander* const follower = place.next->who;
-      if (--follower->behind == 0) next->push_back(follower->id);
+  KVPOOL_CHECK(stander != standers_.end(), "%lu stands nowhere", id);
+  std::vector<std::vector<Place>>& rooms = stander->second.places;
+  for (; !rooms.empty(); rooms.pop_back()) {
+    for (std::vector<Place>& room = rooms.back(); !room.empty(); room.pop_back(), --most) {
+      if (most == 0) return true;
+      LeaveOne(room.back(), next);
     }
   }
   standers_.erase(stander);
+  return false;
+}
+
+void BlockGates::LeaveOne(const Place& place, std::vector<Id>* next) {
+  const auto found = lines_.find(place.block);
+  Line& line = found->second;
+  if (line.first != &place) {
+    // There are no more in front of it than came since it began to leave.
+    Place* before = line.first;
+    while (before->next != &place) before = before->next;
+    before->next = place.next;
+    if (place.next == nullptr) line.last = before;
+    return;
+  }
+  if (place.next == nullptr) {
+    lines_.erase(found);
+    return;
+  }
+  line.first = place.next;
+  Stander* const follower = place.next->who;
+  if (--follower->behind == 0) next->push_back(follower->id);
 }
 
 }  // namespace kvpool

@@ -1,7 +1,9 @@
 // Who may use each block next: device operations that run, and verbs that wait behind them, in order of arrival.
 //
 // A verb stands at the gate of each block that it names, and may go when it is first at all of them. One that leaves
-// costs what it names: those behind it are counted down there, and not looked at before they may go.
+// costs what it names: those behind it are counted down there, and not looked at before they may go. It may come and leave
+// part by part, while others come and leave: no part takes longer because of how many stand elsewhere, for which trees
+// are kept, as the growth of a hash table would move all at once.
 // Not thread-safe: the space's mutex is around it.
 #ifndef KVPOOL_SERVER_SPACE_BLOCK_GATES_H_
 #define KVPOOL_SERVER_SPACE_BLOCK_GATES_H_
@@ -11,7 +13,7 @@
 #include <map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/types/span.h"
 
 namespace kvpool {
@@ -31,16 +33,19 @@ class BlockGates {
   Id first(uint32_t block) const;
   // Is it first wherever it stands? False for one that is not there.
   bool may_go(Id id) const;
+  // It came, and has not left.
+  bool stands(Id id) const { return standers_.contains(id); }
 
   // A newcomer, who stands nowhere yet.
   Id Enter();
-  // It stands behind all others at the gates of these blocks, once at each, however often that is named. REQUIRES: it
-  // stands at none of them yet.
+  // It stands behind all others at the gates of these blocks, once at each, however often that is named. REQUIRES: since it
+  // came nobody else stood behind it at one of them.
   void StandLast(Id id, absl::Span<const uint32_t> blocks);
   // It goes in front of all others there.
   void StandFirst(Id id, absl::Span<const uint32_t> blocks);
-  // It is gone, and those are appended to `next` who may go by that. REQUIRES: may_go(id).
-  void Leave(Id id, std::vector<Id>* next);
+  // It leaves so many gates, at most, and those are appended to `next` who may go by that. True: it still stands at some,
+  // where others may come in front of it meanwhile. REQUIRES: when it began to leave, may_go(id).
+  bool Leave(Id id, size_t most, std::vector<Id>* next);
 
  private:
   struct Stander;
@@ -52,8 +57,8 @@ class BlockGates {
   struct Stander {
     Id id = 0;
     size_t behind = 0;  // The gates at which others are in front of it.
-    std::vector<std::vector<Place>>
-        places;  // None of the inner ones ever grows: lines are made of their addresses.
+    // No inner one ever has more than were reserved for it: lines are made of their addresses.
+    std::vector<std::vector<Place>> places;
   };
   struct Line {
     Place* first = nullptr;
@@ -62,10 +67,11 @@ class BlockGates {
 
   // Those places of its own for so many blocks.
   std::vector<Place>& Room(Id id, size_t blocks, Stander** who);
+  void LeaveOne(const Place& place, std::vector<Id>* next);
 
   Id last_id_ = 0;
   std::map<Id, Stander> standers_;
-  absl::flat_hash_map<uint32_t, Line> lines_;  // Keyed by block id; none is empty.
+  absl::btree_map<uint32_t, Line> lines_;  // Keyed by block id; none is empty.
 };
 
 }  // namespace kvpool

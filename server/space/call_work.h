@@ -14,8 +14,12 @@ namespace kvpool {
 
 inline uint64_t WorkOf(const Session& session, const v1::Operation& operation) {
   // A set that is replaced is given back.
-  const bool of_set = operation.has_choose_episode() || operation.has_put_episode();
-  return CountNames(operation) + NumbersOf(operation) + (of_set ? session.largest_episode.load() : 0);
+  uint64_t names = CountNames(operation) + NumbersOf(operation), sets = IsOfSets(operation) ? 1 : 0;
+  if (operation.has_fence() || operation.has_close_session()) {
+    names += session.parked_names.load();
+    sets += session.parked_sets.load();
+  }
+  return names + sets * session.largest_episode.load();
 }
 
 inline uint64_t WorkOf(const Session& session, const v1::StepRequest& request) {

@@ -1,11 +1,12 @@
 #include "server/space/completions.h"
 
-#include <utility>
+#include <iterator>
 
 namespace kvpool {
 
 void Completions::Add(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
-  Entry& entry = waiting_.emplace_back();
+  by_sequence_.emplace(sequence, arrived_);
+  Entry& entry = entries_.emplace_hint(entries_.end(), arrived_++, Entry())->second;
   entry.completion.set_sequence(sequence);
   entry.completion.set_index(index);
   *entry.completion.mutable_result() = result;
@@ -14,62 +15,80 @@ void Completions::Add(uint64_t sequence, uint32_t index, const v1::OperationResu
 }
 
 void Completions::Take(size_t bytes, v1::StepResponse* response) {
-  size_t taken = 0;
-  while (!waiting_.empty()) {
-    Entry& entry = waiting_.front();
-    taken += entry.bytes;
+  size_t taken = 0, count = 0;
+  for (auto it = entries_.lower_bound(next_); it != entries_.end() && count < kMostTaken; ++it, ++count) {
+    taken += it->second.bytes;
     if (response->completions_size() > 0 && taken > bytes) break;
-    *response->add_completions() = entry.completion;
-    sent_.push_back(std::move(entry));
-    waiting_.pop_front();
+    *response->add_completions() = it->second.completion;
+    next_ = it->first + 1;
+    ++unconfirmed_here_;
   }
 }
 
 std::vector<uint32_t> Completions::Fold(size_t bytes, v1::StepResponse* answer) {
   std::vector<uint32_t> folded;
   size_t taken = 0;
-  for (std::deque<Entry>* entries : {&sent_, &waiting_}) {
-    std::erase_if(*entries, [&](Entry& entry) {
-      if (entry.completion.sequence() != answer->sequence()) return false;
-      taken += entry.bytes;
-      if (taken > bytes) return false;
-      answer->mutable_results(static_cast<int>(entry.completion.index()))
-          ->Swap(entry.completion.mutable_result());
-      bytes_.Subtract(entry.bytes);
-      if (log_ != nullptr) log_->Fold(entry.completion.sequence(), entry.completion.index());
-      folded.push_back(entry.completion.index());
-      return true;
-    });
+  auto of_batch = by_sequence_.lower_bound({answer->sequence(), 0});
+  while (of_batch != by_sequence_.end() && of_batch->first == answer->sequence()) {
+    const auto it = entries_.find(of_batch->second);
+    v1::Completion& completion = it->second.completion;
+    taken += it->second.bytes;
+    if (taken > bytes) break;
+    folded.push_back(completion.index());
+    answer->mutable_results(static_cast<int>(completion.index()))->Swap(completion.mutable_result());
+    if (log_ != nullptr) log_->Fold(completion.sequence(), completion.index());
+    of_batch = by_sequence_.erase(of_batch);
+    Drop(it);
   }
   return folded;
 }
 
-void Completions::ConfirmBy(uint64_t sequence) {
-  for (Entry& entry : sent_) {
-    if (entry.confirmed_by == 0) entry.confirmed_by = sequence;
+void Completions::Drop(Entries::iterator it) {
+  if (it->first < unconfirmed_) {
+    const auto run = std::prev(runs_.upper_bound(it->first));
+    if (--run->second.left == 0) {
+      by_confirming_.erase({run->second.confirmed_by, run->first});
+      runs_.erase(run);
+    }
+  } else if (it->first < next_) {
+    --unconfirmed_here_;
   }
+  bytes_.Subtract(it->second.bytes);
+  entries_.erase(it);
 }
 
-void Completions::Acknowledge(uint64_t through) {
-  std::erase_if(sent_, [&](const Entry& entry) {
-    const bool arrived = entry.confirmed_by != 0 && entry.confirmed_by <= through;
-    if (!arrived) return false;
-    bytes_.Subtract(entry.bytes);
-    if (log_ != nullptr) log_->Confirm(entry.completion.sequence(), entry.completion.index());
-    return true;
-  });
+void Completions::ConfirmBy(uint64_t sequence) {
+  if (unconfirmed_here_ > 0) {
+    runs_.emplace(unconfirmed_, Run{.confirmed_by = sequence, .left = unconfirmed_here_});
+    by_confirming_.emplace(sequence, unconfirmed_);
+  }
+  unconfirmed_ = next_;
+  unconfirmed_here_ = 0;
+}
+
+bool Completions::Acknowledge(uint64_t through, size_t most) {
+  for (; !by_confirming_.empty() && by_confirming_.begin()->first <= through; --most) {
+    if (most == 0) return true;
+    const auto it = entries_.lower_bound(by_confirming_.begin()->second);
+    const v1::Completion& completion = it->second.completion;
+    if (log_ != nullptr) log_->Confirm(completion.sequence(), completion.index());
+    by_sequence_.erase({completion.sequence(), it->first});
+    Drop(it);
+  }
+  return false;
 }
 
 void Completions::Resend() {
-  for (; !sent_.empty(); sent_.pop_back()) {
-    sent_.back().confirmed_by = 0;
-    waiting_.push_front(std::move(sent_.back()));
-  }
+  next_ = unconfirmed_ = 0;
+  unconfirmed_here_ = 0;
+  runs_.clear();
+  by_confirming_.clear();
 }
 
 void Completions::Clear() {
-  waiting_.clear();
-  sent_.clear();
+  Resend();
+  entries_.clear();
+  by_sequence_.clear();
   bytes_.Subtract(bytes_.bytes());
 }
 

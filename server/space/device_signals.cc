@@ -20,7 +20,9 @@ static_assert(std::size(scorers::kSignals) == v1::SignalKind_MAX);
 
 }  // namespace
 
-std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes, size_t rank) const {
+absl::StatusOr<std::vector<KvPiece>> DeviceVerbs::PiecesOf(Turn& turn, const Session& session,
+                                                           const v1::Data& data, uint64_t bytes,
+                                                           size_t rank) const {
   const uint64_t block_bytes = state_.facts.layout.block_bytes();
   std::vector<KvPiece> pieces;
   uint64_t at = data.offset_bytes();
@@ -32,11 +34,16 @@ std::vector<KvPiece> DeviceVerbs::PiecesOf(const v1::Data& data, uint64_t bytes,
                       .in_block = true});
     at += part;
     left -= part;
+    if (pieces.size() % (Turn::kNames * kAddressesOfName) != 0) continue;
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    if (session.ended) return absl::AbortedError(session.end_reason);
   }
+  turn.Worked(pieces.size() / kAddressesOfName);
   return pieces;
 }
 
-absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::string_view field,
+absl::StatusOr<uint64_t> DeviceVerbs::StageData(Turn& turn, const Session& session, std::string_view field,
                                                 const v1::Data& data, const ArrayShape& shape,
                                                 StagedSignals* signals) {
   StagedArray array{.offset = signals->bytes};
@@ -66,9 +73,11 @@ absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::str
       return invalid(": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ", bytes,
                      " bytes that this sequence needs from offset ", data.offset_bytes());
     }
-    RETURN_IF_ERROR(CheckRefs(session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
+    RETURN_IF_ERROR(
+        CheckRefs(turn, session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
     for (size_t rank = 0; rank < runners_.size(); ++rank) {
-      array.by_rank.push_back(PiecesOf(data, bytes, rank));
+      ASSIGN_OR_RETURN(std::vector<KvPiece> pieces, PiecesOf(turn, session, data, bytes, rank));
+      array.by_rank.push_back(std::move(pieces));
     }
   }
   signals->bytes += (bytes + kStagedAlignment - 1) / kStagedAlignment * kStagedAlignment;
@@ -76,7 +85,7 @@ absl::StatusOr<uint64_t> DeviceVerbs::StageData(const Session& session, std::str
   return kStagingOrigin + signals->arrays.back().offset;
 }
 
-absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals& signals,
+absl::Status DeviceVerbs::StageSignals(Turn& turn, const Session& session, const v1::Signals& signals,
                                        SequenceWork* work) {
   scorers::Signals& relative = work->signals.relative;
   relative.now = signals.now();
@@ -84,12 +93,12 @@ absl::Status DeviceVerbs::StageSignals(const Session& session, const v1::Signals
   RETURN_IF_ERROR(CheckRange("signals.window_queries", signals.window_queries(), 0, work->shape().tokens));
   relative.window.queries = signals.window_queries();
   for (const v1::Signal& signal : signals.signals()) {
-    RETURN_IF_ERROR(StageSignal(session, signals, signal, work));
+    RETURN_IF_ERROR(StageSignal(turn, session, signals, signal, work));
   }
-  return signals.has_window() ? StageWindow(session, signals.window(), work) : absl::OkStatus();
+  return signals.has_window() ? StageWindow(turn, session, signals.window(), work) : absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals& signals,
+absl::Status DeviceVerbs::StageSignal(Turn& turn, const Session& session, const v1::Signals& signals,
                                       const v1::Signal& signal, SequenceWork* work) {
   const scorers::KvShape& shape = work->shape();
   const std::string field = absl::StrCat("signals.", v1::SignalKind_Name(signal.kind()), ".data");
@@ -107,7 +116,7 @@ absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals&
   const uint64_t layers = signal.per_layer() ? shape.layers : 1;
   const uint64_t heads = signal.per_head() ? shape.kv_heads : 1;
   const uint64_t row = relative.RowFloats(facts.shape, shape.tokens);
-  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, field, signal.data(),
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(turn, session, field, signal.data(),
                                                 {.bytes = layers * heads * row * sizeof(float),
                                                  .element_bytes = sizeof(float),
                                                  .of_heads = signal.per_head()},
@@ -118,7 +127,7 @@ absl::Status DeviceVerbs::StageSignal(const Session& session, const v1::Signals&
   return absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWindow& window,
+absl::Status DeviceVerbs::StageWindow(Turn& turn, const Session& session, const v1::QueryWindow& window,
                                       SequenceWork* work) {
   const scorers::KvShape& shape = work->shape();
   scorers::QueryWindow& relative = work->signals.relative.window;
@@ -131,7 +140,7 @@ absl::Status DeviceVerbs::StageWindow(const Session& session, const v1::QueryWin
   relative.head_stride_bytes = uint64_t{shape.k_head_dim} * scorers::BytesOf(relative.dtype);
   relative.query_stride_bytes = window.q_heads() * relative.head_stride_bytes;
   relative.layer_stride_bytes = window.queries() * relative.query_stride_bytes;
-  ASSIGN_OR_RETURN(const uint64_t at, StageData(session, "window.data", window.data(),
+  ASSIGN_OR_RETURN(const uint64_t at, StageData(turn, session, "window.data", window.data(),
                                                 {.bytes = shape.layers * relative.layer_stride_bytes,
                                                  .element_bytes = scorers::BytesOf(relative.dtype),
                                                  .of_heads = true},

@@ -10,6 +10,7 @@
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
 #include "server/scoring/sequence_shape.h"
+#include "server/space/in_parts.h"
 
 namespace kvpool {
 namespace {
@@ -20,9 +21,6 @@ using scorers::Scope;
 constexpr size_t kSharesOfQueue = 4;
 // An answer has at most so many scores or kept positions: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
-// So many addresses are looked up in the time that a block or key takes.
-constexpr size_t kAddressesOfName = 8;
-
 absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
   std::vector<std::pair<std::string, std::string>> settings(policy.params().begin(), policy.params().end());
   std::sort(settings.begin(), settings.end());
@@ -152,7 +150,7 @@ absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn
   return operation;
 }
 
-absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now) {
+absl::Status DeviceVerbs::Submit(Turn& turn, std::shared_ptr<DeviceOperation> operation) {
   Session* session = operation->session.get();
   operation->id = session->next_operation++;
   // One session leaves room in the queue for others.
@@ -170,50 +168,70 @@ absl::Status DeviceVerbs::Submit(std::shared_ptr<DeviceOperation> operation, Tim
     session->device_operations.push_back(std::move(operation));
   } else {
     operation->status = status;
-    Commit(operation.get(), now);
+    RETURN_IF_ERROR(Commit(turn, operation.get()));
   }
   return status;
 }
 
-void DeviceVerbs::Commit(DeviceOperation* operation, TimeMs now) {
-  if (operation->status.ok() && !operation->places.empty()) {
-    refs_.clear();
-    for (const uint64_t ref : operation->sequences[0].refs) refs_.push_back(BlockRef::Unpack(ref));
-    state_.pool.SetScores(now, refs_, operation->places);
-  }
-  refs_.clear();
-  const uint32_t used = operation->status.ok() ? operation->destinations_used : 0;
-  refs_.assign(operation->destinations.begin() + used, operation->destinations.end());
+absl::Status DeviceVerbs::Commit(Turn& turn, DeviceOperation* operation) {
+  std::vector<BlockRef> released(operation->destinations);
   if (operation->status.ok()) {
-    refs_.insert(refs_.end(), operation->released.begin(), operation->released.end());
+    released.erase(released.begin(), released.begin() + operation->destinations_used);
+    released.insert(released.end(), operation->released.begin(), operation->released.end());
+    if (!operation->places.empty()) {
+      const absl::Span<const float> places(operation->places);
+      RETURN_IF_ERROR(InParts(turn, *operation->session, absl::MakeConstSpan(operation->sequences[0].refs),
+                              [&](size_t first, absl::Span<const uint64_t> part) {
+                                refs_.clear();
+                                for (const uint64_t ref : part) refs_.push_back(BlockRef::Unpack(ref));
+                                state_.pool.SetScores(turn.now, refs_, places.subspan(first, part.size()));
+                              }));
+    }
   }
-  verdicts_.assign(refs_.size(), Verdict::kDone);
-  state_.pool.Release(operation->session->holder, now, refs_, absl::MakeSpan(verdicts_));
-  for (size_t i = 0; i < refs_.size(); ++i) {
-    KVPOOL_CHECK(verdicts_[i] == Verdict::kDone, "space %lu block %u generation %u was lost to operation %lu",
-                 state_.facts.id, Index(refs_[i].id), refs_[i].generation, operation->id);
+  return Release(turn, *operation, released);
+}
+
+absl::Status DeviceVerbs::Release(Turn& turn, const DeviceOperation& operation,
+                                  absl::Span<const BlockRef> refs) {
+  const Session& session = *operation.session;
+  while (!refs.empty()) {
+    const absl::Span<const BlockRef> part = refs.last(std::min(refs.size(), Turn::kNames));
+    refs.remove_suffix(part.size());
+    verdicts_.assign(part.size(), Verdict::kDone);
+    state_.pool.Release(session.holder, turn.now, part, absl::MakeSpan(verdicts_));
+    for (size_t i = 0; i < part.size(); ++i) {
+      KVPOOL_CHECK(verdicts_[i] == Verdict::kDone,
+                   "space %lu block %u generation %u was lost to operation %lu", state_.facts.id,
+                   Index(part[i].id), part[i].generation, operation.id);
+    }
+    turn.Worked(part.size());
+    turn.Breathe();
+    if (session.ended) return absl::AbortedError(session.end_reason);
   }
+  return absl::OkStatus();
 }
 
 // ----------------------------------------------------------------------------------------------- sequences
 
-absl::Status DeviceVerbs::CheckRefs(const Session& session, std::string_view field,
+absl::Status DeviceVerbs::CheckRefs(Turn& turn, const Session& session, std::string_view field,
                                     std::optional<uint32_t> group, absl::Span<const uint64_t> refs) {
-  refs_.clear();
-  for (const uint64_t ref : refs) refs_.push_back(BlockRef::Unpack(ref));
-  verdicts_.assign(refs_.size(), Verdict::kDone);
-  state_.pool.CheckHeld(session.holder, group, refs_, absl::MakeSpan(verdicts_));
-  for (size_t i = 0; i < refs_.size(); ++i) {
-    if (verdicts_[i] == Verdict::kDone && refs_[i] != session.sink) continue;
-    const absl::Status why = verbs_.WhyRefused(session, refs_[i], verdicts_[i]);
-    std::string wanted;
-    if (verdicts_[i] == Verdict::kWrongState) {
-      wanted = group.has_value() ? absl::StrCat(", in another group than ", *group) : "; must be leased";
+  return InParts(turn, session, refs, [&](size_t first, absl::Span<const uint64_t> part) {
+    refs_.clear();
+    for (const uint64_t ref : part) refs_.push_back(BlockRef::Unpack(ref));
+    verdicts_.assign(refs_.size(), Verdict::kDone);
+    state_.pool.CheckHeld(session.holder, group, refs_, absl::MakeSpan(verdicts_));
+    for (size_t i = 0; i < refs_.size(); ++i) {
+      if (verdicts_[i] == Verdict::kDone && refs_[i] != session.sink) continue;
+      const absl::Status why = verbs_.WhyRefused(session, refs_[i], verdicts_[i]);
+      std::string wanted;
+      if (verdicts_[i] == Verdict::kWrongState) {
+        wanted = group.has_value() ? absl::StrCat(", in another group than ", *group) : "; must be leased";
+      }
+      return absl::Status(why.code(), absl::StrCat(std::string(field), "[", first + i,
+                                                   "]: ", std::string(why.message()), wanted));
     }
-    return absl::Status(why.code(),
-                        absl::StrCat(std::string(field), "[", i, "]: ", std::string(why.message()), wanted));
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  });
 }
 
 absl::Status DeviceVerbs::PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
@@ -221,7 +239,7 @@ absl::Status DeviceVerbs::PrepareSequence(Turn& turn, const Session& session, co
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(sequence.group()));
   ASSIGN_OR_RETURN(const scorers::KvView view, ViewOfGroup(group, sequence));
   const absl::Span<const uint64_t> refs(sequence.blocks().data(), sequence.blocks_size());
-  RETURN_IF_ERROR(CheckRefs(session, "sequence.blocks", sequence.group(), refs));
+  RETURN_IF_ERROR(CheckRefs(turn, session, "sequence.blocks", sequence.group(), refs));
   work->group = sequence.group();
   work->fresh = sequence.fresh();
   work->refs.assign(refs.begin(), refs.end());
@@ -229,15 +247,17 @@ absl::Status DeviceVerbs::PrepareSequence(Turn& turn, const Session& session, co
   for (size_t rank = 0; rank < runners_.size(); ++rank) {
     SequenceShare& share = work->shares[rank];
     share.addresses.reserve(refs.size());
-    for (const uint64_t ref : refs) {
-      share.addresses.push_back(state_.growth.AddressOf(BlockRef::Unpack(ref).id, rank));
-    }
+    // Its blocks stay where they are and held: nothing of the session that could give them back goes on meanwhile.
+    RETURN_IF_ERROR(InParts(
+        turn, session, refs,
+        [&](size_t, absl::Span<const uint64_t> part) {
+          for (const uint64_t ref : part) {
+            share.addresses.push_back(state_.growth.AddressOf(BlockRef::Unpack(ref).id, rank));
+          }
+        },
+        kAddressesOfName));
     share.kv = view;
     share.kv.blocks = share.addresses.data();
-    // Its blocks stay where they are and held: nothing of the session that could give them back goes on meanwhile.
-    turn.Worked(refs.size() / kAddressesOfName);
-    turn.Breathe();
-    if (session.ended) return absl::AbortedError(session.end_reason);
   }
   work->request.shape = view.shape;
   return absl::OkStatus();
@@ -266,7 +286,7 @@ absl::Status DeviceVerbs::PlanWork(const ScoreTerms& terms, SequenceWork* work) 
 absl::Status DeviceVerbs::PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation) {
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, score.sequence(), &work));
-  RETURN_IF_ERROR(StageSignals(*operation->session, score.signals(), &work));
+  RETURN_IF_ERROR(StageSignals(turn, *operation->session, score.signals(), &work));
   RETURN_IF_ERROR(PlanWork({.policy = &score.policy(),
                             .reductions = &score.reductions(),
                             .scope = score.scope(),
@@ -283,7 +303,7 @@ absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, Devic
   RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, prune.sequence(), &work));
   RETURN_IF_ERROR(CheckRanges("prune.protect", prune.protect(), work.shape()));
   RETURN_IF_ERROR(CheckRanges("prune.discard", prune.discard(), work.shape()));
-  RETURN_IF_ERROR(StageSignals(*operation->session, prune.signals(), &work));
+  RETURN_IF_ERROR(StageSignals(turn, *operation->session, prune.signals(), &work));
   const v1::LayerGroup& group = state_.facts.layout.groups(static_cast<int>(work.group));
   // Both limits were checked: at most 65536 blocks of 4096 tokens.
   operation->budget_tokens =
@@ -317,7 +337,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   } else {
     RETURN_IF_ERROR(CheckRanges("compact.protect", compact.protect(), shape));
     RETURN_IF_ERROR(CheckRanges("compact.discard", compact.discard(), shape));
-    RETURN_IF_ERROR(StageSignals(*operation->session, compact.signals(), &work));
+    RETURN_IF_ERROR(StageSignals(turn, *operation->session, compact.signals(), &work));
     operation->budget_tokens = compact.budget_tokens();
     RETURN_IF_ERROR(PlanWork({.policy = &compact.policy(),
                               .reductions = &compact.reductions(),
@@ -331,31 +351,47 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   }
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
-  return LeaseDestinations((kept + per_block - 1) / per_block - settled / per_block, turn.now, operation);
+  return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);
 }
 
-absl::Status DeviceVerbs::LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation) {
+absl::Status DeviceVerbs::LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation) {
   if (count == 0) return absl::OkStatus();
   Session* session = operation->session.get();
-  // A session that is not ready can't be told of blocks that it has not mapped.
-  operation->lacks_blocks = !session->ready;
-  if (operation->lacks_blocks) return absl::OkStatus();
-  const auto [outcome, growing] =
-      state_.growth.Lease(session->holder, now, count, count, &operation->destinations);
-  // What is being reclaimed is there for one of the next tries.
-  operation->lacks_blocks = growing || outcome.shortfall == Shortfall::kReclaiming;
-  if (operation->lacks_blocks) return absl::OkStatus();
-  if (outcome.leased < count) {
+  std::vector<BlockRef>& destinations = operation->destinations;
+  SpaceLease lease;
+  do {
+    // A session that is not ready can't be told of blocks that it has not mapped.
+    operation->lacks_blocks = !session->ready;
+    if (operation->lacks_blocks) break;
+    // All parts together have to be `count`; the first looks whether they can be.
+    const auto before = static_cast<uint32_t>(destinations.size());
+    lease = state_.growth.Lease(session->holder, turn.now, count - before, before == 0 ? count : 0,
+                                &destinations, static_cast<uint32_t>(Turn::kNames));
+    // What is being reclaimed is there for one of the next tries.
+    operation->lacks_blocks = lease.growing || lease.outcome.shortfall == Shortfall::kReclaiming;
+    turn.Worked(destinations.size() - before);
+    turn.Breathe();
+    if (session->ended) return absl::AbortedError(session->end_reason);
+  } while (lease.outcome.more);
+  if (destinations.size() < count) {
+    // Others took the rest meanwhile, or it is to come.
+    RETURN_IF_ERROR(Release(turn, *operation, destinations));
+    destinations.clear();
+    if (operation->lacks_blocks) return absl::OkStatus();
     state_.pressure.OnShortLease();
     return absl::ResourceExhaustedError(
         absl::StrCat("compact: ", count, " blocks to be leased for what stays, ", state_.growth.free_blocks(),
-                     " free, ", state_.pool.available(), " available: ", WhyShort(outcome.shortfall)));
+                     " free, ", state_.pool.available(), " available: ", WhyShort(lease.outcome.shortfall)));
   }
+  operation->lacks_blocks = false;
   for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
     std::vector<uint64_t>& addresses = operation->ranks[rank].destination_addresses;
-    for (const BlockRef ref : operation->destinations) {
-      addresses.push_back(state_.growth.AddressOf(ref.id, rank));
-    }
+    RETURN_IF_ERROR(InParts(
+        turn, *session, absl::MakeConstSpan(destinations),
+        [&](size_t, absl::Span<const BlockRef> part) {
+          for (const BlockRef ref : part) addresses.push_back(state_.growth.AddressOf(ref.id, rank));
+        },
+        kAddressesOfName));
   }
   return absl::OkStatus();
 }
@@ -369,7 +405,7 @@ absl::Status DeviceVerbs::PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& 
   for (const v1::GroupSequence& group : plan.sequences()) {
     SequenceWork& work = operation->sequences.emplace_back();
     RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, group.sequence(), &work));
-    RETURN_IF_ERROR(StageWindow(*operation->session, group.window(), &work));
+    RETURN_IF_ERROR(StageWindow(turn, *operation->session, group.window(), &work));
     RETURN_IF_ERROR(PlanWork({.policy = &policy,
                               .reductions = &v1::Reductions::default_instance(),
                               .budget_tokens = static_cast<uint32_t>(

@@ -5,7 +5,7 @@
 //   Submit    on its way to the device
 //   Commit    scores and holds applied
 //
-// Refs are checked once, in Prepare. Until Commit no verb can take a hold from them: later verbs of the
+// Refs are checked once, in Prepare. Until the end of Commit no verb can take a hold from them: later verbs of the
 // session on its blocks wait behind the operation, and the session's end frees nothing. So what was true of
 // them still is.
 // Not thread-safe: the space's mutex is around it.
@@ -46,20 +46,23 @@ struct ScoreTerms {
 
 class DeviceVerbs {
  public:
+  // So many addresses are looked up in the time that a block or key takes.
+  static constexpr size_t kAddressesOfName = 8;
+
   // `runners` are indexed by rank.
   DeviceVerbs(SpaceState* state, BlockVerbs* verbs, std::vector<RunnerOrWhy> runners)
       : state_(*state), verbs_(*verbs), runners_(std::move(runners)) {}
 
   // Checks and plans the operation and leases what it writes. REQUIRES: ValidateOperation(operation) is OK,
-  // and it is a device operation; the session has not ended, and its other calls wait. The turn may pause between two ranks.
+  // and it is a device operation; the session has not ended, and its other calls wait. The turn may pause.
   // ABORTED: the session ended meanwhile.
   absl::StatusOr<std::shared_ptr<DeviceOperation>> Prepare(Turn& turn, Session* session,
                                                            const v1::Operation& operation);
   // Hands it to the runner. After an error it is as if it had never been prepared.
-  absl::Status Submit(std::shared_ptr<DeviceOperation> operation, TimeMs now);
-  // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are.
-  // REQUIRES: its session has not ended.
-  void Commit(DeviceOperation* operation, TimeMs now);
+  absl::Status Submit(Turn& turn, std::shared_ptr<DeviceOperation> operation);
+  // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are, part by part.
+  // REQUIRES: its session has not ended. ABORTED: it ended meanwhile.
+  absl::Status Commit(Turn& turn, DeviceOperation* operation);
 
  private:
   absl::Status CheckCanRun() const;
@@ -74,7 +77,9 @@ class DeviceVerbs {
   // on every rank.
   absl::Status PlanWork(const ScoreTerms& terms, SequenceWork* work) const;
   absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
-  absl::Status LeaseDestinations(uint32_t count, TimeMs now, DeviceOperation* operation);
+  absl::Status LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation);
+  // Gives back holds of the operation, the last ones first.
+  absl::Status Release(Turn& turn, const DeviceOperation& operation, absl::Span<const BlockRef> refs);
   // An array as one rank reads it.
   struct ArrayShape {
     uint64_t bytes = 0;
@@ -84,21 +89,25 @@ class DeviceVerbs {
   };
   // Checks `data`, appends what is to be copied from where to the signals of the sequence, and answers where
   // the array will be, as StagedSignals counts.
-  absl::StatusOr<uint64_t> StageData(const Session& session, std::string_view field, const v1::Data& data,
-                                     const ArrayShape& shape, StagedSignals* signals);
+  absl::StatusOr<uint64_t> StageData(Turn& turn, const Session& session, std::string_view field,
+                                     const v1::Data& data, const ArrayShape& shape, StagedSignals* signals);
   // The parts of an array that lies in blocks, on one rank.
-  std::vector<KvPiece> PiecesOf(const v1::Data& data, uint64_t bytes, size_t rank) const;
-  absl::Status StageSignals(const Session& session, const v1::Signals& signals, SequenceWork* work);
-  absl::Status StageSignal(const Session& session, const v1::Signals& signals, const v1::Signal& signal,
+  absl::StatusOr<std::vector<KvPiece>> PiecesOf(Turn& turn, const Session& session, const v1::Data& data,
+                                                uint64_t bytes, size_t rank) const;
+  absl::Status StageSignals(Turn& turn, const Session& session, const v1::Signals& signals,
+                            SequenceWork* work);
+  absl::Status StageSignal(Turn& turn, const Session& session, const v1::Signals& signals,
+                           const v1::Signal& signal, SequenceWork* work);
+  absl::Status StageWindow(Turn& turn, const Session& session, const v1::QueryWindow& window,
                            SequenceWork* work);
-  absl::Status StageWindow(const Session& session, const v1::QueryWindow& window, SequenceWork* work);
   // With a group, the session must hold the blocks in it; without one, it must have leased them.
-  absl::Status CheckRefs(const Session& session, std::string_view field, std::optional<uint32_t> group,
-                         absl::Span<const uint64_t> refs);
+  absl::Status CheckRefs(Turn& turn, const Session& session, std::string_view field,
+                         std::optional<uint32_t> group, absl::Span<const uint64_t> refs);
 
   SpaceState& state_;
   BlockVerbs& verbs_;
   const std::vector<RunnerOrWhy> runners_;
+  // Those of one part: others use them during a pause.
   std::vector<BlockRef> refs_;
   std::vector<Verdict> verdicts_;
 };

@@ -9,6 +9,7 @@
 #include "proto/support/check.h"
 #include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
+#include "server/space/in_parts.h"
 #include "server/wire/operation.h"
 
 namespace kvpool {
@@ -31,24 +32,10 @@ size_t BytesOf(const EpisodeSets::Set& set) {
 
 }  // namespace
 
-absl::Status EpisodeVerbs::InParts(Turn& turn, const Session& session, Blocks blocks,
-                                   absl::FunctionRef<absl::Status(size_t first, Blocks part)> visit) {
-  for (size_t first = 0; first < blocks.size(); first += Turn::kNames) {
-    const Blocks part = blocks.subspan(first, Turn::kNames);
-    RETURN_IF_ERROR(visit(first, part));
-    turn.Worked(part.size());
-    turn.Breathe();
-    if (session.ended) return absl::AbortedError(session.end_reason);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<bool> EpisodeVerbs::AnyInUse(Turn& turn, const Session& session, Blocks blocks) {
   bool in_use = false;
-  RETURN_IF_ERROR(InParts(turn, session, blocks, [&](size_t, Blocks part) {
-    in_use = in_use || session.parked.AnyOnDevice(part);
-    return absl::OkStatus();
-  }));
+  RETURN_IF_ERROR(InParts(turn, session, blocks,
+                          [&](size_t, Blocks part) { in_use = in_use || session.parked.AnyOnDevice(part); }));
   return in_use;
 }
 
@@ -59,7 +46,8 @@ absl::Status EpisodeVerbs::CheckHeld(Turn& turn, const Session& session, const v
     return absl::InvalidArgumentError(absl::StrCat(
         "sequence.last_block_tokens is ", sequence.last_block_tokens(), "; must be 0 to ", per_block));
   }
-  return InParts(turn, session, RefsOf(sequence), [&](size_t first, Blocks part) {
+  const std::vector<BlockRef> refs = RefsOf(sequence);
+  return InParts(turn, session, Blocks(refs), [&](size_t first, Blocks part) {
     std::vector<Verdict> verdicts(part.size(), Verdict::kDone);
     state_.pool.CheckHeld(session.holder, sequence.group(), part, absl::MakeSpan(verdicts));
     for (size_t i = 0; i < part.size(); ++i) {

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -33,9 +32,6 @@ class EpisodeVerbs {
 
  private:
   using Blocks = absl::Span<const BlockRef>;
-  // Visits many blocks part by part, and lets others in between. `first` is the index of a part's first block.
-  static absl::Status InParts(Turn& turn, const Session& session, Blocks blocks,
-                              absl::FunctionRef<absl::Status(size_t first, Blocks part)> visit);
   // Is one of them in use by a device operation?
   static absl::StatusOr<bool> AnyInUse(Turn& turn, const Session& session, Blocks blocks);
   absl::Status CheckHeld(Turn& turn, const Session& session, const v1::Sequence& sequence) const;

@@ -65,16 +65,16 @@ bool GiveBack::stuck(uint64_t now) const {
   return waits && now >= waits_since_ms_ + kStuckMs;
 }
 
-void GiveBack::Cancel() {
-  keep_slabs_ = UINT32_MAX;
+bool GiveBack::Cancel() {
+  Withdraw();
   waits_since_ms_ = 0;
-  pool_.Vacate(pool_.capacity());
+  return PutBack();
 }
 
 bool GiveBack::PutBack() {
-  const bool some = pool_.keep() < pool_.capacity();
   pool_.Vacate(std::min(pool_.capacity(), pool_.keep() + kSlice));
-  return some;
+  const bool notes = pool_.FreeNotes(kSlice);
+  return notes || pool_.keep() < pool_.capacity();
 }
 
 GiveBack::Next GiveBack::Wait(const Turn& turn) {

@@ -82,8 +82,9 @@ class GiveBack {
   // True: some have moved.
   bool OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
   void OnDestroyed() { ++counters.slabs; }
-  // The space needs memory itself. REQUIRES: no slab is leaving.
-  void Cancel();
+  // The space needs memory itself: what was withheld is put back, a slice at a time. True: there is more. REQUIRES: no slab
+  // is leaving.
+  bool Cancel();
 
   // Looks on at who holds what in the slabs that could go. True: there is more to look at, in another hold of the mutex.
   bool LookAtHolders(SlabHolders* holders) const;

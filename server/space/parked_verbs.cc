@@ -13,6 +13,8 @@ namespace {
 // So many refs are looked at in one turn: some 0.3 ms.
 constexpr size_t kLateSlice = 4096;
 
+size_t NamesOf(const v1::Operation& operation) { return 1 + WeightOf(operation) + NumbersOf(operation); }
+
 // Does the verb wait behind others on its blocks?
 bool KeepsOrder(const v1::Operation& operation) { return !operation.has_touch() && !operation.has_ref(); }
 
@@ -44,18 +46,23 @@ void ParkedVerbs::Name(uint64_t due, absl::Span<const uint32_t> blocks) {
   }
 }
 
-void ParkedVerbs::ParkNamed(uint64_t due, ParkedVerb verb) {
+void ParkedVerbs::Unname(absl::Span<const uint32_t> blocks) {
+  for (const uint32_t block : blocks) {
+    const auto last = last_.find(block);
+    if (--last->second.verbs == 0) last_.erase(last);
+  }
+}
+
+void ParkedVerbs::Park(uint64_t due, ParkedVerb verb) {
   Add(verb);
-  by_due_.emplace(due, std::move(verb));
+  ParkedVerb& parked = by_due_.emplace(due, std::move(verb))->second;
+  by_call_[CallOf(parked)] = &parked;
 }
 
 ParkedVerb ParkedVerbs::Take(std::multimap<uint64_t, ParkedVerb>::iterator it) {
+  by_call_.erase(CallOf(it->second));
   ParkedVerb verb = std::move(it->second);
   by_due_.erase(it);
-  ForEachBlock(verb.operation, [&](uint32_t block) {
-    const auto last = last_.find(block);
-    if (--last->second.verbs == 0) last_.erase(last);
-  });
   Subtract(verb);
   return verb;
 }
@@ -68,6 +75,7 @@ std::optional<ParkedVerb> ParkedVerbs::Pop(uint64_t passed) {
 std::optional<ParkedVerb> ParkedVerbs::PopAny() {
   if (!by_due_.empty()) return Take(by_due_.begin());
   if (behind_.empty()) return std::nullopt;
+  by_call_.erase(CallOf(behind_.begin()->second));
   ParkedVerb verb = std::move(behind_.begin()->second);
   behind_.erase(behind_.begin());
   Subtract(verb);
@@ -85,19 +93,8 @@ std::vector<ParkedVerb> ParkedVerbs::PopSome(size_t count) {
 }
 
 ParkedVerb* ParkedVerbs::Find(const Member* member, uint64_t sequence, uint32_t index) {
-  const auto is_it = [&](const ParkedVerb& verb) {
-    return verb.member == member && verb.sequence == sequence && verb.index == index;
-  };
-  for (auto& [due, verb] : by_due_) {
-    if (is_it(verb)) return &verb;
-  }
-  for (auto& [id, running] : running_) {
-    if (is_it(running.verb)) return &running.verb;
-  }
-  for (auto& [id, verb] : behind_) {
-    if (is_it(verb)) return &verb;
-  }
-  return nullptr;
+  const auto it = by_call_.find({member, sequence, index});
+  return it == by_call_.end() ? nullptr : it->second;
 }
 
 // ------------------------------------------------------------------------------------- running, and behind it
@@ -109,34 +106,31 @@ bool ParkedVerbs::AnyOnDevice(absl::Span<const BlockRef> blocks) const {
 }
 
 void ParkedVerbs::ParkBehind(ParkedVerb verb) {
-  if (verb.gate == 0) {
-    verb.gate = gates_.Enter();
-    gates_.StandLast(verb.gate, BlockIdsOf(verb.operation));
-  }
+  if (verb.gate == 0) verb.gate = gates_.Enter();
   if (gates_.may_go(verb.gate)) lacking_.insert(verb.gate);
   Add(verb);
-  behind_.emplace(verb.gate, std::move(verb));
+  const BlockGates::Id gate = verb.gate;
+  ParkedVerb& parked = behind_.emplace(gate, std::move(verb)).first->second;
+  by_call_[CallOf(parked)] = &parked;
 }
 
-void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named) {
-  if (verb.gate == 0) verb.gate = gates_.Enter();
-  // Verbs that are behind may name blocks that were nobody's when they came, and are written by this operation now.
-  gates_.StandFirst(verb.gate, blocks);
+void ParkedVerbs::Start(uint64_t id, ParkedVerb verb, size_t named) {
   on_device_gates_.insert(verb.gate);
   ++on_device_.verbs;
   on_device_.blocks += named;
   bytes_.Add(verb.bytes);
-  const bool is_new = running_.emplace(id, Running{std::move(verb), named}).second;
+  const auto [it, is_new] = running_.emplace(id, Running{std::move(verb), named});
   KVPOOL_CHECK(is_new, "device operation %lu runs twice", id);
+  by_call_[CallOf(it->second.verb)] = &it->second.verb;
 }
 
 ParkedVerb ParkedVerbs::Finish(uint64_t id) {
   const auto it = running_.find(id);
   KVPOOL_CHECK(it != running_.end(), "device operation %lu does not run", id);
+  by_call_.erase(CallOf(it->second.verb));
   Running running = std::move(it->second);
   running_.erase(it);
   on_device_gates_.erase(running.verb.gate);
-  Leave(running.verb.gate);
   --on_device_.verbs;
   on_device_.blocks -= running.named;
   bytes_.Subtract(running.verb.bytes);
@@ -149,21 +143,20 @@ std::vector<ParkedVerb> ParkedVerbs::TakeRunning() {
     --on_device_.verbs;
     on_device_.blocks -= running.named;
     bytes_.Subtract(running.verb.bytes);
+    by_call_.erase(CallOf(running.verb));
     verbs.push_back(std::move(running.verb));
   }
   running_.clear();
   return verbs;
 }
 
-void ParkedVerbs::Leave(BlockGates::Id id) {
-  std::vector<BlockGates::Id> next;
-  gates_.Leave(id, &next);
-  free_to_go_.insert(next.begin(), next.end());
-}
-
-void ParkedVerbs::Over(const ParkedVerb& verb) {
+bool ParkedVerbs::Leave(BlockGates::Id gate, size_t most) {
   // Where its session has ended meanwhile, nobody stands at the gates.
-  if (gates_.may_go(verb.gate)) Leave(verb.gate);
+  if (!gates_.stands(gate)) return false;
+  std::vector<BlockGates::Id> next;
+  const bool more = gates_.Leave(gate, most, &next);
+  free_to_go_.insert(next.begin(), next.end());
+  return more;
 }
 
 void ParkedVerbs::AdmitLacking() {
@@ -181,6 +174,7 @@ std::optional<ParkedVerb> ParkedVerbs::Admit() {
     auto verb = behind_.extract(id);
     if (verb.empty()) continue;
     Subtract(verb.mapped());
+    by_call_.erase(CallOf(verb.mapped()));
     return std::move(verb.mapped());
   }
   return std::nullopt;
@@ -198,6 +192,8 @@ void ParkedVerbs::Add(const ParkedVerb& verb) {
   Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
   ++tally.verbs;
   tally.blocks += WeightOf(verb.operation);
+  work_.names += NamesOf(verb.operation);
+  work_.of_sets += IsOfSets(verb.operation) ? 1 : 0;
   bytes_.Add(verb.bytes);
 }
 
@@ -205,6 +201,8 @@ void ParkedVerbs::Subtract(const ParkedVerb& verb) {
   Tally& tally = IsDeviceOperation(verb.operation.verb_case()) ? on_device_ : on_host_;
   --tally.verbs;
   tally.blocks -= WeightOf(verb.operation);
+  work_.names -= NamesOf(verb.operation);
+  work_.of_sets -= IsOfSets(verb.operation) ? 1 : 0;
   bytes_.Subtract(verb.bytes);
 }
 

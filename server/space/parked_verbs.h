@@ -20,10 +20,11 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
@@ -83,6 +84,12 @@ class ParkedVerbs {
   };
   const Tally& on_host() const { return on_host_; }
   const Tally& on_device() const { return on_device_; }  // Those that run there, and those that are to.
+  // What a fence may let go: the work of those that wait or are behind, and the late releases. A verb of block sets is as
+  // much besides as a set of the session may be.
+  struct Work {
+    size_t names = 0, of_sets = 0;
+  };
+  Work to_be_let_go() const { return {.names = work_.names + late_.blocks(), .of_sets = work_.of_sets}; }
 
   // What an operation that names these blocks has to wait for.
   struct Wait {
@@ -98,18 +105,19 @@ class ParkedVerbs {
   }
   // Is one of these blocks a source or a destination of a device operation that is not over?
   bool AnyOnDevice(absl::Span<const BlockRef> blocks) const;
-  void Park(uint64_t due, ParkedVerb verb) {
-    Name(due, BlockIdsOf(verb.operation));
-    ParkNamed(due, std::move(verb));
-  }
-  // The same in parts, for one that names many: all its blocks, once each time that it names them, and then the verb.
+  // A verb that waits for a step is parked part by part: all its blocks are named, once each time that it names them,
+  // and then it is parked. Pop answers the next that is due once step `passed` is passed, which may be held up; then its
+  // blocks are unnamed. nullopt: all wait.
   void Name(uint64_t due, absl::Span<const uint32_t> blocks);
-  void ParkNamed(uint64_t due, ParkedVerb verb);
-  // Behind those that use its blocks or, if nobody does, until there are blocks for it. One that was admitted is in
-  // front of the others again.
-  void ParkBehind(ParkedVerb verb);
-  // The next verb that is due once step `passed` is passed: it may be held up. nullopt: all wait.
+  void Park(uint64_t due, ParkedVerb verb);
   std::optional<ParkedVerb> Pop(uint64_t passed);
+  void Unname(absl::Span<const uint32_t> blocks);
+  // A verb that waits behind others has entered, and stands behind them at the gates of its blocks, part by part. Then it
+  // is parked: behind those or, if there are none, until there are blocks for it. One that was admitted is in front of the
+  // others again, and one that names no block need not have entered.
+  BlockGates::Id Enter() { return gates_.Enter(); }
+  void StandLast(BlockGates::Id gate, absl::Span<const uint32_t> blocks) { gates_.StandLast(gate, blocks); }
+  void ParkBehind(ParkedVerb verb);
   // At most so many of the verbs that wait or are behind, for a session that has ended; empty: there are none.
   std::vector<ParkedVerb> PopSome(size_t count);
   // The verb of this call, for a repetition that waits for it too; null: it is not parked.
@@ -125,20 +133,23 @@ class ParkedVerbs {
   v1::Release TakeLate(uint64_t passed);
 
   // ---- Device operations
-  // No running one has this `id`; `blocks` are the ids that it reads or writes, without those at whose gates the verb
-  // stands already, and `named` is its WeightOf. The verb's operation is not looked at.
-  void Start(uint64_t id, ParkedVerb verb, absl::Span<const uint32_t> blocks, size_t named);
-  // The operation is over: nothing is held up by it any more. REQUIRES: it is running.
+  // A verb that has entered, or was admitted, stands in front of all others at the gates of the blocks that it reads or
+  // writes, part by part. Then it is started. No running one has this `id`, and `named` is its WeightOf; the verb's operation
+  // is not looked at.
+  void StandFirst(BlockGates::Id gate, absl::Span<const uint32_t> blocks) { gates_.StandFirst(gate, blocks); }
+  void Start(uint64_t id, ParkedVerb verb, size_t named);
+  // The operation is over, and is to leave its gate. REQUIRES: it is running.
   ParkedVerb Finish(uint64_t id);
   // All that run, of a session that has ended: its gates are of no use any more.
   std::vector<ParkedVerb> TakeRunning();
   // The next verb that nothing holds up any more, in order of arrival; nullopt: there is none. Until it is parked or
-  // started again, or Over, it holds up those behind it.
+  // started again, or has left, it holds up those behind it.
   std::optional<ParkedVerb> Admit();
   // Those that lacked blocks may try again.
   void AdmitLacking();
-  // A verb that was admitted was applied, or refused.
-  void Over(const ParkedVerb& verb);
+  // An operation that is over, or a verb that was admitted and is applied or refused, leaves so many of its blocks, at most:
+  // they hold nothing up any more. True: there are more.
+  bool Leave(BlockGates::Id gate, size_t most);
 
  private:
   struct LastOnBlock {
@@ -149,17 +160,20 @@ class ParkedVerbs {
     ParkedVerb verb;
     size_t named = 0;
   };
+  // A call's verb is where its member, sequence and index say.
+  using Call = std::tuple<const Member*, uint64_t, uint32_t>;
+  static Call CallOf(const ParkedVerb& verb) { return {verb.member, verb.sequence, verb.index}; }
   std::optional<ParkedVerb> PopAny();
   void Extend(uint32_t block, Wait* wait) const;
   ParkedVerb Take(std::multimap<uint64_t, ParkedVerb>::iterator it);
   void Add(const ParkedVerb& verb);
   void Subtract(const ParkedVerb& verb);
-  void Leave(BlockGates::Id id);
 
   std::multimap<uint64_t, ParkedVerb> by_due_;
+  absl::btree_map<Call, ParkedVerb*> by_call_;  // All that are here.
   std::map<uint64_t, Running> running_;
-  absl::flat_hash_map<uint32_t, LastOnBlock>
-      last_;  // Keyed by block id: the last verb on it that waits for a step.
+  // Keyed by block id: the last verb on it that waits for a step. A tree, since it has to grow part by part.
+  absl::btree_map<uint32_t, LastOnBlock> last_;
   // Verbs that run or are behind.
   BlockGates gates_;
   std::map<BlockGates::Id, ParkedVerb> behind_;
@@ -168,6 +182,7 @@ class ParkedVerbs {
   std::set<BlockGates::Id> free_to_go_, lacking_;
   std::set<BlockGates::Id> on_device_gates_;  // Those that run.
   Tally on_host_, on_device_;
+  Work work_;
   ParkedBytes bytes_;
   LateReleases late_;
 };

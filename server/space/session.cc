@@ -73,6 +73,12 @@ bool Session::UpdatePassed() {
   return true;
 }
 
+void Session::CountParked() {
+  const ParkedVerbs::Work work = parked.to_be_let_go();
+  parked_names.store(work.names, std::memory_order_relaxed);
+  parked_sets.store(work.of_sets, std::memory_order_relaxed);
+}
+
 absl::Status Session::CheckRole(bool scheduler, uint32_t rank) const {
   if (scheduler) {
     for (const auto& member : members) {

@@ -139,6 +139,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool all_dead() const;
   // Computes `passed` again; true: it moved.
   bool UpdatePassed();
+  // Sets parked_names and parked_sets.
+  void CountParked();
   // INVALID_ARGUMENT: the session has no such rank. FAILED_PRECONDITION: the role is taken.
   absl::Status CheckRole(bool scheduler, uint32_t rank) const;
   Member* AddMember(MemberIdentity identity);
@@ -178,6 +180,9 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Blocks of its largest episode: as much as a choice may take. Any thread may look.
   std::atomic<size_t> largest_episode{0};
+
+  // What a fence may let go (ParkedVerbs::to_be_let_go), or the end of the session drops. Any thread may look.
+  std::atomic<uint64_t> parked_names{0}, parked_sets{0};
 
   // Its rule's; null until its first process is known. Any thread may look.
   std::atomic<VerbPace*> pace{nullptr};

@@ -151,6 +151,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   // Late releases go with the rest: holds end with the session.
   Deferred::Dropped dropped = {.session = session->shared_from_this(),
                                .verbs = std::exchange(session->parked, ParkedVerbs())};
+  session->CountParked();
   if (dropped.verbs.on_host().names() + dropped.verbs.on_device().names() > Turn::kNames) {
     turn.deferred.dropped.push_back(std::move(dropped));
   } else {
@@ -369,23 +370,31 @@ bool Sessions::all_left() const {
 }
 
 void Sessions::EnterSlabs(Turn& turn) {
-  PromisePending();  // A session that ended was promised something.
+  PromisePending(turn);  // A session that ended was promised something.
   while (!growth_.all_entered()) {
     if (!behind_.empty() && turn.now - growth_.slabs()[growth_.entered()].made_ms < kPatienceMs) break;
     // Each is ready again when it has mapped the slab after all.
     for (const auto& [id, session] : behind_) session->ready = false;
     behind_.clear();
     growth_.EnterNext(turn.now);
-    PromisePending();
+    PromisePending(turn);
     for (Session* session : sessions_) UpdateReady(turn, session);
   }
-  const ById unequipped = unequipped_;
-  for (const auto& [id, session] : unequipped) UpdateReady(turn, session);
+  // A sink is any free block. So where one session gets none the others get none, however many there are.
+  while (!unequipped_.empty()) {
+    Session* const first = unequipped_.begin()->second;
+    UpdateReady(turn, first);
+    if (!unequipped_.empty() && unequipped_.begin()->second == first) break;
+  }
   growth_.EndIfDone();
 }
 
-void Sessions::PromisePending() {
-  while (!pending_.empty() && pool_.Promise(pending_.front()->holder)) pending_.pop_front();
+void Sessions::PromisePending(Turn& turn) {
+  std::vector<Session*> met;
+  for (; !pending_.empty() && pool_.Promise(pending_.front()->holder); pending_.pop_front()) {
+    met.push_back(pending_.front());
+  }
+  for (Session* session : met) UpdateReady(turn, session);
 }
 
 void Sessions::UpdateReady(Turn& turn, Session* session) {
@@ -396,7 +405,7 @@ void Sessions::UpdateReady(Turn& turn, Session* session) {
   // What is left of the guarantee of one that goes on comes when others give it back: its blocks are its own meanwhile.
   const bool met = session->resumed || pool_.unmet(session->holder) == 0;
   session->ready = has_mapped && met && LeaseSink(turn, session);
-  if (has_mapped && !session->ready) {
+  if (has_mapped && met && !session->ready) {
     unequipped_.emplace(session->terms.id, session);
   } else {
     unequipped_.erase(session->terms.id);

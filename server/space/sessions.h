@@ -144,8 +144,8 @@ class Sessions {
   // An ended session that never had its sink has had no block: its processes need not be waited for.
   void FreeIfNeverReady(Turn& turn, Session* session);
   void SendSlabs(Turn& turn, Session* session);
-  // Of what is unpromised, pending sessions are promised what they lack.
-  void PromisePending();
+  // Of what is unpromised, pending sessions are promised what they lack, and may come to be ready.
+  void PromisePending(Turn& turn);
   // Announces what the session has mapped, and computes again whether it is ready.
   void UpdateReady(Turn& turn, Session* session);
   void Announce(Turn& turn, Session* session, uint32_t mapped);
@@ -164,7 +164,7 @@ class Sessions {
   std::vector<Session*> by_holder_;
   std::deque<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
   ById behind_;                   // The ready ones that have not mapped the next slab, which waits for them.
-  ById unequipped_;  // They have mapped what they have to, and wait for their guarantee or their sink.
+  ById unequipped_;  // They have mapped what they have to, have their guarantee, and lack a sink.
   std::vector<Member*> touched_;
   Outbox outbox_;
   VirtualArray<uint32_t> sealer_;   // Indexed by block.

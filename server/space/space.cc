@@ -106,9 +106,15 @@ SpaceTurn::~SpaceTurn() {
 }
 
 void SpaceTurn::Pause(Rest rest) {
+  Outside([rest] {
+    if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
+  });
+}
+
+void SpaceTurn::Outside(absl::FunctionRef<void()> work) {
   space_.state.EndTurn(*this);
   space_.Unlock();
-  if (rest == Rest::kLong) std::this_thread::sleep_for(kLongRest);
+  work();
   space_.GiveWay();
   now = LockAndReadClock(space_);
   WorkBegins();
@@ -217,6 +223,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
   };
   uint64_t left_bytes = 0;
+  CancelGiveBack();
   {
     SpaceLock lock(*this);
     Growth& growth = state.growth;
@@ -225,7 +232,6 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
       return absl::FailedPreconditionError(
           absl::StrCat("space ", facts.id, " gives a slab back: ", state.give_back.Obstacle()));
     }
-    state.give_back.Cancel();
     if (growth.complete()) {
       growth.set_may_grow(false);
       return absl::ResourceExhaustedError(
@@ -261,6 +267,17 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   }
   DestroyRow(*std::move(row));
   return closed();
+}
+
+void Space::CancelGiveBack() {
+  while (true) {
+    {
+      SpaceLock lock(*this);
+      const bool gives = !state.growth.closed() && !state.growth.leaving().has_value();
+      if (!gives || !state.give_back.Cancel()) return;
+    }
+    GiveWay();
+  }
 }
 
 GiveBack::Next Space::GiveBackStep(Settlement* settlement) {

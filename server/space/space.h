@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "proto/support/mutex.h"
 #include "server/base/clock.h"
@@ -64,6 +65,8 @@ class Space {
   // budget or a device is out of memory. `settlement` is carried out by the caller, once growth_mu is free.
   absl::Status MakeSlab(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
+  // The space needs what it was about to give: it gives nothing that is not leaving, as long as its caller has growth_mu.
+  void CancelGiveBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
   // One step of giving back (GiveBack::Step), with what is to be done outside the mutex. `settlement` is as in MakeSlab.
   GiveBack::Next GiveBackStep(Settlement* settlement) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu)
       ABSL_LOCKS_EXCLUDED(mu);
@@ -187,6 +190,7 @@ class ABSL_SCOPED_LOCKABLE SpaceTurn : private Settlement, public Turn {
       ABSL_EXCLUSIVE_LOCK_FUNCTION(space.mu) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   ~SpaceTurn() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Pause(Rest rest) override ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  void Outside(absl::FunctionRef<void()> work) override ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   static uint64_t LockAndReadClock(Space& space) ABSL_NO_THREAD_SAFETY_ANALYSIS;

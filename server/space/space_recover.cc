@@ -64,6 +64,7 @@ bool ParkAgain(Session* session, std::vector<Recalled> parked) {
     // Only a device operation holds up what waits for no step.
     if (due <= session->passed) return false;
     recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
+    session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
     session->parked.Park(due, std::move(recalled.verb));
   }
   return true;
@@ -155,6 +156,7 @@ std::string Space::Resume(const Turn& turn, const RecoveredPool& found, Resumabl
   if (!state.pool.Resume(holds->holder, session->limits())) return "the records of its blocks are damaged";
   session->holder = holds->holder;
   session->sink = sink;
+  session->CountParked();
   state.sessions.Resume(turn, session);
   return "";
 }

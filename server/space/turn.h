@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "server/space/deferred.h"
 
 namespace kvpool {
@@ -33,6 +34,8 @@ class Turn {
   // kLong: for one that waits until another has done its work.
   enum class Rest { kShort, kLong };
   virtual void Pause(Rest rest) = 0;
+  // Does work that needs nothing of the space while the mutex is free. It is a pause as any other.
+  virtual void Outside(absl::FunctionRef<void()> work) = 0;
 
   // While it lives the turn keeps the mutex: its caller is in the middle of something.
   class Unbroken {

@@ -77,12 +77,6 @@ Reuse HintOf(v1::Reuse reuse) {
   return static_cast<Reuse>(reuse);
 }
 
-// Parts from the tail to the head leave them in another order.
-void SortByIndex(google::protobuf::RepeatedPtrField<v1::Refusal>* refusals) {
-  std::sort(refusals->pointer_begin(), refusals->pointer_end(),
-            [](const v1::Refusal* a, const v1::Refusal* b) { return a->index() < b->index(); });
-}
-
 // During warm-up engines write dummy K and V into scratch, which is mapped where blocks will be: a block that
 // they lease or match now is not what they would touch.
 bool RefuseWarmingUp(const Session& session, const char* verb, v1::OperationResult* result) {
@@ -131,8 +125,13 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
                             .category = static_cast<uint8_t>(operation.release().category())};
       state_.pool.Release(holder, now, hint, refs_, absl::MakeSpan(verdicts_));
       if (event_log_ != nullptr && hint.says_something()) LogHint(*session, now, hint);
-      Refuse(session, blocks, part.begin, result->mutable_release()->mutable_refused());
-      if (part.begin == 0 && done > 0) SortByIndex(result->mutable_release()->mutable_refused());
+      Refusals* const refused = result->mutable_release()->mutable_refused();
+      const int of_others = refused->size();
+      Refuse(session, blocks, part.begin, refused);
+      // Parts come from the tail to the head. Each is turned round, and in the end the whole: a swap of pointers for
+      // each, where sorting would take a hold of the mutex as long as that of many parts.
+      std::reverse(refused->pointer_begin() + of_others, refused->pointer_end());
+      if (part.begin == 0) std::reverse(refused->pointer_begin(), refused->pointer_end());
       break;
     }
     case v1::Operation::kRef:

@@ -22,6 +22,11 @@ inline bool NamesLists(v1::Operation::VerbCase verb) {
   return IsDeviceOperation(verb) || verb == v1::Operation::kPutEpisode;
 }
 
+// Does the verb take or give back block sets that it does not name block by block?
+inline bool IsOfSets(const v1::Operation& operation) {
+  return operation.has_choose_episode() || operation.has_put_episode();
+}
+
 // The lists of blocks that an operation names; none for lease, match, fence and the verbs of the session.
 using BlockLists = std::vector<const google::protobuf::RepeatedField<uint64_t>*>;
 // The list of a verb that has exactly one; empty for all other verbs.

@@ -545,6 +545,44 @@ INSTANTIATE_TEST_SUITE_P(Calls, LargeFloodTest, testing::Bool(),
                            return info.param ? "in_steps" : "by_themselves";
                          });
 
+// A call that names nothing, and lets go or drops very many verbs that were parked. Which, and whether it comes in a Step
+// stream.
+class ParkedFloodTest : public FloodTest,
+                        public testing::WithParamInterface<std::tuple<std::string, bool>> {};
+
+TEST_P(ParkedFloodTest, LeavesTheQueueToOthers) {
+  const auto& [verb, streams] = GetParam();
+  constexpr int kBatches = 16, kNames = 4000;
+  Start();
+  const Client flooder = Open("flooder", "model 0"), victim = Open("victim");
+  for (int i = 0; i < kBatches; ++i) {
+    v1::Operation release = ReleaseOp(std::vector<uint64_t>(kNames, flooder.subject.sealed), /*after=*/7);
+    ASSERT_TRUE(flooder.engine->Step({release}).results(0).parked());
+  }
+  const v1::Operation operation = verb == "fence" ? FenceOp(7) : CloseOp();
+  const auto call = streams ? OpenStream(ChannelOf(0), flooder) : NewUnary(ChannelOf(0), operation);
+  turnstile_.Shut();
+  if (streams) {
+    call->Send(BatchOf(flooder, operation, 1));
+  } else {
+    call->SendLast(*UnaryRequest(flooder, operation));
+  }
+  ASSERT_TRUE(turnstile_.AwaitStopped(1));
+  const v1::Operation touch = TouchOp({victim.subject.sealed});
+  const auto victims = NewUnary(victims_channel(), touch);
+  victims->SendLast(*UnaryRequest(victim, touch));
+  EXPECT_TRUE(turnstile_.AwaitStopped(2)) << "the queue's thread is the one that was stopped first";
+  turnstile_.Open();
+  EXPECT_TRUE(victims->Finish().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, ParkedFloodTest,
+                         testing::Combine(testing::Values("fence", "close_session"), testing::Bool()),
+                         [](const testing::TestParamInfo<ParkedFloodTest::ParamType>& info) {
+                           return absl::StrCat(std::get<0>(info.param),
+                                               std::get<1>(info.param) ? "_in_steps" : "_by_itself");
+                         });
+
 // Openings, of two users. Whether they are AddMember.
 class OpeningFloodTest : public ServiceTest, public testing::WithParamInterface<bool> {
  protected:

@@ -21,7 +21,8 @@ using testing::IsEmpty;
 
 std::vector<Id> Leave(BlockGates* gates, Id id) {
   std::vector<Id> next;
-  gates->Leave(id, &next);
+  while (gates->Leave(id, 2, &next)) {
+  }
   return next;
 }
 
@@ -62,6 +63,45 @@ TEST(BlockGatesTest, WhoComesInFrontHoldsUpTheOneThatWasFirst) {
   EXPECT_TRUE(gates.may_go(b));
   EXPECT_EQ(gates.first(1), b);
   EXPECT_THAT(Leave(&gates, b), ElementsAre(a));
+}
+
+TEST(BlockGatesTest, WhoComesAndLeavesInPartsHoldsUpWhatIsLeft) {
+  BlockGates gates;
+  const Id a = gates.Enter(), b = gates.Enter(), c = gates.Enter(), d = gates.Enter();
+  gates.StandLast(a, {1, 2});
+  gates.StandLast(a, {2, 3});
+  gates.StandLast(b, {3});
+  gates.StandLast(c, {1});
+  std::vector<Id> next;
+  EXPECT_TRUE(gates.Leave(a, 1, &next));
+  EXPECT_THAT(next, ElementsAre(b)) << "the third block is left first";
+  EXPECT_TRUE(gates.stands(a));
+  EXPECT_FALSE(gates.may_go(c));
+  EXPECT_EQ(gates.first(1), a);
+  // Others may come in front of it, and leave, meanwhile.
+  gates.StandFirst(d, {1, 2});
+  EXPECT_TRUE(gates.Leave(a, 1, &next));
+  EXPECT_FALSE(gates.Leave(a, 1, &next));
+  EXPECT_FALSE(gates.stands(a));
+  EXPECT_FALSE(gates.may_go(c)) << "it is behind d now";
+  EXPECT_EQ(gates.first(2), d);
+  EXPECT_THAT(Leave(&gates, d), ElementsAre(c));
+  EXPECT_THAT(Leave(&gates, b), IsEmpty());
+  EXPECT_THAT(Leave(&gates, c), IsEmpty());
+  EXPECT_TRUE(gates.empty());
+}
+
+TEST(BlockGatesTest, TheLastInALineLeavesFromBehindOthers) {
+  BlockGates gates;
+  const Id a = gates.Enter(), b = gates.Enter(), c = gates.Enter();
+  gates.StandLast(a, {1, 2});
+  std::vector<Id> next;
+  EXPECT_TRUE(gates.Leave(a, 1, &next));
+  gates.StandFirst(b, {1});
+  EXPECT_FALSE(gates.Leave(a, 1, &next));
+  gates.StandLast(c, {1});
+  EXPECT_FALSE(gates.may_go(c));
+  EXPECT_THAT(Leave(&gates, b), ElementsAre(c));
 }
 
 TEST(BlockGatesTest, NobodyStandsWhereNobodyCame) {

@@ -446,6 +446,35 @@ TEST_F(GiveBackTest, ASpaceThatNeedsItsMemoryTakesBackWhatIsWithheld) {
   EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
 }
 
+TEST_F(GiveBackTest, WhatIsWithheldIsTakenBackInParts) {
+  constexpr uint32_t kSlice = 1024, kSlab = 8 * kSlice;
+  options_.slab_bytes = kSlab * kBlockBytes;
+  StartDaemon(2 * kSlab / kSlabBlocks);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> blocks = LeaseAll(a.get(), kSlab + 10);
+  const auto highest = std::max_element(blocks.begin(), blocks.end(),
+                                        [](uint64_t x, uint64_t y) { return IdOf(x) < IdOf(y); });
+  ASSERT_GT(IdOf(*highest), kSlab);
+  blocks.erase(highest);
+  a->Release(blocks);
+  // Another model asks for the slab, in which a block is held.
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  const auto withheld = [&] { return Space(0).blocks[static_cast<int>(BlockState::kWithheld)]; };
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = Space(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  ASSERT_GT(withheld(), 4 * kSlice);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(2 * kSlab - 100);
+  const uint64_t parts = withheld() / kSlice, before = holds();
+  const auto second = Attach("a2");
+  EXPECT_TRUE(second->Open(request).ok());
+  EXPECT_EQ(withheld(), 0u);
+  EXPECT_GE(holds() - before, parts);
+}
+
 TEST_F(GiveBackTest, WhatAnOperatorKeepsForASpaceStays) {
   const auto a = Full(3);
   v1::SetShareRequest request;

@@ -1,6 +1,7 @@
 // Verbs that name many blocks: they are applied in parts, between which others get in.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <random>
 #include <set>
 #include <thread>
@@ -349,7 +350,8 @@ TEST_F(LargeBatchTest, RefusalsNameTheirPlaces) {
   StartWith(8192);
   const auto engine = OpenEngine(OpenRequest());
   const std::vector<uint64_t> blocks = engine->Lease(kMany);
-  const std::vector<uint32_t> gone = {0, 7, Turn::kNames - 1, Turn::kNames, 3 * Turn::kNames + 5, kMany - 1};
+  const std::vector<uint32_t> gone = {
+      0, 7, Turn::kNames - 1, Turn::kNames, 3 * Turn::kNames + 5, 3 * Turn::kNames + 6, kMany - 2, kMany - 1};
   for (const uint32_t index : gone) engine->Release({blocks[index]});
   const auto places = [](const auto& refused) {
     std::vector<uint32_t> indices;
@@ -462,6 +464,36 @@ TEST_F(LargeBatchTest, AMemberThatHungUpBeforeItsSessionWasReadyLeavesNothing) {
   for (int i = 0; i < 10; ++i) engine->Step(std::vector<v1::Operation>(10, ReleaseOp(guesses, /*after=*/7)));
   daemon_->OnHangup(engine->id);
   EXPECT_EQ(engine->member->completions.size(), 0u);
+}
+
+TEST_F(LargeBatchTest, CompletionsThatArrivedAreDroppedInParts) {
+  StartWith(1024);
+  const auto engine = OpenEngine(OpenRequest());
+  const uint64_t block = engine->Lease(1)[0];
+  constexpr int kBatches = 8;
+  for (int i = 0; i < kBatches; ++i) {
+    const std::vector<v1::Operation> releases(Turn::kNames, ReleaseOp({block}, /*after=*/7));
+    ASSERT_TRUE(engine->Step(releases).results(0).parked());
+  }
+  engine->Step({FenceOp(7)});
+  size_t arrived = 0;
+  for (v1::StepResponse part; (part = engine->Pending()).completions_size() > 0;) {
+    arrived += static_cast<size_t>(part.completions_size());
+  }
+  EXPECT_EQ(engine->member->completions.size(), kBatches * Turn::kNames);
+  EXPECT_GT(arrived, 0u) << "some came with the fence";
+  engine->Step({TouchOp({block})});  // Its answer is behind them.
+  v1::StepRequest request;
+  request.set_acknowledged(engine->sequence);
+  request.set_sequence(++engine->sequence);
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  const uint64_t before = holds();
+  EXPECT_EQ(engine->Step(request).code(), 0);
+  EXPECT_EQ(engine->member->completions.size(), 0u);
+  EXPECT_GE(holds() - before, kBatches - 1u);
 }
 
 TEST_F(LargeBatchTest, AFenceAppliesWhatIsParkedInParts) {
