@@ -118,6 +118,17 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->Add(
       "metrics-listen", &settings.metrics_listen,
       "host:port for GET /metrics and GET /health; port 0 takes a free one (see kvpoold.json); empty: none");
+  flags->AddText(
+      "metrics-detail", "standard",
+      "standard, or debug: measures the processor time of each hold of a space's mutex too, which "
+      "takes a microsecond or two",
+      [&settings](absl::string_view text) -> absl::Status {
+        if (text != "standard" && text != "debug") {
+          return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is neither standard nor debug"));
+        }
+        settings.daemon.measure_work = text == "debug";
+        return absl::OkStatus();
+      });
   flags->AddText("log-level", "info", "debug, info, warning or error",
                  [&settings](absl::string_view text) -> absl::Status {
                    ASSIGN_OR_RETURN(settings.log.level, ParseLogLevel({text.data(), text.size()}));

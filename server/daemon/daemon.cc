@@ -325,10 +325,11 @@ void Daemon::UnbindStream(const std::shared_ptr<Member>& member, const StreamLis
   if (member->listener.get() == listener) unbound = std::move(member->listener);
 }
 
-bool Daemon::TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response) {
+bool Daemon::TakePending(const std::shared_ptr<Member>& member, const StreamListener* stream,
+                         v1::StepResponse* response) {
   Space& space = *member->session->space;
   SpaceLock lock(space);
-  return space.batches.TakePending(member.get(), response);
+  return space.batches.TakePending(member.get(), stream, response);
 }
 
 // -------------------------------------------------------------------------------------- device operations

@@ -150,9 +150,10 @@ class Daemon final : private SpaceOwner {
   // that name blocks would be refused. Streams come again meanwhile, for a second at most: a member may stay away.
   bool AwaitsMembers(const Member& member);
   void UnbindStream(const std::shared_ptr<Member>& member, const StreamListener* listener);
-  // Moves pending completions and notices into the response, a part of them if they are large; false:
-  // there were none.
-  bool TakePending(const std::shared_ptr<Member>& member, v1::StepResponse* response);
+  // Moves pending completions and notices into the response, a part of them if they are large. False:
+  // there were none, or another stream has replaced this one (null: whoever asks).
+  bool TakePending(const std::shared_ptr<Member>& member, const StreamListener* stream,
+                   v1::StepResponse* response);
 
   // ---- Operator verbs
   absl::Status Evict(const v1::EvictRequest& request, v1::EvictResponse* response);

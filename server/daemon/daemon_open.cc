@@ -187,7 +187,8 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                                  .owner = this,
                                                                  .clock = clock_,
                                                                  .table = std::move(table),
-                                                                 .keeper = keeper_});
+                                                                 .keeper = keeper_,
+                                                                 .measure_work = options_.measure_work});
                    }));
   // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
   if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;

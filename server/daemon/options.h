@@ -68,6 +68,7 @@ struct DaemonOptions {
   // Operations that may wait for a device; one session may have a quarter of them. 1 to kMostScoreQueue.
   uint32_t score_queue = 4096;
 
+  bool measure_work = false;        // The processor time of each hold of a space's mutex.
   bool housekeeping_thread = true;  // False: tests call HousekeepOnce or ReclaimAhead.
   bool device_threads = true;       // False: tests call RunDevicePart.
 };

@@ -344,8 +344,9 @@ void AddReclaim(const DaemonSnapshot& daemon, Families* out) {
       {&SpaceSnapshot::hold, "kvpool_space_mutex_hold_seconds",
        "Time of one hold of the space's mutex, for which its verbs wait."},
       {&SpaceSnapshot::hold_work, "kvpool_space_mutex_work_seconds",
-       "Processor time of one hold of the space's mutex: what a hold takes beyond it the thread waited for a "
-       "processor."},
+       "Processor time of one hold of the space's mutex, with --metrics-detail=debug. What a hold takes "
+       "beyond it "
+       "the thread waited for a processor."},
       {&SpaceSnapshot::reclaim, "kvpool_reclaim_seconds", "Time of one round of background reclaim."},
       {&SpaceSnapshot::lifetime, "kvpool_block_lifetime_seconds", "From seal to eviction."},
       {&SpaceSnapshot::idle_before_evict, "kvpool_block_idle_before_evict_seconds",

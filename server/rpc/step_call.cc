@@ -407,7 +407,7 @@ void StepCall::Pump() {
   if (!ending_ && !writing_ && replies_.empty() && pending_ && member_ != nullptr && elsewhere_ == nullptr &&
       !in_turn_) {
     // Notices that do not fit into one response are asked for again when it has been written.
-    pending_ = method_.host.daemon->TakePending(member_, &response_);
+    pending_ = method_.host.daemon->TakePending(member_, listener_.get(), &response_);
     if (pending_) Reply();
     response_ = v1::StepResponse();
   }

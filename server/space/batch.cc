@@ -477,11 +477,12 @@ absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter
       device_verbs_.Prepare(turn, session, verb->operation);
   if (!operation.ok()) return operation.status();
   if ((*operation)->lacks_blocks) {
+    // Blocks may come while the turn pauses.
+    session->lacks_blocks = true;
+    lacking_[session->terms.id] = session->weak_from_this();
     if (verb->gate == 0) RETURN_IF_ERROR(StandLast(turn, verb));
     if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
     session->parked.ParkBehind(std::move(*verb));
-    session->lacks_blocks = true;
-    lacking_[session->terms.id] = session->weak_from_this();
     return absl::OkStatus();
   }
   const size_t named = WeightOf(verb->operation);
@@ -626,7 +627,8 @@ void Batches::RetryLackingBlocks(Turn& turn) {
     const std::shared_ptr<Session> session = weak.lock();
     if (session == nullptr || session->ended) continue;
     if (session->applying) {
-      session->readmit = true;
+      // The next round looks. If a batch, or a round of admissions, began anew whenever blocks may have come, it need not end.
+      lacking_[id] = weak;
       continue;
     }
     if (session->parked.late().due(session->passed)) ReleaseLate(turn, session.get());
@@ -645,10 +647,15 @@ void Batches::Readmit(Turn& turn, Session* session) {
   // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
   const bool within_batch = std::exchange(session->applying, true);
   if (!within_batch) session->explained = 0;
+  // What its calls would wait for may be as much as a large call is, whoever let it go.
+  ++session->large_calls;
   do {
     session->readmit = false;
-    session->lacks_blocks = false;
-    session->parked.AdmitLacking();
+    // One that has slabs to map lacks blocks until it has mapped them.
+    if (session->ready) {
+      session->lacks_blocks = false;
+      session->parked.AdmitLacking();
+    }
     while (true) {
       turn.Breathe();
       std::optional<ParkedVerb> verb = session->parked.Admit();
@@ -656,6 +663,7 @@ void Batches::Readmit(Turn& turn, Session* session) {
       Resume(turn, *std::move(verb));
     }
   } while (session->readmit && !session->ended);
+  --session->large_calls;
   session->applying = within_batch;
   if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
 }
@@ -764,7 +772,9 @@ void Batches::CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* r
   result->set_released_blocks(state_.sessions.Free(turn, session));
 }
 
-bool Batches::TakePending(Member* member, v1::StepResponse* response) {
+bool Batches::TakePending(Member* member, const StreamListener* stream, v1::StepResponse* response) {
+  // A stream that was replaced delivers nothing any more, and the new one would confirm what it took.
+  if (stream != nullptr && member->listener.get() != stream) return false;
   if (!member->pending()) return false;
   member->completions.Take(kResponseCompletionBytes, response);
   member->notices.Take(response);
@@ -773,9 +783,8 @@ bool Batches::TakePending(Member* member, v1::StepResponse* response) {
 
 void Batches::AddPending(Member* member, const StreamListener* stream, uint64_t sequence,
                          v1::StepResponse* response) {
-  // A stream that was replaced while its batch was applied delivers nothing any more.
   if (stream != nullptr && member->listener.get() != stream) return;
-  TakePending(member, response);
+  TakePending(member, stream, response);
   if (member->completions.any_waiting()) state_.sessions.Touch(member);
   if (sequence != 0) member->completions.ConfirmBy(sequence);
 }

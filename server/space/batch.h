@@ -59,8 +59,8 @@ class Batches {
   // A promotion of this session is over: the match that waited for it is answered.
   void AnswerWaiting(Turn& turn, uint64_t session);
   // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
-  // caller asks again.
-  bool TakePending(Member* member, v1::StepResponse* response);
+  // caller asks again. False: there is nothing, or another one has replaced `stream` (null: whoever asks).
+  bool TakePending(Member* member, const StreamListener* stream, v1::StepResponse* response);
 
  private:
   using Blocks = absl::Span<const uint32_t>;

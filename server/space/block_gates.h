@@ -44,7 +44,7 @@ class BlockGates {
   // It goes in front of all others there.
   void StandFirst(Id id, absl::Span<const uint32_t> blocks);
   // It leaves so many gates, at most, and those are appended to `next` who may go by that. True: it still stands at some,
-  // where others may come in front of it meanwhile. REQUIRES: when it began to leave, may_go(id).
+  // where others may come in front of it meanwhile. REQUIRES: when it was let go, may_go(id).
   bool Leave(Id id, size_t most, std::vector<Id>* next);
 
  private:

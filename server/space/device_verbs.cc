@@ -374,7 +374,8 @@ absl::Status DeviceVerbs::LeaseDestinations(Turn& turn, uint32_t count, DeviceOp
     if (session->ended) return absl::AbortedError(session->end_reason);
   } while (lease.outcome.more);
   if (destinations.size() < count) {
-    // Others took the rest meanwhile, or it is to come.
+    // It is to come; or all were there, and others took the rest meanwhile, who may be in the same place: it tries again.
+    operation->lacks_blocks |= !destinations.empty();
     RETURN_IF_ERROR(Release(turn, *operation, destinations));
     destinations.clear();
     if (operation->lacks_blocks) return absl::OkStatus();

@@ -174,7 +174,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool gone = false;
   std::string end_reason;
 
-  // Large calls of it that threads of their own are applying: others had better not wait for them on a queue's
+  // Large calls of it that threads of their own are applying, and verbs of it that are let go: others had better not wait for them on a queue's
   // thread. Any thread may look.
   std::atomic<int> large_calls{0};
 

@@ -38,7 +38,7 @@ uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// What this thread has had of a processor.
+// What this thread has had of a processor. It is a call of the kernel: 0.5 to 1.5 us.
 uint64_t WorkedNs() {
   timespec worked;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &worked);
@@ -57,7 +57,8 @@ Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
       budget_(parts.budget),
       owner_(parts.owner),
       clock_(parts.clock),
-      keeper_(parts.keeper) {}
+      keeper_(parts.keeper),
+      measure_work_(parts.measure_work) {}
 
 // --------------------------------------------------------------------------------------------------- turns
 
@@ -69,11 +70,11 @@ void Space::Lock() {
     let_in_.fetch_add(1, std::memory_order_relaxed);
   }
   locked_ns_ = NowNs();
-  worked_ns_ = WorkedNs();
+  if (measure_work_) worked_ns_ = WorkedNs();
 }
 
 void Space::Unlock() {
-  state.hold_work.Observe(static_cast<double>(WorkedNs() - worked_ns_) * 1e-9);
+  if (measure_work_) state.hold_work.Observe(static_cast<double>(WorkedNs() - worked_ns_) * 1e-9);
   state.hold.Observe(static_cast<double>(NowNs() - locked_ns_) * 1e-9);
   state.pool.Commit();
   mu.Unlock();

@@ -58,6 +58,7 @@ class Space {
     // Both or none: what the pool's options have as their table, and who keeps it.
     std::unique_ptr<SpaceTable> table;
     KeeperLink* keeper = nullptr;
+    bool measure_work = false;  // The processor time of each hold of mu.
   };
   Space(SpaceFacts facts, const PoolOptions& options, Parts parts);
 
@@ -141,12 +142,14 @@ class Space {
   SpaceOwner* const owner_;
   const Clock* const clock_;
   KeeperLink* const keeper_;
+  const bool measure_work_;
   Kept kept_table_ ABSL_GUARDED_BY(growth_mu);  // It is kept with the first slab.
   std::atomic<uint64_t> slab_bytes_{0};
   std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu,
   std::atomic<uint32_t> let_in_{0};             // and so many waited and got it.
   uint64_t locked_ns_ ABSL_GUARDED_BY(mu) = 0;  // When mu was taken, by a clock of its own,
-  uint64_t worked_ns_ ABSL_GUARDED_BY(mu) = 0;  // and what the thread had had of a processor by then.
+  uint64_t worked_ns_ ABSL_GUARDED_BY(mu) =
+      0;  // and with measure_work_ what the thread had had of a processor.
 };
 
 // The space's mutex, held to the end of the scope.

@@ -109,7 +109,7 @@ class Latency {
 }  // namespace
 
 void BenchLatency(Figures* figures) {
-  const auto daemon = StartDaemon("5632MiB", "64MiB");
+  const auto daemon = StartDaemon("5632MiB", "64MiB", {"--metrics-detail=debug"});
   const std::string& socket = daemon->socket();
   auto opened = tools::OperatorClient::Open({.socket = socket, .deadline = absl::Seconds(60)});
   Check(opened.status());

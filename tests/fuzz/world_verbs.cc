@@ -307,7 +307,7 @@ void World::HearCalls(Process* process) {
 
 void World::TakePending(Process* process) {
   v1::StepResponse response;
-  daemon_->TakePending(process->member, &response);
+  daemon_->TakePending(process->member, process->member->listener.get(), &response);
   Heard(process, response);
 }
 

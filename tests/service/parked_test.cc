@@ -176,6 +176,22 @@ TEST_F(ParkedTest, ACompletionLostWithItsStreamComesAgain) {
   EXPECT_EQ(engine->Pending().completions_size(), 0) << "it is known to have arrived";
 }
 
+TEST_F(ParkedTest, AStreamThatWasReplacedTakesNothing) {
+  StartDaemon(2);
+  const auto engine = OpenEngine(OpenRequest());
+  const std::vector<uint64_t> blocks = engine->Lease(1);
+  const auto replaced = std::make_shared<FakeListener>(), present = std::make_shared<FakeListener>();
+  daemon_->BindStream(engine->member, replaced);
+  engine->Step({ReleaseOp(blocks, 1)});
+  engine->Fence(1);
+  daemon_->BindStream(engine->member, present);
+  v1::StepResponse nowhere, there;
+  EXPECT_FALSE(daemon_->TakePending(engine->member, replaced.get(), &nowhere));
+  EXPECT_EQ(nowhere.completions_size(), 0);
+  EXPECT_TRUE(daemon_->TakePending(engine->member, present.get(), &there));
+  EXPECT_EQ(there.completions_size(), 1);
+}
+
 TEST_F(ParkedTest, AbortWithTwoBatchesInFlight) {
   StartDaemon(2);
   const auto engine = OpenEngine(OpenRequest());

@@ -179,7 +179,7 @@ v1::StepResponse Engine::Step(const v1::StepRequest& request) {
 
 v1::StepResponse Engine::Pending() {
   v1::StepResponse response;
-  daemon_->TakePending(member, &response);
+  daemon_->TakePending(member, nullptr, &response);
   return response;
 }
 
