@@ -24,8 +24,8 @@ absl::Status StatusOf(int32_t code, const std::string& message) {
 // The blocks that an operation without an answer of its own names.
 uint64_t BlocksNamed(const v1::Operation& operation) {
   const int named = operation.release().blocks_size() + operation.ref().blocks_size() +
-                    operation.pin().blocks_size() + operation.unpin().blocks_size() +
-                    operation.set_retention().blocks_size();
+                    operation.touch().blocks_size() + operation.pin().blocks_size() +
+                    operation.unpin().blocks_size() + operation.set_retention().blocks_size();
   return static_cast<uint64_t>(named);
 }
 
@@ -232,7 +232,7 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
     if (parked.verb == v1::Operation::VERB_NOT_SET) continue;  // It came twice.
     v1::OperationResult& result = *completion.mutable_result();
     const absl::Status status = StatusOf(result.code(), result.message());
-    OnRefusals(parked.verb, parked.blocks, status, result);
+    OnRefusals(parked.verb, parked.blocks, result);
     if (parked.answer != nullptr) Deliver(parked.answer, status, &result);
   }
   if (response->sequence() != 0 && !unanswered_.empty() && next_to_write_ > 0 &&
@@ -243,11 +243,18 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
     acknowledged_ = response->sequence();
     const absl::Status batch_status = StatusOf(response->code(), response->message());
     parts_.state->credit.store(response->free_blocks(), std::memory_order_release);
+    const bool over = batch_status.code() == absl::StatusCode::kAborted ||
+                      batch_status.code() == absl::StatusCode::kUnauthenticated;
+    const bool lost = batch_status.code() == absl::StatusCode::kOutOfRange;
     for (int i = 0; i < batch->request.operations_size(); ++i) {
       v1::OperationResult none;
       none.set_code(response->code());
       none.set_message(response->message());
-      OnResult(batch.get(), i, i < response->results_size() ? response->mutable_results(i) : &none);
+      v1::OperationResult* const result = i < response->results_size() ? response->mutable_results(i) : &none;
+      const v1::Operation& operation = batch->request.operations(i);
+      // Otherwise the session ends with the batch, which is what is told.
+      if (!over && !lost) OnRefusals(operation.verb_case(), BlocksNamed(operation), *result);
+      OnResult(batch.get(), i, result);
     }
     for (const auto& flush : batch->flushes) Deliver(flush, batch_status, nullptr);
     Subtract(&parts_.state->match_keys_pending, batch->match_keys);
@@ -256,10 +263,9 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
     batch->flushes.clear();
     batch->match_keys = 0;
     spare_.push_back(std::move(batch));
-    if (batch_status.code() == absl::StatusCode::kAborted ||
-        batch_status.code() == absl::StatusCode::kUnauthenticated) {
+    if (over) {
       parts_.state->End(absl::AbortedError(batch_status.message()));
-    } else if (batch_status.code() == absl::StatusCode::kOutOfRange) {
+    } else if (lost) {
       // Whether it was applied is not known, so nobody can tell who holds the blocks that it leased or
       // released. Going on could use a block that another session has by now.
       parts_.state->End(absl::UnavailableError(
@@ -273,7 +279,6 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
 void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result) {
   const v1::Operation& operation = batch->request.operations(index);
   const absl::Status status = StatusOf(result->code(), result->message());
-  OnRefusals(operation.verb_case(), BlocksNamed(operation), status, *result);
   if (operation.has_lease()) {
     OnLease(result->lease(), status);
   } else if (operation.has_fence() && status.ok()) {
@@ -291,16 +296,14 @@ void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result)
   }
 }
 
-void StepBatches::OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, const absl::Status& status,
+void StepBatches::OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks,
                              const v1::OperationResult& result) {
   SessionState& state = *parts_.state;
+  const absl::Status status = StatusOf(result.code(), result.message());
   const uint64_t refused = status.ok() ? RefusedBlocks(result) : std::max<uint64_t>(blocks, 1);
   if (refused == 0) return;
-  // These say that the session is over, which ends all that was under way with it.
-  if (status.code() == absl::StatusCode::kAborted || status.code() == absl::StatusCode::kUnauthenticated ||
-      status.code() == absl::StatusCode::kOutOfRange) {
-    return;
-  }
+  // The session ended before the operation was applied: that is what is told.
+  if (status.code() == absl::StatusCode::kAborted && !state.open.load(std::memory_order_acquire)) return;
   const RefusalRule& rule = RefusalRuleOf(verb);
   // The call that waits hears of it.
   if (!status.ok() && rule.whole == RefusalFate::kCaller) return;

@@ -75,8 +75,7 @@ class StepBatches {
   void AddRelease(Batch* batch, const std::vector<BlockRef>& refs);
   void OnResult(Batch* batch, int index, v1::OperationResult* result);
   // Sees to it that a refusal is heard: refusals.h says by whom. `blocks` are those that the operation names.
-  void OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, const absl::Status& status,
-                  const v1::OperationResult& result);
+  void OnRefusals(v1::Operation::VerbCase verb, uint64_t blocks, const v1::OperationResult& result);
   void OnLease(const v1::LeaseResult& result, const absl::Status& status);
   void OnNotice(const v1::Notice& notice);
   void Deliver(const std::shared_ptr<AnswerState>& answer, const absl::Status& status,

@@ -310,7 +310,7 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
   credentials.cgroup = CgroupOf(credentials.pid, (*process)->pidfd->get());
   credentials.pidfd = (*process)->pidfd;
   absl::StatusOr<Daemon::Welcome> welcome =
-      events_.attached(MakeMailedPeer(mailbox_, connection->id), credentials, hello);
+      events_.attached(MakeMailedPeer(mailbox_, connection->id, (*process)->id), credentials, hello);
   if (!welcome.ok()) {
     if ((*process)->attached.empty()) Unwatch(*process);
     connection->final = welcome.status().GetPayload(Daemon::kForGood).has_value();
@@ -331,6 +331,10 @@ void AttachLoop::OnHello(Connection* connection, const v1::AttachHello& hello) {
 
 void AttachLoop::ReadLetters() {
   for (AttachLetter& letter : mailbox_->Take()) {
+    if (letter.kind == AttachLetter::Kind::kNotAwaited) {  // The connection may be gone.
+      NotAwaited(letter.process, letter.attach);
+      continue;
+    }
     Connection* connection = Find(letter.connection);
     if (connection == nullptr || connection->state == ConnectionState::kClosing) continue;
     switch (letter.kind) {
@@ -342,6 +346,8 @@ void AttachLoop::ReadLetters() {
         break;
       case AttachLetter::Kind::kBound:
         Move(connection, ConnectionState::kBound);
+        break;
+      case AttachLetter::Kind::kNotAwaited:
         break;
     }
   }
@@ -424,10 +430,7 @@ void AttachLoop::Detach(Connection* connection) {
   const bool awaited = events_.hangup(connection->attach);
   if (process == processes_.end()) return;  // It has ended, and the daemon was told.
   process->second.connections.erase(connection->id);
-  if (awaited) return;
-  // Forgotten now, since a process that connects over and over would otherwise add an entry each time.
-  std::erase(process->second.attached, connection->attach);
-  if (process->second.attached.empty()) Unwatch(&process->second);
+  if (!awaited) NotAwaited(connection->process, connection->attach);
 }
 
 void AttachLoop::Forget(Connection* connection) {
@@ -486,6 +489,14 @@ void AttachLoop::Unwatch(Process* process) {
   KVPOOL_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, process->pidfd->get(), nullptr) == 0,
                "epoll_ctl: errno %d", errno);
   processes_.erase(process->id);
+}
+
+// A process that connects over and over would otherwise add an entry each time.
+void AttachLoop::NotAwaited(uint64_t process, AttachId attach) {
+  const auto watched = processes_.find(process);
+  if (watched == processes_.end()) return;
+  std::erase(watched->second.attached, attach);
+  if (watched->second.attached.empty()) Unwatch(&watched->second);
 }
 
 void AttachLoop::OnProcessEnded(Process* process) {

@@ -120,6 +120,8 @@ class AttachLoop {
   // The process behind the peer, watched from now on.
   absl::StatusOr<Process*> WatchPeer(const Connection& connection);
   void Unwatch(Process* process);
+  // The end of the process, if it is watched, does not matter to this attachment.
+  void NotAwaited(uint64_t process, AttachId attach);
 
   void Move(Connection* connection, ConnectionState state);
   void Queue(Connection* connection, Outgoing outgoing);

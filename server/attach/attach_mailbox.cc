@@ -14,31 +14,38 @@ namespace {
 
 class MailedPeer : public AttachPeer {
  public:
-  MailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection)
-      : mailbox_(std::move(mailbox)), connection_(connection) {}
+  MailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection, uint64_t process)
+      : mailbox_(std::move(mailbox)), connection_(connection), process_(process) {}
 
   void Send(const v1::AttachFrame& frame, UniqueFd fd) override {
-    mailbox_->Post({.connection = connection_,
-                    .kind = AttachLetter::Kind::kFrame,
-                    .frame = frame,
-                    .fd = std::move(fd),
-                    .reason = {}});
+    AttachLetter letter = Letter(AttachLetter::Kind::kFrame);
+    letter.frame = frame;
+    letter.fd = std::move(fd);
+    mailbox_->Post(std::move(letter));
   }
   void Close(const std::string& reason) override {
-    mailbox_->Post({.connection = connection_,
-                    .kind = AttachLetter::Kind::kClose,
-                    .frame = {},
-                    .fd = {},
-                    .reason = reason});
+    AttachLetter letter = Letter(AttachLetter::Kind::kClose);
+    letter.reason = reason;
+    mailbox_->Post(std::move(letter));
   }
-  void Bound() override {
-    mailbox_->Post(
-        {.connection = connection_, .kind = AttachLetter::Kind::kBound, .frame = {}, .fd = {}, .reason = {}});
+  void Bound() override { mailbox_->Post(Letter(AttachLetter::Kind::kBound)); }
+  void NotAwaited(AttachId id) override {
+    AttachLetter letter = Letter(AttachLetter::Kind::kNotAwaited);
+    letter.process = process_;
+    letter.attach = id;
+    mailbox_->Post(std::move(letter));
   }
 
  private:
+  AttachLetter Letter(AttachLetter::Kind kind) const {
+    AttachLetter letter;
+    letter.connection = connection_;
+    letter.kind = kind;
+    return letter;
+  }
+
   const std::shared_ptr<AttachMailbox> mailbox_;
-  const uint64_t connection_;
+  const uint64_t connection_, process_;
 };
 
 }  // namespace
@@ -73,8 +80,9 @@ void AttachMailbox::Shut() {
   letters_.clear();
 }
 
-std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection) {
-  return std::make_shared<MailedPeer>(std::move(mailbox), connection);
+std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection,
+                                           uint64_t process) {
+  return std::make_shared<MailedPeer>(std::move(mailbox), connection, process);
 }
 
 }  // namespace kvpool

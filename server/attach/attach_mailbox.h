@@ -16,12 +16,14 @@
 namespace kvpool {
 
 struct AttachLetter {
-  enum class Kind { kFrame, kClose, kBound };
+  enum class Kind { kFrame, kClose, kBound, kNotAwaited };
   uint64_t connection = 0;
   Kind kind = Kind::kFrame;
   v1::AttachFrame frame;
   UniqueFd fd;
-  std::string reason;  // Set for kClose.
+  std::string reason;    // Set for kClose.
+  uint64_t process = 0;  // This and the next are set for kNotAwaited, whose connection may be gone.
+  AttachId attach{0};
 };
 
 // Thread-safe. It outlives the server for as long as the daemon holds peers; letters to nobody are dropped.
@@ -48,8 +50,9 @@ class AttachMailbox {
   std::vector<AttachLetter> letters_ ABSL_GUARDED_BY(mu_);
 };
 
-// The daemon's face of one connection: what it is told goes through `mailbox`.
-std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection);
+// The daemon's face of one connection of a process: what it is told goes through `mailbox`.
+std::shared_ptr<AttachPeer> MakeMailedPeer(std::shared_ptr<AttachMailbox> mailbox, uint64_t connection,
+                                           uint64_t process);
 
 }  // namespace kvpool
 

@@ -15,7 +15,7 @@
 //
 // A process is watched through one pidfd, however often it connects, from its first greeted connection until
 // it ends. Its death ends its connections even if a forked child holds their sockets. A connection that hangs
-// up ends the watch only if the daemon says that nothing waits for the process. The daemon is told that a
+// up ends the watch only if the daemon says, then or later, that nothing waits for the process. The daemon is told that a
 // process is dead when its pidfd fires, and never otherwise.
 #ifndef KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_
 #define KVPOOL_SERVER_ATTACH_ATTACH_SERVER_H_

@@ -29,11 +29,13 @@ constexpr char kLevelLetters[] = {'D', 'I', 'W', 'E'};
 class Queue {
  public:
   // Takes the line, or drops it. False: no LogWriter lives, and the caller writes.
-  bool Push(std::string* line) ABSL_LOCKS_EXCLUDED(mu_) {
+  bool Push(bool audit, std::string* line) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     if (!open_) return false;
-    if (bytes_ + line->size() > LogWriter::kMostQueuedBytes) {
-      ++dropped_;
+    const size_t room = LogWriter::kMostQueuedBytes - (audit ? 0 : LogWriter::kAuditBytes);
+    if (bytes_ + line->size() > room) {
+      ++dropped_.lines;
+      dropped_.audit += audit ? 1 : 0;
       return true;
     }
     bytes_ += line->size();
@@ -59,7 +61,7 @@ class Queue {
   // The writer's thread: the next lines, and how many have been dropped in all; no line: the queue is closed.
   struct Batch {
     std::deque<std::string> lines;
-    uint64_t dropped = 0;
+    LogDropped dropped;
   };
   Batch Next() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
@@ -71,7 +73,7 @@ class Queue {
     bytes_ = 0;
     return {.lines = std::exchange(lines_, {}), .dropped = dropped_};
   }
-  uint64_t dropped() ABSL_LOCKS_EXCLUDED(mu_) {
+  LogDropped dropped() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     return dropped_;
   }
@@ -83,7 +85,7 @@ class Queue {
   bool ended_ ABSL_GUARDED_BY(mu_) = true;
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
+  LogDropped dropped_ ABSL_GUARDED_BY(mu_);
 };
 
 // It is never destroyed: a writer that is stuck when the program ends still uses it.
@@ -203,18 +205,22 @@ void WriteLine(const std::string& line) {
       ::write(log_fd.load(std::memory_order_relaxed), line.data(), line.size());
 }
 
-void Put(std::string line) {
-  if (!TheQueue().Push(&line)) WriteLine(line);
+void Put(bool audit, std::string line) {
+  if (!TheQueue().Push(audit, &line)) WriteLine(line);
 }
 
-void WriteQueued(uint64_t told) {
+void WriteQueued(LogDropped told) {
   while (true) {
     const Queue::Batch batch = TheQueue().Next();
     if (batch.lines.empty()) return;
     for (const std::string& line : batch.lines) WriteLine(line);
     // They were dropped behind the lines of this batch.
-    if (batch.dropped == told) continue;
-    WriteLine(Line(LogLevel::kWarning, "log lines dropped", {{"count", batch.dropped - told}}));
+    if (const uint64_t count = batch.dropped.lines - told.lines; count > 0) {
+      WriteLine(Line(LogLevel::kWarning, "log lines dropped", {{"count", count}}));
+    }
+    if (const uint64_t count = batch.dropped.audit - told.audit; count > 0) {
+      WriteLine(Line(LogLevel::kWarning, "audit lines dropped", {{"category", "audit"}, {"count", count}}));
+    }
     told = batch.dropped;
   }
 }
@@ -244,13 +250,13 @@ void SetLog(const LogOptions& options) {
 
 void Log(LogLevel level, std::string_view event, absl::Span<const LogField> fields) {
   if (level < log_level.load(std::memory_order_relaxed)) return;
-  Put(Line(level, event, fields));
+  Put(/*audit=*/false, Line(level, event, fields));
 }
 
 void LogAudit(std::string_view event, absl::Span<const LogField> fields) {
   std::vector<LogField> all = {{"category", "audit"}};
   all.insert(all.end(), fields.begin(), fields.end());
-  Put(Line(LogLevel::kInfo, event, all));
+  Put(/*audit=*/true, Line(LogLevel::kInfo, event, all));
 }
 
 LogWriter::LogWriter() {
@@ -266,6 +272,6 @@ LogWriter::~LogWriter() {
   }
 }
 
-uint64_t LogLinesDropped() { return TheQueue().dropped(); }
+LogDropped LogLinesDropped() { return TheQueue().dropped(); }
 
 }  // namespace kvpool

@@ -8,7 +8,8 @@
 //
 // A log that nobody reads, such as a pipe that is full, stops whoever writes to it. While a LogWriter lives, that is a
 // thread of its own, and other threads leave their lines in a queue. What the queue has no room for is dropped,
-// counted, and told of in the log once it is read again.
+// counted, and told of in the log once it is read again. A share of the room is for audit lines alone: any peer may cause
+// others, by opening and closing sessions, and could hide with them what was asked for.
 #ifndef KVPOOL_SERVER_BASE_LOG_H_
 #define KVPOOL_SERVER_BASE_LOG_H_
 
@@ -78,6 +79,7 @@ void LogAudit(std::string_view event, absl::Span<const LogField> fields);
 class LogWriter {
  public:
   static constexpr size_t kMostQueuedBytes = 1 << 20;
+  static constexpr size_t kAuditBytes = 256 << 10;  // So many of them are for audit lines alone.
 
   LogWriter();
   // Waits a second at most for what is queued to be written. From then on lines are written by those who log.
@@ -90,7 +92,11 @@ class LogWriter {
 };
 
 // Lines that were dropped since the start.
-uint64_t LogLinesDropped();
+struct LogDropped {
+  uint64_t lines = 0;
+  uint64_t audit = 0;  // So many of these were audit lines.
+};
+LogDropped LogLinesDropped();
 
 }  // namespace kvpool
 

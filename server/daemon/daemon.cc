@@ -174,6 +174,8 @@ void Daemon::AfterTurn(Space* space, const Deferred& deferred) {
   for (const uint64_t session : deferred.gone) {
     for (const std::shared_ptr<Member>& member : registry_->Gone(session)) {
       EndByAttachment(member, /*hung_up=*/false, /*dead=*/true);
+      // One that never came back to this daemon has no connection.
+      if (member->identity.peer != nullptr) member->identity.peer->NotAwaited(member->identity.attach);
     }
   }
   for (const std::shared_ptr<Promotion>& promotion : deferred.promotions) {

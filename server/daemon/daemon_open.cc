@@ -41,7 +41,8 @@ class Claim {
         claimed_(std::move(other.claimed_)),
         new_session_(other.new_session_) {}
   ~Claim() {
-    if (registry_ != nullptr) registry_->Unclaim(claimed_.id, new_session_);
+    if (registry_ == nullptr) return;
+    if (!registry_->Unclaim(claimed_.id, new_session_)) claimed_.peer->NotAwaited(claimed_.id);
   }
   const Registry::Claimed& operator*() const { return claimed_; }
   const Registry::Claimed* operator->() const { return &claimed_; }

@@ -61,11 +61,12 @@ absl::StatusOr<Registry::Claimed> Registry::Claim(const std::string& token, bool
                  .gives_back = attachment.gives_back};
 }
 
-void Registry::Unclaim(AttachId id, bool new_session) {
+bool Registry::Unclaim(AttachId id, bool new_session) {
   MutexLock lock(&mu_);
   if (new_session) --opening_sessions_;
   attachments_.at(id).use = Use::kWaiting;
   ForgetIfOver(id);
+  return attachments_.contains(id);
 }
 
 Registry::Fate Registry::Bind(AttachId id, const std::shared_ptr<Session>& session, Member* member,

@@ -69,8 +69,9 @@ class Registry {
   // FAILED_PRECONDITION: it was used. With `new_session`, also UNAVAILABLE: the daemon drains, and
   // RESOURCE_EXHAUSTED: there are max_sessions.
   absl::StatusOr<Claimed> Claim(const std::string& token, bool new_session);
-  // The opening failed: the token may be tried again.
-  void Unclaim(AttachId id, bool new_session);
+  // The opening failed: the token may be tried again. False: the connection was hung up on, and the attachment is
+  // forgotten.
+  bool Unclaim(AttachId id, bool new_session);
   // The opening worked: from now on the member is found by its token, and the session by its id. Answers what
   // happened to the attachment meanwhile.
   struct Fate {

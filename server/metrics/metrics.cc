@@ -584,8 +584,11 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   AddProcess(ReadProcessFacts(), &out);
+  const LogDropped dropped = LogLinesDropped();
   out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");
-  out.Add({}, static_cast<double>(LogLinesDropped()));
+  out.Add({}, static_cast<double>(dropped.lines));
+  out.Counter("kvpool_audit_dropped_total", "How many of them were audit lines.");
+  out.Add({}, static_cast<double>(dropped.audit));
   out.Gauge("kvpool_build_info", "1; what this daemon is.");
   out.Add({{"version", sources.build.version}, {"cuda", sources.build.cuda}}, 1);
   out.Gauge("kvpool_start_time_seconds", "Start of the daemon, Unix time.");

@@ -11,6 +11,9 @@
 
 namespace kvpool {
 
+// Names an attach connection inside the daemon.
+enum class AttachId : uint64_t {};
+
 // Calls queue and return at once; they come from any thread, under no lock of the daemon.
 class AttachPeer {
  public:
@@ -22,10 +25,9 @@ class AttachPeer {
   // OpenSession or AddMember has taken its token: from now on it is a member's, and no longer one of the
   // connections that may be dropped to make room for others.
   virtual void Bound() = 0;
+  // OnHangup said that the end of the process is awaited for `id`, which is this connection's. It is no longer.
+  virtual void NotAwaited(AttachId id) = 0;
 };
-
-// Names an attach connection inside the daemon.
-enum class AttachId : uint64_t {};
 
 }  // namespace kvpool
 

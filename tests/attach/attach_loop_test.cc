@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,6 +46,7 @@ class AttachLoopTest : public ::testing::Test {
         .hangup =
             [this](AttachId id) {
               Note("hangup", id);
+              if (not_awaited_at_hangup_) peers_[static_cast<uint64_t>(id) - 1]->NotAwaited(id);
               return true;
             },
         .process_dead = [this](AttachId id) { Note("dead", id); },
@@ -55,6 +57,11 @@ class AttachLoopTest : public ::testing::Test {
         // Each connection is of the process that lives when it says hello.
         .pidfd = [this](int, const PeerCredentials&) { return UniqueFd(dup(process_.get())); },
         .send = [this](int socket, const v1::AttachFrame& frame, int fd) -> absl::StatusOr<SendOutcome> {
+          if (!outcomes_.empty()) {
+            const SendOutcome outcome = outcomes_.front();
+            outcomes_.pop_front();
+            return outcome;
+          }
           if (fd >= 0 && ++descriptors_sent_ <= too_many_until_) return SendOutcome::kTooManyInFlight;
           return SendFrame(socket, frame, fd);
         }};
@@ -102,9 +109,11 @@ class AttachLoopTest : public ::testing::Test {
   FakeClock clock_;
   UniqueFd process_ = NewProcess();
   uint64_t attached_ = 0;
+  bool not_awaited_at_hangup_ = false;
   std::vector<std::shared_ptr<AttachPeer>> peers_;
   // Descriptors that were to travel, and how many of them the system does not let: too many are in flight.
   int descriptors_sent_ = 0, too_many_until_ = 0;
+  std::deque<SendOutcome> outcomes_;  // Those of the next frames, which are not sent.
   std::vector<std::string> log_;
   std::unique_ptr<AttachLoop> loop_;
 };
@@ -134,6 +143,35 @@ TEST_F(AttachLoopTest, APidThatIsGivenToAnotherProcessIsAnotherProcess) {
   End(process_);
   RunIdle();
   EXPECT_EQ(log_, (std::vector<std::string>{"attached 3", "dead 2", "dead 3", "hangup 2", "hangup 3"}));
+}
+
+// A session that was never ready is gone while the daemon hears of its hang-up: another stands for it, or nothing does.
+TEST_F(AttachLoopTest, AProcessThatHangsUpOverAndOverBeforeItIsReadyLeavesNothing) {
+  not_awaited_at_hangup_ = true;
+  for (const bool watched : {true, false}) {
+    const UniqueFd stands = watched ? Connect() : UniqueFd();
+    if (watched) SayHello(stands);
+    RunIdle();
+    const uint64_t first = attached_;
+    for (int i = 0; i < 200; ++i) {
+      const UniqueFd client = Connect();
+      SayHello(client);
+      RunIdle();
+      EXPECT_TRUE(Receive(client).has_welcome());
+    }
+    RunIdle();
+    EXPECT_EQ(log_.back(), absl::StrCat("hangup ", attached_));
+    EXPECT_EQ(attached_, first + 200);
+    log_.clear();
+    End(process_);
+    process_ = NewProcess();
+    RunIdle();
+    if (watched) {
+      EXPECT_EQ(log_, (std::vector<std::string>{"dead 1", "hangup 1"})) << "one is told of, not 201";
+    } else {
+      EXPECT_TRUE(log_.empty()) << "it is not watched any more";
+    }
+  }
 }
 
 TEST_F(AttachLoopTest, AProcessThatHasEndedIsNotLetIn) {
@@ -222,6 +260,23 @@ TEST_F(AttachLoopTest, ADescriptorThatCanNotTravelYetIsTriedAgainLater) {
   EXPECT_EQ(receive_slab(first), 4u);
   EXPECT_EQ(Receive(first).closed().reason(), "for the test");
   EXPECT_EQ(loop_->TimeoutMs(), -1);
+}
+
+// A peer may be gone before an event has said so. What it had sent is not read then: there is no connection to read it from.
+TEST_F(AttachLoopTest, AFrameThatFindsNobodyEndsTheConnection) {
+  const UniqueFd client = Connect();
+  SayHello(client);
+  RunIdle();
+  outcomes_ = {SendOutcome::kWouldBlock, SendOutcome::kHangup};
+  peers_[0]->Send({}, UniqueFd());
+  ASSERT_TRUE(loop_->RunOnce(0));
+  EXPECT_EQ(outcomes_.size(), 1u);
+  v1::AttachFrame ack;
+  ack.mutable_slab_ack()->set_slab(1);
+  ASSERT_EQ(SendFrame(client.get(), ack).value(), SendOutcome::kSent);
+  RunIdle();
+  EXPECT_EQ(log_, (std::vector<std::string>{"attached 1", "hangup 1"}));
+  EXPECT_EQ(loop_->Stats().connections, 0u);
 }
 
 // Both ends of a connection.

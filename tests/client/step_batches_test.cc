@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/session/refusals.h"
@@ -13,6 +17,7 @@ namespace kvpool {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 BlockRef Block(uint32_t id) { return {BlockId{id}, 1}; }
@@ -335,49 +340,236 @@ v1::OperationResult RefusedAsAWhole() {
   return result;
 }
 
-TEST_F(StepBatchesTest, EveryVerbOfTheStreamHasARule) {
+using Verb = v1::Operation::VerbCase;
+
+// One operation of the verb, as a session sends it. The sessions of several tell one state what became of them.
+class OneOperation {
+ public:
+  static constexpr uint64_t kBlocks = 3;
+
+  OneOperation(const google::protobuf::FieldDescriptor& verb, SessionState* state)
+      : magazine_(1000, verb.number() == v1::Operation::kLease ? 4 : 0),
+        batches_({.commands = &commands_,
+                  .magazine = &magazine_,
+                  .state = state,
+                  .on_notice = {},
+                  .member_token = "token"}) {
+    batches_.StartStream();
+    if (verb.number() == v1::Operation::kFence) ++state->completed_step;
+    if (verb.number() != v1::Operation::kFence && verb.number() != v1::Operation::kLease) Say(verb, state);
+    response_.set_sequence(batches_.Next()->sequence());
+    response_.add_results();
+  }
+
+  v1::OperationResult* result() { return response_.mutable_results(0); }
+  // The daemon answers: `later`, that the operation is parked, and its result as a completion.
+  void Answer(bool later) {
+    if (later) {
+      v1::Completion* completion = completions_.add_completions();
+      completion->set_sequence(response_.sequence());
+      completion->mutable_result()->Swap(result());
+      result()->set_parked(true);
+    }
+    batches_.OnResponse(&response_);
+    if (later) batches_.OnResponse(&completions_);
+  }
+  v1::StepResponse* response() { return &response_; }
+  // Null: no call waits.
+  const AnswerState* answer() const { return answer_.get(); }
+  StepBatches& batches() { return batches_; }
+
+ private:
+  void Say(const google::protobuf::FieldDescriptor& verb, SessionState* state) {
+    static constexpr std::pair<Verb, Command::Verb> kCommands[] = {
+        {v1::Operation::kSeal, Command::Verb::kSeal},
+        {v1::Operation::kMatch, Command::Verb::kMatch},
+        {v1::Operation::kRelease, Command::Verb::kRelease},
+        {v1::Operation::kRef, Command::Verb::kRef},
+        {v1::Operation::kTouch, Command::Verb::kTouch},
+        {v1::Operation::kPin, Command::Verb::kPin},
+        {v1::Operation::kUnpin, Command::Verb::kUnpin},
+        {v1::Operation::kSetRetention, Command::Verb::kSetRetention},
+        {v1::Operation::kWarmupDone, Command::Verb::kWarmupDone},
+        {v1::Operation::kCloseSession, Command::Verb::kClose}};
+    static const std::set<Verb> nobody_waits = {v1::Operation::kRelease, v1::Operation::kRef,
+                                                v1::Operation::kTouch,   v1::Operation::kPin,
+                                                v1::Operation::kUnpin,   v1::Operation::kSetRetention};
+    const auto number = static_cast<Verb>(verb.number());
+    const auto* const known = std::find_if(std::begin(kCommands), std::end(kCommands),
+                                           [number](const auto& command) { return command.first == number; });
+    Command* command = commands_.Vacant();
+    command->groups = {{.group = 0, .key_bytes = 4, .count = 1}};
+    command->keys = "key1";
+    if (known != std::end(kCommands)) {
+      command->verb = known->second;
+      for (uint32_t i = 1; i <= kBlocks; ++i) command->blocks.push_back(Block(i));
+    } else {
+      command->verb = Command::Verb::kOnDevice;
+      command->operation = std::make_unique<v1::Operation>();
+      command->operation->GetReflection()->MutableMessage(command->operation.get(), &verb);
+    }
+    if (!nobody_waits.contains(number)) {
+      answer_ = std::make_shared<AnswerState>();
+      answer_->signal = &state->signal;
+      command->answer = answer_;
+    }
+    commands_.Publish();
+  }
+
+  CommandRing commands_;
+  Magazine magazine_;
+  std::shared_ptr<AnswerState> answer_;
+  StepBatches batches_;
+  v1::StepResponse response_, completions_;
+};
+
+// Calls `f` with each verb of the stream, and with whether its result comes at once or later.
+template <typename F>
+void ForEachVerb(F f) {
   const auto* fields = v1::Operation::descriptor()->FindOneofByName("verb");
   for (int i = 0; i < fields->field_count(); ++i) {
-    const auto verb = static_cast<v1::Operation::VerbCase>(fields->field(i)->number());
-    if (verb == v1::Operation::kOpenSession || verb == v1::Operation::kAddMember) continue;
-    EXPECT_EQ(RefusalRuleOf(verb).verb, fields->field(i)->name());
-    EXPECT_FALSE(RefusalRuleOf(verb).why.empty());
+    const int number = fields->field(i)->number();
+    if (number == v1::Operation::kOpenSession || number == v1::Operation::kAddMember) continue;
+    for (const bool later : {false, true}) {
+      SCOPED_TRACE(testing::Message() << fields->field(i)->name() << (later ? ", parked" : ""));
+      f(*fields->field(i), later);
+    }
   }
 }
 
-TEST_F(StepBatchesTest, AReleaseOrRefThatIsRefusedAsAWholeEndsTheSession) {
-  for (const auto verb : {Command::Verb::kRelease, Command::Verb::kRef}) {
+// That nobody heard of it but those whom `fate` names. `blocks` were refused, `code` and `words` say why.
+void ExpectFate(RefusalFate fate, const std::string& verb, uint64_t blocks, const std::string& words,
+                const OneOperation& operation, SessionState* state) {
+  const std::vector<Refusal> recorded = state->refusals.Take();
+  EXPECT_EQ(recorded.size(), fate == RefusalFate::kRecorded ? 1 : 0);
+  for (const Refusal& refusal : recorded) {
+    EXPECT_EQ(refusal.verb, verb);
+    EXPECT_EQ(refusal.blocks, blocks);
+    EXPECT_EQ(refusal.status, absl::ResourceExhaustedError(words));
+  }
+  EXPECT_EQ(state->status().ok(), fate != RefusalFate::kEndsSession) << state->status();
+  if (fate == RefusalFate::kEndsSession) {
+    EXPECT_EQ(state->status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(state->status().message()), HasSubstr("refused " + verb + " of 3 blocks"));
+    EXPECT_THAT(std::string(state->status().message()), HasSubstr(words));
+  }
+  EXPECT_EQ(operation.answer() != nullptr, fate == RefusalFate::kCaller) << "does a call wait?";
+  if (operation.answer() != nullptr) EXPECT_EQ(operation.answer()->phase, AnswerState::kReady);
+}
+
+TEST_F(StepBatchesTest, WhatIsRefusedAsAWholeMeetsTheFateThatTheTableSays) {
+  ForEachVerb([](const google::protobuf::FieldDescriptor& verb, bool later) {
+    const RefusalRule& rule = RefusalRuleOf(static_cast<Verb>(verb.number()));
+    EXPECT_EQ(rule.verb, verb.name());
+    EXPECT_FALSE(rule.why.empty());
+    EXPECT_EQ(rule.whole == RefusalFate::kHarmless, verb.number() == v1::Operation::kTouch)
+        << "only advice may be lost";
+    EXPECT_EQ(rule.whole == RefusalFate::kEndsSession,
+              verb.number() == v1::Operation::kRelease || verb.number() == v1::Operation::kRef)
+        << "after these both ends have other books";
     SessionState state;
-    CommandRing commands;
-    StepBatches batches({.commands = &commands,
-                         .magazine = &magazine_,
-                         .state = &state,
-                         .on_notice = {},
-                         .member_token = "token"});
-    batches.StartStream();
-    Command* command = commands.Vacant();
-    command->verb = verb;
-    command->blocks = {Block(1), Block(2)};
-    commands.Publish();
-    v1::StepResponse response = Answer(*batches.Next());
-    *response.mutable_results(0) = RefusedAsAWhole();
-    batches.OnResponse(&response);
-    EXPECT_EQ(state.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_NE(state.status().message().find("too much is parked"), std::string::npos) << state.status();
-    EXPECT_EQ(state.refused.load(), 2u);
+    OneOperation operation(verb, &state);
+    *operation.result() = RefusedAsAWhole();
+    operation.Answer(later);
+    const bool names_none = verb.number() == v1::Operation::kLease || verb.number() == v1::Operation::kFence;
+    ExpectFate(rule.whole, verb.name(), names_none ? 0 : OneOperation::kBlocks, "too much is parked",
+               operation, &state);
+    if (rule.whole == RefusalFate::kCaller) {
+      EXPECT_EQ(operation.answer()->status, absl::ResourceExhaustedError("too much is parked"));
+      EXPECT_EQ(state.refused, 0u);
+    } else {
+      EXPECT_EQ(state.refused, names_none ? 1 : OneOperation::kBlocks);
+    }
+    // What the session goes on with is as if it had never been asked for.
+    EXPECT_EQ(state.passed_step, 0u);
+    EXPECT_EQ(state.leased, 0u);
+    if (verb.number() == v1::Operation::kLease) {
+      EXPECT_EQ(state.refills_answered, 1u);
+      if (!later) EXPECT_EQ(state.shortfall, v1::SHORTFALL_PRESSURE) << "who waits for blocks hears of it";
+    } else {
+      EXPECT_FALSE(operation.batches().HasWork());
+    }
+  });
+}
+
+TEST_F(StepBatchesTest, OneBlockThatIsRefusedMeetsTheFateThatTheTableSays) {
+  ForEachVerb([](const google::protobuf::FieldDescriptor& verb, bool later) {
+    const RefusalRule& rule = RefusalRuleOf(static_cast<Verb>(verb.number()));
+    SessionState state;
+    OneOperation operation(verb, &state);
+    const auto* result = v1::OperationResult::descriptor()->FindFieldByName(verb.name());
+    ASSERT_NE(result, nullptr);
+    const auto* refused = result->message_type()->FindFieldByName("refused");
+    if (refused == nullptr) {
+      EXPECT_EQ(rule.blocks, RefusalFate::kHarmless) << "the daemon can't refuse a block of it";
+      return;
+    }
+    EXPECT_NE(rule.blocks, RefusalFate::kHarmless) << "somebody hears of it";
+    EXPECT_EQ(rule.blocks == RefusalFate::kEndsSession, verb.number() == v1::Operation::kRef);
+    google::protobuf::Message* answer =
+        operation.result()->GetReflection()->MutableMessage(operation.result(), result);
+    for (uint32_t index = 0; index < OneOperation::kBlocks; ++index) {
+      auto* refusal = static_cast<v1::Refusal*>(answer->GetReflection()->AddMessage(answer, refused));
+      refusal->set_index(index);
+      refusal->set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+      refusal->set_message("block " + std::to_string(index + 1) + " is cached");
+    }
+    operation.Answer(later);
+    ExpectFate(rule.blocks, verb.name(), OneOperation::kBlocks, "block 1 is cached", operation, &state);
+    EXPECT_EQ(state.refused, OneOperation::kBlocks);
+    if (rule.blocks == RefusalFate::kCaller) {
+      EXPECT_TRUE(operation.answer()->status.ok());
+      EXPECT_EQ(RefusedBlocks(operation.answer()->result), OneOperation::kBlocks);
+    }
+  });
+}
+
+// The daemon says ABORTED of an operation that the end of the session was before, and tells of the end first. Of a session that
+// goes on nothing is lost, whatever the code.
+TEST_F(StepBatchesTest, OnlyWhatTheEndOfTheSessionTookIsNoRefusal) {
+  for (const auto code :
+       {absl::StatusCode::kAborted, absl::StatusCode::kUnauthenticated, absl::StatusCode::kOutOfRange}) {
+    ForEachVerb([code](const google::protobuf::FieldDescriptor& verb, bool later) {
+      const RefusalRule& rule = RefusalRuleOf(static_cast<Verb>(verb.number()));
+      for (const bool ended : {false, true}) {
+        SessionState state;
+        OneOperation operation(verb, &state);
+        operation.result()->set_code(static_cast<int>(code));
+        if (ended) {
+          v1::Notice* notice = operation.response()->add_notices();
+          notice->set_kind(v1::NOTICE_KIND_ENDED);
+          notice->set_detail("an operator said so");
+        }
+        operation.Answer(later);
+        const bool taken = ended && code == absl::StatusCode::kAborted;
+        if (ended) EXPECT_EQ(state.status(), absl::AbortedError("an operator said so"));
+        if (!ended) EXPECT_EQ(state.status().ok(), rule.whole != RefusalFate::kEndsSession);
+        EXPECT_EQ(state.refusals.Take().size(), !taken && rule.whole == RefusalFate::kRecorded ? 1 : 0);
+        EXPECT_EQ(state.refused == 0, taken || rule.whole == RefusalFate::kCaller);
+      }
+    });
   }
 }
 
-TEST_F(StepBatchesTest, OneRefThatIsRefusedEndsTheSession) {
-  Introduce();
-  Say(Command::Verb::kRef, {Block(1), Block(2)});
-  v1::StepResponse response = Answer(Next());
-  v1::Refusal* refusal = response.mutable_results(0)->mutable_ref()->add_refused();
-  refusal->set_index(1);
-  refusal->set_code(static_cast<int>(absl::StatusCode::kFailedPrecondition));
-  refusal->set_message("block 2 is cached, and not held by session 7");
-  batches_.OnResponse(&response);
-  EXPECT_NE(state_.status().message().find("block 2 is cached"), std::string::npos) << state_.status();
+// A batch that the end of the session was before, or whose answer is lost, ends the session: that is all that is told.
+TEST_F(StepBatchesTest, ABatchThatEndsTheSessionIsNoRefusalOfItsOperations) {
+  for (const auto code :
+       {absl::StatusCode::kAborted, absl::StatusCode::kUnauthenticated, absl::StatusCode::kOutOfRange}) {
+    ForEachVerb([code](const google::protobuf::FieldDescriptor& verb, bool later) {
+      if (later) return;
+      SessionState state;
+      OneOperation operation(verb, &state);
+      operation.response()->clear_results();
+      operation.response()->set_code(static_cast<int>(code));
+      operation.response()->set_message("no more");
+      operation.Answer(false);
+      EXPECT_EQ(state.refused, 0u);
+      EXPECT_THAT(state.refusals.Take(), SizeIs(0));
+      const bool lost = code == absl::StatusCode::kOutOfRange;
+      EXPECT_EQ(state.status().code(), lost ? absl::StatusCode::kUnavailable : absl::StatusCode::kAborted);
+      EXPECT_THAT(std::string(state.status().message()), HasSubstr("no more"));
+    });
+  }
 }
 
 TEST_F(StepBatchesTest, WhatNobodyWaitsForIsRecorded) {

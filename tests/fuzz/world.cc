@@ -46,6 +46,7 @@ class World::Peer final : public AttachPeer {
   }
   void Close(const std::string&) override {}
   void Bound() override {}
+  void NotAwaited(AttachId) override {}
   // Those that the process has yet to answer.
   struct Frame {
     uint32_t slab = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks the daemon's sources in small ways, one at a time, and says which of these mutants no test notices.
+"""Breaks sources of the daemon and of its client in small ways, one at a time, and says which of these mutants no test notices.
 
 Usage: tests/mutants/mutants.py [--only PART] [--sample N] [--seed S] [--list]
 
@@ -37,13 +37,19 @@ PROGRAMS = {
     "server/pool/seal.cc": POOL,
     "server/space/answer_window.cc": ["service_test", "step_fuzz"],
     "server/space/batch.cc": ["service_test", "score_service_test", "step_fuzz"],
+    "server/space/block_gates.cc": ["service_test", "score_service_test", "step_fuzz"],
+    "server/space/device_verbs.cc": ["score_service_test", "step_fuzz"],
+    "server/space/late_releases.cc": ["service_test", "step_fuzz"],
     "server/space/long_match.cc": ["service_test"],
     "server/space/parked_verbs.cc": ["service_test", "score_service_test", "step_fuzz"],
+    "server/space/sessions.cc": ["service_test", "score_service_test", "recovery_test", "step_fuzz"],
     "server/space/space.cc": ["service_test"],
     "server/wire/step_writer.cc": ["service_test"],
     "server/attach/attach_loop.cc": ["attach_loop_test", "attach_server_test", "attach_fuzz"],
     "server/attach/attach_mailbox.cc": ["attach_server_test"],
     "server/base/peer_process.cc": ["attach_loop_test", "attach_server_test"],
+    "client/session/refusals.cc": ["client_unit_test"],
+    "client/session/step_batches.cc": ["client_unit_test", "session_test"],
 }
 ARGUMENTS = {name: ["--random=300", f"tests/fuzz/corpus/{name}"] for name in ("step_fuzz", "attach_fuzz")}
 

@@ -1,8 +1,9 @@
 """Checks the runbooks against a live daemon under load and against the sources. Usage: runbooks_test.py ROOT BIN
 
 Each line of each `sh` block, and each `kvpoolctl …` within a sentence, runs with the programs that the image has and no others, and must
-succeed. Log events, and fields of theirs,
-must be in a Log call of the server; flags in some program's --help; panels on a dashboard; columns in kvpoolctl's tables.
+succeed; so must each `kvpool-sim …`, on what the daemon recorded. Log events, and fields of theirs,
+must be in a Log call of the server; flags in some program's --help; panels on a dashboard; columns in kvpoolctl's tables; containers and
+labels that a `kubectl …` names in the manifests.
 """
 
 import json
@@ -28,7 +29,7 @@ def blocks(text, language):
 def commands(text):
     lines = [line.strip() for block in blocks(text, "sh") for line in block.splitlines()]
     prose = re.sub(r"^[ ]*```.*?^[ ]*```", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [line for line in lines if line] + re.findall(r"`(kvpoolctl [^`]+)`", prose)
+    return [line for line in lines if line] + re.findall(r"`(kvpool(?:ctl|-sim) [^`]+)`", prose)
 
 
 def log_calls(root):
@@ -43,14 +44,25 @@ def log_calls(root):
 
 def flags(bins):
     helps = [subprocess.run([bins / "kvpoold", "--help"], capture_output=True, text=True, check=True).stdout]
+    helps.append(subprocess.run([bins / "kvpool-sim", "--help"], capture_output=True, text=True, check=True).stdout)
     names = re.findall(r"^  (\w+) ", subprocess.run([bins / "kvpoolctl", "--help"], capture_output=True, text=True, check=True).stdout,
                        re.MULTILINE)
     helps += [subprocess.run([bins / "kvpoolctl", name, "--help"], capture_output=True, text=True, check=True).stdout for name in names]
     return set(re.findall(r"^  (--[a-z-]+)", "\n".join(helps), re.MULTILINE)) | OTHERS_FLAGS
 
 
+def unknown_to_kubernetes(root, text):
+    """What `kubectl …` names and the manifests don't have."""
+    base = root / "deploy/kubernetes/base"
+    containers = re.findall(r"^ +- name: (\S+)\n +image:", (base / "deployment.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    labels = re.findall(r"^ +(\S+/\S+): (\S+)$", (base / "kustomization.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {"-c": set(containers), "-l": {f"{key}={value}" for key, value in labels}}
+    return [f"{option} {name}" for line in re.findall(r"`(kubectl [^`]+)`", text) for option, name in re.findall(r" (-[cl]) (\S+)", line)
+            if name not in known[option]]
+
+
 def false_claims(root, bins, name, text):
-    found = []
+    found = [f"{name}: the manifests have nothing that `kubectl {what}` names" for what in unknown_to_kubernetes(root, text)]
     calls = log_calls(root)
     for event in re.findall(r"[Ll]og event `([^`]+)`", text):
         if event not in calls:
@@ -72,7 +84,7 @@ def false_claims(root, bins, name, text):
 
 
 def load(daemon):
-    """Starts engines, and returns values for $SESSION, $SPACE, $BLOCK, $KEY and $PID."""
+    """Starts engines, and returns values for what a runbook's lines leave open."""
     replay = daemon.replay("--time-scale=0.2", "--engines=2")
 
     def facts():
@@ -87,7 +99,8 @@ def load(daemon):
         if int(daemon.ctl("pin", f"--key={key}", "--ttl=1h")["pinned"]) == 0:
             return None
         return {"SESSION": sessions[0]["session"], "SPACE": space, "BLOCK": str(cached[0]["block"]), "KEY": key,
-                "PID": sessions[0]["members"][0]["pid"]}
+                "PID": sessions[0]["members"][0]["pid"], "EVENTS": str(daemon.folder / "events"),
+                "BLOCK_BYTES": next(one["block_stride_bytes"] for one in daemon.ctl("spaces")["spaces"] if one["space"] == space)}
 
     return replay, until("two engines and a block that can be pinned", facts)
 
@@ -97,7 +110,7 @@ def failed_commands(daemon, path, name, lines):
     found = []
     for line in lines:
         done = subprocess.run(["/bin/bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True, check=False, timeout=60,
-                              env={"PATH": str(path), "KVPOOL_SOCKET": str(daemon.socket), **facts})
+                              cwd=daemon.folder, env={"PATH": str(path), "KVPOOL_SOCKET": str(daemon.socket), **facts})
         if done.returncode != 0 or not done.stdout.strip():
             found.append(f"{name}: `{line}` ends with {done.returncode}: {done.stdout}{done.stderr}")
     daemon.programs.forget(replay)
@@ -117,9 +130,10 @@ def main(root, bins):
         path.mkdir()
         for program in IMAGE_PROGRAMS:
             (path / program).symlink_to(shutil.which(program))
-        (path / "kvpoolctl").symlink_to(bins / "kvpoolctl")
+        for program in ("kvpoolctl", "kvpool-sim"):
+            (path / program).symlink_to(bins / program)
         try:
-            daemon = Daemon(programs, bins, folder, "--capacity=64MiB", "--slab-bytes=8MiB")
+            daemon = Daemon(programs, bins, folder, "--capacity=64MiB", "--slab-bytes=8MiB", f"--event-log={folder}/events")
             for book in books:
                 lines = commands(book.read_text(encoding="utf-8"))
                 count += len(lines)

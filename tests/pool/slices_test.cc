@@ -197,15 +197,20 @@ TEST_F(LongChain, ASealBehindOneThatIsTooLongIsNotLinked) {
 
 // ---------------------------------------------------------------------------------- many names of one chain
 
+// A verb counts the blocks that it visits besides those that it names (PoolRep::steps_left). Were a chain walked anew for each
+// name, it would come to an end of them, and what is too much would be kTooFar.
+
 TEST(ManyNames, PinsBeyondTheBudgetAreRefusedOneByOne) {
   TestPool t(40000, {.pin_budget = 0.25});
   const Holder a = t.Session();
   const std::vector<BlockRef> blocks = t.Cache(a, Names("x", 30000));
+  const std::vector<BlockRef> tips(30000, blocks.back());
+  EXPECT_EQ(t.Pin(tips, 2000), Verdicts(30000, V::kOverPinBudget))
+      << "10,000 blocks in front are visited once";
   const Verdicts verdicts = t.Pin(blocks, 2000);
   EXPECT_EQ(Count(verdicts, V::kDone), 10000u);
   EXPECT_EQ(Count(verdicts, V::kOverPinBudget), 20000u);
-  EXPECT_EQ(t.Pin(std::vector<BlockRef>(30000, blocks.back()), 3000), Verdicts(30000, V::kOverPinBudget))
-      << "the same block again and again";
+  EXPECT_EQ(t.Pin(tips, 3000), Verdicts(30000, V::kOverPinBudget)) << "the same block again and again";
 }
 
 TEST(ManyNames, SealsOfKeysThatAreCachedAndPromisedAreRefusedOneByOne) {
@@ -215,6 +220,10 @@ TEST(ManyNames, SealsOfKeysThatAreCachedAndPromisedAreRefusedOneByOne) {
   t.Cache(a, Names("x", kNamed));
   const std::vector<BlockRef> own = t.Lease(a, kNamed);
   t.Session({.guaranteed = kNamed + 10 - 100});  // 100 are left.
+  const std::vector<BlockKey> tips(kNamed, Key("x" + std::to_string(kNamed - 1)));
+  for (const SealVerdict& outcome : t.Seal(a, own, tips)) {
+    ASSERT_EQ(outcome.verdict, V::kOverCredit) << "100 blocks in front are visited once";
+  }
   const std::vector<SealVerdict> outcomes = t.Seal(a, own, Keys(Names("x", kNamed)));
   for (uint32_t i = 0; i < kNamed; ++i) {
     ASSERT_EQ(outcomes[i].verdict, i < 100 ? V::kDuplicate : V::kOverCredit) << i;

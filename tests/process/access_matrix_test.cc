@@ -86,6 +86,7 @@ class NobodysPeer final : public AttachPeer {
   void Send(const v1::AttachFrame&, UniqueFd) override {}
   void Close(const std::string&) override {}
   void Bound() override {}
+  void NotAwaited(AttachId) override {}
 };
 
 class AccessMatrixTest : public testing::Test {

@@ -416,14 +416,14 @@ TEST_F(LongCallsTest, ALogThatNobodyReadsStopsNobody) {
   SetLog({.fd = ends[1]});
   {
     const LogWriter writer;
-    const uint64_t dropped = LogLinesDropped();
+    const uint64_t dropped = LogLinesDropped().lines;
     auto engine = OpenEngine();  // It is logged.
     EXPECT_TRUE(Match(engine.get()).ok());
     const std::string words(1000, 'w');
-    while (LogLinesDropped() == dropped) LogInfo("loud", {{"words", words}});
+    while (LogLinesDropped().lines == dropped) LogInfo("loud", {{"words", words}});
     EXPECT_TRUE(Match(engine.get()).ok());
     EXPECT_EQ(Sessions(), 1);
-    const uint64_t lost = LogLinesDropped() - dropped;
+    const uint64_t lost = LogLinesDropped().lines - dropped;
 
     // It is read again.
     std::string log;

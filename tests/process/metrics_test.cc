@@ -35,7 +35,9 @@ std::map<Labels, double> Family(const DaemonSnapshot& daemon, const std::string&
     for (const prometheus::ClientMetric& metric : family.metric) {
       Labels labels;
       for (const auto& label : metric.label) labels[label.name] = label.value;
-      EXPECT_TRUE(samples.emplace(labels, metric.gauge.value).second) << name << " has a series twice";
+      const bool counts = family.type == prometheus::MetricType::Counter;
+      const double value = counts ? metric.counter.value : metric.gauge.value;
+      EXPECT_TRUE(samples.emplace(labels, value).second) << name << " has a series twice";
     }
   }
   return samples;
@@ -84,6 +86,16 @@ TEST(MetricsTest, ASpaceSaysWhatItIsOf) {
                        1)));
   EXPECT_THAT(Family(daemon, "kvpool_space_bookkeeping_bytes"),
               ElementsAre(Pair(Labels{{"space", "7"}}, 14 << 20)));
+}
+
+TEST(MetricsTest, WhatWasRefusedIsCountedByVerb) {
+  DaemonSnapshot daemon;
+  daemon.step_errors = {{"fence", 2}, {"lease", 3}};
+  daemon.refused_blocks = {{"pin", 5}, {"release", 7}};
+  EXPECT_THAT(Family(daemon, "kvpool_step_errors_total"),
+              ElementsAre(Pair(Labels{{"verb", "fence"}}, 2), Pair(Labels{{"verb", "lease"}}, 3)));
+  EXPECT_THAT(Family(daemon, "kvpool_refused_blocks_total"),
+              ElementsAre(Pair(Labels{{"verb", "pin"}}, 5), Pair(Labels{{"verb", "release"}}, 7)));
 }
 
 TEST(MetricsTest, ABuildWithoutCudaSaysSo) {

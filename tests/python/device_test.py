@@ -89,6 +89,45 @@ def test_a_view_of_a_victim_outlives_it(daemon, session):
     session.release(pruned.table)
 
 
+def park(session, step):
+    """Releases that wait for the step: so many names that not one more can be parked."""
+    blocks = session.lease(2)
+    for i in range(17):
+        # Three of the most that a verb may name, and then halves: of what room is left, less than that is afterwards.
+        names = 16384 >> max(i - 2, 0)
+        session.release(session.ref(blocks.refs[i > 2:][:1] * names), after=step)
+        session.flush()  # Otherwise it would be one verb with the next.
+    blocks.release(after=step)
+
+
+def test_a_view_of_a_victim_outlives_it_however_much_is_parked(daemon, session):
+    step = session.begin_step()
+    blocks = leased(session, [9, 1, 8, 7])
+    session.ref(blocks.refs).release(after=step)  # A parked verb, on the blocks of the prune.
+    park(session, step)
+    array = np.asarray(blocks.v(1))
+    pending = session.prune(blocks.detach(), budget_tokens=48)
+    session.complete_step(step)
+    pruned = pending.wait()
+    assert pruned.victims == [1]
+    step = session.begin_step()
+    park(session, step)
+    with session.lease(50) as others:
+        pool(session)[1][others.ids] = -1
+        assert (array == 1).all()
+    del array
+    gc.collect()
+    session.release(pruned.table)
+    session.complete_step(step)
+    # What could not be parked goes in parts, some time after its step.
+    deadline = time.monotonic() + 60
+    while held(daemon)["leased"] != 1:
+        assert time.monotonic() < deadline, f"{held(daemon)['leased']} blocks are leased, not 1"
+        session.flush()
+    session.check()
+    assert session.counters["refused"] == 0
+
+
 def test_a_compact_of_bare_refs(daemon, session):
     refs = leased(session, range(4)).detach()
     done = session.compact(refs, keep=[*range(16), 20, 40, 60], last_block_tokens=13).wait()

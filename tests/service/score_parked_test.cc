@@ -33,6 +33,23 @@ class RunningTest : public ScoreTest {
     const DaemonSnapshot snapshot = daemon_->Snapshot();
     return snapshot.spaces.empty() ? 0 : snapshot.spaces[0].parked;
   }
+  // A fork of all blocks waits for nothing.
+  void RefAll(Engine* engine) {
+    const auto ref = Begin(engine, RefOp(blocks_));
+    ASSERT_TRUE(ref->there());
+    EXPECT_EQ(ref->Await().code(), 0);
+    EXPECT_EQ(ref->Await().ref().refused_size(), 0);
+    EXPECT_EQ(Parked(), 1);
+  }
+  // Each of the blocks has the fork's hold, and one that was no victim that of before.
+  void ExpectTheForkAlone(Engine* engine, int victims) {
+    for (const uint64_t leased : engine->LeaseAsked(100, 0).blocks()) {
+      for (const uint64_t block : blocks_) EXPECT_NE(IdOf(leased), IdOf(block));
+    }
+    EXPECT_EQ(engine->Release(blocks_).refused_size(), 0);
+    EXPECT_EQ(engine->Release(blocks_).refused_size(), victims);
+    EXPECT_EQ(engine->Release(blocks_).refused_size(), 5);
+  }
   // Until the runner has nothing left: another operation, of another space, is over.
   void AwaitIdle() {
     hold_.Release();
@@ -68,6 +85,29 @@ TEST_F(RunningTest, LaterVerbsOnItsBlocksWaitBehind) {
   EXPECT_EQ(again->Await().release().refused_size(), 0);
   EXPECT_EQ(Blocks().cached(), 1) << "sealed before it was released";
   EXPECT_EQ(Parked(), 0);
+}
+
+// Of what the device operation takes, a hold that was added while it ran is left: one, and no other.
+TEST_F(RunningTest, ARefOfVictimsWhileAPruneRunsIsAHoldMore) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  BeginPrune(engine.get());
+  RefAll(engine.get());
+  hold_.Release();
+  EXPECT_EQ(prune_->Await().prune().released(), 2);
+  EXPECT_EQ(Blocks().leased(), 6) << "five and the sink";
+  ExpectTheForkAlone(engine.get(), /*victims=*/2);
+}
+
+TEST_F(RunningTest, ARefOfSourcesWhileACompactRunsIsAHoldMore) {
+  StartScoring(2);
+  const auto engine = OpenScored();
+  const auto compact = BeginCompact(engine.get());
+  RefAll(engine.get());
+  hold_.Release();
+  EXPECT_EQ(compact->Await().compact().released(), 4) << "the first stays where it is";
+  EXPECT_EQ(Blocks().leased(), 7) << "five, one that was written, and the sink";
+  ExpectTheForkAlone(engine.get(), /*victims=*/4);
 }
 
 TEST_F(RunningTest, AVictimReleasedBehindIsRefused) {

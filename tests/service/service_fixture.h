@@ -45,6 +45,7 @@ class FakePeer final : public AttachPeer {
   void Send(const v1::AttachFrame& frame, UniqueFd fd) override;
   void Close(const std::string& reason) override;
   void Bound() override { bound = true; }
+  void NotAwaited(AttachId) override { not_awaited = true; }
 
   std::vector<v1::Slab> slabs();        // Those sent so far.
   std::vector<v1::SlabReady> ready();   // Those announced so far.
@@ -53,7 +54,7 @@ class FakePeer final : public AttachPeer {
   std::function<void(const v1::SlabLeave&)> on_leave;
   std::function<void(const v1::Slab&, UniqueFd)> on_slab;  // Who wants the memory itself.
   uint32_t fds() const { return fds_; }                    // How many came with slab frames.
-  std::atomic<bool> bound{false};
+  std::atomic<bool> bound{false}, not_awaited{false};
 
  private:
   std::mutex mu_;

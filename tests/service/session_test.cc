@@ -305,6 +305,8 @@ TEST_F(SessionTest, AHangupSaysWhetherTheProcessIsWaitedFor) {
   scripts_[0]->on_make = nullptr;
   scripts_[0]->fail_after = -1;
   EXPECT_EQ(failing->Open(OpenRequest()).code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(failing->peer->not_awaited) << "the hang-up was told that its end is";
+  EXPECT_FALSE(engine->peer->not_awaited);
   daemon_->OnProcessDead(failing->id);
 }
 
@@ -526,6 +528,18 @@ TEST_F(SessionTest, ClosedSessionsOfALivingProcessAreForgotten) {
   clock_.Advance(options_.idle_space_ms + 1);
   daemon_->HousekeepOnce();
   EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+}
+
+// The hang-up ends the session, which is gone only behind it: by then the end of the process is awaited.
+TEST_F(SessionTest, SessionsThatHangUpBeforeTheyAreReadyAreForgottenToo) {
+  StartDaemon(4);
+  for (int i = 0; i < 50; ++i) {
+    Engine engine(daemon_.get(), "engine", {.pid = 7, .uid = 1000, .gid = 1000, .process = 3});
+    ASSERT_TRUE(engine.Open(OpenRequest()).ok());
+    EXPECT_TRUE(daemon_->OnHangup(engine.id));
+    EXPECT_EQ(engine.peer->not_awaited, i > 0) << "the first stands for all";
+    EXPECT_EQ(daemon_->FindMember(engine.token).ok(), i == 0);
+  }
 }
 
 TEST_F(SessionTest, AClosedSessionStaysWhileNothingElseStandsForItsProcess) {

@@ -340,6 +340,50 @@ TEST_F(VerbsTest, ABatchIsAppliedInOrderAndCounted) {
   EXPECT_EQ(snapshot.step_errors.at("seal"), 0);
 }
 
+TEST_F(VerbsTest, RefusedBlocksAreCountedByVerb) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  const uint64_t held = engine->Lease(1)[0];
+  // The one that is held, and so many that nobody has.
+  const auto beside = [held](uint32_t count) {
+    std::vector<uint64_t> blocks = {held};
+    for (uint32_t i = 0; i < count; ++i) {
+      blocks.push_back(BlockRef{.id = BlockId{IdOf(held) + 1 + i}, .generation = 1}.Pack());
+    }
+    return blocks;
+  };
+  const v1::StepResponse response = engine->Step(
+      {RefOp(beside(3)), SealOp(beside(1), Keys("a", 2)), PinOp(beside(4), 1000),
+       RetainOp(beside(5), 50, 1000), UnpinOp(beside(6)), TouchOp(beside(7)), ReleaseOp(beside(2))});
+  for (const v1::OperationResult& result : response.results())
+    EXPECT_EQ(result.code(), 0) << result.message();
+  std::map<std::string, uint64_t> refused = daemon_->Snapshot().refused_blocks;
+  std::erase_if(refused, [](const auto& verb) { return verb.second == 0; });
+  EXPECT_EQ(refused, (std::map<std::string, uint64_t>{
+                         {"pin", 4}, {"ref", 3}, {"release", 2}, {"seal", 1}, {"set_retention", 5}}))
+      << "unpin and touch are harmless";
+}
+
+TEST_F(VerbsTest, OperationsThatAreRefusedAreCountedByVerb) {
+  StartDaemon(1);
+  const auto engine = OpenEngine(OpenRequest());
+  // Behind the end of the session, of each verb another number.
+  std::vector<v1::Operation> operations = {CloseOp()};
+  std::map<std::string, uint64_t> expected;
+  const auto* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
+  for (int i = 0; i < verbs->field_count(); ++i) {
+    for (int times = 0; times <= i; ++times) {
+      v1::Operation& operation = operations.emplace_back();
+      operation.GetReflection()->MutableMessage(&operation, verbs->field(i));
+    }
+    expected[verbs->field(i)->name()] = static_cast<uint64_t>(i) + 1;
+  }
+  const v1::StepResponse response = engine->Step(operations);
+  EXPECT_EQ(response.results(0).code(), 0);
+  EXPECT_EQ(response.results(1).code(), kAborted);
+  EXPECT_EQ(daemon_->Snapshot().step_errors, expected);
+}
+
 TEST_F(VerbsTest, HistogramsFillFromWhatHappens) {
   StartDaemon(1);
   const auto engine = OpenEngine(OpenRequest());

@@ -25,5 +25,6 @@ expect 1 "no CUDA compiler to be had" "$script" image
 expect 1 "no network" "$script" image
 expect 0 "building without CUDA, as asked" KVPOOL_CUDA_ROOT=none "$script" image
 rm "$scratch/build/deps/cuda_root"
+expect 1 "KVPOOL_CUDA_ROOT=/nowhere has no working bin/nvcc of CUDA 13" KVPOOL_CUDA_ROOT=/nowhere "$script" build
 expect 0 "built without CUDA" "$script" build
 expect 1 "unknown set" "$script" imgae
