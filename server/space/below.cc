@@ -146,7 +146,12 @@ void Below::Left(absl::Span<const Eviction> evictions) {
     std::array<TierPresence, kLookedAtOnce> there{};
     for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
     tier_->Exists(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
-    for (size_t i = 0; i < some.size(); ++i) counters.unwritten += there[i] == TierPresence::kNo;
+    // Under write=evict the mover asks for what is about to leave. Of what it has not come to, a tier that nodes share knows nothing.
+    const bool asked_for = write_ == TierWrite::kEvict;
+    for (size_t i = 0; i < some.size(); ++i) {
+      counters.unwritten +=
+          there[i] == TierPresence::kNo || (asked_for && there[i] == TierPresence::kUnknown);
+    }
   }
 }
 

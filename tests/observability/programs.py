@@ -1,10 +1,12 @@
 """Daemons, engines and scrapes for the tests beside this file."""
 
 import json
+import os
 import pathlib
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -38,10 +40,11 @@ class Programs:
     def __init__(self):
         self.children = []
 
-    def start(self, name, log, *command):
+    def start(self, name, log, *command, environment=None):
         with open(log, "a", encoding="utf-8") as output:
             # Python ignores SIGXFSZ, and so do its children here: a file over RLIMIT_FSIZE is an error that they see.
-            child = subprocess.Popen([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, restore_signals=False)
+            child = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                                     restore_signals=False, env={**os.environ, **(environment or {})})
         self.children.append((name, child, log))
         return child
 
@@ -67,10 +70,10 @@ class Programs:
 
 
 class Daemon:
-    """kvpoold on host memory in a folder of its own."""
+    """kvpoold on host memory, unless its flags say otherwise, in a folder of its own."""
 
-    def __init__(self, programs, bins, folder, *flags):
-        self.programs, self.bins, self.folder, self.flags = programs, bins, folder, flags
+    def __init__(self, programs, bins, folder, *flags, environment=None):
+        self.programs, self.bins, self.folder, self.flags, self.environment = programs, bins, folder, flags, environment
         self.socket, self.log = folder / "kvpoold.sock", folder / "kvpoold.log"
         self.start()
 
@@ -78,7 +81,7 @@ class Daemon:
         state = self.folder / "kvpoold.json"
         state.unlink(missing_ok=True)
         self.process = self.programs.start("kvpoold", self.log, self.bins / "kvpoold", "--device=host", f"--socket={self.socket}",
-                                           f"--state-dir={self.folder}", "--metrics-listen=127.0.0.1:0", *self.flags)
+                                           f"--state-dir={self.folder}", "--metrics-listen=127.0.0.1:0", *self.flags, environment=self.environment)
         until("kvpoold.json", lambda: self.programs.check() and state.exists())
         self.port = json.loads(state.read_text(encoding="utf-8"))["metrics_port"]
 
@@ -100,3 +103,8 @@ class Daemon:
         """Starts engine processes that serve generated conversations and check their blocks."""
         return self.programs.start("kvpool-replay", self.folder / "replay.log", self.bins / "kvpool-replay",
                                    "--workload=conversation", "--layout=opaque", f"--socket={self.socket}", *flags)
+
+    def engine(self, what):
+        """Starts an engine that does one thing (engine.py)."""
+        return self.programs.start("engine.py", self.folder / "engine.log", sys.executable, "-B", pathlib.Path(__file__).with_name("engine.py"),
+                                   self.bins.parent / "lib/libkvpool.so", self.socket, what, environment=self.environment)

@@ -28,6 +28,14 @@ FIRES = {
     "crashes": {"KvpoolEnginesDying": (3, 20), "KvpoolRestarting": (13, 20), "KvpoolDown": (19, 20)},
     "faults": {"KvpoolEventsLost": (2, 20), "KvpoolGrowthFailing": (7, 20), "KvpoolAttachRefused": (13, 20),
                "KvpoolPinBudgetSpent": (13, 20)},
+    "below": {},
+    "spoilt": {"KvpoolTierFailing": (5, 20)},
+    "stale": {"KvpoolStaleRefs": (13, 20)},
+    "slow": {"KvpoolRpcSlow": (11, 20)},
+    "failing": {"KvpoolRpcFailing": (5, 16)},
+    "leaves": {"KvpoolTargetGone": (18, 24)},
+    "absent": {"KvpoolAbsent": (15, 30), "KvpoolTargetGone": (18, 24)},
+    "rollout": {},
 }
 
 
@@ -88,7 +96,7 @@ def recorded(root):
             "interval": recording["interval"],
             "input_series": [{"series": series, "values": values} for series, values in recording["series"].items()],
             "promql_expr_test": [{
-                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
                 "eval_time": f"{minute}m",
                 "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert, (first, last) in fires.items()
                                 if first <= minute <= last]

@@ -11,8 +11,10 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -33,14 +35,44 @@ def engines(daemon):
 
 
 class Scene:
-    """What happens to one daemon. `steps` are (minute, what to do)."""
+    """What happens to one daemon. `steps` are (minute, what to do); `targets` is what Prometheus scrapes at the moment."""
     minutes = 20
     flags = ("--capacity=64MiB", "--slab-bytes=8MiB")
+    environment = None
 
     def __init__(self, programs, bins, folder):
-        self.programs, self.stopped, self.ended = programs, [], False
-        self.daemon = Daemon(programs, bins, folder, *self.flags)
+        self.programs, self.bins, self.folder, self.stopped, self.ended = programs, bins, folder, [], False
+        self.targets = {}
+        self.daemon = self.begin(folder.name)
         self.steps = self.plan()
+
+    def begin(self, name):
+        """A daemon, and a target."""
+        folder = self.folder / name
+        folder.mkdir()
+        daemon = self.targets[f"{name}:9400"] = Daemon(self.programs, self.bins, folder, *self.flags, environment=self.environment)
+        return daemon
+
+    def leave(self):
+        """The first daemon ends, and service discovery drops it."""
+        self.targets.pop(f"{self.folder.name}:9400")
+        self.programs.forget(self.daemon.process)
+        self.daemon.process.terminate()
+        self.daemon.process.wait()
+
+    def scrape(self):
+        """{series: value} of all targets."""
+        found = {}
+        for instance, daemon in list(self.targets.items()):
+            try:
+                scraped = {"up": 1, **samples(daemon.scrape())}
+            except OSError:
+                scraped = {"up": 0}
+            for series, value in scraped.items():
+                metric, _, labels = series.rstrip("}").partition("{")
+                labels = ",".join(filter(None, ['job="kvpool"', f'instance="{instance}"', labels]))
+                found[f"{metric}{{{labels}}}"] = value
+        return found
 
     def plan(self):
         return []
@@ -195,7 +227,148 @@ class Faults(Scene):
             (2 + 0.5 * i, self.nonsense) for i in range(36)]
 
 
-SCENES = {scene.__name__.lower(): scene for scene in (Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults)}
+class Below(Scene):
+    """A working set of many times the pool, and a folder below it that keeps up."""
+    minutes = 36
+
+    def __init__(self, programs, bins, folder):
+        self.flags = ("--capacity=4MiB", "--slab-bytes=2MiB", f"--tier=file:{folder}/tier,capacity=64MiB")
+        super().__init__(programs, bins, folder)
+
+    def plan(self):
+        return [(0, lambda: self.load("--time-scale=1", "--engines=2", "--wait-ms=1000"))]
+
+
+class Spoilt(Below):
+    """The same, and something writes over all that is in the folder in the fourth minute; in the sixteenth the disk takes no more."""
+    minutes = 20
+
+    def spoil(self):
+        for path in (self.folder / "tier").glob("*.slots"):
+            with open(path, "r+b") as file:
+                file.seek(path.stat().st_size // 4)  # Behind the records.
+                file.write(secrets.token_bytes(path.stat().st_size - file.tell()))
+
+    def refuse(self):
+        resource.prlimit(self.daemon.process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+
+    def plan(self):
+        return [*super().plan(), (4, self.spoil), (16, self.refuse)]
+
+
+class Store(socketserver.ThreadingTCPServer):
+    """As much of a Redis as a tier asks for. It takes ten values a second."""
+    daemon_threads = True
+
+    class Peer(socketserver.StreamRequestHandler):
+        def handle(self):
+            try:
+                while self.rfile.readable() and (head := self.rfile.readline()):
+                    self.wfile.write(self.server.answer(*[self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2]
+                                                          for _ in range(int(head[1:]))]))
+            except ConnectionError:
+                pass  # The tier waits no longer.
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.Peer)
+        self.values, self.turn = {}, threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def answer(self, verb, key=b"", value=b"", *_):
+        if verb == b"SET":
+            with self.turn:
+                time.sleep(0.1)
+            self.values[key] = value
+        if verb == b"EXISTS":
+            return b":%d\r\n" % (key in self.values)
+        if verb == b"GET":
+            return b"$%d\r\n%s\r\n" % (len(self.values[key]), self.values[key]) if key in self.values else b"$-1\r\n"
+        return b"+OK\r\n"
+
+
+class Behind(Scene):
+    """A working set of many times the pool, and a store below it that takes ten values a second."""
+    minutes = 33
+
+    def __init__(self, programs, bins, folder):
+        key = folder / "key"
+        key.write_bytes(secrets.token_bytes(32))
+        key.chmod(0o600)
+        self.flags = ("--capacity=8MiB", "--slab-bytes=8MiB", f"--tier=resp:127.0.0.1:{Store().server_address[1]},cluster=off",
+                      f"--tier-key-file={key}")
+        super().__init__(programs, bins, folder)
+
+    def plan(self):
+        return [(0, lambda: self.load("--time-scale=1", "--engines=2", "--block-bytes=16384"))]
+
+
+class Stale(Scene):
+    """An engine goes on to name blocks of a session that has ended."""
+
+    def plan(self):
+        return [(2, lambda: self.daemon.engine("stale"))]
+
+
+class Slow(Scene):
+    """An engine asks for prefixes of 8,192 blocks, while the daemon gets a tenth of a processor from the third minute on."""
+
+    def throttle(self):
+        while not self.ended:
+            self.daemon.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.09)
+            self.daemon.process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+
+    def plan(self):
+        return [(0, lambda: self.daemon.engine("long")), (3, self.throttle)]
+
+
+class Failing(Scene):
+    """A GPU makes two slabs, and fails from then on; the driver is an imitation. Three engines can't open a session."""
+    flags = ("--device=cuda:0", "--capacity=64MiB", "--slab-bytes=8MiB")
+
+    def __init__(self, programs, bins, folder):
+        self.environment = {"KVPOOL_LIBCUDA": str(bins.parent / "lib/fake_cuda/libcuda.so.1"),
+                            "KVPOOL_FAKE_CUDA_FAIL": "cuMemCreate#3+=CUDA_ERROR_UNKNOWN"}
+        super().__init__(programs, bins, folder)
+
+    def open(self):
+        engine = self.daemon.engine("open")
+        self.programs.forget(engine)
+        engine.wait()
+
+    def plan(self):
+        return [(minute, self.open) for minute in (1, 3, 5, 5.5, 6)]
+
+
+class Leaves(Scene):
+    """Of two daemons one ends, and service discovery drops it."""
+    minutes = 30
+
+    def plan(self):
+        self.begin("stays")
+        return [(10, self.leave)]
+
+
+class Absent(Scene):
+    """The only daemon ends, and service discovery drops it."""
+    minutes = 30
+
+    def plan(self):
+        return [(10, self.leave)]
+
+
+class Rollout(Scene):
+    """A daemon ends, and another one takes its place."""
+    minutes = 30
+
+    def plan(self):
+        return [(10, lambda: self.begin("next")), (10.5, self.leave)]
+
+
+SCENES = {scene.__name__.lower(): scene for scene in (
+    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
+    Rollout)}
 
 
 def number(value):
@@ -218,20 +391,20 @@ def notation(values):
     return " ".join(words)
 
 
-def recorded(scrapes, wanted, instance):
+def recorded(scrapes, wanted):
     series = {}
     for i, scrape in enumerate(scrapes):
-        for name, value in ({"up": 0} if scrape is None else {"up": 1, **scrape}).items():
+        for name, value in scrape.items():
             series.setdefault(name, [None] * len(scrapes))[i] = value
-    labelled = {}
+    found = {}
     for name, values in sorted(series.items()):
-        metric, _, labels = name.rstrip("}").partition("{")
+        metric = name.partition("{")[0]
         base = re.sub(r"_(bucket|sum|count)$", "", metric)
-        quiet = base != metric and not any(values)  # a histogram's series of a method that nobody calls
+        # A histogram's series of a method that nobody calls, and errors that nobody meets.
+        quiet = (base != metric or metric == "kvpool_rpc_errors_total") and not any(values)
         if metric in wanted and not quiet:
-            labels = ",".join(filter(None, ['job="kvpool"', f'instance="{instance}"', labels]))
-            labelled[f"{metric}{{{labels}}}"] = notation(values)
-    return labelled
+            found[name] = notation(values)
+    return found
 
 
 def main(bins, names):
@@ -252,12 +425,8 @@ def main(bins, names):
             for i in range(last + 1):
                 time.sleep(max(0, begun + i * INTERVAL_S - time.monotonic()))
                 for name, scene in scenes.items():
-                    if i * INTERVAL_S > scene.minutes * 60:
-                        continue
-                    try:
-                        scrapes[name].append(samples(scene.daemon.scrape()))
-                    except OSError:
-                        scrapes[name].append(None)
+                    if i * INTERVAL_S <= scene.minutes * 60:
+                        scrapes[name].append(scene.scrape())
                 print(f"scrape {i} of {last}", flush=True)
         finally:
             for timer in timers:
@@ -267,7 +436,7 @@ def main(bins, names):
             programs.stop()
     for name in names:
         recording = {"scene": SCENES[name].__doc__, "minutes": SCENES[name].minutes, "interval": f"{INTERVAL_S}s",
-                     "series": recorded(scrapes[name], wanted, f"{name}:9400")}
+                     "series": recorded(scrapes[name], wanted)}
         (HERE / "recordings" / f"{name}.json").write_text(json.dumps(recording, indent=1) + "\n")
     return 0
 

@@ -344,6 +344,26 @@ TEST_F(TierTest, AStoreThatIsFullDropsCopiesAndNoVerbFails) {
   EXPECT_EQ(counters().demoted, 10);
 }
 
+// A store that nodes share knows nothing of what nobody has asked for.
+TEST_F(TierTest, WhatLeavesBeforeTheMoverSawItIsCountedByATierThatKnowsNothing) {
+  Begin();
+  tier_->knows_nothing = true;
+  Compute(keys_);
+  PushOut();
+  EXPECT_EQ(Unwritten(), 10);
+}
+
+// Under write=seal what is there was written long ago, and such a tier has forgotten that.
+TEST_F(TierTest, WhatWasWrittenWhenItWasSealedAndForgottenIsNotCounted) {
+  Begin(TierWrite::kSeal);
+  Compute(keys_);
+  Move();
+  tier_->knows_nothing = true;
+  PushOut();
+  EXPECT_EQ(Unwritten(), 0);
+  EXPECT_EQ(counters().demoted, 10);
+}
+
 TEST_F(TierTest, OneNodeThatFailsDoesNotKeepTheOthersFromWriting) {
   Begin();
   tier_->stores_fail = TierResult::kFailed;
