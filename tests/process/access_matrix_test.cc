@@ -176,7 +176,13 @@ class AccessMatrixTest : public testing::Test {
     } else if (const pb::FieldDescriptor* field = type.FindFieldByName("member_token")) {
       request->GetReflection()->SetString(request.get(), field, token);
     }
-    const grpc::Slice slice(request->SerializeAsString());
+    return CallWith(channel, method, *request, nullptr);
+  }
+  // The same with this request; `response`, unless it is null, gets the answer of one that is no stream.
+  static grpc::Status CallWith(const std::shared_ptr<grpc::Channel>& channel,
+                               const pb::MethodDescriptor& method, const pb::Message& request,
+                               pb::Message* response) {
+    const grpc::Slice slice(request.SerializeAsString());
     grpc::ByteBuffer bytes(&slice, 1), answer;
     grpc::GenericStub stub(channel);
     grpc::ClientContext context;
@@ -191,6 +197,10 @@ class AccessMatrixTest : public testing::Test {
       call->StartCall();
       call->Finish(&answer, &status, nullptr);
       queue.Next(&tag, &ok);
+      grpc::Slice whole;
+      if (response != nullptr && status.ok() && answer.DumpToSingleSlice(&whole).ok()) {
+        EXPECT_TRUE(response->ParseFromArray(whole.begin(), static_cast<int>(whole.size())));
+      }
       return status;
     }
     const auto call = stub.PrepareCall(&context, path, &queue);
@@ -458,6 +468,124 @@ TEST_F(AccessMatrixTest, RefusalsAreCountedAndAuditedButNotAll) {
                                "the attach socket needs the role engine, which uid ")),
             5)
       << log.str();
+}
+
+// Sets each field that is no message: a space and a session to the first, others to numbers of their own.
+void Fill(pb::Message* message) {
+  const pb::Descriptor& type = *message->GetDescriptor();
+  const pb::Reflection& reflection = *message->GetReflection();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const pb::FieldDescriptor* field = type.field(i);
+    if (field->is_repeated()) continue;
+    const bool of_first = field->name() == "space" || field->name() == "session";
+    const int number = of_first ? 1 : 2 + i;
+    switch (field->cpp_type()) {
+      case pb::FieldDescriptor::CPPTYPE_UINT32:
+        reflection.SetUInt32(message, field, static_cast<uint32_t>(number));
+        break;
+      case pb::FieldDescriptor::CPPTYPE_UINT64:
+        reflection.SetUInt64(message, field, static_cast<uint64_t>(number));
+        break;
+      case pb::FieldDescriptor::CPPTYPE_INT32:
+        reflection.SetInt32(message, field, number);
+        break;
+      case pb::FieldDescriptor::CPPTYPE_INT64:
+        reflection.SetInt64(message, field, number);
+        break;
+      case pb::FieldDescriptor::CPPTYPE_DOUBLE:
+        reflection.SetDouble(message, field, number);
+        break;
+      case pb::FieldDescriptor::CPPTYPE_BOOL:
+        reflection.SetBool(message, field, true);
+        break;
+      case pb::FieldDescriptor::CPPTYPE_STRING:
+        reflection.SetString(message, field, "lru");
+        break;
+      case pb::FieldDescriptor::CPPTYPE_FLOAT:
+      case pb::FieldDescriptor::CPPTYPE_ENUM:
+      case pb::FieldDescriptor::CPPTYPE_MESSAGE:
+        break;
+    }
+  }
+}
+
+// The numbers of a message by their names, as a line of the audit has them.
+std::map<std::string, std::string> NumbersOf(const pb::Message& message) {
+  std::map<std::string, std::string> numbers;
+  std::vector<const pb::FieldDescriptor*> set;
+  message.GetReflection()->ListFields(message, &set);
+  for (const pb::FieldDescriptor* field : set) {
+    const pb::Reflection& reflection = *message.GetReflection();
+    if (field->is_repeated()) {
+      numbers[field->name()] = absl::StrCat(reflection.FieldSize(message, field));
+    } else if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_UINT32) {
+      numbers[field->name()] = absl::StrCat(reflection.GetUInt32(message, field));
+    } else if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_UINT64) {
+      numbers[field->name()] = absl::StrCat(reflection.GetUInt64(message, field));
+    } else if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_DOUBLE) {
+      numbers[field->name()] = absl::StrCat(reflection.GetDouble(message, field));
+    }
+  }
+  return numbers;
+}
+
+TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudit) {
+  struct Asked {
+    std::string code;
+    std::map<std::string, std::string> numbers;
+  };
+  std::map<std::string, Asked> asked;  // Keyed by method.
+  std::vector<std::string> others;     // Those that change nothing.
+  OpenedBy(geteuid());
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  SetLog({.level = LogLevel::kError, .fd = ends[1]});
+  for (const pb::MethodDescriptor* method : Methods()) {
+    const Need need = Needs().at(method->full_name());
+    if (need != Need::kOperator && need != Need::kObserver) continue;
+    pb::MessageFactory* factory = pb::MessageFactory::generated_factory();
+    std::unique_ptr<pb::Message> request(factory->GetPrototype(method->input_type())->New());
+    std::unique_ptr<pb::Message> response(factory->GetPrototype(method->output_type())->New());
+    Fill(request.get());
+    const grpc::Status status = CallWith(channel_, *method, *request, response.get());
+    if (need == Need::kObserver) {
+      others.push_back(method->name());
+      continue;
+    }
+    Asked& of_method = asked[method->name()];
+    of_method.code = absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
+    of_method.numbers = NumbersOf(*request);
+    of_method.numbers.merge(NumbersOf(*response));
+  }
+  TearDown();
+  SetLog({});
+  close(ends[1]);
+  std::string log;
+  char text[4096];
+  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;)
+    log.append(text, static_cast<size_t>(size));
+  close(ends[0]);
+  EXPECT_EQ(asked.size(), 9u);
+  EXPECT_FALSE(others.empty());
+  for (const auto& [method, of_method] : asked) {
+    const std::string head =
+        absl::StrCat("I operator call category=audit method=", method, " uid=", geteuid(), " pid=", getpid(),
+                     " code=", of_method.code, " ");
+    const size_t at = log.find(head);
+    ASSERT_NE(at, std::string::npos) << head << "\n" << log;
+    EXPECT_EQ(log.find(absl::StrCat("I operator call category=audit method=", method, " "), at + 1),
+              std::string::npos)
+        << method << " has two";
+    const std::string line = absl::StrCat(log.substr(at, log.find('\n', at) - at), " ");
+    for (const auto& [name, value] : of_method.numbers) {
+      EXPECT_TRUE(absl::StrContains(line, absl::StrCat(" ", name, "=", value, " ")))
+          << name << " in " << line;
+    }
+  }
+  for (const std::string& method : others) {
+    EXPECT_FALSE(absl::StrContains(log, absl::StrCat("method=", method, " ")))
+        << method << " changes nothing";
+  }
 }
 
 class AccessMatrixTlsTest : public AccessMatrixTest {
