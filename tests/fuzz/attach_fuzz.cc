@@ -99,7 +99,23 @@ class Story {
   // What the daemon was told of one connection that it has welcomed.
   struct Attachment {
     uint32_t process;
-    bool hung_up = false, awaited = false, dead = false;
+    bool hung_up = false, awaited = false, given_up = false, dead = false;
+  };
+  // Notes what the daemon takes back: that it waits for the end of a process.
+  class NotingPeer final : public AttachPeer {
+   public:
+    NotingPeer(Story* story, std::shared_ptr<AttachPeer> peer) : story_(story), peer_(std::move(peer)) {}
+    void Send(const v1::AttachFrame& frame, UniqueFd fd) override { peer_->Send(frame, std::move(fd)); }
+    void Close(const std::string& reason) override { peer_->Close(reason); }
+    void Bound() override { peer_->Bound(); }
+    void NotAwaited(AttachId id) override {
+      story_->attachments_.at(id).given_up = true;
+      peer_->NotAwaited(id);
+    }
+
+   private:
+    Story* const story_;
+    const std::shared_ptr<AttachPeer> peer_;
   };
 
   AttachEvents Events();
@@ -184,8 +200,8 @@ Story::~Story() {
   KVPOOL_CHECK(loop_->Stats().connections == 0, "%lu connections stay", loop_->Stats().connections);
   for (const auto& [id, attachment] : attachments_) {
     KVPOOL_CHECK(attachment.hung_up, "no hang-up of connection %lu", static_cast<uint64_t>(id));
-    KVPOOL_CHECK(attachment.dead || !attachment.awaited, "no end of the process behind connection %lu",
-                 static_cast<uint64_t>(id));
+    KVPOOL_CHECK(attachment.dead || attachment.given_up || !attachment.awaited,
+                 "no end of the process behind connection %lu", static_cast<uint64_t>(id));
   }
   loop_.reset();
   daemon_.reset();
@@ -198,7 +214,8 @@ AttachEvents Story::Events() {
                          const v1::AttachHello& hello) -> absl::StatusOr<Daemon::Welcome> {
         const uint32_t process = credentials.gid;
         KVPOOL_CHECK(!processes_[process].ended, "pid %ld has ended and is welcome", credentials.pid);
-        absl::StatusOr<Daemon::Welcome> welcome = daemon_->OnAttached(std::move(peer), credentials, hello);
+        absl::StatusOr<Daemon::Welcome> welcome =
+            daemon_->OnAttached(std::make_shared<NotingPeer>(this, std::move(peer)), credentials, hello);
         if (welcome.ok()) {
           const bool is_new = attachments_.try_emplace(welcome->id, Attachment{process}).second;
           KVPOOL_CHECK(is_new, "connection %lu is known", static_cast<uint64_t>(welcome->id));

@@ -209,6 +209,7 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
     for i in range(2):
         say("Recovered after a restart", i, instance, 0)  # Nothing restarted.
     say("Log lines dropped", 0, instance, 0)  # The log is a file.
+    say("Log lines dropped", 1, instance, 0)
     say("Servers of the tier", 0, instance, 0)  # The tier is a folder.
     device = {**instance, "op": "prune"}
     if did["prunes"]:
