@@ -43,7 +43,9 @@ class RunningTest : public ScoreTest {
   }
   // Each of the blocks has the fork's hold, and one that was no victim that of before.
   void ExpectTheForkAlone(Engine* engine, int victims) {
-    for (const uint64_t leased : engine->LeaseAsked(100, 0).blocks()) {
+    const v1::LeaseResult others = engine->LeaseAsked(100, 0);
+    EXPECT_FALSE(others.blocks().empty());
+    for (const uint64_t leased : others.blocks()) {
       for (const uint64_t block : blocks_) EXPECT_NE(IdOf(leased), IdOf(block));
     }
     EXPECT_EQ(engine->Release(blocks_).refused_size(), 0);
