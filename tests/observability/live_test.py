@@ -152,6 +152,22 @@ def hang(daemon):
     return engine
 
 
+def change(daemon, evidence):
+    """An operator takes slabs from the replay's space, has another policy choose from then on, and evicts."""
+    def spaces():
+        return sorted(daemon.ctl("spaces")["spaces"], key=lambda space: int(space["blocks"]["cached"]))
+
+    def evicted():
+        return int(daemon.ctl("status")["evicted_total"])
+
+    space = spaces()[-1]["space"]
+    evidence.shared(daemon, space, daemon.ctl("share", f"--space={space}", "--guaranteed-blocks=100", "--limit-blocks=5000", "--weight=3"))
+    until("a space within its limit", lambda: spaces()[-1]["slabs"] <= 2)
+    daemon.ctl("policy", "set", "lru")
+    evidence.did(daemon, "evicted before lru", evicted())
+    daemon.ctl("evict", f"--space={space}", "--count=50")
+
+
 def ready(engine, daemon):
     until("an engine", lambda: daemon.programs.check() and "ready" in (daemon.folder / "engine.log").read_text(encoding="utf-8"))
     return engine
@@ -189,11 +205,7 @@ def run(root, bins, tools, folder, programs):
     until("the quiet daemon's engines", lambda: len(quiet.ctl("sessions")["sessions"]) == 2)
     hung = hang(quiet)
     quiet.ctl("drain")
-    # Two slabs of four are to go.
-    evidence.shared(busy, busy.ctl("share", "--space=1", "--guaranteed-blocks=100", "--limit-blocks=5000", "--weight=3"))
-    until("a space within its limit", lambda: busy.ctl("spaces")["spaces"][0]["slabs"] <= 2)
-    busy.ctl("policy", "set", "lru")
-    evidence.evicted(busy, "lru", busy.ctl("evict", "--space=1", "--count=50")["evicted"])
+    change(busy, evidence)
     found += settled("panels that agree with what is known", lambda: wrong_panels(panel_queries(root), prometheus.ask, expected_numbers(evidence)))
     found += wrong_rates(panel_queries(root), prometheus.ask)
     hung.send_signal(signal.SIGCONT)

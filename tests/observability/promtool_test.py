@@ -38,6 +38,9 @@ FIRES = {
     "rollout": {},
 }
 
+# Alerts that no scene has yet, and why; rules_test.yaml has them fire on series that somebody wrote.
+UNRECORDED = {"KvpoolTierBehind": "it takes more than half an hour of a store that is too slow"}
+
 
 def run_on(program, arguments, document):
     """Runs promtool on one more file. JSON is YAML, so queries need no further quoting."""
@@ -86,6 +89,13 @@ def untested_alerts(rules):
     return found
 
 
+def unrecorded_alerts(rules):
+    alerts = set(re.findall(r"- alert: (\w+)", (rules / "rules.yaml").read_text(encoding="utf-8")))
+    fired = set().union(*FIRES.values())
+    return [f"{alert}: no scene of record.py has it fire" for alert in sorted(alerts - fired - set(UNRECORDED))] + [
+        f"{alert}: is recorded, and UNRECORDED says it is not" for alert in sorted(fired & set(UNRECORDED))]
+
+
 def recorded(root):
     """A test file: at each minute of each recording, the alerts that fire."""
     tests = []
@@ -128,7 +138,7 @@ def main(root, promtool, what):
         return complain(untested_alerts(rules)) or subprocess.call([program, "test", "rules", str(rules / "rules_test.yaml")])
     if what == "recorded":
         scenes = {path.stem for path in (root / "tests/observability/recordings").glob("*.json")}
-        return complain([f"recordings/{scene}.json: no expectation" for scene in scenes - set(FIRES)]) or run_on(program, ["test", "rules"], recorded(root))
+        return complain([f"recordings/{scene}.json: no expectation" for scene in scenes - set(FIRES)] + unrecorded_alerts(rules)) or run_on(program, ["test", "rules"], recorded(root))
     return run_on(program, ["check", "rules", "--lint=none"], panel_rules(root))
 
 

@@ -14,7 +14,6 @@ import resource
 import secrets
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import tempfile
@@ -256,52 +255,6 @@ class Spoilt(Below):
         return [*super().plan(), (4, self.spoil), (16, self.refuse)]
 
 
-class Store(socketserver.ThreadingTCPServer):
-    """As much of a Redis as a tier asks for. It takes ten values a second."""
-    daemon_threads = True
-
-    class Peer(socketserver.StreamRequestHandler):
-        def handle(self):
-            try:
-                while self.rfile.readable() and (head := self.rfile.readline()):
-                    self.wfile.write(self.server.answer(*[self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2]
-                                                          for _ in range(int(head[1:]))]))
-            except ConnectionError:
-                pass  # The tier waits no longer.
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), self.Peer)
-        self.values, self.turn = {}, threading.Lock()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def answer(self, verb, key=b"", value=b"", *_):
-        if verb == b"SET":
-            with self.turn:
-                time.sleep(0.1)
-            self.values[key] = value
-        if verb == b"EXISTS":
-            return b":%d\r\n" % (key in self.values)
-        if verb == b"GET":
-            return b"$%d\r\n%s\r\n" % (len(self.values[key]), self.values[key]) if key in self.values else b"$-1\r\n"
-        return b"+OK\r\n"
-
-
-class Behind(Scene):
-    """A working set of many times the pool, and a store below it that takes ten values a second."""
-    minutes = 33
-
-    def __init__(self, programs, bins, folder):
-        key = folder / "key"
-        key.write_bytes(secrets.token_bytes(32))
-        key.chmod(0o600)
-        self.flags = ("--capacity=8MiB", "--slab-bytes=8MiB", f"--tier=resp:127.0.0.1:{Store().server_address[1]},cluster=off",
-                      f"--tier-key-file={key}")
-        super().__init__(programs, bins, folder)
-
-    def plan(self):
-        return [(0, lambda: self.load("--time-scale=1", "--engines=2", "--block-bytes=16384"))]
-
-
 class Stale(Scene):
     """An engine goes on to name blocks of a session that has ended."""
 
@@ -367,7 +320,7 @@ class Rollout(Scene):
 
 
 SCENES = {scene.__name__.lower(): scene for scene in (
-    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
+    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Stale, Slow, Failing, Leaves, Absent,
     Rollout)}
 
 
