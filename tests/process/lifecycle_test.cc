@@ -115,6 +115,7 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--max-sessions=0", {"--max-sessions", "0", "1"}},
       {"--max-members=66", {"--max-members", "66", "1 to 65"}},
       {"--log-level=loud", {"--log-level", "loud", "debug"}},
+      {"--metrics-detail=all", {"--metrics-detail", "all", "standard", "debug"}},
       {"--socket=relative.sock", {"--socket", "relative.sock", "absolute"}},
       {"--socket=/" + std::string(120, 's'), {"--socket", "107"}},
       {"--operator-tls-listen=127.0.0.1:0", {"--operator-tls-listen", "--operator-tls-ca"}},
