@@ -560,11 +560,7 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
   TearDown();
   SetLog({});
   close(ends[1]);
-  std::string log;
-  char text[4096];
-  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;)
-    log.append(text, static_cast<size_t>(size));
-  close(ends[0]);
+  const std::string log = ReadAll(UniqueFd(ends[0]));
   EXPECT_EQ(asked.size(), 9u);
   EXPECT_FALSE(others.empty());
   for (const auto& [method, of_method] : asked) {

@@ -314,11 +314,7 @@ TEST_F(LongCallsTest, RefusedOpeningsAreCountedAndNotAllLogged) {
   StopServing();
   SetLog({});
   close(ends[1]);
-  std::string log;
-  char text[4096];
-  for (ssize_t size; (size = read(ends[0], text, sizeof text)) > 0;)
-    log.append(text, static_cast<size_t>(size));
-  close(ends[0]);
+  const std::string log = ReadAll(UniqueFd(ends[0]));
   const std::string line =
       absl::StrCat("I opening refused category=audit method=OpenSession uid=", getuid(), " pid=", getpid(),
                    " code=UNAUTHENTICATED error=\"attach_token is of no connection to the attach socket\"\n");

@@ -4,6 +4,7 @@
 #define KVPOOL_TESTS_PROCESS_RAW_ENGINE_H_
 
 #include <grpcpp/channel.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -23,6 +24,15 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
 std::string KeysOf(const std::string& prefix, int count);
 // Asks for opaque blocks of 4 KiB and 16 tokens, in one full-attention group.
 v1::OpenSession SmallSession(const std::string& attach_token);
+
+// What comes from it until its other end is closed.
+inline std::string ReadAll(const UniqueFd& file) {
+  std::string all;
+  char text[4096];
+  for (ssize_t size; (size = read(file.get(), text, sizeof text)) > 0;)
+    all.append(text, static_cast<size_t>(size));
+  return all;
+}
 
 class RawEngine {
  public:
