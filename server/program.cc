@@ -25,9 +25,12 @@ struct Mark {
   char magic[24];
   uint32_t keeper_version;
   uint32_t state_version;
+  uint32_t oldest_state_read;  // Programs of state version 5 and before end without it, and read their own alone.
 };
+constexpr uint32_t kFirstStateWithOldest = 6;
 // It lies in the file as it is here.
-[[gnu::used]] constexpr Mark kMark = {"kvpoold takes over from", kKeeperVersion, kSpaceTableVersion};
+[[gnu::used]] constexpr Mark kMark = {"kvpoold takes over from", kKeeperVersion, kSpaceTableVersion,
+                                      kOldestTableRead};
 
 constexpr size_t kPieceBytes = 1 << 20;
 
@@ -99,10 +102,14 @@ absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds
                                                       " with its keeper; the one that runs speaks ",
                                                       kKeeperVersion, ": a restart is needed"));
   }
-  if (needs.reads_state && mark->state_version != kSpaceTableVersion) {
+  const uint32_t oldest =
+      mark->state_version < kFirstStateWithOldest ? mark->state_version : mark->oldest_state_read;
+  if (needs.reads_state &&
+      !ReadsTable(mark->state_version, oldest, kSpaceTableVersion, kOldestTableReader)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " reads version ", mark->state_version, " of the state; what is kept has version ",
-                     kSpaceTableVersion, ". A cold upgrade starts it without that, and all sessions end"));
+        absl::StrCat(path, " reads versions ", oldest, " to ", mark->state_version,
+                     " of the state; what is kept has version ", kSpaceTableVersion,
+                     ". A cold upgrade starts it without that, and all sessions end"));
   }
   return file;
 }

@@ -69,6 +69,8 @@ absl::Status Daemon::Recover() {
                     .kept = std::move(thing.kept)}));
     } else if (thing.kind == KeptKind::kLog && ReadFacts(thing.facts, &log)) {
       spaces[log.space].logs[std::string(log.token, sizeof(log.token))] = std::move(thing);
+    } else if (static_cast<uint16_t>(thing.kind) >= kFirstOptionalKind) {
+      LogInfo("thing of a newer version let go", {{"kind", static_cast<int>(thing.kind)}});
     } else {
       // The version of a table says more.
       unknown = absl::FailedPreconditionError(

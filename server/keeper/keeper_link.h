@@ -32,6 +32,8 @@ namespace kvpool {
 class KeeperLink;
 
 enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3, kWord = 4, kLog = 5 };
+// A daemon that does not know a kind from here on lets go of what is of it; without one that is below it can't go on.
+inline constexpr uint16_t kFirstOptionalKind = 256;
 
 // Move-only. Its destructor sends nothing by itself: the next call of the link does.
 class Kept {

@@ -1,5 +1,6 @@
 #include "server/space/space_table.h"
 
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -19,7 +20,7 @@ struct Header {
   char magic[8];  // It and the version stay where they are in all versions.
   uint32_t version;
   uint32_t sessions;
-  uint64_t checksum;  // Covers the header, with 0 here, and what is behind it up to the pool.
+  uint64_t checksum;  // Covers the header, with 0 here, and what is behind it, up to `had_by` or else the pool.
   uint64_t space;
   SpaceGeometry geometry;
   uint64_t pool_at;
@@ -28,6 +29,14 @@ struct Header {
   char hash_seed[kSeedBytes];
 };
 constexpr char kTableMagic[8] = {'k', 'v', 'p', 's', 'p', 'a', 'c', 'e'};
+constexpr uint32_t kFirstWithReaders = 6;
+
+struct Readers {
+  uint32_t oldest;
+  // Stored by an older build that takes the table over. 0: none has. The version that it is of does not trust what is behind
+  // that one's part then.
+  uint32_t had_by;
+};
 
 // FNV-1a: it is to find damage, not an enemy, who could write a right one.
 uint64_t ChecksumOf(std::string_view bytes) {
@@ -43,6 +52,13 @@ uint64_t ChecksumOf(Header header, std::string_view behind) {
 
 absl::Status Damaged(std::string_view what) {
   return absl::DataLossError(absl::StrCat("the table of a space is damaged: ", std::string(what)));
+}
+
+absl::Status Unreadable(uint32_t version) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the table of a space is of version ", version, "; this kvpoold reads versions ", kOldestTableRead, " to ",
+      kSpaceTableVersion, ", and ", kSpaceTableVersion + 1,
+      " where that can be read by the one before: end it, so that the next one starts cold"));
 }
 
 }  // namespace
@@ -70,20 +86,18 @@ absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& f
   header.tenant_bytes = static_cast<uint32_t>(facts.tenant.size());
   header.opening_bytes = static_cast<uint32_t>(bytes.size());
   std::memcpy(header.hash_seed, facts.hash_seed.data(), kSeedBytes);
-  const uint64_t end = sizeof(header) + facts.tenant.size() + bytes.size();
+  const Readers readers{.oldest = kOldestTableReader, .had_by = 0};
+  std::string behind = facts.tenant + bytes;
+  behind.append(reinterpret_cast<const char*>(&readers.oldest), sizeof(readers.oldest));
+  const uint64_t end = sizeof(header) + behind.size() + sizeof(readers.had_by);
   header.pool_at = (end + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
-  header.checksum = ChecksumOf(header, absl::StrCat(facts.tenant, bytes));
+  header.checksum = ChecksumOf(header, behind);
   ASSIGN_OR_RETURN(
       SharedMemory memory,
       SharedMemory::Make("kvpool-table",
                          header.pool_at + PoolTable::Bytes(header.geometry.max_blocks, sessions)));
-  char* at = memory.data();
-  for (const std::string_view part :
-       {std::string_view(reinterpret_cast<const char*>(&header), sizeof(header)),
-        std::string_view(facts.tenant), std::string_view(bytes)}) {
-    std::memcpy(at, part.data(), part.size());
-    at += part.size();
-  }
+  std::memcpy(memory.data(), &header, sizeof(header));
+  std::memcpy(memory.data() + sizeof(header), behind.data(), behind.size());
   std::unique_ptr<SpaceTable> table(new SpaceTable(std::move(memory)));
   RETURN_IF_ERROR(table->Read());
   return table;
@@ -102,18 +116,31 @@ absl::Status SpaceTable::Read() {
   std::memcpy(&header, memory_.data(), sizeof(header));
   if (std::memcmp(header.magic, kTableMagic, sizeof(kTableMagic)) != 0)
     return Damaged("it does not begin as one");
-  if (header.version != kSpaceTableVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("the table of a space is of version ", header.version,
-                                                      "; this kvpoold reads version ", kSpaceTableVersion,
-                                                      ": end it, so that the next one starts cold"));
-  }
-  const uint64_t end = sizeof(header) + uint64_t{header.tenant_bytes} + header.opening_bytes;
+  // Whether the next version can be read it says itself, behind what is looked at first.
+  const bool may_read = ReadsTable(kSpaceTableVersion, kOldestTableRead, header.version, 0);
+  if (!may_read) return Unreadable(header.version);
+  const uint64_t readers_at = sizeof(header) + uint64_t{header.tenant_bytes} + header.opening_bytes;
+  const bool has_readers = header.version >= kFirstWithReaders;
+  const uint64_t end = readers_at + (has_readers ? sizeof(Readers) : 0);
   if (header.pool_at < end || header.pool_at % kPoolAlignment != 0 || header.geometry.max_blocks == 0 ||
-      memory_.bytes() != header.pool_at + PoolTable::Bytes(header.geometry.max_blocks, header.sessions)) {
+      header.pool_at > memory_.bytes()) {
     return Damaged("its sizes do not fit together");
   }
-  const std::string_view behind(memory_.data() + sizeof(header), end - sizeof(header));
+  const uint64_t checked = has_readers ? readers_at + offsetof(Readers, had_by) : end;
+  const std::string_view behind(memory_.data() + sizeof(header), checked - sizeof(header));
   if (header.checksum != ChecksumOf(header, behind)) return Damaged("its checksum is another");
+  Readers readers{};
+  if (has_readers) std::memcpy(&readers, memory_.data() + readers_at, sizeof(readers));
+  if (!ReadsTable(kSpaceTableVersion, kOldestTableRead, header.version, readers.oldest))
+    return Unreadable(header.version);
+  const uint64_t pool_bytes = PoolTable::Bytes(header.geometry.max_blocks, header.sessions);
+  const uint64_t there = memory_.bytes() - header.pool_at;
+  if (header.version > kSpaceTableVersion ? there < pool_bytes : there != pool_bytes)
+    return Damaged("its sizes do not fit together");
+  if (header.version > kSpaceTableVersion) {
+    readers.had_by = kSpaceTableVersion;
+    std::memcpy(memory_.data() + readers_at + offsetof(Readers, had_by), &readers.had_by, sizeof(readers.had_by));
+  }
   if (!opening_.ParseFromArray(behind.data() + header.tenant_bytes, static_cast<int>(header.opening_bytes))) {
     return Damaged("the opening in it is none");
   }

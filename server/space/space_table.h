@@ -1,10 +1,14 @@
 // All of a space that outlives the daemon, but for its slabs: what the space is, then its pool's table, in one piece of
 // memory whose descriptor a keeper has.
 //
-//   header    version, sizes, geometry, hash seed, checksum of it and of the two behind it
+//   header    version, sizes, geometry, hash seed, checksum of it and of the three behind it
 //   tenant    its scope
 //   opening   the OpenSession that made the space, without its token
+//   readers   from version 6 on: the oldest version that reads this, and the oldest that has had it since
 //   pool      server/pool/pool_table.h
+//
+// A daemon reads its own version and the one before. It also reads the next one, if that says so: then all that it knows is
+// where it expects it, and what is new lies behind. As it lets that go stale, it leaves word that it was here.
 #ifndef KVPOOL_SERVER_SPACE_SPACE_TABLE_H_
 #define KVPOOL_SERVER_SPACE_SPACE_TABLE_H_
 
@@ -21,15 +25,23 @@
 
 namespace kvpool {
 
-// It counts up with every change of what is kept, the pool's table included. Only this version is read.
-inline constexpr uint32_t kSpaceTableVersion = 5;
+// It counts up with every change of what is kept, the pool's table and members' logs included.
+inline constexpr uint32_t kSpaceTableVersion = 6;
+// The oldest that is read, and the oldest that reads this one.
+inline constexpr uint32_t kOldestTableRead = 5, kOldestTableReader = 6;
+
+// Whether a build of version `own`, which reads versions from `oldest_read` on, reads what one of version `kept` has written,
+// which says that versions from `oldest_reader` on can.
+inline constexpr bool ReadsTable(uint32_t own, uint32_t oldest_read, uint32_t kept, uint32_t oldest_reader) {
+  return kept <= own ? kept >= oldest_read : kept == own + 1 && oldest_reader <= own;
+}
 
 class SpaceTable {
  public:
   // `sessions` at once have room for their holds.
   static absl::StatusOr<std::unique_ptr<SpaceTable>> Make(const SpaceFacts& facts,
                                                           const v1::OpenSession& opening, uint32_t sessions);
-  // FAILED_PRECONDITION: it is of another version; the error names both. DATA_LOSS: it is damaged.
+  // FAILED_PRECONDITION: it is of a version that this build does not read; the error names both. DATA_LOSS: it is damaged.
   static absl::StatusOr<std::unique_ptr<SpaceTable>> Map(UniqueFd fd);
 
   // What Make was told.

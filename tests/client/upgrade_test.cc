@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "client/session.h"
 #include "client/tools/operator_client.h"
+#include "server/space/space_table.h"
 #include "tests/client/session_fixture.h"
 
 namespace kvpool {
@@ -265,12 +266,30 @@ TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStar
   std::string program = TextOf(DaemonProcess::Program());
   const size_t mark = program.find("kvpoold takes over from");
   ASSERT_NE(mark, std::string::npos);
-  // The version of the state is the second number behind the mark's 24 bytes.
-  program[mark + 28] = 99;
+  // Behind the mark's 24 bytes come the version of the keeper's frames, that of the state, and the oldest state that is read.
+  program[mark + 28] = program[mark + 32] = 99;
   const std::string path = CopyOf(KVPOOL_UPGRADE_STUB, "other");
   std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
-  EXPECT_THAT(RefusalOf(path), HasSubstr("reads version 99 of the state; what is kept has version "));
+  EXPECT_THAT(RefusalOf(path), HasSubstr("reads versions 99 to 99 of the state; what is kept has version "));
   EXPECT_EQ(Found(session.get(), keys), 8u);
+  const auto write = [&](uint32_t version, uint32_t oldest) {
+    program[mark + 28] = static_cast<char>(version);
+    program[mark + 32] = static_cast<char>(oldest);
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
+  };
+  write(kSpaceTableVersion - 1, 0);
+  EXPECT_THAT(RefusalOf(path), HasSubstr(absl::StrCat("reads versions ", kSpaceTableVersion - 1, " to ",
+                                                      kSpaceTableVersion - 1, " of the state")));
+  write(kSpaceTableVersion + 1, kSpaceTableVersion + 1);
+  EXPECT_THAT(RefusalOf(path), HasSubstr("of the state"));
+  write(kSpaceTableVersion + 1, kSpaceTableVersion);
+  v1::UpgradeRequest to_next;
+  to_next.set_binary(path);
+  const auto next = Upgrade(to_next);
+  ASSERT_TRUE(next.ok()) << next.status() << daemon_->Log();
+  EXPECT_EQ(next->outcome(), v1::UPGRADE_OUTCOME_DONE);
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
+  write(99, 99);
   v1::UpgradeRequest request;
   request.set_binary(path);
   request.set_cold(true);
