@@ -25,7 +25,8 @@ struct Mark {
   char magic[24];
   uint32_t keeper_version;
   uint32_t state_version;
-  uint32_t oldest_state_read;  // Programs of state version 5 and before end without it, and read their own alone.
+  uint32_t
+      oldest_state_read;  // Programs of state version 5 and before end without it, and read their own alone.
 };
 constexpr uint32_t kFirstStateWithOldest = 6;
 // It lies in the file as it is here.
@@ -104,8 +105,7 @@ absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds
   }
   const uint32_t oldest =
       mark->state_version < kFirstStateWithOldest ? mark->state_version : mark->oldest_state_read;
-  if (needs.reads_state &&
-      !ReadsTable(mark->state_version, oldest, kSpaceTableVersion, kOldestTableReader)) {
+  if (needs.reads_state && !ReadsTable(mark->state_version, oldest, kSpaceTableVersion, kOldestTableReader)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " reads versions ", oldest, " to ", mark->state_version,
                      " of the state; what is kept has version ", kSpaceTableVersion,

@@ -20,7 +20,8 @@ struct Header {
   char magic[8];  // It and the version stay where they are in all versions.
   uint32_t version;
   uint32_t sessions;
-  uint64_t checksum;  // Covers the header, with 0 here, and what is behind it, up to `had_by` or else the pool.
+  uint64_t
+      checksum;  // Covers the header, with 0 here, and what is behind it, up to `had_by` or else the pool.
   uint64_t space;
   SpaceGeometry geometry;
   uint64_t pool_at;
@@ -55,10 +56,10 @@ absl::Status Damaged(std::string_view what) {
 }
 
 absl::Status Unreadable(uint32_t version) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the table of a space is of version ", version, "; this kvpoold reads versions ", kOldestTableRead, " to ",
-      kSpaceTableVersion, ", and ", kSpaceTableVersion + 1,
-      " where that can be read by the one before: end it, so that the next one starts cold"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the table of a space is of version ", version, "; this kvpoold reads versions ",
+                   kOldestTableRead, " to ", kSpaceTableVersion, ", and ", kSpaceTableVersion + 1,
+                   " where that can be read by the one before: end it, so that the next one starts cold"));
 }
 
 }  // namespace
@@ -139,7 +140,8 @@ absl::Status SpaceTable::Read() {
     return Damaged("its sizes do not fit together");
   if (header.version > kSpaceTableVersion) {
     readers.had_by = kSpaceTableVersion;
-    std::memcpy(memory_.data() + readers_at + offsetof(Readers, had_by), &readers.had_by, sizeof(readers.had_by));
+    std::memcpy(memory_.data() + readers_at + offsetof(Readers, had_by), &readers.had_by,
+                sizeof(readers.had_by));
   }
   if (!opening_.ParseFromArray(behind.data() + header.tenant_bytes, static_cast<int>(header.opening_bytes))) {
     return Damaged("the opening in it is none");
