@@ -189,7 +189,7 @@ class Daemon final : private SpaceOwner {
   // From now on only operations that run on a device at this moment are done. All others are answered
   // UNAVAILABLE, and so are those that come.
   void StopDeviceOperations();
-  // What takes long and may be asked for again ends soon: an erasure.
+  // What takes long and may be asked for again ends soon: an erasure, a change of policy.
   void EndSoon() { stopping_.store(true, std::memory_order_relaxed); }
 
   // ---- Before another daemon takes over

@@ -1,5 +1,6 @@
 // GetPolicies and SetPolicy: which replacement policy a space has, and the change to another while
 // verbs go on.
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -42,20 +43,22 @@ std::string TablesOf(const std::string& policy, uint32_t max_blocks) {
 }
 
 // Lets the successor take over while verbs go on, and answers the old policy. Null: verbs did more meanwhile
-// than the hand-over keeps, and the old policy is still in place.
-std::unique_ptr<ReplacementPolicy> Switch(Space* space, BlockPool::HandOver* under_way, const Clock& clock) {
+// than the hand-over keeps, or it was stopped, and the old policy is still in place.
+std::unique_ptr<ReplacementPolicy> Switch(Space* space, BlockPool::HandOver* under_way, const Clock& clock,
+                                          const std::atomic<bool>& stop) {
   BlockPool::HandOver& hand_over = *under_way;
   for (bool copied = false; !copied;) {
     space->GiveWay();
     SpaceLock lock(*space);
     copied = hand_over.Copy(&space->state.pool, clock.NowMs(), kCopySlice);
+    if (stop) return hand_over.GiveUp(&space->state.pool), nullptr;
   }
-  hand_over.Build();
+  const bool built = hand_over.Build(&stop);
   while (true) {
     space->GiveWay();
     {
       SpaceLock lock(*space);
-      if (hand_over.overrun()) return hand_over.GiveUp(&space->state.pool), nullptr;
+      if (!built || hand_over.overrun()) return hand_over.GiveUp(&space->state.pool), nullptr;
       auto old = space->state.FinishHandOver(&hand_over, kEventSlice);
       if (old != nullptr) return old;
     }
@@ -87,7 +90,10 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
                            BlockPool::HandOver::Options{.max_blocks = max_blocks, .most_events = events},
                            std::move(policy));
                      }));
-    old = Switch(space, hand_over.get(), *clock_);
+    old = Switch(space, hand_over.get(), *clock_, stopping_);
+    if (old == nullptr && stopping_)
+      return absl::UnavailableError(
+          absl::StrCat("space ", space->facts.id, " keeps ", previous, ": the daemon is ending"));
   }
   if (old == nullptr) {
     return absl::UnavailableError(absl::StrCat("space ", space->facts.id, " keeps ", previous,
@@ -117,7 +123,7 @@ void Daemon::ReplaceStandIns() {
       if (!space->state.pool.has_stand_in()) continue;
     }
     const absl::Status changed = ChangePolicy(space.get(), NewSpacesPolicy());
-    if (!changed.ok()) LogError("replacement policy not changed", {{"error", changed}});
+    if (!changed.ok() && !stopping_) LogError("replacement policy not changed", {{"error", changed}});
   }
 }
 

@@ -13,6 +13,8 @@ namespace {
 // Verbs may cause events as fast as steps take them away. After so many rounds the last step takes
 // all there are.
 constexpr uint32_t kMostRounds = 64;
+// Showing so many blocks to a policy, or sorting them, takes some 2 ms.
+constexpr size_t kStopStep = 4096;
 
 }  // namespace
 
@@ -166,6 +168,8 @@ void BlockPool::HandOver::GiveUp(BlockPool* pool) {
 
 // -------------------------------------------------------------------------------------- without the lock
 
+bool BlockPool::HandOver::StopsAt(size_t block) const { return block % kStopStep == 0 && stops(); }
+
 // Resident blocks in the old policy's order, then by last use. The tail of a chain was used before its head.
 std::vector<uint32_t> BlockPool::HandOver::ResidentByStanding() const {
   struct Entry {
@@ -176,17 +180,27 @@ std::vector<uint32_t> BlockPool::HandOver::ResidentByStanding() const {
   std::vector<uint32_t> depths(copied_);
   std::vector<Entry> entries;
   std::vector<uint32_t> chain;
-  for (uint32_t b = 1; b < copied_; ++b) {
+  for (uint32_t b = 1; b < copied_ && !StopsAt(b); ++b) {
     if (!places_[b].resident) continue;
     for (uint32_t a = b; a != 0 && depths[a] == 0; a = places_[a].parent) chain.push_back(a);
     for (; !chain.empty(); chain.pop_back()) depths[chain.back()] = depths[places_[chain.back()].parent] + 1;
     entries.push_back({places_[b].standing, now32 - places_[b].accessed_ms, depths[b], b});
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+  const auto leaves_first = [](const Entry& a, const Entry& b) {
     if (a.standing != b.standing) return a.standing < b.standing;
     if (a.idle_ms != b.idle_ms) return a.idle_ms > b.idle_ms;
     return a.depth != b.depth ? a.depth > b.depth : a.block < b.block;
-  });
+  };
+  // All in one go could not be stopped: 0.1 s for a million.
+  const auto at = [&](size_t i) {
+    return entries.begin() + static_cast<ptrdiff_t>(std::min(i, entries.size()));
+  };
+  for (size_t i = 0; i < entries.size() && !stops(); i += kStopStep)
+    std::sort(at(i), at(i + kStopStep), leaves_first);
+  for (size_t sorted = kStopStep; sorted < entries.size() && !stops(); sorted *= 2) {
+    for (size_t i = 0; i < entries.size() && !stops(); i += 2 * sorted)
+      std::inplace_merge(at(i), at(i + sorted), at(i + 2 * sorted), leaves_first);
+  }
   std::vector<uint32_t> blocks;
   blocks.reserve(entries.size());
   for (const Entry& entry : entries) blocks.push_back(entry.block);
@@ -198,8 +212,8 @@ void BlockPool::HandOver::Introduce(const std::vector<uint32_t>& in_order, TimeM
   std::vector<bool> known(copied_);
   known[0] = true;
   std::vector<uint32_t> chain;
-  for (const uint32_t b : in_order) {
-    for (uint32_t a = b; !known[a]; a = places_[a].parent) chain.push_back(a);
+  for (size_t i = 0; i < in_order.size() && !StopsAt(i); ++i) {
+    for (uint32_t a = in_order[i]; !known[a]; a = places_[a].parent) chain.push_back(a);
     for (; !chain.empty(); chain.pop_back()) {
       const Place& place = places_[chain.back()];
       known[chain.back()] = true;
@@ -209,7 +223,8 @@ void BlockPool::HandOver::Introduce(const std::vector<uint32_t>& in_order, TimeM
   }
 }
 
-void BlockPool::HandOver::Build() {
+bool BlockPool::HandOver::Build(const std::atomic<bool>* stop) {
+  stop_ = stop;
   const auto now32 = static_cast<uint32_t>(now_ms_);
   const std::vector<uint32_t> blocks = ResidentByStanding();
   // Time never falls: all blocks are inserted when the oldest was, and no use is earlier than the
@@ -219,14 +234,16 @@ void BlockPool::HandOver::Build() {
   TimeMs told = now_ms_ - std::min<TimeMs>(oldest_ms, now_ms_);
   Introduce(blocks, told);
   // The use of a block that is held has not ended; the successor learns of it when it does.
-  for (const uint32_t b : blocks) {
+  for (size_t i = 0; i < blocks.size() && !StopsAt(i); ++i) {
+    const uint32_t b = blocks[i];
     if (!places_[b].cached) continue;
     told = std::max<TimeMs>(told, now_ms_ - std::min<TimeMs>(now32 - places_[b].accessed_ms, now_ms_));
     successor_->OnUsed(BlockId{b}, told);
   }
-  for (const uint32_t b : blocks) {
-    if (places_[b].offered) successor_->OnOffer(BlockId{b});
+  for (size_t i = 0; i < blocks.size() && !StopsAt(i); ++i) {
+    if (places_[blocks[i]].offered) successor_->OnOffer(BlockId{blocks[i]});
   }
+  return !stops();
 }
 
 void BlockPool::HandOver::Show(const Event& e) {

@@ -3,7 +3,7 @@
 //
 //   { lock; hand_over.Copy }     until true        copies what the old policy knows, block by block, and
 //                                                  again what moved since it was copied
-//   hand_over.Build                                shows the copy to the successor
+//   hand_over.Build                                shows the copy to the successor, or is stopped
 //   { lock; hand_over.Finish }   until it answers  shows the successor what verbs did since, in their order:
 //   hand_over.CatchUp            in between        the last of it under the lock, the rest without it
 //
@@ -12,6 +12,8 @@
 #ifndef KVPOOL_SERVER_POOL_HAND_OVER_H_
 #define KVPOOL_SERVER_POOL_HAND_OVER_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -40,8 +42,8 @@ class BlockPool::HandOver {
   // Under the lock: copies at most `blocks` more. True: all are copied. A block that a decision of an
   // AsyncPolicy spares keeps the rank that it was copied with. A pool has one hand-over at a time.
   bool Copy(BlockPool* pool, TimeMs now, uint32_t blocks);
-  // Without the lock. REQUIRES: Copy answered true.
-  void Build();
+  // Without the lock. False: `stop` was set, and GiveUp is next, within some milliseconds of that. REQUIRES: Copy answered true.
+  bool Build(const std::atomic<bool>* stop = nullptr);
   // Under the lock. Answers the old policy, once the successor is in charge; or null if more than `events`
   // events have come: CatchUp is next. REQUIRES: Build was called, and not overrun().
   std::unique_ptr<ReplacementPolicy> Finish(BlockPool* pool, uint32_t events);
@@ -77,14 +79,19 @@ class BlockPool::HandOver {
   class Recorder;
 
   void CopyBlock(const BlockPool& pool, uint32_t block);
+  // Both are done in part only once they are to stop.
   std::vector<uint32_t> ResidentByStanding() const;
   void Introduce(const std::vector<uint32_t>& in_order, TimeMs at);
+  // Asked for each of very many blocks: looks now and then.
+  bool StopsAt(size_t block) const;
+  bool stops() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
   void Show(const Event& event);
 
   const Options options_;
   std::unique_ptr<ReplacementPolicy> successor_;
   // The pool's policy meanwhile.
   Recorder* recorder_ = nullptr;
+  const std::atomic<bool>* stop_ = nullptr;
 
   VirtualArray<Place> places_;  // Indexed by block.
   uint32_t copied_ = 1;         // Blocks below this are copied.

@@ -2,12 +2,14 @@
 #include "server/pool/hand_over.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/pool/pool_fixture.h"
 
 namespace kvpool {
@@ -135,6 +137,39 @@ TEST(HandOver, WhatVerbsDoMeanwhileIsBounded) {
   // The old policy goes on as if nothing had happened.
   EXPECT_EQ(busy.pool().policy().name(), "lru");
   for (int i = 0; i < 101; ++i) other.Act();
+  EXPECT_EQ(busy.Drain(), other.Drain());
+}
+
+// The order of very many blocks is put together from parts.
+TEST(HandOver, ManyBlocksLeaveAsTheyWouldHaveLeft) {
+  constexpr uint32_t kMany = 30'000;
+  TestPool handed(kMany), kept(kMany);
+  for (TestPool* const t : {&handed, &kept}) {
+    const Holder session = t->Session();
+    std::vector<BlockRef> blocks;
+    for (uint32_t i = 0; i < kMany; ++i) blocks.push_back(t->Cache(session, {absl::StrCat("k", i)})[0]);
+    std::mt19937 random(20261125);
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    for (uint32_t i = 0; i < kMany; i += 50) {
+      ++t->now;
+      t->pool.Touch(t->now, absl::MakeConstSpan(blocks).subspan(i, 50));
+    }
+  }
+  handed.pool.SetPolicy(handed.now, *MakeReplacementPolicy("lru", kMany + 1));
+  EXPECT_EQ(handed.Reclaim(kMany), kept.Reclaim(kMany));
+}
+
+TEST(HandOver, OneThatIsStoppedLeavesTheOldPolicyInPlace) {
+  Busy busy("lru"), other("lru");
+  for (int i = 0; i < 100; ++i) busy.Act();
+  BlockPool::HandOver hand_over({.max_blocks = kBlocks + 1}, *MakeReplacementPolicy("fifo", kBlocks + 1));
+  ASSERT_TRUE(hand_over.Copy(&busy.pool(), busy.now(), kBlocks));
+  const std::atomic<bool> stop = true;
+  EXPECT_FALSE(hand_over.Build(&stop));
+  hand_over.GiveUp(&busy.pool());
+  EXPECT_EQ(busy.pool().policy().name(), "lru");
+  for (int i = 0; i < 101; ++i) other.Act();
+  busy.Act();
   EXPECT_EQ(busy.Drain(), other.Drain());
 }
 
