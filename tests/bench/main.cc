@@ -37,7 +37,8 @@ constexpr Section kSections[] = {
     {"prune", "Prune of a live sequence through the daemon", BenchPrune},
     {"sessions", "what a daemon keeps of sessions that were closed", BenchSessions},
     {"kill", "from an engine's SIGKILL to its blocks leasable again", BenchKill},
-    {"restart", "a million cached blocks when the daemon is killed, or upgraded, with a keeper", BenchRestart},
+    {"restart", "a million cached blocks when the daemon is killed, or upgraded, with a keeper",
+     BenchRestart},
     {"goodput", "two models with bursts on one pool, against two halves of it, in virtual time",
      BenchGoodput},
 };
