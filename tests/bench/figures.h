@@ -64,12 +64,13 @@ struct Section {
   void (*run)(Figures* figures);
 };
 
-void BenchPool(Figures* figures);        // pool_bench.cc
-void BenchEvict(Figures* figures);       // evict_bench.cc
-void BenchScore(Figures* figures);       // score_bench.cc
-void BenchMagazine(Figures* figures);    // client_bench.cc
-void BenchRequest(Figures* figures);     // client_bench.cc
-void BenchStep(Figures* figures);        // step_bench.cc
+void BenchPool(Figures* figures);      // pool_bench.cc
+void BenchEvict(Figures* figures);     // evict_bench.cc
+void BenchScore(Figures* figures);     // score_bench.cc
+void BenchMagazine(Figures* figures);  // client_bench.cc
+void BenchRequest(Figures* figures);   // client_bench.cc
+void BenchStep(Figures* figures);
+void BenchKeeper(Figures* figures);      // step_bench.cc
 void BenchTwoClients(Figures* figures);  // engines_bench.cc
 void BenchLatency(Figures* figures);     // latency_bench.cc
 void BenchFlood(Figures* figures);       // flood_bench.cc

@@ -30,6 +30,7 @@ constexpr Section kSections[] = {
     {"magazine", "Lease and Release of one block from the client's magazine, one thread", BenchMagazine},
     {"request", "a whole request of 64 blocks: the engine thread's own CPU time", BenchRequest},
     {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},
+    {"keeper", "what a keeper costs verbs: pairs of a daemon with one and one without", BenchKeeper},
     {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
     {"latency", "a verb beside operator calls, openings, ends and scrapes, at a million cached blocks",
      BenchLatency},

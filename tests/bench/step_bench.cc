@@ -1,12 +1,13 @@
 // The Step stream's round trip with 64 operations, against a bare gRPC echo stream that carries the same bytes both ways. Both
 // servers are async gRPC servers in a process of their own; both clients are one thread on a sync stream; the
-// rounds take turns.
+// rounds take turns. And what a keeper costs: the same and smaller and larger batches, against a daemon without one.
 #include <grpcpp/grpcpp.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -102,6 +103,17 @@ class RawSession {
     last_keys_ = keys;
     return request;
   }
+  // Leases so many blocks, and gives them back in a batch of its own.
+  void LeaseAndRelease(uint32_t blocks) {
+    v1::StepRequest request = Begin();
+    request.add_operations()->mutable_lease()->set_count(blocks);
+    const v1::StepResponse leased = Say(request);
+    KVPOOL_CHECK(leased.results(0).lease().blocks_size() == static_cast<int>(blocks),
+                 "%d of %u blocks leased", leased.results(0).lease().blocks_size(), blocks);
+    v1::StepRequest release = Begin();
+    *release.add_operations()->mutable_release()->mutable_blocks() = leased.results(0).lease().blocks();
+    KVPOOL_CHECK(Say(release).results(0).release().refused().empty(), "a release was refused");
+  }
   v1::StepResponse Say(const v1::StepRequest& request) {
     v1::StepResponse response;
     KVPOOL_CHECK(stream_->Write(request) && stream_->Read(&response), "the stream broke");
@@ -183,7 +195,64 @@ double UsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Of 20 pairs: the upper end of the 95 % interval of the mean, by Student's t.
+double UpperEnd(const std::vector<double>& values) {
+  constexpr double kStudent19 = 2.093;
+  const auto n = static_cast<double>(values.size());
+  double sum = 0, squares = 0;
+  for (const double value : values) sum += value;
+  for (const double value : values) squares += (value - sum / n) * (value - sum / n);
+  return sum / n + kStudent19 * std::sqrt(squares / (n - 1) / n);
+}
+
 }  // namespace
+
+void BenchKeeper(Figures* figures) {
+  constexpr int kPairs = 20;
+  const auto without = StartDaemon("64MiB", "64MiB"), with = StartDaemon("64MiB", "64MiB", {"--keeper=on"});
+  {
+    RawSession bare(without->socket()), kept(with->socket());
+    const auto rounds = [](int count, const auto& round) {
+      return [count, round](RawSession* session) {
+        double us = 0;
+        for (int i = 0; i < count; ++i) us += round(session);
+        return us;
+      };
+    };
+    const auto timed = [](const auto& work) {
+      const auto start = std::chrono::steady_clock::now();
+      work();
+      return UsSince(start);
+    };
+    const auto compare = [&](const std::string& what, const auto& measure) {
+      std::vector<double> loss_percent;
+      for (int pair = -1; pair < kPairs; ++pair) {
+        double bare_us = 0, kept_us = 0;
+        if (pair % 2 == 0) bare_us = measure(&bare);
+        kept_us = measure(&kept);
+        if (pair % 2 != 0) bare_us = measure(&bare);
+        if (pair >= 0) loss_percent.push_back(100 * (kept_us / bare_us - 1));
+      }
+      figures->Add(absl::StrCat(what, ": loss, median of ", kPairs, " pairs"), Percentile(loss_percent, 0.5),
+                   "%");
+      figures->Add(absl::StrCat(what, ": loss, upper end of its 95 % interval"), UpperEnd(loss_percent), "%",
+                   AtMost(3));
+    };
+    compare("Lease and Release of a block",
+            rounds(500, [&](RawSession* session) { return timed([&] { session->LeaseAndRelease(1); }); }));
+    compare("Lease and Release of 2,048 blocks",
+            rounds(100, [&](RawSession* session) { return timed([&] { session->LeaseAndRelease(2048); }); }));
+    compare("Step of 64 operations", rounds(500, [&](RawSession* session) {
+              const v1::StepRequest request = session->NextBatch();
+              v1::StepResponse response;
+              const double us = timed([&] { response = session->Say(request); });
+              session->Take(response);
+              return us;
+            }));
+  }
+  // Killed, the keeper would leave its daemon behind.
+  KVPOOL_CHECK(with->Stop() == 0, "the daemon with a keeper did not end");
+}
 
 void BenchStep(Figures* figures) {
   const auto daemon = StartDaemon("16MiB", "16MiB");
