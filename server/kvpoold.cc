@@ -220,6 +220,11 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
 
 Kvpoold::~Kvpoold() { Stop(); }
 
+bool Kvpoold::BeginEnd() {
+  ending_ = true;
+  return !handing_over_;
+}
+
 uint32_t Kvpoold::Drain() {
   grpc_server_->SetServing(false);
   v1::DrainResponse response;
@@ -254,6 +259,8 @@ void Kvpoold::Stop() {
   }
   if (attach_server_ != nullptr) {
     unlink(attach_socket_.c_str());
+    // Of a start that failed: engines may be back by now, and the next one goes on with their sessions.
+    if (keeper_ != nullptr && !opened_) attach_server_->HangUp();
     attach_server_.reset();
   }
   if (daemon_ != nullptr) daemon_->FlushTier(tier_flush_);

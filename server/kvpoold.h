@@ -35,6 +35,8 @@ class Kvpoold {
   static absl::StatusOr<std::unique_ptr<Kvpoold>> Start(const Settings& settings, KeeperEnd keeper);
   ~Kvpoold();
 
+  // This process was asked to end: upgrades are refused from now on. False: one has begun, and nothing is to be waited for.
+  bool BeginEnd();
   // Tells engines and health probes that the daemon is about to end, and answers how many sessions are still
   // open. May be repeated.
   uint32_t Drain();
@@ -75,7 +77,7 @@ class Kvpoold {
   // The members below are there. Operators' calls may come before that: gRPC serves as soon as it is started.
   std::atomic<bool> opened_{false};
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> upgrading_{false}, handing_over_{false};
+  std::atomic<bool> upgrading_{false}, handing_over_{false}, ending_{false};
   std::shared_ptr<AccessControl> access_;
   std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
   std::unique_ptr<Daemon> daemon_;

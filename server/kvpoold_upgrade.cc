@@ -74,15 +74,20 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   }
   if (keeper_->lost())
     return absl::FailedPreconditionError("the keeper is gone, and nothing outlives this process");
+  const auto ends = absl::FailedPreconditionError("this process was asked to end: start the next one then");
+  if (ending_) return ends;
   if (!request.binary().empty()) RETURN_IF_ERROR(CheckMayNameProgram(peer));
   const std::string& path = request.binary().empty() ? program_ : request.binary();
-  ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, {.reads_state = !request.cold()}));
+  ProgramNeeds needs;
+  if (!request.cold()) needs.tables = daemon_->KeptTables();
+  ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, needs));
   RETURN_IF_ERROR(CheckSettingsOfToday());
   const bool end_sessions = request.end_sessions() || request.cold();
   RETURN_IF_ERROR(AwaitSettled(kStopPatience, end_sessions));
   grpc_server_->Rest();
   absl::Cleanup go_on = [this] { grpc_server_->GoOn(); };
   RETURN_IF_ERROR(AwaitSettled(kRestingPatience, end_sessions));
+  if (ending_) return ends;
   RETURN_IF_ERROR(keeper_->HandOverTo(program.get(), request.cold() ? HandOver::kCold : HandOver::kWarm));
   std::move(go_on).Cancel();
   response->set_version(Version());

@@ -104,7 +104,8 @@ int main(int argc, char** argv) {
     }
   }
   kvpool::LogInfo("shutting down", {{"signal", signal_number}});
-  DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
+  // While an upgrade begins all verbs are refused: no session would end by itself.
+  if ((*kvpoold)->BeginEnd()) DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
   (*kvpoold)->Stop();
   kvpool::LogInfo("ended");
   return 0;

@@ -16,7 +16,6 @@
 #include "absl/strings/str_format.h"
 #include "proto/support/status_macros.h"
 #include "server/keeper/keeper_frames.h"
-#include "server/space/space_table.h"
 
 namespace kvpool {
 namespace {
@@ -105,10 +104,11 @@ absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds
   }
   const uint32_t oldest =
       mark->state_version < kFirstStateWithOldest ? mark->state_version : mark->oldest_state_read;
-  if (needs.reads_state && !ReadsTable(mark->state_version, oldest, kSpaceTableVersion, kOldestTableReader)) {
+  for (const TableVersion& table : needs.tables) {
+    if (ReadsTable(mark->state_version, oldest, table.version, table.oldest_reader)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat(path, " reads versions ", oldest, " to ", mark->state_version,
-                     " of the state; what is kept has version ", kSpaceTableVersion,
+                     " of the state; what is kept has version ", table.version,
                      ". A cold upgrade starts it without that, and all sessions end"));
   }
   return file;

@@ -7,11 +7,13 @@
 #define KVPOOL_SERVER_PROGRAM_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
 #include "server/access/peer.h"
+#include "server/space/space_table.h"
 
 namespace kvpool {
 
@@ -19,7 +21,8 @@ namespace kvpool {
 absl::Status CheckMayNameProgram(const Peer& peer);
 
 struct ProgramNeeds {
-  bool reads_state = true;  // It has to read what this build keeps.
+  // The tables that it has to read. Those of this build may come to be kept at any time, if anything is.
+  std::vector<TableVersion> tables;
 };
 
 // Opens the file to be started by its descriptor. INVALID_ARGUMENT: the path is not absolute. NOT_FOUND: it can't be

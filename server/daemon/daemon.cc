@@ -151,6 +151,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
 
 Daemon::~Daemon() {
   EndThreads();
+  runners_.clear();
   tier_mover_.reset();
   // What is destroyed below is there for the next daemon.
   if (keeper_ != nullptr) keeper_->Leave();

@@ -85,6 +85,7 @@ struct Resumable;
 struct SlabRow;
 struct SpaceFacts;
 class SpaceTable;
+struct TableVersion;
 struct TenantScope;
 
 class Daemon final : private SpaceOwner {
@@ -195,6 +196,8 @@ class Daemon final : private SpaceOwner {
   // ---- Before another daemon takes over
   // Which sessions could not come back to one that begins now, and why; empty: all could. REQUIRES: there is a keeper.
   std::string WhoCanNotComeBack();
+  // What another program has to read: of all spaces that there are, and of those that may be made until it comes.
+  std::vector<TableVersion> KeptTables() const;
   // From now on nothing changes but by calls to this object.
   void EndThreads();
 

@@ -52,6 +52,14 @@ std::string Daemon::WhoCanNotComeBack() {
   return absl::StrJoin(named, "; ");
 }
 
+std::vector<TableVersion> Daemon::KeptTables() const {
+  std::vector<TableVersion> tables(1);
+  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    if (space->table != nullptr) tables.push_back(space->table->version());
+  }
+  return tables;
+}
+
 void Daemon::EndThreads() {
   stopping_.store(true, std::memory_order_relaxed);
   if (stand_ins_.joinable()) stand_ins_.join();
@@ -62,8 +70,11 @@ void Daemon::EndThreads() {
     while (RunDevicePart(device)) {
     }
   }
-  // Operations read slabs, which may go after this; the end of one may wake the housekeeper.
-  runners_.clear();
+  // Operations read slabs, which may go after this; the end of one may wake the housekeeper. The runners themselves stay:
+  // a scrape may look at them.
+  for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
+    if (runner != nullptr) runner->End();
+  }
   housekeeper_.reset();
   // A process that ends in haste would not write it.
   if (event_log_ != nullptr) event_log_->Drain();

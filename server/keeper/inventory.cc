@@ -27,9 +27,11 @@ absl::Status Inventory::Serve(int socket) {
       KeeperFrame answer;
       answer.verb = fd.valid() ? KeeperVerb::kKept : KeeperVerb::kRefused;
       if (!fd.valid()) answer.set_text(received.ok() ? "no program came" : std::string(received.message()));
+      // A daemon that does not wait for the answer any more goes on alone.
+      RETURN_IF_ERROR(SendKeeperFrame(socket, answer));
       hand_over_ = static_cast<HandOver>(frame.kind);
       next_program_ = std::move(fd);
-      return SendKeeperFrame(socket, answer);
+      return absl::OkStatus();
     }
     case KeeperVerb::kHeld:
     case KeeperVerb::kAllHeld:

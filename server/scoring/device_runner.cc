@@ -32,7 +32,9 @@ DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> co
       work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes),
       thread_(options.thread ? std::thread([this] { Loop(); }) : std::thread()) {}
 
-DeviceRunner::~DeviceRunner() {
+DeviceRunner::~DeviceRunner() { End(); }
+
+void DeviceRunner::End() {
   Stop();
   if (thread_.joinable()) thread_.join();
 }

@@ -57,6 +57,8 @@ class DeviceRunner {
 
   // The part that runs is the last: queued and new ones are refused, UNAVAILABLE. Returns at once.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+  // Stops, and waits for the part that runs.
+  void End();
 
   // For planning: const, any thread.
   const KvCompute& compute() const { return *compute_; }

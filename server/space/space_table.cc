@@ -146,6 +146,8 @@ absl::Status SpaceTable::Read() {
   if (!opening_.ParseFromArray(behind.data() + header.tenant_bytes, static_cast<int>(header.opening_bytes))) {
     return Damaged("the opening in it is none");
   }
+  // Those without a word for it are read by their own build and the next.
+  version_ = {.version = header.version, .oldest_reader = has_readers ? readers.oldest : header.version};
   space_ = header.space;
   geometry_ = header.geometry;
   tenant_scope_ = std::string(behind.substr(0, header.tenant_bytes));

@@ -36,6 +36,12 @@ inline constexpr bool ReadsTable(uint32_t own, uint32_t oldest_read, uint32_t ke
   return kept <= own ? kept >= oldest_read : kept == own + 1 && oldest_reader <= own;
 }
 
+// Of a table, and what a program has to be to read it.
+struct TableVersion {
+  uint32_t version = kSpaceTableVersion;
+  uint32_t oldest_reader = kOldestTableReader;
+};
+
 class SpaceTable {
  public:
   // `sessions` at once have room for their holds.
@@ -50,6 +56,8 @@ class SpaceTable {
   const std::string& hash_seed() const { return hash_seed_; }
   const SpaceGeometry& geometry() const { return geometry_; }
   const v1::OpenSession& opening() const { return opening_; }
+  // Of the build that made it, whoever has had it since.
+  const TableVersion& version() const { return version_; }
 
   int fd() const { return memory_.fd(); }
   // Makes these the options of a pool that lives here.
@@ -60,6 +68,7 @@ class SpaceTable {
   absl::Status Read();
 
   SharedMemory memory_;
+  TableVersion version_;
   uint64_t space_ = 0;
   SpaceGeometry geometry_;
   std::string tenant_scope_, hash_seed_;

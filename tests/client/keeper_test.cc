@@ -1,7 +1,9 @@
 // A daemon with a keeper, killed under its engines: what was sealed is found again, and no block has two owners.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -201,6 +203,53 @@ TEST_F(KeeperTest, ASessionLivesThroughTheDaemon) {
   const v1::StateCounts counts = AwaitAllBack();
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
   EXPECT_EQ(counts.cached(), 12u);
+}
+
+// Takes a TCP port on 127.0.0.1, any if it is 0, as soon as nobody else has it.
+UniqueFd TakePort(int* port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(*port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const of = reinterpret_cast<sockaddr*>(&address);
+  const Deadline deadline = Soon();
+  while (bind(socket.get(), of, size) != 0 || listen(socket.get(), 1) != 0) {
+    if (std::chrono::steady_clock::now() >= deadline) return UniqueFd();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(getsockname(socket.get(), of, &size), 0);
+  *port = ntohs(address.sin_port);
+  return socket;
+}
+
+// The attach socket is the first that opens, the port of metrics the last: somebody else has that meanwhile.
+TEST_F(KeeperTest, AStartThatFailsOnceEnginesAreBackEndsNoSession) {
+  int port = 0;
+  TakePort(&port).Reset();
+  StartWithKeeper("32MiB", {absl::StrCat("--metrics-listen=127.0.0.1:", port)});
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  daemon_->Signal(SIGSTOP);  // The keeper starts the next one when the port is taken.
+  ASSERT_EQ(kill(PidIn(daemon_->directory()), SIGKILL), 0);
+  UniqueFd taken = TakePort(&port);
+  ASSERT_TRUE(taken.valid());
+  daemon_->Signal(SIGCONT);
+  EXPECT_THAT(daemon_->AwaitInLog("session came back"), HasSubstr("session came back"));
+  EXPECT_THAT(daemon_->AwaitInLog("failed_starts=1"), HasSubstr("failed_starts=1"));
+  taken.Reset();
+  size_t found = 0;
+  for (const Deadline deadline = Soon(); found != 8 && std::chrono::steady_clock::now() < deadline;) {
+    const auto hit = Match(session.get(), keys);
+    ASSERT_TRUE(hit.ok()) << hit.status() << daemon_->Log();
+    found = hit->groups[0].size();
+  }
+  EXPECT_EQ(found, 8u) << daemon_->Log();
 }
 
 // As vLLM has it: a scheduler, which maps nothing, and a rank for each device.

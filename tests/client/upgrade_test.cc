@@ -323,6 +323,18 @@ TEST_F(UpgradeTest, AColdStartThatFailsLosesNothing) {
   EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
 }
 
+TEST_F(UpgradeTest, IsRefusedByADaemonThatWasAskedToEnd) {
+  StartWithKeeper({"--shutdown-grace=60s"});
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  kill(DaemonPid(), SIGTERM);
+  EXPECT_THAT(daemon_->AwaitInLog("shutting down"), HasSubstr("shutting down"));
+  EXPECT_THAT(Refusal({}), HasSubstr("this process was asked to end"));
+  // Engines are answered, so that it can end.
+  EXPECT_TRUE(session->Close(Soon()).ok());
+  EXPECT_EQ(daemon_->End(0), 0);
+}
+
 TEST_F(UpgradeTest, NeedsAKeeper) {
   StartDaemon();
   EXPECT_THAT(Refusal({}), HasSubstr("an upgrade needs --keeper=on"));

@@ -68,6 +68,22 @@ TEST_F(KeeperLinkTest, WhatWasKeptIsThereInOrderAndWhatWasDroppedIsNot) {
   EXPECT_EQ(keeper.inventory.size(), 1u) << "only the link's own page";
 }
 
+// It had waited for too long, and goes on alone: nobody is to take over from it.
+TEST_F(KeeperLinkTest, ADaemonThatDoesNotHearTheAnswerHandsNothingOver) {
+  Inventory inventory(10);
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd keeper(pair[0]);
+  {
+    const UniqueFd daemon(pair[1]);
+    KeeperFrame frame;
+    frame.verb = KeeperVerb::kHandOver;
+    ASSERT_TRUE(SendKeeperFrame(daemon.get(), frame, Pipe('p').get()).ok());
+  }
+  EXPECT_FALSE(inventory.Serve(keeper.get()).ok());
+  EXPECT_FALSE(inventory.handing_over());
+}
+
 TEST_F(KeeperLinkTest, AKeeperThatIsFullSaysSo) {
   ServedKeeper keeper(2);  // The link has a page of its own.
   auto link = *KeeperLink::Join(keeper.Connect());

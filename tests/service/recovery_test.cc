@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -64,6 +66,18 @@ TEST_F(RecoveryTest, SealedBlocksAreCachedAndHeldOnesStayUntilTheirProcessEnds) 
   const v1::StateCounts counts = Blocks();
   EXPECT_EQ(counts.quarantined(), 0u);
   EXPECT_EQ(counts.sealed(), 6u);
+}
+
+TEST_F(RecoveryTest, WhoeverLooksAtADaemonThatHandsOverFindsAllInPlace) {
+  ASSERT_TRUE(Start().ok());
+  std::atomic<bool> over = false;
+  std::thread scrape([&] {
+    while (!over) EXPECT_EQ(daemon_->Snapshot().devices.size(), 1u);
+  });
+  daemon_->EndThreads();
+  EXPECT_EQ(daemon_->Snapshot().device_operations.size(), 1u);
+  over = true;
+  scrape.join();
 }
 
 // A space's table as other builds would have written it, or find it.
@@ -157,6 +171,12 @@ TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(Start().ok());
     ExpectAllThere();
+    // A program that takes over has to read both: this one, and those of spaces that are made meanwhile.
+    const std::vector<TableVersion> tables = daemon_->KeptTables();
+    ASSERT_EQ(tables.size(), 2u);
+    EXPECT_EQ(tables[0].version, kSpaceTableVersion);
+    EXPECT_EQ(tables[1].version, kSpaceTableVersion - 1);
+    EXPECT_EQ(tables[1].oldest_reader, kSpaceTableVersion - 1);
     End();
     VisitTable([](const OtherTable& table) { EXPECT_EQ(table.version(), kSpaceTableVersion - 1); });
   }
