@@ -275,7 +275,8 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
       // A session that finds what it needs does not wait for the slabs of others.
       SpaceTurn turn(space);
       const absl::Status entered = space.state.sessions.Enter(turn, session);
-      if (!absl::IsResourceExhausted(entered)) return entered;
+      // No slab helps where sessions are too many.
+      if (!absl::IsResourceExhausted(entered) || !space.state.pool.has_session_slot()) return entered;
     }
     absl::Status short_of, made;
     bool may_ask = false, leaving = false;

@@ -63,13 +63,14 @@ absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32
                      r.capacity, coming == 0 ? "" : absl::StrCat(", ", coming, " unpromised to come")));
   }
   size_t slot = r.sessions.size();
-  const size_t most =
-      r.table.has_value() ? std::min<size_t>(kMaxSessions, r.options.table_sessions) : kMaxSessions;
   if (!r.unused_slots.empty()) {
     slot = r.unused_slots.back();
     r.unused_slots.pop_back();
-  } else if (slot >= most) {
-    return absl::ResourceExhaustedError(absl::StrCat(slot, " sessions are in the pool, all there can be"));
+  } else if (!has_session_slot()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        slot,
+        " sessions are in the pool, all there can be: one that is gone stays as long as a block that it "
+        "leased or was the first to hold is held by others"));
   } else {
     r.sessions.push_back({.holds = HoldTable(&r.hold_pages)});
   }
@@ -82,6 +83,12 @@ absl::StatusOr<Holder> BlockPool::AddSession(const SessionLimits& limits, uint32
   s.holds.Begin(id);
   r.promised += s.limits.guaranteed;
   return Holder{static_cast<uint16_t>(slot)};
+}
+
+bool BlockPool::has_session_slot() const {
+  const size_t most =
+      rep_->table.has_value() ? std::min<size_t>(kMaxSessions, rep_->options.table_sessions) : kMaxSessions;
+  return !rep_->unused_slots.empty() || rep_->sessions.size() < most;
 }
 
 bool BlockPool::Promise(Holder session) {

@@ -282,6 +282,8 @@ class BlockPool {
   // The most blocks that an open session could lease, by credit and by its cap; 0 for others.
   uint32_t credit_room(Holder session) const;
   uint32_t cap_room(Holder session) const;
+  // False: AddSession refuses whatever blocks there are, until blocks that are charged to sessions which are gone are free.
+  bool has_session_slot() const;
   // What the session's guarantee is more than it was promised: that is to come.
   uint32_t unmet(Holder session) const;
   // The session's unused guarantee: what it can lease whatever others do.

@@ -363,6 +363,8 @@ uint32_t Sessions::unmet_blocks() const {
 }
 
 bool Sessions::all_left() const {
+  // Nobody kept anything when the slab was asked back. Those of a session that has closed since may map it.
+  if (keeping_processes_ > 0) return false;
   return std::none_of(sessions_.begin(), sessions_.end(), [](const Session* session) {
     return std::any_of(session->members.begin(), session->members.end(),
                        [](const auto& member) { return member->leaves && member->maps && !member->dead; });

@@ -825,6 +825,31 @@ TEST_F(GiveBackTest, RanksAllUnmap) {
   EXPECT_EQ(Used(1), 2 * kSlabBlocks * kBlockBytes);
 }
 
+TEST_F(GiveBackTest, ARankOfASessionThatClosesMeanwhileMayMapItStill) {
+  StartDaemon(3, /*devices=*/2);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_ranks(2);
+  const auto rank0 = Attach("a"), rank1 = Attach("a");
+  ASSERT_TRUE(rank0->Open(request).ok());
+  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1, "a")).ok());
+  Settle({rank0.get(), rank1.get()});
+  std::vector<uint64_t> blocks;
+  while (blocks.size() < 46) {
+    const v1::LeaseResult lease = rank0->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    Settle({rank0.get(), rank1.get()});
+  }
+  rank0->Release(blocks);
+  rank1->peer->on_leave = nullptr;
+  std::unique_ptr<Engine> b;
+  EXPECT_FALSE(OpenB(10, &b).ok());
+  rank0->Do(CloseOp());
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Used(1), 3 * kSlabBlocks * kBlockBytes) << "memory that a process maps was given on";
+  rank1->Die();
+  EXPECT_TRUE(OpenB(10, &b).ok());
+}
+
 TEST_F(GiveBackTest, TheDeathOfAMemberIsAsGood) {
   const auto a = Full(3);
   a->peer->on_leave = nullptr;

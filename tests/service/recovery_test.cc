@@ -80,6 +80,28 @@ TEST_F(RecoveryTest, WhoeverLooksAtADaemonThatHandsOverFindsAllInPlace) {
   scrape.join();
 }
 
+TEST_F(RecoveryTest, AnOpeningThatNoSlabHelpsMakesNone) {
+  options_.max_sessions = 2;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto holder = Open(process.credentials());
+  ASSERT_NE(holder, nullptr) << opened_;
+  const uint64_t before = daemon_->Snapshot().devices[0].used_bytes();
+  // Each that is gone has a block charged to it, which another holds.
+  int opened = 0;
+  for (; opened < 100; ++opened) {
+    auto engine = Open(process.credentials());
+    if (engine == nullptr) break;
+    const std::vector<std::string> keys = Keys(absl::StrCat("k", opened), 1);
+    engine->Seal(engine->Lease(1), keys);
+    EXPECT_EQ(holder->Match(keys).groups(0).blocks_size(), 1);
+    engine->Do(CloseOp());
+  }
+  ASSERT_LT(opened, 100);
+  EXPECT_THAT(std::string(opened_.message()), HasSubstr("sessions are in the pool, all there can be"));
+  EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), before);
+}
+
 // A space's table as other builds would have written it, or find it.
 class OtherTable {
  public:
