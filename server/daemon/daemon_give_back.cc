@@ -55,6 +55,12 @@ bool IsOnAny(const Space& space, absl::Span<const size_t> devices) {
   });
 }
 
+bool IsOnAll(const Space& space, absl::Span<const size_t> devices) {
+  return std::all_of(devices.begin(), devices.end(), [&](size_t device) {
+    return IsOnAny(space, {&device, 1});
+  });
+}
+
 // Where a space lacks room for so many bytes on each rank. A tenant that has all it may have lacks it everywhere.
 std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, bool at_share,
                                 uint64_t bytes) {
@@ -87,6 +93,40 @@ struct Donor {
 
   // Has it less, for its weight? REQUIRES: a space has less than 2^54 bytes.
   bool operator<(const Donor& other) const { return bytes * other.weight < other.bytes * weight; }
+};
+
+// What a space can have, in bytes for each of its ranks: no more than on the device where it is least. What another gives on one
+// device is of no use while a second one stays full.
+class OnDevices {
+ public:
+  explicit OnDevices(const SpaceFacts& needy) {
+    for (const size_t device : needy.rank_devices) ++devices_[device].ranks;
+  }
+  // What is there.
+  void AddRoom(const SpaceFacts& needy, const DeviceBudget& budget) {
+    for (auto& [device, on] : devices_) {
+      on.bytes += budget.Room(std::vector<size_t>(on.ranks, device), needy.tenant);
+    }
+  }
+  // What a slab of another brings.
+  void Add(const SpaceFacts& giver, uint64_t slab_bytes) {
+    for (const size_t device : giver.rank_devices) {
+      const auto on = devices_.find(device);
+      if (on != devices_.end()) on->second.bytes += slab_bytes / on->second.ranks;
+    }
+  }
+  size_t tightest() const { return Least()->first; }
+  uint64_t bytes() const { return Least()->second.bytes; }
+
+ private:
+  struct On {
+    uint64_t ranks = 0, bytes = 0;
+  };
+  std::map<size_t, On>::const_iterator Least() const {
+    return std::min_element(devices_.begin(), devices_.end(),
+                            [](const auto& a, const auto& b) { return a.second.bytes < b.second.bytes; });
+  }
+  std::map<size_t, On> devices_;
 };
 
 // What is whose own of devices that several spaces are on, by their weights.
@@ -188,7 +228,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, enough);
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
-    uint64_t coming = 0, possible = 0;
+    OnDevices coming(facts), possible(facts);
     const uint64_t now = clock_->NowMs();
     for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
       if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
@@ -202,10 +242,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
                      leaving = space->state.growth.leaving().has_value() ? 1 : 0;
       // What it was asked for and has found a use for since does not come.
       const uint32_t pending = std::min(give_back.pending_slabs(), leaving + spare);
-      possible += (leaving + spare) * slab_bytes;
+      possible.Add(space->facts, (leaving + spare) * slab_bytes);
       // What a held block keeps does not come, as far as one can tell.
       if (give_back.stuck(now)) continue;
-      coming += pending * slab_bytes;
+      coming.Add(space->facts, pending * slab_bytes);
       if (spare <= pending) continue;
       donors.push_back({.space = space,
                         .spare = spare - pending,
@@ -215,15 +255,20 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     }
     // It is asked for behind those that give: what one of them gave meanwhile would be in neither else.
     const uint64_t room_now = budget_->Room(facts.rank_devices, facts.tenant);
-    coming += room_now;
-    possible += room_now;
+    coming.AddRoom(facts, *budget_);
+    possible.AddRoom(facts, *budget_);
     // Nobody's cache is drained for a guarantee that can't be met.
-    if (possible < bytes) break;
-    // Whoever has most for its weight gives first.
+    if (possible.bytes() < bytes) break;
+    // Whoever has most for its weight gives first, where it is needed most.
     std::map<std::shared_ptr<Space>, uint32_t> slabs;
-    while (coming < bytes && !donors.empty()) {
-      const auto most = std::max_element(donors.begin(), donors.end());
-      coming += most->slab_bytes;
+    while (coming.bytes() < bytes && !donors.empty()) {
+      const size_t needed = coming.tightest();
+      const auto elsewhere = std::partition(donors.begin(), donors.end(), [&](const Donor& donor) {
+        return IsOnAny(*donor.space, {&needed, 1});
+      });
+      if (elsewhere == donors.begin()) break;
+      const auto most = std::max_element(donors.begin(), elsewhere);
+      coming.Add(most->space->facts, most->slab_bytes);
       most->bytes -= std::min(most->bytes, most->slab_bytes);
       ++slabs[most->space];
       if (--most->spare == 0) donors.erase(most);
@@ -411,7 +456,8 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   uint64_t most_ms = 0;
   std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
   for (const std::shared_ptr<Space>& space : spaces) {
-    if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
+    // One that leaves a device full brings nothing, and would take its slab back.
+    if (space == needy || !IsOnAll(*space, full) || (at_share && space->facts.tenant != facts.tenant))
       continue;
     SpaceLock lock(*space);
     const class GiveBack& give_back = space->state.give_back;

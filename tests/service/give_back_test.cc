@@ -850,6 +850,39 @@ TEST_F(GiveBackTest, ARankOfASessionThatClosesMeanwhileMayMapItStill) {
   EXPECT_TRUE(OpenB(10, &b).ok());
 }
 
+// Another holds all of the second device, without which the first is of no use.
+TEST_F(GiveBackTest, NothingIsAskedOnOneDeviceWhileAnotherStaysFull) {
+  StartDaemon(3, /*devices=*/2);
+  const auto cache = Attach("a"), other = Attach("c");
+  v1::OpenSession of_cache = OpenRequest("a"), of_other = OpenRequest("c");
+  of_cache.add_device_uuids("mem0");
+  of_other.add_device_uuids("mem1");
+  ASSERT_TRUE(cache->Open(of_cache).ok());
+  ASSERT_TRUE(other->Open(of_other).ok());
+  const auto fill = [&](Engine* engine) {
+    std::vector<uint64_t> blocks;
+    while (blocks.size() < 46) {
+      const v1::LeaseResult lease = engine->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
+      blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+      Settle({cache.get(), other.get()});
+    }
+    return blocks;
+  };
+  const std::vector<uint64_t> blocks = fill(cache.get());
+  for (const uint64_t block : blocks) cache->Seal({block}, {Key(NameOfId(IdOf(block)))});
+  cache->Release(blocks);
+  const std::vector<uint64_t> held = fill(other.get());
+  const uint64_t before = Evicted(0);
+  const auto wide = Attach("b");
+  v1::OpenSession request = OpenRequest("b");
+  request.set_ranks(2);
+  request.set_guaranteed_blocks(10);
+  EXPECT_EQ(wide->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache->peer->leaves().size(), 0);
+  EXPECT_EQ(Evicted(0), before);
+  EXPECT_EQ(Space(0).slabs, 3);
+}
+
 TEST_F(GiveBackTest, TheDeathOfAMemberIsAsGood) {
   const auto a = Full(3);
   a->peer->on_leave = nullptr;
