@@ -655,6 +655,10 @@ void Batches::Readmit(Turn& turn, Session* session) {
     if (session->ready) {
       session->lacks_blocks = false;
       session->parked.AdmitLacking();
+    } else {
+      // What waited for a promotion that is over goes on once they are mapped, and nobody else says when that is.
+      session->lacks_blocks = true;
+      lacking_[session->terms.id] = session->weak_from_this();
     }
     while (true) {
       turn.Breathe();

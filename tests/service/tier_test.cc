@@ -413,6 +413,30 @@ TEST_F(TierTest, ALateLoadIsNotWaitedFor) {
   EXPECT_EQ(counters().promoted, 0);
 }
 
+TEST_F(TierTest, AWaitIsAnsweredOnceItsSessionHasMappedItsSlabs) {
+  Begin(TierWrite::kSeal, 2);
+  Compute(keys_);
+  Move();
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict({}, &evicted).ok());
+  ASSERT_EQ(evicted.evicted(), 10);
+  tier_->hangs = true;
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  daemon_->MoveTierOnce();
+  // The space grows, and the engine does not map the slab in time.
+  EXPECT_EQ(engine_->Lease(12).size(), 12);
+  daemon_->HousekeepOnce();
+  clock_.Advance(kPatienceMs + 1);
+  daemon_->HousekeepOnce();
+  Move();
+  EXPECT_FALSE(answer.has_value());
+  EXPECT_TRUE(engine_->MapSlabs());
+  daemon_->HousekeepOnce();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->match().tokens(), 160);
+}
+
 TEST_F(TierTest, OneLoadServesAllThatWait) {
   const auto [first, second] = BothAsk();
   EXPECT_EQ(first.match().tokens(), 160);
