@@ -37,8 +37,8 @@ class KnownKeys {
   uint64_t erased() const { return erased_; }
   // Nothing is known of it, and nothing learned from what was asked before.
   void Erased(const TierKey& key);
-  // It may be there: the store was to take it away, and did not say that it has. It stays in doubt until Settle, whatever is
-  // learned of it. At most kMost are: once there were more, lost_doubts is true for good.
+  // It may be there: the store was to keep it, or to take it away, and did not say which of both it is. It stays in doubt until
+  // Settle, whatever is learned of it. At most kMost are: once there were more, lost_doubts is true for good.
   void Doubt(const TierKey& key);
   bool lost_doubts() const { return lost_doubts_; }
   void Settle(const TierKey& key) { doubted_.erase(key); }

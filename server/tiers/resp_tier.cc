@@ -386,7 +386,10 @@ TierResult RespTier::Loaded(const Task& task) const {
 
 void RespTier::Unlink(const TaskRef& task, uint32_t first) {
   for (uint32_t piece = first; piece < task->pieces; ++piece) {
-    RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = task->slot, .done = [](const RespReply*) {}};
+    RespRequest request{.rank = RespRequest::Rank::kAsk, .slot = task->slot};
+    request.done = [this, key = task->key](const RespReply* reply) {
+      if (reply == nullptr || reply->kind != RespReply::Kind::kInteger) Doubt(key);
+    };
     AppendRespCommand({"UNLINK", absl::StrCat(task->stem, piece)}, &request.head);
     router_.Send(std::move(request));
   }
@@ -412,6 +415,7 @@ void RespTier::StorePiece(const TaskRef& task, uint32_t piece) {
   request.value = task->value;
   request.begin = piece * kMostPieceBytes;
   request.bytes = PieceBytes(task->value->bytes(), piece);
+  request.sent = std::shared_ptr<bool>(task, &task->set);
   const bool ends = options_.ttl.count() > 0;
   request.head = absl::StrCat("*", ends ? 5 : 3, "\r\n$3\r\nSET\r\n$", key.size(), "\r\n", key, "\r\n$",
                               header.size() + request.bytes, "\r\n");
@@ -426,6 +430,8 @@ void RespTier::StorePiece(const TaskRef& task, uint32_t piece) {
 
 void RespTier::OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply) {
   if (reply == nullptr) {
+    // The store may have done it, and its word be lost.
+    if (task->set) Doubt(task->key);
     task->worst = Worse(task->worst, TierResult::kFailed);
   } else if (reply->kind == RespReply::Kind::kError) {
     task->worst = Worse(task->worst, ResultOf(*reply));
@@ -435,7 +441,7 @@ void RespTier::OnStored(const TaskRef& task, uint32_t piece, const RespReply* re
   if (piece > 0 && --task->unanswered > 0) return;
   if (piece > 0 && task->worst == TierResult::kDone) return StorePiece(task, 0);
   // Nobody would find the others.
-  if (task->worst != TierResult::kDone && task->pieces > 1) Unlink(task, 1);
+  if (task->worst != TierResult::kDone && task->pieces > 1 && task->set) Unlink(task, 1);
   Answer(task, task->worst);
 }
 
@@ -551,6 +557,11 @@ void RespTier::UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint3
     known_.Erased(key);
     Settle(erasure, key);
   });
+}
+
+void RespTier::Doubt(const TierKey& key) {
+  MutexLock lock(&known_mu_);
+  known_.Doubt(key);
 }
 
 void RespTier::Settle(const ErasureRef& erasure, const TierKey& key) {

@@ -90,6 +90,7 @@ class RespTier final : public Tier {
     std::string stem;  // See PieceKeyStem.
     uint16_t slot = 0;
     uint32_t pieces = 0, unanswered = 0;
+    bool set = false;  // The SET of a piece was sent.
     TierResult worst = TierResult::kDone;
     std::vector<PieceHeader> headers;  // A load's, as far as they came; of no pieces where one is damaged.
     std::vector<bool> came;            // Did anything?
@@ -126,7 +127,7 @@ class RespTier final : public Tier {
   void OnAsked(const TaskRef& task, uint32_t piece, const RespReply* reply);
   void StorePiece(const TaskRef& task, uint32_t piece);
   void OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply);
-  // Nobody waits for it.
+  // Nobody waits for it: where the store does not say that it did it, the value is in doubt.
   void Unlink(const TaskRef& task, uint32_t first);
   void AskAbout(const TierKey& key);
   void Advance(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
@@ -139,6 +140,7 @@ class RespTier final : public Tier {
   void AboutPieces(const ErasureRef& erasure, const TierKey& key, std::string_view command, uint32_t first,
                    std::function<void(uint64_t)> done) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Settle(const ErasureRef& erasure, const TierKey& key);
+  void Doubt(const TierKey& key) ABSL_LOCKS_EXCLUDED(known_mu_);
   TierResult ResultOf(const RespReply& error);
 
   const Options options_;
