@@ -23,6 +23,7 @@ constexpr uint64_t kAllSpaces = 0;
 TierMover::TierMover(const Options& options, Spaces spaces)
     : tier_(options.tier),
       spaces_(std::move(spaces)),
+      capacity_bytes_(tier_->usage().capacity_bytes),
       down_(options.buffer_bytes),
       up_(options.buffer_bytes) {
   if (options.thread) thread_ = std::thread([this] { Run(); });
@@ -100,6 +101,8 @@ bool TierMover::RunRound() {
     if (!spaces.empty()) {
       std::rotate(spaces.begin(), spaces.begin() + static_cast<ptrdiff_t>(++rounds_ % spaces.size()),
                   spaces.end());
+      // Half of it: values of many sizes leave gaps.
+      if (capacity_bytes_ > 0) share_bytes_ = capacity_bytes_ / 2 / spaces.size();
     }
     bool left = false;
     no_buffers_ = false;
@@ -335,8 +338,11 @@ bool TierMover::Takes(const Space& space) {
   return space.NowMs() >= std::max(until(space.facts.id), until(kAllSpaces));
 }
 
-uint32_t TierMover::Ahead(const Growth& growth) {
-  return std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
+uint32_t TierMover::Ahead(const Space& space) const {
+  const Growth& growth = space.state.growth;
+  const uint64_t ahead = std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(share_bytes_ / WholePages(ValueBytes(space)), 1, ahead));
 }
 
 bool TierMover::NextUnused(const Space& space, std::vector<BlockPool::Departing>* out) {
@@ -360,7 +366,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     SpaceState& state = space->state;
     if (state.growth.closed() || !state.below.on()) return false;
     const bool by_seal = state.below.wants_sealed();
-    const uint32_t ahead = Ahead(state.growth);
+    const uint32_t ahead = Ahead(*space);
     unused = state.sessions.empty();
     if (unused) {
       more = NextUnused(*space, &next);

@@ -53,7 +53,8 @@ class TierMover {
   // Blocks placed under one hold of a space's mutex.
   static constexpr size_t kSlice = 64;
   // So many blocks next to leave have a copy below, or one on its way: at least kAhead, and twice what reclaiming takes at
-  // once. They are looked for under one hold of the mutex, a millisecond for kMostAhead.
+  // once, as far as their space's share of the tier goes. They are looked for under one hold of the mutex, a millisecond
+  // for kMostAhead.
   static constexpr uint32_t kAhead = 1024, kMostAhead = 16384;
   // Blocks of a space without sessions that are looked at under one hold of its mutex: 0.2 ms.
   static constexpr uint32_t kLookedAt = 1024;
@@ -114,7 +115,7 @@ class TierMover {
   // Appends the next blocks of a space that no session uses. True: there are more.
   bool NextUnused(const Space& space, std::vector<BlockPool::Departing>* out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
-  static uint32_t Ahead(const Growth& growth);
+  uint32_t Ahead(const Space& space) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   // False: the tier took nothing a moment ago.
   bool Takes(const Space& space);
   bool JobsWait();
@@ -128,6 +129,7 @@ class TierMover {
 
   const std::shared_ptr<Tier> tier_;
   const Spaces spaces_;
+  const uint64_t capacity_bytes_;  // The tier's; 0: nobody knows.
   BufferStock down_, up_;
   const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
   // Only the mover's thread uses these.
@@ -136,6 +138,9 @@ class TierMover {
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
   uint64_t rounds_ = 0;  // Spaces take turns at being the first.
+  // What is next to leave a space takes so much of the tier at most. If it took more than there is, the last copies would push
+  // out the first, and each round would write all of them again.
+  uint64_t share_bytes_ = UINT64_MAX;
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
   bool no_buffers_ = false;  // The round under way found none left.

@@ -217,6 +217,26 @@ TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {
   EXPECT_EQ(tier_->usage().counters.stored, 0);
 }
 
+// A round would push out below what the round before has written, and write it again.
+TEST_F(TierTest, ATierThatIsSmallerThanWhatMayLeaveIsNotWrittenForEver) {
+  Begin(TierWrite::kEvict, 40);
+  // Some 220 of these 632 blocks have room below.
+  for (int chain = 0; chain < 158; ++chain) {
+    const std::vector<uint64_t> blocks = engine_->Lease(4);
+    ASSERT_EQ(blocks.size(), 4);
+    engine_->Seal(blocks, Keys("c" + std::to_string(chain), 4));
+    engine_->Release(blocks);
+    Settle({engine_.get()});
+  }
+  ASSERT_LT(Blocks().free(), 8);
+  for (int round = 0; round < 20; ++round) {
+    tier_->Drain();
+    daemon_->MoveTierOnce();
+  }
+  EXPECT_GT(tier_->usage().counters.stored, 100);
+  EXPECT_LT(tier_->usage().counters.stored, 220);
+}
+
 TEST_F(TierTest, WhatNoSessionUsesIsWritten) {
   Begin(TierWrite::kEvict, 100);
   Compute(keys_);
