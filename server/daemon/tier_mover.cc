@@ -164,7 +164,11 @@ bool TierMover::Advance(Job* job) {
   return true;
 }
 
-BlockRef TierMover::Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job) {
+BlockRef TierMover::Hold(SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job) {
+  // What is held stays, whatever others do meanwhile.
+  turn.Worked(Turn::kNames);
+  turn.Breathe();
+  if (space->state.growth.closed()) return kNullRef;
   const GroupQuery query{.group = key.group, .keys = {&key, 1}};
   MatchOutcome found;
   space->state.pool.MatchOn(holder, turn.now, {&query, 1}, &found);
@@ -188,7 +192,7 @@ bool TierMover::Begin(Job* job) {
     }
     before = &block.key;
   }
-  return true;
+  return !space.state.growth.closed();
 }
 
 bool TierMover::GaveUp(const Fetch& fetch, uint64_t until_ms) {
@@ -263,6 +267,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       placed[i].ref = Hold(turn, &space, holder, placed[i].key, job);  // It may have come by another way.
       count += placed[i].ref == kNullRef;
     }
+    if (state.growth.closed()) return false;
     // A slab that is on its way is waited for.
     const bool growing = state.growth.Lease(holder, turn.now, count, 0, &leased).growing;
     no_room = leased.size() < count && !growing;
@@ -293,6 +298,8 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     const Promotion::Block& wanted = blocks[job->next];
     job->fetches[job->next++].reset();
     if (block.at.empty()) continue;  // It was there.
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
     const SealEntry entry{.block = block.ref, .keys = {&block.key, 1}};
     SealVerdict outcome;
     state.pool.Seal(holder, turn.now, wanted.parent.has_value() ? &*wanted.parent : nullptr, {&entry, 1},

@@ -101,8 +101,9 @@ class TierMover {
   bool Advance(Job* job);
   // Holds what is in front of its blocks: leases for them would take that first. False: the space is closed.
   bool Begin(Job* job);
-  // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held.
-  static BlockRef Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
+  // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held. To find it
+  // may take as long as its chain is: others are let in before.
+  static BlockRef Hold(SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu);
   // The tier gave up on it, as the one who asked had less time than until `until_ms`.
   bool GaveUp(const Fetch& fetch, uint64_t until_ms);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -524,6 +525,27 @@ TEST_F(TierTest, PromotionTakesNothingThatIsHeldOrPromised) {
   EXPECT_EQ(match.tokens(), 32);
   EXPECT_EQ(counters().no_room, 8);
   EXPECT_EQ(Blocks().leased(), 13);
+}
+
+// To find or to seal one takes as long as its chain is.
+TEST_F(TierTest, OthersAreLetInBetweenBlocksThatComeUp) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  daemon_->MoveTierOnce();
+  tier_->Drain();
+  const uint64_t before = holds();
+  daemon_->MoveTierOnce();
+  EXPECT_GE(holds() - before, 2 * keys_.size());
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->match().tokens(), 160);
 }
 
 TEST_F(TierTest, PrefetchDoesNotWait) {
