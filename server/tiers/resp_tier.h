@@ -141,6 +141,10 @@ class RespTier final : public Tier {
                    std::function<void(uint64_t)> done) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Settle(const ErasureRef& erasure, const TierKey& key);
   void Doubt(const TierKey& key) ABSL_LOCKS_EXCLUDED(known_mu_);
+  // What is known of many is looked at, and changed, in parts.
+  absl::flat_hash_set<TierKey> KnownOf(const TierOwner& owner) ABSL_LOCKS_EXCLUDED(known_mu_);
+  void ForAll(absl::Span<const TierKey> keys, void (KnownKeys::*verb)(const TierKey& key))
+      ABSL_LOCKS_EXCLUDED(known_mu_);
   TierResult ResultOf(const RespReply& error);
 
   const Options options_;
