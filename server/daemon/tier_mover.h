@@ -87,6 +87,8 @@ class TierMover {
     absl::flat_hash_map<uint64_t, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
     // Keyed by space: the tier took nothing of what is behind this block.
     absl::flat_hash_map<uint64_t, uint32_t> look_again ABSL_GUARDED_BY(mu);
+    // The same, where it took some: what is behind it goes first.
+    absl::flat_hash_map<uint64_t, uint32_t> look_at_end ABSL_GUARDED_BY(mu);
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {
@@ -122,7 +124,7 @@ class TierMover {
   bool JobsWait();
   // What is resident and not below, in the order in which Flush writes.
   std::vector<BlockPool::Departing> Unwritten(Space* space);
-  uint64_t Demoted();
+  static uint64_t Demoted(const std::vector<std::shared_ptr<Space>>& spaces);
   // Answers how many of the blocks are done with: fewer where no buffer is left.
   size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);

@@ -517,6 +517,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
     return false;
   }
   const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
+  ++(promotion == nullptr ? below.counters.refused_waits : below.counters.waits);
   if (promotion == nullptr) return false;
   const bool on_stream = place.waiter == nullptr;
   // No other daemon brings it up.

@@ -394,6 +394,15 @@ TEST_F(TierTest, OneNodeThatFailsDoesNotKeepTheOthersFromWriting) {
   EXPECT_EQ(counters().demoted, 10);
 }
 
+TEST_F(TierTest, WhatNoSessionUsesIsWrittenThoughSomeOfItFails) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  tier_->stores_fail = TierResult::kFailed;
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+}
+
 TEST_F(TierTest, WhatNoSessionUsesIsWrittenOnceTheTierIsBack) {
   Begin(TierWrite::kEvict, 100);
   Compute(keys_);
@@ -558,6 +567,7 @@ TEST_F(TierTest, PrefetchDoesNotWait) {
   EXPECT_EQ(engine_->Do(prefetch).match().tokens(), 0);
   Move();
   EXPECT_EQ(engine_->Match(keys_).tokens(), 160);
+  EXPECT_EQ(counters().waits, 0);
 }
 
 TEST_F(TierTest, TooManyThatWaitAreAnsweredAtOnce) {
