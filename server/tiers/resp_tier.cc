@@ -258,6 +258,7 @@ void RespTier::Begin(const TaskRef& task) {
   task->stem = PieceKeyStem(options_.prefix, task->key);
   task->slot = RespSlotOf(task->stem);
   task->pieces = PiecesOf(load ? task->into->bytes() : task->value->bytes());
+  most_pieces_ = std::max(most_pieces_, task->pieces);
   TierPresence there;
   {
     MutexLock lock(&known_mu_);
@@ -538,7 +539,8 @@ void RespTier::AboutPieces(const ErasureRef& erasure, const TierKey& key, std::s
 
 void RespTier::FindPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first) {
   AboutPieces(erasure, key, "EXISTS", first, [this, erasure, key, first](uint64_t found) {
-    if (found > 0 && first < UINT32_MAX - 2 * kPiecesTogether) {
+    const bool more = found > 0 || first + kPiecesTogether < most_pieces_;
+    if (more && first < UINT32_MAX - 2 * kPiecesTogether) {
       return FindPieces(erasure, key, first + kPiecesTogether);
     }
     UnlinkPieces(erasure, key, first - kPiecesTogether, 0);

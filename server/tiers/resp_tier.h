@@ -132,7 +132,8 @@ class RespTier final : public Tier {
   void AskAbout(const TierKey& key);
   void Advance(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   void End(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_);
-  // Looks how many pieces there are, from those on that a value of one request has not. The last ones are unlinked first: as
+  // Looks how many pieces there are, from those on that a value of one request has not. The store may have evicted some in the
+  // middle: it looks as far as the largest value goes that was moved here. The last ones are unlinked first: as
   // long as a piece is there the first ones are, by which the next erasure finds it.
   void FindPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first);
   void UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first, uint64_t unlinked);
@@ -167,6 +168,7 @@ class RespTier final : public Tier {
   RespRouter router_;
   std::multimap<Deadline, TaskRef> deadlines_;
   absl::flat_hash_set<TaskRef> under_way_;
+  uint32_t most_pieces_ = 0;  // Of a value that was loaded or stored.
   std::chrono::steady_clock::time_point warn_again_;
   std::thread thread_;
 };
