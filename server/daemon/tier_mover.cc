@@ -23,6 +23,7 @@ constexpr uint64_t kAllSpaces = 0;
 TierMover::TierMover(const Options& options, Spaces spaces)
     : tier_(options.tier),
       spaces_(std::move(spaces)),
+      capacity_bytes_(tier_->usage().capacity_bytes),
       down_(options.buffer_bytes),
       up_(options.buffer_bytes) {
   if (options.thread) thread_ = std::thread([this] { Run(); });
@@ -87,6 +88,7 @@ bool TierMover::RunRound() {
       if (looked_at != looked_at_.end()) looked_at->second = std::min(looked_at->second, at);
     }
     if (mail_->give_up_ms.size() > kMostGivenUp) mail_->give_up_ms.clear();
+    if (mail_->look_at_end.size() > kMostGivenUp) mail_->look_at_end.clear();
   }
   std::move(came.begin(), came.end(), std::back_inserter(jobs_));
   bool more = false;
@@ -100,6 +102,8 @@ bool TierMover::RunRound() {
     if (!spaces.empty()) {
       std::rotate(spaces.begin(), spaces.begin() + static_cast<ptrdiff_t>(++rounds_ % spaces.size()),
                   spaces.end());
+      // Half of it: values of many sizes leave gaps.
+      if (capacity_bytes_ > 0) share_bytes_ = capacity_bytes_ / 2 / spaces.size();
     }
     bool left = false;
     no_buffers_ = false;
@@ -161,7 +165,11 @@ bool TierMover::Advance(Job* job) {
   return true;
 }
 
-BlockRef TierMover::Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job) {
+BlockRef TierMover::Hold(SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job) {
+  // What is held stays, whatever others do meanwhile.
+  turn.Worked(Turn::kNames);
+  turn.Breathe();
+  if (space->state.growth.closed()) return kNullRef;
   const GroupQuery query{.group = key.group, .keys = {&key, 1}};
   MatchOutcome found;
   space->state.pool.MatchOn(holder, turn.now, {&query, 1}, &found);
@@ -185,7 +193,7 @@ bool TierMover::Begin(Job* job) {
     }
     before = &block.key;
   }
-  return true;
+  return !space.state.growth.closed();
 }
 
 bool TierMover::GaveUp(const Fetch& fetch, uint64_t until_ms) {
@@ -260,6 +268,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       placed[i].ref = Hold(turn, &space, holder, placed[i].key, job);  // It may have come by another way.
       count += placed[i].ref == kNullRef;
     }
+    if (state.growth.closed()) return false;
     // A slab that is on its way is waited for.
     const bool growing = state.growth.Lease(holder, turn.now, count, 0, &leased).growing;
     no_room = leased.size() < count && !growing;
@@ -290,6 +299,8 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     const Promotion::Block& wanted = blocks[job->next];
     job->fetches[job->next++].reset();
     if (block.at.empty()) continue;  // It was there.
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
     const SealEntry entry{.block = block.ref, .keys = {&block.key, 1}};
     SealVerdict outcome;
     state.pool.Seal(holder, turn.now, wanted.parent.has_value() ? &*wanted.parent : nullptr, {&entry, 1},
@@ -300,7 +311,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
     }
     if (outcome.canonical != kNullRef) job->held.push_back(outcome.canonical);
-    ++state.below.counters.promoted;
+    state.below.counters.promoted += outcome.verdict == Verdict::kDone;
   }
   *moved = *moved || !placed.empty();
   if (lost && !blocks[job->next].tried) ++state.below.counters.lost;
@@ -335,14 +346,21 @@ bool TierMover::Takes(const Space& space) {
   return space.NowMs() >= std::max(until(space.facts.id), until(kAllSpaces));
 }
 
-uint32_t TierMover::Ahead(const Growth& growth) {
-  return std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
+uint32_t TierMover::Ahead(const Space& space) const {
+  const Growth& growth = space.state.growth;
+  const uint64_t ahead = std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(share_bytes_ / WholePages(ValueBytes(space)), 1, ahead));
 }
 
 bool TierMover::NextUnused(const Space& space, std::vector<BlockPool::Departing>* out) {
   const BlockPool& pool = space.state.pool;
   uint32_t& at = looked_at_[space.facts.id];
   at = std::min(at, pool.capacity());  // Some of it may have been given back.
+  if (at == pool.capacity()) {
+    MutexLock lock(&mail_->mu);
+    const auto failed = mail_->look_at_end.extract(space.facts.id);
+    if (!failed.empty()) at = std::min(at, failed.mapped());
+  }
   for (const uint32_t end = at + std::min(kLookedAt, pool.capacity() - at); at < end;) {
     const absl::StatusOr<BlockView> view = pool.View(BlockId{++at}, space.NowMs());
     if (view.ok() && pool.IsResident(view->ref)) out->push_back({view->ref, view->key});
@@ -360,7 +378,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     SpaceState& state = space->state;
     if (state.growth.closed() || !state.below.on()) return false;
     const bool by_seal = state.below.wants_sealed();
-    const uint32_t ahead = Ahead(state.growth);
+    const uint32_t ahead = Ahead(*space);
     unused = state.sessions.empty();
     if (unused) {
       more = NextUnused(*space, &next);
@@ -437,11 +455,13 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
     copies.push_back(std::move(copy));
   }
   std::vector<TierStore> stores;
+  std::vector<uint32_t> of;  // The block of each.
   {
     SpaceLock lock(*space);
     for (size_t i = 0; i < copies.size(); ++i) {
       if (copies[i] == nullptr) continue;
       if (space->state.pool.IsResident(placed[i].ref)) {
+        of.push_back(Index(placed[i].ref.id));
         stores.push_back({TierKeyOf(space->facts, placed[i].key), std::move(copies[i])});
       } else {
         ++space->state.below.counters.moved;
@@ -461,31 +481,31 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
   struct Batch {
     size_t left = 0;
     bool stored = false, failed = false;
-    uint32_t first = UINT32_MAX;
+    uint32_t first = UINT32_MAX;  // Of the blocks that the tier did not take.
   };
   const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
-  for (const Placed& block : placed) batch->first = std::min(batch->first, Index(block.ref.id));
-  tier_->Store(std::move(stores),
-               [space, mail = mail_, batch, keys = std::move(keys)](size_t index, TierResult result) {
-                 {
-                   SpaceLock lock(*space);
-                   BelowCounters& counters = space->state.below.counters;
-                   ++(result == TierResult::kDone ? counters.demoted : counters.dropped);
-                 }
-                 MutexLock lock(&mail->mu);
-                 mail->going_down.erase(keys[index]);
-                 batch->stored |= result == TierResult::kDone;
-                 batch->failed |= result == TierResult::kFailed;
-                 const uint64_t id = space->facts.id, again_ms = space->NowMs() + kGiveUpMs;
-                 // What has no room for the values of one space may have it for others.
-                 if (result != TierResult::kDone && result != TierResult::kFailed)
-                   mail->give_up_ms[id] = again_ms;
-                 if (--batch->left > 0 || batch->stored) return;
-                 // One of many nodes may be gone: it alone does not keep the others from what they would take.
-                 if (batch->failed) mail->give_up_ms[kAllSpaces] = again_ms;
-                 uint32_t& again = mail->look_again.try_emplace(id, UINT32_MAX).first->second;
-                 again = std::min(again, batch->first - 1);
-               });
+  tier_->Store(std::move(stores), [space, mail = mail_, batch, of = std::move(of), keys = std::move(keys)](
+                                      size_t index, TierResult result) {
+    {
+      SpaceLock lock(*space);
+      BelowCounters& counters = space->state.below.counters;
+      ++(result == TierResult::kDone ? counters.demoted : counters.dropped);
+    }
+    MutexLock lock(&mail->mu);
+    mail->going_down.erase(keys[index]);
+    batch->stored |= result == TierResult::kDone;
+    batch->failed |= result == TierResult::kFailed;
+    const uint64_t id = space->facts.id, again_ms = space->NowMs() + kGiveUpMs;
+    // What has no room for the values of one space may have it for others.
+    if (result != TierResult::kDone && result != TierResult::kFailed) mail->give_up_ms[id] = again_ms;
+    if (result != TierResult::kDone) batch->first = std::min(batch->first, of[index]);
+    if (--batch->left > 0 || batch->first == UINT32_MAX) return;
+    // One of many nodes may be gone: it alone does not keep the others from what they would take.
+    if (batch->failed && !batch->stored) mail->give_up_ms[kAllSpaces] = again_ms;
+    auto& look = batch->stored ? mail->look_at_end : mail->look_again;
+    uint32_t& again = look.try_emplace(id, UINT32_MAX).first->second;
+    again = std::min(again, batch->first - 1);
+  });
   return handled;
 }
 
@@ -532,9 +552,9 @@ std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
   return blocks;
 }
 
-uint64_t TierMover::Demoted() {
+uint64_t TierMover::Demoted(const std::vector<std::shared_ptr<Space>>& spaces) {
   uint64_t demoted = 0;
-  for (const std::shared_ptr<Space>& space : spaces_()) {
+  for (const std::shared_ptr<Space>& space : spaces) {
     SpaceLock lock(*space);
     demoted += space->state.below.counters.demoted;
   }
@@ -543,9 +563,11 @@ uint64_t TierMover::Demoted() {
 
 TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
-  const uint64_t before = Demoted();
+  // Some may be closed meanwhile.
+  const std::vector<std::shared_ptr<Space>> spaces = spaces_();
+  const uint64_t before = Demoted(spaces);
   uint64_t found = 0;
-  for (const std::shared_ptr<Space>& space : spaces_()) {
+  for (const std::shared_ptr<Space>& space : spaces) {
     if (!space->facts.tier_space.has_value()) continue;
     const std::vector<BlockPool::Departing> blocks = Unwritten(space.get());
     found += blocks.size();
@@ -558,7 +580,7 @@ TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
     }
   }
   tier_->Drain();
-  const uint64_t written = Demoted() - before;
+  const uint64_t written = Demoted(spaces) - before;
   return {.written = written, .left = found - std::min(found, written)};
 }
 

@@ -53,7 +53,8 @@ class TierMover {
   // Blocks placed under one hold of a space's mutex.
   static constexpr size_t kSlice = 64;
   // So many blocks next to leave have a copy below, or one on its way: at least kAhead, and twice what reclaiming takes at
-  // once. They are looked for under one hold of the mutex, a millisecond for kMostAhead.
+  // once, as far as their space's share of the tier goes. They are looked for under one hold of the mutex, a millisecond
+  // for kMostAhead.
   static constexpr uint32_t kAhead = 1024, kMostAhead = 16384;
   // Blocks of a space without sessions that are looked at under one hold of its mutex: 0.2 ms.
   static constexpr uint32_t kLookedAt = 1024;
@@ -86,6 +87,8 @@ class TierMover {
     absl::flat_hash_map<uint64_t, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
     // Keyed by space: the tier took nothing of what is behind this block.
     absl::flat_hash_map<uint64_t, uint32_t> look_again ABSL_GUARDED_BY(mu);
+    // The same, where it took some: what is behind it goes first.
+    absl::flat_hash_map<uint64_t, uint32_t> look_at_end ABSL_GUARDED_BY(mu);
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {
@@ -100,8 +103,9 @@ class TierMover {
   bool Advance(Job* job);
   // Holds what is in front of its blocks: leases for them would take that first. False: the space is closed.
   bool Begin(Job* job);
-  // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held.
-  static BlockRef Hold(const SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
+  // The daemon holds the block under this key until the job is over; kNullRef: it is not resident, or can't be held. To find it
+  // may take as long as its chain is: others are let in before.
+  static BlockRef Hold(SpaceTurn& turn, Space* space, Holder holder, const BlockKey& key, Job* job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(space->mu);
   // The tier gave up on it, as the one who asked had less time than until `until_ms`.
   bool GaveUp(const Fetch& fetch, uint64_t until_ms);
@@ -114,13 +118,13 @@ class TierMover {
   // Appends the next blocks of a space that no session uses. True: there are more.
   bool NextUnused(const Space& space, std::vector<BlockPool::Departing>* out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
-  static uint32_t Ahead(const Growth& growth);
+  uint32_t Ahead(const Space& space) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   // False: the tier took nothing a moment ago.
   bool Takes(const Space& space);
   bool JobsWait();
   // What is resident and not below, in the order in which Flush writes.
   std::vector<BlockPool::Departing> Unwritten(Space* space);
-  uint64_t Demoted();
+  static uint64_t Demoted(const std::vector<std::shared_ptr<Space>>& spaces);
   // Answers how many of the blocks are done with: fewer where no buffer is left.
   size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
@@ -128,6 +132,7 @@ class TierMover {
 
   const std::shared_ptr<Tier> tier_;
   const Spaces spaces_;
+  const uint64_t capacity_bytes_;  // The tier's; 0: nobody knows.
   BufferStock down_, up_;
   const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
   // Only the mover's thread uses these.
@@ -136,6 +141,9 @@ class TierMover {
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
   uint64_t rounds_ = 0;  // Spaces take turns at being the first.
+  // What is next to leave a space takes so much of the tier at most. If it took more than there is, the last copies would push
+  // out the first, and each round would write all of them again.
+  uint64_t share_bytes_ = UINT64_MAX;
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
   bool no_buffers_ = false;  // The round under way found none left.

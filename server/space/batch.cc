@@ -517,6 +517,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
     return false;
   }
   const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
+  ++(promotion == nullptr ? below.counters.refused_waits : below.counters.waits);
   if (promotion == nullptr) return false;
   const bool on_stream = place.waiter == nullptr;
   // No other daemon brings it up.
@@ -655,6 +656,10 @@ void Batches::Readmit(Turn& turn, Session* session) {
     if (session->ready) {
       session->lacks_blocks = false;
       session->parked.AdmitLacking();
+    } else {
+      // What waited for a promotion that is over goes on once they are mapped, and nobody else says when that is.
+      session->lacks_blocks = true;
+      lacking_[session->terms.id] = session->weak_from_this();
     }
     while (true) {
       turn.Breathe();

@@ -98,7 +98,6 @@ std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t until_ms,
   size_t& waits = waits_[session];
   if (under_way_.size() >= kMostPromotions || waits >= kMostWaits) {
     if (waits == 0) waits_.erase(session);
-    ++counters.refused_waits;
     return nullptr;
   }
   auto promotion = std::make_shared<Promotion>();
@@ -107,7 +106,6 @@ std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t until_ms,
   promotion->blocks = std::move(blocks);
   under_way_[promotion->id] = session;
   ++waits;
-  ++counters.waits;
   return promotion;
 }
 

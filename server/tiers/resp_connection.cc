@@ -267,6 +267,7 @@ void RespConnection::Greeted(const RespReply& reply) {
 void RespConnection::Send(RespRequest request) {
   const Clock::time_point now = Clock::now();
   if (in_flight_.empty()) progress_ = now;
+  if (request.sent != nullptr) *request.sent = true;
   Put(request);
   window_ += request.cost();
   in_flight_.push_back({std::move(request), now});

@@ -45,6 +45,7 @@ struct RespRequest {
   RespLimits limits;
   uint64_t reply_bytes = 0;          // So long the reply is likely to be.
   std::shared_ptr<const bool> over;  // It is true once nobody waits any more; null: never.
+  std::shared_ptr<bool> sent;        // Becomes true once it is on a connection; null: nobody asks.
   Done done;
   // So many others were asked before, and sent it on.
   int hops = 0;

@@ -1,5 +1,7 @@
 #include "server/tiers/resp_known.h"
 
+#include <iterator>
+
 #include "absl/hash/hash.h"
 
 namespace kvpool {
@@ -11,7 +13,13 @@ TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
     Drop(found->second);
     return TierPresence::kUnknown;
   }
-  order_.splice(order_.end(), order_, found->second);
+  const Place place = found->second, next = std::next(place);
+  if (next != order_.end()) {
+    for (Walk* const walk : walks_) {
+      if (walk->at_ == place) walk->at_ = next;
+    }
+    order_.splice(order_.end(), order_, place);
+  }
   return found->second->state == State::kThere ? TierPresence::kYes : TierPresence::kNo;
 }
 
@@ -64,20 +72,29 @@ void KnownKeys::Set(const TierKey& key, State state, Clock::time_point until) {
   there_ += state == State::kThere;
 }
 
-std::vector<TierKey> KnownKeys::Of(const TierOwner& owner) const {
-  std::vector<TierKey> keys;
-  for (const Known& known : order_) {
-    if (known.state != State::kNotThere && known.key.owner == owner && !doubted_.contains(known.key)) {
-      keys.push_back(known.key);
-    }
+bool KnownKeys::Step(Walk* walk, const TierOwner& owner, size_t most, std::vector<TierKey>* out) {
+  if (!walk->begun_) {
+    walk->begun_ = true;
+    walk->at_ = order_.begin();
+    walks_.push_back(walk);
   }
-  for (const TierKey& key : doubted_) {
-    if (key.owner == owner) keys.push_back(key);
+  for (; most > 0 && walk->at_ != order_.end(); ++walk->at_, --most) {
+    if (walk->at_->state != State::kNotThere && walk->at_->key.owner == owner) out->push_back(walk->at_->key);
   }
-  return keys;
+  auto next = walk->doubted_.has_value() ? doubted_.upper_bound(*walk->doubted_) : doubted_.begin();
+  for (; most > 0 && next != doubted_.end(); ++next, --most) {
+    walk->doubted_ = *next;
+    if (next->owner == owner) out->push_back(*next);
+  }
+  if (walk->at_ != order_.end() || next != doubted_.end()) return true;
+  std::erase(walks_, walk);
+  return false;
 }
 
 void KnownKeys::Drop(Place place) {
+  for (Walk* const walk : walks_) {
+    if (walk->at_ == place) ++walk->at_;
+  }
   there_ -= place->state == State::kThere;
   places_.erase(place->hash);
   order_.erase(place);

@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <optional>
+#include <tuple>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "server/tiers/tier.h"
 
 namespace kvpool {
@@ -37,8 +39,8 @@ class KnownKeys {
   uint64_t erased() const { return erased_; }
   // Nothing is known of it, and nothing learned from what was asked before.
   void Erased(const TierKey& key);
-  // It may be there: the store was to take it away, and did not say that it has. It stays in doubt until Settle, whatever is
-  // learned of it. At most kMost are: once there were more, lost_doubts is true for good.
+  // It may be there: the store was to keep it, or to take it away, and did not say which of both it is. It stays in doubt until
+  // Settle, whatever is learned of it. At most kMost are: once there were more, lost_doubts is true for good.
   void Doubt(const TierKey& key);
   bool lost_doubts() const { return lost_doubts_; }
   void Settle(const TierKey& key) { doubted_.erase(key); }
@@ -46,8 +48,6 @@ class KnownKeys {
   void Forget(const TierKey& key);
   // So many are there.
   uint64_t there() const { return there_; }
-  // The owner's keys that are there or in doubt, and those that somebody asks about.
-  std::vector<TierKey> Of(const TierOwner& owner) const;
 
  private:
   enum class State : uint8_t { kAsked, kThere, kNotThere };
@@ -58,14 +58,39 @@ class KnownKeys {
     Clock::time_point until;
   };
   using Place = std::list<Known>::iterator;
+  struct InOrder {
+    bool operator()(const TierKey& a, const TierKey& b) const {
+      return std::tie(a.space, a.block, a.group, a.raw) < std::tie(b.space, b.block, b.group, b.raw);
+    }
+  };
 
+ public:
+  // How far somebody has come who looks at all keys.
+  class Walk {
+   public:
+    Walk() = default;
+    Walk(const Walk&) = delete;
+    Walk& operator=(const Walk&) = delete;
+
+   private:
+    friend class KnownKeys;
+    bool begun_ = false;
+    Place at_;
+    std::optional<TierKey> doubted_;  // The last of those.
+  };
+  // Looks at `most` more keys, and appends the owner's that are there or in doubt, and those that somebody asks about. False: it has
+  // seen all. Between two steps anything may change: what is used meanwhile may come twice. A walk goes on until it has seen all.
+  bool Step(Walk* walk, const TierOwner& owner, size_t most, std::vector<TierKey>* out);
+
+ private:
   void Set(const TierKey& key, State state, Clock::time_point until);
   void Drop(Place place);
 
   const Options options_;
   std::list<Known> order_;  // The least recently used one is the first.
   absl::flat_hash_map<uint64_t, Place> places_;
-  absl::flat_hash_set<TierKey> doubted_;
+  std::vector<Walk*> walks_;  // Those under way.
+  absl::btree_set<TierKey, InOrder> doubted_;
   bool lost_doubts_ = false;
   uint64_t erased_ = 0;
   // By hash, which of them a key was. Beyond kMost they are forgotten, and no question from before counts: erased_from_.

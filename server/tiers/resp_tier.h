@@ -90,6 +90,7 @@ class RespTier final : public Tier {
     std::string stem;  // See PieceKeyStem.
     uint16_t slot = 0;
     uint32_t pieces = 0, unanswered = 0;
+    bool set = false;  // The SET of a piece was sent.
     TierResult worst = TierResult::kDone;
     std::vector<PieceHeader> headers;  // A load's, as far as they came; of no pieces where one is damaged.
     std::vector<bool> came;            // Did anything?
@@ -126,12 +127,13 @@ class RespTier final : public Tier {
   void OnAsked(const TaskRef& task, uint32_t piece, const RespReply* reply);
   void StorePiece(const TaskRef& task, uint32_t piece);
   void OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply);
-  // Nobody waits for it.
+  // Nobody waits for it: where the store does not say that it did it, the value is in doubt.
   void Unlink(const TaskRef& task, uint32_t first);
   void AskAbout(const TierKey& key);
   void Advance(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   void End(const ErasureRef& erasure) ABSL_LOCKS_EXCLUDED(mu_);
-  // Looks how many pieces there are, from those on that a value of one request has not. The last ones are unlinked first: as
+  // Looks how many pieces there are, from those on that a value of one request has not. The store may have evicted some in the
+  // middle: it looks as far as the largest value goes that was moved here. The last ones are unlinked first: as
   // long as a piece is there the first ones are, by which the next erasure finds it.
   void FindPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first);
   void UnlinkPieces(const ErasureRef& erasure, const TierKey& key, uint32_t first, uint64_t unlinked);
@@ -139,6 +141,11 @@ class RespTier final : public Tier {
   void AboutPieces(const ErasureRef& erasure, const TierKey& key, std::string_view command, uint32_t first,
                    std::function<void(uint64_t)> done) ABSL_LOCKS_EXCLUDED(known_mu_);
   void Settle(const ErasureRef& erasure, const TierKey& key);
+  void Doubt(const TierKey& key) ABSL_LOCKS_EXCLUDED(known_mu_);
+  // What is known of many is looked at, and changed, in parts.
+  absl::flat_hash_set<TierKey> KnownOf(const TierOwner& owner) ABSL_LOCKS_EXCLUDED(known_mu_);
+  void ForAll(absl::Span<const TierKey> keys, void (KnownKeys::*verb)(const TierKey& key))
+      ABSL_LOCKS_EXCLUDED(known_mu_);
   TierResult ResultOf(const RespReply& error);
 
   const Options options_;
@@ -161,6 +168,7 @@ class RespTier final : public Tier {
   RespRouter router_;
   std::multimap<Deadline, TaskRef> deadlines_;
   absl::flat_hash_set<TaskRef> under_way_;
+  uint32_t most_pieces_ = 0;  // Of a value that was loaded or stored.
   std::chrono::steady_clock::time_point warn_again_;
   std::thread thread_;
 };

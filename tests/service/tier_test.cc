@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -217,6 +218,26 @@ TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {
   EXPECT_EQ(tier_->usage().counters.stored, 0);
 }
 
+// A round would push out below what the round before has written, and write it again.
+TEST_F(TierTest, ATierThatIsSmallerThanWhatMayLeaveIsNotWrittenForEver) {
+  Begin(TierWrite::kEvict, 40);
+  // Some 220 of these 632 blocks have room below.
+  for (int chain = 0; chain < 158; ++chain) {
+    const std::vector<uint64_t> blocks = engine_->Lease(4);
+    ASSERT_EQ(blocks.size(), 4);
+    engine_->Seal(blocks, Keys("c" + std::to_string(chain), 4));
+    engine_->Release(blocks);
+    Settle({engine_.get()});
+  }
+  ASSERT_LT(Blocks().free(), 8);
+  for (int round = 0; round < 20; ++round) {
+    tier_->Drain();
+    daemon_->MoveTierOnce();
+  }
+  EXPECT_GT(tier_->usage().counters.stored, 100);
+  EXPECT_LT(tier_->usage().counters.stored, 220);
+}
+
 TEST_F(TierTest, WhatNoSessionUsesIsWritten) {
   Begin(TierWrite::kEvict, 100);
   Compute(keys_);
@@ -373,6 +394,15 @@ TEST_F(TierTest, OneNodeThatFailsDoesNotKeepTheOthersFromWriting) {
   EXPECT_EQ(counters().demoted, 10);
 }
 
+TEST_F(TierTest, WhatNoSessionUsesIsWrittenThoughSomeOfItFails) {
+  Begin(TierWrite::kEvict, 100);
+  Compute(keys_);
+  tier_->stores_fail = TierResult::kFailed;
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(counters().demoted, 10);
+}
+
 TEST_F(TierTest, WhatNoSessionUsesIsWrittenOnceTheTierIsBack) {
   Begin(TierWrite::kEvict, 100);
   Compute(keys_);
@@ -411,6 +441,30 @@ TEST_F(TierTest, ALateLoadIsNotWaitedFor) {
   // What comes now goes to nobody.
   Move();
   EXPECT_EQ(counters().promoted, 0);
+}
+
+TEST_F(TierTest, AWaitIsAnsweredOnceItsSessionHasMappedItsSlabs) {
+  Begin(TierWrite::kSeal, 2);
+  Compute(keys_);
+  Move();
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict({}, &evicted).ok());
+  ASSERT_EQ(evicted.evicted(), 10);
+  tier_->hangs = true;
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  daemon_->MoveTierOnce();
+  // The space grows, and the engine does not map the slab in time.
+  EXPECT_EQ(engine_->Lease(12).size(), 12);
+  daemon_->HousekeepOnce();
+  clock_.Advance(kPatienceMs + 1);
+  daemon_->HousekeepOnce();
+  Move();
+  EXPECT_FALSE(answer.has_value());
+  EXPECT_TRUE(engine_->MapSlabs());
+  daemon_->HousekeepOnce();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->match().tokens(), 160);
 }
 
 TEST_F(TierTest, OneLoadServesAllThatWait) {
@@ -482,6 +536,27 @@ TEST_F(TierTest, PromotionTakesNothingThatIsHeldOrPromised) {
   EXPECT_EQ(Blocks().leased(), 13);
 }
 
+// To find or to seal one takes as long as its chain is.
+TEST_F(TierTest, OthersAreLetInBetweenBlocksThatComeUp) {
+  Begin();
+  Compute(keys_);
+  Move();
+  PushOut();
+  const auto holds = [&] {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  daemon_->MoveTierOnce();
+  tier_->Drain();
+  const uint64_t before = holds();
+  daemon_->MoveTierOnce();
+  EXPECT_GE(holds() - before, 2 * keys_.size());
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->match().tokens(), 160);
+}
+
 TEST_F(TierTest, PrefetchDoesNotWait) {
   Begin();
   Compute(keys_);
@@ -492,6 +567,7 @@ TEST_F(TierTest, PrefetchDoesNotWait) {
   EXPECT_EQ(engine_->Do(prefetch).match().tokens(), 0);
   Move();
   EXPECT_EQ(engine_->Match(keys_).tokens(), 160);
+  EXPECT_EQ(counters().waits, 0);
 }
 
 TEST_F(TierTest, TooManyThatWaitAreAnsweredAtOnce) {

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -247,6 +249,45 @@ TEST(RespKnown, AnAnswerFromBeforeAnErasureIsNotBelieved) {
   for (uint32_t i = 0; i <= KnownKeys::kMost; ++i) known.Erased(KeyOf(i));
   known.Learn(KeyOf(3), true, now, then);
   EXPECT_EQ(known.Find(KeyOf(3), now), TierPresence::kUnknown);
+}
+
+TEST(RespKnown, AWalkFindsAllWhateverHappensMeanwhile) {
+  KnownKeys known({.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)});
+  const KnownKeys::Clock::time_point now{};
+  // Even numbers are one owner's.
+  for (uint32_t i = 0; i < 20; ++i) known.Learn(KeyOf(i), i != 4, now, known.erased());
+  for (uint32_t i = 100; i < 110; ++i) known.Doubt(KeyOf(i));
+  KnownKeys::Walk walk, other;
+  std::vector<TierKey> found, of_other;
+  const auto step = [&] {
+    const size_t before = found.size();
+    const bool more = known.Step(&walk, OwnerOf(0), 3, &found);
+    EXPECT_LE(found.size() - before, 3);
+    return more;
+  };
+  ASSERT_TRUE(step());
+  ASSERT_TRUE(known.Step(&other, OwnerOf(1), 3, &of_other));
+  // What they come to next goes, and is used: then it is the last.
+  known.Forget(KeyOf(3));
+  known.Forget(KeyOf(4));
+  for (const uint32_t i : {6u, 0u, 19u, 5u}) EXPECT_EQ(known.Find(KeyOf(i), now), TierPresence::kYes);
+  known.Settle(KeyOf(100));
+  while (step()) {
+  }
+  while (known.Step(&other, OwnerOf(1), 3, &of_other)) {
+  }
+  const auto numbers = [](const std::vector<TierKey>& keys) {
+    std::set<uint32_t> all;
+    for (uint32_t i = 0; i < 110; ++i) {
+      if (std::find(keys.begin(), keys.end(), KeyOf(i)) != keys.end()) all.insert(i);
+    }
+    return all;
+  };
+  EXPECT_THAT(numbers(found), testing::ElementsAre(0, 2, 6, 8, 10, 12, 14, 16, 18, 102, 104, 106, 108));
+  EXPECT_THAT(numbers(of_other),
+              testing::ElementsAre(1, 5, 7, 9, 11, 13, 15, 17, 19, 101, 103, 105, 107, 109));
+  // It is over: what goes now is nothing to it.
+  known.Forget(KeyOf(19));
 }
 
 TEST(RespKnown, TheLeastRecentlyUsedOneGoesFirst) {

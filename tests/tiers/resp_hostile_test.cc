@@ -9,11 +9,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
 #include "tests/tiers/redis_server.h"
@@ -24,10 +26,11 @@ namespace {
 
 using testing::Each;
 
-// Greets as a server does, and answers whatever comes then with what `say` makes.
+// Greets as a server does, and answers whatever comes then with what `say` makes of it, or hangs up.
 class FakeServer {
  public:
-  explicit FakeServer(std::function<std::string()> say) : say_(std::move(say)) {
+  using Say = std::function<std::optional<std::string>(const std::string& asked)>;
+  explicit FakeServer(Say say) : say_(std::move(say)) {
     listener_.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -71,16 +74,16 @@ class FakeServer {
     char bytes[65536];
     const ssize_t got = recv(client->fd.get(), bytes, sizeof(bytes), 0);
     if (got <= 0) return false;
-    std::string answer = "+PONG\r\n";
+    std::optional<std::string> answer = "+PONG\r\n";
     if (client->greeted) {
-      answer = say_();
+      answer = say_(std::string(bytes, static_cast<size_t>(got)));
       ++said_;
     }
     client->greeted = true;
-    return send(client->fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) >= 0;
+    return answer.has_value() && send(client->fd.get(), answer->data(), answer->size(), MSG_NOSIGNAL) >= 0;
   }
 
-  const std::function<std::string()> say_;
+  const Say say_;
   UniqueFd listener_;
   uint16_t port_ = 0;
   std::atomic<bool> stop_{false};
@@ -155,7 +158,7 @@ class RespHostileTest : public testing::TestWithParam<RespCluster> {};
 
 TEST_P(RespHostileTest, GarbageIsNeverAValue) {
   std::mt19937 random(11);
-  FakeServer server([&] { return Garbage(&random); });
+  FakeServer server([&](const std::string&) { return Garbage(&random); });
   const auto tier = OpenResp(Impatient(server, GetParam()));
   uint32_t number = 0;
   const auto end = std::chrono::steady_clock::now() + 2 * kTestLimit;
@@ -175,8 +178,8 @@ INSTANTIATE_TEST_SUITE_P(Clusters, RespHostileTest,
 TEST(RespHostileServer, OneThatSendsOnInCirclesIsLeft) {
   std::unique_ptr<FakeServer> server;
   std::atomic<uint16_t> port{0};
-  server =
-      std::make_unique<FakeServer>([&] { return absl::StrCat("-ASK 1 127.0.0.1:", port.load(), "\r\n"); });
+  server = std::make_unique<FakeServer>(
+      [&](const std::string&) { return absl::StrCat("-ASK 1 127.0.0.1:", port.load(), "\r\n"); });
   port = server->endpoint().port;
   const auto tier = OpenResp(Impatient(*server, RespCluster::kOff));
   EXPECT_THAT(Store(tier.get(), {1}), Each(TierResult::kFailed));
@@ -185,19 +188,48 @@ TEST(RespHostileServer, OneThatSendsOnInCirclesIsLeft) {
 }
 
 TEST(RespHostileServer, ALineWithoutEndIsNotKept) {
-  FakeServer server([] { return std::string(20000, '+'); });
+  FakeServer server([](const std::string&) { return std::string(20000, '+'); });
   const auto tier = OpenResp(Impatient(server, RespCluster::kOff));
   EXPECT_THAT(Load(tier.get(), {1}).results, Each(TierResult::kFailed));
   EXPECT_GT(server.said(), 0);
 }
 
 TEST(RespHostileServer, OneThatSaysNothingIsLeftAlone) {
-  FakeServer server([] { return std::string(); });
+  FakeServer server([](const std::string&) { return std::string(); });
   const auto tier = OpenResp(Impatient(server, RespCluster::kOff));
   EXPECT_TRUE(Eventually([&] {
     EXPECT_THAT(Load(tier.get(), {1}).results, Each(TierResult::kFailed));
     return tier->usage().nodes_down == 1;
   }));
+}
+
+TEST(RespHostileServer, AValueWhoseReplyWasLostIsErased) {
+  std::atomic<int> unlinked{0};
+  FakeServer server([&](const std::string& asked) -> std::optional<std::string> {
+    if (absl::StrContains(asked, "EXISTS")) return ":0\r\n";
+    if (!absl::StrContains(asked, "UNLINK")) return std::nullopt;
+    ++unlinked;
+    return ":1\r\n";
+  });
+  RespTier::Options options = RespOptions(server.endpoint());
+  options.cluster = RespCluster::kOff;
+  const auto tier = OpenResp(options);
+  EXPECT_THAT(Store(tier.get(), {0}, 64), Each(TierResult::kFailed));
+  EXPECT_EQ(tier->CountOf(OwnerOf(0)).value_or(99), 1);
+  const TierErased erased = tier->Erase(OwnerOf(0), {});
+  EXPECT_EQ(erased.values, 1);
+  EXPECT_TRUE(erased.complete);
+  EXPECT_EQ(unlinked, 1);
+  EXPECT_EQ(tier->CountOf(OwnerOf(0)).value_or(99), 0);
+}
+
+TEST(RespHostileServer, WhatWasNeverSentIsNotInDoubt) {
+  FakeServer server([](const std::string&) { return std::nullopt; });
+  const auto tier = OpenResp(Impatient(server, RespCluster::kOff));
+  for (const uint64_t bytes : {uint64_t{64}, 2 * kMostPieceBytes}) {
+    EXPECT_THAT(Store(tier.get(), {0}, bytes), Each(TierResult::kFailed));
+  }
+  EXPECT_EQ(tier->CountOf(OwnerOf(0)).value_or(99), 0);
 }
 
 }  // namespace

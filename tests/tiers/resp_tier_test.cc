@@ -245,6 +245,14 @@ TEST_F(RespTierTest, AValueOfManyPiecesIsErasedFromItsEnd) {
   EXPECT_THAT(server_->Keys("*"), IsEmpty());
 }
 
+TEST_F(RespTierTest, PiecesBehindOthersThatTheStoreEvictedAreErased) {
+  Begin();
+  ASSERT_THAT(Store(tier_.get(), {0}, 40 * kMostPieceBytes), ElementsAre(TierResult::kDone));
+  for (uint32_t piece = 10; piece < 38; ++piece) ASSERT_EQ(server_->Command({"DEL", KeyAt(0, piece)}), "1");
+  EXPECT_EQ(tier_->Erase(OwnerOf(0), {}).values, 1);
+  EXPECT_THAT(server_->Keys("*"), IsEmpty());
+}
+
 TEST_F(RespTierTest, WhatTheStoreEvictsIsAMiss) {
   RedisServer::Options options;
   options.arguments = {"--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru"};
