@@ -34,7 +34,8 @@ absl::StatusOr<SharedMemory> SharedMemory::Make(const std::string& name, size_t 
 absl::StatusOr<SharedMemory> SharedMemory::Map(UniqueFd fd) {
   struct stat file;
   if (fstat(fd.get(), &file) != 0) return SystemError("looking at a memfd");
-  if ((fcntl(fd.get(), F_GET_SEALS) & kSeals) != kSeals || file.st_size <= 0) {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);  // -1: no memfd.
+  if (seals < 0 || (seals & kSeals) != kSeals || file.st_size <= 0) {
     return absl::InvalidArgumentError("a descriptor is not of memory that another daemon has made");
   }
   const auto bytes = static_cast<size_t>(file.st_size);

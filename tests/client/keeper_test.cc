@@ -489,6 +489,39 @@ TEST_F(KeeperTest, BlocksOfAnOldSessionComeBackWhenItsProcessEnds) {
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
 }
 
+TEST_F(KeeperTest, BlocksOfAStoppedMemberStayIntactWhileOthersEvictAllThatIsCached) {
+  StartWithKeeper();
+  PeerProcess peer(daemon_->socket());
+  ASSERT_EQ(peer.Ask("share 1 8"), "ok");
+  ASSERT_EQ(peer.Ask("match 1 8"), "8 8");
+  auto session = OpenWithoutMagazine();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> cached = KeysOf(*session, 2, 40);
+  Share(session.get(), cached);
+  peer.Signal(SIGSTOP);
+  ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  // As many as there are, though the space may have to grow first, for which it waits for the stopped one.
+  std::vector<Blocks> all;
+  bool short_of = false;
+  for (const Deadline deadline = Soon(); !short_of || Counts().cached() > 0;) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << Counts().ShortDebugString();
+    const Deadline shortly = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+    auto more = session->LeaseWithin(1, all.empty() ? deadline : shortly);
+    short_of = !more.ok();
+    if (short_of) continue;
+    std::memset(session->data((*more)[0]), 0xff, kBlockBytes);
+    all.push_back(*std::move(more));
+  }
+  EXPECT_GT(all.size(), cached.size());
+  // Until it is back it finds nothing; then it finds what it has held all the time.
+  peer.Signal(SIGCONT);
+  std::string found;
+  for (const Deadline deadline = Soon(); (found = peer.Ask("match 1 8")) == "0 0";)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon_->Log();
+  EXPECT_EQ(found, "8 8") << daemon_->Log();
+  EXPECT_TRUE(session->status().ok()) << session->status();
+}
+
 TEST_F(KeeperTest, ASessionOfAProgramInCLivesThroughTheDaemon) {
   StartWithKeeper();
   // The next daemon has the session back before its file is there.
@@ -546,6 +579,7 @@ TEST_F(KeeperTest, GivesUpOnADaemonThatCanNotStart) {
   ASSERT_EQ(rename(away.c_str(), daemon_->directory().c_str()), 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
   EXPECT_THAT(daemon_->Log(), HasSubstr("keeper gives up"));
+  EXPECT_THAT(daemon_->Log(), HasSubstr("failed_starts=5"));
 }
 
 TEST_F(KeeperTest, GivesUpOnADaemonThatDiesTooOftenHoweverFarItGot) {

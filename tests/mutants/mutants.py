@@ -24,17 +24,19 @@ TREE = ROOT / "build" / "mutants"
 RESULTS = pathlib.Path(__file__).with_name("results.tsv")
 SECONDS = 120  # A test program that takes longer hangs: the slowest of these takes a tenth of it.
 
-POOL = ["pool_test", "diary_test", "service_test"]
+POOL = ["pool_test", "diary_test", "recover_test", "service_test"]
 # Which test programs hold a source to account, the likeliest first.
 PROGRAMS = {
     "server/pool/block_pool.cc": POOL,
     "server/pool/hand_over.cc": POOL,
+    "server/pool/hold_table.h": POOL,
     "server/pool/match.cc": POOL,
     "server/pool/match_lookup.cc": POOL,
     "server/pool/pool_rep.cc": POOL,
     "server/pool/reclaim.cc": POOL,
     "server/pool/retention.cc": POOL,
     "server/pool/seal.cc": POOL,
+    "server/pool/undo_log.h": ["recover_test"],
     "server/space/answer_window.cc": ["service_test", "step_fuzz"],
     "server/space/batch.cc": ["service_test", "score_service_test", "step_fuzz"],
     "server/space/block_gates.cc": ["service_test", "score_service_test", "step_fuzz"],
@@ -59,20 +61,27 @@ SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" 
 # What stands on one line: a condition, a jump with its condition, a statement that is no declaration and no jump.
 CONDITION = re.compile(r"^(\s*(?:\} else )?(?:if|while) )\(([^;]*)\)( \{| (?:return|continue|break)\b.*;|)$")
 GUARD = re.compile(r"^\s*if \(.*\) (?:return|continue|break)\b.*;$")
-STATEMENT = re.compile(r"^\s*(?:(?:\+\+|--)[\w.>-]+|[\w.>:()\[\]*-]+(?: [-+|]?= .*|\(.*\)))\s*;$")
+STATEMENT = re.compile(r"^\s*(?:(?:\+\+|--)[\w.>*-]+|[\w.>:()\[\]*-]+(?: [-+|]?= .*|\(.*\)))\s*;$")
 NO_STATEMENT = re.compile(r"^\s*(?:return|break|continue|case|using|const|auto|co_|static|delete)\b")
+# Stores whose order counts: a word is saved before it changes, and a fence stands between others.
+SAVE = re.compile(r"\bSave\(")
+FENCE = re.compile(r"\batomic_signal_fence\(")
 # What is said to people is not what is held to account; an invariant's own check is never reached.
 LEFT_ALONE = re.compile(r"^\s*//|^\s*#|KVPOOL_CHECK|Log(?:Info|Warning|Error|\()|StrCat|template")
 
 
 class Mutant(NamedTuple):
-    """One change of one line. `nth` tells lines of the same text apart."""
+    """One change of one line. `nth` tells lines of the same text apart.
+
+    `swapped_with`: it changes places with the line so far behind it, whose text is `mutated`.
+    """
 
     source: str
     line: str
     nth: int
     change: str
     mutated: str
+    swapped_with: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -93,12 +102,28 @@ def changes(line: str, begins: bool) -> Iterator[tuple[str, str]]:
             yield f"{old.strip()} to {new.strip() or 'nothing'}, {nth}", code[: at.start()] + new + code[at.end():]
 
 
+def swap(lines: list[str], at: int) -> tuple[str, int] | None:
+    """(what is swapped, how far behind the line `at` the other line is) of stores whose order counts."""
+    between = lines[at + 1:at + 2]
+    if SAVE.search(lines[at]) and between and not SAVE.search(between[0]):
+        what, far = "saved after the store behind it", 1
+    elif between and FENCE.search(between[0]):
+        what, far = "swapped across a fence", 2
+    else:
+        return None
+    both = [lines[at], *lines[at + far:at + far + 1]]
+    return (what, far) if len(both) == 2 and all(STATEMENT.match(line) for line in both) else None
+
+
 def mutants_of(source: str, text: str) -> Iterator[Mutant]:
     seen: collections.Counter[str] = collections.Counter()
     before = ""
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
         nth = seen[line.strip()]
         seen[line.strip()] += 1
+        if found := swap(lines, at):
+            yield Mutant(source, line, nth, found[0], lines[at + found[1]], found[1])
         if not LEFT_ALONE.search(line):
             for change, mutated in changes(line, before.endswith((";", "{", "}", ":"))):
                 yield Mutant(source, line, nth, change, mutated)
@@ -109,6 +134,8 @@ def mutants_of(source: str, text: str) -> Iterator[Mutant]:
 def applied(mutant: Mutant, text: str) -> str:
     lines = text.splitlines()
     at = [i for i, line in enumerate(lines) if line.strip() == mutant.line.strip()][mutant.nth]
+    if mutant.swapped_with:
+        lines[at + mutant.swapped_with] = lines[at]
     lines[at] = mutant.mutated
     return "\n".join(lines) + "\n"
 

@@ -73,6 +73,20 @@ v1::OpenSession RecoveryTest::Request() const {
   group->set_name("full");
   group->add_layers(0);
   group->set_tokens_per_block(16);
+  if (strided_) {
+    request.mutable_layout()->set_encoding(v1::ENCODING_STRIDED);
+    group->set_kv_heads(1);
+    group->set_k_head_dim(4);
+    group->set_v_head_dim(4);
+    group->set_dtype(v1::DTYPE_F32);
+    v1::Plane* const k = group->mutable_k();
+    k->set_dim_stride_bytes(4);
+    k->set_head_stride_bytes(16);
+    k->set_token_stride_bytes(16);
+    k->set_layer_stride_bytes(256);
+    *group->mutable_v() = *k;
+    group->mutable_v()->set_offset_bytes(256);
+  }
   request.mutable_fingerprint()->set_digest(digest_);
   request.set_tenant(tenant_);
   request.set_ranks(ranks_);

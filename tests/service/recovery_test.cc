@@ -2,16 +2,23 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
@@ -269,6 +276,134 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
   const absl::Status started = Start();
   EXPECT_EQ(started.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(started.message()), HasSubstr(absl::StrCat("kind ", kFirstOptionalKind - 1)));
+}
+
+// The next daemon is shown another descriptor where that of the table was.
+void ReplaceTable(ServedKeeper* keeper, const std::function<UniqueFd(const SharedMemory&)>& replace) {
+  auto link = KeeperLink::Join(keeper->Connect());
+  ASSERT_TRUE(link.ok()) << link.status();
+  for (KeptThing& thing : (*link)->TakeInherited()) {
+    if (thing.kind != KeptKind::kTable) {
+      thing.kept.Forget();
+      continue;
+    }
+    const auto table = SharedMemory::Map(std::move(thing.fd));
+    ASSERT_TRUE(table.ok()) << table.status();
+    auto kept = (*link)->Keep(KeptKind::kTable, thing.facts, replace(*table).get());
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    kept->Forget();
+  }
+  (*link)->Flush();
+  (*link)->Leave();
+}
+
+UniqueFd DupOf(const SharedMemory& memory) { return UniqueFd(fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0)); }
+
+UniqueFd MemoryWith(std::string_view bytes) {
+  const auto memory = SharedMemory::Make("a table of a test", bytes.size());
+  EXPECT_TRUE(memory.ok()) << memory.status();
+  std::copy(bytes.begin(), bytes.end(), memory->data());
+  return DupOf(*memory);
+}
+
+// What is in use of so small a table, in a file that anybody may shrink.
+UniqueFd FileLike(const SharedMemory& table) {
+  FILE* const file = tmpfile();
+  UniqueFd fd(fcntl(fileno(file), F_DUPFD_CLOEXEC, 0));
+  fclose(file);
+  EXPECT_EQ(pwrite(fd.get(), table.data(), 1 << 20, 0), 1 << 20);
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(table.bytes())), 0);
+  return fd;
+}
+
+TEST_F(RecoveryTest, ATableThatIsTornCutShortOrForeignIsLostAndTheDaemonServes) {
+  const std::pair<const char*, std::function<UniqueFd(const SharedMemory&)>> tables[] = {
+      {"torn",
+       [](const SharedMemory& table) {
+         table.data()[24] ^= 1;
+         return DupOf(table);
+       }},
+      {"cut short in its header",
+       [](const SharedMemory& table) {
+         return MemoryWith({table.data(), 16});
+       }},
+      {"cut short behind it",
+       [](const SharedMemory& table) {
+         return MemoryWith({table.data(), 65536});
+       }},
+      {"of something else", [](const SharedMemory&) { return MemoryWith(std::string(1 << 20, 'x')); }},
+      {"in a file", FileLike},
+  };
+  for (const auto& [what, replace] : tables) {
+    SCOPED_TRACE(what);
+    ServedKeeper own;
+    keeper_ = &own;
+    const absl::Cleanup end = [this] {
+      End();
+      keeper_ = &keeper_of_test_;
+    };
+    ASSERT_TRUE(Start().ok());
+    Sleeper process;
+    const auto engine = Open(process.credentials());
+    ASSERT_NE(engine, nullptr) << opened_;
+    engine->Seal(engine->Lease(3), Keys("k", 3));
+    End();
+    ReplaceTable(keeper_, replace);
+    const absl::Status started = Start();
+    ASSERT_TRUE(started.ok()) << started;
+    EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+    EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
+    const auto next = Open(process.credentials());
+    ASSERT_NE(next, nullptr) << opened_;
+    EXPECT_EQ(next->Match(Keys("k", 3)).groups(0).blocks_size(), 0);
+  }
+}
+
+// A file may have as much here as a slab has, and a table has more.
+TEST_F(RecoveryTest, WithoutMemoryForItsTableASpaceIsRefusedUntilThereIsSome) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  const auto first = Open(process.credentials());
+  ASSERT_NE(first, nullptr) << opened_;
+  digest_ = "another";
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit few = {.rlim_cur = 8 << 20, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  EXPECT_EQ(Open(process.credentials()), nullptr);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_THAT(std::string(opened_.message()), HasSubstr("ftruncate of a memfd"));
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 1u);
+  EXPECT_EQ(first->Lease(3).size(), 3u) << "the other goes on";
+  EXPECT_NE(Open(process.credentials()), nullptr) << opened_;
+}
+
+TEST_F(RecoveryTest, WithoutRoomAtTheKeeperAnOpeningIsRefusedAndNothingOfItStays) {
+  size_t refused = 0;
+  while (true) {
+    ServedKeeper small(1 + refused);  // The link has a page of its own.
+    keeper_ = &small;
+    const absl::Cleanup end = [this] {
+      End();
+      keeper_ = &keeper_of_test_;
+    };
+    ASSERT_TRUE(Start().ok());
+    Sleeper process;
+    if (Open(process.credentials()) != nullptr) break;
+    ++refused;
+    SCOPED_TRACE(refused);
+    ASSERT_EQ(opened_.code(), absl::StatusCode::kResourceExhausted) << opened_;
+    EXPECT_THAT(std::string(opened_.message()), HasSubstr("RLIMIT_NOFILE"));
+    daemon_->HousekeepOnce();
+    EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+    EXPECT_EQ(daemon_->Snapshot().devices.front().used_bytes(), 0u);
+    End();
+    small.Await();
+    EXPECT_EQ(small.inventory.size(), 1u);
+  }
+  EXPECT_EQ(refused, 4u) << "a log, a process, a table and a slab";
 }
 
 TEST_F(RecoveryTest, WhatWasGivenBackIsGoneAndWhatMovedIsFound) {

@@ -58,6 +58,94 @@ TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
 }
 
+// What is sent again would otherwise give back a block under its new holder.
+TEST_F(ResumeTest, AReleaseThatWasNotAnsweredIsNotDoneAgainOnceItsBlockIsLeasedAgain) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process, other;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  auto second = Open(other.credentials());
+  ASSERT_NE(second, nullptr) << opened_;
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  v1::StepRequest to_another, to_itself;
+  to_another.set_sequence(++engine->sequence);
+  *to_another.add_operations() = ReleaseOp({blocks[0]});
+  engine->Step(to_another);
+  const std::vector<uint64_t> taken = second->Lease(1);
+  ASSERT_EQ(IdOf(taken[0]), IdOf(blocks[0]));
+  to_itself.set_sequence(++engine->sequence);
+  *to_itself.add_operations() = ReleaseOp({blocks[1]});
+  *to_itself.add_operations() = LeaseOp(1);
+  const v1::StepResponse unheard = engine->Step(to_itself);
+  ASSERT_EQ(unheard.results(1).lease().blocks_size(), 1);
+  const uint64_t again = unheard.results(1).lease().blocks(0);
+  ASSERT_EQ(IdOf(again), IdOf(blocks[1]));
+
+  ASSERT_TRUE(Start().ok());
+  engine = ComeBack(*engine, process.credentials());
+  second = ComeBack(*second, other.credentials());
+  ASSERT_TRUE(engine != nullptr && second != nullptr);
+  EXPECT_EQ(engine->Step(to_another).results(0).release().refused_size(), 0);
+  EXPECT_EQ(engine->Step(to_itself).results(1).lease().blocks(0), again);
+  EXPECT_EQ(Blocks().leased(), 2u + 2u) << "one of each, and the sinks";
+  // With a number of its own it is a stale ref, which ends nobody.
+  EXPECT_EQ(engine->Release(blocks).refused_size(), 2);
+  EXPECT_EQ(second->Release(taken).refused_size(), 0);
+  EXPECT_EQ(engine->Release({again}).refused_size(), 0);
+  EXPECT_EQ(Blocks().leased(), 2u);
+}
+
+TEST_F(ResumeTest, WhoHasThePidOfADeadMemberIsNotIt) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process, other;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  ASSERT_EQ(engine->Lease(4).size(), 4u);
+  PeerCredentials again = other.credentials();
+  again.pid = process.credentials().pid;
+  ASSERT_TRUE(Start().ok());
+  process.Kill();
+  EXPECT_EQ(Refusal(*engine, again).code(), absl::StatusCode::kPermissionDenied);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().free(), Blocks().capacity()) << "the pid lives on, the member does not";
+}
+
+TEST_F(ResumeTest, ACompactThatSettledUnheardIsHeardOfFromTheNextDaemon) {
+  strided_ = true;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<uint64_t> blocks = engine->Lease(2);
+  v1::StepRequest batch;
+  batch.set_sequence(++engine->sequence);
+  v1::Compact* const compact = batch.add_operations()->mutable_compact();
+  compact->mutable_sequence()->mutable_blocks()->Add(blocks.begin(), blocks.end());
+  compact->mutable_keep()->add_positions(3);
+  compact->mutable_keep()->add_positions(17);
+  compact->set_keep_sources(true);
+  const v1::StepResponse begun = engine->Step(batch);
+  ASSERT_TRUE(begun.results(0).parked()) << begun.ShortDebugString();
+  while (daemon_->RunDevicePart(0)) {
+  }
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(Start().ok());
+    engine = ComeBack(*engine, process.credentials());
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(Blocks().leased(), 2u + 1u + 1u) << "sources, a destination, and the sink";
+  }
+  const v1::StepResponse heard = engine->Pending();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(0).sequence(), batch.sequence());
+  const v1::CompactResult& result = heard.completions(0).result().compact();
+  ASSERT_EQ(result.table_size(), 1) << heard.ShortDebugString();
+  EXPECT_EQ(result.last_block_tokens(), 2u);
+  // The batch is sent again, and leases no other destination.
+  EXPECT_EQ(engine->Step(batch).results(0).compact().table(0), result.table(0));
+  EXPECT_EQ(engine->Release({blocks[0], blocks[1], result.table(0)}).refused_size(), 0);
+  EXPECT_EQ(Blocks().leased(), 1u);
+}
+
 TEST_F(ResumeTest, NobodyElseComesBackToASession) {
   ASSERT_TRUE(Start().ok());
   Sleeper process, other;
