@@ -43,6 +43,12 @@ class PySequence {
     session_->CheckUsable();
     return sequence_->sequence;
   }
+  // The same while no prune or compact is under way, of which the daemon alone knows which blocks it has released.
+  LiveSequence& settled() const {
+    LiveSequence& live = get();
+    Check(live.CheckSettled());
+    return live;
+  }
   bool released() const { return sequence_ == nullptr; }
   const std::shared_ptr<SharedSession>& session() const { return session_; }
   uint32_t group() const { return group_; }
@@ -174,7 +180,7 @@ void BindGrowing(SequenceClass& sequence) {
             if (blocks.session() != sequence.session()) {
               throw StatusError(absl::InvalidArgumentError("append: blocks of another session"));
             }
-            sequence.get();
+            sequence.settled();  // A call that is refused takes nothing: the handle is not void yet.
             const std::vector<BlockRef> refs = blocks.Take();
             Check(sequence.Use([&](LiveSequence& live) {
               return live.Append(Blocks(&sequence.session()->shared(), refs));
@@ -193,7 +199,7 @@ void BindGrowing(SequenceClass& sequence) {
                                                              .layout()
                                                              .groups(static_cast<int>(sequence.group()))
                                                              .tokens_per_block();
-            if (ids.size() != full || !sequence.get().blocks().empty()) {
+            if (ids.size() != full || !sequence.settled().blocks().empty()) {
               throw StatusError(absl::FailedPreconditionError(
                   absl::StrCat(ids.size(), " tokens do not fill the ", blocks.refs().size(),
                                " blocks of a match, or the sequence has begun")));
