@@ -258,6 +258,21 @@ def test_a_refused_append_takes_nothing(session):
         assert more.released and sequence.room == 16
 
 
+def test_no_view_comes_while_a_prune_is_unfinished(session):
+    """The daemon may have released the block, and nobody here knows."""
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64))
+        session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=32, scorer="streaming_llm", timeout=0.05)
+        for look in (sequence.k, sequence.v):
+            with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+                look(1)
+        session.complete_step()
+        assert sequence.finish_prune().victims == [1, 2]
+        assert (np.asarray(sequence.k(1, layer=0))[:, 0, 0] == np.arange(48, 64)).all()
+
+
 def test_what_is_not_read_again_leaves_first(session):
     with kvpool.LiveSequence(session) as sequence:
         grow(session, sequence, range(96))

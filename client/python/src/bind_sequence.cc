@@ -104,8 +104,9 @@ class PySequence {
     }));
   }
 
+  // For a view: nothing would hold the block for one that came while a prune is under way.
   BlockRef at(int64_t index) const {
-    const auto blocks = get().blocks();
+    const auto blocks = settled().blocks();
     const auto size = static_cast<int64_t>(blocks.size());
     const int64_t at = index < 0 ? index + size : index;
     if (at < 0 || at >= size) throw nb::index_error(absl::StrCat("block ", index, " of ", size).c_str());
@@ -261,7 +262,8 @@ void BindTable(SequenceClass& sequence) {
                                 false);
           },
           nb::arg("index"), nb::arg("layer") = nb::none(),
-          "K of one block, read-only: [layers, tokens, heads, dim].")
+          "K of one block, read-only: [layers, tokens, heads, dim]. FailedPreconditionError: a prune or\n"
+          "compact is not finished.")
       .def(
           "v",
           [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {
