@@ -9,10 +9,11 @@
 //   Seal, Ref, Touch, Pin, Unpin, SetRetention    are queued, and sent in order, in batches, on the Step stream
 //   Match            is sent at once; its answer is waited for when it is needed, and brings holds
 //
-// A session is in one of these states, and moves only downwards:
+// A session is in one of these states, and moves only downwards, unless the daemon refuses a close:
 //
 //   state      entered when                               status()              verbs
 //   open       Open or Join returned                      OK                    all work
+//   closing    Close ran out of time                      FAILED_PRECONDITION   as closed, but for Close
 //   closed     Close returned                             FAILED_PRECONDITION   Lease and Match return status();
 //   ended      the daemon ended it                        ABORTED and why       Release, Seal and the like do nothing
 //   detached   the daemon is gone for good, or has lost   UNAVAILABLE and why
@@ -104,7 +105,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   // Sends what is queued, ends the session and gives back all that it holds, at once. REQUIRES: no member has
-  // work on the device any more. Outstanding Blocks turn void.
+  // work on the device any more. Outstanding Blocks turn void. DEADLINE_EXCEEDED: the daemon has not answered, and closes the
+  // session when it hears of it; Close may be repeated, and waits for the same answer.
   absl::Status Close(Deadline deadline);
   // Ends the threads and unmaps the memory, as the destructor does, of a session that is closed or has ended
   // and whose object is kept. Its properties can still be asked; base() is 0. REQUIRES: nobody uses an

@@ -105,7 +105,9 @@ int kvpool_open(const kvpool_options* options, kvpool_session** session);
 /* `invitation` is from kvpool_invitation of a member that has joined already. */
 int kvpool_join(const kvpool_options* options, const void* invitation, size_t invitation_bytes,
                 kvpool_session** session);
-/* Ends the session and gives back all it holds. The caller still calls kvpool_free. */
+/* Ends the session and gives back all it holds. The caller still calls kvpool_free. KVPOOL_DEADLINE_EXCEEDED: the daemon has not
+ * answered, and closes the session when it hears of it: kvpool_status is KVPOOL_FAILED_PRECONDITION from then on, and nothing
+ * but kvpool_close, which waits again, and kvpool_free works. */
 int kvpool_close(kvpool_session* session, uint32_t timeout_ms);
 /* Closes the session if every step begun is done, and hangs up otherwise. NULL is fine. Its matches and seals
  * are to be freed first. */

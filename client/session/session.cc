@@ -71,17 +71,27 @@ Session::~Session() {
 }
 
 absl::Status Session::Close(Deadline deadline) {
-  if (rep_->state.closed.load(std::memory_order_acquire)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kClose));
-  const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
-  command->answer = answer;
-  rep_->Send(StepStream::Urgency::kNow);
-  const absl::Status answered = rep_->Await(*answer, deadline);
+  SessionState& state = rep_->state;
+  if (state.closed.load(std::memory_order_acquire)) return absl::OkStatus();
+  if (rep_->forked()) return rep_->status();
+  if (rep_->close == nullptr) {
+    ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kClose));
+    rep_->close = command->answer = rep_->NewAnswer(this);
+    // Before it is sent, as it can't be taken back.
+    state.closing.store(true, std::memory_order_release);
+    rep_->Send(StepStream::Urgency::kNow);
+  }
+  const absl::Status answered = rep_->Await(*rep_->close, deadline);
   // The session may be over without an answer: the attach socket has reported its end first, or a daemon that is gone has
   // closed it, and the next one does not know it.
-  if (!answered.ok() && rep_->state.open.load(std::memory_order_acquire)) return answered;
-  rep_->state.closed.store(true, std::memory_order_release);
-  rep_->state.End(absl::AbortedError("the session was closed"));
+  if (!answered.ok() && state.open.load(std::memory_order_acquire)) {
+    if (absl::IsDeadlineExceeded(answered)) return answered;
+    rep_->close.reset();
+    state.closing.store(false, std::memory_order_release);
+    return answered;
+  }
+  state.closed.store(true, std::memory_order_release);
+  state.End(absl::AbortedError("the session was closed"));
   rep_->stream->Wake(StepStream::Urgency::kNow);
   return absl::OkStatus();
 }

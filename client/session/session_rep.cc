@@ -178,6 +178,9 @@ absl::Status SessionRep::status() const {
         "this process is a fork of the one that opened the session: it has neither its memory nor its "
         "threads");
   }
+  if (state.closing.load(std::memory_order_acquire) && state.open.load(std::memory_order_acquire)) {
+    return absl::FailedPreconditionError("the session is being closed");
+  }
   return state.status();
 }
 

@@ -36,7 +36,10 @@ class SessionRep {
                                                           std::string_view invitation);
 
   bool forked() const { return ForkCount() != opened_at_fork_; }
-  bool usable() const { return state.open.load(std::memory_order_relaxed) && !forked(); }
+  bool usable() const {
+    return state.open.load(std::memory_order_relaxed) && !state.closing.load(std::memory_order_relaxed) &&
+           !forked();
+  }
   absl::Status status() const;
 
   // The step that `after` stands for; 0 if it is done already.
@@ -72,6 +75,7 @@ class SessionRep {
 
   // ---- Used by the engine's thread alone
   uint64_t current_step = 0;
+  std::shared_ptr<AnswerState> close;  // The answer to a close that has none yet; null: none is under way.
   // Releases and Refs that found the ring full, in order. While there are any, nothing else is queued, so that no
   // verb overtakes them.
   struct Overflow {

@@ -361,7 +361,9 @@ void BindSession(nb::module_& module) {
   session
       .def("close", CloseSession, nb::arg("timeout") = 5.0,
            "Ends the session and gives back all that it holds: no member has work on the device any more.\n"
-           "False: views of its blocks are still there, and it ends with the last of them.")
+           "False: views of its blocks are still there, and it ends with the last of them.\n"
+           "DeadlineExceededError: the daemon has not answered, and may close it at any time. From then on\n"
+           "nothing but close() works, which waits again.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Session"))
       .def(
