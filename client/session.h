@@ -158,7 +158,7 @@ class Session {
   // This member is done with everything through `step`.
   void CompleteStep(uint64_t step);
   // The same, once the work that is on the stream now is done. `cuda_stream` is a CUstream of the current
-  // context. Does not wait.
+  // context. Does not wait. Steps are recorded in their order: a later one that is done stands for those before it.
   absl::Status CompleteStepOnStream(uint64_t step, void* cuda_stream);
 
   // ---- Leases

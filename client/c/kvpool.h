@@ -160,7 +160,8 @@ uint64_t kvpool_current_step(const kvpool_session* session);
 /* Any thread. */
 uint64_t kvpool_passed_step(const kvpool_session* session);
 void kvpool_complete_step(kvpool_session* session, uint64_t step);
-/* `cuda_stream` is a CUstream. The step is complete when the work that is on the stream now is done. */
+/* `cuda_stream` is a CUstream. The step is complete when the work that is on the stream now is done. Steps are recorded in their
+ * order: a later one that is done stands for those before it. */
 int kvpool_complete_step_on_stream(kvpool_session* session, uint64_t step, void* cuda_stream);
 
 /* ---- Leases */

@@ -305,7 +305,8 @@ void BindVerbs(SessionClass& session) {
             }));
           },
           nb::arg("step"), nb::arg("cuda_stream"),
-          "The same, when the work that is on the stream now is done.")
+          "The same, when the work that is on the stream now is done. Steps are recorded in their order, on\n"
+          "whatever streams: threads that begin steps of one session keep a lock until theirs is recorded.")
       .def("lease", Lease, nb::arg("count"), nb::arg("timeout") = 30.0,
            "Blocks to write, all or none. timeout=0: those at hand, or ResourceExhaustedError; otherwise\n"
            "waits for refills, and raises DeadlineExceededError with the daemon's reason.")
