@@ -191,8 +191,8 @@ class Session {
   absl::StatusOr<PendingMatch> Match(std::string_view keys, const MatchOptions& options = {});
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
   // One more hold on blocks that this session holds, any number of them: a pruning under way on them does not take
-  // it. Fails only if the session is over. Blocks that are not held, or 65,535 times already, end the session, as
-  // the caller relies on these holds by then.
+  // it. Null refs, which stand before a window, are skipped. Fails only if the session is over. Blocks that are not held, or
+  // 65,535 times already, end the session, as the caller relies on these holds by then.
   absl::StatusOr<Blocks> Ref(absl::Span<const BlockRef> blocks);
   absl::Status Touch(absl::Span<const BlockRef> blocks);
   // The longest time of Pin and SetRetention.

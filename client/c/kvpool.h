@@ -329,7 +329,8 @@ int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_bloc
 /* Gives back what was not taken. */
 void kvpool_episode_free(kvpool_episode* episode);
 
-/* ---- Other verbs, queued and applied in order. A kvpool_ref of blocks that are not held ends the session. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
+/* ---- Other verbs, queued and applied in order. A kvpool_ref of blocks that are not held ends the session;
+ * refs of 0, in front of a window, are skipped there. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
  * priorities 0 to 100; KVPOOL_INVALID_ARGUMENT beyond. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);

@@ -348,7 +348,10 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
 absl::StatusOr<Blocks> Session::Ref(absl::Span<const BlockRef> blocks) {
   RETURN_IF_ERROR(rep_->status());
   rep_->magazine->Share(blocks);
-  rep_->Queue(Command::Verb::kRef, blocks, /*after=*/0, {});
+  std::vector<BlockRef>& named = rep_->scratch;
+  named.assign(blocks.begin(), blocks.end());
+  std::erase(named, kNullRef);  // The daemon has no such block: it would refuse, which ends the session.
+  rep_->Queue(Command::Verb::kRef, named, /*after=*/0, {});
   return Blocks(this, blocks);
 }
 

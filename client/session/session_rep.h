@@ -85,7 +85,7 @@ class SessionRep {
     std::vector<BlockRef> refs;
   };
   std::vector<Overflow> overflow;
-  std::vector<BlockRef> scratch;  // Refs that Release sorts; kept for its capacity.
+  std::vector<BlockRef> scratch;  // Refs that Release and Ref sort; kept for its capacity.
 
   // ---- Shared by threads, each by its own rules
   SessionState state;

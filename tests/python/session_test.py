@@ -189,6 +189,11 @@ def test_several_groups(daemon):
             assert hit.groups[1].refs[0] == 0 and hit.groups[1].refs[3] != 0
             with pytest.raises(kvpool.InvalidArgumentError):
                 hit.groups[1].k(0, group=1)
+            # A branch that forks off holds what there is.
+            with session.ref(hit.groups[1]) as again, session.ref([0]):
+                session.flush()
+                session.check()
+                assert again.refs == hit.groups[1].refs
 
 
 def test_members_of_one_session(daemon):
