@@ -121,6 +121,9 @@ class Session {
   const v1::Layout& layout() const;
   uint64_t block_stride_bytes() const;
   uint32_t max_blocks() const;  // The most that the space can ever have, the null block included.
+  // The most that this session can ever lease: all but the null block and its sink, within the cap that it was opened with. A
+  // lease of more is refused at once.
+  uint32_t most_leased_blocks() const;
   // Padding writes go there: it is leased to this session and never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
   // OK while open. Any thread, as are the six that follow.
@@ -167,7 +170,7 @@ class Session {
   // Takes `count` blocks from the magazine, or none, without waiting. RESOURCE_EXHAUSTED: it holds fewer (a
   // refill is under way), with the numbers and the daemon's reason.
   absl::StatusOr<Blocks> Lease(uint32_t count);
-  // The same, waiting for refills.
+  // The same, waiting for refills. More than most_leased_blocks() are not waited for.
   absl::StatusOr<Blocks> LeaseWithin(uint32_t count, Deadline deadline);
   // The same for engines that keep tables of bare refs: fills `out`, or leaves it alone.
   // Release gives them back.

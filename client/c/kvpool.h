@@ -166,7 +166,8 @@ int kvpool_complete_step_on_stream(kvpool_session* session, uint64_t step, void*
 
 /* ---- Leases */
 uint32_t kvpool_free_blocks(const kvpool_session* session);
-/* Leases all `count` blocks or none, without waiting. */
+/* Leases all `count` blocks or none, without waiting. KVPOOL_RESOURCE_EXHAUSTED: there are fewer at hand, or can never be as
+ * many, which kvpool_lease_within does not wait for. */
 int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count);
 int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms);
 /* Gives back one hold on each block, root first. Never fails. */

@@ -111,6 +111,7 @@ const std::string& Session::hash_seed() const { return rep_->hash_seed; }
 const v1::Layout& Session::layout() const { return rep_->options.layout; }
 uint64_t Session::block_stride_bytes() const { return rep_->block_stride_bytes; }
 uint32_t Session::max_blocks() const { return rep_->max_blocks; }
+uint32_t Session::most_leased_blocks() const { return rep_->most_leased_blocks(); }
 absl::Status Session::status() const { return rep_->status(); }
 uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
@@ -222,6 +223,8 @@ uint32_t Session::free_blocks() const {
 
 absl::Status Session::LeaseRefs(absl::Span<BlockRef> out) {
   if (!rep_->usable()) return rep_->status();
+  // Nothing can come of it, but the daemon would evict what is cached, and the magazine keep what it got.
+  RETURN_IF_ERROR(rep_->CheckLease(out.size()));
   rep_->DrainOverflow();
   const Magazine::Taken taken = rep_->magazine->Take(out);
   if (taken.ask) rep_->stream->Wake(StepStream::Urgency::kNow);
@@ -234,7 +237,7 @@ absl::Status Session::LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadlin
     const uint64_t refills = rep_->state.refills_answered.load(std::memory_order_seq_cst);
     absl::Status leased = LeaseRefs(out);
     if (leased.code() != absl::StatusCode::kResourceExhausted) return leased;
-    if (!rep_->AwaitRefill(refills, deadline)) return leased;
+    if (!rep_->CheckLease(out.size()).ok() || !rep_->AwaitRefill(refills, deadline)) return leased;
   }
 }
 
@@ -243,6 +246,7 @@ bool Session::AwaitRefill(uint64_t refills, Deadline deadline) {
 }
 
 absl::StatusOr<Blocks> Session::Lease(uint32_t count) {
+  RETURN_IF_ERROR(rep_->CheckLease(count));  // So many refs might not fit in memory.
   absl::StatusOr<Blocks> blocks(absl::in_place, this, count);
   absl::Status leased = LeaseRefs(blocks->slots());
   if (!leased.ok()) {
@@ -253,6 +257,7 @@ absl::StatusOr<Blocks> Session::Lease(uint32_t count) {
 }
 
 absl::StatusOr<Blocks> Session::LeaseWithin(uint32_t count, Deadline deadline) {
+  RETURN_IF_ERROR(rep_->CheckLease(count));
   absl::StatusOr<Blocks> blocks(absl::in_place, this, count);
   absl::Status leased = LeaseRefsWithin(blocks->slots(), deadline);
   if (!leased.ok()) {

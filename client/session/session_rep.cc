@@ -184,6 +184,17 @@ absl::Status SessionRep::status() const {
   return state.status();
 }
 
+uint32_t SessionRep::most_leased_blocks() const {
+  const uint32_t all = max_blocks - std::min(max_blocks, 2u);  // Neither the null block nor the sink.
+  return joined || options.max_blocks == 0 ? all : std::min(all, options.max_blocks);
+}
+
+absl::Status SessionRep::CheckLease(size_t count) const {
+  if (count <= most_leased_blocks()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(count, " blocks asked; this session can never have more than ", most_leased_blocks()));
+}
+
 uint64_t SessionRep::FenceOf(uint64_t after) const {
   const uint64_t step = after == kCurrentStep ? current_step : after;
   const uint64_t passed = sole_member ? state.completed_step.load(std::memory_order_acquire)

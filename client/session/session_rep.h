@@ -42,6 +42,10 @@ class SessionRep {
   }
   absl::Status status() const;
 
+  uint32_t most_leased_blocks() const;
+  // RESOURCE_EXHAUSTED: more than that are asked.
+  absl::Status CheckLease(size_t count) const;
+
   // The step that `after` stands for; 0 if it is done already.
   uint64_t FenceOf(uint64_t after) const;
 

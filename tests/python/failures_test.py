@@ -79,6 +79,14 @@ def test_a_close_that_is_late(daemon):
     assert daemon.ctl("sessions").get("sessions", []) == []
 
 
+def test_a_lease_of_more_than_there_can_be(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, max_blocks=10) as session:
+        for count in (11, session.max_blocks - 1, 2**32 - 1):
+            with pytest.raises(kvpool.ResourceExhaustedError, match=f"{count} blocks asked; this session can never have more than 10"):
+                session.lease(count, timeout=60)
+        session.lease(10).release()
+
+
 def test_a_session_that_an_operator_ends(daemon, session):
     daemon.ctl("end", f"--session={session.id}")
     with pytest.raises(kvpool.KvpoolError) as raised:

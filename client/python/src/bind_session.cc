@@ -88,6 +88,10 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
 }
 
 PyBlocks Lease(const SessionPtr& session, uint32_t count, Timeout timeout) {
+  const uint32_t most = session->shared().most_leased_blocks();
+  if (count > most) {  // It says why, and is not worth a wait, nor memory for as many refs.
+    ValueOf(session->Use([&](Session& open) { return open.Lease(count); }));
+  }
   std::vector<BlockRef> refs(count);
   Check(Await(timeout, [&](Deadline deadline) -> absl::Status {
     while (true) {
@@ -309,7 +313,8 @@ void BindVerbs(SessionClass& session) {
           "whatever streams: threads that begin steps of one session keep a lock until theirs is recorded.")
       .def("lease", Lease, nb::arg("count"), nb::arg("timeout") = 30.0,
            "Blocks to write, all or none. timeout=0: those at hand, or ResourceExhaustedError; otherwise\n"
-           "waits for refills, and raises DeadlineExceededError with the daemon's reason.")
+           "waits for refills, and raises DeadlineExceededError with the daemon's reason. More than this\n"
+           "session can ever have: ResourceExhaustedError at once.")
       .def(
           "release",
           [](const SessionPtr& s, nb::handle blocks, std::optional<uint64_t> after, const std::string& reuse,
