@@ -229,6 +229,8 @@ class Session {
 
   // Waits until all that was queued before is answered (parked or applied).
   absl::Status Flush(Deadline deadline);
+  // The same for a caller that waits later, or lets others use the session meanwhile.
+  absl::StatusOr<PendingFlush> StartFlush();
   // What the daemon refused of verbs that answer nothing (Release, Pin, Unpin, SetRetention), and of leases and
   // fences that the session asked for by itself, since the last call. The newest 64 are kept; counters() counts
   // all. Any thread.

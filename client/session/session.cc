@@ -404,12 +404,17 @@ absl::Status Session::SetRetention(absl::Span<const BlockRef> blocks, uint32_t p
   return absl::OkStatus();
 }
 
-absl::Status Session::Flush(Deadline deadline) {
+absl::StatusOr<PendingFlush> Session::StartFlush() {
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kFlush));
-  const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
-  command->answer = answer;
+  command->answer = rep_->NewAnswer(this);
+  PendingFlush pending(command->answer);
   rep_->Send(StepStream::Urgency::kNow);
-  return rep_->Await(*answer, deadline);
+  return pending;
+}
+
+absl::Status Session::Flush(Deadline deadline) {
+  ASSIGN_OR_RETURN(PendingFlush pending, StartFlush());
+  return pending.Wait(deadline).status();
 }
 
 std::vector<Refusal> Session::TakeRefusals() { return rep_->state.refusals.Take(); }

@@ -69,6 +69,22 @@ def test_no_view_comes_while_a_session_is_closed(daemon):
     assert closed == [True] and session.views == 0
 
 
+def test_a_flush_that_waits_lets_others_work(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        flushing = stop_and(daemon, session, lambda: session.flush(timeout=60))
+        try:
+            steps = []
+            working = threading.Thread(target=lambda: steps.append(session.begin_step()))
+            working.start()
+            working.join(10)  # As long as the daemon is stopped the flush waits.
+            assert steps == [1]
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            flushing.join(60)
+            working.join(60)
+        session.complete_step()
+
+
 def test_many_threads(session):
     """Each writes its own stamp, gives way, and finds it again. Views die on any thread."""
     failures, done = [], []

@@ -334,8 +334,8 @@ void BindVerbs(SessionClass& session) {
       .def(
           "flush",
           [](const SessionPtr& s, Timeout timeout) {
-            const Deadline deadline = DeadlineOf(timeout);
-            Check(s->Use([&](Session& open) { return open.Flush(deadline); }));
+            PyPending<Flushed> pending(s, ValueOf(s->Use([](Session& open) { return open.StartFlush(); })));
+            pending.Wait(timeout);
           },
           nb::arg("timeout") = 30.0, "Waits until all that was queued before is answered.")
       .def("next_notice", NextNotice, nb::arg("timeout") = 0.0,
