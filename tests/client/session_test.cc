@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/live_sequence.h"
 #include "tests/client/session_fixture.h"
 
 namespace kvpool {
@@ -79,6 +80,30 @@ TEST_F(SessionTest, KeysThatWereChosenToCollideDoNot) {
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     ASSERT_TRUE(outcome->refused.empty()) << outcome->refused[0].message();
   }
+}
+
+TEST_F(SessionTest, ALongSequenceIsSealedInPieces) {
+  constexpr uint32_t kBlocks = (16 << 10) + 1;
+  StartDaemon();
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.layout = OpaqueLayout({.block_bytes = 256, .tokens_per_block = kTokensPerBlock});
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  LiveSequence sequence(session.get());
+  auto blocks = session->LeaseWithin(kBlocks, Soon());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  ASSERT_TRUE(sequence.Append(*std::move(blocks)).ok());
+  ASSERT_TRUE(sequence.Extend(TokensOf(1, kBlocks)).ok());
+  for (const size_t piece : {size_t{16} << 10, size_t{1}}) {
+    auto seal = sequence.Seal();
+    ASSERT_TRUE(seal.ok() && seal->has_value()) << seal.status();
+    const auto outcome = (*seal)->Wait(Soon());
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_TRUE(outcome->refused.empty()) << outcome->refused[0].message();
+    EXPECT_EQ(outcome->canonical.size(), piece);
+  }
+  const auto nothing = sequence.Seal();
+  EXPECT_TRUE(nothing.ok() && !nothing->has_value()) << nothing.status();
 }
 
 TEST_F(SessionTest, AnotherProcessSharesThePrefixInPlace) {

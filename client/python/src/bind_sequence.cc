@@ -230,7 +230,9 @@ void BindGrowing(SequenceClass& sequence) {
             return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
           },
           nb::arg("after") = nb::none(),
-          "Queues a seal of the full blocks that are new; None: there are none.");
+          "Queues a seal of the full blocks that are new, 16,384 at most: the next call goes on. None: "
+          "there\n"
+          "are none.");
 }
 
 void BindTable(SequenceClass& sequence) {
