@@ -82,8 +82,8 @@ class LiveSequence {
   absl::Status Release(const ReleaseHint& hint, uint64_t after = kCurrentStep);
 
   // ---- Sharing
-  // Queues a seal of the full blocks that were not sealed yet; answers nullopt if there are none. Where a key has
-  // a block already, the sequence keeps its own.
+  // Queues a seal of the full blocks that were not sealed yet, the first 16,384 of them: the next call goes on. Answers nullopt if
+  // there are none. Where a key has a block already, the sequence keeps its own.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
   // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here. The table stays the same until

@@ -51,6 +51,9 @@ struct EpisodeHit {
   std::vector<EpisodeTable> tables;
 };
 
+// All that was queued before is answered.
+struct Flushed {};
+
 // One answer. Move-only; may be dropped at any time, and then the holds that it brings are given back.
 template <typename Answer>
 class Pending {
@@ -75,6 +78,7 @@ class Pending {
 };
 using PendingMatch = Pending<MatchHit>;
 using PendingSeal = Pending<SealOutcome>;
+using PendingFlush = Pending<Flushed>;
 
 }  // namespace kvpool
 

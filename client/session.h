@@ -9,10 +9,11 @@
 //   Seal, Ref, Touch, Pin, Unpin, SetRetention    are queued, and sent in order, in batches, on the Step stream
 //   Match            is sent at once; its answer is waited for when it is needed, and brings holds
 //
-// A session is in one of these states, and moves only downwards:
+// A session is in one of these states, and moves only downwards, unless the daemon refuses a close:
 //
 //   state      entered when                               status()              verbs
 //   open       Open or Join returned                      OK                    all work
+//   closing    Close ran out of time                      FAILED_PRECONDITION   as closed, but for Close
 //   closed     Close returned                             FAILED_PRECONDITION   Lease and Match return status();
 //   ended      the daemon ended it                        ABORTED and why       Release, Seal and the like do nothing
 //   detached   the daemon is gone for good, or has lost   UNAVAILABLE and why
@@ -104,7 +105,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   // Sends what is queued, ends the session and gives back all that it holds, at once. REQUIRES: no member has
-  // work on the device any more. Outstanding Blocks turn void.
+  // work on the device any more. Outstanding Blocks turn void. DEADLINE_EXCEEDED: the daemon has not answered, and closes the
+  // session when it hears of it; Close may be repeated, and waits for the same answer.
   absl::Status Close(Deadline deadline);
   // Ends the threads and unmaps the memory, as the destructor does, of a session that is closed or has ended
   // and whose object is kept. Its properties can still be asked; base() is 0. REQUIRES: nobody uses an
@@ -119,6 +121,9 @@ class Session {
   const v1::Layout& layout() const;
   uint64_t block_stride_bytes() const;
   uint32_t max_blocks() const;  // The most that the space can ever have, the null block included.
+  // The most that this session can ever lease: all but the null block and its sink, within the cap that it was opened with. A
+  // lease of more is refused at once.
+  uint32_t most_leased_blocks() const;
   // Padding writes go there: it is leased to this session and never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
   // OK while open. Any thread, as are the six that follow.
@@ -156,7 +161,7 @@ class Session {
   // This member is done with everything through `step`.
   void CompleteStep(uint64_t step);
   // The same, once the work that is on the stream now is done. `cuda_stream` is a CUstream of the current
-  // context. Does not wait.
+  // context. Does not wait. Steps are recorded in their order: a later one that is done stands for those before it.
   absl::Status CompleteStepOnStream(uint64_t step, void* cuda_stream);
 
   // ---- Leases
@@ -165,7 +170,7 @@ class Session {
   // Takes `count` blocks from the magazine, or none, without waiting. RESOURCE_EXHAUSTED: it holds fewer (a
   // refill is under way), with the numbers and the daemon's reason.
   absl::StatusOr<Blocks> Lease(uint32_t count);
-  // The same, waiting for refills.
+  // The same, waiting for refills. More than most_leased_blocks() are not waited for.
   absl::StatusOr<Blocks> LeaseWithin(uint32_t count, Deadline deadline);
   // The same for engines that keep tables of bare refs: fills `out`, or leaves it alone.
   // Release gives them back.
@@ -189,8 +194,8 @@ class Session {
   absl::StatusOr<PendingMatch> Match(std::string_view keys, const MatchOptions& options = {});
   absl::StatusOr<PendingSeal> Seal(const SealArguments& arguments);
   // One more hold on blocks that this session holds, any number of them: a pruning under way on them does not take
-  // it. Fails only if the session is over. Blocks that are not held, or 65,535 times already, end the session, as
-  // the caller relies on these holds by then.
+  // it. Null refs, which stand before a window, are skipped. Fails only if the session is over. Blocks that are not held, or
+  // 65,535 times already, end the session, as the caller relies on these holds by then.
   absl::StatusOr<Blocks> Ref(absl::Span<const BlockRef> blocks);
   absl::Status Touch(absl::Span<const BlockRef> blocks);
   // The longest time of Pin and SetRetention.
@@ -224,6 +229,8 @@ class Session {
 
   // Waits until all that was queued before is answered (parked or applied).
   absl::Status Flush(Deadline deadline);
+  // The same for a caller that waits later, or lets others use the session meanwhile.
+  absl::StatusOr<PendingFlush> StartFlush();
   // What the daemon refused of verbs that answer nothing (Release, Pin, Unpin, SetRetention), and of leases and
   // fences that the session asked for by itself, since the last call. The newest 64 are kept; counters() counts
   // all. Any thread.

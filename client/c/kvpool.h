@@ -105,7 +105,9 @@ int kvpool_open(const kvpool_options* options, kvpool_session** session);
 /* `invitation` is from kvpool_invitation of a member that has joined already. */
 int kvpool_join(const kvpool_options* options, const void* invitation, size_t invitation_bytes,
                 kvpool_session** session);
-/* Ends the session and gives back all it holds. The caller still calls kvpool_free. */
+/* Ends the session and gives back all it holds. The caller still calls kvpool_free. KVPOOL_DEADLINE_EXCEEDED: the daemon has not
+ * answered, and closes the session when it hears of it: kvpool_status is KVPOOL_FAILED_PRECONDITION from then on, and nothing
+ * but kvpool_close, which waits again, and kvpool_free works. */
 int kvpool_close(kvpool_session* session, uint32_t timeout_ms);
 /* Closes the session if every step begun is done, and hangs up otherwise. NULL is fine. Its matches and seals
  * are to be freed first. */
@@ -158,12 +160,14 @@ uint64_t kvpool_current_step(const kvpool_session* session);
 /* Any thread. */
 uint64_t kvpool_passed_step(const kvpool_session* session);
 void kvpool_complete_step(kvpool_session* session, uint64_t step);
-/* `cuda_stream` is a CUstream. The step is complete when the work that is on the stream now is done. */
+/* `cuda_stream` is a CUstream. The step is complete when the work that is on the stream now is done. Steps are recorded in their
+ * order: a later one that is done stands for those before it. */
 int kvpool_complete_step_on_stream(kvpool_session* session, uint64_t step, void* cuda_stream);
 
 /* ---- Leases */
 uint32_t kvpool_free_blocks(const kvpool_session* session);
-/* Leases all `count` blocks or none, without waiting. */
+/* Leases all `count` blocks or none, without waiting. KVPOOL_RESOURCE_EXHAUSTED: there are fewer at hand, or can never be as
+ * many, which kvpool_lease_within does not wait for. */
 int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count);
 int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms);
 /* Gives back one hold on each block, root first. Never fails. */
@@ -326,7 +330,8 @@ int kvpool_episode_take(kvpool_episode* episode, size_t table_index, kvpool_bloc
 /* Gives back what was not taken. */
 void kvpool_episode_free(kvpool_episode* episode);
 
-/* ---- Other verbs, queued and applied in order. A kvpool_ref of blocks that are not held ends the session. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
+/* ---- Other verbs, queued and applied in order. A kvpool_ref of blocks that are not held ends the session;
+ * refs of 0, in front of a window, are skipped there. Times are 1 to 86400000 ms, half-lives 0 to 86400000 ms,
  * priorities 0 to 100; KVPOOL_INVALID_ARGUMENT beyond. */
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count);
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count);

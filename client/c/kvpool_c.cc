@@ -48,14 +48,38 @@ absl::StatusOr<std::chrono::milliseconds> Time(const char* field, uint64_t ms, u
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", ms, "; must be ", least_ms, " to ", kMost));
 }
 
-std::vector<BlockRef> Refs(const kvpool_block* blocks, size_t count) {
+// INVALID_ARGUMENT: no memory has so many, as with a count of -1.
+absl::StatusOr<std::vector<BlockRef>> Refs(const kvpool_block* blocks, size_t count) {
+  if (count > UINT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("count is ", count, "; must be 0 to ", UINT32_MAX));
+  }
   std::vector<BlockRef> refs(count);
   for (size_t i = 0; i < count; ++i) refs[i] = BlockRef::Unpack(blocks[i]);
   return refs;
 }
 
+// What call(refs) answers.
+template <typename Call>
+int WithRefs(const kvpool_block* blocks, size_t count, Call call) {
+  const auto refs = Refs(blocks, count);
+  return Answer(refs.ok() ? call(*refs) : refs.status());
+}
+
 void Pack(absl::Span<const BlockRef> refs, kvpool_block* out) {
   for (size_t i = 0; i < refs.size(); ++i) out[i] = refs[i].Pack();
+}
+
+// Has lease(refs) fill `blocks`. Before there is memory for their refs, more blocks than there can ever be are refused.
+template <typename Lease>
+int LeaseInto(kvpool_session* session, kvpool_block* blocks, size_t count, Lease lease) {
+  if (count > session->session->most_leased_blocks()) {
+    return Answer(
+        session->session->Lease(static_cast<uint32_t>(std::min<size_t>(count, UINT32_MAX))).status());
+  }
+  std::vector<BlockRef> refs(count);
+  const absl::Status leased = lease(absl::MakeSpan(refs));
+  if (leased.ok()) Pack(refs, blocks);
+  return Answer(leased);
 }
 
 absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) {
@@ -219,28 +243,28 @@ int kvpool_complete_step_on_stream(kvpool_session* session, uint64_t step, void*
 uint32_t kvpool_free_blocks(const kvpool_session* session) { return session->session->free_blocks(); }
 
 int kvpool_lease(kvpool_session* session, kvpool_block* blocks, size_t count) {
-  std::vector<BlockRef> refs(count);
-  const absl::Status leased = session->session->LeaseRefs(absl::MakeSpan(refs));
-  if (leased.ok()) Pack(refs, blocks);
-  return Answer(leased);
+  return LeaseInto(session, blocks, count,
+                   [&](absl::Span<BlockRef> refs) { return session->session->LeaseRefs(refs); });
 }
 
 int kvpool_lease_within(kvpool_session* session, kvpool_block* blocks, size_t count, uint32_t timeout_ms) {
-  std::vector<BlockRef> refs(count);
-  const absl::Status leased = session->session->LeaseRefsWithin(absl::MakeSpan(refs), In(timeout_ms));
-  if (leased.ok()) Pack(refs, blocks);
-  return Answer(leased);
+  return LeaseInto(session, blocks, count, [&](absl::Span<BlockRef> refs) {
+    return session->session->LeaseRefsWithin(refs, In(timeout_ms));
+  });
 }
 
 void kvpool_release(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t after) {
-  session->session->Release(Refs(blocks, count), after);
+  const auto refs = Refs(blocks, count);
+  if (refs.ok()) session->session->Release(*refs, after);
 }
 
 int kvpool_release_with_hint(kvpool_session* session, const kvpool_block* blocks, size_t count,
                              uint64_t after, uint32_t reuse, uint32_t category) {
   const int named = reuse > INT32_MAX ? -1 : static_cast<int>(reuse);
-  return Answer(session->session->ReleaseWithHint(
-      Refs(blocks, count), {.reuse = static_cast<kvpool::v1::Reuse>(named), .category = category}, after));
+  return WithRefs(blocks, count, [&](absl::Span<const BlockRef> refs) {
+    return session->session->ReleaseWithHint(
+        refs, {.reuse = static_cast<kvpool::v1::Reuse>(named), .category = category}, after);
+  });
 }
 
 int kvpool_hash_tokens(const kvpool_session* session, const void* salt, size_t salt_bytes,
@@ -334,13 +358,14 @@ int kvpool_seal_start(kvpool_session* session, const kvpool_seal_arguments* argu
   if (!read.ok()) return Answer(read.status());
   const uint32_t key_bytes = read->key_bytes == 0 ? KVPOOL_KEY_BYTES : read->key_bytes;
   const uint32_t per_block = std::max(1u, read->keys_per_block);
-  const std::vector<BlockRef> blocks = Refs(read->blocks, read->block_count);
+  const auto blocks = Refs(read->blocks, read->block_count);
+  if (!blocks.ok()) return Answer(blocks.status());
   kvpool::SealArguments given;
   given.group = read->group;
-  given.blocks = blocks;
+  given.blocks = *blocks;
   given.key_bytes = key_bytes;
   given.keys_per_block = per_block;
-  given.keys = {static_cast<const char*>(read->keys), blocks.size() * per_block * key_bytes};
+  given.keys = {static_cast<const char*>(read->keys), blocks->size() * per_block * key_bytes};
   if (read->parent_key != nullptr) {
     given.parent_key = {static_cast<const char*>(read->parent_key), key_bytes};
   }
@@ -371,22 +396,28 @@ void kvpool_seal_keep_duplicates(kvpool_seal* seal) {
 void kvpool_seal_free(kvpool_seal* seal) { delete seal; }
 
 int kvpool_ref(kvpool_session* session, const kvpool_block* blocks, size_t count) {
-  auto held = session->session->Ref(Refs(blocks, count));
-  if (held.ok()) held->Detach();
-  return Answer(held.status());
+  return WithRefs(blocks, count, [&](absl::Span<const BlockRef> refs) {
+    auto held = session->session->Ref(refs);
+    if (held.ok()) held->Detach();
+    return held.status();
+  });
 }
 
 int kvpool_touch(kvpool_session* session, const kvpool_block* blocks, size_t count) {
-  return Answer(session->session->Touch(Refs(blocks, count)));
+  return WithRefs(blocks, count,
+                  [&](absl::Span<const BlockRef> refs) { return session->session->Touch(refs); });
 }
 
 int kvpool_pin(kvpool_session* session, const kvpool_block* blocks, size_t count, uint64_t ttl_ms) {
   const auto ttl = Time("ttl_ms", ttl_ms, 1);
-  return Answer(ttl.ok() ? session->session->Pin(Refs(blocks, count), *ttl) : ttl.status());
+  if (!ttl.ok()) return Answer(ttl.status());
+  return WithRefs(blocks, count,
+                  [&](absl::Span<const BlockRef> refs) { return session->session->Pin(refs, *ttl); });
 }
 
 int kvpool_unpin(kvpool_session* session, const kvpool_block* blocks, size_t count) {
-  return Answer(session->session->Unpin(Refs(blocks, count)));
+  return WithRefs(blocks, count,
+                  [&](absl::Span<const BlockRef> refs) { return session->session->Unpin(refs); });
 }
 
 int kvpool_set_retention(kvpool_session* session, const kvpool_block* blocks, size_t count, uint32_t priority,
@@ -398,7 +429,9 @@ int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* b
                                   uint32_t priority, uint64_t ttl_ms, uint64_t half_life_ms) {
   const auto ttl = Time("ttl_ms", ttl_ms, 1), half_life = Time("half_life_ms", half_life_ms, 0);
   if (!ttl.ok() || !half_life.ok()) return Answer(ttl.ok() ? half_life.status() : ttl.status());
-  return Answer(session->session->SetRetention(Refs(blocks, count), priority, *ttl, *half_life));
+  return WithRefs(blocks, count, [&](absl::Span<const BlockRef> refs) {
+    return session->session->SetRetention(refs, priority, *ttl, *half_life);
+  });
 }
 
 int kvpool_take_refusal(kvpool_session* session, char* text, size_t capacity) {

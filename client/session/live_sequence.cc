@@ -5,12 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 namespace {
 
 constexpr std::chrono::seconds kFinishTimeout{5};
+// The most that Session::Seal takes: half a batch of names, which are a block and its key.
+constexpr size_t kSealedAtOnce = kMaxNames / 4;
 
 std::vector<BlockRef> Unpack(const google::protobuf::RepeatedField<uint64_t>& refs) {
   std::vector<BlockRef> blocks;
@@ -117,11 +120,12 @@ v1::Sequence LiveSequence::ToProto() const {
 absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
   if (unsealed_.empty()) return std::nullopt;
+  const auto end = unsealed_.begin() + static_cast<ptrdiff_t>(std::min(unsealed_.size(), kSealedAtOnce));
   std::vector<BlockRef> blocks;
   std::vector<PrefixKey> keys;
-  for (const Unsealed& full : unsealed_) {
-    blocks.push_back(full.block);
-    keys.push_back(full.key);
+  for (auto full = unsealed_.begin(); full != end; ++full) {
+    blocks.push_back(full->block);
+    keys.push_back(full->key);
   }
   const Unsealed& first = unsealed_.front();
   ASSIGN_OR_RETURN(
@@ -132,7 +136,7 @@ absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
                       .parent_key = first.at_root ? std::string_view() : KeyBytes({&first.parent, 1}),
                       .leave_duplicates = true,
                       .after = after}));
-  unsealed_.clear();
+  unsealed_.erase(unsealed_.begin(), end);
   return pending;
 }
 

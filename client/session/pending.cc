@@ -30,6 +30,8 @@ absl::StatusOr<SealOutcome> Take(AnswerState* state, SealOutcome*) {
   return outcome;
 }
 
+absl::StatusOr<Flushed> Take(AnswerState*, Flushed*) { return Flushed(); }
+
 absl::StatusOr<v1::ScoreResult> Take(AnswerState* state, v1::ScoreResult*) {
   return std::move(*state->result.mutable_score());
 }
@@ -93,6 +95,7 @@ void Pending<Answer>::Abandon() {
 
 template class Pending<MatchHit>;
 template class Pending<SealOutcome>;
+template class Pending<Flushed>;
 template class Pending<v1::ScoreResult>;
 template class Pending<v1::PruneResult>;
 template class Pending<v1::CompactResult>;

@@ -71,17 +71,27 @@ Session::~Session() {
 }
 
 absl::Status Session::Close(Deadline deadline) {
-  if (rep_->state.closed.load(std::memory_order_acquire)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kClose));
-  const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
-  command->answer = answer;
-  rep_->Send(StepStream::Urgency::kNow);
-  const absl::Status answered = rep_->Await(*answer, deadline);
+  SessionState& state = rep_->state;
+  if (state.closed.load(std::memory_order_acquire)) return absl::OkStatus();
+  if (rep_->forked()) return rep_->status();
+  if (rep_->close == nullptr) {
+    ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kClose));
+    rep_->close = command->answer = rep_->NewAnswer(this);
+    // Before it is sent, as it can't be taken back.
+    state.closing.store(true, std::memory_order_release);
+    rep_->Send(StepStream::Urgency::kNow);
+  }
+  const absl::Status answered = rep_->Await(*rep_->close, deadline);
   // The session may be over without an answer: the attach socket has reported its end first, or a daemon that is gone has
   // closed it, and the next one does not know it.
-  if (!answered.ok() && rep_->state.open.load(std::memory_order_acquire)) return answered;
-  rep_->state.closed.store(true, std::memory_order_release);
-  rep_->state.End(absl::AbortedError("the session was closed"));
+  if (!answered.ok() && state.open.load(std::memory_order_acquire)) {
+    if (absl::IsDeadlineExceeded(answered)) return answered;
+    rep_->close.reset();
+    state.closing.store(false, std::memory_order_release);
+    return answered;
+  }
+  state.closed.store(true, std::memory_order_release);
+  state.End(absl::AbortedError("the session was closed"));
   rep_->stream->Wake(StepStream::Urgency::kNow);
   return absl::OkStatus();
 }
@@ -101,6 +111,7 @@ const std::string& Session::hash_seed() const { return rep_->hash_seed; }
 const v1::Layout& Session::layout() const { return rep_->options.layout; }
 uint64_t Session::block_stride_bytes() const { return rep_->block_stride_bytes; }
 uint32_t Session::max_blocks() const { return rep_->max_blocks; }
+uint32_t Session::most_leased_blocks() const { return rep_->most_leased_blocks(); }
 absl::Status Session::status() const { return rep_->status(); }
 uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
@@ -212,6 +223,8 @@ uint32_t Session::free_blocks() const {
 
 absl::Status Session::LeaseRefs(absl::Span<BlockRef> out) {
   if (!rep_->usable()) return rep_->status();
+  // Nothing can come of it, but the daemon would evict what is cached, and the magazine keep what it got.
+  RETURN_IF_ERROR(rep_->CheckLease(out.size()));
   rep_->DrainOverflow();
   const Magazine::Taken taken = rep_->magazine->Take(out);
   if (taken.ask) rep_->stream->Wake(StepStream::Urgency::kNow);
@@ -224,7 +237,7 @@ absl::Status Session::LeaseRefsWithin(absl::Span<BlockRef> out, Deadline deadlin
     const uint64_t refills = rep_->state.refills_answered.load(std::memory_order_seq_cst);
     absl::Status leased = LeaseRefs(out);
     if (leased.code() != absl::StatusCode::kResourceExhausted) return leased;
-    if (!rep_->AwaitRefill(refills, deadline)) return leased;
+    if (!rep_->CheckLease(out.size()).ok() || !rep_->AwaitRefill(refills, deadline)) return leased;
   }
 }
 
@@ -233,6 +246,7 @@ bool Session::AwaitRefill(uint64_t refills, Deadline deadline) {
 }
 
 absl::StatusOr<Blocks> Session::Lease(uint32_t count) {
+  RETURN_IF_ERROR(rep_->CheckLease(count));  // So many refs might not fit in memory.
   absl::StatusOr<Blocks> blocks(absl::in_place, this, count);
   absl::Status leased = LeaseRefs(blocks->slots());
   if (!leased.ok()) {
@@ -243,6 +257,7 @@ absl::StatusOr<Blocks> Session::Lease(uint32_t count) {
 }
 
 absl::StatusOr<Blocks> Session::LeaseWithin(uint32_t count, Deadline deadline) {
+  RETURN_IF_ERROR(rep_->CheckLease(count));
   absl::StatusOr<Blocks> blocks(absl::in_place, this, count);
   absl::Status leased = LeaseRefsWithin(blocks->slots(), deadline);
   if (!leased.ok()) {
@@ -338,7 +353,10 @@ absl::StatusOr<PendingSeal> Session::Seal(const SealArguments& arguments) {
 absl::StatusOr<Blocks> Session::Ref(absl::Span<const BlockRef> blocks) {
   RETURN_IF_ERROR(rep_->status());
   rep_->magazine->Share(blocks);
-  rep_->Queue(Command::Verb::kRef, blocks, /*after=*/0, {});
+  std::vector<BlockRef>& named = rep_->scratch;
+  named.assign(blocks.begin(), blocks.end());
+  std::erase(named, kNullRef);  // The daemon has no such block: it would refuse, which ends the session.
+  rep_->Queue(Command::Verb::kRef, named, /*after=*/0, {});
   return Blocks(this, blocks);
 }
 
@@ -386,12 +404,17 @@ absl::Status Session::SetRetention(absl::Span<const BlockRef> blocks, uint32_t p
   return absl::OkStatus();
 }
 
-absl::Status Session::Flush(Deadline deadline) {
+absl::StatusOr<PendingFlush> Session::StartFlush() {
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kFlush));
-  const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
-  command->answer = answer;
+  command->answer = rep_->NewAnswer(this);
+  PendingFlush pending(command->answer);
   rep_->Send(StepStream::Urgency::kNow);
-  return rep_->Await(*answer, deadline);
+  return pending;
+}
+
+absl::Status Session::Flush(Deadline deadline) {
+  ASSIGN_OR_RETURN(PendingFlush pending, StartFlush());
+  return pending.Wait(deadline).status();
 }
 
 std::vector<Refusal> Session::TakeRefusals() { return rep_->state.refusals.Take(); }

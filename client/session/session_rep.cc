@@ -178,7 +178,21 @@ absl::Status SessionRep::status() const {
         "this process is a fork of the one that opened the session: it has neither its memory nor its "
         "threads");
   }
+  if (state.closing.load(std::memory_order_acquire) && state.open.load(std::memory_order_acquire)) {
+    return absl::FailedPreconditionError("the session is being closed");
+  }
   return state.status();
+}
+
+uint32_t SessionRep::most_leased_blocks() const {
+  const uint32_t all = max_blocks - std::min(max_blocks, 2u);  // Neither the null block nor the sink.
+  return joined || options.max_blocks == 0 ? all : std::min(all, options.max_blocks);
+}
+
+absl::Status SessionRep::CheckLease(size_t count) const {
+  if (count <= most_leased_blocks()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(count, " blocks asked; this session can never have more than ", most_leased_blocks()));
 }
 
 uint64_t SessionRep::FenceOf(uint64_t after) const {

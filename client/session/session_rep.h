@@ -36,8 +36,15 @@ class SessionRep {
                                                           std::string_view invitation);
 
   bool forked() const { return ForkCount() != opened_at_fork_; }
-  bool usable() const { return state.open.load(std::memory_order_relaxed) && !forked(); }
+  bool usable() const {
+    return state.open.load(std::memory_order_relaxed) && !state.closing.load(std::memory_order_relaxed) &&
+           !forked();
+  }
   absl::Status status() const;
+
+  uint32_t most_leased_blocks() const;
+  // RESOURCE_EXHAUSTED: more than that are asked.
+  absl::Status CheckLease(size_t count) const;
 
   // The step that `after` stands for; 0 if it is done already.
   uint64_t FenceOf(uint64_t after) const;
@@ -72,6 +79,7 @@ class SessionRep {
 
   // ---- Used by the engine's thread alone
   uint64_t current_step = 0;
+  std::shared_ptr<AnswerState> close;  // The answer to a close that has none yet; null: none is under way.
   // Releases and Refs that found the ring full, in order. While there are any, nothing else is queued, so that no
   // verb overtakes them.
   struct Overflow {
@@ -81,7 +89,7 @@ class SessionRep {
     std::vector<BlockRef> refs;
   };
   std::vector<Overflow> overflow;
-  std::vector<BlockRef> scratch;  // Refs that Release sorts; kept for its capacity.
+  std::vector<BlockRef> scratch;  // Refs that Release and Ref sort; kept for its capacity.
 
   // ---- Shared by threads, each by its own rules
   SessionState state;

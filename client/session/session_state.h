@@ -34,6 +34,8 @@ struct SessionState {
 
   AnswerSignal signal;  // Notified of each change below that somebody may wait for.
   std::atomic<bool> open{true};
+  // The daemon was asked to close it, and frees everything when it hears of it. Cleared if it refuses.
+  std::atomic<bool> closing{false};
   std::atomic<bool> closed{false};  // The engine itself closed it.
   std::atomic<bool> away{false};    // The daemon is gone, and its successor may take the session over.
   mutable Mutex mu;

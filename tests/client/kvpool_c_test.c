@@ -401,6 +401,17 @@ int main(int argc, char** argv) {
 
   kvpool_block too_many[1];
   CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);
+  for (int i = 0; i < 2; ++i) { /* Counts of which not even the refs would fit in memory. */
+    CHECK(kvpool_lease(session, too_many, i == 0 ? kvpool_max_blocks(session) - 1 : SIZE_MAX) == KVPOOL_RESOURCE_EXHAUSTED);
+    CHECK(strstr(kvpool_last_error(), " blocks asked; this session can never have more than ") != NULL);
+  }
+  CHECK(kvpool_lease_within(session, too_many, SIZE_MAX, kTimeoutMs) == KVPOOL_RESOURCE_EXHAUSTED);
+  CHECK(kvpool_touch(session, too_many, SIZE_MAX) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "count is 18446744073709551615; must be 0 to 4294967295") != NULL);
+  CHECK(kvpool_ref(session, too_many, SIZE_MAX) == KVPOOL_INVALID_ARGUMENT);
+  kvpool_release(session, too_many, SIZE_MAX, 0);
+  const kvpool_seal_arguments endless = {.struct_size = sizeof(endless), .blocks = too_many, .block_count = SIZE_MAX};
+  CHECK(kvpool_seal_start(session, &endless, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_match_start(session, NULL, 0, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "Match.groups") != NULL);
   kvpool_counters counters = {.struct_size = sizeof(counters)};

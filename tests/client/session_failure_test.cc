@@ -192,6 +192,31 @@ TEST_F(SessionFailureTest, ASessionThatEndsWhileItIsClosedIsClosed) {
   daemon.join();
 }
 
+// The daemon frees everything when it hears of it: what a call got meanwhile would be another session's by then.
+TEST_F(SessionFailureTest, ASessionWhoseCloseIsLateIsOfNoMoreUse) {
+  StartDaemon();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  auto held = session->LeaseWithin(1, Soon());
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_TRUE(session->Flush(Soon()).ok());
+  ASSERT_GT(session->free_blocks(), 0u);
+  daemon_->Signal(SIGSTOP);
+  const auto late = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(session->Close(late()).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(session->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Words(session->status()), HasSubstr("is being closed"));
+  EXPECT_EQ(session->Lease(1).status(), session->status());
+  EXPECT_EQ(session->LeaseWithin(1, Soon()).status(), session->status());
+  EXPECT_EQ(Match(session.get(), Keys(*session, 1, 1)).status(), session->status());
+  EXPECT_EQ(session->Ref(held->refs()).status(), session->status());
+  EXPECT_EQ(session->free_blocks(), 0u);
+  daemon_->Signal(SIGCONT);
+  EXPECT_TRUE(session->Close(Soon()).ok());
+  EXPECT_THAT(Words(session->status()), HasSubstr("was closed"));
+  EXPECT_TRUE(Operator().ListSessions({})->sessions().empty());
+}
+
 TEST_F(SessionFailureTest, ACleanShutdownSaysWhy) {
   StartDaemon("32MiB", {"--shutdown-grace=0s"});
   std::promise<void> draining;

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "client/live_sequence.h"
 #include "tests/client/session_fixture.h"
 
 namespace kvpool {
@@ -80,6 +82,30 @@ TEST_F(SessionTest, KeysThatWereChosenToCollideDoNot) {
   }
 }
 
+TEST_F(SessionTest, ALongSequenceIsSealedInPieces) {
+  constexpr uint32_t kBlocks = (16 << 10) + 1;
+  StartDaemon();
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.layout = OpaqueLayout({.block_bytes = 256, .tokens_per_block = kTokensPerBlock});
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  LiveSequence sequence(session.get());
+  auto blocks = session->LeaseWithin(kBlocks, Soon());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  ASSERT_TRUE(sequence.Append(*std::move(blocks)).ok());
+  ASSERT_TRUE(sequence.Extend(TokensOf(1, kBlocks)).ok());
+  for (const size_t piece : {size_t{16} << 10, size_t{1}}) {
+    auto seal = sequence.Seal();
+    ASSERT_TRUE(seal.ok() && seal->has_value()) << seal.status();
+    const auto outcome = (*seal)->Wait(Soon());
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_TRUE(outcome->refused.empty()) << outcome->refused[0].message();
+    EXPECT_EQ(outcome->canonical.size(), piece);
+  }
+  const auto nothing = sequence.Seal();
+  EXPECT_TRUE(nothing.ok() && !nothing->has_value()) << nothing.status();
+}
+
 TEST_F(SessionTest, AnotherProcessSharesThePrefixInPlace) {
   StartDaemon();
   const auto session = Open();
@@ -117,9 +143,40 @@ TEST_F(SessionTest, LeaseSaysWhatItLacks) {
   StartDaemon("8MiB");
   const auto session = Open();
   ASSERT_NE(session, nullptr);
-  const auto none = session->Lease(100000);
+  const uint32_t all = session->most_leased_blocks();
+  EXPECT_EQ(all, session->max_blocks() - 2) << "but the null block and the sink";
+  const auto none = session->Lease(all);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(none.status().message()), ::testing::HasSubstr("100000 blocks asked"));
+  EXPECT_THAT(std::string(none.status().message()),
+              ::testing::HasSubstr(absl::StrCat(all, " blocks asked, 16 in the magazine")));
+}
+
+// The daemon would evict all that is cached for it, and the magazine would keep what it got.
+TEST_F(SessionTest, ALeaseOfMoreThanThereCanBeTakesNothing) {
+  StartDaemon("8MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 0;
+  const auto session = Open(options);
+  options.max_blocks = 5;
+  const auto capped = Open(options);
+  ASSERT_TRUE(session != nullptr && capped != nullptr);
+  const auto keys = PrefixHasher(session->hash_seed()).Chain(TokensOf(1, 8), kTokensPerBlock);
+  ASSERT_NO_FATAL_FAILURE(Share(session.get(), keys));
+  const auto refused = [](Session* of, uint32_t count) {
+    for (const absl::Status& status : {of->Lease(count).status(), of->LeaseWithin(count, Soon()).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+      EXPECT_EQ(status.message(), absl::StrCat(count, " blocks asked; this session can never have more than ",
+                                               of->most_leased_blocks()));
+    }
+    EXPECT_TRUE(of->Flush(Soon()).ok());
+  };
+  refused(session.get(), session->max_blocks() - 1);
+  refused(session.get(), UINT32_MAX);
+  refused(capped.get(), 6);
+  const auto hit = session->Match(KeyBytes(keys))->Wait(Soon());
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  EXPECT_EQ(hit->groups[0].size(), 8u);
+  EXPECT_TRUE(capped->LeaseWithin(5, Soon()).ok());
 }
 
 // Each block of the space, slab after slab, while the memory is already in use.

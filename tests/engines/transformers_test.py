@@ -4,12 +4,15 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
 import torch
 
 import kvpool
 from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
+from kvpool_transformers.model import ModelFacts
 from models import PLACE, gemma, generate, llama, prompt
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -266,6 +269,38 @@ def test_what_does_not_go_on_from_the_prefix_is_refused(daemon):
         longer = torch.cat([ids, prompt(5, seed=2)], 1)
         cache = KvPoolCache(session, prompt=ids)
         assert torch.allclose(model(longer[:, 96:], past_key_values=cache).logits, model(longer).logits[:, 96:], atol=1e-4)
+
+
+def test_steps_of_several_threads_are_recorded_in_their_order(monkeypatch):
+    """Of two caches on two streams of a GPU: a later step that is done says that the one before is done, too."""
+    facts = ModelFacts(layers=1, pooled=(0,), sliding_window=0, kv_heads=1, head_dim=8, tokens_per_block=16, dtype=torch.float32,
+                       signals=False)
+
+    class Steps:
+        begun, recorded = 0, []
+
+        def begin_step(self):
+            self.begun += 1
+            step = self.begun
+            if step == 1:  # The other thread has all the time that it needs, if it may go on.
+                other.start()
+                other.join(0.5)
+            return step
+
+        def complete_step_on_stream(self, step, stream):
+            self.recorded.append(step)
+
+    def cache_of(session):
+        cache = KvPoolCache.__new__(KvPoolCache)
+        cache.session, cache.facts, cache._device = session, facts, torch.device("cuda")
+        return cache
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))
+    session = Steps()
+    other = threading.Thread(target=cache_of(session)._fence)
+    cache_of(session)._fence()
+    other.join(60)
+    assert session.recorded == [1, 2]
 
 
 def test_caches_give_their_blocks_back(daemon):

@@ -1,6 +1,7 @@
 """What goes wrong, as the exception that it is, with the daemon's words."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -57,6 +58,33 @@ def test_a_daemon_that_dies():
     blocks.release()
     session.close()
     daemon.close()
+
+
+def test_a_close_that_is_late(daemon):
+    """The daemon will free the blocks when it hears of it: until then nothing may be leased, or looked at."""
+    session = kvpool.Session(layout(), "a model", socket=daemon.socket)
+    blocks = session.lease(1)
+    session.flush()
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            with pytest.raises(kvpool.DeadlineExceededError):
+                session.close(timeout=0.05)
+        for use in (lambda: session.lease(1, timeout=0), lambda: blocks.k(0), lambda: session.match([bytes(32)]), session.check):
+            with pytest.raises(kvpool.ReleasedError):
+                use()
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert session.close(timeout=60) and session.base == 0
+    assert daemon.ctl("sessions").get("sessions", []) == []
+
+
+def test_a_lease_of_more_than_there_can_be(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, max_blocks=10) as session:
+        for count in (11, session.max_blocks - 1, 2**32 - 1):
+            with pytest.raises(kvpool.ResourceExhaustedError, match=f"{count} blocks asked; this session can never have more than 10"):
+                session.lease(count, timeout=60)
+        session.lease(10).release()
 
 
 def test_a_session_that_an_operator_ends(daemon, session):

@@ -234,6 +234,45 @@ def test_a_prune_waits_for_its_step(session):
         assert sequence.finish_prune().kept_tokens == 32 == sequence.tokens
 
 
+def test_a_refused_append_takes_nothing(session):
+    """Neither the blocks nor what a view shows of them."""
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64))
+        session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=32, scorer="streaming_llm", timeout=0.05)
+        more = session.lease(1)
+        array = np.asarray(more.k(0))
+        array[:] = 7
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.append(more)
+        with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+            sequence.adopt(more, range(16))
+        session.complete_step()
+        session.flush()
+        with session.lease(40) as others:
+            np.asarray(session.k(blocks=session.max_blocks))[others.ids] = -1
+        assert (array == 7).all() and not more.released
+        sequence.finish_prune()
+        sequence.append(more)
+        assert more.released and sequence.room == 16
+
+
+def test_no_view_comes_while_a_prune_is_unfinished(session):
+    """The daemon may have released the block, and nobody here knows."""
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(64))
+        session.begin_step()
+        with pytest.raises(kvpool.DeadlineExceededError):
+            sequence.prune(budget_tokens=32, scorer="streaming_llm", timeout=0.05)
+        for look in (sequence.k, sequence.v):
+            with pytest.raises(kvpool.FailedPreconditionError, match="not finished"):
+                look(1)
+        session.complete_step()
+        assert sequence.finish_prune().victims == [1, 2]
+        assert (np.asarray(sequence.k(1, layer=0))[:, 0, 0] == np.arange(48, 64)).all()
+
+
 def test_what_is_not_read_again_leaves_first(session):
     with kvpool.LiveSequence(session) as sequence:
         grow(session, sequence, range(96))

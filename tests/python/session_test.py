@@ -99,8 +99,8 @@ def test_leases_come_back(daemon):
 def test_a_lease_that_cannot_be(session):
     with pytest.raises(kvpool.ResourceExhaustedError, match="100000"):
         session.lease(100_000, timeout=0)
-    with pytest.raises(kvpool.DeadlineExceededError) as refused:
-        session.lease(session.max_blocks, timeout=0.2)
+    with session.lease(1), pytest.raises(kvpool.DeadlineExceededError) as refused:
+        session.lease(session.max_blocks - 2, timeout=0.2)
     assert isinstance(refused.value, TimeoutError)
 
 
@@ -189,6 +189,11 @@ def test_several_groups(daemon):
             assert hit.groups[1].refs[0] == 0 and hit.groups[1].refs[3] != 0
             with pytest.raises(kvpool.InvalidArgumentError):
                 hit.groups[1].k(0, group=1)
+            # A branch that forks off holds what there is.
+            with session.ref(hit.groups[1]) as again, session.ref([0]):
+                session.flush()
+                session.check()
+                assert again.refs == hit.groups[1].refs
 
 
 def test_members_of_one_session(daemon):

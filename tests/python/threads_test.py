@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
+import pytest
 
 import kvpool
 from conftest import layout
@@ -38,6 +40,49 @@ def test_waiting_lets_others_run(daemon):
         assert got == [3]
         for blocks in all_of_it:
             blocks.release()
+
+
+def stop_and(daemon, session, call):
+    """Stops the daemon, and has a thread wait for it in a call. Returns when the call is on its way."""
+    session.flush()
+    daemon.process.send_signal(signal.SIGSTOP)
+    before = session.counters["batches"]
+    thread = threading.Thread(target=call)
+    thread.start()
+    while session.counters["batches"] == before:
+        time.sleep(0.001)
+    return thread
+
+
+def test_no_view_comes_while_a_session_is_closed(daemon):
+    """The daemon frees the blocks as soon as it hears of it, and others write to them."""
+    session = kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0)
+    blocks = session.lease(1)
+    closed = []
+    thread = stop_and(daemon, session, lambda: closed.append(session.close(timeout=60)))
+    try:
+        with pytest.raises(kvpool.ReleasedError):
+            blocks.k(0)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+        thread.join(60)
+    assert closed == [True] and session.views == 0
+
+
+def test_a_flush_that_waits_lets_others_work(daemon):
+    with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
+        flushing = stop_and(daemon, session, lambda: session.flush(timeout=60))
+        try:
+            steps = []
+            working = threading.Thread(target=lambda: steps.append(session.begin_step()))
+            working.start()
+            working.join(10)  # As long as the daemon is stopped the flush waits.
+            assert steps == [1]
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            flushing.join(60)
+            working.join(60)
+        session.complete_step()
 
 
 def test_many_threads(session):

@@ -66,7 +66,13 @@ class PyPending {
   }
 
   const std::shared_ptr<SharedSession>& session() const { return session_; }
-  bool ready() const { return state_->pending.Ready(); }
+  // False while another thread waits for it.
+  bool ready() const {
+    if (!state_->mu.TryLock()) return false;
+    const bool ready = state_->pending.Ready();
+    state_->mu.Unlock();
+    return ready;
+  }
   // REQUIRES: the GIL, which is released while it waits.
   Answer Wait(Timeout timeout) {
     return ValueOf(Await(timeout, [this](Deadline deadline) {

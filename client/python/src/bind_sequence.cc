@@ -43,6 +43,12 @@ class PySequence {
     session_->CheckUsable();
     return sequence_->sequence;
   }
+  // The same while no prune or compact is under way, of which the daemon alone knows which blocks it has released.
+  LiveSequence& settled() const {
+    LiveSequence& live = get();
+    Check(live.CheckSettled());
+    return live;
+  }
   bool released() const { return sequence_ == nullptr; }
   const std::shared_ptr<SharedSession>& session() const { return session_; }
   uint32_t group() const { return group_; }
@@ -98,8 +104,9 @@ class PySequence {
     }));
   }
 
+  // For a view: nothing would hold the block for one that came while a prune is under way.
   BlockRef at(int64_t index) const {
-    const auto blocks = get().blocks();
+    const auto blocks = settled().blocks();
     const auto size = static_cast<int64_t>(blocks.size());
     const int64_t at = index < 0 ? index + size : index;
     if (at < 0 || at >= size) throw nb::index_error(absl::StrCat("block ", index, " of ", size).c_str());
@@ -174,7 +181,7 @@ void BindGrowing(SequenceClass& sequence) {
             if (blocks.session() != sequence.session()) {
               throw StatusError(absl::InvalidArgumentError("append: blocks of another session"));
             }
-            sequence.get();
+            sequence.settled();  // A call that is refused takes nothing: the handle is not void yet.
             const std::vector<BlockRef> refs = blocks.Take();
             Check(sequence.Use([&](LiveSequence& live) {
               return live.Append(Blocks(&sequence.session()->shared(), refs));
@@ -193,7 +200,7 @@ void BindGrowing(SequenceClass& sequence) {
                                                              .layout()
                                                              .groups(static_cast<int>(sequence.group()))
                                                              .tokens_per_block();
-            if (ids.size() != full || !sequence.get().blocks().empty()) {
+            if (ids.size() != full || !sequence.settled().blocks().empty()) {
               throw StatusError(absl::FailedPreconditionError(
                   absl::StrCat(ids.size(), " tokens do not fill the ", blocks.refs().size(),
                                " blocks of a match, or the sequence has begun")));
@@ -223,7 +230,9 @@ void BindGrowing(SequenceClass& sequence) {
             return PyPending<SealOutcome>(sequence.session(), *std::move(pending));
           },
           nb::arg("after") = nb::none(),
-          "Queues a seal of the full blocks that are new; None: there are none.");
+          "Queues a seal of the full blocks that are new, 16,384 at most: the next call goes on. None: "
+          "there\n"
+          "are none.");
 }
 
 void BindTable(SequenceClass& sequence) {
@@ -255,7 +264,8 @@ void BindTable(SequenceClass& sequence) {
                                 false);
           },
           nb::arg("index"), nb::arg("layer") = nb::none(),
-          "K of one block, read-only: [layers, tokens, heads, dim].")
+          "K of one block, read-only: [layers, tokens, heads, dim]. FailedPreconditionError: a prune or\n"
+          "compact is not finished.")
       .def(
           "v",
           [](const PySequence& sequence, int64_t index, std::optional<uint32_t> layer) {

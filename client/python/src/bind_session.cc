@@ -88,6 +88,10 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
 }
 
 PyBlocks Lease(const SessionPtr& session, uint32_t count, Timeout timeout) {
+  const uint32_t most = session->shared().most_leased_blocks();
+  if (count > most) {  // It says why, and is not worth a wait, nor memory for as many refs.
+    ValueOf(session->Use([&](Session& open) { return open.Lease(count); }));
+  }
   std::vector<BlockRef> refs(count);
   Check(Await(timeout, [&](Deadline deadline) -> absl::Status {
     while (true) {
@@ -305,10 +309,12 @@ void BindVerbs(SessionClass& session) {
             }));
           },
           nb::arg("step"), nb::arg("cuda_stream"),
-          "The same, when the work that is on the stream now is done.")
+          "The same, when the work that is on the stream now is done. Steps are recorded in their order, on\n"
+          "whatever streams: threads that begin steps of one session keep a lock until theirs is recorded.")
       .def("lease", Lease, nb::arg("count"), nb::arg("timeout") = 30.0,
            "Blocks to write, all or none. timeout=0: those at hand, or ResourceExhaustedError; otherwise\n"
-           "waits for refills, and raises DeadlineExceededError with the daemon's reason.")
+           "waits for refills, and raises DeadlineExceededError with the daemon's reason. More than this\n"
+           "session can ever have: ResourceExhaustedError at once.")
       .def(
           "release",
           [](const SessionPtr& s, nb::handle blocks, std::optional<uint64_t> after, const std::string& reuse,
@@ -328,8 +334,8 @@ void BindVerbs(SessionClass& session) {
       .def(
           "flush",
           [](const SessionPtr& s, Timeout timeout) {
-            const Deadline deadline = DeadlineOf(timeout);
-            Check(s->Use([&](Session& open) { return open.Flush(deadline); }));
+            PyPending<Flushed> pending(s, ValueOf(s->Use([](Session& open) { return open.StartFlush(); })));
+            pending.Wait(timeout);
           },
           nb::arg("timeout") = 30.0, "Waits until all that was queued before is answered.")
       .def("next_notice", NextNotice, nb::arg("timeout") = 0.0,
@@ -361,7 +367,9 @@ void BindSession(nb::module_& module) {
   session
       .def("close", CloseSession, nb::arg("timeout") = 5.0,
            "Ends the session and gives back all that it holds: no member has work on the device any more.\n"
-           "False: views of its blocks are still there, and it ends with the last of them.")
+           "False: views of its blocks are still there, and it ends with the last of them.\n"
+           "DeadlineExceededError: the daemon has not answered, and may close it at any time. From then on\n"
+           "nothing but close() works, which waits again.")
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Session"))
       .def(

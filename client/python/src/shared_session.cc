@@ -48,7 +48,9 @@ void SharedSession::CheckUsable() const {
 
 void SharedSession::AddView(BlockRef block) {
   MutexLock lock(&views_mu_);
-  if (dismantled_) throw ReleasedError("the session was closed");
+  // A block that has a view stays held, also while the session is being closed; no other comes to have one then.
+  const bool late = block != kNullRef && closed() && !viewed_.contains(block.Pack());
+  if (dismantled_ || late) throw ReleasedError("the session was closed");
   if (block == kNullRef) {
     ++pool_views_;
   } else {
@@ -218,8 +220,14 @@ void SharedSession::Settle() {
 
 bool SharedSession::Close(Deadline deadline) {
   mu_.Lock();
-  if (views() > 0) {
+  bool viewed = false;
+  {
+    MutexLock lock(&views_mu_);  // AddView's: no view comes behind this look.
     closing_.store(true, std::memory_order_release);
+    viewed = !viewed_.empty();
+    ended_ |= !viewed;
+  }
+  if (viewed) {
     EndTurn();
     return false;
   }
@@ -229,8 +237,7 @@ bool SharedSession::Close(Deadline deadline) {
   const bool late = absl::IsDeadlineExceeded(closed);
   if (!late) {
     MutexLock lock(&views_mu_);
-    closing_.store(true, std::memory_order_release);
-    ended_ = over_ = true;
+    over_ = true;
   }
   EndTurn();
   if (late) throw StatusError(closed);

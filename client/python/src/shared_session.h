@@ -69,7 +69,8 @@ class SharedSession {
   // Destroys `what` in a turn.
   void DropLater(std::shared_ptr<void> what) ABSL_LOCKS_EXCLUDED(views_mu_);
 
-  // False: views keep it open, and it ends with the last of them. REQUIRES: not the GIL.
+  // False: views keep it open, and it ends with the last of them. StatusError: the daemon has not answered in time; it frees
+  // everything when it does, so only Close works from then on. REQUIRES: not the GIL.
   bool Close(Deadline deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // Ends the session for this process' verbs; it hangs up, without closing, when its last object is gone.
   void Abandon() ABSL_LOCKS_EXCLUDED(views_mu_);

@@ -208,8 +208,9 @@ class KvPoolCache(Cache):
     def _fence(self) -> None:
         """A GPU's kernels are launched, and may not have run: what is sealed, pruned or given back from here on waits for them."""
         if self._device.type == "cuda":
-            step = self.session.begin_step()
-            self.session.complete_step_on_stream(step, torch.cuda.current_stream(self._device).cuda_stream)
+            with self.facts.fences:
+                step = self.session.begin_step()
+                self.session.complete_step_on_stream(step, torch.cuda.current_stream(self._device).cuda_stream)
 
     # ---- Budget
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,8 @@ class ModelFacts:
     tokens_per_block: int
     dtype: torch.dtype
     signals: bool  # Attention tells the cache of queries and of attention.
+    # Held from the begin of a step until it is recorded on its stream: a step that completes completes those before it.
+    fences: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def shareable(self) -> bool:
