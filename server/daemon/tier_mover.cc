@@ -481,7 +481,7 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
   struct Batch {
     size_t left = 0;
     bool stored = false, failed = false;
-    uint32_t first = UINT32_MAX;  // Of the blocks that the tier did not take.
+    uint32_t first = UINT32_MAX;  // The first block that the tier did not take.
   };
   const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
   tier_->Store(std::move(stores), [space, mail = mail_, batch, of = std::move(of), keys = std::move(keys)](

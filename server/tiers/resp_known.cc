@@ -6,6 +6,11 @@
 
 namespace kvpool {
 
+KnownKeys::KnownKeys(const Options& options) : options_(options) {
+  places_.reserve(kMost);
+  erased_at_.reserve(kMost);
+}
+
 TierPresence KnownKeys::Find(const TierKey& key, Clock::time_point now) {
   const auto found = places_.find(absl::HashOf(key));
   if (found == places_.end() || found->second->state == State::kAsked) return TierPresence::kUnknown;
@@ -36,6 +41,7 @@ void KnownKeys::Erased(const TierKey& key) {
   Forget(key);
   if (erased_at_.size() == kMost) {
     erased_at_.clear();
+    erased_at_.reserve(kMost);
     erased_from_ = erased_;
   }
   erased_at_[absl::HashOf(key)] = ++erased_;

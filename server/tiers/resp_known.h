@@ -27,7 +27,8 @@ class KnownKeys {
   struct Options {
     std::chrono::milliseconds there, not_there;  // So long it is believed.
   };
-  explicit KnownKeys(const Options& options) : options_(options) {}
+  // Its tables have their room at once: to grow one takes some 10 ms.
+  explicit KnownKeys(const Options& options);
 
   TierPresence Find(const TierKey& key, Clock::time_point now);
   // The answer is on its way. False: it was already.

@@ -20,7 +20,7 @@ constexpr auto kWarnPause = std::chrono::seconds(10);
 constexpr size_t kUnlinkedTogether = 64;
 // Keys that are looked at, or forgotten, under one hold of known_mu_: some 0.2 ms. Whoever wants it then is let in: he may have a
 // space's mutex.
-constexpr size_t kKnownTogether = 1024;
+constexpr size_t kKnownTogether = 256;
 constexpr auto kWayPause = std::chrono::microseconds(50);
 // A store that has not answered by then is said to have all that it was asked to unlink.
 constexpr auto kEraseFor = std::chrono::seconds(30);

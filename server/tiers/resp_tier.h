@@ -168,7 +168,7 @@ class RespTier final : public Tier {
   RespRouter router_;
   std::multimap<Deadline, TaskRef> deadlines_;
   absl::flat_hash_set<TaskRef> under_way_;
-  uint32_t most_pieces_ = 0;  // Of a value that was loaded or stored.
+  uint32_t most_pieces_ = 0;  // The most that a value had which was loaded or stored.
   std::chrono::steady_clock::time_point warn_again_;
   std::thread thread_;
 };
