@@ -622,7 +622,7 @@ TEST(RecoverTest, AfterEachInstructionThatStoresNothingIsLostAndNothingIsTwice) 
   // With this seed there are all kinds of verbs among the first 23.
   constexpr uint64_t kSeed = 296;
   constexpr uint32_t kVerbs = KVPOOL_SANITIZED ? 30 : 50;
-  constexpr uint32_t kMutants = 50;  // As many as there are of each kind.
+  constexpr uint32_t kMutants = 50;  // There are so many of each kind.
   Table table, copy;
   void* const shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(shared, MAP_FAILED);
