@@ -296,7 +296,7 @@ TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStar
   const auto info = Upgrade(request);
   ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
   EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE);
-  EXPECT_FALSE(session->LeaseWithin(1000, Soon()).ok());
+  EXPECT_FALSE(session->LeaseWithin(session->most_leased_blocks(), Soon()).ok());
   const auto stats = Operator()->GetStats({});
   ASSERT_TRUE(stats.ok()) << stats.status();
   EXPECT_EQ(stats->spaces(), 0u);
