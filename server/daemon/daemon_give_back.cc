@@ -445,6 +445,7 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   const uint64_t least_ms = own_ms.has_value() ? kMuchOlder * *own_ms + kOlderMs : UINT64_MAX;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
   const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, bytes);
+  if (full.empty()) return false;
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const WeightedShares shares(spaces, *budget_);
   const bool weighted = shares.given(full);
