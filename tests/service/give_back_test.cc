@@ -883,6 +883,41 @@ TEST_F(GiveBackTest, NothingIsAskedOnOneDeviceWhileAnotherStaysFull) {
   EXPECT_EQ(Space(0).slabs, 3);
 }
 
+// Likewise of a space that is short, and would get nothing: the slab would come back, and go again.
+TEST_F(GiveBackTest, ASpaceOnTwoDevicesTakesNothingFromOneThatIsOnOneOfThem) {
+  StartDaemon(3, /*devices=*/2);
+  v1::OpenSession of_wide = OpenRequest("b"), of_cache = OpenRequest("a"), of_other = OpenRequest("c");
+  of_wide.set_ranks(2);
+  of_cache.add_device_uuids("mem0");
+  of_other.add_device_uuids("mem1");
+  const auto wide = Attach("b"), rank1 = Attach("b"), cache = Attach("a"), other = Attach("c");
+  ASSERT_TRUE(wide->Open(of_wide).ok());
+  ASSERT_TRUE(rank1->Join(*wide, JoinRequest(*wide, 1, "b")).ok());
+  const std::vector<Engine*> all = {wide.get(), rank1.get(), cache.get(), other.get()};
+  Settle({wide.get(), rank1.get()});
+  ASSERT_TRUE(cache->Open(of_cache).ok());
+  ASSERT_TRUE(other->Open(of_other).ok());
+  for (Engine* const engine : {cache.get(), other.get()}) {
+    std::vector<uint64_t> blocks;
+    for (int i = 0; i < 20; ++i) {
+      const v1::LeaseResult lease = engine->LeaseAsked(8, 1);
+      blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+      Settle(all);
+    }
+    for (const uint64_t block : blocks) engine->Seal({block}, {Key(NameOfId(IdOf(block)))});
+    if (engine == cache.get()) engine->Release(blocks);  // The other one uses all it has.
+  }
+  ASSERT_EQ(Used(0), 3 * kSlabBlocks * kBlockBytes);
+  ASSERT_EQ(Used(1), 3 * kSlabBlocks * kBlockBytes);
+  clock_.Advance(60'000);
+  for (int i = 0; i < 20; ++i) {
+    Churn(wide.get(), "x" + std::to_string(i));
+    Settle(all);
+    clock_.Advance(100);
+  }
+  EXPECT_EQ(cache->peer->leaves().size(), 0);
+}
+
 TEST_F(GiveBackTest, TheDeathOfAMemberIsAsGood) {
   const auto a = Full(3);
   a->peer->on_leave = nullptr;
