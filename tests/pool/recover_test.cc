@@ -283,7 +283,10 @@ class Player {
     Do(Verb::kLease, [&] { pool->Lease(sessions[session], now_, count, 1, &blocks); });
     return blocks;
   }
-  void Lease() { LeaseUpTo(AnySession(), 1 + Below(10)); }
+  void Lease() {
+    const uint32_t count = 1 + Below(10);  // Compilers draw the arguments of one call in different orders.
+    LeaseUpTo(AnySession(), count);
+  }
   std::vector<BlockRef> Held(uint64_t session, BlockState state) {
     std::vector<BlockRef> held;
     for (uint32_t b = 1; b <= kBlocks; ++b) {
@@ -621,7 +624,7 @@ bool IsNoticed(const std::string& image, Table* copy, const Fates& before, const
 TEST(RecoverTest, AfterEachInstructionThatStoresNothingIsLostAndNothingIsTwice) {
   // With this seed there are all kinds of verbs among the first 23.
   constexpr uint64_t kSeed = 296;
-  constexpr uint32_t kVerbs = KVPOOL_SANITIZED ? 30 : 50;
+  constexpr uint32_t kVerbs = KVPOOL_SANITIZED ? 24 : 50;
   constexpr uint32_t kMutants = 50;  // There are so many of each kind.
   Table table, copy;
   void* const shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
