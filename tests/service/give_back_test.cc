@@ -85,6 +85,25 @@ class GiveBackTest : public GrowthTest {
     const EvictedBlocks evicted = Space(space).pool.evicted;
     return std::accumulate(evicted.begin(), evicted.end(), uint64_t{0});
   }
+  // Leases so many while the engines map what is made for it.
+  std::vector<uint64_t> LeaseUpTo(size_t count, Engine* engine, const std::vector<Engine*>& all) {
+    std::vector<uint64_t> blocks;
+    while (blocks.size() < count) {
+      const v1::LeaseResult lease = engine->LeaseAsked(static_cast<uint32_t>(count - blocks.size()), 1);
+      blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+      Settle(all);
+    }
+    return blocks;
+  }
+  // Opens a session of two ranks, which has all of three slabs on each device, and lets go of it.
+  void UseAll(Engine* rank0, Engine* rank1) {
+    v1::OpenSession request = OpenRequest("a");
+    request.set_ranks(2);
+    ASSERT_TRUE(rank0->Open(request).ok());
+    ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1, "a")).ok());
+    Settle({rank0, rank1});
+    rank0->Release(LeaseUpTo(46, rank0, {rank0, rank1}));
+  }
   absl::Status OpenB(uint32_t guaranteed, std::unique_ptr<Engine>* b) {
     *b = Attach("b");
     v1::OpenSession request = OpenRequest("b");
@@ -804,19 +823,8 @@ TEST_F(GiveBackTest, SinksLieInTheFirstSlab) {
 
 TEST_F(GiveBackTest, RanksAllUnmap) {
   StartDaemon(3, /*devices=*/2);
-  v1::OpenSession request = OpenRequest("a");
-  request.set_ranks(2);
   const auto rank0 = Attach("a"), rank1 = Attach("a");
-  ASSERT_TRUE(rank0->Open(request).ok());
-  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1, "a")).ok());
-  Settle({rank0.get(), rank1.get()});
-  std::vector<uint64_t> blocks;
-  while (blocks.size() < 46) {
-    const v1::LeaseResult lease = rank0->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
-    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
-    Settle({rank0.get(), rank1.get()});
-  }
-  rank0->Release(blocks);
+  ASSERT_NO_FATAL_FAILURE(UseAll(rank0.get(), rank1.get()));
   std::unique_ptr<Engine> b;
   ASSERT_TRUE(OpenB(10, &b).ok());
   EXPECT_EQ(rank0->peer->leaves().size(), 1);
@@ -827,19 +835,8 @@ TEST_F(GiveBackTest, RanksAllUnmap) {
 
 TEST_F(GiveBackTest, ARankOfASessionThatClosesMeanwhileMayMapItStill) {
   StartDaemon(3, /*devices=*/2);
-  v1::OpenSession request = OpenRequest("a");
-  request.set_ranks(2);
   const auto rank0 = Attach("a"), rank1 = Attach("a");
-  ASSERT_TRUE(rank0->Open(request).ok());
-  ASSERT_TRUE(rank1->Join(*rank0, JoinRequest(*rank0, 1, "a")).ok());
-  Settle({rank0.get(), rank1.get()});
-  std::vector<uint64_t> blocks;
-  while (blocks.size() < 46) {
-    const v1::LeaseResult lease = rank0->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
-    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
-    Settle({rank0.get(), rank1.get()});
-  }
-  rank0->Release(blocks);
+  ASSERT_NO_FATAL_FAILURE(UseAll(rank0.get(), rank1.get()));
   rank1->peer->on_leave = nullptr;
   std::unique_ptr<Engine> b;
   EXPECT_FALSE(OpenB(10, &b).ok());
@@ -859,19 +856,11 @@ TEST_F(GiveBackTest, NothingIsAskedOnOneDeviceWhileAnotherStaysFull) {
   of_other.add_device_uuids("mem1");
   ASSERT_TRUE(cache->Open(of_cache).ok());
   ASSERT_TRUE(other->Open(of_other).ok());
-  const auto fill = [&](Engine* engine) {
-    std::vector<uint64_t> blocks;
-    while (blocks.size() < 46) {
-      const v1::LeaseResult lease = engine->LeaseAsked(46 - static_cast<uint32_t>(blocks.size()), 1);
-      blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
-      Settle({cache.get(), other.get()});
-    }
-    return blocks;
-  };
-  const std::vector<uint64_t> blocks = fill(cache.get());
+  const std::vector<Engine*> both = {cache.get(), other.get()};
+  const std::vector<uint64_t> blocks = LeaseUpTo(46, cache.get(), both);
   for (const uint64_t block : blocks) cache->Seal({block}, {Key(NameOfId(IdOf(block)))});
   cache->Release(blocks);
-  const std::vector<uint64_t> held = fill(other.get());
+  const std::vector<uint64_t> held = LeaseUpTo(46, other.get(), both);
   const uint64_t before = Evicted(0);
   const auto wide = Attach("b");
   v1::OpenSession request = OpenRequest("b");
