@@ -2,8 +2,8 @@
 
 DIR holds, for each check of run.sh, NAME.check (outcome, seconds, reason; tab-separated) and, for each run of ctest,
 PRESET.ctest (the run began) and PRESET.xml (JUnit, as ctest writes it). Before the table stands how the first tests that
-failed ended: often this text is all that is left of a run. The last line is "N passed, N failed, N skipped"; the exit status
-is 1 if anything failed or nothing passed.
+failed ended, and behind it the lines that say why: often the end of this text is all that is left of a run. The last line is
+"N passed, N failed, N skipped"; the exit status is 1 if anything failed or nothing passed.
 """
 
 import collections
@@ -13,7 +13,10 @@ import sys
 import xml.etree.ElementTree
 
 Result = collections.namedtuple("Result", "suite name outcome seconds reason output", defaults=[""])
-SHOWN_FAILURES, SHOWN_LINES = 6, 40
+SHOWN_FAILURES, SHOWN_LINES, SHOWN_REASONS = 6, 40, 6
+# How GoogleTest, the sanitizers, a CHECK and Python say what went wrong.
+REASON = re.compile(r": Failure$|Sanitizer: |: runtime error: |\bCHECK\b|^\s*#[0-3] .* /\S*/(server|client|cuda|proto|tests)/|"
+                    r"^(Traceback|\w*Error\b)|\*\*\*")
 
 
 def read_check(path):
@@ -83,6 +86,15 @@ def print_failures(results):
         print()
 
 
+def print_reasons(results):
+    """For each of the first that failed: where, and the line after it, which has the value."""
+    for result in [result for result in results if result.outcome == "failed" and result.output][:SHOWN_FAILURES]:
+        lines = result.output.splitlines()
+        told = sorted({at + after for at, line in enumerate(lines) if REASON.search(line) for after in (0, 1)})
+        for at in [at for at in told if at < len(lines)][:SHOWN_REASONS]:
+            print(f"    {result.name}: {lines[at].strip()[:200]}")
+
+
 def main(folder):
     results = []
     for path in sorted(folder.iterdir(), key=lambda p: (p.stat().st_mtime_ns, p.name)):
@@ -92,6 +104,7 @@ def main(folder):
             results.extend(read_ctest(path))
     print_failures(results)
     print_table(results)
+    print_reasons(results)
     count = collections.Counter(result.outcome for result in results)
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
     return 1 if count["failed"] or not count["passed"] else 0

@@ -273,7 +273,8 @@ void StepCall::HandleElsewhere(bool large) {
 }
 
 void StepCall::OnApplied(bool ok) {
-  elsewhere_ = nullptr;
+  // What that thread wrote is seen from here on, whatever gRPC does to order an alarm and its tag.
+  (void)std::exchange(elsewhere_, nullptr)->TakeStatus();
   if (ending_) return DeleteIfDone();
   Answer();
 }
