@@ -25,7 +25,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/client/c/kvpool.h DESTINATION ${CMAKE_INSTAL
 install(EXPORT kvpool-c NAMESPACE kvpool:: DESTINATION ${package_dir} COMPONENT libkvpool-dev)
 
 # ---- The C++ client: archives, whose users bring the same gRPC.
-install(TARGETS kvpool_client kvpool_proto kvpool_support kvpool_attach_socket kvpool_connect_error kvpool_cuda_member
+install(TARGETS kvpool_client kvpool_proto kvpool_support kvpool_attach_socket kvpool_step_frames kvpool_connect_error kvpool_cuda_member
         EXPORT kvpool-client ARCHIVE COMPONENT libkvpool-dev)
 install(EXPORT kvpool-client NAMESPACE kvpool:: DESTINATION ${package_dir} COMPONENT libkvpool-dev)
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/client/*.h)
