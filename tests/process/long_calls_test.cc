@@ -584,7 +584,7 @@ class RpcQueueTest : public testing::Test {
     over_.Shut();
     // A completion queue needs a server, which nobody calls.
     builder_.RegisterService(&service_);
-    queue_ = std::make_unique<RpcQueue>(builder_.AddCompletionQueue(), [this] { return several_; });
+    queue_ = std::make_unique<RpcQueue>(MakeGrpcEvents(builder_.AddCompletionQueue()), [this] { return several_; });
     server_ = builder_.BuildAndStart();
   }
   void Arrive(const std::string& tenant, int count, size_t bytes = 0) {
