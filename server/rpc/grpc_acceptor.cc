@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/step_frames.h"
 #include "server/base/clock.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
@@ -24,17 +25,18 @@ namespace {
 
 constexpr uint64_t kListenerKey = 0, kStopKey = 1;
 constexpr int kAcceptsPerTurn = 64;
-constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr std::string_view kHttp2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+static_assert(kHttp2Preface.size() == kStepPreface.size());
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcceptorOptions& options,
                                                                   Connections* connections, RpcStats* stats,
-                                                                  std::function<void(UniqueFd)> hand_over) {
+                                                                  HandOver to_grpc, HandOver to_frames) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
-  std::unique_ptr<GrpcAcceptor> acceptor(
-      new GrpcAcceptor(options, connections, stats, std::move(hand_over), std::move(listener)));
+  std::unique_ptr<GrpcAcceptor> acceptor(new GrpcAcceptor(options, connections, stats, std::move(to_grpc),
+                                                          std::move(to_frames), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
   return acceptor;
 }
@@ -90,7 +92,7 @@ void GrpcAcceptor::Run() {
     while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
       CloseOldest(ConnectionRefusal::kPrefaceTimeout,
                   absl::DeadlineExceededError(
-                      absl::StrCat("no HTTP/2 preface within ", options_.preface_timeout_ms, " ms")));
+                      absl::StrCat("no preface within ", options_.preface_timeout_ms, " ms")));
     }
   }
 }
@@ -144,20 +146,21 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   const auto found = silent_.find(id);
   if (found == silent_.end()) return;
   const int fd = found->second.socket.get();
-  std::array<char, kPreface.size()> bytes;
+  std::array<char, kHttp2Preface.size()> bytes;
   const ssize_t size = recv(fd, bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   // A part of the preface does not count: clients send it whole, and waiting for the rest
   // would poll in circles.
-  const bool speaks = size == static_cast<ssize_t>(kPreface.size()) &&
-                      std::string_view(bytes.data(), bytes.size()) == kPreface;
+  const std::string_view said(bytes.data(), size < 0 ? 0 : static_cast<size_t>(size));
+  const bool speaks = said == kHttp2Preface || said == kStepPreface;
   if (size > 0 && !speaks) {
-    Refuse(ConnectionRefusal::kProtocol, found->second.peer,
-           absl::InvalidArgumentError("the first bytes are not the preface of HTTP/2"));
+    Refuse(
+        ConnectionRefusal::kProtocol, found->second.peer,
+        absl::InvalidArgumentError("the first bytes are neither the preface of HTTP/2 nor of Step frames"));
   }
   if (speaks && Admit(fd, found->second.peer)) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-    hand_over_(std::move(found->second.socket));
+    (said == kStepPreface ? to_frames_ : to_grpc_)(std::move(found->second.socket), found->second.peer);
   }
   silent_.erase(found);
 }

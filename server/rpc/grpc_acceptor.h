@@ -1,12 +1,12 @@
-// Takes gRPC connections from the Unix socket and hands those that speak HTTP/2 to the server.
+// Takes connections from the Unix socket and hands those that say what they are to whoever serves them: gRPC, or Step frames.
 //
 // gRPC's own listener stops for good when accept4 once fails with EMFILE, counts nobody, and keeps
 // connections that never say a word. Here a connection is:
 //
 //   state         meaning                      leaves by
-//   silent        no byte has come             the HTTP/2 preface -> handed over
+//   silent        no byte has come             the preface of HTTP/2 or of Step frames -> handed over
 //                                              timeout, other bytes, displaced by a newcomer -> closed
-//   handed over   gRPC's, and in Connections   its descriptor is closed, or belongs to another file by now
+//   handed over   another's, in Connections    its descriptor is closed, or belongs to another file by now
 //
 // Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once. Each that is closed here
 // is counted (kvpool_rpc_connections_refused_total), and has a line in the log within RefusalLog's bounds; one that hangs up by
@@ -41,11 +41,13 @@ struct GrpcAcceptorOptions {
 
 class GrpcAcceptor {
  public:
-  // `hand_over` takes a connected, non-blocking socket, which is in `connections` by then; called on the acceptor's
-  // thread. `connections` and `stats` outlive the acceptor.
+  // Takes a connected, non-blocking socket, which is in `connections` by then, and of which nothing was read; called on the acceptor's
+  // thread.
+  using HandOver = std::function<void(UniqueFd, std::shared_ptr<const PeerCredentials>)>;
+  // `connections` and `stats` outlive the acceptor.
   static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Start(const GrpcAcceptorOptions& options,
                                                              Connections* connections, RpcStats* stats,
-                                                             std::function<void(UniqueFd)> hand_over);
+                                                             HandOver to_grpc, HandOver to_frames);
   // Accepts no more, and joins.
   ~GrpcAcceptor();
 
@@ -56,12 +58,13 @@ class GrpcAcceptor {
     uint64_t deadline_ms;
   };
 
-  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, RpcStats* stats,
-               std::function<void(UniqueFd)> hand_over, UniqueFd listener)
+  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, RpcStats* stats, HandOver to_grpc,
+               HandOver to_frames, UniqueFd listener)
       : options_(std::move(options)),
         connections_(connections),
         stats_(stats),
-        hand_over_(std::move(hand_over)),
+        to_grpc_(std::move(to_grpc)),
+        to_frames_(std::move(to_frames)),
         listener_(std::move(listener)) {}
   absl::Status Begin();
   absl::Status Watch(int fd, uint64_t key);
@@ -78,7 +81,7 @@ class GrpcAcceptor {
   const GrpcAcceptorOptions options_;
   Connections* const connections_;
   RpcStats* const stats_;
-  const std::function<void(UniqueFd)> hand_over_;
+  const HandOver to_grpc_, to_frames_;
   const UniqueFd listener_;
   UniqueFd epoll_, stop_;
   UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and close it.

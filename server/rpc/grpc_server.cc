@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/step_frames.h"
 #include "server/base/log.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/connections.h"
@@ -24,12 +25,13 @@
 #include "server/rpc/reflection_service.h"
 #include "server/rpc/rpc_methods.h"
 #include "server/rpc/rpc_queue.h"
+#include "server/rpc/socket_events.h"
+#include "server/rpc/step_call.h"
 
 namespace kvpool {
 namespace {
 
-// A batch may name kMaxNames keys of kMaxKeyBytes, which is 4 MiB, plus framing.
-constexpr int kMaxRequestBytes = 8 << 20;
+constexpr int kMaxRequestBytes = kMaxStepRequestBytes;
 // Each unary call that is parked holds a stream.
 constexpr int kMaxStreamsPerConnection = 1024;
 // Operator calls that run at the same time. A change of policy takes a second at a million blocks, and one waits for
@@ -152,9 +154,10 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
     ASSIGN_OR_RETURN(operator_tls_, OperatorTls::Open(options.operator_tls));
     builder.AddListeningPort(options.operator_address, operator_tls_->Credentials(), &operator_port_);
   }
-  for (int i = 0; i < ThreadsOrDefault(options.threads); ++i) {
-    queues_.push_back(std::make_unique<RpcQueue>(builder.AddCompletionQueue(),
-                                                 [daemon = daemon_] { return daemon->tenants() > 1; }));
+  const auto several = [daemon = daemon_] { return daemon->tenants() > 1; };
+  const int threads = ThreadsOrDefault(options.threads);
+  for (int i = 0; i < threads; ++i) {
+    queues_.push_back(std::make_unique<RpcQueue>(MakeGrpcEvents(builder.AddCompletionQueue()), several));
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || (!options.operator_address.empty() && operator_port_ == 0)) {
@@ -162,23 +165,39 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
     return absl::UnavailableError(absl::StrCat("--operator-tls-listen=", options.operator_address,
                                                ": cannot serve there with this certificate, key and CA"));
   }
+  const EngineHost host = {.daemon = daemon_,
+                           .openings = openings_.get(),
+                           .large_calls = large_calls_.get(),
+                           .refusals = &refused_verbs_};
   for (const std::unique_ptr<RpcQueue>& queue : queues_) {
-    AcceptEngineCalls(Site(&engine_service_, queue.get()), {.daemon = daemon_,
-                                                            .openings = openings_.get(),
-                                                            .large_calls = large_calls_.get(),
-                                                            .refusals = &refused_verbs_});
+    AcceptEngineCalls(Site(&engine_service_, queue.get()), host);
     AcceptOperatorCalls(Site(&operator_service_, queue.get()), daemon_, &health_, operators_.get(),
                         &refusals_, options.upgrade);
     AcceptHealthCalls(Site(&health_service_, queue.get()), &health_);
     AcceptReflectionCalls(Site(&reflection_service_, queue.get()), &services_);
     queue->Start();
   }
+  // As many again for frames, which take turns.
+  std::vector<StepSockets> frames;
+  for (int i = 0; i < threads; ++i) {
+    ASSIGN_OR_RETURN(std::unique_ptr<SocketEvents> made, SocketEvents::Make());
+    SocketEvents* const events = made.get();
+    queues_.push_back(std::make_unique<RpcQueue>(std::move(made), several));
+    frames.push_back(ServeStepSockets(queues_.back().get(), events, stats_, host));
+    queues_.back()->Start();
+  }
   ASSIGN_OR_RETURN(
-      acceptor_, GrpcAcceptor::Start(
-                     {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
-                     &*connections_, stats_, [server = server_.get()](UniqueFd socket) {
-                       grpc::AddInsecureChannelFromFd(server, socket.Release());
-                     }));
+      acceptor_,
+      GrpcAcceptor::Start(
+          {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
+          &*connections_, stats_,
+          [server = server_.get()](UniqueFd socket, const std::shared_ptr<const PeerCredentials>&) {
+            grpc::AddInsecureChannelFromFd(server, socket.Release());
+          },
+          [frames = std::move(frames), next = size_t{0}](
+              UniqueFd socket, std::shared_ptr<const PeerCredentials> peer) mutable {
+            frames[next++ % frames.size()](std::move(socket), std::move(peer));
+          }));
   return absl::OkStatus();
 }
 

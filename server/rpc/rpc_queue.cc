@@ -15,9 +15,6 @@ constexpr size_t kMaxMessageBytes = 4096;
 // and some 1 ms for each MiB that it has.
 constexpr int kMostEventsBetweenTurns = 1024;
 constexpr size_t kMostBytesBetweenTurns = 1 << 20;
-// gRPC looks at no socket when an event has come while it was not looking, and the end of each answer is one: with a single look a
-// turn, nothing would be read until nobody waited for a turn any more. A look takes in one socket, and there may be nothing for us.
-constexpr int kLooks = 4;
 // Unary verbs of one tenant that wait for its turns, and what they name.
 constexpr size_t kMostVerbsWaiting = 1024;
 constexpr size_t kMostVerbBytesWaiting = 8 << 20;
@@ -36,8 +33,8 @@ absl::Status Resting() {
       "another daemon takes over; nothing was applied: call again, with the same sequence");
 }
 
-RpcQueue::RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue, std::function<bool()> several)
-    : queue_(std::move(queue)), several_(std::move(several)) {}
+RpcQueue::RpcQueue(std::unique_ptr<RpcEvents> events, std::function<bool()> several)
+    : events_(std::move(events)), several_(std::move(several)) {}
 
 RpcQueue::~RpcQueue() {
   if (thread_.joinable()) Stop();
@@ -53,26 +50,20 @@ void RpcQueue::Run() {
 }
 
 bool RpcQueue::RunNext() {
-  void* tag;
-  bool ok;
+  RpcEvents::Event event;
   if (turns_.empty()) {
     read_bytes_ = 0;
-    if (!queue_->Next(&tag, &ok)) return false;
-    static_cast<RpcTag*>(tag)->Run(ok);
+    if (!events_->Wait(&event)) return false;
+    event.tag->Run(event.ok);
     return true;
   }
-  for (int look = 0;
-       look < kLooks && events_ < kMostEventsBetweenTurns && read_bytes_ < kMostBytesBetweenTurns; ++look) {
-    // A time that is long past: what has not arrived is not waited for.
-    if (queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::time_point()) !=
-        grpc::CompletionQueue::GOT_EVENT) {
-      continue;
-    }
-    ++events_;
-    static_cast<RpcTag*>(tag)->Run(ok);
+  if (events_since_ < kMostEventsBetweenTurns && read_bytes_ < kMostBytesBetweenTurns &&
+      events_->Look(&event)) {
+    ++events_since_;
+    event.tag->Run(event.ok);
     return true;
   }
-  events_ = 0;
+  events_since_ = 0;
   read_bytes_ = 0;
   const Turn turn = *turns_.Pop();
   if (turn.bytes > 0) {
@@ -102,13 +93,13 @@ absl::Status RpcQueue::CheckTurn(const std::string& tenant, const std::string& v
 }
 
 void RpcQueue::Stop() {
-  stop_alarm_.Set(queue_.get(), std::chrono::system_clock::now(), static_cast<RpcTag*>(&stop_tag_));
+  stop_alarm_->Set(&stop_tag_);
   thread_.join();
 }
 
 void RpcQueue::Rest() {
   resting_ = true;
-  rest_alarm_.Set(queue_.get(), std::chrono::system_clock::now(), static_cast<RpcTag*>(&rest_tag_));
+  rest_alarm_->Set(&rest_tag_);
 }
 
 void RpcQueue::OnRested(bool ok) {
@@ -120,7 +111,7 @@ void RpcQueue::OnStop(bool ok) {
   stopping_ = true;
   const std::vector<RpcCall*> calls(calls_.begin(), calls_.end());
   for (RpcCall* call : calls) call->Abandon();
-  if (calls_.empty()) queue_->Shutdown();
+  if (calls_.empty()) events_->Shut();
 }
 
 void RpcQueue::End(RpcCall* call) {
@@ -128,7 +119,7 @@ void RpcQueue::End(RpcCall* call) {
   --begun_;
   // The queue is shut only now: a call may start operations until its end, which a queue
   // that is shut refuses.
-  if (stopping_ && calls_.empty()) queue_->Shutdown();
+  if (stopping_ && calls_.empty()) events_->Shut();
 }
 
 }  // namespace kvpool

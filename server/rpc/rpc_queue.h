@@ -1,18 +1,16 @@
-// One completion queue and the thread that serves it: all of a call happens on that thread, verbs included, but for
+// What some calls wait for, and the thread that serves it: all of a call happens on that thread, verbs included, but for
 // openings and operator calls, which CallWorkers carry out.
 //
 // Where several tenants have sessions, they take turns: what has arrived is read first, and then one batch or call is applied,
 // of the tenant that was not served for longest. So a batch waits for one of each other tenant that has some, and not for
 // all that another has sent.
 //
-// One queue is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
+// One queue for gRPC and one for frames is the default up to 7 cores. gRPC polls with one epoll set for the whole process, so that a
 // second thread picks up half of the first one's events and has to wake it: on two cores a second queue makes
 // a round trip of 64 operations 1.5 times as long, and throughput falls.
 #ifndef KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 #define KVPOOL_SERVER_RPC_RPC_QUEUE_H_
 
-#include <grpcpp/alarm.h>
-#include <grpcpp/completion_queue.h>
 #include <grpcpp/support/status.h>
 
 #include <atomic>
@@ -26,6 +24,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "server/base/fair_queue.h"
+#include "server/rpc/rpc_events.h"
 
 namespace kvpool {
 
@@ -38,28 +37,6 @@ inline uint64_t NowNs() {
 
 // The answer of a daemon that is about to end for another one.
 absl::Status Resting();
-
-// What a completion queue hands back when an operation is over. `ok` is gRPC's: false if it did not succeed.
-class RpcTag {
- public:
-  virtual void Run(bool ok) = 0;
-
- protected:
-  ~RpcTag() = default;
-};
-
-// A tag that calls one method of its owner. An owner has one for each operation that may be under
-// way at the same time.
-template <typename Owner>
-class MethodTag final : public RpcTag {
- public:
-  MethodTag(Owner* owner, void (Owner::*method)(bool)) : owner_(owner), method_(method) {}
-  void Run(bool ok) override { (owner_->*method_)(ok); }
-
- private:
-  Owner* const owner_;
-  void (Owner::*const method_)(bool);
-};
 
 // A call that has begun.
 class RpcCall {
@@ -76,7 +53,7 @@ class RpcCall {
 class RpcQueue {
  public:
   // `several`: may sessions of more than one tenant be open? Only then do any wait for their turn.
-  RpcQueue(std::unique_ptr<grpc::ServerCompletionQueue> queue, std::function<bool()> several);
+  RpcQueue(std::unique_ptr<RpcEvents> events, std::function<bool()> several);
   // REQUIRES: Stop, if Start was called.
   ~RpcQueue();
   void Start();
@@ -91,7 +68,9 @@ class RpcQueue {
   // So many calls have begun and not ended.
   size_t calls() const { return begun_; }
 
-  grpc::ServerCompletionQueue* cq() { return queue_.get(); }
+  // REQUIRES: it has gRPC's calls.
+  grpc::ServerCompletionQueue* cq() { return events_->cq(); }
+  std::unique_ptr<RpcAlarm> MakeAlarm() { return events_->MakeAlarm(); }
 
   // ---- On the queue's thread
   void Begin(RpcCall* call) {
@@ -118,12 +97,12 @@ class RpcQueue {
   void OnStop(bool ok);
   void OnRested(bool ok);
 
-  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  const std::unique_ptr<RpcEvents> events_;
   const std::function<bool()> several_;
   std::thread thread_;
   MethodTag<RpcQueue> stop_tag_{this, &RpcQueue::OnStop};
   MethodTag<RpcQueue> rest_tag_{this, &RpcQueue::OnRested};
-  grpc::Alarm stop_alarm_, rest_alarm_;
+  const std::unique_ptr<RpcAlarm> stop_alarm_ = MakeAlarm(), rest_alarm_ = MakeAlarm();
   std::atomic<bool> resting_{false};
   std::atomic<size_t> begun_{0};
   // ---- These belong to the thread.
@@ -136,7 +115,7 @@ class RpcQueue {
   FairQueue<Turn> turns_;
   absl::flat_hash_map<std::string, size_t> turn_bytes_;  // The sum of each tenant's that is not zero.
   // What came after the last turn.
-  int events_ = 0;
+  int events_since_ = 0;
   size_t read_bytes_ = 0;
   std::unordered_set<RpcCall*> calls_;
 };

@@ -1,9 +1,8 @@
 #include "server/rpc/step_call.h"
 
-#include <grpcpp/alarm.h>
-
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "proto/support/limits.h"
 #include "proto/support/status_macros.h"
 #include "server/rpc/step_listener.h"
+#include "server/rpc/step_transport.h"
 #include "server/space/call_work.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -27,8 +27,10 @@ namespace {
 constexpr size_t kMaxKeptAnswerBytes = 4096;
 constexpr int kMaxKeptResults = 128;
 
+// What streams of one queue have in common.
 struct StepMethod {
-  RpcSite<EngineService> site;
+  RpcQueue* queue;
+  RpcStats* rpc_stats;
   MethodStats* stats;
   EngineHost host;
 };
@@ -36,12 +38,12 @@ struct StepMethod {
 // Brings the end of what another thread carries out to the stream's queue.
 class ElsewhereEnd {
  public:
-  // On that thread: `tag` comes back on `queue`.
-  void Tell(absl::Status status, RpcQueue* queue, RpcTag* tag) {
+  explicit ElsewhereEnd(RpcQueue* queue) : alarm_(queue->MakeAlarm()) {}
+  // On that thread: `tag` comes back on the queue.
+  void Tell(absl::Status status, RpcTag* tag) {
     MutexLock lock(&mu_);
     status_ = std::move(status);
-    // A time that is long past: the tag comes back at once.
-    alarm_.Set(queue->cq(), std::chrono::system_clock::time_point(), tag);
+    alarm_->Set(tag);
   }
   absl::Status TakeStatus() {
     MutexLock lock(&mu_);
@@ -51,7 +53,7 @@ class ElsewhereEnd {
  private:
   Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<RpcAlarm> alarm_;
 };
 
 // A batch that waits for its pace looks again after such a pause, which doubles each time: rules may be others by then, and whoever
@@ -67,24 +69,29 @@ bool Opens(const v1::StepRequest& request) {
 // One stream, in the states of step_call.h. It belongs to its queue's thread.
 class StepCall final : public RpcCall {
  public:
-  static void Accept(const StepMethod& method) {
-    auto* call = new StepCall(method);
-    call->context_.AsyncNotifyWhenDone(static_cast<RpcTag*>(&call->over_tag_));
-    method.site.service->RequestStep(&call->context_, &call->stream_, method.site.queue->cq(),
-                                     method.site.queue->cq(), static_cast<RpcTag*>(&call->accept_tag_));
+  // `next` is called when a caller has come, and may be empty.
+  static void Begin(const StepMethod& method, std::unique_ptr<StepTransport> transport,
+                    std::function<void()> next) {
+    auto* call = new StepCall(method, std::move(transport), std::move(next));
+    call->transport_->Begin(&call->begun_tag_, &call->over_tag_);
   }
 
-  void Abandon() override { End(absl::UnavailableError("the daemon shuts down")); }
+  void Abandon() override {
+    End(absl::UnavailableError("the daemon shuts down"));
+    // A caller that does not read does not hold the daemon up.
+    transport_->Cancel();
+  }
   // A batch that is being applied elsewhere, or an opening, is carried through and answered.
   void OnRest() override {
     if (elsewhere_ == nullptr) End(Resting());
   }
 
  private:
-  explicit StepCall(const StepMethod& method) : method_(method) {}
+  StepCall(const StepMethod& method, std::unique_ptr<StepTransport> transport, std::function<void()> next)
+      : method_(method), transport_(std::move(transport)), next_(std::move(next)) {}
   ~StepCall() = default;
 
-  void OnAccepted(bool ok);
+  void OnBegun(bool ok);
   void OnRead(bool ok);
   // The batch waits for its tenant's turn. True: its rule's sessions have sent too many verbs a second, and OnPaced follows.
   bool AwaitPace();
@@ -99,8 +106,6 @@ class StepCall final : public RpcCall {
   // The call has ended, in one way or the other.
   void OnOver(bool ok);
 
-  // False: what was received is not a StepRequest.
-  bool ReadRequest();
   // Applies the batch that was read: fills response_, and wire_ as well if the answer is serialised already.
   void Handle();
   // Has a large batch applied elsewhere, or one that would wait for another of its session's; OnApplied follows.
@@ -122,9 +127,9 @@ class StepCall final : public RpcCall {
   void DeleteIfDone();
 
   const StepMethod method_;
-  grpc::ServerContext context_;
-  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
-  MethodTag<StepCall> accept_tag_{this, &StepCall::OnAccepted};
+  const std::unique_ptr<StepTransport> transport_;
+  const std::function<void()> next_;
+  MethodTag<StepCall> begun_tag_{this, &StepCall::OnBegun};
   MethodTag<StepCall> read_tag_{this, &StepCall::OnRead};
   MethodTag<StepCall> write_tag_{this, &StepCall::OnWritten};
   MethodTag<StepCall> finish_tag_{this, &StepCall::OnFinished};
@@ -145,37 +150,36 @@ class StepCall final : public RpcCall {
   size_t undelivered_ = 0;
 
   uint64_t begun_ns_ = 0;
-  grpc::ByteBuffer received_;
   StepReader reader_;
   v1::StepResponse response_;
   std::string wire_;
   bool keep_results_ = false;
   using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
-  std::deque<grpc::ByteBuffer> replies_;  // They wait for the write under way.
-  bool follow_up_ = false;                // The daemon wants FollowUp once the answer is on its way.
-  grpc::Alarm pace_alarm_;
+  std::deque<std::string> replies_;  // They wait for the write under way.
+  bool follow_up_ = false;           // The daemon wants FollowUp once the answer is on its way.
+  const std::unique_ptr<RpcAlarm> pace_alarm_ = method_.queue->MakeAlarm();
   std::chrono::milliseconds pace_look_ = kFirstPaceLook;
   size_t received_bytes_ = 0;
   bool reading_ = false, writing_ = false, waking_ = false, pacing_ = false, in_turn_ = false;
   bool half_closed_ = false, pending_ = false, ending_ = false, finishing_ = false, finished_ = false;
   bool over_ = false;
-  grpc::Status status_;
+  absl::Status status_;
 };
 
-void StepCall::OnAccepted(bool ok) {
+void StepCall::OnBegun(bool ok) {
   if (!ok) {
-    delete this;  // The server stops. over_tag_ comes only for calls that have begun.
+    delete this;  // Nobody has come, and nobody will: over_tag_ comes only for calls that have begun.
     return;
   }
-  if (!method_.site.queue->stopping()) Accept(method_);
-  method_.site.queue->Begin(this);
-  caller_.peer = PeerOf(context_, *method_.site.connections);
+  if (next_ && !method_.queue->stopping()) next_();
+  method_.queue->Begin(this);
+  caller_.peer = transport_->peer();
   if (caller_.peer.process == nullptr) {
     return End(absl::PermissionDeniedError(
         absl::StrCat("Step is for the Unix socket only; the caller is ", Describe(caller_.peer))));
   }
-  if (method_.site.queue->resting()) return End(Resting());
+  if (method_.queue->resting()) return End(Resting());
   Pump();
 }
 
@@ -187,11 +191,11 @@ void StepCall::OnRead(bool ok) {
     return Pump();
   }
   // Nobody has heard of what was read: it comes again.
-  if (method_.site.queue->resting()) return End(Resting());
+  if (method_.queue->resting()) return End(Resting());
   begun_ns_ = NowNs();
-  received_bytes_ = received_.Length();
-  method_.site.queue->CountRead(received_bytes_);
-  if (!ReadRequest()) return End(absl::InvalidArgumentError("the message is not a StepRequest"));
+  received_bytes_ = transport_->read_bytes();
+  method_.queue->CountRead(received_bytes_);
+  if (const absl::Status read = transport_->TakeRead(&reader_); !read.ok()) return End(read);
   if (member_ == nullptr) {
     if (Opens(reader_.request())) return OpenMember();
     const absl::Status bound = Bind(reader_.request().member_token());
@@ -204,7 +208,7 @@ void StepCall::OnRead(bool ok) {
   }
   pace_look_ = kFirstPaceLook;
   if (!AwaitPace()) return;
-  method_.site.stats->CountPaced();
+  method_.rpc_stats->CountPaced();
   // What is pending goes out meanwhile.
   Pump();
 }
@@ -215,20 +219,19 @@ bool StepCall::AwaitPace() {
   const auto verbs = std::min<uint64_t>(reader_.request().operations_size(), kMaxBatchOperations);
   pacing_ = pace != nullptr && pace->Take(NowNs(), verbs) > 0;
   if (pacing_) {
-    pace_alarm_.Set(method_.site.queue->cq(), std::chrono::system_clock::now() + pace_look_,
-                    static_cast<RpcTag*>(&paced_tag_));
+    pace_alarm_->SetAfter(pace_look_, &paced_tag_);
     pace_look_ = std::min(2 * pace_look_, kLastPaceLook);
     return true;
   }
   in_turn_ = true;
-  method_.site.queue->InTurn(
+  method_.queue->InTurn(
       TenantOf(*member_), [this] { OnTurn(); }, received_bytes_);
   return false;
 }
 
 void StepCall::OnPaced(bool ok) {
   pacing_ = false;
-  if (!ending_ && !method_.site.queue->resting()) {
+  if (!ending_ && !method_.queue->resting()) {
     AwaitPace();
     return;
   }
@@ -238,7 +241,7 @@ void StepCall::OnPaced(bool ok) {
 
 void StepCall::OnTurn() {
   in_turn_ = false;
-  if (ending_ || method_.site.queue->resting()) {
+  if (ending_ || method_.queue->resting()) {
     member_->batch_waits = false;
     // Nobody has heard of it: it comes again.
     return ending_ ? DeleteIfDone() : End(Resting());
@@ -259,7 +262,7 @@ void StepCall::OnTurn() {
 }
 
 void StepCall::HandleElsewhere(bool large) {
-  elsewhere_ = std::make_shared<ElsewhereEnd>();
+  elsewhere_ = std::make_shared<ElsewhereEnd>(method_.queue);
   // Wake-ups come meanwhile, and are looked at when this is over.
   method_.host.large_calls->StartHeld(
       {.owner = LargeCallOwner(*member_), .tenant = TenantOf(*member_)}, [this, end = elsewhere_, large] {
@@ -268,22 +271,15 @@ void StepCall::HandleElsewhere(bool large) {
             method_.host.daemon->Apply(member_, reader_.request(), &response_, &wire_, listener_.get());
         member_->session->large_calls -= large ? 1 : 0;
         member_->batch_waits = false;
-        end->Tell(absl::OkStatus(), method_.site.queue, &applied_tag_);
+        end->Tell(absl::OkStatus(), &applied_tag_);
       });
 }
 
 void StepCall::OnApplied(bool ok) {
-  // What that thread wrote is seen from here on, whatever gRPC does to order an alarm and its tag.
+  // What that thread wrote is seen from here on, whatever orders an alarm and its tag.
   (void)std::exchange(elsewhere_, nullptr)->TakeStatus();
   if (ending_) return DeleteIfDone();
   Answer();
-}
-
-bool StepCall::ReadRequest() {
-  grpc::Slice bytes;
-  if (!received_.TrySingleSlice(&bytes).ok() && !received_.DumpToSingleSlice(&bytes).ok()) return false;
-  received_.Clear();
-  return reader_.Read({reinterpret_cast<const char*>(bytes.begin()), bytes.size()});
 }
 
 void StepCall::Answer() {
@@ -320,7 +316,7 @@ void StepCall::OnFinished(bool ok) {
 void StepCall::OnOver(bool ok) {
   over_ = true;
   // No operation is under way that would tell of a caller that is gone.
-  if ((elsewhere_ != nullptr || pacing_) && context_.IsCancelled())
+  if ((elsewhere_ != nullptr || pacing_) && transport_->gone())
     End(absl::CancelledError("the caller is gone"));
   DeleteIfDone();
 }
@@ -333,12 +329,10 @@ void StepCall::Handle() {
 }
 
 void StepCall::OpenMember() {
-  elsewhere_ = std::make_shared<ElsewhereEnd>();
+  elsewhere_ = std::make_shared<ElsewhereEnd>(method_.queue);
   const v1::Operation& operation = reader_.request().operations(0);
   v1::OperationResult* result = response_.add_results();
-  auto done = [this, end = elsewhere_](absl::Status status) {
-    end->Tell(std::move(status), method_.site.queue, &opened_tag_);
-  };
+  auto done = [this, end = elsewhere_](absl::Status status) { end->Tell(std::move(status), &opened_tag_); };
   if (operation.has_open_session()) {
     method_.host.openings->OpenSession(caller_, &operation.open_session(), result->mutable_open_session(),
                                        std::move(done));
@@ -379,7 +373,7 @@ absl::Status StepCall::Bind(const std::string& token) {
     return absl::UnavailableError("members of the session are on their way back; nothing was applied");
   member_ = std::move(*member);
   token_ = token;
-  listener_ = std::make_shared<StepListener>(method_.site.queue, &wake_tag_);
+  listener_ = std::make_shared<StepListener>(method_.queue, &wake_tag_);
   listener_->BeginVerb();
   method_.host.daemon->BindStream(member_, listener_);
   listener_->EndVerb();
@@ -389,11 +383,8 @@ absl::Status StepCall::Bind(const std::string& token) {
 
 void StepCall::Reply() {
   if (wire_.empty()) WriteStep(response_, &wire_);
-  const grpc::Slice slice(wire_);
-  replies_.emplace_back(&slice, 1);
   keep_results_ = wire_.size() <= kMaxKeptAnswerBytes && response_.results_size() <= kMaxKeptResults;
-  wire_.clear();
-  if (wire_.capacity() > kMaxKeptAnswerBytes) wire_.shrink_to_fit();
+  replies_.push_back(std::exchange(wire_, {}));
 }
 
 void StepCall::RenewResponse() {
@@ -414,22 +405,21 @@ void StepCall::Pump() {
   }
   if (!writing_ && !replies_.empty()) {
     writing_ = true;
-    grpc::WriteOptions options;
-    if (replies_.size() > 1) options.set_buffer_hint();  // More follows as soon as this one is taken.
-    stream_.Write(replies_.front(), options, static_cast<RpcTag*>(&write_tag_));
+    std::string reply = std::move(replies_.front());
     replies_.pop_front();
+    transport_->Write(std::move(reply), /*more=*/!replies_.empty(), &write_tag_);
   }
   if (half_closed_ && !writing_ && !ending_) MarkEnding(absl::OkStatus());
   if (ending_) {
     if (writing_) return;
     finishing_ = true;
-    stream_.Finish(status_, static_cast<RpcTag*>(&finish_tag_));
+    transport_->Finish(status_, &finish_tag_);
     return;
   }
   if (elsewhere_ == nullptr && !pacing_ && !in_turn_ && !reading_ && !half_closed_ &&
       replies_.size() + (writing_ ? 1 : 0) < kMaxUnanswered) {
     reading_ = true;
-    stream_.Read(&received_, static_cast<RpcTag*>(&read_tag_));
+    transport_->Read(&read_tag_);
   }
 }
 
@@ -442,8 +432,8 @@ void StepCall::MarkEnding(const absl::Status& status) {
   if (ending_) return;
   ending_ = true;
   caller_.gone = true;
-  if (pacing_) pace_alarm_.Cancel();
-  status_ = ToGrpcStatus(status);
+  if (pacing_) pace_alarm_->Cancel();
+  status_ = status;
   if (!status.ok()) {
     method_.stats->CountError(status.code());
     replies_.clear();
@@ -458,7 +448,7 @@ void StepCall::DeleteIfDone() {
   if (!finished_ || !over_ || reading_ || writing_ || waking_ || pacing_ || in_turn_ || elsewhere_ != nullptr)
     return;
   if (undelivered_ > 0) method_.host.openings->OnUndelivered(token_);
-  method_.site.queue->End(this);
+  method_.queue->End(this);
   delete this;
 }
 
@@ -468,8 +458,41 @@ const std::string& TenantOf(const Member& member) { return member.session->space
 
 uint64_t LargeCallOwner(const Member& member) { return reinterpret_cast<uintptr_t>(member.session); }
 
+namespace {
+
+void AcceptNext(const StepMethod& method, EngineService* service, const Connections* connections) {
+  StepCall::Begin(method, MakeGrpcTransport(service, method.queue, connections),
+                  [=] { AcceptNext(method, service, connections); });
+}
+
+// Brings a socket to the thread that serves it.
+class Adoption final : public RpcTag {
+ public:
+  Adoption(const StepMethod& method, SocketEvents* events, UniqueFd socket,
+           std::shared_ptr<const PeerCredentials> peer)
+      : method_(method), transport_(MakeFrameTransport(events, std::move(socket), std::move(peer))) {}
+  void Run(bool ok) override {
+    if (ok && !method_.queue->stopping()) StepCall::Begin(method_, std::move(transport_), nullptr);
+    delete this;
+  }
+
+ private:
+  const StepMethod method_;
+  std::unique_ptr<StepTransport> transport_;
+};
+
+}  // namespace
+
 void AcceptStepCalls(const RpcSite<EngineService>& site, const EngineHost& host) {
-  StepCall::Accept({.site = site, .stats = site.stats->Add("Step"), .host = host});
+  AcceptNext({.queue = site.queue, .rpc_stats = site.stats, .stats = site.stats->Add("Step"), .host = host},
+             site.service, site.connections);
+}
+
+StepSockets ServeStepSockets(RpcQueue* queue, SocketEvents* events, RpcStats* stats, const EngineHost& host) {
+  const StepMethod method = {.queue = queue, .rpc_stats = stats, .stats = stats->Add("Step"), .host = host};
+  return [method, events](UniqueFd socket, std::shared_ptr<const PeerCredentials> peer) {
+    events->Post(new Adoption(method, events, std::move(socket), std::move(peer)));
+  };
 }
 
 }  // namespace kvpool

@@ -1,4 +1,4 @@
-// The Step stream: batches in, answers and notices out.
+// The Step stream: batches in, answers and notices out, over gRPC or as frames.
 //
 //   waiting    no caller has come
 //   unbound    the first batch, which opens or names a member, has not come
@@ -16,13 +16,17 @@
 #ifndef KVPOOL_SERVER_RPC_STEP_CALL_H_
 #define KVPOOL_SERVER_RPC_STEP_CALL_H_
 
+#include <functional>
+#include <memory>
 #include <string>
 
-#include "kvpool/v1/engine.grpc.pb.h"
+#include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
+#include "server/base/peer_process.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/openings.h"
+#include "server/rpc/step_transport.h"
 #include "server/rpc/unary_call.h"
 
 namespace kvpool {
@@ -36,9 +40,6 @@ uint64_t LargeCallOwner(const Member& member);
 // Whose turn it takes.
 const std::string& TenantOf(const Member& member);
 
-// Step carries bytes here: an answer is serialised once, for the wire and for the repetition of a batch.
-using EngineService = v1::Engine::WithRawMethod_Step<v1::Engine::AsyncService>;
-
 // What calls of engines are carried out with. All of it outlives the calls.
 struct EngineHost {
   Daemon* daemon;
@@ -47,8 +48,13 @@ struct EngineHost {
   RefusalLog* refusals;  // It has those who came with the token of another user's session.
 };
 
-// Serves Step calls on the site's queue, for as long as it runs.
+// Serves Step calls of gRPC on the site's queue, for as long as it runs.
 void AcceptStepCalls(const RpcSite<EngineService>& site, const EngineHost& host);
+
+// Takes a socket whose peer has sent kStepPreface and waits to be read; any thread.
+using StepSockets = std::function<void(UniqueFd, std::shared_ptr<const PeerCredentials>)>;
+// Serves the streams of such sockets on a queue that has these events. REQUIRES: the queue outlives what is answered.
+StepSockets ServeStepSockets(RpcQueue* queue, SocketEvents* events, RpcStats* stats, const EngineHost& host);
 
 }  // namespace kvpool
 

@@ -1,14 +1,11 @@
 #include "server/rpc/step_listener.h"
 
-#include <chrono>
-
 namespace kvpool {
 
 void StepListener::Wake() {
   if (shut_ || waking_) return;
   waking_ = true;
-  // A time that is long past: the tag comes back at once.
-  alarm_.Set(queue_->cq(), std::chrono::system_clock::time_point(), tag_);
+  alarm_->Set(tag_);
 }
 
 void StepListener::OnPending() {

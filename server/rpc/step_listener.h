@@ -3,7 +3,7 @@
 #ifndef KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 #define KVPOOL_SERVER_RPC_STEP_LISTENER_H_
 
-#include <grpcpp/alarm.h>
+#include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "proto/support/mutex.h"
@@ -17,7 +17,7 @@ namespace kvpool {
 class StepListener final : public StreamListener {
  public:
   // `tag` comes back on `queue` for each wake-up.
-  StepListener(RpcQueue* queue, RpcTag* tag) : queue_(queue), tag_(tag) {}
+  StepListener(RpcQueue* queue, RpcTag* tag) : tag_(tag), alarm_(queue->MakeAlarm()) {}
 
   void OnPending() override ABSL_LOCKS_EXCLUDED(mu_);
   void OnSuperseded() override ABSL_LOCKS_EXCLUDED(mu_);
@@ -36,15 +36,14 @@ class StepListener final : public StreamListener {
  private:
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  RpcQueue* const queue_;
   RpcTag* const tag_;
+  const std::unique_ptr<RpcAlarm> alarm_;  // Set by whoever holds mu_.
   Mutex mu_;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
   bool in_verb_ ABSL_GUARDED_BY(mu_) = false;
   bool missed_ ABSL_GUARDED_BY(mu_) = false;
   bool waking_ ABSL_GUARDED_BY(mu_) = false;
   bool superseded_ ABSL_GUARDED_BY(mu_) = false;
-  grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvpool

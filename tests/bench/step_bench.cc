@@ -1,5 +1,5 @@
-// The Step stream's round trip with 64 operations, against a bare gRPC echo stream that carries the same bytes both ways. Both
-// servers are async gRPC servers in a process of their own; both clients are one thread on a sync stream; the
+// The Step stream's round trip with 64 operations, as frames and over gRPC, against a bare gRPC echo stream that carries the same bytes
+// both ways. Servers are processes of their own, that of the echo an async gRPC server; clients are one thread that waits; the
 // rounds take turns. And what a keeper costs: the same and smaller and larger batches, against a daemon without one.
 #include <grpcpp/grpcpp.h>
 #include <sched.h>
@@ -22,6 +22,7 @@
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"
 #include "tests/bench/figures.h"
+#include "tests/process/step_stream.h"
 
 namespace kvpool::bench {
 namespace {
@@ -39,7 +40,7 @@ std::unique_ptr<v1::Engine::Stub> Stub(const std::string& socket) {
 // A session without the client library, so that only what it sends is measured.
 class RawSession {
  public:
-  explicit RawSession(const std::string& socket) : stub_(Stub(socket)) {
+  RawSession(const std::string& socket, StepBy by) : stub_(Stub(socket)) {
     auto attached = Attachment::Connect({.socket = socket, .client_name = "kvpool-bench"}, Patience());
     KVPOOL_CHECK(attached.ok(), "%s", attached.status().ToString().c_str());
     attachment_ = *std::move(attached);
@@ -56,7 +57,7 @@ class RawSession {
                         .slab_bytes = session_.slab_bytes()},
                        session_.member_token(), &state_, [] {});
     state_.signal.Await(Patience(), [this] { return state_.capacity_blocks.load() > 0; });
-    stream_ = stub_->Step(&stream_context_);
+    stream_ = OpenStep(by, stub_.get(), socket);
     // The session may lease once its slabs are mapped.
     while (leased_.size() < kGroups * kBlocksPerOperation) {
       v1::StepRequest first = Begin();
@@ -66,10 +67,6 @@ class RawSession {
       leased_.insert(leased_.end(), blocks.begin(), blocks.end());
     }
     leased_.resize(kGroups * kBlocksPerOperation);
-  }
-  ~RawSession() {
-    stream_context_.TryCancel();
-    stream_->Finish();
   }
 
   // 64 operations: each group matches what the last round sealed, leases, seals what the last round leased, and gives
@@ -148,8 +145,7 @@ class RawSession {
   SessionState state_;
   std::unique_ptr<Attachment> attachment_;
   v1::OpenSessionResult session_;
-  grpc::ClientContext stream_context_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<RawStepStream> stream_;
   uint64_t sequence_ = 0, keys_made_ = 0;
   std::string last_keys_;
   std::vector<uint64_t> leased_, matched_;
@@ -211,7 +207,7 @@ void BenchKeeper(Figures* figures) {
   constexpr int kPairs = 20;
   const auto without = StartDaemon("64MiB", "64MiB"), with = StartDaemon("64MiB", "64MiB", {"--keeper=on"});
   {
-    RawSession bare(without->socket()), kept(with->socket());
+    RawSession bare(without->socket(), StepBy::kFrames), kept(with->socket(), StepBy::kFrames);
     const auto rounds = [](int count, const auto& round) {
       return [count, round](RawSession* session) {
         double us = 0;
@@ -256,14 +252,18 @@ void BenchKeeper(Figures* figures) {
 
 void BenchStep(Figures* figures) {
   const auto daemon = StartDaemon("16MiB", "16MiB");
-  RawSession session(daemon->socket());
+  RawSession session(daemon->socket(), StepBy::kFrames), by_grpc(daemon->socket(), StepBy::kGrpc);
   v1::StepRequest request;
   v1::StepResponse response;
-  for (int round = 0; round < kWarmupRounds; ++round) {
-    request = session.NextBatch();
-    response = session.Say(request);
-    session.Take(response);
-  }
+  const auto step_once = [&](RawSession* session) {
+    request = session->NextBatch();
+    const auto start = std::chrono::steady_clock::now();
+    response = session->Say(request);
+    const double us = UsSince(start);
+    session->Take(response);
+    return us;
+  };
+  for (int round = 0; round < kWarmupRounds; ++round) step_once(&session);
 
   const TemporaryDirectory directory;
   const std::string answer = response.SerializeAsString();
@@ -281,24 +281,26 @@ void BenchStep(Figures* figures) {
                              request.ByteSizeLong(), " bytes there, ", answer.size(), " back; ", kRounds,
                              " rounds of each, taking turns; every block leased is one reclaimed"));
   const auto compare = [&](const std::string& placement) {
-    std::vector<double> step_us, echo_us;
+    std::vector<double> step_us, grpc_us, echo_us;
     for (int round = -kWarmupRounds; round < kRounds; ++round) {
-      request = session.NextBatch();
-      const auto step_start = std::chrono::steady_clock::now();
-      response = session.Say(request);
-      const double step = UsSince(step_start);
-      session.Take(response);
+      const double step = step_once(&session), over_grpc = step_once(&by_grpc);
       const auto echo_start = std::chrono::steady_clock::now();
       echo_once();
       const double bare = UsSince(echo_start);
       if (round < 0) continue;
       step_us.push_back(step);
+      grpc_us.push_back(over_grpc);
       echo_us.push_back(bare);
     }
-    const double step = Percentile(step_us, 0.5), bare = Percentile(echo_us, 0.5);
-    figures->Add(absl::StrCat("Step round trip of 64 operations, median, ", placement), step, "us");
-    figures->Add(absl::StrCat("bare echo of the same bytes, median, ", placement), bare, "us");
-    figures->Add(absl::StrCat("ratio of the medians, ", placement), step / bare, "", AtMost(1.25));
+    const double step = Percentile(step_us, 0.5), over_grpc = Percentile(grpc_us, 0.5);
+    const double bare = Percentile(echo_us, 0.5);
+    figures->Add(absl::StrCat("Step round trip of 64 operations, as frames, median, ", placement), step,
+                 "us");
+    figures->Add(absl::StrCat("Step round trip of 64 operations, over gRPC, median, ", placement), over_grpc,
+                 "us");
+    figures->Add(absl::StrCat("bare gRPC echo of the same bytes, median, ", placement), bare, "us");
+    figures->Add(absl::StrCat("frames over the bare echo, ", placement), step / bare, "", AtMost(1.25));
+    figures->Add(absl::StrCat("gRPC over the bare echo, ", placement), over_grpc / bare, "");
   };
   // Where the scheduler puts three processes changes from run to run, and either figure with it by half.
   const std::vector<int> cpus = UsableCpus();

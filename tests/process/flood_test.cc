@@ -42,6 +42,7 @@
 #include "server/space/space.h"
 #include "server/wire/operation.h"
 #include "tests/process/raw_engine.h"
+#include "tests/process/step_stream.h"
 #include "tests/service/service_fixture.h"
 #include "tests/support/access.h"
 #include "tests/support/daemon_process.h"
@@ -484,6 +485,51 @@ INSTANTIATE_TEST_SUITE_P(Verbs, VerbFloodTest,
                            return absl::StrCat(std::get<0>(info.param),
                                                std::get<1>(info.param) ? "_in_steps" : "_by_itself");
                          });
+
+// The same for streams that come as frames, of which each is a socket.
+TEST_F(FloodTest, OfFramesLeavesAnotherTenantItsTurn) {
+  Start();
+  const auto open = [&](const Client& client) {
+    auto stream = OpenStep(StepBy::kFrames, nullptr, directory_.path() + "/socket");
+    EXPECT_TRUE(stream->Write(BatchOf(client, TouchOp({}), 1)));
+    v1::StepResponse bound;
+    EXPECT_TRUE(stream->Read(&bound));
+    EXPECT_EQ(bound.code(), 0) << bound.message();
+    return stream;
+  };
+  const auto batch = [](const Client& client) {
+    return BatchOf(client, TouchOp({client.subject.sealed}), kBatchOperations);
+  };
+  // More than one that is always ready to be read.
+  constexpr int kBatches = 8;
+  const Client victim = Open("victim");
+  const auto victims = open(victim);
+  std::vector<Client> flooders;
+  std::vector<std::unique_ptr<RawStepStream>> streams;
+  for (int i = 0; i < kFlood; ++i) {
+    flooders.push_back(Open("flooder"));
+    streams.push_back(open(flooders.back()));
+  }
+  const uint64_t start = clock_.NowMs();
+  turnstile_.Shut();
+  ASSERT_TRUE(streams[0]->Write(batch(flooders[0])));
+  ASSERT_TRUE(turnstile_.AwaitStopped(1));
+  for (int i = 0; i < kFlood; ++i) {
+    for (int j = 0; j < kBatches; ++j) ASSERT_TRUE(streams[i]->Write(batch(flooders[i])));
+  }
+  ASSERT_TRUE(victims->Write(batch(victim)));
+  turnstile_.Open();
+  ASSERT_TRUE(AwaitServed(victim, start));
+  const uint64_t at = ServedAt(victim);
+  v1::StepResponse answer;
+  // Each look at the clock is another millisecond, and a batch takes one.
+  EXPECT_LE(at - start, 2 * kMostBefore) << "the flooder was served before, again and again";
+  EXPECT_TRUE(victims->Read(&answer));
+  EXPECT_EQ(answer.code(), 0) << answer.message();
+  for (const auto& stream : streams) {
+    for (int j = 0; j < kBatches; ++j) ASSERT_TRUE(stream->Read(&answer));
+  }
+}
 
 // Calls that threads of their own carry out, since they name very many blocks. Whether they come in Step streams.
 class LargeFloodTest : public FloodTest, public testing::WithParamInterface<bool> {};

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/step_frames.h"
 #include "server/base/log.h"
 #include "tests/support/daemon_process.h"
 
@@ -39,11 +40,15 @@ class GrpcAcceptorTest : public ::testing::Test {
     options.path = path_ = absl::StrCat(directory_.path(), "/socket");
     if (options.fd_ceiling == 0) options.fd_ceiling = 4000;
     connections_ = std::make_unique<Connections>(limits);
-    auto acceptor = GrpcAcceptor::Start(options, connections_.get(), &stats_, [this](UniqueFd socket) {
-      // Whoever is let in is told so.
-      EXPECT_EQ(send(socket.get(), "!", 1, MSG_NOSIGNAL), 1);
-      let_in_.push_back(std::move(socket));
-    });
+    // Whoever is let in is told so, and where.
+    const auto tells = [this](const char* where) {
+      return [this, where](UniqueFd socket, const std::shared_ptr<const PeerCredentials>& peer) {
+        EXPECT_EQ(peer->pid, getpid());
+        EXPECT_EQ(send(socket.get(), where, 1, MSG_NOSIGNAL), 1);
+        let_in_.push_back(std::move(socket));
+      };
+    };
+    auto acceptor = GrpcAcceptor::Start(options, connections_.get(), &stats_, tells("g"), tells("f"));
     ASSERT_TRUE(acceptor.ok()) << acceptor.status();
     acceptor_ = *std::move(acceptor);
   }
@@ -59,10 +64,10 @@ class GrpcAcceptorTest : public ::testing::Test {
     EXPECT_EQ(send(client.get(), words.data(), words.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(words.size()));
   }
-  // Waits for what becomes of it.
-  static bool IsLetIn(const UniqueFd& client) {
+  // Waits for what becomes of it: 'g' is gRPC's, 'f' that of Step frames, 0 neither.
+  static char IsLetIn(const UniqueFd& client) {
     char byte = 0;
-    return recv(client.get(), &byte, 1, 0) == 1 && byte == '!';
+    return recv(client.get(), &byte, 1, 0) == 1 ? byte : '\0';
   }
   // {reason: how many} of those that occurred.
   std::map<std::string, uint64_t> Refused() const {
@@ -90,10 +95,12 @@ class GrpcAcceptorTest : public ::testing::Test {
 
 TEST_F(GrpcAcceptorTest, WhoSpeaksIsLetInAndWhoHangsUpIsNotRefused) {
   Start({});
-  const UniqueFd client = Connect();
+  const UniqueFd client = Connect(), framer = Connect();
   Connect();
   Say(client, kPreface);
-  EXPECT_TRUE(IsLetIn(client));
+  EXPECT_EQ(IsLetIn(client), 'g');
+  Say(framer, std::string(kStepPreface) + "and more");
+  EXPECT_EQ(IsLetIn(framer), 'f');
   EXPECT_EQ(Refused(), Counts());
   EXPECT_EQ(Log(), "");
 }
@@ -107,14 +114,15 @@ TEST_F(GrpcAcceptorTest, OtherBytesThanThePreface) {
   EXPECT_THAT(Log(),
               ::testing::HasSubstr(absl::StrCat(
                   "gRPC connection refused category=audit method=connect uid=", getuid(), " pid=", getpid(),
-                  " code=INVALID_ARGUMENT error=\"the first bytes are not the preface of HTTP/2\"")));
+                  " code=INVALID_ARGUMENT error=\"the first bytes are neither the preface of HTTP/2 nor of "
+                  "Step frames\"")));
 }
 
 TEST_F(GrpcAcceptorTest, SilenceThatIsTooLong) {
   Start({.path = "", .group = {}, .preface_timeout_ms = 1});
   EXPECT_FALSE(IsLetIn(Connect()));
   EXPECT_EQ(Refused(), (Counts{{"preface_timeout", 1}}));
-  EXPECT_THAT(Log(), ::testing::HasSubstr("no HTTP/2 preface within 1 ms"));
+  EXPECT_THAT(Log(), ::testing::HasSubstr("no preface within 1 ms"));
 }
 
 TEST_F(GrpcAcceptorTest, SilentOnesAreDisplacedByOthersAndTheLogHasABound) {

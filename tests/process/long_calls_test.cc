@@ -2,7 +2,6 @@
 // not stop. Memory is that of a MemoryDevice, which nobody maps.
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/server.h>
@@ -26,16 +25,16 @@
 #include "server/rpc/call_workers.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/rpc_queue.h"
+#include "server/rpc/socket_events.h"
 #include "server/rpc/step_call.h"
 #include "tests/process/raw_engine.h"
+#include "tests/process/step_stream.h"
 #include "tests/support/access.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/memory_device.h"
 
 namespace kvpool {
 namespace {
-
-using StepStream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
 
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr uint64_t kSlabBytes = 16 * 4096;
@@ -176,6 +175,11 @@ class LongCallsTest : public testing::Test {
   std::unique_ptr<v1::Operator::Stub> operators_;
 };
 
+class LongCallsStepTest : public LongCallsTest, public testing::WithParamInterface<StepBy> {};
+
+INSTANTIATE_TEST_SUITE_P(Step, LongCallsStepTest, testing::Values(StepBy::kGrpc, StepBy::kFrames),
+                         [](const auto& info) { return NameOf(info.param); });
+
 TEST_F(LongCallsTest, VerbsAndOperatorsGoOnWhileASessionOpens) {
   const auto engine = OpenEngine();
   const auto newcomer = Attach();
@@ -192,13 +196,11 @@ TEST_F(LongCallsTest, VerbsAndOperatorsGoOnWhileASessionOpens) {
   EXPECT_GE(script_.alive, 21);
 }
 
-TEST_F(LongCallsTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
+TEST_P(LongCallsStepTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
   const auto engine = OpenEngine();
   const auto newcomer = Attach();
   gate_.Shut();
-  grpc::ClientContext context;
-  context.set_deadline(Soon());
-  const std::unique_ptr<StepStream> stream = newcomer->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
   v1::StepRequest batch;
   *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
   ASSERT_TRUE(stream->Write(batch));
@@ -242,19 +244,18 @@ TEST_F(LongCallsTest, AnOpeningWhoseCallerGaveUpIsUndone) {
   EXPECT_TRUE(again.ok()) << "its token serves again: " << again.error_message();
 }
 
-TEST_F(LongCallsTest, AStreamThatBreaksWhileItOpensLeavesNothing) {
+TEST_P(LongCallsStepTest, AStreamThatBreaksWhileItOpensLeavesNothing) {
   const auto engine = OpenEngine();
   const auto newcomer = Attach();
   gate_.Shut();
   {
-    grpc::ClientContext context;
-    const std::unique_ptr<StepStream> stream = newcomer->stub().Step(&context);
+    const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
     v1::StepRequest batch;
     *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
     ASSERT_TRUE(stream->Write(batch));
     gate_.AwaitArrivals(1);
-    context.TryCancel();
-    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    stream->TryCancel();
+    EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kCancelled);
   }
   // The daemon has heard of it when the call is counted as failed.
   EXPECT_TRUE(Eventually([&] { return stats_.Snapshot().methods["Step"].errors["CANCELLED"] == 1; }));
@@ -264,13 +265,12 @@ TEST_F(LongCallsTest, AStreamThatBreaksWhileItOpensLeavesNothing) {
   EXPECT_TRUE(Open(newcomer.get(), LargeSession(*newcomer), Soon()).ok()) << "its token serves again";
 }
 
-TEST_F(LongCallsTest, TheServerStopsWhileSessionsOpen) {
+TEST_P(LongCallsStepTest, TheServerStopsWhileSessionsOpen) {
   const auto unary = Attach(), streamed = Attach();
   gate_.Shut();
   auto opened =
       std::async(std::launch::async, [&] { return Open(unary.get(), LargeSession(*unary), Soon()); });
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = streamed->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &streamed->stub(), socket());
   v1::StepRequest batch;
   *batch.add_operations()->mutable_open_session() = LargeSession(*streamed);
   batch.mutable_operations(0)->mutable_open_session()->mutable_fingerprint()->set_digest("another");
@@ -550,14 +550,14 @@ TEST(CallWorkersTest, TenantsTakeTurns) {
 
 // Calls of two tenants arrive at a queue whose thread has not begun: what is applied in which order is then a matter of
 // counting alone.
-class RpcQueueTest : public testing::Test {
+class RpcQueueTest : public testing::TestWithParam<StepBy> {
  protected:
   // What a call is to the queue: an event, and then work.
   class Call final : public RpcTag {
    public:
     Call(RpcQueueTest* test, std::string tenant, size_t bytes)
-        : test_(*test), tenant_(std::move(tenant)), bytes_(bytes) {
-      alarm_.Set(test_.queue_->cq(), std::chrono::system_clock::time_point(), static_cast<RpcTag*>(this));
+        : test_(*test), tenant_(std::move(tenant)), bytes_(bytes), alarm_(test->queue_->MakeAlarm()) {
+      alarm_->Set(this);
     }
     void Run(bool) override {
       test_.queue_->CountRead(bytes_);
@@ -578,14 +578,20 @@ class RpcQueueTest : public testing::Test {
     RpcQueueTest& test_;
     const std::string tenant_;
     const size_t bytes_;
-    grpc::Alarm alarm_;
+    const std::unique_ptr<RpcAlarm> alarm_;
   };
   RpcQueueTest() {
     over_.Shut();
-    // A completion queue needs a server, which nobody calls.
-    builder_.RegisterService(&service_);
-    queue_ = std::make_unique<RpcQueue>(builder_.AddCompletionQueue(), [this] { return several_; });
-    server_ = builder_.BuildAndStart();
+    std::unique_ptr<RpcEvents> events;
+    if (GetParam() == StepBy::kGrpc) {
+      events = MakeGrpcEvents(builder_.AddCompletionQueue());
+      // A completion queue needs a server, which nobody calls.
+      builder_.RegisterService(&service_);
+      server_ = builder_.BuildAndStart();
+    } else {
+      events = *SocketEvents::Make();
+    }
+    queue_ = std::make_unique<RpcQueue>(std::move(events), [this] { return several_; });
   }
   void Arrive(const std::string& tenant, int count, size_t bytes = 0) {
     for (int i = 0; i < count; ++i) calls_.push_back(std::make_unique<Call>(this, tenant, bytes));
@@ -593,7 +599,7 @@ class RpcQueueTest : public testing::Test {
   std::string Serve() {
     queue_->Start();
     over_.Pass();
-    server_->Shutdown();
+    if (server_ != nullptr) server_->Shutdown();
     queue_->Stop();
     return order_;
   }
@@ -609,7 +615,10 @@ class RpcQueueTest : public testing::Test {
   std::vector<std::unique_ptr<Call>> calls_;
 };
 
-TEST_F(RpcQueueTest, AVictimWaitsForOneOfTheFloodersCalls) {
+INSTANTIATE_TEST_SUITE_P(Events, RpcQueueTest, testing::Values(StepBy::kGrpc, StepBy::kFrames),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST_P(RpcQueueTest, AVictimWaitsForOneOfTheFloodersCalls) {
   Arrive("flooder", 600);
   Arrive("victim", 3);
   const std::string order = Serve();
@@ -617,13 +626,13 @@ TEST_F(RpcQueueTest, AVictimWaitsForOneOfTheFloodersCalls) {
   EXPECT_EQ(order.substr(0, 6), "fvfvfv");
 }
 
-TEST_F(RpcQueueTest, AndForOneOfEachOtherTenant) {
+TEST_P(RpcQueueTest, AndForOneOfEachOtherTenant) {
   for (const char* tenant : {"a", "b", "c"}) Arrive(tenant, 200);
   Arrive("victim", 2);
   EXPECT_EQ(Serve().substr(0, 8), "abcvabcv");
 }
 
-TEST_F(RpcQueueTest, WhoSendsWithoutEndIsReadInPart) {
+TEST_P(RpcQueueTest, WhoSendsWithoutEndIsReadInPart) {
   Arrive("flooder", 5000);
   Arrive("victim", 1);
   const std::string order = Serve();
@@ -631,14 +640,14 @@ TEST_F(RpcQueueTest, WhoSendsWithoutEndIsReadInPart) {
   EXPECT_LE(std::count(order.begin(), order.begin() + static_cast<ptrdiff_t>(order.find('v')), 'f'), 6);
 }
 
-TEST_F(RpcQueueTest, LargeMessagesAreReadInPartToo) {
+TEST_P(RpcQueueTest, LargeMessagesAreReadInPartToo) {
   Arrive("flooder", 40, 256 << 10);
   Arrive("victim", 1);
   // One turn for each MiB that is read in front of the victim's, as long as there is room for what is read.
   EXPECT_LE(Serve().find('v'), 11);
 }
 
-TEST_F(RpcQueueTest, WhatWaitsForATenantsTurnIsBounded) {
+TEST_P(RpcQueueTest, WhatWaitsForATenantsTurnIsBounded) {
   Arrive("flooder", 1030);
   Arrive("victim", 1);
   const std::string order = Serve();
@@ -648,7 +657,7 @@ TEST_F(RpcQueueTest, WhatWaitsForATenantsTurnIsBounded) {
               testing::HasSubstr("Touch: 1024 verbs of tenant \"flooder\" wait for its turn"));
 }
 
-TEST_F(RpcQueueTest, AndInBytes) {
+TEST_P(RpcQueueTest, AndInBytes) {
   // Four are read for each that is served.
   Arrive("flooder", 60, 256 << 10);
   Arrive("victim", 1, 256 << 10);
@@ -660,7 +669,7 @@ TEST_F(RpcQueueTest, AndInBytes) {
               testing::HasSubstr("bytes, and this one has 262144; the limits are 1024 and 8388608 bytes"));
 }
 
-TEST_F(RpcQueueTest, OneTenantAloneDoesNotWait) {
+TEST_P(RpcQueueTest, OneTenantAloneDoesNotWait) {
   several_ = false;
   Arrive("a", 50);
   EXPECT_EQ(Serve().size(), 50);

@@ -5,20 +5,27 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/step_frames.h"
 #include "tests/process/raw_engine.h"
+#include "tests/process/step_stream.h"
 #include "tests/support/daemon_process.h"
 
 extern char** environ;
@@ -27,7 +34,6 @@ namespace kvpool {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
-using StepStream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
 
 int RunEngine(const std::string& socket, int lease, int seal) {
   auto engine = RawEngine::Open(socket);
@@ -118,6 +124,11 @@ class RpcTest : public ::testing::Test {
   std::unique_ptr<v1::Operator::Stub> operators_;
 };
 
+class RpcStepTest : public RpcTest, public ::testing::WithParamInterface<StepBy> {};
+
+INSTANTIATE_TEST_SUITE_P(Step, RpcStepTest, ::testing::Values(StepBy::kGrpc, StepBy::kFrames),
+                         [](const auto& info) { return NameOf(info.param); });
+
 TEST_F(RpcTest, TwoProcessesShareAPrefixAndAKilledOneGivesBackTheRest) {
   Start();
   auto survivor = OpenEngine();
@@ -141,7 +152,7 @@ TEST_F(RpcTest, TwoProcessesShareAPrefixAndAKilledOneGivesBackTheRest) {
   EXPECT_EQ(daemon_->Metric("kvpool_sessions_ended_total"), 1);
 }
 
-TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
+TEST_P(RpcStepTest, StepAndUnaryVerbsAnswerAlike) {
   Start();
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
@@ -158,8 +169,7 @@ TEST_F(RpcTest, StepAndUnaryVerbsAnswerAlike) {
   const auto fenced = engine->Fence(3);
   ASSERT_TRUE(fenced.ok()) << fenced.status();
 
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
   v1::StepRequest batch = engine->NextBatch();
   v1::GroupKeys* group = batch.add_operations()->mutable_match()->add_groups();
   group->set_key_bytes(32);
@@ -210,7 +220,7 @@ absl::StatusOr<std::unique_ptr<RawEngine>> OpenScored(const std::string& socket)
 }
 
 // The results of four operations, including those that came late.
-std::vector<v1::OperationResult> AllResults(StepStream* stream, uint64_t sequence, int count) {
+std::vector<v1::OperationResult> AllResults(RawStepStream* stream, uint64_t sequence, int count) {
   std::vector<v1::OperationResult> results(count);
   for (int missing = count; missing > 0;) {
     v1::StepResponse answer;
@@ -229,7 +239,7 @@ std::vector<v1::OperationResult> AllResults(StepStream* stream, uint64_t sequenc
   return results;
 }
 
-TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
+TEST_P(RpcStepTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   Start();
   absl::StatusOr<std::unique_ptr<RawEngine>> opened = OpenScored(daemon_->socket());
   ASSERT_TRUE(opened.ok()) << opened.status();
@@ -273,8 +283,7 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   call(&v1::Engine::Stub::PlanBudgets, plan, &planned);
   EXPECT_EQ(planned.budget_tokens_size(), 2);
 
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = engine.stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &engine.stub(), daemon_->socket());
   v1::StepRequest batch = engine.NextBatch();
   *batch.add_operations()->mutable_score() = score.score();
   *batch.add_operations()->mutable_prune() = prune.prune();
@@ -291,12 +300,11 @@ TEST_F(RpcTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   EXPECT_EQ(results[3].release().refused_size(), 0);
 }
 
-TEST_F(RpcTest, AStreamOpensItsOwnSession) {
+TEST_P(RpcStepTest, AStreamOpensItsOwnSession) {
   Start();
   auto engine = RawEngine::Attach(daemon_->socket());
   ASSERT_TRUE(engine.ok()) << engine.status();
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = (*engine)->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &(*engine)->stub(), daemon_->socket());
   v1::StepRequest batch;
   *batch.add_operations()->mutable_open_session() = SmallSession("not a token");
   ASSERT_TRUE(stream->Write(batch));
@@ -332,18 +340,17 @@ TEST_F(RpcTest, AStreamOpensItsOwnSession) {
   EXPECT_EQ(answer.code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
 }
 
-TEST_F(RpcTest, AnUnknownTokenIsRefusedEverywhere) {
+TEST_P(RpcStepTest, AnUnknownTokenIsRefusedEverywhere) {
   Start();
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
   v1::StepRequest batch = engine->NextBatch();
   batch.set_member_token(std::string(16, 'x'));
   ASSERT_TRUE(stream->Write(batch));
   v1::StepResponse answer;
   EXPECT_FALSE(stream->Read(&answer));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kUnauthenticated);
 
   v1::LeaseRequest lease;
   *lease.mutable_call() = engine->NextCall();
@@ -387,6 +394,152 @@ TEST_F(RpcTest, BytesThatAreNoBatchEndTheStream) {
   EXPECT_NE(OpenEngine(), nullptr) << "others do not notice";
   EXPECT_EQ(daemon_->Log().find("libprotobuf"), std::string::npos)
       << "a peer writes to stderr: " << daemon_->Log();
+}
+
+// A frame by hand: its size, whatever follows.
+std::string FrameOf(const std::string& bytes, uint32_t size) {
+  std::string frame(4, '\0');
+  for (int i = 0; i < 4; ++i) frame[i] = static_cast<char>(size >> (8 * i));
+  return frame + bytes;
+}
+std::string FrameOf(const std::string& bytes) { return FrameOf(bytes, static_cast<uint32_t>(bytes.size())); }
+
+// A connection that has said kStepPreface, and no more.
+class RawFrames {
+ public:
+  explicit RawFrames(const std::string& path) : socket_(*ConnectStepSocket(path)) {}
+  void Say(const std::string& bytes) {
+    for (size_t sent = 0; sent < bytes.size();) {
+      const ssize_t more = send(socket_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+      ASSERT_TRUE(more > 0 || errno == EAGAIN) << strerror(errno);
+      sent += more > 0 ? static_cast<size_t>(more) : 0;
+      pollfd polled{socket_.get(), POLLOUT, 0};
+      if (more < 0) poll(&polled, 1, -1);
+    }
+  }
+  // The next frame, the last one included; waits.
+  v1::StepResponse Next() {
+    StepFrameReader::Outcome outcome;
+    while ((outcome = reader_.Next(socket_.get())) == StepFrameReader::Outcome::kNoneYet) {
+      pollfd polled{socket_.get(), POLLIN, 0};
+      poll(&polled, 1, -1);
+      reader_.OnReadable(false);
+    }
+    EXPECT_EQ(outcome, StepFrameReader::Outcome::kFrame);
+    v1::StepResponse response;
+    EXPECT_TRUE(response.ParseFromArray(reader_.frame().data(), static_cast<int>(reader_.frame().size())));
+    return response;
+  }
+  // How the daemon ends the stream.
+  absl::Status End() {
+    v1::StepResponse response = Next();
+    while (!reader_.is_end()) response = Next();
+    char byte;
+    while (recv(socket_.get(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
+      pollfd polled{socket_.get(), POLLIN, 0};
+      poll(&polled, 1, -1);
+    }
+    EXPECT_LE(recv(socket_.get(), &byte, 1, 0), 0) << "it said something after the end";
+    return absl::Status(static_cast<absl::StatusCode>(response.code()), response.message());
+  }
+  int socket() const { return socket_.get(); }
+
+ private:
+  UniqueFd socket_;
+  StepFrameReader reader_{kMaxStepResponseBytes};
+};
+
+TEST_F(RpcTest, FramesThatAreNoBatchesEndTheirStreamAlone) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  const std::string good = engine->NextBatch().SerializeAsString();
+  const auto ends = [&](const std::string& bytes) {
+    RawFrames frames(daemon_->socket());
+    frames.Say(bytes);
+    return frames.End();
+  };
+  const absl::Status no_batch = absl::InvalidArgumentError("the message is not a StepRequest");
+  EXPECT_EQ(ends(FrameOf("\xff\xff\xff")), no_batch);
+  EXPECT_EQ(ends(FrameOf(good, uint32_t{1} << 31 | static_cast<uint32_t>(good.size()))), no_batch)
+      << "the last frame is the daemon's to send";
+  EXPECT_EQ(ends(FrameOf("", (8 << 20) + 1)),
+            absl::ResourceExhaustedError("a batch of 8388609 bytes; the limit is 8388608"));
+  EXPECT_EQ(ends(FrameOf("", 0x7fffffff)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ends(FrameOf("")).code(), absl::StatusCode::kUnauthenticated) << "it names no member";
+  EXPECT_NE(OpenEngine(), nullptr) << "others do not notice";
+  EXPECT_EQ(daemon_->Log().find("libprotobuf"), std::string::npos)
+      << "a peer writes to stderr: " << daemon_->Log();
+}
+
+TEST_F(RpcTest, FramesThatComeByteByByteAndManyAtOnceAreTheSame) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  RawFrames frames(daemon_->socket());
+  std::string all;
+  const auto fence = [&](uint64_t step) {
+    v1::StepRequest batch = engine->NextBatch();
+    batch.add_operations()->mutable_fence()->set_step(step);
+    return FrameOf(batch.SerializeAsString());
+  };
+  for (const char byte : fence(1)) frames.Say(std::string(1, byte));
+  while (frames.Next().sequence() == 0) {  // Notices come first.
+  }
+  // More than are read while nobody takes their answers.
+  constexpr uint64_t kBatches = 100;
+  for (uint64_t step = 2; step <= kBatches; ++step) all += fence(step);
+  frames.Say(all);
+  shutdown(frames.socket(), SHUT_WR);
+  for (uint64_t step = 2; step <= kBatches; ++step) {
+    const v1::StepResponse answer = frames.Next();
+    ASSERT_EQ(answer.results_size(), 1) << answer.ShortDebugString();
+    EXPECT_EQ(answer.results(0).fence().passed(), step);
+  }
+  EXPECT_EQ(frames.End(), absl::OkStatus());
+}
+
+TEST_F(RpcTest, FramesThatHangUpAnywhereLeaveNothing) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  v1::StepRequest batch = engine->NextBatch();
+  batch.add_operations()->mutable_lease()->set_count(1);
+  const std::string frame = FrameOf(batch.SerializeAsString());
+  const auto open_fds = [&] {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& entry :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(Sessions().sessions_size(), 1);  // By a connection that stays.
+  const size_t before = open_fds();
+  // In the middle of a frame, the last one whole: nobody waits for its answer.
+  for (size_t size = 0; size <= frame.size(); ++size) {
+    RawFrames(daemon_->socket()).Say(frame.substr(0, size));
+  }
+  EXPECT_TRUE(Eventually([&] { return Sessions().sessions(0).leased() == 2; }))  // With the sink block.
+      << "a batch that came whole is applied once";
+  EXPECT_TRUE(Eventually([&] { return open_fds() <= before; })) << "of " << before;
+  EXPECT_TRUE(engine->Fence(1).ok());
+}
+
+TEST_F(RpcTest, FramesOfAPeerThatDoesNotReadDoNotHoldTheDaemonUp) {
+  Start();
+  auto engine = OpenEngine();
+  ASSERT_NE(engine, nullptr);
+  RawFrames frames(daemon_->socket());
+  // Answers that no socket holds: each refuses 16384 blocks.
+  for (int i = 0; i < 8; ++i) {
+    v1::StepRequest batch = engine->NextBatch();
+    auto* blocks = batch.add_operations()->mutable_release()->mutable_blocks();
+    for (uint64_t block = 0; block < 16384; ++block) blocks->Add(uint64_t{1} << 32 | (1'000'000 + block));
+    frames.Say(FrameOf(batch.SerializeAsString()));
+  }
+  EXPECT_TRUE(Eventually([&] { return daemon_->Metric("kvpool_step_batches_total") >= 2; }));
+  EXPECT_EQ(daemon_->Stop(), 0);
 }
 
 TEST_F(RpcTest, AParkedUnaryCallAnswersWhenItsStepHasPassed) {
@@ -433,18 +586,17 @@ TEST_F(RpcTest, AParkedUnaryCallEndsWithTheDaemon) {
   EXPECT_FALSE(released.ok());
 }
 
-TEST_F(RpcTest, ANewerStreamOfAMemberTakesOver) {
+TEST_P(RpcStepTest, ANewerStreamOfAMemberTakesOver) {
   Start();
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
   v1::StepResponse answer;
-  grpc::ClientContext older_context, newer_context;
-  const std::unique_ptr<StepStream> older = engine->stub().Step(&older_context);
+  const auto older = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
   v1::StepRequest batch = engine->NextBatch();
   batch.add_operations()->mutable_lease()->set_count(1);
   ASSERT_TRUE(older->Write(batch));
   ASSERT_TRUE(older->Read(&answer));
-  const std::unique_ptr<StepStream> newer = engine->stub().Step(&newer_context);
+  const auto newer = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
   batch = engine->NextBatch();
   batch.add_operations()->mutable_lease()->set_count(1);
   ASSERT_TRUE(newer->Write(batch));
@@ -452,18 +604,17 @@ TEST_F(RpcTest, ANewerStreamOfAMemberTakesOver) {
   EXPECT_EQ(answer.results(0).lease().blocks_size(), 1) << answer.DebugString();
   while (older->Read(&answer)) {
   }
-  EXPECT_EQ(older->Finish().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(older->Finish().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(daemon_->Metric("kvpool_reconnects_total"), 1);
 }
 
-TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
+TEST_P(RpcStepTest, AClientThatStopsReadingIsNotReadFurther) {
   Start();
   auto greedy = OpenEngine();
   auto other = OpenEngine();
   ASSERT_TRUE(greedy != nullptr && other != nullptr);
   // Each answer refuses 16384 blocks, which is far more than the stream's window holds.
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = greedy->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &greedy->stub(), daemon_->socket());
   constexpr int kBatches = 40;
   std::thread writer([&] {
     for (int i = 0; i < kBatches; ++i) {
@@ -487,12 +638,11 @@ TEST_F(RpcTest, AClientThatStopsReadingIsNotReadFurther) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(RpcTest, SigtermDrainsTellsAndEnds) {
+TEST_P(RpcStepTest, SigtermDrainsTellsAndEnds) {
   Start({"--shutdown-grace=60s"});
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
-  grpc::ClientContext context;
-  const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+  const auto stream = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
   v1::StepRequest batch = engine->NextBatch();
   batch.add_operations()->mutable_lease()->set_count(1);
   ASSERT_TRUE(stream->Write(batch));
@@ -513,13 +663,12 @@ TEST_F(RpcTest, SigtermDrainsTellsAndEnds) {
   EXPECT_EQ(daemon_->Stop(), 0);
 }
 
-TEST_F(RpcTest, ThreadsCanBeMany) {
+TEST_P(RpcStepTest, ThreadsCanBeMany) {
   Start({"--rpc-threads=4"});
   auto engine = OpenEngine();
   ASSERT_NE(engine, nullptr);
   for (int i = 0; i < 50; ++i) {
-    grpc::ClientContext context;
-    const std::unique_ptr<StepStream> stream = engine->stub().Step(&context);
+    const auto stream = OpenStep(GetParam(), &engine->stub(), daemon_->socket());
     v1::StepRequest batch = engine->NextBatch();
     batch.add_operations()->mutable_fence()->set_step(i + 1);
     ASSERT_TRUE(stream->Write(batch));
